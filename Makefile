@@ -1,0 +1,109 @@
+# Every target creates what it needs from nothing: a virtual environment in .venv with the versions of
+# constraints.txt, and this checkout installed into it. An environment that is up to date is re-used.
+#
+#   make demo       train on handwritten digits with two workers, over gloo and over smddp
+#   make test       the Python tests              make cpp-test   the C++ tests
+#   make lint       ruff, codespell, clang-format make types      mypy
+#   make sanitize   the C++ tests under ASan and UBSan, then under TSan
+#   make bench      all_reduce against gloo       make stub       rewrite _native.pyi
+#
+# make test ARGS="-k broadcast -x" passes arguments on. VENV=... and PYTHON=... choose others.
+.SUFFIXES:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test bench lint types stub stub-check format cpp-test sanitize clean
+
+PYTHON ?= python3
+VENV ?= .venv
+BUILD ?= build
+ARGS ?=
+BIN := $(VENV)/bin
+CORE_SOURCES := $(shell find sdp_plugins/core/csrc -name '*.[chi]*')
+TEST_SOURCES := $(shell find tests/cpp -name '*.[chi]pp')
+CPP_SOURCES := $(CORE_SOURCES) $(TEST_SOURCES)
+CTEST = $(BIN)/ctest --output-on-failure --no-tests=error --test-dir
+say = @printf '\n==> %s\n' "$(1)"
+
+help:
+	@sed -n '1,/^\.SUFFIXES/{/^\.SUFFIXES/d;s/^# \{0,1\}//;p}' Makefile
+
+$(VENV)/.tools: constraints.txt pyproject.toml
+	$(call say,virtual environment in $(VENV))
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "sdp_plugins needs Python 3.10 or later: make PYTHON=python3.12"; exit 1; }
+	@[ -x $(BIN)/pip ] || $(PYTHON) -m venv $(VENV) || \
+	  { echo "python3 -m venv does not work here; on Debian: apt-get install python3-venv"; exit 1; }
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  scikit-build-core nanobind cmake ninja
+	@touch $@
+
+# The editable install. When it is repeated, only what changed is compiled.
+$(VENV)/.installed: $(VENV)/.tools CMakeLists.txt sdp_plugins/__init__.py $(CORE_SOURCES)
+	$(call say,sdp_plugins and what it needs (the first time PyTorch takes minutes))
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install --quiet --disable-pip-version-check \
+	  --no-build-isolation -c constraints.txt -e '.[dev]'
+	@touch $@
+
+venv: $(VENV)/.installed
+
+demo: venv
+	$(call say,digits with two workers over gloo and over smddp)
+	$(BIN)/python examples/digits_lightning.py $(ARGS)
+
+test: venv
+	$(call say,Python tests)
+	$(BIN)/python -m pytest $(ARGS)
+
+bench: venv
+	$(call say,all_reduce)
+	$(BIN)/python -m sdp_plugins.bench all_reduce $(ARGS)
+
+lint: venv
+	$(call say,ruff codespell clang-format)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	$(BIN)/clang-format --dry-run --Werror $(CPP_SOURCES)
+
+format: venv
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CPP_SOURCES)
+
+types: venv
+	$(call say,mypy)
+	$(BIN)/mypy
+
+stub: venv
+	$(BIN)/python tools/stub.py
+
+stub-check: venv
+	$(call say,the stub of the native module)
+	$(BIN)/python tools/stub.py --check
+
+# The C++ tests need neither Python's headers nor nanobind.
+$(BUILD)/cpp $(BUILD)/address $(BUILD)/thread: $(VENV)/.tools
+	$(BIN)/cmake -S . -B $@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
+	  -DSDP_BUILD_PYTHON=OFF -DSDP_BUILD_TESTS=ON -DSDP_SANITIZE=$(SANITIZE)
+	@touch $@
+$(BUILD)/address: SANITIZE = address,undefined
+$(BUILD)/thread: SANITIZE = thread
+
+cpp-test: $(BUILD)/cpp
+	$(call say,C++ tests)
+	$(BIN)/cmake --build $(BUILD)/cpp
+	$(CTEST) $(BUILD)/cpp
+
+# TSan of GCC 12 cannot map its shadow where newer kernels randomise addresses: switch that off, where
+# that is allowed.
+FIXED_ADDRESSES = $(shell setarch -R true 2>/dev/null && echo setarch -R)
+sanitize: $(BUILD)/address $(BUILD)/thread
+	$(call say,C++ tests under AddressSanitizer and UndefinedBehaviorSanitizer)
+	$(BIN)/cmake --build $(BUILD)/address
+	$(CTEST) $(BUILD)/address
+	$(call say,C++ tests under ThreadSanitizer)
+	$(BIN)/cmake --build $(BUILD)/thread
+	$(FIXED_ADDRESSES) $(CTEST) $(BUILD)/thread
+
+clean:
+	rm -rf $(BUILD) dist .mypy_cache .pytest_cache .ruff_cache $(VENV)

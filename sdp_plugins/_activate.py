@@ -1,0 +1,67 @@
+"""Activation without an import: entry point of torch.backends and torch.distributed.backends.
+
+`import torch` calls `activate()`. It must be quick and must never raise, or torch could not be
+imported; whatever it cannot do is left to an explicit `import sdp_plugins.torch`.
+"""
+
+from __future__ import annotations
+
+import logging
+from types import ModuleType
+from typing import Any
+
+BACKEND = "smddp"
+STRATEGY_MODULES = (
+    "lightning.pytorch.strategies",
+    "pytorch_lightning.strategies",
+    "lightning.fabric.strategies",
+    "lightning_fabric.strategies",
+)
+
+log = logging.getLogger(__name__)
+
+
+def activate() -> None:
+    """Make "smddp" known to torch, and to Lightning when that is imported."""
+    try:
+        from sdp_plugins.core.config import autoload
+
+        if autoload():
+            register_backend()
+            watch_for_lightning()
+    except Exception:
+        log.debug("smddp was not activated", exc_info=True)
+
+
+def register_backend() -> None:
+    """Register the backend with torch.distributed; a second time changes nothing."""
+    import torch.distributed as dist
+
+    if dist.is_available() and BACKEND not in dist.Backend.backend_list:
+        devices = ["cpu", "cuda"]
+        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=devices)
+
+
+def create(*args: Any) -> Any:
+    """Make a process group; what that takes is imported here, at the first use."""
+    from sdp_plugins.torch.process_group import create as create_group
+
+    return create_group(*args)
+
+
+def watch_for_lightning() -> None:
+    """Register the strategies once Lightning is imported, or now if it is already."""
+    import wrapt
+
+    for name in STRATEGY_MODULES:
+        wrapt.register_post_import_hook(register_strategies, name)
+
+
+def register_strategies(module: ModuleType) -> None:
+    """Register with one of Lightning's strategy modules."""
+    try:
+        from sdp_plugins.lightning.registry import register
+
+        register(module)
+    except Exception:
+        log.debug("strategy 'smddp' was not registered with %s", module.__name__, exc_info=True)

@@ -1,0 +1,52 @@
+"""A model to train: BERT-Medium (8 layers of 512, 41 M parameters) in pure torch."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+VOCABULARY = 30522
+POSITIONS = 512
+WIDTH = 512
+HEADS = 8
+LAYERS = 8
+
+
+class Bert(nn.Module):
+    """Predicts the token at every position; output weights are those of the input.
+
+    There is no dropout: two copies must stay bitwise equal.
+    """
+
+    def __init__(self, layers: int = LAYERS, width: int = WIDTH, words: int = VOCABULARY) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.positions = nn.Embedding(POSITIONS, width)
+        self.norm = nn.LayerNorm(width)
+        layer = nn.TransformerEncoderLayer(
+            width, HEADS, 4 * width, dropout=0.0, activation="gelu", batch_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.bias = nn.Parameter(torch.zeros(words))
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The loss of a batch of token rows."""
+        places = torch.arange(tokens.shape[1])
+        hidden = self.encoder(self.norm(self.words(tokens) + self.positions(places)))
+        scores = functional.linear(hidden, self.words.weight, self.bias)
+        return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
+
+
+def build(seed: int, layers: int = LAYERS, width: int = WIDTH, words: int = VOCABULARY) -> Bert:
+    """The same weights for the same seed, whoever asks."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Bert(layers, width, words)
+
+
+def batch(step: int, rank: int, rows: int, tokens: int, words: int) -> tuple[Tensor, Tensor]:
+    """A rank's tokens and targets in a step; the same for every variant."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    both = torch.randint(words, (2, rows, tokens), generator=generator)
+    return both[0], both[1]

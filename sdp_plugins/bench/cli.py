@@ -1,0 +1,194 @@
+"""The command line of the benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+from rich.console import Console
+
+from sdp_plugins.bench import bars as bars_of
+from sdp_plugins.bench import ddp as training
+from sdp_plugins.bench import fusion as fusion_of
+from sdp_plugins.bench import memory as memory_of
+from sdp_plugins.bench import mpi, options, runner, table
+from sdp_plugins.bench.job import RankError
+from sdp_plugins.bench.options import Json, Markdown, Prefixes, Ranks, Repeats, RoundS, Threads
+from sdp_plugins.bench.peers import PEERS, select
+from sdp_plugins.bench.results import Report
+from sdp_plugins.bench.units import parse_list, parse_size
+from sdp_plugins.bench.values import DTYPES
+
+T = TypeVar("T")
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+DEFAULT_SIZES = "4K,64K,1M,25M,100M"
+DEFAULT_PEERS = "gloo,smddp,core,mpi,floor,memcpy"
+
+Backends = Annotated[str, typer.Option(help="backends of torch.distributed")]
+Rows = Annotated[int, typer.Option(min=1, help="sequences per rank and step")]
+Tokens = Annotated[int, typer.Option(min=1, max=512, help="length of a sequence")]
+BucketView = Annotated[bool, typer.Option(help="DDP's gradient_as_bucket_view")]
+Layers = Annotated[int, typer.Option(min=1, help="of the model; 8 make BERT-Medium")]
+
+
+@app.callback()
+def main() -> None:
+    """Compare smddp with gloo and MPI, alternating in one run."""
+
+
+@app.command("all_reduce")
+def all_reduce(
+    sizes: Annotated[str, typer.Option(help="bytes per rank; K, M, G are binary")] = DEFAULT_SIZES,
+    ranks: Ranks = 2,
+    dtype: Annotated[str, typer.Option(help=", ".join(DTYPES))] = "float32",
+    peers: Annotated[str, typer.Option(help=", ".join(PEERS))] = DEFAULT_PEERS,
+    registered: Annotated[
+        bool,
+        typer.Option(
+            "--registered/--unregistered", help="smddp and core in memory that their peers can map"
+        ),
+    ] = True,
+    threads: Threads = 1,
+    repeats: Repeats = 7,
+    round_s: RoundS = 0.2,
+    mpi_prefix: Prefixes = [],  # noqa: B006  read only
+    json: Json = None,
+    plot: Annotated[Path | None, typer.Option(help="write a log-log plot as PNG")] = None,
+    markdown: Markdown = None,
+) -> None:
+    """Latency, algorithm and bus bandwidth of all_reduce, against gloo."""
+    plan = runner.Plan(
+        nbytes=tuple(options.parsed(parse_size, size) for size in parse_list(sizes)),
+        dtypes=tuple(options.parsed(_known_dtype, name) for name in parse_list(dtype)),
+        ranks=ranks,
+        threads=threads,
+        rounds=repeats,
+        round_s=round_s,
+    )
+    chosen = options.parsed(lambda names: select(parse_list(names), registered=registered), peers)
+    with Console(stderr=True).status("starting") as status:
+        report = runner.run(plan, chosen, mpi.discover(mpi_prefix), status.update)
+    options.show(table.collective_table(report), table.notes(report), "all_reduce", markdown)
+    options.write_json(json, report.to_json())
+    if plot:
+        from sdp_plugins.bench.plot import draw  # matplotlib takes a second to import
+
+        draw(report, plot)
+    _judge(report, asked=peers != DEFAULT_PEERS)
+
+
+@app.command("ddp")
+def ddp(
+    backends: Backends = "gloo,smddp",
+    ranks: Ranks = 2,
+    threads: Threads = 1,
+    repeats: Repeats = 7,
+    steps: Annotated[int, typer.Option(min=1, help="timed steps in a turn")] = 3,
+    rows: Rows = 1,
+    tokens: Tokens = 64,
+    layers: Layers = 8,
+    optimizer: Annotated[str, typer.Option(help="sgd or adamw; part of the step")] = "sgd",
+    bucket_view: BucketView = False,
+    json: Json = None,
+    markdown: Markdown = None,
+) -> None:
+    """Training step of a 41 M parameter BERT under DDP: silent, then over each backend."""
+    if optimizer not in training.OPTIMIZERS:
+        raise typer.BadParameter(f"unknown optimizer {optimizer!r}: sgd or adamw")
+    plan = training.DdpPlan(
+        backends=tuple(parse_list(backends)),
+        ranks=ranks,
+        threads=threads,
+        rounds=repeats,
+        steps=steps,
+        rows=rows,
+        tokens=tokens,
+        optimizer=optimizer,
+        bucket_view=bucket_view,
+        model={**training.FULL_MODEL, "layers": layers},
+    )
+    with Console(stderr=True).status("starting") as status:
+        report = _or_exit(lambda: training.run(plan, status.update))
+    options.show(training.ddp_table(report), [], "ddp", markdown)
+    options.write_json(json, report.to_json())
+
+
+@app.command("memory")
+def memory(
+    backends: Backends = "gloo,smddp",
+    ranks: Ranks = 2,
+    layers: Layers = 8,
+    bucket_view: BucketView = False,
+    json: Json = None,
+    markdown: Markdown = None,
+) -> None:
+    """Memory of that training per rank, over each backend."""
+    plan = training.DdpPlan(
+        backends=tuple(parse_list(backends)),
+        ranks=ranks,
+        bucket_view=bucket_view,
+        model={**training.FULL_MODEL, "layers": layers},
+    )
+    with Console(stderr=True).status("starting") as status:
+        report = _or_exit(lambda: memory_of.run(plan, status.update))
+    options.show(memory_of.memory_table(report), [], "memory", markdown)
+    options.write_json(json, report.to_json())
+
+
+@app.command("fusion")
+def fusion(
+    ranks: Ranks = 2,
+    layers: Layers = 8,
+    threshold: Annotated[str, typer.Option(help="size of a fusion buffer")] = "25M",
+    repeats: Repeats = 7,
+    json: Json = None,
+    markdown: Markdown = None,
+) -> None:
+    """Averaging that model's gradients: in fusion buffers, one by one, as one flat buffer."""
+    size = options.parsed(parse_size, threshold)
+    plan = fusion_of.FusionPlan(layers, size, ranks, repeats)
+    with Console(stderr=True).status("starting") as status:
+        report = _or_exit(lambda: fusion_of.run(plan, status.update))
+    options.show(fusion_of.fusion_table(report), [], "fusion", markdown)
+    options.write_json(json, report.to_json())
+
+
+@app.command("bars")
+def bars(
+    repeats: Repeats = 9,
+    round_s: RoundS = 0.2,
+    mpi_prefix: Prefixes = [],  # noqa: B006  read only
+    json: Json = None,
+    markdown: Markdown = None,
+) -> None:
+    """Everything that this library has set itself to reach, with verdicts. Takes minutes."""
+    effort = runner.Plan(rounds=repeats, round_s=round_s)
+    with Console(stderr=True).status("starting") as status:
+        found = bars_of.collect(
+            mpi.discover(mpi_prefix), effort, training.DdpPlan(rounds=repeats), status.update
+        )
+    options.show(bars_of.bars_table(found), [], "bars", markdown)
+    options.write_json(json, bars_of.to_json(found))
+
+
+def _or_exit(measure: Callable[[], T]) -> T:
+    """End with the failed rank's words instead of a traceback of ours."""
+    try:
+        return measure()
+    except RankError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _judge(report: Report, *, asked: bool) -> None:
+    """Fail when a peer that was asked for is missing, or when nothing was measured."""
+    if not report.measurements or (asked and report.skipped):
+        raise typer.Exit(1)
+
+
+def _known_dtype(name: str) -> str:
+    if name not in DTYPES:
+        raise ValueError(f"unknown dtype {name!r}; there are {', '.join(DTYPES)}")
+    return name

@@ -1,0 +1,100 @@
+"""In a rank: times one operation of one peer."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sdp_plugins.bench import values
+from sdp_plugins.bench.peers.base import Peer, Place, UnsupportedError
+
+WARM_UP = 2  # untimed calls after every refill: they absorb the ranks' skew
+PREPARING_CALLS = 5
+
+
+class CollectiveTask:
+    """The commands that `runner` gives to the ranks of a peer."""
+
+    def __init__(self, place: Place, target: str, options: dict[str, Any]) -> None:
+        module, name = target.split(":")
+        self.place = place
+        self.peer: Peer = getattr(importlib.import_module(module), name)(place, **options)
+        self.operation = ""
+        self.dtype = "float32"
+
+    def version(self) -> str:
+        """The library's version."""
+        return self.peer.version
+
+    def prepare(self, operation: str, dtype: str, count: int) -> dict[str, Any]:
+        """Take a buffer, check one result against its closed form, warm up.
+
+        Returns:
+            `seconds` that a call took, or `unsupported`: why the peer cannot do this.
+        """
+        self.operation, self.dtype = operation, dtype
+        try:
+            self.peer.allocate(count, dtype)
+            call = self.peer.operation(operation)
+        except UnsupportedError as reason:
+            return {"unsupported": str(reason)}
+        self._refill()
+        call()
+        self._check(1, stride=1)
+        self._refill()
+        samples = timed(call, PREPARING_CALLS)
+        return {"seconds": min(samples[1:]) / 1e9}
+
+    def burst(self, iterations: int) -> list[int]:
+        """Nanoseconds of every one of `iterations` calls, made back to back."""
+        call = self.peer.operation(self.operation)
+        length = values.run_length(self.dtype, self.place.ranks)
+        length = max(1, (length if self._holds_sum() else iterations + WARM_UP) - WARM_UP)
+        samples: list[int] = []
+        while len(samples) < iterations:
+            self._refill()
+            for _ in range(WARM_UP):
+                call()
+            n = min(length, iterations - len(samples))
+            samples += timed(call, n)
+            self._check(WARM_UP + n, stride=61)
+        return samples
+
+    def path(self) -> str:
+        """How the last operation travelled."""
+        return self.peer.path()
+
+    def close(self) -> None:
+        """Leave the group."""
+        self.peer.close()
+
+    def _holds_sum(self) -> bool:
+        return self.peer.reduces and self.operation == "all_reduce"
+
+    def _refill(self) -> None:
+        if self._holds_sum():
+            values.fill(self.peer.view(), self.dtype, self.place.rank)
+
+    def _check(self, times: int, stride: int) -> None:
+        if self._holds_sum():
+            values.check(self.peer.view(), self.dtype, self.place.ranks, times, stride)
+
+
+def timed(call: Callable[[], object], iterations: int) -> list[int]:
+    """Nanoseconds of each call; the garbage collector waits until the end."""
+    clock = time.perf_counter_ns
+    samples = [0] * iterations
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for i in range(iterations):
+            start = clock()
+            call()
+            samples[i] = clock() - start
+    finally:
+        if collecting:
+            gc.enable()
+    return samples

@@ -1,0 +1,120 @@
+"""In a rank: trains one copy of a model per variant, each under stock DistributedDataParallel."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from sdp_plugins.bench import bert
+from sdp_plugins.bench.footprint import Footprint, footprint
+from sdp_plugins.bench.peers.base import Place
+
+NONE = "none"  # no communication: inside no_sync
+LIMIT = timedelta(seconds=300)
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adamw": torch.optim.AdamW,
+}
+
+
+class Variant:
+    """A model, its DDP wrapper over one group, and its optimizer."""
+
+    def __init__(self, name: str, group: Any, setting: dict[str, Any]) -> None:
+        self.silent = name == NONE
+        self.rows, self.tokens = setting["rows"], setting["tokens"]
+        self.words = setting["model"]["words"]
+        self.model = DistributedDataParallel(
+            bert.build(seed=0, **setting["model"]),
+            process_group=group,
+            gradient_as_bucket_view=setting["bucket_view"],
+        )
+        self.optimizer = OPTIMIZERS[setting["optimizer"]](self.model.parameters(), lr=1e-4)
+        self.done = 0
+
+    def step(self, rank: int) -> float:
+        """One training step; its seconds, without making up the batch."""
+        tokens, targets = bert.batch(self.done, rank, self.rows, self.tokens, self.words)
+        start = time.perf_counter()
+        with self.model.no_sync() if self.silent else nullcontext():
+            self.model(tokens, targets).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.done += 1
+        return time.perf_counter() - start
+
+    def gradients(self, rank: int) -> torch.Tensor:
+        """All gradients of a step that changes no weight, as one vector."""
+        tokens, targets = bert.batch(0, rank, self.rows, self.tokens, self.words)
+        self.model(tokens, targets).backward()
+        # every parameter takes part in the loss: none is without a gradient
+        vector = torch.cat(
+            [p.grad.flatten() for p in self.model.parameters() if p.grad is not None]
+        )
+        self.optimizer.zero_grad()
+        return vector
+
+
+class DdpTask:
+    """The commands that `ddp` and `memory` give to their ranks."""
+
+    def __init__(self, place: Place, variants: list[str], setting: dict[str, Any]) -> None:
+        self.place = place
+        torch.set_num_threads(place.threads)
+        where = f"file://{place.meeting_file}"
+        dist.init_process_group(
+            "gloo", init_method=where, rank=place.rank, world_size=place.ranks, timeout=LIMIT
+        )
+        self.variants = {name: Variant(name, _group(name), setting) for name in variants}
+        self.parameters = sum(p.numel() for p in self.variants[variants[0]].model.parameters())
+
+    def describe(self) -> dict[str, Any]:
+        """The model's size and torch's version."""
+        return {"parameters": self.parameters, "torch": torch.__version__}
+
+    def train(self, variant: str, steps: int) -> list[float]:
+        """Seconds of each step."""
+        return [self.variants[variant].step(self.place.rank) for _ in range(steps)]
+
+    def compare(self, one: str, other: str) -> dict[str, Any]:
+        """How the gradients of two variants differ after the same steps, on the same data."""
+        a, b = (self.variants[name].gradients(self.place.rank) for name in (one, other))
+        return {
+            "bitwise_equal": torch.equal(a, b),
+            "weights_equal": self.fingerprint(one) == self.fingerprint(other),
+            "largest_difference": (a - b).abs().max().item(),
+            "largest_gradient": a.abs().max().item(),
+        }
+
+    def fingerprint(self, variant: str) -> str:
+        """A digest of all weights: equal on all ranks, or something is badly wrong."""
+        digest = hashlib.sha256()
+        for parameter in self.variants[variant].model.parameters():
+            digest.update(parameter.detach().numpy().tobytes())
+        return digest.hexdigest()
+
+    def footprint(self) -> Footprint:
+        """This process's memory now."""
+        return footprint()
+
+    def close(self) -> None:
+        """Leave all groups."""
+        self.variants.clear()
+        dist.destroy_process_group()
+
+
+def _group(variant: str) -> Any:
+    """The default group is gloo's; smddp stands beside it."""
+    if variant in (NONE, "gloo"):
+        return None
+    import sdp_plugins.torch  # noqa: F401  registers the backend, installed or not
+
+    return dist.new_group(backend=variant, timeout=LIMIT)

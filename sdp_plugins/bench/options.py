@@ -1,0 +1,56 @@
+"""Command-line options that several commands share, and what all of them do at the end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sdp_plugins.bench import table
+
+WIDTH = 130  # where the output is no terminal
+
+Ranks = Annotated[int, typer.Option(min=1, help="processes per job")]
+Threads = Annotated[int, typer.Option(min=1, help="threads per rank")]
+Repeats = Annotated[int, typer.Option("--repeats", min=1, help="turns that everyone has")]
+RoundS = Annotated[float, typer.Option(help="about how long a turn lasts, in seconds")]
+Prefixes = Annotated[
+    list[Path], typer.Option("--mpi-prefix", help="where an MPI is installed; may be repeated")
+]
+Json = Annotated[Path | None, typer.Option("--json", help="write everything as JSON")]
+Markdown = Annotated[
+    Path | None, typer.Option(help="replace the generated section of this Markdown file")
+]
+T = TypeVar("T")
+
+
+def parsed(parse: Callable[[str], T], text: str) -> T:
+    """What a parser makes of an option; its ValueError is the user's mistake."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def show(shown: Table, remarks: list[str], section: str, markdown: Path | None) -> None:
+    """Print a table and its remarks, and put them into a document."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = WIDTH
+    console.print(shown)
+    for remark in remarks:
+        console.print(remark, style="dim", markup=False, highlight=False)
+    if markdown:
+        text = table.to_markdown(shown) + "\n" + "".join(f"- {remark}\n" for remark in remarks)
+        table.replace_section(markdown, section, text)
+
+
+def write_json(path: Path | None, data: dict[str, Any]) -> None:
+    """Write a report if a path was given."""
+    if path:
+        path.write_text(json.dumps(data, indent=1) + "\n")

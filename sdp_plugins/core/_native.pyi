@@ -1,0 +1,159 @@
+"""
+The native core: shared-memory collectives and balanced fusion buffers.
+"""
+
+from collections.abc import Sequence
+import enum
+
+
+class DType(enum.IntEnum):
+    float16 = 0
+
+    float32 = 1
+
+    float64 = 2
+
+    bfloat16 = 3
+
+    int8 = 4
+
+    int16 = 5
+
+    int32 = 6
+
+    int64 = 7
+
+    uint8 = 8
+
+    bool = 9
+
+    complex64 = 10
+
+    complex128 = 11
+
+class ReduceOp(enum.IntEnum):
+    sum = 0
+
+    avg = 1
+
+    product = 2
+
+    min = 3
+
+    max = 4
+
+    band = 5
+
+    bor = 6
+
+    bxor = 7
+
+    premul_sum = 8
+
+class Op(enum.IntEnum):
+    all_reduce = 0
+
+    reduce = 1
+
+    broadcast = 2
+
+    all_gather = 3
+
+    reduce_scatter = 4
+
+    gather = 5
+
+    scatter = 6
+
+    all_to_all = 7
+
+    barrier = 8
+
+    send = 9
+
+    recv = 10
+
+def itemsize(dtype: DType) -> int:
+    """Bytes of one element."""
+
+def supports(dtype: DType, op: ReduceOp) -> bool:
+    """Whether the reduction is defined for the type."""
+
+def initialize_segment(fd: int, rank: int, world_size: int, staging_bytes: int) -> None:
+    """Sizes a memory file and writes its header, before the rendezvous."""
+
+def explain(op: Op, nbytes: int, registered: bool) -> str:
+    """The path for an operation in which each rank shows `nbytes`, and why."""
+
+def inspect(array: object) -> tuple[int, list[int], list[int], int, int, bool]:
+    """
+    (address, shape, strides in elements, DLPack type code, bits, writable) of an array.
+    """
+
+class Work:
+    """A handle on an operation that the engine will finish."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """
+        True when done, False after the time-out; raises the operation's failure.
+        """
+
+    def completed(self) -> bool: ...
+
+    def failure(self) -> BaseException | None:
+        """The operation's failure, if it has completed with one."""
+
+    def source_rank(self) -> int: ...
+
+class NativeGroup:
+    """The ranks of a group on this node."""
+
+    def __init__(self, rank: int, world_size: int, segment_fds: Sequence[int], sockets: Sequence[int], pidfds: Sequence[int], staging_bytes: int, spin_us: int = -1) -> None:
+        """Takes ownership of all file descriptors, also if it raises."""
+
+    def run(self, op: Op, dtype: DType, reduce_op: ReduceOp, factor: float, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float) -> None:
+        """Blocks until the collective is done."""
+
+    def submit(self, op: Op, dtype: DType, reduce_op: ReduceOp, factor: float, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float) -> Work:
+        """Queues the collective."""
+
+    def all_reduce(self, address: int, count: int, dtype: DType, reduce_op: ReduceOp, timeout_s: float) -> None:
+        """`run` for the most frequent call, with less to convert."""
+
+    def send(self, address: int, count: int, dtype: DType, peer: int, tag: int, timeout_s: float) -> Work: ...
+
+    def recv(self, address: int, count: int, dtype: DType, peer: int, tag: int, timeout_s: float) -> Work: ...
+
+    def add_region(self, address: int, nbytes: int, fd: int, offset: int) -> int:
+        """
+        Offers a shared mapping to the peers; returns its id. The fd is duplicated.
+        """
+
+    def remove_region(self, region: int) -> None: ...
+
+    def allocate(self, nbytes: int) -> tuple[int, int]:
+        """
+        (address, region) of zero-filled memory that peers can map; lives as long as the group.
+        """
+
+    def abort(self, reason: str) -> None: ...
+
+    def failure(self) -> BaseException | None:
+        """Why the group is unusable, or None."""
+
+    def close(self) -> None: ...
+
+    @property
+    def last_path(self) -> str: ...
+
+class NativeFusionBuffer:
+    """Balanced fusion buffers."""
+
+    def __init__(self, group: NativeGroup, tensors: Sequence[tuple[int, DType]], threshold_bytes: int, op: ReduceOp, timeout_s: float) -> None: ...
+
+    def ready(self, tensor: int, address: int) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def buckets(self) -> list[list[int]]:
+        """Indices of the tensors in each buffer."""

@@ -1,0 +1,157 @@
+"""Settings of the package, read from the environment in one place.
+
+This module is the only reader of ``os.environ`` in the package. An empty variable counts as unset.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+MIB = 2**20
+MAX_TIMEOUT_S = 1e8
+"""Longest time-out, about three years: deadlines in nanoseconds must not overflow."""
+FUSION_ALIGN = 128
+"""Size of a fusion buffer is a multiple of this many bytes."""
+PAGE = 4096
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Settings of one process; defaults are what an empty environment gives.
+
+    Attributes:
+        timeout_s: Time-out of every wait of a group, in seconds (``SDP_TIMEOUT_S``).
+        fusion_bytes: Threshold at which a fusion buffer is sealed, a multiple of 128
+            (``SDP_FUSION_MB``, in MiB, fractions allowed).
+        register: Move buffers that come back step after step into shared memory, so that
+            peers reduce them in place (``SDP_REGISTER``).
+        autoload: Register with frameworks when they are imported (``SDP_AUTOLOAD``).
+        job_id: Tells jobs on one host apart where the launcher does not (``SDP_JOB_ID``).
+        staging_bytes: Shared memory per rank for buffers that are not registered, a multiple
+            of 4096; None chooses by the number of ranks (``SDP_STAGING_BYTES``).
+        spin_us: Microseconds to poll before sleeping in a wait; None chooses by the number of
+            ranks per allowed core (``SDP_SPIN_US``).
+    """
+
+    timeout_s: float = 300.0
+    fusion_bytes: int = 25 * MIB
+    register: bool = True
+    autoload: bool = True
+    job_id: str = ""
+    staging_bytes: int | None = None
+    spin_us: int | None = None
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
+        """Read the settings.
+
+        Args:
+            env: Variables to read; None reads the environment of this process.
+
+        Raises:
+            ValueError: A variable has a value that cannot be used; the text names both and
+                says what is allowed.
+        """
+        given = environment() if env is None else env
+
+        def read(name: str, parse: Callable[[str, str], _T], default: _T) -> _T:
+            text = given.get(name, "").strip()
+            return parse(name, text) if text else default
+
+        return cls(
+            timeout_s=read("SDP_TIMEOUT_S", _seconds, cls.timeout_s),
+            fusion_bytes=read("SDP_FUSION_MB", _fusion_bytes, cls.fusion_bytes),
+            register=read("SDP_REGISTER", _switch, cls.register),
+            autoload=read("SDP_AUTOLOAD", _switch, cls.autoload),
+            job_id=read("SDP_JOB_ID", _text, cls.job_id),
+            staging_bytes=read("SDP_STAGING_BYTES", _staging_bytes, cls.staging_bytes),
+            spin_us=read("SDP_SPIN_US", _spin_us, cls.spin_us),
+        )
+
+
+def autoload(env: Mapping[str, str] | None = None) -> bool:
+    """Look at ``SDP_AUTOLOAD`` alone, and never fail.
+
+    A value that cannot be read counts as on: whoever makes a group then hears of it from
+    ``Config.from_env``, while a backend that is not there would tell nothing.
+
+    Args:
+        env: Variables to read; None reads the environment of this process.
+    """
+    given = environment() if env is None else env
+    return given.get("SDP_AUTOLOAD", "").strip().lower() not in _FALSE
+
+
+def environment() -> dict[str, str]:
+    """Return a copy of the environment of this process."""
+    return dict(os.environ)
+
+
+def _refuse(name: str, text: str, allowed: str) -> ValueError:
+    return ValueError(f"{name}={text!r} cannot be used. Hint: {allowed}.")
+
+
+def _text(name: str, text: str) -> str:
+    if "\0" in text:
+        raise _refuse(name, text, "any text without a zero byte")
+    return text
+
+
+def _seconds(name: str, text: str) -> float:
+    allowed = f"seconds, above 0 and at most {MAX_TIMEOUT_S:g}, such as 300"
+    value = _number(name, text, allowed)
+    if not 0 < value <= MAX_TIMEOUT_S:  # false for nan too
+        raise _refuse(name, text, allowed)
+    return value
+
+
+def _fusion_bytes(name: str, text: str) -> int:
+    allowed = "a size in MiB, from 0.001 to 65536, such as 25"
+    value = _number(name, text, allowed)
+    if not 0.001 <= value <= 65536:
+        raise _refuse(name, text, allowed)
+    return int(value * MIB) // FUSION_ALIGN * FUSION_ALIGN
+
+
+def _staging_bytes(name: str, text: str) -> int:
+    value = _integer(name, text, 64 * 1024, 2**40, "bytes")
+    return -(-value // PAGE) * PAGE
+
+
+def _spin_us(name: str, text: str) -> int | None:
+    if text.lower() == "auto":
+        return None
+    return _integer(name, text, 0, 10**6, "microseconds, or auto")
+
+
+def _switch(name: str, text: str) -> bool:
+    word = text.lower()
+    if word not in _TRUE | _FALSE:
+        raise _refuse(name, text, "1, true, yes or on; 0, false, no or off")
+    return word in _TRUE
+
+
+def _number(name: str, text: str, allowed: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise _refuse(name, text, allowed) from None
+
+
+def _integer(name: str, text: str, low: int, high: int, unit: str) -> int:
+    allowed = f"a whole number from {low} to {high} ({unit})"
+    try:
+        value = int(text)
+    except ValueError:
+        raise _refuse(name, text, allowed) from None
+    if not low <= value <= high:
+        raise _refuse(name, text, allowed)
+    return value

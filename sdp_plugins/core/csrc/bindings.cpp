@@ -1,0 +1,333 @@
+// The only file that knows Python. Everything that waits releases the GIL; no engine thread takes
+// it.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+
+#include "engine.hpp"
+#include "fusion.hpp"
+#include "point_to_point.hpp"
+#include "reduce.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace sdp {
+namespace {
+using Pieces = std::vector<std::pair<std::uintptr_t, std::uint64_t>>;
+
+std::vector<Piece> as_pieces(const Pieces& pieces) {
+  std::vector<Piece> converted;
+  converted.reserve(pieces.size());
+  for (const auto& [address, count] : pieces) {
+    converted.push_back({reinterpret_cast<std::byte*>(address), count});
+  }
+  return converted;
+}
+
+nb::object as_exception(const Failure& failure) {
+  nb::list ranks;
+  for (int rank : failure.ranks) ranks.append(rank);
+  return nb::module_::import_("sdp_plugins.core.errors")
+      .attr("from_native")(name(failure.kind), failure.what(), nb::tuple(ranks), failure.op,
+                           failure.seq, failure.elapsed_s);
+}
+
+void translate(const std::exception_ptr& thrown, void*) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Failure& failure) {
+    const nb::object error = as_exception(failure);
+    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  } catch (const Interrupted& interrupted) {
+    try {
+      std::rethrow_exception(interrupted.cause);
+    } catch (nb::python_error& error) {
+      error.restore();
+    }
+  }
+}
+
+// Lets Python's signal handlers run (Ctrl-C) while the caller waits; no effect off the main thread.
+void check_signals() {
+  const nb::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw Interrupted{std::make_exception_ptr(nb::python_error())};
+}
+
+// A group as Python sees it. Addresses are those of memory that the caller keeps alive until done.
+class NativeGroup {
+ public:
+  NativeGroup(int rank, int world_size, std::vector<int> segment_fds, std::vector<int> sockets,
+              std::vector<int> pidfds, std::size_t staging_bytes, int spin_us)
+      : communicator_(std::make_shared<Communicator>(
+            Links{rank, world_size, std::move(segment_fds), std::move(sockets), std::move(pidfds)},
+            staging_bytes)),
+        engine_(std::make_shared<Engine>(communicator_, spin_us)),
+        point_to_point_(std::make_unique<PointToPoint>(communicator_)) {}
+  // In a forked child the group's threads do not exist; what they held when the fork happened,
+  // locks and condition variables, can be neither used nor destroyed. All of it stays as it is.
+  ~NativeGroup() {
+    if (communicator_->ours()) return;
+    new std::shared_ptr<Engine>(std::move(engine_));  // it holds the communicator
+    (void)point_to_point_.release();
+  }
+
+  void run(Op op, DType dtype, ReduceOp reduce_op, double factor, int root, const Pieces& sends,
+           const Pieces& recvs, double timeout_s) {
+    Request request = make(op, dtype, reduce_op, factor, root, sends, recvs, timeout_s);
+    const nb::gil_scoped_release release;
+    engine_->run(std::move(request), check_signals);
+  }
+  std::shared_ptr<Work> submit(Op op, DType dtype, ReduceOp reduce_op, double factor, int root,
+                               const Pieces& sends, const Pieces& recvs, double timeout_s) {
+    Request request = make(op, dtype, reduce_op, factor, root, sends, recvs, timeout_s);
+    const nb::gil_scoped_release release;
+    return engine_->submit(std::move(request));
+  }
+  void all_reduce(std::uintptr_t address, std::uint64_t count, DType dtype, ReduceOp reduce_op,
+                  double timeout_s) {
+    Request request;
+    request.op = Op::all_reduce;
+    request.dtype = dtype;
+    request.reduce_op = reduce_op;
+    request.recvs.push_back({reinterpret_cast<std::byte*>(address), count});
+    request.timeout_s = timeout_s;
+    check(request);
+    const nb::gil_scoped_release release;
+    engine_->run(std::move(request), check_signals);
+  }
+  std::shared_ptr<Work> send(std::uintptr_t address, std::uint64_t count, DType dtype, int peer,
+                             std::uint32_t tag, double timeout_s) {
+    return post(Op::send, address, count, dtype, peer, tag, timeout_s);
+  }
+  std::shared_ptr<Work> recv(std::uintptr_t address, std::uint64_t count, DType dtype, int peer,
+                             std::uint32_t tag, double timeout_s) {
+    return post(Op::recv, address, count, dtype, peer, tag, timeout_s);
+  }
+  std::uint64_t add_region(std::uintptr_t address, std::uint64_t nbytes, int fd,
+                           std::uint64_t offset) {
+    communicator_->throw_if_failed();
+    return communicator_->regions().add(reinterpret_cast<std::byte*>(address), nbytes, fd, offset);
+  }
+  void remove_region(std::uint64_t region) {
+    // A finalizer may come in a forked child too, whose parent still uses the memory.
+    if (communicator_->ours() && !communicator_->closed()) communicator_->regions().remove(region);
+  }
+  std::pair<std::uintptr_t, std::uint64_t> allocate(std::size_t nbytes) {
+    const auto shared = communicator_->allocate(nbytes);
+    return {reinterpret_cast<std::uintptr_t>(shared.data), shared.region};
+  }
+  void abort(const std::string& reason) {
+    communicator_->fail(Failure(FailureKind::aborted, reason, {communicator_->rank()}));
+  }
+  nb::object failure() const {
+    try {
+      communicator_->throw_if_failed();
+    } catch (const Failure& failure) {
+      return as_exception(failure);
+    }
+    return nb::none();
+  }
+  void close() {
+    const nb::gil_scoped_release release;
+    engine_->close();
+    point_to_point_->close();
+  }
+  const char* last_path() const { return name(communicator_->last_path()); }
+  const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
+  const std::shared_ptr<Engine>& engine() const { return engine_; }
+
+ private:
+  Request make(Op op, DType dtype, ReduceOp reduce_op, double factor, int root, const Pieces& sends,
+               const Pieces& recvs, double timeout_s) const {
+    Request request;
+    request.op = op;
+    request.dtype = dtype;
+    request.reduce_op = reduce_op;
+    request.factor = factor;
+    request.root = root;
+    request.sends = as_pieces(sends);
+    request.recvs = as_pieces(recvs);
+    request.timeout_s = timeout_s;
+    check(request);
+    return request;
+  }
+  // A pair that has no meaning is the caller's fault and must not fail the group.
+  void check(const Request& request) const {
+    if (reduces(request.op))
+      checked_kernel(communicator_->kernels(), request.dtype, request.reduce_op);
+  }
+  std::shared_ptr<Work> post(Op op, std::uintptr_t address, std::uint64_t count, DType dtype,
+                             int peer, std::uint32_t tag, double timeout_s) {
+    Request request;
+    request.op = op;
+    request.dtype = dtype;
+    request.peer = peer;
+    request.tag = tag;
+    request.timeout_s = timeout_s;
+    (op == Op::send ? request.sends : request.recvs)
+        .push_back({reinterpret_cast<std::byte*>(address), count});
+    const nb::gil_scoped_release release;
+    return point_to_point_->submit(std::move(request));
+  }
+
+  std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<Engine> engine_;
+  std::unique_ptr<PointToPoint> point_to_point_;
+};
+
+class NativeFusionBuffer {
+ public:
+  NativeFusionBuffer(const NativeGroup& group,
+                     const std::vector<std::pair<std::uint64_t, DType>>& tensors,
+                     std::size_t threshold_bytes, ReduceOp op, double timeout_s) {
+    std::vector<TensorSpec> specs;
+    for (const auto& [count, dtype] : tensors) specs.push_back({count, dtype});
+    buffer_ =
+        std::make_unique<FusionBuffer>(group.communicator(), group.engine(), std::move(specs),
+                                       FusionBuffer::Settings{threshold_bytes, op, timeout_s});
+  }
+  ~NativeFusionBuffer() {
+    if (buffer_ && !buffer_->ours()) (void)buffer_.release();  // see ~NativeGroup
+    // It waits for the engine, which may wait for a caller that needs the GIL to go on.
+    const nb::gil_scoped_release release;
+    buffer_.reset();
+  }
+  void ready(std::size_t tensor, std::uintptr_t address) {
+    const nb::gil_scoped_release release;
+    buffer_->ready(tensor, reinterpret_cast<std::byte*>(address));
+  }
+  void finish() {
+    const nb::gil_scoped_release release;
+    buffer_->finish(check_signals);
+  }
+  std::vector<std::vector<std::size_t>> buckets() const {
+    std::vector<std::vector<std::size_t>> tensors;
+    for (const auto& bucket : buffer_->plan().buckets()) tensors.push_back(bucket.tensors);
+    return tensors;
+  }
+
+ private:
+  std::unique_ptr<FusionBuffer> buffer_;
+};
+}  // namespace
+}  // namespace sdp
+
+NB_MODULE(_native, m) {
+  using namespace sdp;
+  m.doc() = "The native core: shared-memory collectives and balanced fusion buffers.";
+  nb::register_exception_translator(translate);
+  nb::set_leak_warnings(false);  // frameworks keep groups in globals until the interpreter ends
+
+  nb::enum_<DType> dtype(m, "DType", nb::is_arithmetic());
+  for (int i = 0; i < kDTypes; ++i) {
+    const auto value = static_cast<DType>(i);
+    dtype.value(name(value).data(), value);
+  }
+  nb::enum_<ReduceOp> reduce_op(m, "ReduceOp", nb::is_arithmetic());
+  for (int i = 0; i < kReduceOps; ++i) {
+    const auto value = static_cast<ReduceOp>(i);
+    reduce_op.value(name(value).data(), value);
+  }
+  nb::enum_<Op> op(m, "Op", nb::is_arithmetic());
+  for (int i = 0; i < kOps; ++i) {
+    const auto value = static_cast<Op>(i);
+    op.value(name(value).data(), value);
+  }
+
+  m.def("itemsize", &itemsize, "dtype"_a, "Bytes of one element.");
+  m.def(
+      "supports",
+      [](DType dtype, ReduceOp op) { return static_cast<bool>(best_kernels()(dtype, op)); },
+      "dtype"_a, "op"_a, "Whether the reduction is defined for the type.");
+  m.def("initialize_segment", &initialize_segment, "fd"_a, "rank"_a, "world_size"_a,
+        "staging_bytes"_a, "Sizes a memory file and writes its header, before the rendezvous.");
+  m.def(
+      "explain",
+      [](Op op, std::size_t nbytes, bool registered) {
+        const Path path = choose_path(op, nbytes, registered);
+        return std::string(name(path)) + ": " + reason(path);
+      },
+      "op"_a, "nbytes"_a, "registered"_a,
+      "The path for an operation in which each rank shows `nbytes`, and why.");
+
+  m.def(
+      "inspect",
+      [](const nb::object& owner) {
+        nb::ndarray<> writable;
+        nb::ndarray<nb::ro> array;  // no copies of either
+        const bool may_write = nb::try_cast(owner, writable, false);
+        if (!nb::try_cast(owner, array, false)) throw nb::type_error("not an array");
+        std::vector<std::size_t> shape;
+        std::vector<std::int64_t> strides;
+        for (std::size_t i = 0; i < array.ndim(); ++i) {
+          shape.push_back(array.shape(i));
+          strides.push_back(array.stride(i));
+        }
+        return std::make_tuple(reinterpret_cast<std::uintptr_t>(array.data()), shape, strides,
+                               int{array.dtype().code}, int{array.dtype().bits}, may_write);
+      },
+      "array"_a,
+      "(address, shape, strides in elements, DLPack type code, bits, writable) of an array.");
+
+  nb::class_<Work>(m, "Work", "A handle on an operation that the engine will finish.")
+      .def(
+          "wait",
+          [](Work& work, double timeout_s) {
+            const nb::gil_scoped_release release;
+            return work.wait(timeout_s, check_signals);
+          },
+          "timeout_s"_a,
+          "True when done, False after the time-out; raises the operation's failure.")
+      .def("completed", &Work::completed)
+      .def(
+          "failure",
+          [](const Work& work) -> nb::object {
+            const auto failure = work.failure();
+            return failure ? as_exception(*failure) : nb::none();
+          },
+          nb::sig("def failure(self) -> BaseException | None"),
+          "The operation's failure, if it has completed with one.")
+      .def("source_rank", &Work::source_rank);
+
+  nb::class_<NativeGroup>(m, "NativeGroup", "The ranks of a group on this node.")
+      .def(nb::init<int, int, std::vector<int>, std::vector<int>, std::vector<int>, std::size_t,
+                    int>(),
+           "rank"_a, "world_size"_a, "segment_fds"_a, "sockets"_a, "pidfds"_a, "staging_bytes"_a,
+           "spin_us"_a = -1, "Takes ownership of all file descriptors, also if it raises.")
+      .def("run", &NativeGroup::run, "op"_a, "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a,
+           "sends"_a, "recvs"_a, "timeout_s"_a, "Blocks until the collective is done.")
+      .def("submit", &NativeGroup::submit, "op"_a, "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a,
+           "sends"_a, "recvs"_a, "timeout_s"_a, "Queues the collective.")
+      .def("all_reduce", &NativeGroup::all_reduce, "address"_a, "count"_a, "dtype"_a, "reduce_op"_a,
+           "timeout_s"_a, "`run` for the most frequent call, with less to convert.")
+      .def("send", &NativeGroup::send, "address"_a, "count"_a, "dtype"_a, "peer"_a, "tag"_a,
+           "timeout_s"_a)
+      .def("recv", &NativeGroup::recv, "address"_a, "count"_a, "dtype"_a, "peer"_a, "tag"_a,
+           "timeout_s"_a)
+      .def("add_region", &NativeGroup::add_region, "address"_a, "nbytes"_a, "fd"_a, "offset"_a,
+           "Offers a shared mapping to the peers; returns its id. The fd is duplicated.")
+      .def("remove_region", &NativeGroup::remove_region, "region"_a)
+      .def(
+          "allocate", &NativeGroup::allocate, "nbytes"_a,
+          "(address, region) of zero-filled memory that peers can map; lives as long as the group.")
+      .def("abort", &NativeGroup::abort, "reason"_a)
+      .def("failure", &NativeGroup::failure, nb::sig("def failure(self) -> BaseException | None"),
+           "Why the group is unusable, or None.")
+      .def("close", &NativeGroup::close)
+      .def_prop_ro("last_path", &NativeGroup::last_path);
+
+  nb::class_<NativeFusionBuffer>(m, "NativeFusionBuffer", "Balanced fusion buffers.")
+      .def(nb::init<const NativeGroup&, const std::vector<std::pair<std::uint64_t, DType>>&,
+                    std::size_t, ReduceOp, double>(),
+           "group"_a, "tensors"_a, "threshold_bytes"_a, "op"_a, "timeout_s"_a)
+      .def("ready", &NativeFusionBuffer::ready, "tensor"_a, "address"_a)
+      .def("finish", &NativeFusionBuffer::finish)
+      .def("buckets", &NativeFusionBuffer::buckets, "Indices of the tensors in each buffer.");
+}

@@ -1,0 +1,153 @@
+// all_reduce and reduce differ only in who keeps the result.
+//
+// Three paths, the same bits (reduce.hpp: one tree). Large buffers are cut into N equal shards and
+// rank r is the server of shard r, as in SMDDP's balanced fusion buffers: every rank reads and
+// writes the same number of bytes.
+#include <cstring>
+#include <span>
+
+#include "../reduce.hpp"
+#include "collectives.hpp"
+#include "one_hop.hpp"
+
+namespace sdp {
+namespace {
+
+class AllReduce {
+ public:
+  AllReduce(Operation& op, bool keeps)
+      : op_(op), keeps_(keeps), buffer_(op.request().recvs[0]), item_(op.itemsize()) {}
+
+  void run() {
+    const auto& [data, count] = buffer_;
+    const std::size_t nbytes = count * item_;
+    if (choose_path(op_.request().op, nbytes, false) == Path::inlined) return inlined();
+    if (announce(nbytes)) {
+      zero_copy();
+    } else {
+      staged();
+    }
+  }
+
+ private:
+  Reducer reducer() const {
+    return Reducer(op_.kernels(), op_.request().dtype, op_.request().reduce_op, op_.factors());
+  }
+  Shards shards() const { return {buffer_.count, op_.world_size(), kAlign / item_}; }
+  std::byte* element(std::size_t index) const { return buffer_.data + index * item_; }
+
+  // Every rank reads all payloads and reduces them itself: one synchronization.
+  void inlined() {
+    OneHop hop(op_, {&buffer_, 1});
+    if (!keeps_ || buffer_.count == 0) return;
+    std::vector<const std::byte*> sources;
+    for (int r = 0; r < op_.world_size(); ++r) sources.push_back(hop.part(r, 0, 0).data);
+    reducer().run(sources, {&buffer_.data, 1}, buffer_.count);
+  }
+
+  // Tells where the buffer is; true if all ranks' buffers can be mapped.
+  bool announce(std::size_t nbytes) {
+    const Request& request = op_.request();
+    const auto place = op_.regions().find(buffer_.data, nbytes);
+    Record record{};
+    record.seq = op_.seq();
+    record.op = request.op;
+    record.dtype = request.dtype;
+    record.reduce_op = request.reduce_op;
+    record.root = request.root;
+    record.layout = request.layout;
+    record.factor = request.factor;
+    record.count = buffer_.count;
+    record.registered = place.has_value();
+    if (place) {
+      record.region = place->region;
+      record.offset = place->offset;
+    }
+    record.region_news = op_.regions().news();
+    op_.arrive(record);
+
+    bool all_registered = true;
+    for (int r = 0; r < op_.world_size(); ++r) {
+      if (r != op_.rank()) op_.regions().catch_up(r, op_.record(r).region_news);
+      all_registered = all_registered && op_.record(r).registered;
+    }
+    const Path path = choose_path(request.op, nbytes, all_registered);
+    op_.set_path(path);
+    return path == Path::zero_copy;
+  }
+
+  // Rank r alone reads and writes shard r, in everyone's memory: nothing to wait for but the ends.
+  void zero_copy() {
+    const Range mine = shards().shard(op_.rank());
+    std::vector<std::byte*> buffers;
+    for (int r = 0; r < op_.world_size(); ++r) {
+      std::byte* base = buffer_.data;
+      if (r != op_.rank()) {
+        const Record& record = op_.record(r);
+        base = op_.regions().address(r, {record.region, record.offset}, buffer_.count * item_);
+      }
+      buffers.push_back(base + mine.begin * item_);
+    }
+    const std::vector<const std::byte*> sources(buffers.begin(), buffers.end());
+    reducer().run(sources, buffers, mine.count);
+    op_.publish();
+    op_.await_all();
+  }
+
+  // Round by round: show the parts that others serve; reduce my part from all; fetch their results.
+  // A slot holds one piece per rank: piece d for server d, and in the server's own place its
+  // result.
+  void staged() {
+    const Shards shards = this->shards();
+    const std::size_t chunk = op_.slot_bytes() / static_cast<std::size_t>(op_.world_size()) / item_;
+    const std::size_t piece_bytes = chunk * item_;
+    const int me = op_.rank();
+    const int world = op_.world_size();
+    Reducer reducer = this->reducer();
+    std::vector<const std::byte*> sources(static_cast<std::size_t>(world));
+    const auto piece = [&](int rank, int index, std::size_t round) {
+      return op_.segment(rank).slot(round) + static_cast<std::size_t>(index) * piece_bytes;
+    };
+    const auto copy = [&](std::byte* to, const std::byte* from, std::size_t n) {
+      if (n > 0) std::memcpy(to, from, n * item_);
+    };
+    const auto show = [&](std::size_t round) {
+      for (int d = 0; d < world; ++d) {
+        if (d == me) continue;
+        const Range part = shards.chunk(d, round, chunk);
+        copy(piece(me, d, round), element(part.begin), part.count);
+      }
+    };
+    const auto serve = [&](std::size_t round) {
+      const Range part = shards.chunk(me, round, chunk);
+      for (int r = 0; r < world; ++r) {
+        sources[static_cast<std::size_t>(r)] = r == me ? element(part.begin) : piece(r, me, round);
+      }
+      std::byte* result = piece(me, me, round);
+      std::byte* const outputs[] = {keeps_ ? element(part.begin) : result, result};
+      if (part.count > 0) reducer.run(sources, outputs, part.count);
+    };
+    const auto fetch = [&](std::size_t round) {
+      for (int d = 0; keeps_ && d < world; ++d) {
+        if (d == me) continue;
+        const Range part = shards.chunk(d, round, chunk);
+        copy(element(part.begin), piece(d, d, round), part.count);
+      }
+    };
+    op_.lockstep(shards.rounds(chunk), show, serve, fetch);
+  }
+
+  Operation& op_;
+  bool keeps_;
+  Piece buffer_;
+  std::size_t item_;
+};
+}  // namespace
+
+void all_reduce(Operation& op) {
+  AllReduce(op, true).run();
+}
+void reduce(Operation& op) {
+  AllReduce(op, op.rank() == op.request().root).run();
+}
+}  // namespace sdp

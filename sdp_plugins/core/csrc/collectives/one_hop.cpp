@@ -1,0 +1,193 @@
+#include "one_hop.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <string>
+
+namespace sdp {
+namespace {
+std::size_t total_bytes(std::span<const Piece> pieces, std::size_t itemsize) {
+  std::size_t total = 0;
+  for (const Piece& piece : pieces) total += piece.count * itemsize;
+  return total;
+}
+
+std::size_t pieces_shown(const Request& request, int rank, int world_size) {
+  const auto world = static_cast<std::size_t>(world_size);
+  const bool at_root = rank == request.root;
+  switch (request.op) {
+    case Op::all_reduce:
+    case Op::reduce:
+    case Op::all_gather:
+    case Op::gather:
+      return 1;
+    case Op::reduce_scatter:
+    case Op::all_to_all:
+      return world;
+    case Op::broadcast:
+      return at_root ? 1 : 0;
+    case Op::scatter:
+      return at_root ? world : 0;
+    default:
+      return 0;
+  }
+}
+
+constexpr std::uint64_t kNothing = ~std::uint64_t{0};  // a rank takes nothing from another
+constexpr std::uint64_t kMostBytes = std::numeric_limits<std::int64_t>::max();
+constexpr int kListed = 8;  // disagreements that a message spells out
+
+// Lengths may differ from rank to rank, so the records alone do not tell whether they fit.
+bool lengths_may_differ(Op op) {
+  return op == Op::all_gather || op == Op::gather || op == Op::scatter || op == Op::all_to_all;
+}
+
+void announce_expected(Operation& op, std::span<const Take> takes) {
+  std::uint64_t* expected = op.own().expected(op.seq());
+  std::fill_n(expected, op.world_size(), kNothing);
+  for (const Take& take : takes) expected[take.rank] = take.into.count;
+}
+
+// What every rank expects of every other must be what that one offers. All ranks compare all of it,
+// so that all come to the same verdict, before any of them has moved an element.
+void compare_offers(const Operation& op, const OneHop& hop) {
+  const bool personal = op.request().op == Op::scatter || op.request().op == Op::all_to_all;
+  std::string what;
+  int disagreements = 0;
+  std::vector<int> involved(static_cast<std::size_t>(op.world_size()));
+  for (int taker = 0; taker < op.world_size(); ++taker) {
+    for (int source = 0; source < op.world_size(); ++source) {
+      const std::uint64_t expected = op.segment(taker).expected(op.seq())[source];
+      if (expected == kNothing) continue;
+      const auto piece = static_cast<std::size_t>(personal ? taker : 0);
+      const std::uint64_t offered = piece < hop.n_pieces(source) ? hop.count(source, piece) : 0;
+      if (offered == expected) continue;
+      ++involved[static_cast<std::size_t>(taker)];
+      ++involved[static_cast<std::size_t>(source)];
+      if (++disagreements > kListed) continue;
+      what.append(what.empty() ? "" : "; ").append(rank_list({taker})).append(" expects ");
+      what.append(std::to_string(expected)).append(" elements of ").append(rank_list({source}));
+      what.append(", which offers ").append(std::to_string(offered));
+    }
+  }
+  if (disagreements == 0) return;
+  if (disagreements > kListed) what += "; and more";
+  // To blame: whoever is part of most of it.
+  const int most = *std::max_element(involved.begin(), involved.end());
+  std::vector<int> ranks;
+  for (int r = 0; r < op.world_size(); ++r) {
+    if (involved[static_cast<std::size_t>(r)] == most) ranks.push_back(r);
+  }
+  op.fail(FailureKind::mismatch, what, ranks);
+}
+}  // namespace
+
+OneHop::OneHop(Operation& op, std::span<const Piece> pieces) : op_(op), pieces_(pieces) {
+  const Request& request = op.request();
+  Record record{};
+  record.seq = op.seq();
+  record.op = request.op;
+  record.dtype = request.dtype;
+  record.reduce_op = request.reduce_op;
+  record.root = request.root;
+  record.layout = request.layout;
+  record.factor = request.factor;
+  record.count = request.count();
+  record.pieces = static_cast<std::uint16_t>(pieces.size());
+  record.inlined =
+      choose_path(request.op, total_bytes(pieces, op.itemsize()), false) == Path::inlined;
+  for (std::size_t i = 0; i < pieces.size(); ++i) op.own().splits(op.seq())[i] = pieces[i].count;
+  if (record.inlined) show_inline();
+  op.arrive(record);
+
+  bool all_inlined = true;
+  for (int r = 0; r < op.world_size(); ++r) {
+    const bool inlined = op.record(r).inlined != 0;
+    const std::uint64_t* lengths = op.segment(r).splits(op.seq());
+    offers_.emplace_back(lengths, lengths + pieces_shown(request, r, op.world_size()));
+    if (!sound(r, inlined)) {
+      op.fail(FailureKind::mismatch, rank_list({r}) + " announced pieces that cannot be", {r});
+    }
+    all_inlined = all_inlined && inlined;
+    for (std::uint64_t length : offers_.back()) {
+      rounds_ = std::max(rounds_, Shards::ceil_div(length, chunk(n_pieces(r))));
+    }
+  }
+  if (all_inlined) path_ = Path::inlined;
+  op.set_path(path_);
+}
+
+// A peer may have written anything: none of it is a length or an index here before this has passed.
+bool OneHop::sound(int rank, bool inlined) const {
+  const Request& request = op_.request();
+  if (op_.record(rank).pieces != n_pieces(rank)) return false;
+  const std::uint64_t room = (inlined ? kInlineBytes : kMostBytes) / op_.itemsize();
+  std::uint64_t total = 0;
+  for (std::uint64_t length : offers_[static_cast<std::size_t>(rank)]) {
+    if (length > room - total) return false;
+    if (counts_must_agree(request.op) && length != request.count()) return false;
+    total += length;
+  }
+  return !reduces(request.op) || inlined == (op_.record(op_.rank()).inlined != 0);
+}
+
+std::size_t OneHop::chunk(std::size_t pieces) const {
+  const std::size_t bytes = op_.slot_bytes() / pieces / kAlign * kAlign;
+  return bytes / op_.itemsize();
+}
+
+void OneHop::show_inline() {
+  std::byte* to = op_.own().inline_payload(op_.seq());
+  for (const Piece& piece : pieces_) {
+    const std::size_t bytes = piece.count * op_.itemsize();
+    if (bytes > 0) std::memcpy(to, piece.data, bytes);
+    to += bytes;
+  }
+}
+
+void OneHop::show(std::size_t round) {
+  const std::size_t step = pieces_.empty() ? 0 : chunk(pieces_.size());
+  std::byte* to = op_.own().slot(round);
+  for (const Piece& piece : pieces_) {
+    const std::size_t begin = std::min<std::size_t>(round * step, piece.count);
+    const std::size_t n = std::min<std::size_t>(step, piece.count - begin);
+    if (n > 0) std::memcpy(to, piece.data + begin * op_.itemsize(), n * op_.itemsize());
+    to += step * op_.itemsize();
+  }
+}
+
+OneHop::Part OneHop::part(int rank, std::size_t piece, std::size_t round) const {
+  const std::uint64_t whole = count(rank, piece);
+  if (path_ == Path::inlined) {
+    std::uint64_t before = 0;
+    for (std::size_t p = 0; p < piece; ++p) before += count(rank, p);
+    return {op_.segment(rank).inline_payload(op_.seq()) + before * op_.itemsize(), {0, whole}};
+  }
+  const std::size_t step = chunk(n_pieces(rank));
+  const std::size_t begin = std::min<std::size_t>(round * step, whole);
+  return {op_.segment(rank).slot(round) + piece * step * op_.itemsize(),
+          {begin, std::min<std::size_t>(step, whole - begin)}};
+}
+
+void copy_exchange(Operation& op, std::span<const Piece> shown, std::span<const Take> takes) {
+  const bool compares = lengths_may_differ(op.request().op);
+  if (compares) announce_expected(op, takes);
+  OneHop hop(op, shown);
+  if (compares) compare_offers(op, hop);
+  for (const Take& take : takes) {
+    if (take.rank != op.rank() || take.into.count == 0) continue;
+    const std::byte* own = shown[take.piece].data;
+    if (take.into.data != own) std::memmove(take.into.data, own, take.into.count * op.itemsize());
+  }
+  hop.run([&](std::size_t round) {
+    for (const Take& take : takes) {
+      if (take.rank == op.rank()) continue;
+      const auto part = hop.part(take.rank, take.piece, round);
+      if (part.range.count == 0) continue;
+      std::memcpy(take.into.data + part.range.begin * op.itemsize(), part.data,
+                  part.range.count * op.itemsize());
+    }
+  });
+}
+}  // namespace sdp

@@ -1,0 +1,61 @@
+// The pattern of every collective with a single hop: each rank shows pieces, the others take what
+// they need. Small payloads are shown with the announcement itself (one synchronization in all),
+// larger ones go through the staging slots in rounds, where showing round i overlaps taking round i
+// - 1.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "../operation.hpp"
+
+namespace sdp {
+
+class OneHop {
+ public:
+  // Announces the operation, showing `pieces` (borrowed until `run` returns).
+  OneHop(Operation& op, std::span<const Piece> pieces);
+
+  // What `rank` shows: its number of pieces and their lengths in elements.
+  std::size_t n_pieces(int rank) const { return offers_[static_cast<std::size_t>(rank)].size(); }
+  std::uint64_t count(int rank, std::size_t piece) const {
+    return offers_[static_cast<std::size_t>(rank)][piece];
+  }
+
+  // Runs the rounds: `take(round)` is called once per round. Use `part(rank, piece, round)` in it.
+  template <class Take>
+  void run(Take&& take) {
+    if (path_ == Path::inlined) return take(std::size_t{0});
+    op_.lockstep(rounds_, [&](std::size_t round) { show(round); }, take);
+  }
+
+  // The elements of a peer's piece that are visible in this round.
+  struct Part {
+    const std::byte* data;
+    Range range;  // within the piece
+  };
+  Part part(int rank, std::size_t piece, std::size_t round) const;
+
+ private:
+  bool sound(int rank, bool inlined) const;  // whether what it announced can be
+  void show(std::size_t round);
+  void show_inline();
+  std::size_t chunk(std::size_t pieces) const;  // elements per piece and round
+
+  Operation& op_;
+  std::span<const Piece> pieces_;
+  // The lengths of all ranks' pieces, read once: a peer could change its own at any time.
+  std::vector<std::vector<std::uint64_t>> offers_;
+  Path path_ = Path::staged;
+  std::size_t rounds_ = 0;
+};
+
+// Takes whole pieces: `into` from the `piece`-th piece of `rank`. This rank's own are copied
+// directly.
+struct Take {
+  int rank;
+  std::size_t piece;
+  Piece into;
+};
+void copy_exchange(Operation& op, std::span<const Piece> shown, std::span<const Take> takes);
+}  // namespace sdp

@@ -1,0 +1,26 @@
+#include "../reduce.hpp"
+#include "collectives.hpp"
+#include "one_hop.hpp"
+
+namespace sdp {
+
+void reduce_scatter(Operation& op) {
+  const Request& request = op.request();
+  const Piece output = request.recvs[0];
+  const auto mine = static_cast<std::size_t>(op.rank());
+  OneHop hop(op, request.sends);
+  Reducer reducer(op.kernels(), request.dtype, request.reduce_op, op.factors());
+  std::vector<const std::byte*> sources(static_cast<std::size_t>(op.world_size()));
+  hop.run([&](std::size_t round) {
+    const Range range = hop.part(op.rank(), mine, round).range;
+    for (int r = 0; r < op.world_size(); ++r) {
+      // This rank's own piece is read where it lies.
+      sources[static_cast<std::size_t>(r)] =
+          r == op.rank() ? request.sends[mine].data + range.begin * op.itemsize()
+                         : hop.part(r, mine, round).data;
+    }
+    std::byte* const to = output.data + range.begin * op.itemsize();
+    if (range.count > 0) reducer.run(sources, {&to, 1}, range.count);
+  });
+}
+}  // namespace sdp

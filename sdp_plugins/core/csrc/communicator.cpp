@@ -1,0 +1,147 @@
+#include "communicator.hpp"
+
+#include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "collectives/collectives.hpp"
+#include "reduce.hpp"
+
+namespace sdp {
+namespace {
+int allowed_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+}
+
+void dispatch(Operation& op) {
+  switch (op.request().op) {
+    case Op::all_reduce:
+      return all_reduce(op);
+    case Op::reduce:
+      return reduce(op);
+    case Op::broadcast:
+      return broadcast(op);
+    case Op::all_gather:
+      return all_gather(op);
+    case Op::reduce_scatter:
+      return reduce_scatter(op);
+    case Op::gather:
+      return gather(op);
+    case Op::scatter:
+      return scatter(op);
+    case Op::all_to_all:
+      return all_to_all(op);
+    case Op::barrier:
+      return barrier(op);
+    case Op::send:
+    case Op::recv:
+      break;  // not collectives: PointToPoint runs them
+  }
+}
+}  // namespace
+
+Communicator::Communicator(Links links, std::size_t staging_bytes)
+    : peers_(std::move(links), staging_bytes),
+      regions_(peers_),
+      kernels_(best_kernels()),
+      owner_pid_(getpid()),
+      oversubscribed_(peers_.world_size() > allowed_cores()) {}
+
+Failure Communicator::interruption(const std::string& what) const {
+  return {FailureKind::interrupted,
+          head() + what +
+              ": interrupted by a signal. Hint: the ranks no longer agree on what was "
+              "done; make a new group.",
+          {rank()}};
+}
+
+Communicator::~Communicator() {
+  close();
+}
+
+void Communicator::run(const Request& request, const Patience& patience) {
+  throw_if_failed();
+  const Operation::Context context{peers_, regions_, kernels_, patience, last_completed_};
+  Operation op(context, request, ++seq_, step_);
+  try {
+    if (request.before) request.before();
+    dispatch(op);
+    if (request.after) request.after();
+  } catch (const Failure& failure) {
+    throw fail(failure);
+  } catch (const Interrupted&) {
+    fail(interruption(std::string(name(request.op)) + " #" + std::to_string(seq_)));
+    throw;
+  } catch (const std::exception& error) {  // out of memory, ...
+    throw fail(Failure(FailureKind::aborted, error.what(), {rank()}));
+  }
+  last_path_.store(op.path());
+  last_completed_ = std::string(name(request.op)) + " #" + std::to_string(seq_);
+}
+
+Failure Communicator::fail(const Failure& failure) {
+  // Leaving in good order is no cause, and a forked child must not speak for its parent.
+  if (failure.kind == FailureKind::closed || !ours()) return failure;
+  const std::lock_guard lock(cause_mutex_);
+  if (!cause_) {
+    const std::string text(failure.what());
+    cause_ = text.starts_with("[rank ") ? failure
+                                        : Failure(failure.kind, head() + text, failure.ranks,
+                                                  failure.op, failure.seq, failure.elapsed_s);
+    peers_.give_up(*cause_);
+  }
+  return *cause_;
+}
+
+std::string Communicator::head() const {
+  return "[rank " + std::to_string(rank()) + "/" + std::to_string(world_size()) + "] ";
+}
+
+bool Communicator::ours() const {
+  return getpid() == owner_pid_;
+}
+
+void Communicator::throw_if_failed() const {
+  if (!ours()) {
+    throw forked(head());
+  }
+  if (closed_.load()) {
+    throw Failure(FailureKind::closed, head() + "the group is closed. Hint: make a new one.");
+  }
+  const std::lock_guard lock(cause_mutex_);
+  if (cause_) throw *cause_;
+}
+
+void Communicator::close() {
+  if (closed_.exchange(true)) return;
+  if (ours()) peers_.leave();
+}
+
+Communicator::Shared Communicator::allocate(std::size_t nbytes) {
+  throw_if_failed();
+  const FileDescriptor file(memfd_create("sdp-shared", MFD_CLOEXEC));
+  if (file.get() < 0 || ftruncate(file.get(), static_cast<off_t>(nbytes)) != 0) {
+    throw Failure(FailureKind::shared_memory,
+                  "cannot allocate " + std::to_string(nbytes) +
+                      " bytes of shared memory: " + std::strerror(errno),
+                  {rank()});
+  }
+  Mapping mapping(file.get(), nbytes, 0, false);
+  std::byte* data = mapping.data();
+  const std::uint64_t region = regions_.add(data, nbytes, file.get(), 0);
+  const std::lock_guard lock(memory_mutex_);
+  memory_.emplace(region, std::move(mapping));
+  return {data, region};
+}
+
+void Communicator::release(std::uint64_t region) {
+  regions_.remove(region);
+  const std::lock_guard lock(memory_mutex_);
+  memory_.erase(region);
+}
+}  // namespace sdp

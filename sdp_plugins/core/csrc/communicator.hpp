@@ -1,0 +1,67 @@
+// The members of one group on one node: runs one collective at a time, in the same order on all
+// ranks.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "operation.hpp"
+#include "peers.hpp"
+#include "regions.hpp"
+
+namespace sdp {
+
+class Communicator {
+ public:
+  Communicator(Links links, std::size_t staging_bytes);
+  ~Communicator();
+
+  int rank() const { return peers_.rank(); }
+  int world_size() const { return peers_.world_size(); }
+  Peers& peers() { return peers_; }
+  Regions& regions() { return regions_; }
+  KernelTable kernels() const { return kernels_; }
+
+  // Runs a collective; one thread at a time. Throws Failure; the first one stays the group's cause.
+  void run(const Request& request, const Patience& patience);
+
+  // Records why the group is unusable, once, and tells the peers. Returns the first cause.
+  Failure fail(const Failure& failure);
+  Failure interruption(const std::string& what) const;  // why, after a signal ended `what`
+  void throw_if_failed() const;                         // also if called in a forked child
+  void close();                                         // from now on everything throws
+  bool closed() const { return closed_.load(); }
+  bool ours() const;  // false in a forked child, where nothing of the group may be touched
+  bool oversubscribed() const { return oversubscribed_; }
+  Path last_path() const { return last_path_.load(); }
+
+  std::string head() const;  // "[rank 3/8] ", how every message begins
+
+  // Memory of this process that all peers can map, zero-filled; freed with the group.
+  struct Shared {
+    std::byte* data;
+    std::uint64_t region;
+  };
+  Shared allocate(std::size_t nbytes);
+  void release(std::uint64_t region);
+
+ private:
+  Peers peers_;
+  Regions regions_;
+  const KernelTable kernels_;
+  const int owner_pid_;
+  bool oversubscribed_;  // more ranks here than cores that this process may use
+  std::uint64_t seq_ = 0;
+  std::uint32_t step_ = 0;
+  std::string last_completed_;
+  std::atomic<Path> last_path_{Path::none};
+  std::atomic<bool> closed_{false};
+  mutable std::mutex cause_mutex_;
+  std::optional<Failure> cause_;
+  std::mutex memory_mutex_;
+  std::map<std::uint64_t, Mapping> memory_;
+};
+}  // namespace sdp

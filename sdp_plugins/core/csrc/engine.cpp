@@ -1,0 +1,130 @@
+#include "engine.hpp"
+
+#include <unistd.h>
+
+namespace sdp {
+Engine::Engine(std::shared_ptr<Communicator> communicator, int spin_us)
+    : communicator_(std::move(communicator)) {
+  foreground_.spin = spin_us < 0 ? SpinPolicy::foreground(communicator_->oversubscribed())
+                                 : SpinPolicy{static_cast<std::uint32_t>(spin_us), 0};
+  background_.spin = SpinPolicy::background();
+  background_.interrupt = [this] { communicator_->throw_if_failed(); };
+}
+
+Engine::~Engine() {
+  close();
+}
+
+void Engine::run(Request request, const std::function<void()>& interrupt) {
+  request.validate(communicator_->rank(), communicator_->world_size());
+  communicator_->throw_if_failed();
+  std::unique_lock lock(mutex_);
+  refuse_reentry(request);
+  if (busy_ || !queue_.empty()) {
+    const double timeout_s = request.timeout_s;
+    const std::string what(name(request.op));
+    const auto work = enqueue(std::move(request));
+    lock.unlock();
+    // The engine keeps the deadline of each operation; the caller waits as long as the queue takes.
+    try {
+      while (!work->wait(timeout_s, interrupt)) {
+      }
+    } catch (const Interrupted&) {
+      communicator_->fail(communicator_->interruption(what));
+      while (!work->completed()) usleep(1000);  // the engine must be done with the caller's memory
+      throw;
+    }
+    return;
+  }
+  busy_ = true;
+  caller_ = std::this_thread::get_id();
+  lock.unlock();
+  Patience patience{foreground_.spin, [&] {
+                      interrupt();
+                      communicator_->throw_if_failed();
+                    }};
+  const auto release = [&] {
+    lock.lock();
+    busy_ = false;
+    caller_ = {};
+    lock.unlock();
+    changed_.notify_all();
+  };
+  try {
+    communicator_->run(request, patience);
+  } catch (...) {
+    release();
+    throw;
+  }
+  release();
+}
+
+std::shared_ptr<Work> Engine::submit(Request request) {
+  request.validate(communicator_->rank(), communicator_->world_size());
+  communicator_->throw_if_failed();
+  const std::lock_guard lock(mutex_);
+  refuse_reentry(request);
+  return enqueue(std::move(request));
+}
+
+// A waiting caller runs signal handlers. What such a handler issues would have to wait for the
+// operation below it on its own stack.
+void Engine::refuse_reentry(const Request& request) const {
+  if (caller_ != std::this_thread::get_id()) return;
+  throw Failure(FailureKind::closed,
+                communicator_->head() + std::string(name(request.op)) +
+                    ": called by a signal handler while this thread waits in another operation of "
+                    "the group. Hint: set a flag in the handler and communicate after it.",
+                {}, std::string(name(request.op)));
+}
+
+std::shared_ptr<Work> Engine::enqueue(Request request) {
+  auto work = std::make_shared<Work>();
+  if (stopping_) communicator_->throw_if_failed();
+  if (!thread_.started()) thread_.start([this] { loop(); }, "sdp-engine");  // it may throw
+  queue_.push_back({std::move(request), work});
+  changed_.notify_all();
+  return work;
+}
+
+void Engine::loop() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [this] { return stopping_ || (!busy_ && !queue_.empty()); });
+    if (queue_.empty()) return;  // stopping
+    if (busy_) {                 // stopping while a caller runs its own operation: let it end first
+      changed_.wait(lock, [this] { return !busy_; });
+      continue;
+    }
+    Item item = std::move(queue_.front());
+    queue_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    std::optional<Failure> failure;
+    try {
+      communicator_->run(item.request, background_);
+    } catch (const Failure& error) {
+      failure = error;
+    } catch (const std::exception& error) {
+      failure = communicator_->fail(Failure(FailureKind::aborted, error.what()));
+    }
+    item.request = Request{};  // drop what it holds before anybody is told that it is done
+    item.work->finish(std::move(failure));
+    lock.lock();
+    busy_ = false;
+    changed_.notify_all();
+  }
+}
+
+void Engine::close() {
+  communicator_->close();  // ends waits within a slice
+  {
+    // In a forked child the lock may be held by a thread that does not exist there.
+    if (!thread_.ours()) return;
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+}  // namespace sdp

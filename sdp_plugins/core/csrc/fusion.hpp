@@ -1,0 +1,75 @@
+// Balanced fusion buffers: gathers gradients as the backward pass yields them and reduces them in a
+// few large operations that overlap it.
+//
+// A buffer is sealed and handed to the engine when its last tensor is ready; it is cut into one
+// equal shard per rank, reduced in place (its memory is registered) and copied back into the
+// tensors. Buffers leave in the order of the plan on all ranks. `kDepth` buffers are in flight
+// while later ones fill; a tensor that is ready before its buffer is free is copied when the
+// buffer's turn comes.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "engine.hpp"
+#include "fusion_plan.hpp"
+#include "reduce.hpp"
+
+namespace sdp {
+
+class FusionBuffer {
+ public:
+  struct Settings {
+    std::size_t threshold_bytes = 25 << 20;
+    ReduceOp op = ReduceOp::avg;
+    double timeout_s = 300.0;
+  };
+  // Allocates kDepth times the threshold (less if there are fewer buffers).
+  FusionBuffer(std::shared_ptr<Communicator> communicator, std::shared_ptr<Engine> engine,
+               std::vector<TensorSpec> tensors, Settings settings);
+  ~FusionBuffer();
+
+  const FusionPlan& plan() const { return plan_; }
+  bool ours() const { return communicator_->ours(); }
+
+  // The tensor's gradient lies at `data` and may be read and overwritten until `finish` returns.
+  void ready(std::size_t tensor, std::byte* data);
+  // Hands over what is left (tensors that were never ready count as zeros and get nothing back),
+  // waits for all results and prepares for the next step. Throws the first failure.
+  void finish(const std::function<void()>& interrupt);
+
+ private:
+  static constexpr std::size_t kDepth = 4;
+  struct TensorState {
+    std::byte* data = nullptr;
+    bool ready = false;
+    bool packed = false;
+  };
+  struct BucketState {
+    std::size_t missing = 0;
+    std::shared_ptr<Work> work;
+    std::vector<std::byte> zeros;  // stands in for an unfused tensor that is never ready
+  };
+  std::byte* place(std::size_t tensor) const;  // in its buffer
+  std::byte* buffer(std::size_t bucket) const;
+  void launch_complete(bool everything);  // with the lock held
+  Request request(std::size_t bucket);
+  void pack_rest(std::size_t bucket);
+  void unpack(std::size_t bucket);
+  std::size_t nbytes(std::size_t tensor) const;
+
+  std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<Engine> engine_;
+  const std::vector<TensorSpec> tensors_;
+  const Settings settings_;
+  const FusionPlan plan_;
+  std::vector<Communicator::Shared> memory_;
+  std::mutex mutex_;
+  std::vector<TensorState> states_;
+  std::vector<BucketState> bucket_states_;
+  std::size_t launched_ = 0;  // buckets handed to the engine in this step
+  std::size_t finished_ = 0;  // buckets unpacked in this step: the engine keeps the order
+};
+}  // namespace sdp

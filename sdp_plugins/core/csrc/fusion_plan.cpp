@@ -1,0 +1,68 @@
+#include "fusion_plan.hpp"
+
+#include <algorithm>
+#include <map>
+#include <stdexcept>
+#include <string>
+
+#include "plan.hpp"
+#include "segment.hpp"
+
+namespace sdp {
+
+FusionPlan::FusionPlan(const std::vector<TensorSpec>& tensors, std::size_t threshold_bytes)
+    : bucket_of_(tensors.size()), place_of_(tensors.size()) {
+  if (threshold_bytes == 0 || threshold_bytes % kAlign != 0) {
+    throw std::invalid_argument(
+        "the threshold of a fusion buffer must be a positive multiple of 128 bytes, got " +
+        std::to_string(threshold_bytes));
+  }
+  std::map<DType, Bucket> open;
+  for (std::size_t i = 0; i < tensors.size(); ++i) {
+    const auto& [count, dtype] = tensors[i];
+    const std::size_t item = itemsize(dtype);
+    Bucket& bucket = open[dtype];
+    bucket.dtype = dtype;
+    if (count * item >= threshold_bytes) {
+      seal(bucket);  // keeps the order of readiness
+      bucket.dtype = dtype;
+      bucket.fused = false;
+    } else if (bucket.count * item + count * item > threshold_bytes) {
+      seal(bucket);
+      bucket.dtype = dtype;
+    }
+    bucket.tensors.push_back(i);
+    bucket.offsets.push_back(bucket.count);
+    bucket.count += bucket.fused ? Shards::round_up(count, kAlign / item) : count;
+    if (!bucket.fused) seal(bucket);
+  }
+  for (auto& [dtype, bucket] : open) seal(bucket);
+  std::sort(buckets_.begin(), buckets_.end(),
+            [](const Bucket& a, const Bucket& b) { return a.tensors.back() < b.tensors.back(); });
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    for (std::size_t place = 0; place < buckets_[b].tensors.size(); ++place) {
+      bucket_of_[buckets_[b].tensors[place]] = b;
+      place_of_[buckets_[b].tensors[place]] = place;
+    }
+    buckets_[b].layout = hash(buckets_[b], tensors);
+  }
+}
+
+// FNV-1a: ranks whose buffers have one size but hold other tensors must not add them up.
+std::uint32_t FusionPlan::hash(const Bucket& bucket, const std::vector<TensorSpec>& tensors) {
+  std::uint32_t value = 2166136261;
+  for (std::size_t tensor : bucket.tensors) {
+    for (std::uint64_t word : {std::uint64_t{tensor}, tensors[tensor].count}) {
+      for (int byte = 0; byte < 8; ++byte) {
+        value = (value ^ static_cast<std::uint8_t>(word >> (8 * byte))) * 16777619;
+      }
+    }
+  }
+  return value;
+}
+
+void FusionPlan::seal(Bucket& bucket) {
+  if (!bucket.tensors.empty()) buckets_.push_back(std::move(bucket));
+  bucket = Bucket{};
+}
+}  // namespace sdp

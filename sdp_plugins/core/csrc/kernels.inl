@@ -1,0 +1,445 @@
+// Included by each kernels_*.cpp, with SDP_KERNELS naming the function that it makes. Everything is
+// in an anonymous namespace and uses no library templates, so that the linker can never take code
+// that was compiled for a newer processor into a common function.
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels.hpp"
+
+#if defined(__F16C__) && defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace sdp {
+namespace {
+
+// ---- element types
+struct half {
+  uint16_t bits;
+};
+struct bfloat {
+  uint16_t bits;
+};
+struct boolean {
+  uint8_t value;
+};
+template <class T>
+struct complex {
+  T re, im;
+};
+
+inline float as_float(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+inline uint32_t as_bits(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+inline float widen(bfloat x) {
+  return as_float(uint32_t{x.bits} << 16);
+}
+
+// Round to nearest, ties to even; a NaN stays a (quiet) NaN.
+inline bfloat narrow_bfloat(float x) {
+  const uint32_t bits = as_bits(x);
+  const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const uint32_t quiet = (bits >> 16) | 0x40;
+  return {static_cast<uint16_t>((bits & 0x7fffffff) > 0x7f800000 ? quiet : rounded)};
+}
+
+#if defined(__aarch64__)
+inline float widen(half x) {
+  __fp16 value;
+  memcpy(&value, &x, sizeof value);
+  return value;
+}
+inline half narrow_half(float x) {
+  const __fp16 value = x;
+  half bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+#else
+// Without branches, so that the compiler can vectorize: the exponent is re-biased by a
+// multiplication with a power of two, which also normalizes subnormal numbers exactly.
+inline float widen(half x) {
+  const uint32_t magnitude = x.bits & 0x7fffu;
+  const uint32_t sign = (x.bits & 0x8000u) << 16;
+  const float scaled = as_float(magnitude << 13) * as_float(0x77800000);  // 2^112
+  const uint32_t finite = as_bits(scaled);
+  const uint32_t special = (magnitude << 13) | 0x7f800000u | (magnitude > 0x7c00u ? 0x400000u : 0u);
+  return as_float((magnitude >= 0x7c00u ? special : finite) | sign);
+}
+inline half narrow_half(float x) {
+  const uint32_t bits = as_bits(x);
+  const uint32_t sign = (bits >> 16) & 0x8000u;
+  const uint32_t magnitude = bits & 0x7fffffffu;
+  // Normal results: drop 13 bits of mantissa, ties to even. 0xc8000000 re-biases the exponent.
+  const uint32_t normal = (magnitude + 0xc8000fffu + ((magnitude >> 13) & 1)) >> 13;
+  // Subnormal results: adding 0.5 lets the adder itself round at the right bit.
+  const uint32_t subnormal = as_bits(as_float(magnitude) + 0.5f) - 0x3f000000u;
+  const uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x3ffu);
+  uint32_t result = magnitude < 0x38800000u ? subnormal : normal;  // below 2^-14
+  result = magnitude >= 0x477ff000u ? 0x7c00u : result;            // rounds past 65504
+  result = magnitude > 0x7f800000u ? nan : result;
+  return {static_cast<uint16_t>(result | sign)};
+}
+#endif
+
+// ---- accumulators
+template <class T>
+struct Plain {
+  using Element = T;
+  using Acc = T;
+  static Acc in(T x) { return x; }
+  static T out(Acc x) { return x; }
+};
+struct Half {
+  using Element = half;
+  using Acc = float;
+  static float in(half x) { return widen(x); }
+  static half out(float x) { return narrow_half(x); }
+};
+struct Bfloat {
+  using Element = bfloat;
+  using Acc = float;
+  static float in(bfloat x) { return widen(x); }
+  static bfloat out(float x) { return narrow_bfloat(x); }
+};
+// Any nonzero byte is true, and what is stored is 0 or 1.
+struct Boolean {
+  using Element = boolean;
+  using Acc = uint8_t;
+  static uint8_t in(boolean x) { return x.value != 0; }
+  static boolean out(uint8_t x) { return {x}; }
+};
+// AVG of integers: summed in 64 bits, so that it cannot overflow before it is divided.
+template <class T>
+struct Wide {
+  using Element = T;
+  using Acc = int64_t;
+  static int64_t in(T x) { return x; }
+  static T out(int64_t x) { return static_cast<T>(x); }
+};
+
+// ---- operators
+template <class T>
+struct is_integer {
+  static constexpr bool value = static_cast<T>(0.5) == static_cast<T>(0);
+};
+
+struct Sum {
+  template <class T>
+  static T apply(T a, T b) {
+    if constexpr (is_integer<T>::value) {
+      return static_cast<T>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));  // wraps
+    } else {
+      return a + b;
+    }
+  }
+  template <class T>
+  static complex<T> apply(complex<T> a, complex<T> b) {
+    return {a.re + b.re, a.im + b.im};
+  }
+};
+struct Product {
+  template <class T>
+  static T apply(T a, T b) {
+    if constexpr (is_integer<T>::value) {
+      return static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));
+    } else {
+      return a * b;
+    }
+  }
+  template <class T>
+  static complex<T> apply(complex<T> a, complex<T> b) {
+    return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
+  }
+};
+// A NaN on any rank is a NaN in the result, as in a single process.
+struct Min {
+  template <class T>
+  static T apply(T a, T b) {
+    return ((a < b) | (a != a)) ? a : b;
+  }
+};
+struct Max {
+  template <class T>
+  static T apply(T a, T b) {
+    return ((a > b) | (a != a)) ? a : b;
+  }
+};
+struct BitAnd {
+  template <class T>
+  static T apply(T a, T b) {
+    return static_cast<T>(a & b);
+  }
+};
+struct BitOr {
+  template <class T>
+  static T apply(T a, T b) {
+    return static_cast<T>(a | b);
+  }
+};
+struct BitXor {
+  template <class T>
+  static T apply(T a, T b) {
+    return static_cast<T>(a ^ b);
+  }
+};
+
+template <class T>
+T divide(T value, int by) {
+  return static_cast<T>(value / static_cast<T>(by));  // integers: toward zero
+}
+template <class T>
+complex<T> divide(complex<T> value, int by) {
+  return {value.re / static_cast<T>(by), value.im / static_cast<T>(by)};
+}
+template <class T>
+T scale(T value, double by) {
+  return static_cast<T>(value * static_cast<T>(by));
+}
+template <class T>
+complex<T> scale(complex<T> value, double by) {
+  return {scale(value.re, by), scale(value.im, by)};
+}
+
+// ---- loops
+// `ivdep`: an output may be exactly one of the inputs, which does not carry a dependence.
+#if defined(__clang__)
+#define SDP_LOOP _Pragma("clang loop vectorize(assume_safety)")
+#else
+#define SDP_LOOP _Pragma("GCC ivdep")
+#endif
+
+// An element at any address: NumPy, for one, does not promise alignment.
+template <class T>
+struct __attribute__((packed, may_alias)) Loose {
+  T value;
+};
+
+// Each loop first takes as many elements as the processor's own float16 conversions can, if it has
+// them.
+#if defined(__F16C__) && defined(__AVX2__)
+inline __m256 widen8(const Loose<half>* x) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
+}
+inline void narrow8(Loose<half>* to, __m256 x) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
+                   _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+}
+inline size_t load_fast(Loose<float>* to, const Loose<half>* from, size_t n) {
+  size_t i = 0;
+  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(reinterpret_cast<float*>(to + i), widen8(from + i));
+  return i;
+}
+inline size_t store_fast(Loose<half>* to, const Loose<float>* from, size_t n) {
+  size_t i = 0;
+  for (; i + 8 <= n; i += 8)
+    narrow8(to + i, _mm256_loadu_ps(reinterpret_cast<const float*>(from + i)));
+  return i;
+}
+inline size_t pair_fast(Sum, Loose<half>* to, const Loose<half>* a, const Loose<half>* b,
+                        size_t n) {
+  size_t i = 0;
+  for (; i + 8 <= n; i += 8) narrow8(to + i, _mm256_add_ps(widen8(a + i), widen8(b + i)));
+  return i;
+}
+#endif
+template <class To, class From>
+size_t load_fast(To*, const From*, size_t) {
+  return 0;
+}
+template <class To, class From>
+size_t store_fast(To*, const From*, size_t) {
+  return 0;
+}
+template <class Operator, class T>
+size_t pair_fast(Operator, T*, const T*, const T*, size_t) {
+  return 0;
+}
+
+enum class Finish { plain, divide, scale };
+
+template <class Format, Finish kFinish>
+void load(void* acc, const void* in, size_t n, double factor) {
+  auto* to = static_cast<Loose<typename Format::Acc>*>(acc);
+  const auto* from = static_cast<const Loose<typename Format::Element>*>(in);
+  const size_t start = kFinish == Finish::scale ? 0 : load_fast(to, from, n);
+  SDP_LOOP
+  for (size_t i = start; i < n; ++i) {
+    if constexpr (kFinish == Finish::scale) {
+      to[i].value = scale(Format::in(from[i].value), factor);
+    } else {
+      to[i].value = Format::in(from[i].value);
+    }
+  }
+}
+
+template <class Acc, class Operator>
+void fold(void* out, const void* a, const void* b, size_t n) {
+  auto* to = static_cast<Loose<Acc>*>(out);
+  const auto* x = static_cast<const Loose<Acc>*>(a);
+  const auto* y = static_cast<const Loose<Acc>*>(b);
+  SDP_LOOP
+  for (size_t i = 0; i < n; ++i) to[i].value = Operator::apply(x[i].value, y[i].value);
+}
+
+template <class Format, Finish kFinish>
+void store(void* out, const void* acc, size_t n, int divisor) {
+  auto* to = static_cast<Loose<typename Format::Element>*>(out);
+  const auto* from = static_cast<const Loose<typename Format::Acc>*>(acc);
+  const size_t start = kFinish == Finish::divide ? 0 : store_fast(to, from, n);
+  SDP_LOOP
+  for (size_t i = start; i < n; ++i) {
+    if constexpr (kFinish == Finish::divide) {
+      to[i].value = Format::out(divide(from[i].value, divisor));
+    } else {
+      to[i].value = Format::out(from[i].value);
+    }
+  }
+}
+
+template <class Format, class Operator>
+void pair(void* out, const void* a, const void* b, size_t n) {
+  auto* to = static_cast<Loose<typename Format::Element>*>(out);
+  const auto* x = static_cast<const Loose<typename Format::Element>*>(a);
+  const auto* y = static_cast<const Loose<typename Format::Element>*>(b);
+  const size_t start = pair_fast(Operator{}, to, x, y, n);
+  SDP_LOOP
+  for (size_t i = start; i < n; ++i) {
+    to[i].value = Format::out(Operator::apply(Format::in(x[i].value), Format::in(y[i].value)));
+  }
+}
+
+// ---- which pairs exist
+template <class T, class U>
+constexpr bool kSame = false;
+template <class T>
+constexpr bool kSame<T, T> = true;
+
+template <class Format, class Operator, Finish kFinish = Finish::plain>
+Kernel make() {
+  using Acc = typename Format::Acc;
+  Kernel kernel;
+  kernel.accumulator_size = sizeof(Acc);
+  kernel.widens = !kSame<Acc, typename Format::Element> || kFinish == Finish::scale;
+  kernel.load = load<Format, kFinish>;
+  kernel.fold = fold<Acc, Operator>;
+  kernel.store = store<Format, kFinish>;
+  if constexpr (kFinish == Finish::plain) kernel.pair = pair<Format, Operator>;
+  return kernel;
+}
+
+template <class Format>
+Kernel arithmetic(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum:
+      return make<Format, Sum>();
+    case ReduceOp::product:
+      return make<Format, Product>();
+    default:
+      return {};
+  }
+}
+
+template <class Format>
+Kernel ordered(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::min:
+      return make<Format, Min>();
+    case ReduceOp::max:
+      return make<Format, Max>();
+    default:
+      return arithmetic<Format>(op);
+  }
+}
+
+template <class Format>
+Kernel complex_number(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::avg:
+      return make<Format, Sum, Finish::divide>();
+    case ReduceOp::premul_sum:
+      return make<Format, Sum, Finish::scale>();
+    default:
+      return arithmetic<Format>(op);
+  }
+}
+
+template <class Format>
+Kernel floating(ReduceOp op) {
+  const Kernel kernel = ordered<Format>(op);
+  return kernel ? kernel : complex_number<Format>(op);
+}
+
+template <class T>
+Kernel integer(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::avg:
+      return make<Wide<T>, Sum, Finish::divide>();
+    case ReduceOp::band:
+      return make<Plain<T>, BitAnd>();
+    case ReduceOp::bor:
+      return make<Plain<T>, BitOr>();
+    case ReduceOp::bxor:
+      return make<Plain<T>, BitXor>();
+    default:
+      return ordered<Plain<T>>(op);
+  }
+}
+
+// A sum of truths is "any", a product "all".
+Kernel logical(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::sum:
+    case ReduceOp::max:
+    case ReduceOp::bor:
+      return make<Boolean, BitOr>();
+    case ReduceOp::product:
+    case ReduceOp::min:
+    case ReduceOp::band:
+      return make<Boolean, BitAnd>();
+    case ReduceOp::bxor:
+      return make<Boolean, BitXor>();
+    default:
+      return {};
+  }
+}
+}  // namespace
+
+Kernel SDP_KERNELS(DType dtype, ReduceOp op) {
+  switch (dtype) {
+    case DType::float16:
+      return floating<Half>(op);
+    case DType::float32:
+      return floating<Plain<float>>(op);
+    case DType::float64:
+      return floating<Plain<double>>(op);
+    case DType::bfloat16:
+      return floating<Bfloat>(op);
+    case DType::int8:
+      return integer<int8_t>(op);
+    case DType::int16:
+      return integer<int16_t>(op);
+    case DType::int32:
+      return integer<int32_t>(op);
+    case DType::int64:
+      return integer<int64_t>(op);
+    case DType::uint8:
+      return integer<uint8_t>(op);
+    case DType::boolean:
+      return logical(op);
+    case DType::complex64:
+      return complex_number<Plain<complex<float>>>(op);
+    case DType::complex128:
+      return complex_number<Plain<complex<double>>>(op);
+  }
+  return {};
+}
+}  // namespace sdp

@@ -1,0 +1,161 @@
+#include "operation.hpp"
+
+#include <algorithm>
+
+namespace sdp {
+namespace {
+constexpr std::uint32_t kSliceUs = 100'000;  // a lost peer is noticed within this time
+
+std::string describe(const Record& record) {
+  std::string text = std::string(name(record.op)) + " #" + std::to_string(record.seq);
+  if (record.op == Op::barrier) return text;
+  text.append(" ").append(name(record.dtype));
+  text.append("[").append(std::to_string(record.count)).append("]");
+  if (reduces(record.op)) text.append(" ").append(name(record.reduce_op));
+  if (is_rooted(record.op)) text += " root " + std::to_string(record.root);
+  if (record.layout != 0) text += " of fusion layout " + std::to_string(record.layout);
+  return text;
+}
+
+bool agree(const Record& a, const Record& b) {
+  if (a.seq != b.seq || a.op != b.op) return false;
+  if (a.op == Op::barrier) return true;
+  return a.dtype == b.dtype && a.layout == b.layout &&
+         (!reduces(a.op) || a.reduce_op == b.reduce_op) && (!is_rooted(a.op) || a.root == b.root) &&
+         (!counts_must_agree(a.op) || a.count == b.count);
+}
+}  // namespace
+
+Operation::Operation(const Context& context, const Request& request, std::uint64_t seq,
+                     std::uint32_t& step)
+    : context_(context),
+      request_(request),
+      seq_(seq),
+      step_(step),
+      arrival_step_(step + 1),
+      itemsize_(sdp::itemsize(request.dtype)),
+      started_s_(now_s()) {}
+
+std::vector<double> Operation::factors() const {
+  std::vector<double> all;
+  if (request_.reduce_op == ReduceOp::premul_sum) {
+    for (int r = 0; r < world_size(); ++r) all.push_back(record(r).factor);
+  }
+  return all;
+}
+
+void Operation::arrive(const Record& announced) {
+  own().record(seq_) = announced;
+  publish();
+  await_all();
+  compare_records();
+}
+
+void Operation::publish() {
+  own().header().step.publish(++step_);
+}
+
+void Operation::await(std::uint32_t step) {
+  for (int r = 0; r < world_size(); ++r) {
+    if (!segment(r).header().step.reached(step)) await_rank(r, step);
+  }
+}
+
+void Operation::await_rank(int rank, std::uint32_t step) {
+  Signal& signal = segment(rank).header().step;
+  if (spin_until(signal, step, context_.patience.spin)) return;
+  while (true) {
+    const std::uint32_t seen = signal.value.load(std::memory_order_acquire);
+    if (static_cast<std::int32_t>(seen - step) >= 0) return;
+    const double left_s = request_.timeout_s - (now_s() - started_s_);
+    signal.sleep(seen, static_cast<std::uint32_t>(std::clamp(left_s * 1e6, 1.0, 1.0 * kSliceUs)));
+    if (signal.reached(step)) return;
+    if (context_.patience.interrupt) context_.patience.interrupt();
+    check_peers(step);
+    if (now_s() - started_s_ > request_.timeout_s) time_out(step);
+  }
+}
+
+std::vector<int> Operation::missing(std::uint32_t step) const {
+  std::vector<int> ranks;
+  for (int r = 0; r < world_size(); ++r) {
+    if (!segment(r).header().step.reached(step)) ranks.push_back(r);
+  }
+  return ranks;
+}
+
+// A dead process is the root cause; that a third rank gave up because of it comes second. A rank
+// that failed ends the wait even if it has come this far: the next operation would fail anyway.
+void Operation::check_peers(std::uint32_t step) const {
+  std::vector<int> lost;
+  for (int r : context_.peers.dead()) {
+    if (!segment(r).header().step.reached(step)) lost.push_back(r);
+  }
+  if (!lost.empty()) {
+    fail(FailureKind::peer_lost, rank_list(lost) + " ended while needed", lost);
+  }
+  for (int r = 0; r < world_size(); ++r) {
+    if (r == rank()) continue;
+    // Looked at before the counter: a rank that is done with this step may leave at any time.
+    const auto cause = context_.peers.gave_up(r);
+    if (cause && (context_.peers.failed(r) || !segment(r).header().step.reached(step))) {
+      fail(cause->kind, cause->what(), cause->ranks);
+    }
+  }
+}
+
+void Operation::time_out(std::uint32_t step) const {
+  const std::vector<int> late = missing(step);
+  if (late.empty()) return;  // the last one came just now
+  std::string what = rank_list(late);
+  what += step == arrival_step_ ? " did not arrive in " : " arrived, but stalled for ";
+  what += seconds(request_.timeout_s);
+  const Record& previous = segment(late[0]).record(seq_ - 1);
+  if (step == arrival_step_ && previous.seq + 1 == seq_) {
+    what += "; rank " + std::to_string(late[0]) + " last announced " + describe(previous);
+  }
+  fail(FailureKind::timeout, what, late);
+}
+
+void Operation::compare_records() const {
+  const Record& mine = record(rank());
+  bool all_agree = true;
+  for (int r = 0; r < world_size(); ++r) all_agree = all_agree && agree(mine, record(r));
+  if (all_agree) return;
+  // One entry per distinct announcement, the ranks that made it in front.
+  std::vector<std::pair<std::string, std::vector<int>>> table;
+  for (int r = 0; r < world_size(); ++r) {
+    const std::string text = describe(record(r));
+    auto same =
+        std::find_if(table.begin(), table.end(), [&](auto& row) { return row.first == text; });
+    if (same == table.end()) same = table.insert(table.end(), {text, {}});
+    same->second.push_back(r);
+  }
+  std::string what = "ranks disagree:";
+  for (const auto& [text, ranks] : table) {
+    what.append(" ").append(rank_list(ranks)).append(": ").append(text).append(";");
+  }
+  what.pop_back();
+  // To blame: whoever is not with the largest party (the first one among equals).
+  const auto largest = std::max_element(table.begin(), table.end(), [](auto& a, auto& b) {
+    return a.second.size() < b.second.size();
+  });
+  std::vector<int> others;
+  for (int r = 0; r < world_size(); ++r) {
+    if (!std::count(largest->second.begin(), largest->second.end(), r)) others.push_back(r);
+  }
+  fail(FailureKind::mismatch, what, others);
+}
+
+void Operation::fail(FailureKind kind, const std::string& what, std::vector<int> ranks) const {
+  const double elapsed_s = now_s() - started_s_;
+  const std::string op(name(request_.op));
+  const std::string shape = request_.describe();
+  std::string text = "[rank " + std::to_string(rank()) + "/" + std::to_string(world_size()) + "] " +
+                     op + " #" + std::to_string(seq_) + (shape.empty() ? "" : " " + shape) + ": " +
+                     what;
+  if (!context_.last_completed.empty())
+    text += " (last completed: " + context_.last_completed + ")";
+  throw Failure(kind, text + "." + hint(kind), std::move(ranks), op, seq_, elapsed_s);
+}
+}  // namespace sdp

@@ -1,0 +1,94 @@
+// One collective while it runs on this rank: announces it, compares what all ranks announced, and
+// moves all ranks through its rounds in lockstep. Every wait has a deadline and watches the peers.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels.hpp"
+#include "peers.hpp"
+#include "plan.hpp"
+#include "regions.hpp"
+#include "request.hpp"
+
+namespace sdp {
+
+// How the executing thread waits.
+struct Patience {
+  SpinPolicy spin;
+  std::function<void()> interrupt;  // called every slice; throws to give up (signals, closing)
+};
+
+class Operation {
+ public:
+  struct Context {
+    Peers& peers;
+    Regions& regions;
+    KernelTable kernels;
+    const Patience& patience;
+    const std::string& last_completed;  // "broadcast #1041"
+  };
+  // `step`: this rank's step counter, equal on all ranks between operations; advanced here.
+  Operation(const Context& context, const Request& request, std::uint64_t seq, std::uint32_t& step);
+
+  const Request& request() const { return request_; }
+  int rank() const { return context_.peers.rank(); }
+  int world_size() const { return context_.peers.world_size(); }
+  std::size_t itemsize() const { return itemsize_; }
+  Regions& regions() const { return context_.regions; }
+  KernelTable kernels() const { return context_.kernels; }
+  const Segment& segment(int rank) const { return context_.peers.segment(rank); }
+  const Segment& own() const { return context_.peers.own(); }
+  std::size_t slot_bytes() const { return context_.peers.layout().slot_bytes(); }
+  const Record& record(int rank) const { return segment(rank).record(seq_); }
+  std::uint64_t seq() const { return seq_; }
+  std::vector<double> factors() const;  // of all ranks, for PREMUL_SUM
+
+  // Announces this operation, waits for all ranks, and throws Failure(mismatch) unless they agree.
+  void arrive(const Record& announced);
+
+  // Runs phases over `rounds` rounds: in stage i, phase p works on round i - p; between stages all
+  // ranks synchronize. Phase 0 needs nothing of its own stage's peers, so it runs before the wait.
+  // A slot that phase 0 fills in round i is free again in round i + kSlots.
+  template <class... Phase>
+  void lockstep(std::size_t rounds, Phase&&... phases) {
+    const std::size_t stages = rounds == 0 ? 0 : rounds + sizeof...(phases) - 1;
+    for (std::size_t stage = 0; stage < stages; ++stage) {
+      std::size_t lag = 0;
+      const auto turn = [&](auto& phase) {
+        if (lag == 1) await(step_);
+        if (stage >= lag && stage - lag < rounds) phase(stage - lag);
+        ++lag;
+      };
+      (turn(phases), ...);
+      publish();
+    }
+  }
+  void publish();                  // one step done
+  void await(std::uint32_t step);  // until all ranks have published it
+  void await_all() { await(step_); }
+
+  [[noreturn]] void fail(FailureKind kind, const std::string& what, std::vector<int> ranks) const;
+  void set_path(Path path) { path_ = path; }
+  Path path() const { return path_; }
+
+ private:
+  void await_rank(int rank, std::uint32_t step);
+  void check_peers(std::uint32_t step) const;
+  void compare_records() const;
+  std::vector<int> missing(std::uint32_t step) const;
+  void time_out(std::uint32_t step) const;
+
+  Context context_;
+  const Request& request_;
+  std::uint64_t seq_;
+  std::uint32_t& step_;
+  std::uint32_t arrival_step_;
+  std::size_t itemsize_;
+  double started_s_;
+  Path path_ = Path::none;
+};
+}  // namespace sdp

@@ -1,0 +1,41 @@
+#include "owned_thread.hpp"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <csignal>
+
+namespace sdp {
+
+OwnedThread::OwnedThread() : owner_pid_(getpid()) {}
+
+OwnedThread::~OwnedThread() {
+  if (!ours()) {
+    (void)thread_.release();  // neither joinable nor detachable: leave the few bytes
+    return;
+  }
+  join();
+}
+
+bool OwnedThread::ours() const {
+  return getpid() == owner_pid_;
+}
+
+void OwnedThread::start(std::function<void()> body, const char* name) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  try {
+    thread_ = std::make_unique<std::thread>(std::move(body));
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  pthread_setname_np(thread_->native_handle(), name);
+}
+
+void OwnedThread::join() {
+  if (thread_ && ours() && thread_->joinable()) thread_->join();
+}
+}  // namespace sdp

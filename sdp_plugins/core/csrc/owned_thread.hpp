@@ -1,0 +1,24 @@
+// A thread that belongs to one process: after a fork the child has the object, but not the thread.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <thread>
+
+namespace sdp {
+
+class OwnedThread {
+ public:
+  OwnedThread();
+  ~OwnedThread();
+  bool started() const { return thread_ != nullptr; }
+  bool ours() const;  // false in a forked child
+  // Signals stay with the program's own threads. `name`: at most 15 characters.
+  void start(std::function<void()> body, const char* name);
+  void join();
+
+ private:
+  const int owner_pid_;
+  std::unique_ptr<std::thread> thread_;
+};
+}  // namespace sdp

@@ -1,0 +1,161 @@
+#include "peers.hpp"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace sdp {
+
+FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)) {}
+FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  return *this;
+}
+FileDescriptor::~FileDescriptor() {
+  if (fd_ >= 0) close(fd_);
+}
+
+void initialize_segment(int fd, int rank, int world_size, std::size_t staging_bytes) {
+  const Layout layout(world_size, staging_bytes);
+  if (ftruncate(fd, static_cast<off_t>(layout.total())) != 0) {
+    throw Failure(FailureKind::shared_memory, std::string("cannot size a memory file to ") +
+                                                  std::to_string(layout.total()) +
+                                                  " bytes: " + std::strerror(errno));
+  }
+  const Mapping mapping(fd, sizeof(Header), 0, false);
+  auto* header = reinterpret_cast<Header*>(mapping.data());  // the file is zero-filled
+  header->magic = kMagic;
+  header->rank = rank;
+  header->world_size = world_size;
+  header->staging_bytes = staging_bytes;
+}
+
+Peers::Peers(Links links, std::size_t staging_bytes)
+    : rank_(links.rank), world_size_(links.world_size), layout_(world_size_, staging_bytes) {
+  // Own everything first: nothing may leak if a mapping fails.
+  std::vector<FileDescriptor> files;
+  for (int fd : links.segment_fds) files.emplace_back(fd);
+  for (int fd : links.sockets) sockets_.emplace_back(fd);
+  for (int fd : links.pidfds) pidfds_.emplace_back(fd);
+  for (int r = 0; r < world_size_; ++r) {
+    const int file = files[static_cast<std::size_t>(r)].get();
+    // The header first: with another layout the file may be shorter than the whole is here.
+    const Mapping head(file, sizeof(Header), 0, false);
+    const auto& header = *reinterpret_cast<const Header*>(head.data());
+    if (header.magic != kMagic || header.rank != r || header.world_size != world_size_ ||
+        header.staging_bytes != staging_bytes) {
+      throw Failure(FailureKind::mismatch,
+                    "[rank " + std::to_string(rank_) + "/" + std::to_string(world_size_) +
+                        "] rendezvous: rank " + std::to_string(r) +
+                        " has another memory layout. Hint: the same version of sdp_plugins and the "
+                        "same SDP_STAGING_BYTES must be used on all ranks.",
+                    {r}, "rendezvous");
+    }
+    segments_.emplace_back(Mapping(file, layout_.total(), 0, false), &layout_);
+  }
+}
+
+std::vector<int> Peers::dead() const {
+  std::vector<pollfd> polled;
+  std::vector<int> owner;
+  for (int r = 0; r < world_size_; ++r) {
+    const auto at = static_cast<std::size_t>(r);
+    // A pidfd tells the end of the process itself; a socket may be held open by its children.
+    if (pidfds_[at].get() >= 0) {
+      polled.push_back({pidfds_[at].get(), POLLIN, 0});
+    } else if (sockets_[at].get() >= 0) {
+      polled.push_back({sockets_[at].get(), POLLRDHUP, 0});
+    } else {
+      continue;
+    }
+    owner.push_back(r);
+  }
+  std::vector<int> ended;
+  if (poll(polled.data(), polled.size(), 0) <= 0) return ended;
+  for (std::size_t i = 0; i < polled.size(); ++i) {
+    if ((polled[i].revents & (POLLIN | POLLHUP | POLLRDHUP | POLLERR)) != 0)
+      ended.push_back(owner[i]);
+  }
+  return ended;
+}
+
+std::optional<Failure> Peers::gave_up(int rank) const {
+  const Header& header = segment(rank).header();
+  const PeerState state = header.state.load(std::memory_order_acquire);
+  const std::string who = "rank " + std::to_string(rank);
+  if (state == PeerState::open) return std::nullopt;
+  if (state == PeerState::left) {
+    return Failure(FailureKind::peer_lost, who + " has closed the group", {rank});
+  }
+  std::vector<int> ranks;
+  for (int blamed : header.cause_ranks) {
+    if (blamed < 0 || blamed >= world_size_) break;
+    ranks.push_back(blamed);
+  }
+  const std::string text(header.cause_text, strnlen(header.cause_text, sizeof header.cause_text));
+  auto kind = header.cause_kind;
+  // Closed or interrupted there is, seen from here, a peer that is gone.
+  if (kind > FailureKind::aborted) kind = FailureKind::peer_lost;
+  if (ranks.empty()) ranks.push_back(rank);
+  return Failure(kind, who + " gave up: " + text, std::move(ranks));
+}
+
+bool Peers::left(int rank) const {
+  return segment(rank).header().state.load(std::memory_order_acquire) == PeerState::left;
+}
+
+bool Peers::failed(int rank) const {
+  return segment(rank).header().state.load(std::memory_order_acquire) == PeerState::failed;
+}
+
+std::map<int, Failure> Peers::gone() const {
+  std::map<int, Failure> why;
+  for (int r : dead()) {
+    why.try_emplace(r, FailureKind::peer_lost, rank_list({r}) + " ended while needed",
+                    std::vector<int>{r});
+  }
+  for (int r = 0; r < world_size_; ++r) {
+    if (r == rank_) continue;
+    if (const auto cause = gave_up(r)) why.try_emplace(r, *cause);
+  }
+  return why;
+}
+
+void Peers::say(PeerState state) {
+  Header& header = own().header();
+  header.state.store(state, std::memory_order_release);
+  header.step.wake();
+  for (int r = 0; r < world_size_; ++r) segment(r).header().bell.bump();
+}
+
+void Peers::leave() {
+  const std::lock_guard lock(state_mutex_);
+  if (own().header().state.load() == PeerState::open) say(PeerState::left);
+}
+
+void Peers::give_up(const Failure& cause) {
+  const std::lock_guard lock(state_mutex_);
+  Header& header = own().header();
+  if (header.state.load() == PeerState::failed) return;
+  header.cause_kind = cause.kind;
+  std::fill(std::begin(header.cause_ranks), std::end(header.cause_ranks), -1);
+  std::copy_n(cause.ranks.begin(), std::min(cause.ranks.size(), std::size(header.cause_ranks)),
+              header.cause_ranks);
+  // The cause alone: whoever repeats it adds what it has completed itself, and the hint.
+  const std::string whole(cause.what());
+  const std::size_t end = std::min(whole.find(" (last completed: "), whole.find(" Hint: "));
+  std::string text = whole.substr(0, end);
+  if (text.ends_with('.')) text.pop_back();
+  // Who says it stands before it.
+  if (text.starts_with("[rank ")) text.erase(0, text.find("] ") + 2);
+  const std::size_t length = std::min(text.size(), sizeof header.cause_text - 1);
+  std::memcpy(header.cause_text, text.data(), length);
+  header.cause_text[length] = '\0';
+  say(PeerState::failed);
+}
+}  // namespace sdp

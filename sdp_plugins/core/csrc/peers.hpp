@@ -1,0 +1,69 @@
+// The other ranks of a group on this node: their segments, and whether they still live.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "error.hpp"
+#include "segment.hpp"
+
+namespace sdp {
+
+// File descriptors from the rendezvous, one per rank. `Peers` owns them from its constructor on.
+struct Links {
+  int rank = 0;
+  int world_size = 1;
+  std::vector<int> segment_fds;
+  std::vector<int> sockets;  // connected Unix sockets; -1 at this rank's own index
+  std::vector<int> pidfds;   // -1 where the kernel could not give one
+};
+
+class FileDescriptor {
+ public:
+  explicit FileDescriptor(int fd = -1) : fd_(fd) {}
+  FileDescriptor(FileDescriptor&& other) noexcept;
+  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
+  ~FileDescriptor();
+  int get() const { return fd_; }
+
+ private:
+  int fd_;
+};
+
+class Peers {
+ public:
+  Peers(Links links, std::size_t staging_bytes);
+  int rank() const { return rank_; }
+  int world_size() const { return world_size_; }
+  const Layout& layout() const { return layout_; }
+  const Segment& segment(int rank) const { return segments_[static_cast<std::size_t>(rank)]; }
+  const Segment& own() const { return segment(rank_); }
+  int socket(int rank) const { return sockets_[static_cast<std::size_t>(rank)].get(); }
+
+  // Ranks whose process has ended. One poll, no waiting.
+  std::vector<int> dead() const;
+  // Why `rank` cannot make progress any more though its process may live; nothing if it can.
+  std::optional<Failure> gave_up(int rank) const;
+  bool left(int rank) const;    // closed the group in good order
+  bool failed(int rank) const;  // gave up, and not in good order: the whole group is lost
+  // `dead` and `gave_up`. What a rank did before it went is visible once it is listed here.
+  std::map<int, Failure> gone() const;
+
+  void leave();                        // this rank closes in good order
+  void give_up(const Failure& cause);  // tells all peers why; the first cause stays
+
+ private:
+  void say(PeerState state);
+
+  int rank_, world_size_;
+  Layout layout_;
+  std::vector<Segment> segments_;
+  std::vector<FileDescriptor> sockets_, pidfds_;
+  std::mutex state_mutex_;
+};
+
+// Prepares a segment's file: sized and with a header; done by its owner before the rendezvous.
+void initialize_segment(int fd, int rank, int world_size, std::size_t staging_bytes);
+}  // namespace sdp

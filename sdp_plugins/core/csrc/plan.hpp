@@ -1,0 +1,58 @@
+// Which bytes move when: pure arithmetic, no memory, no ranks that wait.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "types.hpp"
+
+namespace sdp {
+
+struct Range {
+  std::size_t begin = 0;
+  std::size_t count = 0;
+};
+
+// `total` elements cut into `parts` equal shards; all start at a multiple of `align` elements, only
+// the last ones are shorter (or empty). Balanced: no shard is longer than any other by design.
+class Shards {
+ public:
+  Shards(std::size_t total, int parts, std::size_t align)
+      : total_(total), length_(round_up(ceil_div(total, static_cast<std::size_t>(parts)), align)) {}
+
+  Range shard(int index) const { return clip(static_cast<std::size_t>(index) * length_, length_); }
+
+  // The part of a shard that travels in one round of `chunk` elements.
+  Range chunk(int index, std::size_t round, std::size_t chunk) const {
+    const Range whole = shard(index);
+    const std::size_t skip = std::min(round * chunk, whole.count);
+    return {whole.begin + skip, std::min(chunk, whole.count - skip)};
+  }
+  std::size_t rounds(std::size_t chunk) const { return ceil_div(length_, chunk); }
+
+  static std::size_t ceil_div(std::size_t a, std::size_t b) { return (a + b - 1) / b; }
+  static std::size_t round_up(std::size_t a, std::size_t to) { return ceil_div(a, to) * to; }
+
+ private:
+  Range clip(std::size_t begin, std::size_t count) const {
+    begin = std::min(begin, total_);
+    return {begin, std::min(count, total_ - begin)};
+  }
+  std::size_t total_, length_;
+};
+
+// How an operation moves its bytes; decided in one place.
+enum class Path : std::uint8_t {
+  none,       // nothing has run yet
+  inlined,    // the payload travels with the announcement: one synchronization
+  staged,     // through the group's own segments in chunks that stay in the cache
+  zero_copy,  // in place, in memory that all ranks have mapped
+};
+const char* name(Path path);
+const char* reason(Path path);
+
+// `shown_bytes`: what this rank shows to the others; `all_registered`: every rank's buffer is
+// mapped.
+Path choose_path(Op op, std::size_t shown_bytes, bool all_registered);
+}  // namespace sdp

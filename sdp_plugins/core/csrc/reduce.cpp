@@ -1,0 +1,76 @@
+#include "reduce.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace sdp {
+namespace {
+constexpr std::size_t kBlockBytes = 8192;  // per accumulator: two and an element block fit in L1
+}
+
+Kernel checked_kernel(KernelTable table, DType dtype, ReduceOp op) {
+  const Kernel kernel = table(dtype, op);
+  if (kernel) return kernel;
+  std::string alternatives;
+  for (int i = 0; i < kReduceOps; ++i) {
+    const auto other = static_cast<ReduceOp>(i);
+    if (table(dtype, other))
+      alternatives += (alternatives.empty() ? "" : ", ") + std::string(name(other));
+  }
+  throw std::invalid_argument("reduction '" + std::string(name(op)) + "' is not defined for " +
+                              std::string(name(dtype)) + "; it has: " + alternatives +
+                              ". Hint: use one of these or convert the data first.");
+}
+
+Reducer::Reducer(KernelTable table, DType dtype, ReduceOp op, std::vector<double> factors)
+    : kernel_(checked_kernel(table, dtype, op)),
+      itemsize_(itemsize(dtype)),
+      factors_(std::move(factors)) {}
+
+// The sum of sources [first, first + sources.size()) of the whole: a pointer to accumulators, which
+// lie in `scratch` (one block per level of the tree) or, for a leaf that needs no widening, in
+// place.
+const std::byte* Reducer::subtree(std::span<const std::byte* const> sources, std::size_t first,
+                                  std::size_t at, std::size_t n, std::byte* scratch) {
+  if (sources.size() == 1) {
+    const std::byte* source = sources[0] + at * itemsize_;
+    if (!kernel_.widens) return source;
+    kernel_.load(scratch, source, n, factors_.empty() ? 1.0 : factors_[first]);
+    return scratch;
+  }
+  const std::size_t half = std::bit_ceil(sources.size()) / 2;
+  const std::byte* left = subtree(sources.first(half), first, at, n, scratch);
+  const std::byte* right =
+      subtree(sources.subspan(half), first + half, at, n, scratch + kBlockBytes);
+  kernel_.fold(scratch, left, right, n);
+  return scratch;
+}
+
+void Reducer::block(std::span<const std::byte* const> sources, std::byte* output, std::size_t at,
+                    std::size_t n) {
+  if (sources.size() == 2 && kernel_.pair != nullptr) {
+    kernel_.pair(output, sources[0] + at * itemsize_, sources[1] + at * itemsize_, n);
+    return;
+  }
+  const std::byte* result = subtree(sources, 0, at, n, scratch_.data());
+  kernel_.store(output, result, n, static_cast<int>(sources.size()));
+}
+
+void Reducer::run(std::span<const std::byte* const> sources, std::span<std::byte* const> outputs,
+                  std::size_t count) {
+  const std::size_t levels = std::bit_width(sources.size()) + 1;
+  scratch_.resize(levels * kBlockBytes);
+  const std::size_t per_block = kBlockBytes / std::max(kernel_.accumulator_size, itemsize_);
+  for (std::size_t at = 0; at < count; at += per_block) {
+    const std::size_t n = std::min(per_block, count - at);
+    std::byte* first = outputs[0] + at * itemsize_;
+    block(sources, first, at, n);
+    for (std::byte* other : outputs.subspan(1)) {
+      if (other != outputs[0]) std::memcpy(other + at * itemsize_, first, n * itemsize_);
+    }
+  }
+}
+}  // namespace sdp

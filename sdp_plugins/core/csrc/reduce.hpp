@@ -1,0 +1,42 @@
+// Reduction of one range of elements that lies at several ranks, along one fixed binary tree.
+//
+// The tree over ranks [lo, hi) splits at the largest power of two below its size: ((0+1)+(2+3))
+// + 4. It depends on nothing but the number of ranks, so every path, chunking and arrival order
+// gives the same bits, and so do 1 x 4, 2 x 2 and 4 x 1 layouts of nodes and ranks. 16-bit floats
+// accumulate in float32 and are rounded once.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "kernels.hpp"
+
+namespace sdp {
+
+class Reducer {
+ public:
+  // `factors`: one per source, used by PREMUL_SUM only. Throws std::invalid_argument, with the
+  // alternatives, if the pair has no meaning.
+  Reducer(KernelTable table, DType dtype, ReduceOp op, std::vector<double> factors = {});
+
+  // outputs[k][i] = tree over s of sources[s][i], for `count` elements. An output may be a source.
+  // Reads each source once and writes each output once; works in blocks that stay in the L1 cache.
+  void run(std::span<const std::byte* const> sources, std::span<std::byte* const> outputs,
+           std::size_t count);
+
+ private:
+  const std::byte* subtree(std::span<const std::byte* const> sources, std::size_t first,
+                           std::size_t at, std::size_t n, std::byte* scratch);
+  void block(std::span<const std::byte* const> sources, std::byte* output, std::size_t at,
+             std::size_t n);
+
+  Kernel kernel_;
+  std::size_t itemsize_;
+  std::vector<double> factors_;
+  std::vector<std::byte> scratch_;
+};
+
+// Throws std::invalid_argument as above.
+Kernel checked_kernel(KernelTable table, DType dtype, ReduceOp op);
+}  // namespace sdp

@@ -1,0 +1,177 @@
+#include "regions.hpp"
+
+#include <fcntl.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <iterator>
+#include <stdexcept>
+
+namespace sdp {
+namespace {
+// Room for one file descriptor beside a message.
+union Control {
+  char bytes[CMSG_SPACE(sizeof(int))];
+  cmsghdr align;
+};
+
+FileDescriptor duplicate(int fd) {
+  FileDescriptor copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
+  if (copy.get() < 0) {
+    throw Failure(FailureKind::shared_memory,
+                  std::string("cannot share a memory file: ") + std::strerror(errno));
+  }
+  return copy;
+}
+
+[[noreturn]] void refuse(int rank, const char* what) {
+  throw Failure(FailureKind::mismatch,
+                "rank " + std::to_string(rank) + " sent a " + what + " about registered memory",
+                {rank});
+}
+}  // namespace
+
+Regions::Regions(const Peers& peers)
+    : peers_(peers),
+      seen_(static_cast<std::size_t>(peers.world_size())),
+      mapped_(static_cast<std::size_t>(peers.world_size())) {}
+
+std::uint64_t Regions::add(std::byte* data, std::uint64_t nbytes, int fd,
+                           std::uint64_t file_offset) {
+  if (nbytes == 0) throw std::invalid_argument("registered memory must not be empty");
+  const std::lock_guard lock(mutex_);
+  const std::uint64_t region = next_region_++;
+  std::vector<Letter> letters;
+  for (int r = 0; r < peers_.world_size(); ++r) {
+    if (r == peers_.rank()) continue;
+    letters.push_back({r, {region, nbytes, file_offset}, duplicate(fd)});
+  }
+  const Mapping probe(fd, nbytes, file_offset, false);  // as the peers will: fails here, not there
+  std::move(letters.begin(), letters.end(), std::back_inserter(outbox_));
+  own_[region] = {data, nbytes, false};
+  flush();
+  return region;
+}
+
+// Whoever has not heard of the region yet need not hear of its end either: what waits in the outbox
+// is bounded by the regions that live.
+void Regions::remove(std::uint64_t region) {
+  const std::lock_guard lock(mutex_);
+  if (own_.erase(region) == 0) return;
+  for (int r = 0; r < peers_.world_size(); ++r) {
+    if (r == peers_.rank()) continue;
+    const auto unsent = std::find_if(outbox_.begin(), outbox_.end(), [&](const Letter& letter) {
+      return letter.to == r && letter.message.region == region;
+    });
+    if (unsent != outbox_.end()) {
+      outbox_.erase(unsent);
+    } else {
+      outbox_.push_back({r, {region, 0, 0}, FileDescriptor()});
+    }
+  }
+  flush();
+}
+
+std::optional<RegionPlace> Regions::find(const std::byte* data, std::uint64_t nbytes) {
+  const std::lock_guard lock(mutex_);
+  flush();
+  for (const auto& [region, own] : own_) {
+    if (data >= own.data && data + nbytes <= own.data + own.nbytes) {
+      if (!own.told) return std::nullopt;
+      return RegionPlace{region, static_cast<std::uint64_t>(data - own.data)};
+    }
+  }
+  return std::nullopt;
+}
+
+std::uint64_t Regions::news() {
+  const std::lock_guard lock(mutex_);
+  return news_;
+}
+
+// In order; stops at the first full socket. Nobody waits here: until a region is told, its memory
+// is simply not used in place.
+void Regions::flush() {
+  while (!outbox_.empty() && send(outbox_.front())) outbox_.pop_front();
+  for (auto& [region, own] : own_) {
+    const auto about_it = [id = region](const Letter& letter) {
+      return letter.message.region == id;
+    };
+    own.told = own.told || std::none_of(outbox_.begin(), outbox_.end(), about_it);
+  }
+}
+
+bool Regions::send(const Letter& letter) {
+  iovec part{const_cast<Message*>(&letter.message), sizeof letter.message};
+  Control control{};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  if (const int fd = letter.file.get(); fd >= 0) {
+    header.msg_control = control.bytes;
+    header.msg_controllen = sizeof control.bytes;
+    cmsghdr* attached = CMSG_FIRSTHDR(&header);
+    attached->cmsg_level = SOL_SOCKET;
+    attached->cmsg_type = SCM_RIGHTS;
+    attached->cmsg_len = CMSG_LEN(sizeof fd);
+    std::memcpy(CMSG_DATA(attached), &fd, sizeof fd);
+  }
+  const ssize_t sent = sendmsg(peers_.socket(letter.to), &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (sent < 0 && (errno == EAGAIN || errno == EINTR || errno == ETOOMANYREFS)) return false;
+  ++news_;  // any other error: the peer is gone, which the next operation will find out
+  return true;
+}
+
+void Regions::catch_up(int rank, std::uint64_t news) {
+  auto& seen = seen_[static_cast<std::size_t>(rank)];
+  if (seen == news) return;
+  seen = news;
+  auto& mapped = mapped_[static_cast<std::size_t>(rank)];
+  while (true) {
+    Message message{};
+    iovec part{&message, sizeof message};
+    Control control{};
+    msghdr header{};
+    header.msg_iov = &part;
+    header.msg_iovlen = 1;
+    header.msg_control = control.bytes;
+    header.msg_controllen = sizeof control.bytes;
+    const ssize_t got = recvmsg(peers_.socket(rank), &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (got <= 0) return;
+    FileDescriptor file;
+    if (cmsghdr* attached = CMSG_FIRSTHDR(&header);
+        attached != nullptr && attached->cmsg_type == SCM_RIGHTS) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(attached), sizeof fd);
+      file = FileDescriptor(fd);
+    }
+    if ((header.msg_flags & MSG_CTRUNC) != 0) {
+      throw Failure(FailureKind::shared_memory,
+                    "no file descriptor is left for memory of rank " + std::to_string(rank) +
+                        ". Hint: raise the limit (ulimit -n), or set SDP_REGISTER=0.",
+                    {peers_.rank()});
+    }
+    const bool cut = (header.msg_flags & MSG_TRUNC) != 0;
+    if (cut || got != static_cast<ssize_t>(sizeof message)) refuse(rank, "malformed message");
+    if (message.nbytes == 0) {
+      mapped.erase(message.region);
+    } else {
+      if (file.get() < 0) refuse(rank, "message without a file");
+      mapped[message.region] = Mapping(file.get(), message.nbytes, message.file_offset, true);
+    }
+  }
+}
+
+std::byte* Regions::address(int rank, RegionPlace place, std::uint64_t nbytes) const {
+  const auto& mapped = mapped_[static_cast<std::size_t>(rank)];
+  const auto found = mapped.find(place.region);
+  if (found == mapped.end()) refuse(rank, "reference to an unknown region");
+  const Mapping& mapping = found->second;
+  if (place.offset > mapping.nbytes() || nbytes > mapping.nbytes() - place.offset) {
+    refuse(rank, "range outside its region");
+  }
+  return mapping.data() + place.offset;
+}
+}  // namespace sdp

@@ -1,0 +1,101 @@
+#include "request.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+#include "error.hpp"
+
+namespace sdp {
+namespace {
+[[noreturn]] void invalid(const Request& request, const std::string& what) {
+  throw std::invalid_argument(std::string(name(request.op)) + ": " + what);
+}
+
+void check_pieces(const Request& request, const char* which, const std::vector<Piece>& pieces,
+                  std::size_t expected) {
+  if (pieces.size() != expected) {
+    invalid(request, std::string("needs ") + std::to_string(expected) + " " + which +
+                         " buffer(s), got " + std::to_string(pieces.size()));
+  }
+  for (const Piece& piece : pieces) {
+    if (piece.data == nullptr && piece.count > 0) invalid(request, "a buffer has no memory");
+    if (piece.count > std::numeric_limits<std::int64_t>::max() / itemsize(request.dtype)) {
+      invalid(request, "a buffer is larger than any memory");
+    }
+  }
+}
+}  // namespace
+
+std::uint64_t Request::count() const {
+  std::uint64_t most = 0;
+  for (const auto* pieces : {&sends, &recvs}) {
+    for (const Piece& piece : *pieces) most = std::max(most, piece.count);
+  }
+  return most;
+}
+
+std::string Request::describe() const {
+  if (op == Op::barrier) return "";
+  std::string text = std::string(name(dtype)) + "[" + std::to_string(count()) + "]";
+  if (reduces(op)) text.append(" ").append(name(reduce_op));
+  if (is_rooted(op)) text += " root " + std::to_string(root);
+  if (op == Op::send) text += " to rank " + std::to_string(peer) + " tag " + std::to_string(tag);
+  if (op == Op::recv) {
+    text += peer < 0 ? " from any rank" : " from rank " + std::to_string(peer);
+    text += " tag " + std::to_string(tag);
+  }
+  return text;
+}
+
+void Request::validate(int rank, int world_size) const {
+  if (!(timeout_s > 0)) {  // nor a NaN, which would never pass
+    invalid(*this, "the time-out must be positive, not " + seconds(timeout_s));
+  }
+  if (is_rooted(op) && (root < 0 || root >= world_size)) {
+    invalid(*this, "root " + std::to_string(root) + " is not a rank of this group of " +
+                       std::to_string(world_size));
+  }
+  const auto world = static_cast<std::size_t>(world_size);
+  const bool at_root = rank == root;
+  switch (op) {
+    case Op::all_reduce:
+    case Op::reduce:
+    case Op::broadcast:
+      return check_pieces(*this, "in-place", recvs, 1);
+    case Op::all_gather:
+      check_pieces(*this, "input", sends, 1);
+      return check_pieces(*this, "output", recvs, world);
+    case Op::reduce_scatter:
+      check_pieces(*this, "input", sends, world);
+      check_pieces(*this, "output", recvs, 1);
+      for (const Piece& piece : sends) {
+        if (piece.count != recvs[0].count) invalid(*this, "all pieces must have the output's size");
+      }
+      return;
+    case Op::gather:
+      check_pieces(*this, "input", sends, 1);
+      return check_pieces(*this, "output", recvs, at_root ? world : 0);
+    case Op::scatter:
+      check_pieces(*this, "input", sends, at_root ? world : 0);
+      return check_pieces(*this, "output", recvs, 1);
+    case Op::all_to_all:
+      check_pieces(*this, "input", sends, world);
+      return check_pieces(*this, "output", recvs, world);
+    case Op::barrier:
+      return;
+    case Op::send:
+      if (peer < 0 || peer >= world_size || peer == rank) {
+        invalid(*this, "destination " + std::to_string(peer) +
+                           " is not another rank of this group of " + std::to_string(world_size));
+      }
+      return check_pieces(*this, "input", sends, 1);
+    case Op::recv:
+      if (peer < -1 || peer >= world_size || peer == rank) {
+        invalid(*this, "source " + std::to_string(peer) + " is not another rank of this group of " +
+                           std::to_string(world_size));
+      }
+      return check_pieces(*this, "output", recvs, 1);
+  }
+}
+}  // namespace sdp

@@ -1,0 +1,44 @@
+// One operation as its caller describes it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "types.hpp"
+
+namespace sdp {
+
+// A contiguous run of elements in the caller's memory. Borrowed: valid until the operation is done.
+struct Piece {
+  std::byte* data = nullptr;
+  std::uint64_t count = 0;
+};
+
+// What each operation shows to the others (`sends`) and takes from them (`recvs`): one piece, or
+// one per rank where ranks get different pieces. In-place operations (all_reduce, reduce,
+// broadcast) have their one buffer in `recvs`.
+struct Request {
+  Op op = Op::barrier;
+  DType dtype = DType::uint8;
+  ReduceOp reduce_op = ReduceOp::sum;
+  double factor = 1.0;       // PREMUL_SUM
+  std::uint32_t layout = 0;  // of a fusion buffer; see FusionPlan
+  int root = -1;
+  std::vector<Piece> sends;
+  std::vector<Piece> recvs;
+  int peer = -1;  // send/recv; -1: from any rank
+  std::uint32_t tag = 0;
+  double timeout_s = 300.0;
+  // Run by the thread that executes the operation, just before and after it (fusion buffers).
+  std::function<void()> before;
+  std::function<void()> after;
+
+  std::uint64_t count() const;   // of the (largest) piece
+  std::string describe() const;  // "float32[25165824] sum"
+  // Throws std::invalid_argument for what can be seen without any other rank.
+  void validate(int rank, int world_size) const;
+};
+}  // namespace sdp

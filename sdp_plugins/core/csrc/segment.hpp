@@ -1,0 +1,135 @@
+// What one rank shows to the others: a memory file (memfd: no name, nothing left after SIGKILL).
+//
+//   Header | Record x 2 | splits x 2 | expected x 2 | inline payload x 2 | staging slots |
+//   point-to-point rings
+//
+// What lies before the slots exists twice, used in turn by even and odd operations: a rank cannot
+// be more than one operation ahead of any other, because each operation begins with all ranks
+// arriving. Pages are only backed by memory once touched.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "error.hpp"
+#include "signal.hpp"
+#include "types.hpp"
+
+namespace sdp {
+
+inline constexpr std::uint64_t kMagic = 0x31306b6c61706473;  // "sdpalk01"
+inline constexpr std::size_t kAlign = 128;  // two cache lines: the prefetcher's pair
+inline constexpr std::size_t kInlineBytes = 32 * 1024;
+inline constexpr int kSlots = 3;  // a slot is filled, reduced and read in three successive rounds
+inline constexpr std::size_t kRingBytes = 256 * 1024;
+
+enum class PeerState : std::uint32_t { open, left, failed };
+
+// How a rank announces an operation. Compared by all ranks before a byte is reduced.
+struct Record {
+  std::uint64_t seq;
+  Op op;
+  DType dtype;
+  ReduceOp reduce_op;
+  // Flags; not bool, because a peer may have written anything.
+  std::uint8_t inlined;     // the whole payload lies in this segment's inline area
+  std::uint8_t registered;  // the buffer lies in memory that the peers can map
+  std::uint16_t pieces;     // how many the rank shows; their lengths stand in `splits`
+  std::int32_t root;
+  std::uint32_t layout;       // fusion buffers: which tensors lie where, hashed
+  std::uint64_t count;        // elements, where all ranks must agree on them
+  double factor;              // PREMUL_SUM: what this rank's values are multiplied by
+  std::uint64_t region;       // registered: which region, and where in it
+  std::uint64_t offset;       // bytes
+  std::uint64_t region_news;  // messages about regions sent to each peer so far
+};
+static_assert(sizeof(Record) <= kAlign);
+
+struct Header {
+  std::uint64_t magic;
+  std::int32_t rank;
+  std::int32_t world_size;
+  std::uint64_t staging_bytes;
+  // Why this rank gave up, for the others to repeat. Written before `state` becomes `failed`.
+  FailureKind cause_kind;
+  std::int32_t cause_ranks[8];  // -1 ends the list
+  char cause_text[512];
+  std::atomic<PeerState> state;
+  Signal step;  // of collectives: how far this rank has come
+  Signal bell;  // of send/recv: rung by peers that filled or drained a ring
+};
+static_assert(sizeof(Header) <= 1024);
+
+// One direction of a point-to-point channel: a byte ring, written by the segment's owner.
+struct RingControl {
+  alignas(64) std::atomic<std::uint64_t> head;  // bytes ever written, by the owner
+  alignas(64) std::atomic<std::uint64_t> tail;  // bytes ever read, by the receiver
+};
+
+// Where things lie; the same arithmetic on every rank.
+class Layout {
+ public:
+  Layout(int world_size, std::size_t staging_bytes);
+  std::size_t record(int parity) const;
+  std::size_t splits(int parity) const;
+  std::size_t expected(int parity) const;
+  std::size_t inline_payload(int parity) const;
+  std::size_t slot(int index) const;
+  std::size_t slot_bytes() const { return slot_bytes_; }
+  std::size_t ring_control(int dst) const;
+  std::size_t ring_data(int dst) const;
+  std::size_t total() const;
+
+ private:
+  std::size_t world_size_, splits_bytes_, slot_bytes_;
+};
+
+// A mapped memory file. Owns the mapping, not the file descriptor.
+class Mapping {
+ public:
+  Mapping() = default;
+  // Throws Failure(shared_memory). `populate` fills the page tables at once.
+  Mapping(int fd, std::size_t nbytes, std::size_t offset, bool populate);
+  Mapping(Mapping&& other) noexcept;
+  Mapping& operator=(Mapping&& other) noexcept;
+  ~Mapping();
+  std::byte* data() const { return data_; }
+  std::size_t nbytes() const { return nbytes_; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t nbytes_ = 0;
+};
+
+// Typed access to one rank's mapped segment.
+class Segment {
+ public:
+  Segment(Mapping mapping, const Layout* layout) : mapping_(std::move(mapping)), layout_(layout) {}
+  Header& header() const { return *at<Header>(0); }
+  Record& record(std::uint64_t seq) const { return *at<Record>(layout_->record(seq & 1)); }
+  std::uint64_t* splits(std::uint64_t seq) const {
+    return at<std::uint64_t>(layout_->splits(seq & 1));
+  }
+  // Elements that this rank takes from each rank; see copy_exchange.
+  std::uint64_t* expected(std::uint64_t seq) const {
+    return at<std::uint64_t>(layout_->expected(seq & 1));
+  }
+  std::byte* inline_payload(std::uint64_t seq) const {
+    return at<std::byte>(layout_->inline_payload(seq & 1));
+  }
+  std::byte* slot(std::size_t round) const {
+    return at<std::byte>(layout_->slot(static_cast<int>(round % kSlots)));
+  }
+  RingControl& ring(int dst) const { return *at<RingControl>(layout_->ring_control(dst)); }
+  std::byte* ring_data(int dst) const { return at<std::byte>(layout_->ring_data(dst)); }
+
+ private:
+  template <class T>
+  T* at(std::size_t offset) const {
+    return reinterpret_cast<T*>(mapping_.data() + offset);
+  }
+  Mapping mapping_;
+  const Layout* layout_;
+};
+}  // namespace sdp

@@ -1,0 +1,55 @@
+#include "work.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "signal.hpp"
+
+namespace sdp {
+
+Work::Work() : owner_pid_(getpid()) {}
+
+bool Work::completed() const {
+  const std::lock_guard lock(mutex_);
+  return completed_;
+}
+
+std::optional<Failure> Work::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+int Work::source_rank() const {
+  const std::lock_guard lock(mutex_);
+  return source_rank_;
+}
+
+bool Work::wait(double timeout_s, const std::function<void()>& interrupt) {
+  const double deadline_s = now_s() + timeout_s;
+  std::unique_lock lock(mutex_);
+  while (!completed_) {
+    if (getpid() != owner_pid_) throw forked("");  // nobody in this process would finish it
+    const double slice_s = std::min(0.1, deadline_s - now_s());
+    if (slice_s <= 0) return false;
+    done_.wait_for(lock, std::chrono::duration<double>(slice_s));
+    if (!completed_ && interrupt) {
+      lock.unlock();
+      interrupt();
+      lock.lock();
+    }
+  }
+  if (failure_) throw *failure_;
+  return true;
+}
+
+void Work::finish(std::optional<Failure> failure, int source_rank) {
+  const std::lock_guard lock(mutex_);
+  completed_ = true;
+  failure_ = std::move(failure);
+  source_rank_ = source_rank;
+  done_.notify_all();  // under the lock: the waiter may destroy this object as soon as it is
+                       // released
+}
+}  // namespace sdp

@@ -1,0 +1,34 @@
+// A handle on an operation that an engine will finish.
+#pragma once
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <optional>
+
+#include "error.hpp"
+
+namespace sdp {
+
+class Work {
+ public:
+  Work();
+  bool completed() const;
+  // The failure, if it has completed with one.
+  std::optional<Failure> failure() const;
+  // Throws the operation's failure. False if it is not done after `timeout_s`; the operation goes
+  // on. `interrupt` is called now and then and may throw.
+  bool wait(double timeout_s, const std::function<void()>& interrupt = {});
+  int source_rank() const;  // recv: who sent; else -1
+
+  void finish(std::optional<Failure> failure = std::nullopt, int source_rank = -1);
+
+ private:
+  const int owner_pid_;
+  mutable std::mutex mutex_;
+  std::condition_variable done_;
+  bool completed_ = false;
+  std::optional<Failure> failure_;
+  int source_rank_ = -1;
+};
+}  // namespace sdp

@@ -1,0 +1,106 @@
+"""Balanced fusion buffers for any framework."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from . import _native
+from .buffers import BufferLike, as_buffer
+from .config import FUSION_ALIGN, Config
+from .dtypes import DType, ReduceOp
+from .group import Group
+
+
+class FusionBuffer:
+    """Reduces many gradients in a few large operations that overlap the backward pass.
+
+        fusion = FusionBuffer(group, [(count, DType.float32), ...], op="avg")
+        fusion.ready(i, gradient)          # as the backward pass yields them, in any order
+        fusion.finish()                    # all gradients now hold the ranks' average
+
+    Register tensors in the order in which they usually become ready (last layer first), equally on
+    all ranks. Consecutive tensors of one type share a buffer of at most ``threshold_bytes``; a
+    tensor of that size or more is reduced in place. A buffer leaves when its last tensor is ready
+    and the buffers before it have left; it is cut into ``world_size`` equal shards, each reduced by
+    one rank. Four buffers are in flight while later ones fill.
+
+    A tensor that is not ready at ``finish`` counts as zeros and receives nothing.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        tensors: Sequence[tuple[int, DType]],
+        *,
+        op: ReduceOp | str = "avg",
+        threshold_bytes: int | None = None,
+    ) -> None:
+        """Plan the buffers and allocate them.
+
+        Args:
+            group: The ranks.
+            tensors: Number of elements and type of each tensor.
+            op: The reduction; not PREMUL_SUM.
+            threshold_bytes: A multiple of 128; None: ``SDP_FUSION_MB``, 25 MiB by default.
+
+        Raises:
+            ValueError: The threshold is no multiple of 128, or a type has no such reduction.
+        """
+        reduction = ReduceOp.parse(op)
+        if reduction.native is _native.ReduceOp.premul_sum:
+            raise ValueError("a fusion buffer has no PREMUL_SUM. Hint: scale the gradients first.")
+        self._tensors = list(tensors)
+        threshold = Config.from_env().fusion_bytes if threshold_bytes is None else threshold_bytes
+        _check_sizes(self._tensors, threshold)
+        self._native = _native.NativeFusionBuffer(
+            group._native,
+            [(count, dtype.native) for count, dtype in self._tensors],
+            threshold,
+            reduction.native,
+            group.timeout_s,
+        )
+        self._held: list[object] = []
+        self._group = group  # which holds what other operations of the engine still write
+
+    def ready(self, tensor: int, gradient: BufferLike) -> None:
+        """Hand in one tensor's gradient; it belongs to the buffer until ``finish`` returns.
+
+        Raises:
+            ValueError: Wrong index, size or type, or handed in twice.
+        """
+        if not 0 <= tensor < len(self._tensors):
+            raise ValueError(f"no tensor {tensor}: {len(self._tensors)} are registered")
+        count, dtype = self._tensors[tensor]
+        data = as_buffer(gradient)
+        if (data.count, data.dtype) != (count, dtype):
+            raise ValueError(
+                f"tensor {tensor} was registered as {dtype.value}[{count}], but is "
+                f"{data.dtype.value}[{data.count}]"
+            )
+        self._held.append(data)
+        self._native.ready(tensor, data.ptr)
+
+    def finish(self) -> None:
+        """Wait for all reductions and prepare for the next step.
+
+        Raises:
+            SdpError: A reduction failed; see ``Group``.
+        """
+        self._native.finish()
+        self._held.clear()
+
+    @property
+    def buckets(self) -> list[list[int]]:
+        """Indices of the tensors in each buffer, in the order in which buffers leave."""
+        return self._native.buckets()
+
+
+def _check_sizes(tensors: Sequence[tuple[int, DType]], threshold_bytes: int) -> None:
+    if threshold_bytes <= 0 or threshold_bytes % FUSION_ALIGN:
+        raise ValueError(
+            "the threshold of a fusion buffer must be a positive multiple of "
+            f"{FUSION_ALIGN} bytes, got {threshold_bytes}"
+        )
+    for index, (count, _) in enumerate(tensors):
+        if count < 0:
+            raise ValueError(f"tensor {index} cannot have {count} elements")

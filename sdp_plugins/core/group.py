@@ -1,0 +1,572 @@
+"""The group: collectives among the ranks of a job, for any framework or none."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+
+import numpy as np
+
+from . import _native
+from .bring_up import Membership, bring_up
+from .buffers import Buffer, BufferLike, as_buffer
+from .config import Config
+from .dtypes import DType, ReduceOp
+from .rendezvous import EnvHub, Exchange, StoreExchange
+from .store import Store
+from .topology import Topology
+from .work import Work
+
+_NO_REDUCTION = ReduceOp.SUM
+
+
+class Group:
+    """A set of ranks that communicate; this process is one of them.
+
+    All ranks issue the same collectives in the same order; ``send`` and ``recv`` are apart from
+    that order. A blocking call on an idle group runs in the calling thread; an asynchronous one
+    (``async_op=True``) goes to the group's engine thread and returns a ``Work``, and its buffers
+    must not be touched until that is done. Results are bitwise equal on all ranks and from run to
+    run.
+
+    Buffers are contiguous CPU memory: the buffer protocol, ``__array_interface__``,
+    ``__dlpack__``, or a ``Buffer``. Every call takes ``timeout_s`` (seconds; None: the group's).
+
+    Raises, from every operation:
+        ValueError, TypeError: The call is wrong; nothing was sent.
+        CollectiveMismatchError: The ranks called different things; no byte was reduced.
+        CollectiveTimeoutError: Ranks did not come in time.
+        PeerLostError: A rank's process has ended.
+        SdpError: The group is closed, or failed before: the first cause, again.
+    """
+
+    def __init__(self, membership: Membership, timeout_s: float, config: Config) -> None:
+        """Use ``from_env``, ``from_store`` or ``new_group``."""
+        self.rank = membership.rank
+        self.world_size = membership.world_size
+        self.name = membership.name
+        self.timeout_s = timeout_s
+        self._native = membership.native
+        self._config = config
+        self._closed = False
+        # What asynchronous operations may still read or write.
+        self._in_flight: deque[tuple[_native.Work, list[Buffer]]] = deque()
+
+    @classmethod
+    def from_env(cls, *, name: str = "default", timeout_s: float | None = None) -> Group:
+        """Meet the ranks of this job; the launcher's variables say who they are.
+
+        Args:
+            name: Groups that are made at the same time need different names.
+            timeout_s: Time-out of the rendezvous and of every operation; None: ``SDP_TIMEOUT_S``.
+        """
+        topology = Topology.from_env()
+        config = Config.from_env()
+        exchange = EnvHub(topology, name)
+        return cls._meet(topology.rank, topology.world_size, exchange, name, timeout_s, config)
+
+    @classmethod
+    def from_store(
+        cls,
+        store: Store,
+        rank: int,
+        world_size: int,
+        *,
+        name: str = "default",
+        timeout_s: float | None = None,
+    ) -> Group:
+        """Meet through a framework's key-value store.
+
+        Args:
+            store: Shared by all ranks; ``name`` must not have been used on it before.
+            rank: This rank.
+            world_size: Number of ranks.
+            name: Prefix of the keys.
+            timeout_s: As for ``from_env``.
+        """
+        exchange = StoreExchange(store, f"sdp/{name}", rank, world_size)
+        return cls._meet(rank, world_size, exchange, name, timeout_s, Config.from_env())
+
+    @classmethod
+    def _meet(
+        cls,
+        rank: int,
+        world_size: int,
+        exchange: Exchange,
+        name: str,
+        timeout_s: float | None,
+        config: Config,
+    ) -> Group:
+        limit_s = config.timeout_s if timeout_s is None else timeout_s
+        return cls(bring_up(rank, world_size, exchange, name, limit_s, config), limit_s, config)
+
+    # Every rank of a group shares this node's memory, so node and group coincide.
+    @property
+    def local_rank(self) -> int:
+        """Rank among the ranks of this node."""
+        return self.rank
+
+    @property
+    def local_size(self) -> int:
+        """Number of ranks on this node."""
+        return self.world_size
+
+    @property
+    def node_rank(self) -> int:
+        """Index of this node."""
+        return 0
+
+    # ---- collectives ---------------------------------------------------------------------------
+
+    def all_reduce(
+        self,
+        buffer: BufferLike,
+        op: ReduceOp | str = "sum",
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work | None:
+        """Combine all ranks' buffers, in place, on all ranks."""
+        target = as_buffer(buffer)
+        reduction = op if type(op) is ReduceOp else ReduceOp.parse(op)
+        if async_op or reduction.factor != 1.0:
+            return self._issue(
+                _native.Op.all_reduce, (), (target,), reduction, -1, async_op, timeout_s
+            )
+        self._native.all_reduce(
+            target.ptr,
+            target.count,
+            target.dtype.native,
+            reduction.native,
+            self.timeout_s if timeout_s is None else timeout_s,
+        )
+        return None
+
+    def reduce(
+        self,
+        buffer: BufferLike,
+        root: int,
+        op: ReduceOp | str = "sum",
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work | None:
+        """Combine all ranks' buffers into the root's; the others' stay as they are."""
+        target = as_buffer(buffer)
+        reduction = ReduceOp.parse(op)
+        return self._issue(_native.Op.reduce, (), (target,), reduction, root, async_op, timeout_s)
+
+    def broadcast(
+        self,
+        buffer: BufferLike,
+        root: int,
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work | None:
+        """Copy the root's buffer into all others."""
+        target = as_buffer(buffer, writable=self.rank != root)
+        return self._issue(
+            _native.Op.broadcast, (), (target,), _NO_REDUCTION, root, async_op, timeout_s
+        )
+
+    def all_gather(
+        self,
+        output: BufferLike,
+        input: BufferLike,
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work | None:
+        """Collect all ranks' inputs, in rank order, in one output ``world_size`` times as large."""
+        source = as_buffer(input, writable=False)
+        target = as_buffer(output)
+        self._check_size("all_gather: the output", target, self.world_size * source.count)
+        parts = target.split([source.count] * self.world_size)
+        return self._issue(
+            _native.Op.all_gather, (source,), parts, _NO_REDUCTION, -1, async_op, timeout_s
+        )
+
+    def all_gather_uneven(
+        self,
+        outputs: Sequence[BufferLike],
+        input: BufferLike,
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work | None:
+        """Collect all ranks' inputs, one output per rank; sizes may differ between ranks."""
+        source = as_buffer(input, writable=False)
+        targets = [as_buffer(output) for output in outputs]
+        return self._issue(
+            _native.Op.all_gather, (source,), targets, _NO_REDUCTION, -1, async_op, timeout_s
+        )
+
+    def reduce_scatter(
+        self,
+        output: BufferLike,
+        input: BufferLike | Sequence[Buffer],
+        op: ReduceOp | str = "sum",
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work | None:
+        """Combine all ranks' inputs and keep this rank's part.
+
+        Args:
+            output: This rank's part of the result.
+            input: ``world_size`` times the output's size in rank order, or a list of ``Buffer``,
+                one per rank, each of the output's size.
+            op: The reduction.
+            async_op: See the class.
+            timeout_s: See the class.
+        """
+        target = as_buffer(output)
+        if isinstance(input, list):
+            sources = [as_buffer(part, writable=False) for part in input]
+        else:
+            whole = as_buffer(input, writable=False)
+            self._check_size("reduce_scatter: the input", whole, self.world_size * target.count)
+            sources = whole.split([target.count] * self.world_size)
+        reduction = ReduceOp.parse(op)
+        return self._issue(
+            _native.Op.reduce_scatter, sources, (target,), reduction, -1, async_op, timeout_s
+        )
+
+    def gather(
+        self,
+        outputs: Sequence[BufferLike] | None,
+        input: BufferLike,
+        root: int,
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work | None:
+        """Collect all ranks' inputs at the root: one output per rank there, None elsewhere."""
+        source = as_buffer(input, writable=False)
+        targets = [as_buffer(output) for output in outputs or ()]
+        return self._issue(
+            _native.Op.gather, (source,), targets, _NO_REDUCTION, root, async_op, timeout_s
+        )
+
+    def scatter(
+        self,
+        output: BufferLike,
+        inputs: Sequence[BufferLike] | None,
+        root: int,
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work | None:
+        """Hand out the root's inputs, one per rank (None elsewhere)."""
+        target = as_buffer(output)
+        sources = [as_buffer(part, writable=False) for part in inputs or ()]
+        return self._issue(
+            _native.Op.scatter, sources, (target,), _NO_REDUCTION, root, async_op, timeout_s
+        )
+
+    def all_to_all(
+        self,
+        output: BufferLike,
+        input: BufferLike,
+        output_splits: Sequence[int] | None = None,
+        input_splits: Sequence[int] | None = None,
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work | None:
+        """Send a part of the input to each rank and receive a part of each.
+
+        Args:
+            output: Receives the ranks' parts, in rank order.
+            input: Holds the parts for the ranks, in rank order.
+            output_splits: Elements from each rank; None: equal parts.
+            input_splits: Elements for each rank; None: equal parts.
+            async_op: See the class.
+            timeout_s: See the class.
+        """
+        targets = self._parts("all_to_all: the output", as_buffer(output), output_splits)
+        whole = as_buffer(input, writable=False)
+        sources = self._parts("all_to_all: the input", whole, input_splits)
+        return self._issue(
+            _native.Op.all_to_all, sources, targets, _NO_REDUCTION, -1, async_op, timeout_s
+        )
+
+    def all_to_all_pieces(
+        self,
+        outputs: Sequence[BufferLike],
+        inputs: Sequence[BufferLike],
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work | None:
+        """``all_to_all`` with one buffer per rank on each side."""
+        targets = [as_buffer(output) for output in outputs]
+        sources = [as_buffer(part, writable=False) for part in inputs]
+        return self._issue(
+            _native.Op.all_to_all, sources, targets, _NO_REDUCTION, -1, async_op, timeout_s
+        )
+
+    def barrier(self, *, async_op: bool = False, timeout_s: float | None = None) -> Work | None:
+        """Wait until all ranks are here."""
+        return self._issue(_native.Op.barrier, (), (), _NO_REDUCTION, -1, async_op, timeout_s)
+
+    # ---- point to point ------------------------------------------------------------------------
+
+    def send(
+        self,
+        buffer: BufferLike,
+        dst: int,
+        tag: int = 0,
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work | None:
+        """Send to one rank. Done when the receiver, or the channel to it, has taken the bytes."""
+        source = as_buffer(buffer, writable=False)
+        _check_tag("send", tag)
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        native = self._native.send(source.ptr, source.count, source.dtype.native, dst, tag, limit_s)
+        return self._follow(native, "send", (source,), async_op)
+
+    def recv(
+        self,
+        buffer: BufferLike,
+        src: int | None,
+        tag: int = 0,
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Work:
+        """Receive from one rank, or from any (``src=None``); ``Work.source_rank`` tells which.
+
+        Messages of one sender match in order, by tag.
+        """
+        target = as_buffer(buffer)
+        _check_tag("recv", tag)
+        if src is not None and src < 0:  # to the native core, -1 is any rank
+            raise ValueError(
+                f"recv: source {src} is not another rank of this group of {self.world_size}"
+            )
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        peer = -1 if src is None else src
+        native = self._native.recv(
+            target.ptr, target.count, target.dtype.native, peer, tag, limit_s
+        )
+        work = self._track(native, "recv", (target,))
+        if not async_op:
+            work.wait()
+        return work
+
+    # ---- memory --------------------------------------------------------------------------------
+
+    def register(self, ptr: int, nbytes: int, fd: int, offset: int = 0) -> int:
+        """Offer memory to the peers, so that ``all_reduce`` on it (or a part) copies nothing.
+
+        Args:
+            ptr: Start of a shared mapping (``MAP_SHARED``) of the file.
+            nbytes: Its size.
+            fd: The file; duplicated.
+            offset: Where in the file the mapping starts, a multiple of the page size.
+
+        Returns:
+            The id for ``unregister``. Ids are never used twice. Peers keep the memory mapped until
+            they hear of ``unregister`` in a later operation.
+        """
+        return self._native.add_region(ptr, nbytes, fd, offset)
+
+    def unregister(self, region: int) -> None:
+        """Take memory back; must come before its address can be used for anything else."""
+        self._native.remove_region(region)
+
+    def allocate(self, nbytes: int) -> memoryview:
+        """Zero-filled registered memory. It holds the group's memory as long as it is used."""
+        if nbytes <= 0:
+            raise ValueError(f"allocate: cannot allocate {nbytes} bytes")
+        address, _ = self._native.allocate(nbytes)
+        array = (ctypes.c_char * nbytes).from_address(address)
+        array.owner = self  # type: ignore[attr-defined]  # the memory goes with the group
+        return memoryview(array).cast("B")
+
+    def explain(
+        self, op: str, nbytes: int, dtype: DType = DType.uint8, registered: bool = False
+    ) -> str:
+        """Say which path an operation would take, and why.
+
+        Args:
+            op: Name of the operation, such as ``"all_reduce"``.
+            nbytes: Bytes that each rank shows to the others.
+            dtype: Element type; no path depends on it today.
+            registered: Whether all ranks' buffers are registered.
+        """
+        return _native.explain(_native.Op[op], nbytes, registered)
+
+    @property
+    def last_path(self) -> str:
+        """Path that the last collective took: ``inline``, ``staged``, ``zero-copy`` or ``none``."""
+        return self._native.last_path
+
+    # ---- life ----------------------------------------------------------------------------------
+
+    def new_group(
+        self, ranks: Sequence[int], *, name: str | None = None, timeout_s: float | None = None
+    ) -> Group | None:
+        """Make a group of some of this group's ranks; all ranks of this group must call it.
+
+        Args:
+            ranks: Members, by their rank here; their order gives the ranks there.
+            name: For messages.
+            timeout_s: None: this group's.
+
+        Returns:
+            The new group; None to ranks that are not members.
+        """
+        members = list(ranks)
+        if len(set(members)) != len(members) or not set(members) <= set(range(self.world_size)):
+            raise ValueError(
+                f"new_group: {members} are not distinct ranks of a group of {self.world_size}"
+            )
+        label = name or f"{self.name}/{','.join(map(str, members))}"
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        if self.rank not in members:
+            self._exchange_blobs(b"", limit_s)
+            return None
+        if len(members) == 1:  # meets nobody, but takes part in what all call
+            self._exchange_blobs(b"", limit_s)
+
+        def exchange(blob: bytes, deadline_s: float) -> list[bytes]:
+            blobs = self._exchange_blobs(blob, deadline_s)
+            return [blobs[member] for member in members]
+
+        rank = members.index(self.rank)
+        return self._meet(rank, len(members), exchange, label, limit_s, self._config)
+
+    def _exchange_blobs(self, blob: bytes, timeout_s: float) -> list[bytes]:
+        """All-gather of blobs of different lengths."""
+        lengths = np.zeros(self.world_size, np.int64)
+        self.all_gather(lengths, np.array([len(blob)], np.int64), timeout_s=timeout_s)
+        blobs = [bytearray(length) for length in lengths]
+        self.all_gather_uneven(blobs, blob, timeout_s=timeout_s)
+        return [bytes(received) for received in blobs]
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called here."""
+        return self._closed
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why every operation would raise now; None while the group works."""
+        return self._native.failure()
+
+    def abort(self, reason: str) -> None:
+        """Fail the group here and, at once, on all other ranks."""
+        self._native.abort(reason)
+
+    def close(self) -> None:
+        """Leave the group: pending operations fail, threads end. Safe to call again.
+
+        Memory and descriptors go with the object itself.
+        """
+        self._closed = True
+        self._native.close()
+        self._in_flight.clear()
+
+    def __del__(self) -> None:
+        # Before anything that operations in flight write can be freed, in whatever order.
+        native = getattr(self, "_native", None)
+        if native is not None:
+            native.close()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ---- issuing -------------------------------------------------------------------------------
+
+    def _issue(
+        self,
+        op: _native.Op,
+        sends: Sequence[Buffer],
+        recvs: Sequence[Buffer],
+        reduction: ReduceOp,
+        root: int,
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> Work | None:
+        dtype = _common_dtype(op, sends, recvs)
+        arguments = (
+            op,
+            dtype.native,
+            reduction.native,
+            reduction.factor,
+            root,
+            [(part.ptr, part.count) for part in sends],
+            [(part.ptr, part.count) for part in recvs],
+            self.timeout_s if timeout_s is None else timeout_s,
+        )
+        if not async_op:
+            self._native.run(*arguments)
+            return None
+        return self._track(self._native.submit(*arguments), op.name, (*sends, *recvs))
+
+    def _track(self, native: _native.Work, what: str, buffers: tuple[Buffer, ...]) -> Work:
+        """Hold an operation's memory until it is done, whatever the caller does with the handle."""
+        while self._in_flight and self._in_flight[0][0].completed():
+            self._in_flight.popleft()
+        held = list(buffers)
+        self._in_flight.append((native, held))
+        return Work(native, what, held)
+
+    def _follow(
+        self, native: _native.Work, what: str, buffers: tuple[Buffer, ...], async_op: bool
+    ) -> Work | None:
+        work = self._track(native, what, buffers)
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def _check_size(self, what: str, buffer: Buffer, count: int) -> None:
+        if buffer.count != count:
+            raise ValueError(
+                f"{what} has {buffer.count} elements, but {count} are needed in a group of "
+                f"{self.world_size}"
+            )
+
+    def _parts(self, what: str, whole: Buffer, splits: Sequence[int] | None) -> list[Buffer]:
+        if splits is None:
+            if whole.count % self.world_size:
+                raise ValueError(
+                    f"{what} has {whole.count} elements, which {self.world_size} ranks cannot "
+                    "share equally. Hint: give the splits."
+                )
+            splits = [whole.count // self.world_size] * self.world_size
+        if len(splits) != self.world_size or min(splits) < 0 or sum(splits) != whole.count:
+            raise ValueError(
+                f"{what} has {whole.count} elements, but its splits are {list(splits)} for "
+                f"{self.world_size} ranks"
+            )
+        return whole.split(splits)
+
+
+def _check_tag(what: str, tag: int) -> None:
+    if not 0 <= tag < 2**32:
+        raise ValueError(f"{what}: tag {tag} is not between 0 and 2^32 - 1")
+
+
+def _common_dtype(op: _native.Op, sends: Sequence[Buffer], recvs: Sequence[Buffer]) -> DType:
+    found = {part.dtype for part in (*sends, *recvs)}
+    if len(found) > 1:
+        names = ", ".join(sorted(dtype.value for dtype in found))
+        raise TypeError(f"{op.name}: all buffers must have one element type, got {names}")
+    return found.pop() if found else DType.uint8

@@ -1,0 +1,59 @@
+"""Names for processes that stay unique although the kernel uses process ids again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+_PROC = Path("/proc")
+_MAX_DEPTH = 64
+
+
+def process_identity(pid: int) -> str:
+    """Return ``pid@start``, where start is the process's start time in clock ticks since boot.
+
+    The start is ``0`` where /proc cannot be read; the pid alone is then the identity.
+    """
+    stat = _stat_fields(pid)
+    return f"{pid}@{stat[19] if stat else 0}"
+
+
+def launcher_identity(marker: str) -> str:
+    """Return the identity of the process that started this rank.
+
+    That is the nearest ancestor whose own environment does not hold the launcher's per-rank
+    variable: the direct parent may be a wrapper (a shell, ``numactl``, a profiler) that every rank
+    has for itself.
+
+    Args:
+        marker: A variable that the launcher sets for ranks, such as ``PMI_RANK``.
+    """
+    pid = os.getppid()
+    for _ in range(_MAX_DEPTH):
+        if not _has_variable(pid, marker):
+            break
+        stat = _stat_fields(pid)
+        parent = int(stat[1]) if stat else 0
+        if parent <= 0:
+            break
+        pid = parent
+    return process_identity(pid)
+
+
+def _stat_fields(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the third (state) on; empty if there is no such process."""
+    try:
+        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+    except OSError:
+        return []
+    # The command stands in parentheses and may hold blanks and parentheses itself.
+    return text.rpartition(")")[2].split()
+
+
+def _has_variable(pid: int, name: str) -> bool:
+    """Whether the process was started with the variable; False if that cannot be read."""
+    try:
+        block = (_PROC / str(pid) / "environ").read_bytes()
+    except OSError:
+        return False
+    return any(entry.startswith(name.encode() + b"=") for entry in block.split(b"\0"))

@@ -1,0 +1,125 @@
+"""What each rank tells all others before they connect."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+ANNOUNCEMENT_NBYTES = 256
+"""Every announcement has this size, so that a plain all_gather can exchange them."""
+
+_MAGIC = b"SDPA"
+_VERSION = 1
+_LAYOUT = struct.Struct("<4sHHIIIIQ16s16s36s64s")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process runs; processes in one place can connect by abstract Unix sockets.
+
+    Used to explain a failure, never to predict one.
+
+    Attributes:
+        boot_id: The running kernel.
+        network: Inode of the network namespace.
+        host: Host name.
+    """
+
+    boot_id: str
+    network: int
+    host: str
+
+    @classmethod
+    def here(cls) -> Place:
+        """Return the place of this process; what cannot be found out is empty."""
+        boot_id, network = "", 0
+        with suppress(OSError):
+            boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:36]
+        with suppress(OSError):
+            network = Path("/proc/self/ns/net").stat().st_ino
+        return cls(boot_id, network, _fit(socket.gethostname()).decode(errors="replace"))
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """Where a rank can be called and by what it is recognised.
+
+    Attributes:
+        rank: Its rank.
+        world_size: The world size it knows.
+        pid: Its process id, in its own pid namespace.
+        uid: Its effective user id, in its own user namespace.
+        token: Names its listening socket.
+        nonce: Secret of the group's ranks: callers show it to prove that they are of the group.
+        place: Where it runs.
+    """
+
+    rank: int
+    world_size: int
+    pid: int
+    uid: int
+    token: bytes
+    nonce: bytes
+    place: Place
+
+    @classmethod
+    def new(cls, rank: int, world_size: int) -> Announcement:
+        """Return a fresh announcement of this process."""
+        token, nonce = secrets.token_bytes(16), secrets.token_bytes(16)
+        return cls(rank, world_size, os.getpid(), os.geteuid(), token, nonce, Place.here())
+
+    @property
+    def address(self) -> bytes:
+        """Abstract address of the listening socket."""
+        return b"\0sdp_plugins-rank-" + self.token.hex().encode()
+
+    def pack(self) -> bytes:
+        """Return the announcement as ``ANNOUNCEMENT_NBYTES`` bytes."""
+        place = self.place
+        packed = _LAYOUT.pack(
+            _MAGIC,
+            _VERSION,
+            0,
+            self.rank,
+            self.world_size,
+            self.pid,
+            self.uid,
+            place.network,
+            self.token,
+            self.nonce,
+            place.boot_id.encode(),
+            _fit(place.host),
+        )
+        return packed.ljust(ANNOUNCEMENT_NBYTES, b"\0")
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Announcement:
+        """Read what ``pack`` wrote.
+
+        Raises:
+            ValueError: The bytes are something else.
+        """
+        if len(data) != ANNOUNCEMENT_NBYTES:
+            raise ValueError(f"an announcement of {len(data)} bytes")
+        magic, version, _, rank, world_size, pid, uid, network, token, nonce, boot_id, host = (
+            _LAYOUT.unpack_from(data)
+        )
+        if magic != _MAGIC:
+            raise ValueError("no announcement")
+        if version != _VERSION:
+            raise ValueError(f"an announcement of version {version}")
+        place = Place(_text(boot_id), network, _text(host))
+        return cls(rank, world_size, pid, uid, token, nonce, place)
+
+
+def _fit(host: str) -> bytes:
+    return host.encode(errors="replace")[:64]
+
+
+def _text(padded: bytes) -> str:
+    return padded.rstrip(b"\0").decode(errors="replace")

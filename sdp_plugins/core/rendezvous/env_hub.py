@@ -1,0 +1,67 @@
+"""Exchange between the ranks of a job that know nothing but their environment."""
+
+from __future__ import annotations
+
+from ..topology import Topology
+from .address import hub_addresses, listen
+from .deadline import Deadline
+from .failure import Occasion, ReasonError
+from .frames import MAX_BLOB_NBYTES
+from .hub_client import attend
+from .hub_server import HubServer
+
+
+class EnvHub:
+    """All-gathers one blob per rank through rank 0; an ``Exchange``.
+
+    Rank 0 listens on an abstract Unix socket whose name follows from user, job and group; the
+    others find it by that name, in any order of starting. All of it runs in the calling thread and
+    nothing is left when the call returns, so the same name can be used again at once. Only
+    processes of the same user take part; connections of others are refused and disturb nothing.
+    """
+
+    def __init__(self, topology: Topology, name: str) -> None:
+        """Prepare; nothing is opened yet.
+
+        Args:
+            topology: This rank's place in the job.
+            name: Name of the group; groups that are brought up at the same time need different
+                ones.
+        """
+        self.topology = topology
+        self.name = name
+
+    def __call__(self, blob: bytes, timeout_s: float) -> list[bytes]:
+        """Exchange blobs.
+
+        The earliest deadline among the ranks that have come ends it for all.
+
+        Args:
+            blob: This rank's contribution, at most 64 KiB.
+            timeout_s: Seconds to wait for the others.
+
+        Returns:
+            Every rank's blob, in rank order.
+
+        Raises:
+            ValueError: The blob is too long.
+            PeerLostError: A rank's process ended meanwhile.
+            RendezvousTimeoutError: Ranks did not come in time.
+            RendezvousError: Two processes claim one rank, world sizes differ, or another job
+                holds the address.
+        """
+        if len(blob) > MAX_BLOB_NBYTES:
+            raise ValueError(f"a blob has at most {MAX_BLOB_NBYTES} bytes, not {len(blob)}")
+        rank, world_size = self.topology.rank, self.topology.world_size
+        if world_size == 1:
+            return [blob]
+        occasion = Occasion(rank, world_size, self.name, Deadline(timeout_s))
+        addresses = hub_addresses(self.topology.job_key, self.name)
+        try:
+            if rank > 0:
+                return attend(addresses, blob, occasion)
+            return HubServer(listen(addresses, occasion.deadline), occasion).gather(blob)
+        except ReasonError as failed:
+            raise occasion.error(failed.reason) from failed.__cause__
+        except OSError as error:
+            raise occasion.error(ReasonError.system(error).reason) from error

@@ -1,0 +1,98 @@
+"""The one thing that bringing up a group needs from outside: an all-gather of small blobs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ..errors import name_ranks
+from ..store import Store
+from .deadline import Deadline
+from .failure import ONE_JOB_HINT, Occasion, ReasonError
+
+Exchange = Callable[[bytes, float], list[bytes]]
+"""All-gathers one small blob per rank: ``exchange(blob, timeout_s)`` returns them in rank order."""
+
+
+class StoreExchange:
+    """All-gathers one blob per rank through a store that a framework brings; an ``Exchange``.
+
+    A store cannot tell that a rank has died: one that never publishes is named at the deadline.
+    """
+
+    def __init__(self, store: Store, prefix: str, rank: int, world_size: int) -> None:
+        """Prepare; nothing is written yet.
+
+        Args:
+            store: Shared by all ranks.
+            prefix: Starts every key. The caller makes it the same on all ranks and new for each
+                group, or a re-created group would read its predecessor's values.
+            rank: This rank.
+            world_size: Number of ranks.
+        """
+        self.store = store
+        self.prefix = prefix
+        self.rank = rank
+        self.world_size = world_size
+        self._round = 0
+
+    def __call__(self, blob: bytes, timeout_s: float) -> list[bytes]:
+        """Exchange blobs.
+
+        Args:
+            blob: This rank's contribution.
+            timeout_s: Seconds to wait for the others.
+
+        Returns:
+            Every rank's blob, in rank order.
+
+        Raises:
+            RendezvousTimeoutError: Ranks did not publish in time; names them.
+            RendezvousError: The store failed.
+        """
+        occasion = Occasion(self.rank, self.world_size, self.prefix, Deadline(timeout_s))
+        keys = [f"{self.prefix}/{self._round}/{rank}" for rank in range(self.world_size)]
+        self._round += 1
+        try:
+            return self._gather(keys, blob, occasion)
+        except ReasonError as failed:
+            raise occasion.error(failed.reason) from failed.__cause__
+
+    def _gather(self, keys: list[str], blob: bytes, occasion: Occasion) -> list[bytes]:
+        deadline = occasion.deadline
+        self._publish(keys[self.rank], blob)
+        blobs: list[bytes] = []
+        missing: list[int] = []
+        for rank, key in enumerate(keys):
+            found = blob if rank == self.rank else self._fetch(key, deadline.remaining_s)
+            if found is None:
+                missing.append(rank)  # go on, without waiting: others may be missing too
+            else:
+                blobs.append(found)
+        if missing:
+            raise ReasonError.missing(
+                f"{name_ranks(missing)} did not arrive in {deadline.allowed}",
+                f"were they started, and of the same job? {ONE_JOB_HINT}",
+                missing,
+            )
+        return blobs
+
+    def _publish(self, key: str, blob: bytes) -> None:
+        try:
+            self.store.set(key, blob)
+        except Exception as error:
+            raise _broken(error) from error
+
+    def _fetch(self, key: str, timeout_s: float) -> bytes | None:
+        try:
+            return bytes(self.store.get(key, timeout_s))
+        except TimeoutError:
+            return None
+        except Exception as error:
+            raise _broken(error) from error
+
+
+def _broken(error: Exception) -> ReasonError:
+    return ReasonError.refused(
+        f"the store failed ({type(error).__name__}: {error})",
+        "the process that serves it has probably ended; see that process's output",
+    )

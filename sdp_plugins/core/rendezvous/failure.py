@@ -1,0 +1,137 @@
+"""Why a rendezvous failed, in a form that ranks can tell each other."""
+
+from __future__ import annotations
+
+import errno
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ..errors import PeerLostError, RendezvousError, RendezvousTimeoutError, SdpError
+from .deadline import Deadline
+
+OP = "rendezvous"
+ONE_JOB_HINT = (
+    "start all ranks with one launcher; if several jobs share this host, give each its own "
+    "SDP_JOB_ID"
+)
+LOST_HINT = "the cause is in the lost rank's own output or exit status"
+
+_HEAD = struct.Struct("<BHHH")
+_MAX_RANKS = 1024
+_MAX_TEXT = 2000
+
+
+class Kind(IntEnum):
+    """What sort of failure; decides the class of the error."""
+
+    REFUSED = 1
+    LOST = 2
+    MISSING = 3
+
+
+_ERRORS: dict[Kind, type[SdpError]] = {
+    Kind.REFUSED: RendezvousError,
+    Kind.LOST: PeerLostError,
+    Kind.MISSING: RendezvousTimeoutError,
+}
+
+
+@dataclass(frozen=True)
+class Reason:
+    """What went wrong, without the view of one rank.
+
+    Attributes:
+        kind: What sort of failure.
+        ranks: Who is to blame or missing.
+        what: A clause for the message.
+        hint: What to do about it.
+    """
+
+    kind: Kind
+    ranks: tuple[int, ...]
+    what: str
+    hint: str
+
+    def pack(self) -> bytes:
+        """Return the reason as bytes, long ones shortened."""
+        ranks = self.ranks[:_MAX_RANKS]
+        what, hint = (text[:_MAX_TEXT].encode() for text in (self.what, self.hint))
+        head = _HEAD.pack(self.kind, len(ranks), len(what), len(hint))
+        return head + struct.pack(f"<{len(ranks)}I", *ranks) + what + hint
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Reason:
+        """Read what ``pack`` wrote.
+
+        Raises:
+            ValueError: The bytes are something else.
+        """
+        try:
+            kind, n_ranks, n_what, n_hint = _HEAD.unpack_from(data)
+            ranks = struct.unpack_from(f"<{n_ranks}I", data, _HEAD.size)
+        except struct.error as error:
+            raise ValueError("not a reason") from error
+        texts = data[_HEAD.size + 4 * n_ranks :]
+        if len(texts) != n_what + n_hint:
+            raise ValueError("not a reason")
+        what = texts[:n_what].decode(errors="replace")
+        return cls(Kind(kind), ranks, what, texts[n_what:].decode(errors="replace"))
+
+
+class ReasonError(Exception):
+    """Carries a reason to where it is told to the others and becomes an error."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.what)
+        self.reason = reason
+
+    @classmethod
+    def refused(cls, what: str, hint: str, ranks: Iterable[int] = ()) -> ReasonError:
+        """The ranks must not, or cannot, work together."""
+        return cls(Reason(Kind.REFUSED, tuple(ranks), what, hint))
+
+    @classmethod
+    def lost(cls, what: str, ranks: Iterable[int]) -> ReasonError:
+        """Processes have ended."""
+        return cls(Reason(Kind.LOST, tuple(ranks), what, LOST_HINT))
+
+    @classmethod
+    def missing(cls, what: str, hint: str, ranks: Iterable[int]) -> ReasonError:
+        """Ranks did not come in time."""
+        return cls(Reason(Kind.MISSING, tuple(ranks), what, hint))
+
+    @classmethod
+    def system(cls, error: OSError) -> ReasonError:
+        """This process could not go on, and no peer is to blame."""
+        hint = "see the system's limits for this process"
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            hint = "raise the limit of open files (ulimit -n): a group needs about 8 per rank"
+        return cls.refused(f"a system call failed ({error})", hint)
+
+
+@dataclass(frozen=True)
+class Occasion:
+    """One rank's attempt to bring up one group.
+
+    Attributes:
+        rank: Rank in the group.
+        world_size: Number of ranks of the group.
+        name: Name of the group.
+        deadline: When the attempt ends.
+    """
+
+    rank: int
+    world_size: int
+    name: str
+    deadline: Deadline
+
+    def error(self, reason: Reason) -> SdpError:
+        """Return the error that this rank raises for a reason."""
+        text = (
+            f"[rank {self.rank}/{self.world_size}] {OP} '{self.name}': {reason.what}. "
+            f"Hint: {reason.hint}."
+        )
+        elapsed_s = self.deadline.elapsed_s
+        return _ERRORS[reason.kind](text, ranks=reason.ranks, op=OP, elapsed_s=elapsed_s)

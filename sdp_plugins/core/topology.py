@@ -1,0 +1,239 @@
+"""Where this process stands in its job, as its launcher says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .config import environment
+from .launchers import (
+    ENVIRONMENT,
+    HYDRA,
+    OPEN_MPI,
+    PMIX,
+    SLURM,
+    Environment,
+    Launcher,
+    Placement,
+    first_set,
+    slurm_step,
+)
+from .process_identity import launcher_identity, process_identity
+
+_REMEDY = "start all ranks with one launcher, or set RANK and WORLD_SIZE for every rank"
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The place of this process in its job.
+
+    ``local_rank``, ``local_size`` and ``node_rank`` are the launcher's view and a guess where it
+    gives none (contiguous ranks per node). Nothing may rely on them for which ranks share memory:
+    that is found out by trying.
+
+    Attributes:
+        rank: Rank in the job.
+        world_size: Number of ranks.
+        local_rank: Rank within the node.
+        local_size: Number of ranks on the node.
+        node_rank: Index of the node.
+        job_key: Equal on all ranks of the job, different for other jobs on the host.
+        source: Who said so: ``torchrun``, ``environment`` (the same variables, set by another
+            launcher or by hand), ``openmpi``, ``hydra``, ``slurm``, ``pmix`` or ``single``.
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_size: int
+    node_rank: int
+    job_key: str
+    source: str
+
+    @classmethod
+    def from_env(
+        cls,
+        env: Environment | None = None,
+        *,
+        identify: Callable[[str], str] = launcher_identity,
+    ) -> Topology:
+        """Read the place from the variables of a launcher.
+
+        In this order: RANK and WORLD_SIZE (torchrun, ``sdp run``), Open MPI, a Slurm step, hydra
+        (MPICH, Intel MPI), PMIx. Nothing set means a job of one.
+
+        Args:
+            env: Variables to read; None reads the environment of this process.
+            identify: Names the process that started the ranks, given a variable that it sets
+                for each; used where the variables alone do not tell jobs apart.
+
+        Raises:
+            ValueError: Variables are incomplete, contradict each other or are no numbers.
+        """
+        given = environment() if env is None else env
+        found = _detect(given)
+        if found is None:
+            key = _chosen_key(given) or f"single:{process_identity(os.getpid())}"
+            return cls(0, 1, 0, 1, 0, key, "single")
+        launcher, place = found
+        _check(launcher, place)
+        local_rank, local_size, node_rank = _locate(place)
+        return cls(
+            rank=_known(place.rank),
+            world_size=_known(place.size),
+            local_rank=local_rank,
+            local_size=local_size,
+            node_rank=node_rank,
+            job_key=_chosen_key(given) or _job_key(launcher, place, given, identify),
+            source="torchrun" if _by_torchrun(launcher, given) else launcher.source,
+        )
+
+
+def _detect(env: Environment) -> tuple[Launcher, Placement] | None:
+    """Return the launcher that counts; None if there is none."""
+    halves: list[tuple[Launcher, Placement]] = []
+    for launcher in _candidates(env):
+        place = launcher.read(env)
+        if place.complete:
+            # Half of a stronger launcher's variables may be the user's own; they have to agree.
+            for other, its in [*halves, *_rivals(launcher, env)]:
+                if place.contradicts(its):
+                    raise _contradiction(launcher, place, other, its)
+            return launcher, place
+        if not place.empty:
+            halves.append((launcher, place))
+    if halves:
+        raise _incomplete(*halves[0])
+    return None
+
+
+def _candidates(env: Environment) -> list[Launcher]:
+    """Return the launchers whose variables mean something here, strongest first."""
+    if ENVIRONMENT.read(env).complete:
+        return [ENVIRONMENT]
+    return [ENVIRONMENT, *_launchers_of_ranks(env)]
+
+
+def _launchers_of_ranks(env: Environment) -> list[Launcher]:
+    """Return the launchers other than RANK and WORLD_SIZE, strongest first."""
+    if slurm_step(env) is None:
+        return [OPEN_MPI, HYDRA, PMIX]
+    slurm, hydra = SLURM.read(env), HYDRA.read(env)
+    # srun sets PMI_ variables itself and they agree. hydra starts one proxy per node with srun; its
+    # ranks inherit the proxy's Slurm variables, and only PMI's are theirs.
+    if hydra.complete and hydra.contradicts(slurm):
+        return [OPEN_MPI, HYDRA, PMIX]
+    # The same holds for Open MPI's daemons.
+    if OPEN_MPI.read(env).complete:
+        return [OPEN_MPI, HYDRA, PMIX]
+    return [SLURM, PMIX]
+
+
+def _rivals(winner: Launcher, env: Environment) -> list[tuple[Launcher, Placement]]:
+    """Return complete launchers beside RANK and WORLD_SIZE that must not contradict these.
+
+    Whoever starts local processes sets LOCAL_RANK. A container platform may set RANK for a whole
+    pod; every rank of an mpirun inside it would then take itself for that one.
+    """
+    if winner is not ENVIRONMENT or first_set(env, winner.local_rank) is not None:
+        return []
+    read = ((launcher, launcher.read(env)) for launcher in (OPEN_MPI, HYDRA))
+    return [(launcher, place) for launcher, place in read if place.complete]
+
+
+def _by_torchrun(launcher: Launcher, env: Environment) -> bool:
+    return launcher is ENVIRONMENT and first_set(env, ("TORCHELASTIC_RUN_ID",)) is not None
+
+
+def _incomplete(launcher: Launcher, place: Placement) -> ValueError:
+    have, lack = launcher.rank[0], launcher.size[0]
+    if place.rank is None:
+        have, lack = lack, have
+    return ValueError(f"{have} is set but {lack} is not. Hint: {_REMEDY}.")
+
+
+def _contradiction(
+    launcher: Launcher, place: Placement, other: Launcher, its: Placement
+) -> ValueError:
+    def say(who: Launcher, what: Placement) -> str:
+        pairs = ((who.rank[0], what.rank), (who.size[0], what.size))
+        return " ".join(f"{name}={value}" for name, value in pairs if value is not None)
+
+    return ValueError(
+        f"{say(launcher, place)} and {say(other, its)} contradict each other. "
+        f"Hint: unset the ones that are left-overs; {_REMEDY}."
+    )
+
+
+def _check(launcher: Launcher, place: Placement) -> None:
+    rank, size = _known(place.rank), _known(place.size)
+    names = f"{launcher.rank[0]}={rank} with {launcher.size[0]}={size}"
+    if size < 1:
+        raise ValueError(f"{names}: a job has at least one rank. Hint: {_REMEDY}.")
+    if rank >= size:
+        raise ValueError(f"{names}: ranks go from 0 to {size - 1}. Hint: {_REMEDY}.")
+    local_rank, local_size = place.local_rank, place.local_size
+    if local_size is not None and not 1 <= local_size <= size:
+        name = launcher.local_size[0] if launcher.local_size else "SLURM_TASKS_PER_NODE"
+        raise ValueError(f"{name}={local_size} is not in 1 to {size}, the world size.")
+    if local_rank is not None and local_rank >= (local_size or size):
+        name = launcher.local_rank[0]
+        raise ValueError(
+            f"{name}={local_rank}: local ranks go from 0 to {(local_size or size) - 1}."
+        )
+
+
+def _locate(place: Placement) -> tuple[int, int, int]:
+    """Return local rank, local size and node rank, guessed where not given."""
+    rank, size = _known(place.rank), _known(place.size)
+    local_rank, local_size, node_rank = place.local_rank, place.local_size, place.node_rank
+    if local_rank is None:
+        local_rank = rank % (local_size or size)
+    if local_size is None:
+        first = rank - local_rank  # of this node, if ranks are contiguous
+        guess = (first // node_rank if node_rank else first) or size
+        local_size = min(max(guess, local_rank + 1), size)
+    if node_rank is None:
+        contiguous = rank % local_size == local_rank
+        node_rank = rank // local_size if contiguous else rank % -(-size // local_size)
+    return local_rank, local_size, node_rank
+
+
+def _chosen_key(env: Environment) -> str:
+    chosen = env.get("SDP_JOB_ID", "").strip()
+    return f"id:{chosen}" if chosen else ""
+
+
+def _job_key(
+    launcher: Launcher, place: Placement, env: Environment, identify: Callable[[str], str]
+) -> str:
+    if launcher is not ENVIRONMENT:
+        return _launcher_key(launcher, env, identify)
+    run, addr, port = (
+        env.get(name, "").strip() for name in ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+    )
+    key = f"env:{run}:{addr}:{port}"
+    if run:
+        return key
+    # Variables that a script derived from a launcher's: every job may have the same port, so the
+    # launcher's own ids join in. Sizes decide, which are equal on all ranks.
+    for other in _launchers_of_ranks(env):
+        if other is not PMIX and other.read(env).size == place.size:
+            return f"{key}:{_launcher_key(other, env, identify)}"
+    return key if port else f"{key}:{identify(launcher.rank[0])}"
+
+
+def _launcher_key(launcher: Launcher, env: Environment, identify: Callable[[str], str]) -> str:
+    if launcher is SLURM:
+        return f"slurm:{slurm_step(env)}"
+    # Open MPI 4 and 5, and PMIx itself, name each mpirun's job by a namespace.
+    named = first_set(env, ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"))
+    if launcher is not HYDRA and named is not None:
+        return f"{launcher.source}:{env[named].strip()}"
+    return f"{launcher.source}:{identify(launcher.rank[0])}"
+
+
+def _known(value: int | None) -> int:
+    assert value is not None
+    return value

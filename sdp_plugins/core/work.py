@@ -1,0 +1,64 @@
+"""Handle on an asynchronous operation."""
+
+from __future__ import annotations
+
+from . import _native
+from .buffers import Buffer
+from .errors import CollectiveTimeoutError
+
+_FOREVER_S = 1e9
+
+
+class Work:
+    """An operation that was issued with ``async_op=True``.
+
+    The buffers of the operation belong to it until it is completed; dropping the handle does not
+    cancel anything.
+    """
+
+    __slots__ = ("_held", "_native", "_what")
+
+    def __init__(self, native: _native.Work, what: str, held: list[Buffer]) -> None:
+        self._native = native
+        self._what = what
+        self._held = held  # shared with the group, which holds it for a caller who drops the handle
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Block until the operation is done.
+
+        Args:
+            timeout_s: Seconds to wait at most; None waits as long as the operation's own time-out
+                allows. If this wait ends first the operation goes on.
+
+        Raises:
+            CollectiveTimeoutError: This wait timed out.
+            SdpError: The operation failed.
+        """
+        limit_s = _FOREVER_S if timeout_s is None else timeout_s
+        try:
+            done = self._native.wait(limit_s)
+        finally:
+            self.is_completed()
+        if not done:
+            raise CollectiveTimeoutError(
+                f"{self._what}: not done after a wait of {limit_s:g} s (timeout of this wait; the "
+                "operation goes on). Hint: wait longer, or look at what the other ranks do.",
+                op=self._what,
+                elapsed_s=limit_s,
+            )
+
+    def is_completed(self) -> bool:
+        """Whether the operation is done, successfully or not."""
+        completed = self._native.completed()
+        if completed:
+            self._held.clear()
+        return completed
+
+    def exception(self) -> BaseException | None:
+        """The operation's failure; None if it succeeded or is not done yet."""
+        return self._native.failure()
+
+    @property
+    def source_rank(self) -> int:
+        """For ``recv``: the rank that sent; -1 before that and for other operations."""
+        return self._native.source_rank()

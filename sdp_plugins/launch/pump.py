@@ -1,0 +1,104 @@
+"""Waiting for the ranks' output, and for signals."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from sdp_plugins.launch.output import Sink, Stream
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+Handler = Callable[[int, FrameType | None], None]
+
+
+class Pump:
+    """Passes the output of all ranks on, as it comes."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._streams: list[Stream] = []
+        self._open: set[int] = set()
+
+    def add(self, fd: int, prefix: str, sink: Sink) -> Stream:
+        """Take on the reading end of a rank's pipe."""
+        os.set_blocking(fd, False)
+        stream = Stream(fd, prefix, sink)
+        self._streams.append(stream)
+        self._open.add(fd)
+        self._selector.register(fd, selectors.EVENT_READ, stream)
+        return stream
+
+    def add_alarm(self, fd: int) -> None:
+        """Wake up when this pipe has something; it is emptied."""
+        self._selector.register(fd, selectors.EVENT_READ, None)
+
+    def run_once(self, until: float | None) -> None:
+        """Wait for output, a signal or the time `until`, and show what came."""
+        times = [due for stream in self._streams if (due := stream.due()) is not None]
+        times += [] if until is None else [until]
+        wait_s = max(0.0, min(times) - time.monotonic()) if times else None
+        for key, _ in self._selector.select(wait_s):
+            if key.data is None:
+                with suppress(BlockingIOError):
+                    os.read(key.fd, 4096)
+            else:
+                self.read(key.data)
+        now = time.monotonic()
+        for stream in self._streams:
+            if (due := stream.due()) is not None and due <= now:
+                stream.flush()
+
+    def read(self, stream: Stream) -> None:
+        """Pass on what a stream has now."""
+        if stream.fd in self._open and not stream.pump():
+            self._selector.unregister(stream.fd)
+            self._open.discard(stream.fd)
+
+    def finish(self, timeout_s: float) -> None:
+        """Show what is still in the pipes, until all have ended or the time is over."""
+        end = time.monotonic() + timeout_s
+        while self._open and time.monotonic() < end:
+            self.run_once(end)
+        for stream in self._streams:
+            stream.flush()
+
+    def close(self) -> None:
+        """Let go of the selector; the pipes are their owners' to close."""
+        self._selector.close()
+
+
+@contextmanager
+def signals_handled(handler: Handler, pump: Pump) -> Iterator[None]:
+    """Send the signals that end a job to `handler`; these, and a child's end, wake the pump."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    pump.add_alarm(reader)
+    # A signal that whoever started us ignores (nohup, a shell's background job) stays ignored.
+    numbers = [n for n in FORWARDED if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {n: signal.signal(n, handler) for n in numbers}
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, previous in before.items():
+            signal.signal(number, previous)
+        os.close(reader)
+        os.close(writer)
+
+
+@contextmanager
+def signals_held_back() -> Iterator[set[signal.Signals]]:
+    """Deliver signals only afterwards; yields the mask that was there, for children to take."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    try:
+        yield {signal.Signals(number) for number in before}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -1,0 +1,79 @@
+"""Ending sessions: a rank with all that it started, even after the launcher itself was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Collection
+from contextlib import suppress
+
+ROUNDS = 20  # a member may fork while we look
+
+
+def members(sessions: Collection[int]) -> list[int]:
+    """Processes, dead ones excepted, of these sessions."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
+                # pid (command) state ppid pgrp session ...; the command may hold anything
+                fields = stat.read().rpartition(b")")[2].split()
+                if int(fields[3]) in sessions and fields[0] not in (b"Z", b"X"):
+                    found.append(int(name))
+    return found
+
+
+def kill_sessions(sessions: Collection[int]) -> None:
+    """SIGKILL everything in these sessions, whatever process groups it has made."""
+    for _ in range(ROUNDS):
+        pids = members(sessions)
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if not pids:
+            return
+
+
+class Guardian:
+    """A process that kills the ranks' sessions if the launcher ends without saying goodbye.
+
+    The kernel kills the ranks themselves (PDEATHSIG), but not what they have started.
+    """
+
+    def __init__(self) -> None:
+        reader, self._writer = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            try:
+                os.close(self._writer)
+                guard(reader)
+            finally:
+                os._exit(0)
+        os.close(reader)
+
+    def watch(self, session: int) -> None:
+        """Tell the guardian about a rank's session."""
+        with suppress(BrokenPipeError):
+            os.write(self._writer, b"%d\n" % session)
+
+    def dismiss(self) -> None:
+        """All sessions are empty: the guardian has nothing left to do."""
+        with suppress(BrokenPipeError):
+            os.write(self._writer, b"done\n")
+        os.close(self._writer)
+        with suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
+
+
+def guard(reader: int) -> None:
+    """The guardian's life: wait for the end of the pipe, then kill unless it was dismissed."""
+    os.setsid()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_IGN)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):  # or whoever reads the launcher's output would wait for us
+        os.dup2(nowhere, fd)
+    with open(reader, "rb") as pipe:
+        words = pipe.read().split()
+    if b"done" not in words:
+        kill_sessions({int(word) for word in words})

@@ -1,0 +1,157 @@
+"""Starting ranks: their environment, and what ties their lives to the launcher's."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+PR_SET_PDEATHSIG = 1
+
+# What an outer launcher said about itself is wrong for our ranks, and would be believed: Lightning
+# asks Slurm's variables before torchrun's.
+STALE_PREFIXES = ("OMPI_COMM_", "PMI_", "PMIX_", "MPI_LOCAL", "TORCHELASTIC_", "SLURM_STEP")
+STALE_NAMES = {
+    "SDP_LAUNCHER_PID",
+    "SLURM_NTASKS",
+    "SLURM_NPROCS",
+    "SLURM_PROCID",
+    "SLURM_LOCALID",
+    "SLURM_NODEID",
+    "SLURM_TASK_PID",
+}
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What to start."""
+
+    command: Sequence[str]
+    module: bool
+    world_size: int
+    threads: int | None = None
+
+    def argv(self) -> list[str]:
+        """A rank's command line; -u, because a pipe would make Python buffer its output."""
+        return [sys.executable, "-u", *(["-m"] if self.module else []), *self.command]
+
+
+@dataclass(frozen=True)
+class RankProcess:
+    """A rank that was started: the leader of a session of its own."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    stdout: int  # the reading ends of its pipes
+    stderr: int
+
+    @property
+    def pid(self) -> int:
+        """Process id, which is also the id of the rank's session and process group."""
+        return self.process.pid
+
+    def exit_code(self) -> int | None:
+        """128 + signal or exit status once it has ended; leaves it unreaped.
+
+        As long as it is not reaped, its id cannot be given to a stranger whom we would kill.
+        """
+        state = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if state is None:
+            return None
+        return state.si_status + (0 if state.si_code == os.CLD_EXITED else 128)
+
+    def send(self, number: int) -> None:
+        """Send a signal; Ctrl-C reaches the rank's children too, as from a terminal."""
+        if number in (signal.SIGINT, signal.SIGKILL):
+            os.killpg(self.pid, number)
+        else:
+            os.kill(self.pid, number)
+
+    def close(self) -> None:
+        """Reap it and close its pipes."""
+        self.process.wait()
+        os.close(self.stdout)
+        os.close(self.stderr)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def job_environment(job: JobSpec, base: Mapping[str, str]) -> dict[str, str]:
+    """`base` less other launchers' variables, with those that are equal on all ranks.
+
+    TORCHELASTIC_RUN_ID is how torch and Lightning recognise that ranks were started for them.
+    """
+    job_id = uuid.uuid4().hex
+    kept = {
+        name: value
+        for name, value in base.items()
+        if not name.startswith(STALE_PREFIXES) and name not in STALE_NAMES
+    }
+    kept |= {
+        "WORLD_SIZE": str(job.world_size),
+        "LOCAL_WORLD_SIZE": str(job.world_size),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "NODE_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "SDP_JOB_ID": job_id,
+        "TORCHELASTIC_RUN_ID": job_id,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+    }
+    if job.threads is not None:
+        kept["OMP_NUM_THREADS"] = str(job.threads)
+    return kept
+
+
+def child_setup(mask: set[signal.Signals]) -> Callable[[], None]:
+    """What a rank does before its program: die with the launcher, take signals again."""
+    prctl = ctypes.CDLL(None).prctl
+    launcher = os.getpid()
+
+    def setup() -> None:
+        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        if os.getppid() != launcher:  # it ended before the kernel knew
+            os._exit(1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    return setup
+
+
+def start_rank(
+    job: JobSpec, rank: int, environment: Mapping[str, str], setup: Callable[[], None]
+) -> RankProcess:
+    """Start one rank with pipes for its output; only rank 0 has the launcher's stdin."""
+    stdout, child_stdout = os.pipe()
+    stderr, child_stderr = os.pipe()
+    try:
+        process = subprocess.Popen(
+            job.argv(),
+            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdin=None if rank == 0 else subprocess.DEVNULL,
+            stdout=child_stdout,
+            stderr=child_stderr,
+            start_new_session=True,
+            preexec_fn=setup,
+        )
+    except BaseException:
+        os.close(stdout)
+        os.close(stderr)
+        raise
+    finally:
+        os.close(child_stdout)
+        os.close(child_stderr)
+    return RankProcess(rank, process, stdout, stderr)

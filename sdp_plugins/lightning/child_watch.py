@@ -1,0 +1,68 @@
+"""The main process notices which of the ranks that it launched have failed."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from subprocess import Popen
+
+import torch.distributed as dist
+
+from sdp_plugins.lightning.exits import describe, end_now, exit_code, hint
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+GRACE_S = 10.0  # for a checkpoint on exception, loggers that finish, tracebacks
+GRACE_BEFORE_MEETING_S = 2.0  # a main process that waits for the others can do nothing else
+
+
+class ChildWatch(threading.Thread):
+    """Ends the job when a child has failed and the main process does not notice by itself."""
+
+    def __init__(self, children: Sequence[Popen[bytes]]) -> None:
+        super().__init__(name="sdp-child-watch", daemon=True)
+        self._children = children
+        self._ended = threading.Event()
+        self._reported = False
+
+    def run(self) -> None:
+        """Look until a child fails or all have ended well."""
+        while not (failed := self._failed()):
+            if self._ended.wait(POLL_S) or all(child.poll() == 0 for child in self._children):
+                return
+        self._report(failed)
+        grace_s = GRACE_S if dist.is_initialized() else GRACE_BEFORE_MEETING_S
+        if not self._ended.wait(grace_s):
+            log.error("the main process did not end in %.0f s: ending it now", grace_s)
+            self._kill()
+            end_now(exit_code(next(iter(failed.values()))))
+
+    def end(self) -> None:
+        """Give the children their grace and kill the rest; the caller's error is told by itself."""
+        self._ended.set()
+        self._report(self._failed())
+        deadline = time.monotonic() + GRACE_S
+        while time.monotonic() < deadline and any(c.poll() is None for c in self._children):
+            time.sleep(POLL_S / 4)
+        self._kill()
+
+    def _failed(self) -> dict[int, int]:
+        """Return codes of the ranks that have failed."""
+        codes = {rank: child.poll() for rank, child in enumerate(self._children, start=1)}
+        return {rank: code for rank, code in codes.items() if code}
+
+    def _report(self, failed: dict[int, int]) -> None:
+        if self._reported:
+            return
+        self._reported = bool(failed)
+        for rank, code in failed.items():
+            pid, ranks = self._children[rank - 1].pid, len(self._children) + 1
+            text = "[rank 0/%d] rank %d (pid %d) %s. Hint: %s"
+            log.error(text, ranks, rank, pid, describe(code), hint(code))
+
+    def _kill(self) -> None:
+        for child in self._children:
+            child.kill()  # does nothing to one that has ended

@@ -1,0 +1,99 @@
+"""Ranks that mpirun started, where Lightning by itself would not notice it.
+
+Lightning knows mpirun only through mpi4py. Without it, or with one made for another MPI, each of
+the N processes believes to be alone and starts N - 1 further ones.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import cached_property
+from typing import Any
+
+from sdp_plugins.core.rendezvous import EnvHub
+from sdp_plugins.core.topology import Topology
+
+
+def for_this_launch(environment: Any) -> Any:
+    """`environment`, or one for the launcher that has started this process already.
+
+    Args:
+        environment: A ClusterEnvironment that Lightning or the user chose, or None.
+    """
+    if environment is None or environment.creates_processes_externally:
+        return environment
+    topology = Topology.from_env()
+    if topology.world_size == 1:
+        return environment
+    return launched_class(type(environment))(topology)
+
+
+def launched_class(base: type) -> Any:
+    """A class for started ranks that is also an environment of the Lightning package in use."""
+    return type("LaunchedEnvironment", (LaunchedRanks, base), {"__module__": __name__})
+
+
+class LaunchedRanks:
+    """What a ClusterEnvironment answers, from the launcher's variables."""
+
+    creates_processes_externally = True
+
+    def __init__(self, topology: Topology) -> None:
+        super().__init__()
+        self._topology = topology
+
+    @cached_property
+    def _main(self) -> tuple[str, int]:
+        """Rank 0's address and a free port there, agreed on by all ranks at their first look."""
+        if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
+            return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        ports = EnvHub(self._topology, "lightning")(port.encode(), 300.0)
+        return "127.0.0.1", int(ports[0])
+
+    @property
+    def main_address(self) -> str:
+        """Where rank 0's store listens."""
+        return self._main[0]
+
+    @property
+    def main_port(self) -> int:
+        """The port of rank 0's store."""
+        return self._main[1]
+
+    def world_size(self) -> int:
+        """The number of ranks."""
+        return self._topology.world_size
+
+    def global_rank(self) -> int:
+        """This process's rank."""
+        return self._topology.rank
+
+    def local_rank(self) -> int:
+        """This process's rank on its node."""
+        return self._topology.local_rank
+
+    def node_rank(self) -> int:
+        """The node's number."""
+        return self._topology.node_rank
+
+    def set_world_size(self, size: int) -> None:
+        """Ignored: the launcher has decided."""
+
+    def set_global_rank(self, rank: int) -> None:
+        """Ignored: the launcher has decided."""
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """Refuse a Trainer that asks for another number of ranks than were started."""
+        if num_devices * num_nodes != self.world_size():
+            raise ValueError(
+                f"the launcher ({self._topology.source}) started {self.world_size()} ranks, but "
+                f"devices={num_devices} and num_nodes={num_nodes} ask for "
+                f"{num_devices * num_nodes}. Hint: set devices={self._topology.local_size}."
+            )
+
+    def teardown(self) -> None:
+        """Nothing was changed, so nothing is to be put back."""

@@ -1,0 +1,45 @@
+"""Which Lightning packages there are, and where our class for each of them is."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from importlib.util import find_spec
+from typing import Any
+
+MODULES = {
+    "lightning.pytorch": "sdp_plugins.lightning.pytorch",
+    "pytorch_lightning": "sdp_plugins.lightning.standalone.pytorch",
+    "lightning.fabric": "sdp_plugins.lightning.fabric",
+    "lightning_fabric": "sdp_plugins.lightning.standalone.fabric",
+}
+TRAINER = ("lightning.pytorch", "pytorch_lightning")
+FABRIC = ("lightning.fabric", "lightning_fabric")
+
+LightningClass: Any = object
+"""Base of a mixin; says to type checkers that a class of some Lightning package follows it."""
+
+
+def strategy_class(package: str) -> type:
+    """Our strategy for one Lightning package."""
+    return importlib.import_module(MODULES[package]).SMDDPStrategy
+
+
+def concrete_class(packages: tuple[str, ...]) -> type:
+    """Our strategy for the one of `packages` that is imported, else for the first installed."""
+    imported = [package for package in packages if package in sys.modules]
+    installed = (package for package in packages if is_installed(package))
+    package = imported[0] if imported else next(installed, None)
+    if package is None:
+        raise ModuleNotFoundError(
+            f"none of {', '.join(packages)} is installed. Hint: pip install sdp_plugins[lightning]"
+        )
+    return strategy_class(package)
+
+
+def is_installed(package: str) -> bool:
+    """Whether `package` can be imported; finds out without importing more than its parent."""
+    try:
+        return find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False

@@ -1,0 +1,11 @@
+"""The strategy for `lightning.pytorch`; its arguments are those of DDPStrategy."""
+
+from lightning.pytorch.strategies import DDPStrategy
+
+from sdp_plugins.lightning.strategy import SMDDPStrategy as _ForTrainer
+
+
+class SMDDPStrategy(_ForTrainer, DDPStrategy):
+    """DistributedDataParallel over smddp, for `lightning.pytorch`."""
+
+    _package = "lightning.pytorch"

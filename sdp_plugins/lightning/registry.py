@@ -1,0 +1,40 @@
+"""Names for `Trainer(strategy=...)` and `Fabric(strategy=...)`."""
+
+from __future__ import annotations
+
+import logging
+from types import ModuleType
+from typing import Any
+
+from sdp_plugins.lightning.mpi_detection import survive_missing_mpi
+from sdp_plugins.lightning.namespaces import strategy_class
+
+log = logging.getLogger(__name__)
+
+
+def register(module: ModuleType) -> None:
+    """Register smddp with a Lightning package, once its `<package>.strategies` is imported.
+
+    Never raises: it runs inside the import of Lightning, which must work without us.
+
+    Args:
+        module: `lightning.pytorch.strategies` or its like of another Lightning package.
+    """
+    try:
+        package = module.__name__.removesuffix(".strategies")
+        add_names(module, strategy_class(package))
+        survive_missing_mpi(package)
+    except Exception:
+        log.warning("strategy='smddp' is not available in %s", module.__name__, exc_info=True)
+
+
+def add_names(module: Any, strategy: type) -> None:
+    """Register a name like "smddp_spawn" for every one that DDPStrategy has, like "ddp_spawn"."""
+    registry = getattr(module, "StrategyRegistry", None)
+    if registry is None:
+        registry = module.STRATEGY_REGISTRY
+    for name, entry in list(registry.items()):
+        ours = name.replace("ddp", "smddp", 1)
+        if entry["strategy"] is module.DDPStrategy and ours not in registry:
+            description = entry["description"].replace("DDP", "SMDDP", 1)
+            registry.register(ours, strategy, description, **entry["init_params"])

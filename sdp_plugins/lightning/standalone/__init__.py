@@ -1,0 +1,1 @@
+"""Strategies for the packages `pytorch_lightning` and `lightning_fabric`."""

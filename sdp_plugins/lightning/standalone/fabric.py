@@ -1,0 +1,11 @@
+"""The strategy for `lightning_fabric`; its arguments are those of DDPStrategy."""
+
+from lightning_fabric.strategies import DDPStrategy  # type: ignore[attr-defined]
+
+from sdp_plugins.lightning.strategy import SMDDPFabricStrategy
+
+
+class SMDDPStrategy(SMDDPFabricStrategy, DDPStrategy):
+    """DistributedDataParallel over smddp, for `lightning_fabric`."""
+
+    _package = "lightning_fabric"

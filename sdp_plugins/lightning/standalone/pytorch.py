@@ -1,0 +1,11 @@
+"""The strategy for `pytorch_lightning`; its arguments are those of DDPStrategy."""
+
+from pytorch_lightning.strategies import DDPStrategy
+
+from sdp_plugins.lightning.strategy import SMDDPStrategy as _ForTrainer
+
+
+class SMDDPStrategy(_ForTrainer, DDPStrategy):
+    """DistributedDataParallel over smddp, for `pytorch_lightning`."""
+
+    _package = "pytorch_lightning"

@@ -1,0 +1,123 @@
+"""What makes a DDPStrategy of any Lightning package a strategy over smddp."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from sdp_plugins.core import SdpError
+from sdp_plugins.lightning.environment import for_this_launch
+from sdp_plugins.lightning.launcher import watched
+from sdp_plugins.lightning.mpi_detection import survive_missing_mpi
+from sdp_plugins.lightning.namespaces import FABRIC, TRAINER, LightningClass, concrete_class
+from sdp_plugins.lightning.parent_watch import ParentWatch
+from sdp_plugins.lightning.termination import terminate_between_steps
+
+BACKEND = "smddp"
+REASON_CHARS = 200
+
+
+class _OverSmddp(LightningClass):
+    """The part that Trainer and Fabric share; stands before a DDPStrategy among the bases."""
+
+    _launcher: Any
+    _packages: tuple[str, ...] = ()
+    _package = ""  # the one that a concrete class is for
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make an object of the class for the Lightning package in use, as pathlib.Path does."""
+        if cls in (SMDDPStrategy, SMDDPFabricStrategy):
+            cls = concrete_class(cls._packages)
+        elif not hasattr(cls, "barrier"):
+            raise TypeError(
+                f"{cls.__name__} has no Lightning strategy among its bases. Hint: subclass the "
+                "SMDDPStrategy of one Lightning package, such as sdp_plugins.lightning.pytorch."
+            )
+        return super().__new__(cls)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        backend = kwargs.get("process_group_backend") or BACKEND
+        if backend != BACKEND:
+            raise ValueError(
+                f"{type(self).__name__} always uses process_group_backend={BACKEND!r}, got "
+                f"{backend!r}. Hint: for another backend use Lightning's DDPStrategy."
+            )
+        survive_missing_mpi(self._package)
+        self._cluster_environment: Any = None
+        super().__init__(*args, **{**kwargs, "process_group_backend": backend})
+
+    @property
+    def cluster_environment(self) -> Any:
+        """Who started this process and its peers; see `environment.for_this_launch`."""
+        return self._cluster_environment
+
+    @cluster_environment.setter
+    def cluster_environment(self, environment: Any) -> None:
+        self._cluster_environment = for_this_launch(environment)
+
+    def _configure_launcher(self) -> None:
+        super()._configure_launcher()
+        self._launcher = watched(self._launcher)
+
+    def setup_environment(self) -> None:
+        """Join the process group; a rank whose launching process has died does not wait for it."""
+        import sdp_plugins.torch  # noqa: F401  (registers the backend where autoload is off)
+
+        with ParentWatch():
+            super().setup_environment()
+
+
+class SMDDPStrategy(_OverSmddp):
+    """DistributedDataParallel over smddp, for Lightning's Trainer.
+
+    Takes the arguments of Lightning's DDPStrategy, and those of DistributedDataParallel, which it
+    passes on. Makes an object for the Lightning package in use: see `sdp_plugins.lightning`.
+    """
+
+    _packages = TRAINER
+
+    def setup(self, trainer: Any) -> None:
+        """Set up the model, and how signals end its training."""
+        super().setup(trainer)
+        terminate_between_steps(trainer)
+
+    def on_exception(self, exception: BaseException) -> None:
+        """Tell the other ranks why this one ends, and let none of them outlive the job."""
+        super().on_exception(exception)
+        name_smddp(exception)
+        leave_group(exception)
+        if hasattr(self._launcher, "end_children"):
+            self._launcher.end_children()
+
+
+class SMDDPFabricStrategy(_OverSmddp):
+    """DistributedDataParallel over smddp, for Lightning Fabric; arguments as its DDPStrategy."""
+
+    _packages = FABRIC
+
+
+def name_smddp(exception: BaseException) -> None:
+    """Have DDPStrategy's remedies name the strategies under which they are found here."""
+    texts = {
+        "'ddp_find_unused_parameters": "'smddp_find_unused_parameters",
+        "strategy=DDPStrategy(": "strategy=SMDDPStrategy(",
+    }
+    if len(exception.args) == 1 and isinstance(exception.args[0], str):
+        for theirs, ours in texts.items():
+            exception.args = (exception.args[0].replace(theirs, ours),)
+
+
+def leave_group(exception: BaseException) -> None:
+    """Leave the process group, so that waiting ranks end now and can say what happened here.
+
+    It is gone afterwards: the teardown that follows waits for nobody, and another fit() would make
+    a new one.
+    """
+    if not dist.is_initialized() or dist.get_backend() != BACKEND:
+        return
+    if not isinstance(exception, (SdpError, SystemExit)):  # those are known, or no failure
+        text = f"{type(exception).__name__}: {exception}".splitlines()[0]
+        group: Any = dist.group.WORLD
+        group._group.abort(text[:REASON_CHARS])
+    dist.destroy_process_group()

@@ -1,0 +1,162 @@
+"""What all calls of a process group share: the Group they go to, and works that outlive callers."""
+
+from __future__ import annotations
+
+import os
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from torch import Tensor
+
+from sdp_plugins.core import Group, SdpError
+from sdp_plugins.core import Work as NativeWork
+from sdp_plugins.torch.identity import Identity
+from sdp_plugins.torch.notifier import Notifier, ThreadForEach
+from sdp_plugins.torch.options import How
+from sdp_plugins.torch.registration import Registrations
+from sdp_plugins.torch.tensors import Outputs
+from sdp_plugins.torch.work import PendingWork, Work
+
+DRAIN_S = 0.5
+
+Start = Callable[..., Any]
+
+
+class Calls(Identity):
+    """The life of a process group over a core Group, and how its calls run.
+
+    Args:
+        group: Where the operations run.
+        make_lane: Makes another Group of the same ranks; called at most once, on all ranks.
+        register: Whether to move buckets into shared memory.
+    """
+
+    def __init__(self, group: Group, make_lane: Callable[[], Group], register: bool) -> None:
+        super().__init__(group)
+        self._make_lane = make_lane
+        self._lanes: list[Group] = []
+        self._notifier = Notifier("sdp-futures")
+        self._receivers = ThreadForEach("sdp-p2p-future")
+        self._works: dict[PendingWork, None] = {}  # in flight, kept if their caller drops them
+        self._registrations = Registrations(group, register and group.world_size > 1)
+        self._pid = os.getpid()
+        runners = (self._notifier, self._receivers)
+        self._end = weakref.finalize(
+            self, _end, self._pid, group, self._lanes, runners, self._works
+        )
+
+    def _lane(self) -> Group:
+        """The Group that a call from this thread goes to.
+
+        Callbacks of futures have one of their own. In it their operations are in the same order on
+        all ranks, while the order between a callback and the main thread is up to chance.
+        """
+        if self._registrations.dead:
+            self._registrations.drop_dead()
+        if not self._notifier.is_current():
+            return self._group
+        if not self._lanes:
+            self._lanes.append(self._make_lane())
+        return self._lanes[0]
+
+    def _run(
+        self,
+        starts: Sequence[Start],
+        how: How,
+        outputs: Sequence[Tensor] = (),
+        inputs: Sequence[Tensor] = (),
+        copies: Outputs | None = None,
+    ) -> Work:
+        """Start operations of the core, whose handle is one work.
+
+        Args:
+            starts: Each starts an operation when called with `async_op=` and `timeout_s=`.
+            how: Not asynchronous runs them here and now.
+            outputs: Tensors that hold the result.
+            inputs: Tensors that are only read.
+            copies: Copies to make once the operations are done.
+        """
+        async_op, timeout_s = how
+        if async_op:
+            natives = [start(async_op=True, timeout_s=timeout_s) for start in starts]
+            return self._track(natives, outputs, inputs, copies, self._notifier)
+        for start in starts:
+            start(async_op=False, timeout_s=timeout_s)
+        if copies:
+            copies.copy_back()
+        return Work(outputs, self._notifier)
+
+    def _track(
+        self,
+        natives: Sequence[NativeWork],
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        copies: Outputs | None,
+        runner: Notifier | ThreadForEach,
+    ) -> Work:
+        finish = copies.copy_back if copies else None
+        self._forget_done()
+        forget = partial(_forget, self._works)
+        work = PendingWork(outputs, inputs, natives, runner, finish, forget)
+        self._works[work] = None
+        return work
+
+    def _forget_done(self) -> None:
+        """Look at two works, in turns, that perhaps nobody waits for."""
+        for work in list(islice(self._works, 2)):
+            _forget(self._works, work)
+            if not work.is_completed():
+                self._works[work] = None
+
+    def uses(self, storage: int) -> bool:
+        """Whether an operation in flight works on the storage with this `_cdata`."""
+        return any(not w.is_completed() and w.touches(storage) for w in list(self._works))
+
+    def shutdown(self) -> None:
+        """Leave the group; every later call raises."""
+        if self._end.alive and os.getpid() == self._pid and self._group.failure is None:
+            self._drain()
+        self._end()
+
+    def _drain(self) -> None:
+        """Give collectives that nobody has waited for a moment: peers need our part in them."""
+        deadline = time.monotonic() + DRAIN_S
+        for work in list(self._works):
+            left = deadline - time.monotonic()
+            if left > 0 and work.is_collective:
+                with suppress(SdpError):
+                    work.wait(timedelta(seconds=left))
+
+    def abort(self) -> None:
+        """Leave the group at once; peers get PeerLostError."""
+        if self._end.alive and os.getpid() == self._pid:
+            self._group.abort("abort() was called")
+        self._end()
+
+
+def _forget(works: dict[PendingWork, None], work: PendingWork) -> None:
+    works.pop(work, None)
+
+
+def _end(
+    pid: int,
+    group: Group,
+    lanes: list[Group],
+    runners: tuple[Notifier, ThreadForEach],
+    works: dict[PendingWork, None],
+) -> None:
+    """Close everything; `works` is here to keep their tensors until the group is closed."""
+    if os.getpid() != pid:
+        return  # a forked child: threads and segments are its parent's
+    for closing in (group, *lanes):
+        with suppress(SdpError):  # it has failed before; whoever waited knows
+            closing.close()
+    for runner in runners:
+        runner.stop()
+    works.clear()

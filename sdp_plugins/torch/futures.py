@@ -1,0 +1,100 @@
+"""Futures of works, completed in order by one thread of the group.
+
+Two things differ from plain torch futures, and DDP needs both.
+
+Callbacks (`then`) run on the group's notifier thread, in the order in which they were added, and
+never in the caller's thread. A callback may issue collectives (PowerSGD's do); all ranks have to
+issue them in the same order, which "inline if the future happens to be done" does not give.
+
+An error becomes the future's value as a `FailedResult`, because Python cannot complete a torch
+future with an error. C++ that looks at the value raises the original exception.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+import torch.futures
+
+from sdp_plugins.torch.notifier import Notifier
+
+
+class FailedResult:
+    """The value of a future that failed: whoever takes it for a tensor gets the original exception.
+
+    torch's C++ (DDP's reducer and its hooks) takes tensors out of a future's value with isinstance,
+    which asks an object that is no tensor for its `__class__`.
+    """
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def reraise(self) -> NoReturn:
+        """Raise the original exception."""
+        raise self._error
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """Raise, unless it is torch's search for tensors that asks.
+
+        What is raised in that search, which is Python, becomes a RuntimeError; so be found, and
+        raise when C++ takes what was found.
+        """
+        if sys._getframe(1).f_code.co_name == "persistent_id":
+            return torch.Tensor
+        self.reraise()
+
+
+def _unwrap(value: Any) -> Any:
+    if type(value) is FailedResult:
+        value.reraise()
+    return value
+
+
+class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
+    """A future whose callbacks run in order on a notifier.
+
+    Args:
+        notifier: Runs the callbacks; None for plain torch behaviour.
+    """
+
+    def __init__(self, notifier: Notifier | None) -> None:
+        super().__init__()
+        self._notifier = notifier
+        self._completed = threading.Event()
+        self._set_unwrap_func(_unwrap)
+
+    def complete_with(self, call: Callable[[], Any]) -> None:
+        """Complete with what `call` returns, or with what it raises."""
+        try:
+            result = call()
+        except BaseException as error:  # whatever a callback does, somebody waits for this future
+            result = FailedResult(error)
+        self.set_result(result)
+        self._completed.set()
+
+    def wait(self) -> Any:
+        """The value, once it is there; unlike in torch, Ctrl-C ends the wait."""
+        if not self.done():
+            self._completed.wait()
+        return super().wait()
+
+    def then(self, callback: Callable[[Any], Any]) -> Any:
+        """A future of what `callback(self)` returns, called after this one is done."""
+        if self._notifier is None:
+            return super().then(callback)
+        child = WorkFuture(self._notifier)
+        # This future's own completion was submitted before, so it is done when the task runs.
+        self._notifier.submit(lambda: child.complete_with(lambda: callback(self)))
+        return child
+
+    def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
+        """Call `callback(self)` after this one is done; what it raises is lost, as in torch."""
+        if self._notifier is None:
+            super().add_done_callback(callback)
+        else:
+            self.then(callback)

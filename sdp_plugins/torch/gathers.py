@@ -1,0 +1,145 @@
+"""broadcast, all_gather, gather and scatter in all of c10d's forms."""
+
+# c10d types every form of a call as an overload; here one signature takes all of them.
+# mypy: disable-error-code="override,assignment"
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+
+from torch import Tensor
+
+from sdp_plugins.torch.calls import Calls, Start
+from sdp_plugins.torch.options import Options, how, root_and_how
+from sdp_plugins.torch.tensors import Outputs, only, readable, same_dtype, to_move
+from sdp_plugins.torch.work import Work
+
+Lists = Sequence[Tensor] | Sequence[Sequence[Tensor]]
+
+
+def one_list(tensors: Lists) -> list[Tensor]:
+    """The list of one tensor for each rank, given as it is or in a list."""
+    if tensors and not isinstance(tensors[0], Tensor):
+        (tensors,) = tensors
+    return list(tensors)  # type: ignore[arg-type]
+
+
+class Gathers(Calls):
+    """Collectives that move a rank's tensor to others."""
+
+    def broadcast(
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        opts: Options = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> Work:
+        """Copy the root's tensor to all ranks."""
+        tensor = only(tensors)
+        rank, mode = root_and_how(root if opts is None else opts, timeout)
+        copies = Outputs()
+        buffer = to_move(copies.dense(tensor))
+        start = partial(self._lane().broadcast, buffer, rank)
+        received = copies if self.rank() != rank else None
+        return self._run([start], mode, [tensor], copies=received)
+
+    def allgather(
+        self,
+        output_tensors: Lists,
+        input_tensors: Tensor | Sequence[Tensor],
+        opts: Options = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Gather every rank's tensor in lists of one tensor for each rank."""
+        outputs = one_list(output_tensors)
+        return self.allgather_coalesced([outputs], [only(input_tensors)], opts, timeout)
+
+    def allgather_coalesced(
+        self,
+        output_lists: Sequence[Sequence[Tensor]],
+        input_list: Sequence[Tensor],
+        opts: Options = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Gather several tensors of every rank; the ranks' tensors may differ in size."""
+        mode, copies, lane = how(opts, timeout), Outputs(), self._lane()
+        sources = [readable(tensor) for tensor in input_list]
+        starts: list[Start] = []
+        for outputs, source in zip(output_lists, sources, strict=True):
+            same_dtype([*outputs, source])
+            parts = [to_move(copies.dense(tensor)) for tensor in outputs]
+            gather = lane.all_gather_uneven
+            starts.append(partial(gather, parts, to_move(source)))
+        flat = [tensor for outputs in output_lists for tensor in outputs]
+        return self._run(starts, mode, flat, sources, copies)
+
+    def all_gather_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        opts: Options = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Gather every rank's tensor in one tensor."""
+        return self.all_gather_single_coalesced([output], [input], opts, timeout)
+
+    def all_gather_single_coalesced(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        opts: Options = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """all_gather_single of several tensors."""
+        mode, copies, lane = how(opts, timeout), Outputs(), self._lane()
+        sources = [readable(tensor) for tensor in inputs]
+        starts: list[Start] = []
+        for output, source in zip(outputs, sources, strict=True):
+            same_dtype([output, source])
+            whole = to_move(copies.dense(output))
+            starts.append(partial(lane.all_gather, whole, to_move(source)))
+        return self._run(starts, mode, outputs, sources, copies)
+
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(
+        self,
+        output_tensors: Lists,
+        input_tensors: Tensor | Sequence[Tensor],
+        opts: Options = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> Work:
+        """Gather every rank's tensor on the root."""
+        rank, mode = root_and_how(root if opts is None else opts, timeout)
+        source, copies = readable(only(input_tensors)), Outputs()
+        outputs = one_list(output_tensors) if self.rank() == rank else []
+        same_dtype([*outputs, source])
+        parts = [to_move(copies.dense(tensor)) for tensor in outputs] or None
+        gather = self._lane().gather
+        start = partial(gather, parts, to_move(source), rank)
+        return self._run([start], mode, outputs, [source], copies)
+
+    def scatter(
+        self,
+        output_tensors: Tensor | Sequence[Tensor],
+        input_tensors: Lists,
+        opts: Options = None,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> Work:
+        """Give every rank its tensor of the root's list."""
+        rank, mode = root_and_how(root if opts is None else opts, timeout)
+        output, copies = only(output_tensors), Outputs()
+        inputs = one_list(input_tensors) if self.rank() == rank else []
+        sources = [readable(tensor) for tensor in inputs]
+        same_dtype([output, *sources])
+        mine, parts = to_move(copies.dense(output)), [to_move(tensor) for tensor in sources] or None
+        start = partial(self._lane().scatter, mine, parts, rank)
+        return self._run([start], mode, [output], sources, copies)

@@ -1,0 +1,74 @@
+"""What torch asks a process group about itself."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend
+
+from sdp_plugins.core import Group
+from sdp_plugins.torch.options import seconds
+
+BACKEND = "smddp"
+
+
+class Identity(dist.ProcessGroup):
+    """Names, time-out and abilities of a process group over a core Group."""
+
+    _group: Group
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group.rank, group.world_size)  # type: ignore[call-arg]
+        self._group = group
+        self._name = self._description = ""
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """The name in init_process_group()."""
+        return BACKEND
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """The name that torch gave."""
+        return self._name
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Take the name from torch."""
+        self._name = name
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """The description that torch or the user gave."""
+        return self._description
+
+    def setGroupDesc(self, description: str) -> None:  # noqa: N802
+        """Take the description."""
+        self._description = description
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Change the time-out of all later calls."""
+        self._group.timeout_s = seconds(timeout) or self._group.timeout_s
+
+    _set_default_timeout = set_timeout
+
+    @property
+    def options(self) -> Any:
+        """What torch asks a backend for."""
+        return Backend.Options(BACKEND, timedelta(seconds=self._group.timeout_s))
+
+    @property
+    def last_path(self) -> str:
+        """The path that the last operation took, for logs and tests."""
+        return self._group.last_path
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [torch.device("cpu")]
+
+    # torch asks a group's backend for its abilities; the group is its own.
+    def _get_backend(self, device: torch.device) -> Any:
+        return self
+
+    supports_splitting = False
+    supports_coalescing = False
+    supports_time_estimate = False

@@ -1,0 +1,88 @@
+"""Threads that complete futures."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+Task = Callable[[], None]
+
+
+class Notifier:
+    """Runs tasks in the order of their submission, in a thread that starts with the first one.
+
+    Tasks handle their own errors. A task submitted from within a task, or after `stop`, runs at
+    once in the calling thread, so no task is ever lost.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def submit(self, task: Task) -> None:
+        """Run `task` after all tasks submitted before it."""
+        if not self.is_current():
+            with self._lock:
+                if not self._stopped:
+                    self._tasks.put(task)
+                    self._start()
+                    return
+        task()
+
+    def is_current(self) -> bool:
+        """Whether the caller is a task."""
+        return self._thread is not None and self._thread.ident == threading.get_ident()
+
+    def stop(self) -> None:
+        """Finish what was submitted and end the thread."""
+        with self._lock:
+            self._stopped = True
+            thread = self._thread
+        if thread is not None:
+            self._tasks.put(None)
+            if thread is not threading.current_thread():
+                thread.join()
+
+    def _start(self) -> None:
+        if self._thread is None:
+            # A daemon: its group stops it at the interpreter's exit, in an order that we choose.
+            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            task()
+            del task  # or its tensors would live until the next one comes
+
+
+class ThreadForEach:
+    """Runs each task in a thread of its own.
+
+    For receives: which of them is done first is up to the peers, and to wait for them in any order
+    could wait forever.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._threads: set[threading.Thread] = set()
+
+    def submit(self, task: Task) -> None:
+        """Start `task`."""
+
+        def run() -> None:
+            task()
+            self._threads.discard(thread)
+
+        thread = threading.Thread(target=run, name=self._name, daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+    def stop(self) -> None:
+        """Wait for all tasks."""
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
+                thread.join()

@@ -1,0 +1,45 @@
+"""The process group behind `init_process_group("smddp")`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sdp_plugins.core import Group
+from sdp_plugins.core.config import Config
+from sdp_plugins.torch.exchanges import Exchanges
+from sdp_plugins.torch.gathers import Gathers
+from sdp_plugins.torch.identity import BACKEND
+from sdp_plugins.torch.options import seconds
+from sdp_plugins.torch.reductions import Reductions
+from sdp_plugins.torch.store import TorchStore
+
+
+class ProcessGroup(Reductions, Gathers, Exchanges):
+    """c10d over a core Group, for CPU tensors."""
+
+
+def create(options: Any, pg_options: Any = None) -> ProcessGroup:
+    """Make the group of one init_process_group() or new_group(); called on each of its ranks.
+
+    Args:
+        options: c10d's DistributedBackendOptions.
+        pg_options: Options of another backend; smddp has none.
+
+    Raises:
+        TypeError: `pg_options` were given.
+        ValueError: A variable of the environment has a value that cannot be used.
+        RendezvousError: The ranks did not find each other.
+    """
+    if pg_options is not None:
+        raise TypeError(f"{BACKEND} takes no pg_options, but got {type(pg_options).__name__}.")
+    register = Config.from_env().register  # wrong settings are told before anybody waits
+    rank, size, name = options.group_rank, options.group_size, options.group_id
+    store = TorchStore.of_new_group(options.store, rank)
+
+    def meet(part: TorchStore) -> Group:
+        return Group.from_store(part, rank, size, name=name, timeout_s=seconds(options.timeout))
+
+    group = meet(store.under("main"))
+    # A lane is made in a future's callback, when the group may be at its end.
+    lane_store = store.under("callbacks", lambda: group.closed or group.failure is not None)
+    return ProcessGroup(group, lambda: meet(lane_store), register)

@@ -1,0 +1,161 @@
+"""all_reduce, reduce and reduce_scatter in all of c10d's forms."""
+
+# c10d types every form of a call as an overload; here one signature takes all of them.
+# mypy: disable-error-code="override,assignment"
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from sdp_plugins.core import ReduceOp
+from sdp_plugins.torch.calls import Calls, Start
+from sdp_plugins.torch.options import How, Options, op_and_how, root_and_how
+from sdp_plugins.torch.reduce_ops import core_op
+from sdp_plugins.torch.registration import MIN_BYTES
+from sdp_plugins.torch.tensors import Outputs, address, is_dense, only, readable, to_reduce
+from sdp_plugins.torch.work import Work
+
+
+class Reductions(Calls):
+    """Collectives that compute."""
+
+    def allreduce(
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        opts: Options = None,
+        timeout: timedelta | None = None,
+        *,
+        op: Any = None,
+    ) -> Work:
+        """Reduce a tensor of all ranks in place."""
+        tensor = only(tensors)
+        kind, how = op_and_how(op if opts is None else opts, timeout)
+        if not is_dense(tensor):
+            return self._reduce_all([tensor], kind, how)
+        lane = self._lane()
+        if tensor.nbytes >= MIN_BYTES and lane is self._group:
+            self._registrations.see(tensor, self._in_flight)
+        buffer, reduction = to_reduce(tensor), core_op(kind)
+        if how[0]:
+            return self._run([partial(lane.all_reduce, buffer, reduction)], how, [tensor])
+        lane.all_reduce(buffer, reduction, timeout_s=how[1])
+        return Work((tensor,), self._notifier)
+
+    def allreduce_coalesced(
+        self,
+        tensors: Sequence[Tensor],
+        opts: Options = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Reduce several tensors of all ranks in place."""
+        return self._reduce_all(tensors, *op_and_how(opts, timeout))
+
+    def _reduce_all(self, tensors: Sequence[Tensor], kind: Any, how: How) -> Work:
+        copies, op, lane = Outputs(), core_op(kind), self._lane()
+        buffers = [to_reduce(copies.dense(tensor)) for tensor in tensors]
+        starts = [partial(lane.all_reduce, buffer, op) for buffer in buffers]
+        return self._run(starts, how, tensors, copies=copies)
+
+    def reduce(
+        self,
+        tensors: Tensor | Sequence[Tensor],
+        opts: Options = None,
+        op: Any = dist.ReduceOp.SUM,
+        timeout: timedelta | None = None,
+        *,
+        root: int | None = None,
+    ) -> Work:
+        """Reduce a tensor of all ranks into the root's; the others keep theirs."""
+        tensor = only(tensors)
+        rank, how = root_and_how(root if opts is None else opts, timeout)
+        reduction, copies = core_op(getattr(opts, "reduceOp", op)), Outputs()
+        buffer = to_reduce(copies.dense(tensor))
+        start = partial(self._lane().reduce, buffer, rank, reduction)
+        received = copies if self.rank() == rank else None
+        return self._run([start], how, [tensor], copies=received)
+
+    def reduce_scatter(
+        self,
+        output_tensors: Tensor | Sequence[Tensor],
+        input_tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]],
+        opts: Options = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Reduce lists of one tensor for each rank; every rank keeps its own."""
+        if not isinstance(output_tensors, Tensor):
+            (input_tensors,) = input_tensors  # type: ignore[assignment]
+        output = only(output_tensors)
+        inputs = [readable(tensor) for tensor in input_tensors]  # type: ignore[arg-type]
+        kind, how = op_and_how(opts, timeout)
+        op, lane, copies = core_op(kind), self._lane(), Outputs()
+        if len({tensor.numel() for tensor in inputs}) > 1:
+            starts = self._reduce_to_each(output, inputs, op, copies)
+        else:
+            parts = [to_reduce(tensor) for tensor in inputs]
+            mine = to_reduce(copies.dense(output))
+            starts = [partial(lane.reduce_scatter, mine, parts, op)]
+        return self._run(starts, how, [output], inputs, copies)
+
+    def _reduce_to_each(
+        self,
+        output: Tensor,
+        inputs: Sequence[Tensor],
+        op: ReduceOp,
+        copies: Outputs,
+    ) -> list[Start]:
+        """reduce_scatter of parts that differ in size: a reduce to each rank."""
+        mine = inputs[self.rank()].detach().clone()
+        copies.copy_later(output, mine)
+        reduce = self._lane().reduce
+        parts = [*inputs[: self.rank()], mine, *inputs[self.rank() + 1 :]]
+        return [partial(reduce, to_reduce(part), root, op) for root, part in enumerate(parts)]
+
+    def reduce_scatter_single(
+        self,
+        output: Tensor,
+        input: Tensor,
+        opts: Options = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """Reduce a tensor of world_size parts; every rank keeps its own part."""
+        return self.reduce_scatter_single_coalesced([output], [input], opts, timeout)
+
+    def reduce_scatter_single_coalesced(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        opts: Options = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
+        """reduce_scatter_single of several tensors."""
+        kind, how = op_and_how(opts, timeout)
+        op, lane, copies = core_op(kind), self._lane(), Outputs()
+        sources = [readable(tensor) for tensor in inputs]
+        starts: list[Start] = []
+        for output, source in zip(outputs, sources, strict=True):
+            part, whole = to_reduce(copies.dense(output)), to_reduce(source)
+            starts.append(partial(lane.reduce_scatter, part, whole, op))
+        return self._run(starts, how, outputs, sources, copies)
+
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def share(self, tensor: Tensor) -> None:
+        """Move a tensor's storage into shared memory; see `sdp_plugins.torch.share`."""
+        if readable(tensor) is not tensor:
+            raise ValueError("The tensor is not contiguous. Hint: share tensor.contiguous().")
+        address(tensor)
+        if tensor.nbytes >= MIN_BYTES:
+            self._lane()  # gives up registrations of storages that have died
+            self._registrations.share(tensor, self._in_flight)
+
+    def _in_flight(self, storage: int) -> bool:
+        """Whether any group of this process has an operation in flight on the storage."""
+        groups = [self, *dist.distributed_c10d._world.pg_map]
+        return any(group.uses(storage) for group in groups if isinstance(group, Calls))

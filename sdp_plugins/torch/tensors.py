@@ -1,0 +1,151 @@
+"""Tensors as the core's buffers: checked, dense, and copied back where they were not dense."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sdp_plugins.core import Buffer, DType
+
+DTYPES: dict[torch.dtype, DType] = {getattr(torch, dtype.name): dtype for dtype in DType}
+
+
+def to_reduce(tensor: Tensor) -> Buffer:
+    """The buffer of a dense tensor whose elements are computed with.
+
+    Raises:
+        TypeError: The core does not compute with the tensor's dtype.
+    """
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None:
+        raise TypeError(
+            f"smddp does not reduce {tensor.dtype}. Hint: reduce tensor.to(torch.float32)."
+        )
+    return Buffer(address(tensor), tensor.numel(), dtype, tensor)
+
+
+def to_move(tensor: Tensor) -> Buffer:
+    """The buffer of a dense tensor that is only moved: bytes where the core lacks the dtype."""
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None:
+        return Buffer(address(tensor), tensor.nbytes, DType.uint8, tensor)
+    return Buffer(address(tensor), tensor.numel(), dtype, tensor)
+
+
+def address(tensor: Tensor) -> int:
+    """Where the tensor's data lie.
+
+    Raises:
+        ValueError: They lie nowhere: a fake tensor, or a storage that was resized to nothing.
+    """
+    pointer = tensor.data_ptr()
+    if not pointer and tensor.numel():
+        raise ValueError(
+            f"A {type(tensor).__name__} of shape {tuple(tensor.shape)} has no memory. "
+            "Hint: pass a tensor that holds data."
+        )
+    return pointer
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a Group can use the tensor's memory as it is."""
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
+
+
+def readable(tensor: Tensor) -> Tensor:
+    """The tensor, or a dense copy of it.
+
+    Raises:
+        TypeError: It is no tensor.
+        ValueError: It is not on the CPU, or sparse.
+    """
+    if tensor_of(tensor).layout is not torch.strided:
+        raise ValueError(
+            f"smddp does not support {tensor.layout} tensors yet. "
+            "Hint: pass tensor.to_dense(), or nn.Embedding(sparse=False) for a model's gradients."
+        )
+    if not tensor.is_cpu:
+        raise ValueError(
+            f"smddp works on CPU tensors, not on {tensor.device}. Hint: pass tensor.cpu(), "
+            "or use a group of the device's own backend, such as dist.new_group(backend='nccl')."
+        )
+    if is_dense(tensor):
+        return tensor
+    return tensor.detach().contiguous().resolve_conj().resolve_neg()
+
+
+class Outputs:
+    """Dense tensors to write into, and the copies back to those that the caller gave."""
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[Tensor, Tensor]] = []
+
+    def dense(self, tensor: Tensor) -> Tensor:
+        """The tensor itself, or a dense stand-in with its values that `copy_back` copies."""
+        stand_in = readable(tensor)
+        if stand_in is not tensor:
+            self.copy_later(tensor, stand_in)
+        return stand_in
+
+    def copy_later(self, tensor: Tensor, stand_in: Tensor) -> None:
+        """Have `copy_back` copy a dense tensor of as many elements into `tensor`."""
+        if tensor.numel() != stand_in.numel():
+            raise ValueError(
+                f"The output has {tensor.numel()} elements, but the result {stand_in.numel()}."
+            )
+        self._pending.append((tensor, stand_in.view(tensor.shape)))
+
+    def copy_back(self) -> None:
+        """Copy from the stand-ins; at most once."""
+        pending, self._pending = self._pending, []
+        if pending:
+            # Allows writing to leaves that require a gradient and to inference tensors.
+            with torch.inference_mode():
+                for tensor, stand_in in pending:
+                    tensor.copy_(stand_in)
+
+    def __bool__(self) -> bool:
+        return bool(self._pending)
+
+
+def same_dtype(tensors: Iterable[Tensor]) -> None:
+    """Check that one operation's tensors agree.
+
+    Raises:
+        TypeError: They differ in dtype.
+    """
+    dtypes = {tensor.dtype for tensor in tensors}
+    if len(dtypes) > 1:
+        names = ", ".join(sorted(map(str, dtypes)))
+        raise TypeError(f"The tensors of one operation differ in dtype: {names}.")
+
+
+def only(tensors: Tensor | Sequence[Tensor]) -> Tensor:
+    """The one tensor of a c10d argument, which is a tensor or a list of one.
+
+    Raises:
+        TypeError: It is no tensor.
+        ValueError: There is not exactly one.
+    """
+    if isinstance(tensors, Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise ValueError(
+            f"smddp takes one tensor in each call, not {len(tensors)}. "
+            "Hint: use the *_coalesced call, or one call for each tensor."
+        )
+    return tensor_of(tensors[0])
+
+
+def tensor_of(value: Any) -> Tensor:
+    """The value, if it is a tensor.
+
+    Raises:
+        TypeError: It is none.
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"smddp needs a torch.Tensor, not {type(value).__name__}.")
+    return value

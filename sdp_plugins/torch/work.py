@@ -1,0 +1,154 @@
+"""Handles of c10d calls."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from sdp_plugins.core import Work as NativeWork
+from sdp_plugins.torch.futures import WorkFuture
+from sdp_plugins.torch.notifier import Notifier, ThreadForEach
+
+
+class Work(dist.Work):  # type: ignore[name-defined]
+    """A call that has run.
+
+    Args:
+        outputs: The tensors that hold the result.
+        runner: Completes futures.
+    """
+
+    def __init__(self, outputs: Sequence[Tensor], runner: Notifier | ThreadForEach) -> None:
+        super().__init__()
+        self._outputs = outputs
+        self._runner = runner
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait, and raise what went wrong.
+
+        Args:
+            timeout: How long to wait; None and zero leave it to the operation's own time-out.
+        """
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the result is there, or an error."""
+        return True
+
+    def is_success(self) -> bool:
+        """Whether the result is there."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Any:
+        """The error, if there is one so far."""
+        return None
+
+    def result(self) -> list[Tensor]:
+        """The tensors that hold the result."""
+        return list(self._outputs)
+
+    def synchronize(self) -> None:
+        """Wait: work on CPU tensors has no stream to queue behind."""
+        self.wait()
+
+    def source_rank(self) -> int:
+        """Who sent, for a receive from any source."""
+        return -1
+
+    def _source_rank(self) -> int:
+        return self.source_rank()
+
+    def get_future(self) -> Any:
+        """A future of the list of result tensors."""
+        future = WorkFuture(self._runner if isinstance(self._runner, Notifier) else None)
+        if self.is_completed():
+            future.complete_with(self._value)
+        else:
+            self._runner.submit(lambda: future.complete_with(self._value))
+        return future
+
+    def _value(self) -> list[Tensor]:
+        self.wait()
+        return self.result()
+
+
+class PendingWork(Work):
+    """A call's operations in the core, and what is left to do when they are done.
+
+    Args:
+        outputs: The tensors that hold the result.
+        inputs: Other tensors that the operations read; they live until the operations are done.
+        natives: The core's operations.
+        runner: Completes futures.
+        finish: Called once, after the operations and before anybody sees that they are done.
+        on_done: Called with the work, after that.
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        natives: Sequence[NativeWork],
+        runner: Notifier | ThreadForEach,
+        finish: Callable[[], None] | None,
+        on_done: Callable[[PendingWork], None],
+    ) -> None:
+        super().__init__(outputs, runner)
+        self._inputs = inputs
+        self._natives = natives
+        self._finish = finish
+        self._on_done = on_done
+        self._lock = threading.Lock()
+        self._done = False
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """See the base class."""
+        limit_s = timeout.total_seconds() if timeout else 0.0
+        deadline = time.monotonic() + limit_s if limit_s > 0 else None
+        try:
+            for native in self._natives:
+                native.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        finally:
+            self.is_completed()
+        return True
+
+    def is_completed(self) -> bool:
+        """See the base class; does what has to follow the operations, once they are done."""
+        if self._done:
+            return True
+        with self._lock:
+            if not self._done and all(native.is_completed() for native in self._natives):
+                self._complete()
+            return self._done
+
+    def _complete(self) -> None:
+        try:
+            if self._finish is not None and self.exception() is None:
+                self._finish()
+        finally:
+            self._inputs, self._finish, self._done = (), None, True
+            self._on_done(self)
+
+    def exception(self) -> Any:
+        """See the base class."""
+        return next((e for native in self._natives if (e := native.exception()) is not None), None)
+
+    def source_rank(self) -> int:
+        """See the base class."""
+        return int(self._natives[0].source_rank)
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether all ranks take part, so that it ends as soon as they have come."""
+        return isinstance(self._runner, Notifier)
+
+    def touches(self, storage: int) -> bool:
+        """Whether one of the tensors lies in the storage with this `_cdata`."""
+        tensors = (*self._outputs, *self._inputs)
+        return any(t.untyped_storage()._cdata == storage for t in tensors)

@@ -1,0 +1,192 @@
+"""The commands over gloo with tiny sizes: shapes of what they write, never a time."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from sdp_plugins.bench import bars, bert, ddp, memory, mpi, table
+from sdp_plugins.bench.cli import app
+from sdp_plugins.bench.results import Measurement, Report
+
+pytest.importorskip("torch")
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+SMALL_MODEL = {"layers": 2, "width": 64, "words": 5000}
+
+
+def shown(content):
+    console = Console(width=200, file=io.StringIO())
+    console.print(content)
+    return console.file.getvalue()
+
+
+@pytest.fixture
+def run():
+    return lambda *arguments: CliRunner().invoke(app, [str(a) for a in arguments])
+
+
+@pytest.mark.may_leak("fds", reason="matplotlib keeps its font files open")
+def test_all_reduce_over_gloo(run, tmp_path):
+    document = tmp_path / "doc.md"
+    document.write_text("# Mine\n<!-- all_reduce begin -->\nold\n<!-- all_reduce end -->\ntail\n")
+    result = run(
+        *("all_reduce", "--sizes", "64,4K", "--peers", "gloo,memcpy"),
+        *("--dtype", "float32,bfloat16", "--repeats", "2", "--round-s", "0.01"),
+        *("--json", tmp_path / "r.json", "--plot", tmp_path / "r.png", "--markdown", document),
+    )
+    assert result.exit_code == 0, result.output
+    assert "all_reduce, 2 ranks, 1 thread each" in result.output
+    data = json.loads((tmp_path / "r.json").read_text())
+    cells = [(m["dtype"], m["nbytes"], m["peer"]) for m in data["measurements"]]
+    assert cells == [
+        (dtype, nbytes, peer)
+        for dtype in ("float32", "bfloat16")
+        for nbytes in (64, 4096)
+        for peer in ("gloo", "memcpy")
+    ]
+    for m in data["measurements"]:
+        assert len(m["rounds_us"]) == 2
+        assert m["busbw_gbps"] == m["algbw_gbps"]  # two ranks: the factor is 1
+    assert data["versions"]["gloo"].startswith("torch ")
+    assert (tmp_path / "r.png").read_bytes().startswith(PNG)
+    text = document.read_text()
+    assert "old" not in text
+    assert text.startswith("# Mine\n<!-- all_reduce begin -->\n")
+    assert text.endswith("<!-- all_reduce end -->\ntail\n")
+    assert text.count("| gloo ") == 4
+
+
+def test_a_peer_that_was_asked_for_and_is_missing_fails_the_command(run):
+    arguments = ("--sizes", "64", "--repeats", "1", "--round-s", "0.01")
+    result = run("all_reduce", "--peers", "memcpy,openmpi", "--mpi-prefix", "/nowhere", *arguments)
+    if "not measured: openmpi" in result.output:  # else this machine has an Open MPI
+        assert result.exit_code == 1
+        assert "memcpy" in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("all_reduce", "--peers", "nccl"), "unknown peer"),
+        (("all_reduce", "--sizes", "1X"), "is not a size"),
+        (("all_reduce", "--dtype", "float8"), "unknown dtype"),
+        (("ddp", "--optimizer", "lion"), "unknown optimizer"),
+    ],
+)
+def test_misuse_is_explained(run, arguments, words):
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert words in result.output
+
+
+def test_ddp_over_gloo(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(ddp, "FULL_MODEL", SMALL_MODEL)
+    result = run(
+        *("ddp", "--backends", "gloo", "--layers", "1", "--tokens", "4", "--repeats", "2"),
+        *("--steps", "1", "--json", tmp_path / "r.json"),
+    )
+    assert result.exit_code == 0, result.output
+    data = json.loads((tmp_path / "r.json").read_text())
+    assert set(data["rounds_ms"]) == {"none", "gloo"}
+    assert all(len(rounds) == 2 for rounds in data["rounds_ms"].values())
+    assert data["ranks_agree"] == {"gloo": True}
+    assert data["results"]["none"]["share_of_silent_speed"] == 1
+    assert data["results"]["gloo"]["times_gloo"] == 1
+
+
+def test_smddp_and_core_compute_what_gloo_does(run, tmp_path):
+    """Every result is checked in the ranks: a wrong sum would be no measurement."""
+    result = run(
+        *("all_reduce", "--sizes", "60,4M", "--peers", "smddp,smddp-unregistered,core"),
+        *("--dtype", "float32,float16", "--repeats", "1", "--round-s", "0.01"),
+        *("--json", tmp_path / "r.json"),
+    )
+    assert result.exit_code == 0, result.output
+    paths = {
+        (m["peer"], m["nbytes"]): m["path"]
+        for m in json.loads((tmp_path / "r.json").read_text())["measurements"]
+    }
+    assert paths["smddp", 4 * 2**20] == "zero-copy"  # share() has moved it
+    assert paths["core", 4 * 2**20] == "zero-copy"
+    assert paths["smddp-unregistered", 4 * 2**20] == "staged"
+    assert len(paths) == 6
+
+
+def test_fusion(run, tmp_path):
+    result = run(
+        *("fusion", "--layers", "1", "--repeats", "2", "--threshold", "1M"),
+        *("--json", tmp_path / "r.json"),
+    )
+    assert result.exit_code == 0, result.output
+    data = json.loads((tmp_path / "r.json").read_text())
+    assert set(data["rounds_ms"]) == {"fused", "one by one", "one flat buffer"}
+    assert data["nbytes"] == 4 * sum(p.numel() for p in bert.build(0, layers=1).parameters())
+    assert 1 < data["buffers"] < data["gradients"]
+
+
+def test_ddp_over_smddp_computes_what_gloo_does():
+    report = ddp.run(ddp.DdpPlan(rounds=1, steps=3, tokens=4, model=SMALL_MODEL))
+    assert report.ranks_agree == {"gloo": True, "smddp": True}
+    found = report.gradients["smddp"]
+    assert found["bitwise_equal"]
+    assert found["weights_equal"]
+    assert found["largest_gradient"] > 0
+    assert "bitwise those of gloo" in shown(ddp.ddp_table(report))
+
+
+def test_memory_has_an_entry_per_backend_and_rank():
+    report = memory.run(ddp.DdpPlan(tokens=4, model=SMALL_MODEL))
+    assert [job.backend for job in report.jobs] == ["gloo", "smddp"]
+    for job in report.jobs:
+        assert len(job.ranks) == 2
+        assert all(rank.rss > 100 * 2**20 for rank in job.ranks)  # torch alone has more
+    text = shown(memory.memory_table(report))
+    assert "gloo" in text
+    assert "smddp" in text
+
+
+def test_a_backend_that_does_not_exist_ends_the_command_with_its_words(run):
+    result = run("ddp", "--backends", "nonsense", "--layers", "1", "--repeats", "1")
+    assert result.exit_code == 1
+    assert "nonsense" in result.output
+
+
+@pytest.mark.skipif(not mpi.discover(), reason="no MPI here")
+def test_mpi_is_started_by_its_own_mpiexec(run, tmp_path):
+    result = run(
+        *("all_reduce", "--sizes", "60,64K", "--peers", "mpi,gloo", "--repeats", "1"),
+        *("--round-s", "0.01", "--json", tmp_path / "r.json"),
+    )
+    assert result.exit_code == 0, result.output
+    data = json.loads((tmp_path / "r.json").read_text())
+    assert [m["peer"] for m in data["measurements"]] == ["mpi", "gloo"] * 2
+    assert "MPI" in data["versions"]["mpi"]
+
+
+def test_the_table_of_bars_tells_all_three_verdicts():
+    rows = [bars.Bar("a", "b", "c", "peers", passed) for passed in (True, False, None)]
+    text = shown(bars.bars_table(rows))
+    for words in ("reached", "missed", "not measured"):
+        assert text.count(words) == 1
+    assert text.count("peers ") == 2  # the column's name and the first row; then "as above"
+    assert [bar["passed"] for bar in bars.to_json(rows)["bars"]] == [True, False, None]
+
+
+def test_markdown_tables_have_one_line_per_row(tmp_path):
+    settings = {"ranks": 4, "threads": 1, "rounds": 1}
+    rows = [Measurement("gloo", "all_reduce", "float32", n, 4, (n / 10,)) for n in (4, 8)]
+    report = Report("all_reduce", settings, {"cpu": "some", "cores": 2}, rows)
+    text = table.to_markdown(table.collective_table(report))
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) == 4
+    assert len({line.count("|") for line in lines}) == 1
+    document = tmp_path / "doc.md"
+    document.write_text("no section")
+    with pytest.raises(ValueError, match="all_reduce begin"):
+        table.replace_section(document, "all_reduce", text)

@@ -1,0 +1,84 @@
+"""Fixtures of every test: nothing may be left behind, and pools of ranks for many cases."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from multiprocessing import resource_tracker
+
+import pytest
+
+from tests.leaks import KINDS, Snapshot, reap_orphans, remaining
+from tests.ranks import RankPool
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the marker, and have orphans come to us instead of init, where they are seen."""
+    config.addinivalue_line(
+        "markers",
+        "may_leak(*kinds, reason): kinds of leaks (processes, threads, fds, shm, env) that this "
+        "test cannot avoid, and why",
+    )
+    resource_tracker.ensure_running()  # lasts for the session once multiprocessing has used it
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+class Pools(dict[int, RankPool]):
+    """One pool for each number of ranks, started when first asked for."""
+
+    def __missing__(self, n: int) -> RankPool:
+        self[n] = RankPool(n)
+        return self[n]
+
+
+@pytest.fixture(scope="session")
+def rank_pools() -> Iterator[Pools]:
+    """The session's pools."""
+    pools = Pools()
+    yield pools
+    for pool in pools.values():
+        pool.close()
+
+
+@pytest.fixture
+def rank_pool(rank_pools: Pools) -> Callable[[int], RankPool]:
+    """`rank_pool(n)`: n ranks in kept processes; `.run(function, *args)` runs a case on them."""
+    return lambda n: rank_pools[n]
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(request: pytest.FixtureRequest, rank_pools: Pools) -> Iterator[None]:
+    """Fail a test that leaks processes, threads, descriptors, shared memory or environment."""
+    allowed: set[str] = set()
+    for mark in request.node.iter_markers("may_leak"):
+        assert mark.kwargs.get("reason"), "may_leak needs a reason"
+        assert set(mark.args) <= set(KINDS), f"may_leak knows {KINDS}"
+        allowed.update(mark.args)
+    before, environment = Snapshot.take(), dict(os.environ)
+    yield
+    items = remaining(with_pools(before, rank_pools), ignore=allowed)
+    reap_orphans()
+    restore(environment)
+    if items:
+        pytest.fail("the test left behind:\n  " + "\n  ".join(items), pytrace=False)
+
+
+def with_pools(before: Snapshot, pools: Pools) -> Snapshot:
+    """`before` with the ranks of pools that the test was the first to use, or replaced."""
+    now = Snapshot.take()
+    pids = {pid: "pool" for pool in pools.values() for pid in pool.pids()}
+    fds = {fd: now.fds[fd] for pool in pools.values() for fd in pool.fds()}
+    return replace(before, processes=before.processes | pids, fds=before.fds | fds)
+
+
+def restore(environment: dict[str, str]) -> None:
+    """Put the environment back, so that one leak fails one test only."""
+    for name in os.environ.keys() - environment.keys() - {"PYTEST_CURRENT_TEST"}:
+        del os.environ[name]
+    for name in environment.keys() - {"PYTEST_CURRENT_TEST"}:
+        if os.environ.get(name) != environment[name]:
+            os.environ[name] = environment[name]

@@ -1,0 +1,175 @@
+"""What the tests of rendezvous run in ranks and put in their way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from sdp_plugins.core.rendezvous import EnvHub, Exchange, Links, StoreExchange, connect
+from sdp_plugins.core.rendezvous.address import hub_addresses
+from sdp_plugins.core.topology import Topology
+from tests.ranks import say
+
+NOBODY = 65534
+
+
+class FileStore:
+    """A store in a directory: what the tests use where a framework would bring its own."""
+
+    def __init__(self, root: str) -> None:
+        self.root = Path(root)
+
+    def set(self, key: str, value: bytes) -> None:
+        with tempfile.NamedTemporaryFile(dir=self.root, delete=False) as file:
+            file.write(value)
+        os.chmod(file.name, 0o644)
+        os.rename(file.name, self.root / key.replace("/", "_"))
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        end = time.monotonic() + timeout_s
+        while True:
+            with suppress(FileNotFoundError):
+                return (self.root / key.replace("/", "_")).read_bytes()
+            if time.monotonic() >= end:
+                raise TimeoutError(key)
+            time.sleep(0.002)
+
+
+def fds() -> dict[str, str]:
+    """This process's descriptors, less the one that lists them."""
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            found[fd] = os.readlink(f"/proc/self/fd/{fd}")
+    return found
+
+
+@contextmanager
+def no_fd_leak() -> Iterator[None]:
+    """Fail if the block leaves descriptors behind, however it ends."""
+    before = fds()
+    try:
+        yield
+    finally:
+        after = fds()
+        assert after == before, f"left over: {sorted(after.items() - before.items())}"
+
+
+@contextmanager
+def acting_as(uid: int) -> Iterator[None]:
+    """Make this process's new sockets another user's."""
+    own = os.geteuid()
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(own)
+
+
+def hub(name: str = "g") -> EnvHub:
+    """The hub of this rank's job, as a group makes it."""
+    return EnvHub(Topology.from_env(), name)
+
+
+def addresses(env: dict[str, str], name: str = "g") -> list[bytes]:
+    """The hub's addresses of a job that the test has started."""
+    return hub_addresses(Topology.from_env({**env, "RANK": "0"}).job_key, name)
+
+
+def until_connected(env: dict[str, str], n: int) -> None:
+    """In the test: wait until n ranks have connected to a job's hub, and a moment for the hello."""
+    name = addresses(env)[0][1:].decode()
+    for _ in range(2000):
+        lines = [line for line in Path("/proc/net/unix").read_text().splitlines() if name in line]
+        if len(lines) > n:  # the accepted sockets and the listening one bear the name
+            time.sleep(0.2)
+            return
+        time.sleep(0.005)
+    raise AssertionError("the ranks did not connect")
+
+
+def wait_for_go() -> None:
+    """In a rank: wait until the test sends SIGUSR1."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+    say("waiting")
+    signal.sigwait({signal.SIGUSR1})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+
+
+def segment(rank: int) -> int:
+    """A memfd that holds the rank."""
+    fd = os.memfd_create("segment")
+    os.write(fd, str(rank).encode())
+    return fd
+
+
+def check_links(links: Links, rank: int, world: int) -> None:
+    """Check every descriptor of a result, and that all pairs can talk."""
+    assert (links.rank, links.world_size) == (rank, world)
+    assert [os.pread(fd, 9, 0).decode() for fd in links.segment_fds] == [*map(str, range(world))]
+    assert links.sockets[rank] == links.pidfds[rank] == -1
+    assert links.hosts == [socket.gethostname()] * world
+    assert links.pids[rank] == os.getpid()
+    kept = [fd for fd in (*links.segment_fds, *links.sockets, *links.pidfds) if fd >= 0]
+    assert len(set(kept)) == 3 * world - 2
+    assert not any(os.get_inheritable(fd) for fd in kept)
+    peers = [peer for peer in range(world) if peer != rank]
+    assert not any(os.get_blocking(links.sockets[peer]) for peer in peers)
+    for peer in peers:
+        assert os.readlink(f"/proc/self/fd/{links.pidfds[peer]}") == "anon_inode:[pidfd]"
+        os.write(links.sockets[peer], b"%d to %d" % (rank, peer))
+    for peer in peers:
+        with socket.socket(fileno=os.dup(links.sockets[peer])) as sock:
+            assert (sock.family, sock.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            sock.settimeout(10)
+            assert sock.recv(100) == b"%d to %d" % (peer, rank)
+
+
+def exchange_only(
+    rank: int, world: int, timeout_s: float = 10.0, delay_s: float = 0.0
+) -> list[bytes]:
+    """Take part in a hub's exchange; says when it begins."""
+    time.sleep(delay_s)
+    say("here")
+    with no_fd_leak():
+        return hub()(b"blob %d" % rank, timeout_s)
+
+
+def connect_by(
+    exchange: Exchange, rank: int, world: int, timeout_s: float = 10.0
+) -> tuple[list[int], float]:
+    """Connect, check everything, close; returns the pids and how long it took."""
+    with no_fd_leak():
+        own = segment(rank)
+        start = time.monotonic()
+        try:
+            links = connect(rank, world, exchange, own, timeout_s, name="g")
+        except BaseException:
+            os.close(own)  # still ours
+            raise
+        took_s = time.monotonic() - start
+        with links:
+            check_links(links, rank, world)
+    return links.pids, took_s
+
+
+def hooked(exchange: Exchange, then: Callable[[], None]) -> Exchange:
+    """An exchange after which something happens."""
+
+    def run(blob: bytes, timeout_s: float) -> list[bytes]:
+        blobs = exchange(blob, timeout_s)
+        then()
+        return blobs
+
+    return run
+
+
+def file_exchange(root: str, rank: int, world: int, prefix: str = "p") -> StoreExchange:
+    """An exchange that needs no socket."""
+    return StoreExchange(FileStore(root), prefix, rank, world)

@@ -1,0 +1,398 @@
+"""The collectives that move elements: who gets what from whom, for every root, split and size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from sdp_plugins.core import Group, Work
+from tests.core.kept_group import kept_group
+from tests.core.values import Array, as_input, reduced, same_bits, storage, values
+from tests.ranks import RankPool, run_ranks
+
+Pool = Callable[[int], RankPool]
+Outcome = tuple[str, Array, Array]  # case, got, expected
+
+WORLDS = (1, 2, 3, 4)
+DTYPES = ("uint8", "bfloat16", "float32", "int64", "complex128")  # one of each size
+COUNTS = (0, 1, 7, 1000, 40_961)
+LARGE = 2**20 + 3
+HUGE = 2**31 + 3
+GIB = 2**30
+
+
+def done(work: Work | None) -> None:
+    """Wait for what was issued with async_op=True."""
+    if work is not None:
+        work.wait()
+
+
+def empty(count: int, dtype: str) -> Array:
+    return np.full(count, 77, storage(dtype))
+
+
+class Job:
+    """One rank's view of a case: its group and how to call it."""
+
+    def __init__(self, group: Group, dtype: str, count: int, asynchronous: bool) -> None:
+        self.group, self.dtype, self.count = group, dtype, count
+        self.how = {"async_op": asynchronous}
+        self.rank, self.world = group.rank, group.world_size
+        self.ranks = range(self.world)
+
+    def part(self, src: int, dst: int = 0, count: int | None = None) -> Array:
+        """What `src` has for `dst`."""
+        return values(self.dtype, self.count if count is None else count, src, dst)
+
+    def whole(self, src: int) -> Array:
+        return np.concatenate([self.part(src, dst) for dst in self.ranks])
+
+    def length(self, src: int, dst: int = 0) -> int:
+        """Uneven: some are empty, some twice as long."""
+        return self.count * ((src + 2 * dst) % 3)
+
+    def give(self, array: Array) -> Any:
+        return as_input(array, self.dtype)
+
+    def room(self, count: int) -> Array:
+        return empty(count, self.dtype)
+
+
+def broadcast(job: Job) -> Iterator[Outcome]:
+    for root in job.ranks:
+        data = job.part(job.rank)
+        done(job.group.broadcast(job.give(data), root, **job.how))
+        yield f"root {root}", data, job.part(root)
+
+
+def all_gather(job: Job) -> Iterator[Outcome]:
+    output = job.room(job.count * job.world)
+    expected = np.concatenate([job.part(src) for src in job.ranks])
+    done(job.group.all_gather(job.give(output), job.give(job.part(job.rank)), **job.how))
+    yield "apart", output, expected
+    output = job.room(job.count * job.world)
+    mine = output[job.rank * job.count : (job.rank + 1) * job.count]
+    mine[:] = job.part(job.rank)
+    done(job.group.all_gather(job.give(output), job.give(mine), **job.how))
+    yield "in place", output, expected
+
+
+def all_gather_uneven(job: Job) -> Iterator[Outcome]:
+    outputs = [job.room(job.length(src)) for src in job.ranks]
+    mine = job.part(job.rank, 0, job.length(job.rank))
+    done(job.group.all_gather_uneven([job.give(x) for x in outputs], job.give(mine), **job.how))
+    for src in job.ranks:
+        yield f"from {src}", outputs[src], job.part(src, 0, job.length(src))
+
+
+def gather(job: Job) -> Iterator[Outcome]:
+    for root in job.ranks:
+        mine = job.part(job.rank, 0, job.length(job.rank, root))
+        outputs = [job.room(job.length(src, root)) for src in job.ranks]
+        given = [job.give(x) for x in outputs] if job.rank == root else None
+        done(job.group.gather(given, job.give(mine), root, **job.how))
+        for src in job.ranks if job.rank == root else ():
+            expected = job.part(src, 0, job.length(src, root))
+            yield f"root {root} from {src}", outputs[src], expected
+
+
+def scatter(job: Job) -> Iterator[Outcome]:
+    for root in job.ranks:
+        output = job.room(job.length(root, job.rank))
+        inputs = [job.part(root, dst, job.length(root, dst)) for dst in job.ranks]
+        given = [job.give(x) for x in inputs] if job.rank == root else None
+        done(job.group.scatter(job.give(output), given, root, **job.how))
+        yield f"root {root}", output, inputs[job.rank]
+
+
+def all_to_all(job: Job) -> Iterator[Outcome]:
+    output = job.room(job.count * job.world)
+    done(job.group.all_to_all(job.give(output), job.give(job.whole(job.rank)), **job.how))
+    yield "equal", output, np.concatenate([job.part(src, job.rank) for src in job.ranks])
+
+
+def all_to_all_splits(job: Job) -> Iterator[Outcome]:
+    to = [job.length(job.rank, dst) for dst in job.ranks]
+    by = [job.length(src, job.rank) for src in job.ranks]
+    mine = np.concatenate([job.part(job.rank, dst, to[dst]) for dst in job.ranks])
+    output = job.room(sum(by))
+    done(job.group.all_to_all(job.give(output), job.give(mine), by, to, **job.how))
+    expected = np.concatenate([job.part(src, job.rank, by[src]) for src in job.ranks])
+    yield "splits", output, expected
+
+
+def all_to_all_pieces(job: Job) -> Iterator[Outcome]:
+    inputs = [job.part(job.rank, dst, job.length(job.rank, dst)) for dst in job.ranks]
+    outputs = [job.room(job.length(src, job.rank)) for src in job.ranks]
+    given = [[job.give(x) for x in arrays] for arrays in (outputs, inputs)]
+    done(job.group.all_to_all_pieces(*given, **job.how))
+    for src in job.ranks:
+        expected = job.part(src, job.rank, job.length(src, job.rank))
+        yield f"pieces from {src}", outputs[src], expected
+
+
+def in_place(job: Job) -> Iterator[Outcome]:
+    """A rank's own part of input and output is the same memory."""
+    n, rank = job.count, job.rank
+    root = job.world - 1
+    output = job.room(n * job.world)
+    parts = np.split(output, job.world)
+    parts[rank][:] = job.part(rank)
+    outputs = [job.give(part) for part in parts]
+    done(job.group.gather(outputs if rank == root else None, outputs[rank], root, **job.how))
+    if rank == root:
+        yield "gather", output, np.concatenate([job.part(src) for src in job.ranks])
+    inputs = job.whole(root)
+    mine = np.split(inputs, job.world)[rank] if rank == root else job.room(n)
+    given = [job.give(part) for part in np.split(inputs, job.world)]
+    done(job.group.scatter(job.give(mine), given if rank == root else None, root, **job.how))
+    yield "scatter", mine, job.part(root, rank)
+    data = job.whole(rank)
+    done(job.group.all_to_all(job.give(data), job.give(data), **job.how))
+    yield "all_to_all", data, np.concatenate([job.part(src, rank) for src in job.ranks])
+    data = job.whole(rank)
+    expected = reduced([job.part(src, rank) for src in job.ranks], job.dtype, "sum")
+    mine = np.split(data, job.world)[rank]
+    done(job.group.reduce_scatter(job.give(mine), job.give(data), **job.how))
+    yield "reduce_scatter", mine, expected
+
+
+def barrier(job: Job) -> Iterator[Outcome]:
+    done(job.group.barrier(**job.how))
+    yield "", np.zeros(0), np.zeros(0)
+
+
+COLLECTIVES = {
+    f.__name__: f
+    for f in (
+        broadcast,
+        all_gather,
+        all_gather_uneven,
+        gather,
+        scatter,
+        all_to_all,
+        all_to_all_splits,
+        all_to_all_pieces,
+        in_place,
+        barrier,
+    )
+}
+
+
+def check(rank: int, world: int, name: str, dtypes: Any, counts: Any) -> list[str]:
+    """Cases that did not give what they should."""
+    wrong = []
+    for dtype in dtypes:
+        for count in counts:
+            for asynchronous in (False, True):
+                job = Job(kept_group(), dtype, count, asynchronous)
+                for case, got, expected in COLLECTIVES[name](job):
+                    if not same_bits(got, expected):
+                        how = "async" if asynchronous else "blocking"
+                        wrong.append(f"{name} {dtype}[{count}] {how} {case}: differs")
+    return wrong
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_every_size(rank_pool: Pool, world: int, name: str) -> None:
+    assert rank_pool(world).run(check, name, DTYPES, COUNTS) == [[]] * world
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("name", COLLECTIVES)
+def test_large(rank_pool: Pool, world: int, name: str) -> None:
+    assert rank_pool(world).run(check, name, ("float32",), (LARGE,)) == [[]] * world
+
+
+# ---- many at once -------------------------------------------------------------------------------
+
+
+def queue_many(rank: int, world: int) -> list[str]:
+    """Asynchronous operations of all kinds, waited for in another order than issued."""
+    group = kept_group()
+    jobs: list[tuple[str, Work | None, Array, Array]] = []
+    for turn in range(30):
+        count = 20_000 if turn % 5 == 0 else turn
+        mine = np.full(count, rank + turn, np.int64)
+        total = np.full(count, sum(r + turn for r in range(world)), np.int64)
+        jobs.append((f"sum {turn}", group.all_reduce(mine, async_op=True), mine, total))
+        output = np.zeros(world, np.int32)
+        work = group.all_gather(output, np.array([rank * turn], np.int32), async_op=True)
+        jobs.append((f"gather {turn}", work, output, np.arange(world, dtype=np.int32) * turn))
+        jobs.append((f"barrier {turn}", group.barrier(async_op=True), output, output))
+        blocking = np.full(3, rank, np.float64)
+        group.broadcast(blocking, turn % world)  # behind all of them
+        jobs.append((f"broadcast {turn}", None, blocking, np.full(3, turn % world, np.float64)))
+    wrong = []
+    for case, work, got, expected in reversed(jobs):
+        if work is not None:
+            work.wait()
+            assert work.is_completed() and work.exception() is None and work.source_rank == -1
+        if not same_bits(got, expected):
+            wrong.append(case)
+    return wrong
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_operations_run_in_the_order_issued(rank_pool: Pool, world: int) -> None:
+    assert rank_pool(world).run(queue_many) == [[]] * world
+
+
+def forget_handles(rank: int, world: int) -> bool:
+    """Buffers and handles that nobody holds: the group keeps the memory until it is done."""
+    group = kept_group()
+    for _ in range(50):
+        group.all_reduce(np.ones(30_000), async_op=True)
+        group.broadcast(bytearray(100_000), 0, async_op=True)
+    last = np.ones(7)
+    group.all_reduce(last)
+    return bool((last == world).all())
+
+
+def test_dropped_handles_and_buffers(rank_pool: Pool) -> None:
+    assert rank_pool(3).run(forget_handles) == [True] * 3
+
+
+# ---- beyond 2^31 elements -----------------------------------------------------------------------
+
+
+def reduce_huge(rank: int, world: int) -> tuple[bool, str]:
+    group = Group.from_env(timeout_s=100)
+    data = np.full(HUGE, rank + 1, np.int8)
+    marks = [0, 2**31 - 1, 2**31, HUGE - 1]
+    data[marks] = np.arange(4, dtype=np.int8) * (rank + 1)
+    group.all_reduce(data)
+    right = data[marks].tolist() == [0, 3, 6, 9]
+    right = right and int(data.sum(dtype=np.int64)) == 3 * (HUGE - 4) + 18
+    data[marks] = rank
+    group.broadcast(data, 1)
+    right = right and data[marks].tolist() == [1] * 4
+    path = group.last_path
+    group.close()
+    return right, path
+
+
+@pytest.mark.skipif(
+    psutil.virtual_memory().available < 12 * GIB, reason="needs 12 GiB of free memory"
+)
+def test_beyond_two_to_the_31_elements() -> None:
+    assert run_ranks(2, reduce_huge, timeout_s=100) == [(True, "staged")] * 2
+
+
+# ---- calls that are wrong -----------------------------------------------------------------------
+
+f32, i32 = np.float32, np.int32
+WRONG: dict[str, tuple[Callable[[Group], object], type[Exception], str]] = {
+    "all_gather size": (
+        lambda g: g.all_gather(np.zeros(5, f32), np.zeros(3, f32)),
+        ValueError,
+        "all_gather: the output has 5 elements, but 6 are needed in a group of 2",
+    ),
+    "all_gather dtypes": (
+        lambda g: g.all_gather(np.zeros(6, i32), np.zeros(3, f32)),
+        TypeError,
+        "all_gather: all buffers must have one element type, got float32, int32",
+    ),
+    "all_gather_uneven outputs": (
+        lambda g: g.all_gather_uneven([np.zeros(3)], np.zeros(3)),
+        ValueError,
+        "all_gather: needs 2 output buffer(s), got 1",
+    ),
+    "reduce_scatter size": (
+        lambda g: g.reduce_scatter(np.zeros(3), np.zeros(5)),
+        ValueError,
+        "reduce_scatter: the input has 5 elements, but 6 are needed in a group of 2",
+    ),
+    "broadcast root": (
+        lambda g: g.broadcast(np.zeros(3), 2),
+        ValueError,
+        "broadcast: root 2 is not a rank of this group of 2",
+    ),
+    "reduce root": (
+        lambda g: g.reduce(np.zeros(3), -1),
+        ValueError,
+        "reduce: root -1 is not a rank of this group of 2",
+    ),
+    "gather without outputs": (
+        lambda g: g.gather(None, np.zeros(3), g.rank),
+        ValueError,
+        "gather: needs 2 output buffer(s), got 0",
+    ),
+    "gather with outputs elsewhere": (
+        lambda g: g.gather([np.zeros(3)] * 2, np.zeros(3), 1 - g.rank),
+        ValueError,
+        "gather: needs 0 output buffer(s), got 2",
+    ),
+    "scatter without inputs": (
+        lambda g: g.scatter(np.zeros(3), None, g.rank),
+        ValueError,
+        "scatter: needs 2 input buffer(s), got 0",
+    ),
+    "scatter dtypes": (
+        lambda g: g.scatter(np.zeros(3), [np.zeros(3, i32)] * 2, g.rank),
+        TypeError,
+        "scatter: all buffers must have one element type, got float64, int32",
+    ),
+    "all_to_all odd": (
+        lambda g: g.all_to_all(np.zeros(4), np.zeros(5)),
+        ValueError,
+        "all_to_all: the input has 5 elements, which 2 ranks cannot share equally. "
+        "Hint: give the splits.",
+    ),
+    "all_to_all splits' sum": (
+        lambda g: g.all_to_all(np.zeros(4), np.zeros(5), None, [2, 2]),
+        ValueError,
+        "all_to_all: the input has 5 elements, but its splits are [2, 2] for 2 ranks",
+    ),
+    "all_to_all splits' number": (
+        lambda g: g.all_to_all(np.zeros(5), np.zeros(4), [5]),
+        ValueError,
+        "all_to_all: the output has 5 elements, but its splits are [5] for 2 ranks",
+    ),
+    "all_to_all negative split": (
+        lambda g: g.all_to_all(np.zeros(5), np.zeros(4), [6, -1]),
+        ValueError,
+        "all_to_all: the output has 5 elements, but its splits are [6, -1] for 2 ranks",
+    ),
+    "no time": (
+        lambda g: g.all_reduce(np.zeros(3), timeout_s=0),
+        ValueError,
+        "all_reduce: the time-out must be positive, not 0 s",
+    ),
+    "not a time": (
+        lambda g: g.barrier(timeout_s=float("nan"), async_op=True),
+        ValueError,
+        "barrier: the time-out must be positive, not nan s",
+    ),
+    "read-only output": (
+        lambda g: g.all_reduce(b"1234"),
+        ValueError,
+        "the array is read-only, but would be written. Hint: pass a copy.",
+    ),
+}
+
+
+def call_wrongly(rank: int, world: int) -> list[str]:
+    """Only one rank errs, each in turn: had anything been sent, the barrier would not agree."""
+    group = kept_group()
+    wrong = []
+    for culprit in range(world):
+        for case, (call, kind, text) in WRONG.items():
+            if rank == culprit:
+                try:
+                    call(group)
+                    wrong.append(f"{case}: accepted")
+                except (ValueError, TypeError) as error:
+                    if type(error) is not kind or str(error) != text:
+                        wrong.append(f"{case}: {error!r}")
+            group.barrier()
+    return wrong
+
+
+def test_wrong_calls_raise_before_anything_is_sent(rank_pool: Pool) -> None:
+    assert rank_pool(2).run(call_wrongly) == [[], []]

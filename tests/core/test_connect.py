@@ -1,0 +1,507 @@
+"""Connecting all ranks pairwise, and what happens when one dies, stops or is out of reach."""
+
+from __future__ import annotations
+
+import array
+import ctypes
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdp_plugins.core.errors import PeerLostError, RendezvousError, RendezvousTimeoutError, SdpError
+from sdp_plugins.core.rendezvous import (
+    ANNOUNCEMENT_NBYTES,
+    Links,
+    StoreExchange,
+    connect,
+    hub_client,
+    hub_server,
+    process,
+)
+from sdp_plugins.core.rendezvous import peer_rank as peer_rank_module
+from sdp_plugins.core.rendezvous.announcement import Announcement, Place
+from sdp_plugins.core.rendezvous.messages import Call, MessageKind, pack_message, send_message
+from sdp_plugins.core.rendezvous.peer_rank import PeerRank
+from sdp_plugins.core.rendezvous.switchboard import Switchboard
+from tests.core.rendezvous_cases import (
+    NOBODY,
+    FileStore,
+    acting_as,
+    connect_by,
+    file_exchange,
+    hooked,
+    hub,
+    no_fd_leak,
+    segment,
+    wait_for_go,
+)
+from tests.ranks import Ranks, run_ranks, say, start_ranks
+
+pytestmark = pytest.mark.timeout(60)
+CLONE_NEWNET = 0x40000000
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+@pytest.fixture
+def root() -> Iterator[str]:
+    """A directory for a store, open to all users."""
+    with tempfile.TemporaryDirectory() as path:
+        os.chmod(path, 0o777)
+        yield path
+
+
+def error_of(ranks: Ranks, rank: int) -> SdpError:
+    error = ranks[rank].outcome(10).error
+    assert isinstance(error, SdpError), ranks[rank].outcome(0)
+    assert str(error).startswith(f"[rank {rank}/{len(ranks)}] rendezvous 'g': "), error
+    assert ". Hint: " in str(error)
+    return error
+
+
+# All goes well
+
+
+def connect_repeatedly(rank: int, world: int, root: str) -> None:
+    for turn in range(3):
+        for exchange in (hub(), file_exchange(root, rank, world, f"p{turn}")):
+            pids, _ = connect_by(exchange, rank, world)
+            assert len(set(pids)) == world
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_links(rank_pool: Any, world: int, root: str) -> None:
+    rank_pool(world).run(connect_repeatedly, root)
+
+
+def connect_once(rank: int, world: int) -> tuple[list[int], float]:
+    return connect_by(hub(), rank, world, timeout_s=1e8)  # the longest that settings allow
+
+
+def test_pids_are_the_ranks() -> None:
+    with start_ranks(3, connect_once) as ranks:
+        assert [result[0] for result in ranks.results()] == [[rank.pid for rank in ranks]] * 3
+
+
+MANY = """
+import json, os, sys, time
+from sdp_plugins.core.rendezvous import EnvHub, connect
+from sdp_plugins.core.topology import Topology
+
+world, start = int(sys.argv[1]), time.monotonic() + 0.5
+for rank in range(world):
+    if os.fork() == 0:
+        time.sleep(max(0.0, start - time.monotonic()))
+        place = Topology(rank, world, rank, world, 0, sys.argv[2], "test")
+        with connect(rank, world, EnvHub(place, "g"), os.memfd_create("x"), 30.0) as links:
+            assert len({*links.sockets}) == world
+        os._exit(0)
+codes = [os.wait()[1] for _ in range(world)]
+print(json.dumps([codes, time.monotonic() - start]))
+"""
+
+
+def test_many_ranks() -> None:
+    """64 ranks take about half a second on two idle cores; others may keep these busy."""
+    import json
+
+    out = subprocess.run(
+        [sys.executable, "-c", MANY, "64", os.urandom(8).hex()],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=True,
+    )
+    codes, took_s = json.loads(out.stdout)
+    assert codes == [0] * 64, out.stderr
+    assert took_s < 5
+
+
+def test_links_close_once() -> None:
+    with no_fd_leak():
+        links = connect(0, 1, StoreExchange(FileStore("/"), "p", 0, 1), segment(0), 0.0)
+        links.close()
+        again = os.dup(0)  # likely the same number
+        links.close()
+        os.close(again)
+
+
+def test_detached_links_are_the_callers() -> None:
+    fd = segment(0)
+    links = Links(0, 1, [fd], [-1], [-1], [os.getpid()], ["h"])
+    links.detach()
+    links.close()
+    os.close(fd)
+
+
+def talk_early(rank: int, world: int) -> bytes:
+    """What a rank sends right after connecting stays for the peer's link, whenever it returns."""
+    if rank == 0:  # slow between hearing DONE and returning
+        finish = Switchboard._links
+
+        def finish_slowly(self: Switchboard) -> Links:
+            time.sleep(0.5)
+            return finish(self)
+
+        Switchboard._links = finish_slowly  # type: ignore[method-assign]
+    with connect(rank, world, hub(), segment(rank), 10.0) as links:
+        passed = os.memfd_create("passed")
+        os.write(passed, b"content")
+        with socket.socket(fileno=os.dup(links.sockets[1 - rank])) as sock:
+            sock.sendmsg(
+                [b"x" * 24],
+                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [passed]))],
+            )
+            os.close(passed)
+            sock.settimeout(10)
+            data, fds, _, _ = socket.recv_fds(sock, 100, 4)
+            assert len(fds) == 1
+            content = os.pread(fds[0], 100, 0)
+            os.close(fds[0])
+    return data + content
+
+
+def test_records_sent_at_once_are_not_swallowed() -> None:
+    assert run_ranks(2, talk_early) == [b"x" * 24 + b"content"] * 2
+
+
+# Ranks die or stop
+
+
+def die() -> None:
+    say("dying")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_after_exchange(rank: int, world: int, victim: int) -> None:
+    connect_by(hooked(hub(), die) if rank == victim else hub(), rank, world, 30)
+
+
+def die_after_calls(rank: int, world: int, victim: int) -> None:
+    """Die when half of the peers have been called."""
+    call, calls = PeerRank.call, 0
+
+    def last_call(self: PeerRank, me: Announcement, segment_fd: int) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls > (world - 1) // 2:
+            die()
+        return call(self, me, segment_fd)
+
+    if rank == victim:
+        PeerRank.call = last_call  # type: ignore[method-assign]
+    connect_by(hub(), rank, world, 30)
+
+
+def die_before_done(rank: int, world: int, victim: int) -> None:
+    """Die when all have called each other."""
+    if rank == victim:
+        PeerRank.say = lambda *args: die()  # type: ignore[method-assign]
+    connect_by(hub(), rank, world, 30)
+
+
+def die_behind_child(rank: int, world: int, victim: int) -> None:
+    """Die in the middle while a forked child keeps all sockets open."""
+
+    def fork_and_die(*args: Any) -> None:
+        if os.fork() == 0:
+            time.sleep(600)
+        die()
+
+    if rank == victim:
+        PeerRank.say = fork_and_die  # type: ignore[assignment]
+    connect_by(hub(), rank, world, 30)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+@pytest.mark.parametrize(
+    "how", [die_after_exchange, die_after_calls, die_before_done, die_behind_child]
+)
+def test_killed_while_connecting(how: Any, victim: int) -> None:
+    with start_ranks(4, how, victim) as ranks:
+        assert ranks[victim].heard() == "dying"
+        died_at = time.monotonic()
+        for rank in {0, 1, 2, 3} - {victim}:
+            error = error_of(ranks, rank)
+            assert isinstance(error, PeerLostError)
+            assert error.ranks == (victim,)
+            assert ranks[rank].outcome().ended_at - died_at < 1.0
+
+
+def die_on_old_kernel(rank: int, world: int, victim: int, what: str) -> None:
+    """Without SO_PEERPIDFD (before Linux 6.5), or with nothing but sockets (some sandboxes)."""
+    if what == "no SO_PEERPIDFD":
+        vars(process)["_SO_PEERPIDFD"] = 9999
+        die_behind_child(rank, world, victim)
+    else:
+        for module in (peer_rank_module, hub_server, hub_client, process):
+            vars(module)["open_pidfd"] = lambda sock: -1
+        die_before_done(rank, world, victim)
+
+
+@pytest.mark.parametrize("what", ["no SO_PEERPIDFD", "no pidfd"])
+def test_killed_on_old_kernel(what: str) -> None:
+    with start_ranks(3, die_on_old_kernel, 1, what) as ranks:
+        assert ranks[1].heard() == "dying"
+        died_at = time.monotonic()
+        for rank in (0, 2):
+            error = error_of(ranks, rank)
+            assert isinstance(error, PeerLostError)
+            assert error.ranks == (1,)
+            assert ranks[rank].outcome().ended_at - died_at < 1.0
+
+
+def stop_after_exchange(rank: int, world: int, victim: int) -> None:
+    def stop() -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    connect_by(hooked(hub(), stop) if rank == victim else hub(), rank, world, 1.5)
+
+
+def stop_after_calls(rank: int, world: int, victim: int) -> None:
+    """Stop when half of the peers have been called: the others wait for different things."""
+    call, calls = PeerRank.call, 0
+
+    def last_call(self: PeerRank, me: Announcement, segment_fd: int) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls > (world - 1) // 2:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return call(self, me, segment_fd)
+
+    if rank == victim:
+        PeerRank.call = last_call  # type: ignore[method-assign]
+    connect_by(hub(), rank, world, 1.5)
+
+
+@pytest.mark.parametrize("how", [stop_after_exchange, stop_after_calls])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_stopped_rank_is_named(how: Any, victim: int) -> None:
+    with start_ranks(4, how, victim) as ranks:
+        for rank in {0, 1, 2, 3} - {victim}:
+            error = error_of(ranks, rank)
+            assert isinstance(error, RendezvousTimeoutError)
+            assert error.ranks == (victim,)
+            assert f"rank {victim} did not connect in 1.5 s" in str(error)
+            assert "stopped" in str(error)
+            assert error.elapsed_s < 4
+
+
+def connect_until_interrupted(rank: int, world: int) -> float:
+    try:
+        connect_by(hooked(hub(), wait_for_go) if rank == 1 else hub(), rank, world, 30)
+    except KeyboardInterrupt:
+        return time.monotonic()
+    raise AssertionError("not interrupted")
+
+
+def test_interrupt_ends_the_wait_at_once() -> None:
+    """The others see the interrupted rank as lost."""
+    with start_ranks(3, connect_until_interrupted) as ranks:
+        assert ranks[1].heard() == "waiting"
+        time.sleep(0.3)
+        interrupted_at = time.monotonic()
+        ranks[0].kill(signal.SIGINT)
+        assert ranks[0].result(5) - interrupted_at < 0.5
+        error = error_of(ranks, 2)
+        assert isinstance(error, PeerLostError)
+        assert error.ranks == (0,)
+
+
+# Out of reach
+
+
+def connect_from_other_network(rank: int, world: int, root: str, away: int) -> None:
+    if rank >= away:
+        assert ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0
+    connect_by(file_exchange(root, rank, world), rank, world, 20)
+
+
+@needs_root
+def test_other_network_namespace(root: str) -> None:
+    with start_ranks(3, connect_from_other_network, root, 2) as ranks:
+        for rank, there in ((0, (2,)), (1, (2,)), (2, (0, 1))):
+            error = error_of(ranks, rank)
+            assert type(error) is RendezvousError
+            assert error.ranks == there
+            assert f"cannot be reached from {socket.gethostname()}" in str(error)
+            assert "several nodes are not supported yet" in str(error)
+            assert error.elapsed_s < 5
+
+
+def connect_as_other_user(rank: int, world: int, root: str) -> None:
+    if rank == 1:
+        os.setuid(NOBODY)
+    connect_by(file_exchange(root, rank, world), rank, world, 5)
+
+
+@needs_root
+def test_other_user(root: str) -> None:
+    with start_ranks(2, connect_as_other_user, root) as ranks:
+        error = error_of(ranks, 0)
+        assert type(error) is RendezvousError
+        assert error.ranks == (1,)
+        assert f"rank 1 runs as user {NOBODY}, this rank as 0" in str(error)
+        error = error_of(ranks, 1)
+        assert type(error) is RendezvousError
+        assert error.ranks == (0,)
+
+
+def connect_with_few_descriptors(rank: int, world: int) -> None:
+    def limit() -> None:
+        if rank == 1:
+            os.close(free := os.dup(0))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free + 4, free + 4))
+
+    connect_by(hooked(hub(), limit), rank, world, 10)
+
+
+def test_too_few_descriptors() -> None:
+    """The rank says so; whom it cannot even call sees it go."""
+    with start_ranks(4, connect_with_few_descriptors) as ranks:
+        error = error_of(ranks, 1)
+        assert type(error) is RendezvousError
+        assert "ulimit -n" in str(error)
+        for rank in (0, 2, 3):
+            error = error_of(ranks, rank)
+            assert "ulimit -n" in str(error) or isinstance(error, PeerLostError)
+            assert error.ranks in ((), (1,))
+
+
+def connect_with_little_room_in_flight(rank: int, world: int) -> int:
+    """As an ordinary user whose limit of descriptors on their way is reached."""
+    full = 0
+
+    def count_full(*args: Any) -> None:
+        nonlocal full
+        try:
+            send_message(*args)
+        except OSError as error:
+            full += error.strerror == "Too many references: cannot splice"
+            raise
+
+    def slow_calls(self: Switchboard) -> None:
+        call_all(self)
+        time.sleep(0.3)  # nobody receives yet
+
+    call_all = Switchboard._call_all
+    Switchboard._call_all = slow_calls  # type: ignore[method-assign]
+    vars(peer_rank_module)["send_message"] = count_full
+    resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
+    os.setuid(NOBODY)
+    connect_by(hub(), rank, world, 20)
+    return full
+
+
+@needs_root
+def test_kernel_limits_descriptors_in_flight() -> None:
+    assert sum(run_ranks(8, connect_with_little_room_in_flight)) > 0
+
+
+def connect_with_wrong_table(rank: int, world: int, what: str) -> None:
+    def run(blob: bytes, timeout_s: float) -> list[bytes]:
+        blobs = hub()(blob, timeout_s)
+        assert len(blob) == ANNOUNCEMENT_NBYTES
+        return {
+            "short": blobs[:-1],
+            "swapped": blobs[::-1],
+            "other group": [Announcement.new(r, world).pack() for r in range(world)],
+            "nonsense": [b"x" * ANNOUNCEMENT_NBYTES] * world,
+            "cut": [b[:-1] for b in blobs],
+        }[what]
+
+    connect_by(run, rank, world, 10)
+
+
+@pytest.mark.parametrize("what", ["short", "swapped", "other group", "nonsense", "cut"])
+def test_bad_exchange(what: str) -> None:
+    with start_ranks(2, connect_with_wrong_table, what) as ranks:
+        for rank in range(2):
+            error = error_of(ranks, rank)
+            assert type(error) is RendezvousError
+            assert "exchange" in str(error)
+
+
+# Strangers
+
+
+def connect_late(rank: int, world: int) -> tuple[list[int], float]:
+    return connect_by(hooked(hub(), wait_for_go) if rank == 1 else hub(), rank, world, 20)
+
+
+def listeners(ranks: Ranks) -> list[bytes]:
+    """Where the ranks listen: anyone can see that."""
+    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    names = {f"socket:[{line[6]}]": line[-1] for line in lines if "@sdp_plugins-rank-" in line[-1]}
+    fds = [fd for rank in ranks for fd in Path(f"/proc/{rank.pid}/fd").iterdir()]
+    return [b"\0" + names[to][1:].encode() for to in map(os.readlink, fds) if to in names]
+
+
+def knock_at(address: bytes, data: bytes, fds: list[int]) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.setblocking(False)
+    sock.connect(address)
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    if data:
+        with suppress(BrokenPipeError):  # refused already
+            sock.sendmsg([data], rights)
+    return sock
+
+
+STRANGE = {
+    "silent": b"",
+    "garbage": b"GET / HTTP/1.1\r\n\r\n",
+    "huge": b"x" * 60_000,
+    "unknown kind": b"SDPL" + b"\xff" * 4,
+    "not a call": pack_message(MessageKind.DONE),
+    "short call": pack_message(MessageKind.CALL, b"x"),
+    "wrong nonce": Call(1, bytes(16), bytes(16)).pack(),
+    "unknown rank": Call(9, bytes(16), bytes(16)).pack(),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_strangers_disturb_nothing(name: str) -> None:
+    """They knock at every rank, with descriptors in hand, while rank 1 is on its way."""
+    with start_ranks(3, connect_late) as ranks:
+        assert ranks[1].heard() == "waiting"
+        time.sleep(0.1)
+        strangers, targets = [], listeners(ranks)
+        for uid in {os.geteuid(), NOBODY if os.geteuid() == 0 else os.geteuid()}:
+            with acting_as(uid):
+                for address in targets:
+                    for fds in ([], [0], [0] * 8, [0] * 50):
+                        strangers.append(knock_at(address, STRANGE[name], fds))
+        assert len(strangers) >= 12
+        ranks[1].kill(signal.SIGUSR1)
+        assert [result[0] for result in ranks.results()] == [[rank.pid for rank in ranks]] * 3
+        for sock in strangers:
+            sock.close()
+
+
+# Announcements
+
+
+def test_announcements() -> None:
+    mine = Announcement.new(3, 4)
+    assert len(mine.pack()) == ANNOUNCEMENT_NBYTES
+    assert Announcement.unpack(mine.pack()) == mine
+    assert mine.place == Place.here()
+    assert len({Announcement.new(0, 1).token for _ in range(10)}) == 10
+    long = Announcement(0, 1, 2, 3, bytes(16), bytes(range(16)), Place("b" * 36, 2**63, "h" * 64))
+    assert Announcement.unpack(long.pack()) == long
+    for wrong in (b"", mine.pack()[:-1], mine.pack() + b"x", b"\xff" * ANNOUNCEMENT_NBYTES):
+        with pytest.raises(ValueError):
+            Announcement.unpack(wrong)
+    with pytest.raises(ValueError, match="version 9"):
+        Announcement.unpack(mine.pack()[:4] + b"\x09\0" + mine.pack()[6:])

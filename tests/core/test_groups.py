@@ -1,0 +1,389 @@
+"""Groups: their attributes, sub-groups, many at once, several jobs on one host."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdp_plugins.core import (
+    CollectiveMismatchError,
+    Group,
+    PeerLostError,
+    RendezvousError,
+    SdpError,
+)
+from tests.core.rendezvous_cases import FileStore
+from tests.leaks import no_leaks
+from tests.ranks import RankPool, free_port, start_ranks
+
+Pool = Callable[[int], RankPool]
+
+
+def total(group: Group, value: float) -> float:
+    """A small and a large all_reduce."""
+    for count in (3, 100_000):
+        data = np.full(count, value)
+        group.all_reduce(data)
+        assert (data == data[0]).all()
+    return float(data[0])
+
+
+# ---- one group ----------------------------------------------------------------------------------
+
+
+def describe(rank: int, world: int) -> None:
+    group = Group.from_env(name="a name", timeout_s=7.5)
+    assert (group.rank, group.world_size, group.name, group.timeout_s) == (
+        rank,
+        world,
+        "a name",
+        7.5,
+    )
+    assert (group.local_rank, group.local_size, group.node_rank) == (rank, world, 0)
+    assert group.last_path == "none" and not group.closed and group.failure is None
+    with group as same:
+        assert same is group
+        assert total(group, 1) == world
+    assert group.closed
+    group.close()
+    with pytest.raises(SdpError, match=rf"\[rank {rank}/{world}\] the group is closed"):
+        group.all_reduce(np.zeros(3))
+    assert "is closed" in str(group.failure)
+
+
+def test_attributes_and_closing(rank_pool: Pool) -> None:
+    rank_pool(3).run(describe)
+
+
+@pytest.fixture
+def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test's own process is a world of one."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("_no_job")
+def test_a_world_of_one_does_everything() -> None:
+    with Group.from_env(timeout_s=5) as group:
+        assert (group.rank, group.world_size) == (0, 1)
+        data, out = np.arange(5.0), np.zeros(5)
+        group.all_reduce(data)
+        group.all_reduce(data, "avg")
+        group.reduce(data, 0, "max")
+        group.broadcast(data, 0)
+        group.all_gather(out, data)
+        group.reduce_scatter(out, data, "product")
+        group.gather([out], data, 0)
+        group.scatter(out, [data], 0)
+        group.all_to_all(out, data)
+        group.barrier()
+        assert data.tolist() == out.tolist() == [0, 1, 2, 3, 4]
+        with pytest.raises(
+            ValueError, match="destination 0 is not another rank of this group of 1"
+        ):
+            group.send(data, 0)
+        child = group.new_group([0])
+        assert child is not None and total(child, 4) == 4
+        child.close()
+
+
+@pytest.mark.usefixtures("_no_job")
+def test_allocated_memory_can_be_used_after_its_group() -> None:
+    group = Group.from_env(timeout_s=5)
+    array = np.frombuffer(group.allocate(2**16), np.uint8)
+    group.close()
+    del group
+    gc.collect()
+    assert not array.any()
+    array[:] = 1
+    assert array.sum() == 2**16
+
+
+def forget(rank: int, world: int) -> None:
+    """Nobody closes the group or waits for its operations, some of which cannot even begin."""
+    with no_leaks():
+        for turn in range(5):
+            group = Group.from_env(timeout_s=30)
+            group.barrier()
+            for _ in range(3):
+                group.all_reduce(np.zeros(100_000), async_op=True)
+            group.recv(np.zeros(1000), 1 - rank, async_op=True)
+            if rank == turn % 2:
+                group.broadcast(np.zeros(100_000), 0, async_op=True)
+            if turn > 2:
+                group.myself = group  # type: ignore[attr-defined]
+            del group
+            gc.collect()
+
+
+def test_forgotten_groups_leave_nothing(rank_pool: Pool) -> None:
+    rank_pool(2).run(forget)
+
+
+def meet_by_store(rank: int, world: int, root: str) -> float:
+    with Group.from_store(FileStore(root), rank, world, name="by store", timeout_s=30) as group:
+        return total(group, rank)
+
+
+def test_from_store(rank_pool: Pool, tmp_path: Path) -> None:
+    assert rank_pool(3).run(meet_by_store, str(tmp_path)) == [3.0] * 3
+
+
+# ---- sub-groups ---------------------------------------------------------------------------------
+
+
+def split(
+    rank: int, world: int, members: Sequence[int]
+) -> tuple[int, int, float, list[int]] | None:
+    """(rank there, size, sum of the members' ranks, who sits where), or None."""
+    with Group.from_env(timeout_s=30) as world_group:
+        group = world_group.new_group(members)
+        assert total(world_group, 1) == world  # goes on beside it
+        if group is None:
+            return None
+        seats = np.zeros(len(members), np.int64)
+        group.all_gather(seats, np.array([rank]))
+        result = (group.rank, group.world_size, total(group, rank), seats.tolist())
+        group.close()
+        assert total(world_group, 1) == world if len(members) == world else True
+        return result
+
+
+@pytest.mark.parametrize(
+    "members", [[0], [2], [0, 3], [1, 2, 3], [3, 1], [2, 0, 1], [3, 2, 1, 0], [0, 1, 2, 3], []]
+)
+def test_sub_group(rank_pool: Pool, members: list[int]) -> None:
+    expected = [
+        (members.index(rank), len(members), float(sum(members)), members)
+        if rank in members
+        else None
+        for rank in range(4)
+    ]
+    assert rank_pool(4).run(split, members) == expected
+
+
+def nest(rank: int, world: int) -> list[Any]:
+    """Groups of groups; the parents are closed meanwhile."""
+    outer = Group.from_env(timeout_s=30)
+    middle = outer.new_group([3, 2, 1])
+    outer.close()
+    if middle is None:
+        return [None]
+    inner = middle.new_group([0, 2], name="inner")  # ranks 3 and 1 of the world
+    middle.close()
+    if inner is None:
+        return [middle.name, None]
+    with inner:
+        return [middle.name, inner.name, inner.rank, inner.timeout_s, total(inner, rank)]
+
+
+def test_nested_groups(rank_pool: Pool) -> None:
+    assert rank_pool(4).run(nest) == [
+        [None],
+        ["default/3,2,1", "inner", 1, 30, 4.0],
+        ["default/3,2,1", None],
+        ["default/3,2,1", "inner", 0, 30, 4.0],
+    ]
+
+
+def name_badly(rank: int, world: int) -> list[str]:
+    texts = []
+    with Group.from_env(timeout_s=30) as group:
+        for members in ([0, 0], [0, 2], [-1, 0]):
+            with pytest.raises(ValueError) as caught:
+                group.new_group(members)
+            texts.append(str(caught.value))
+        group.barrier()
+    return texts
+
+
+def test_members_must_be_ranks(rank_pool: Pool) -> None:
+    texts = [
+        f"new_group: {members} are not distinct ranks of a group of 2"
+        for members in ([0, 0], [0, 2], [-1, 0])
+    ]
+    assert rank_pool(2).run(name_badly) == [texts, texts]
+
+
+def disagree(rank: int, world: int, views: list[list[int]]) -> str:
+    with Group.from_env(timeout_s=5) as group:
+        try:
+            child = group.new_group(views[rank])
+        except RendezvousError as error:
+            group.barrier()  # the parent is as good as before
+            return str(error)
+        group.barrier()
+        return "none" if child is None else "made"
+
+
+@pytest.mark.parametrize(
+    ("views", "fail"),
+    [
+        ([[0, 1], [1, 0], [0, 1]], [True, True, False]),
+        ([[0, 1, 2], [0, 1, 2], [0, 1]], [True, True, False]),
+    ],
+)
+def test_disagreement_about_members(rank_pool: Pool, views: Any, fail: list[bool]) -> None:
+    texts = rank_pool(3).run(disagree, views)
+    assert [text.startswith(f"[rank {r}/") for r, text in enumerate(texts)] == fail or [
+        "rendezvous" in text for text in texts
+    ] == fail
+    assert [text == "none" for text in texts] == [not failed for failed in fail]
+
+
+# ---- many groups at once ------------------------------------------------------------------------
+
+SUBSETS = [[0, 1], [1, 2], [2, 3], [3, 0], [0, 2], [1, 3], [0, 1, 2], [1, 2, 3], [3, 2, 1, 0]]
+
+
+def work_in_any_order(rank: int, world: int) -> list[str]:
+    """Each rank issues its groups' operations in an order of its own, and waits in another."""
+    wrong = []
+    with Group.from_env(timeout_s=30) as world_group:
+        groups = [(members, world_group.new_group(members)) for members in SUBSETS]
+        mine = [(members, group) for members, group in groups if group is not None]
+        random = np.random.default_rng(rank)
+        for turn in range(10):
+            issued = []
+            for index in random.permutation(len(mine)):
+                members, group = mine[index]
+                data = np.full(50_000 if turn % 2 else 5, float(rank + 1))
+                work = group.all_reduce(data, async_op=True)
+                issued.append((members, work, data))
+            for index in random.permutation(len(issued)):
+                members, work, data = issued[index]
+                assert work is not None
+                work.wait()
+                if not (data == sum(members) + len(members)).all():
+                    wrong.append(f"turn {turn} {members}")
+        for _, group in reversed(mine):
+            group.close()
+    return wrong
+
+
+def test_groups_used_in_different_orders(rank_pool: Pool) -> None:
+    assert rank_pool(4).run(work_in_any_order) == [[]] * 4
+
+
+def work_in_threads(rank: int, world: int) -> list[str]:
+    """Blocking calls on several groups, each in a thread; and two threads on one group."""
+    wrong: list[str] = []
+
+    def reduce_often(group: Group, offset: int) -> None:
+        for turn in range(100):
+            data = np.full(7, float(turn + offset))
+            group.all_reduce(data, "max")
+            if not (data == turn + offset).all():
+                wrong.append(f"{group.name} {turn}")
+
+    with Group.from_env(timeout_s=30) as world_group:
+        groups = [world_group.new_group(range(world), name=f"g{i}") for i in range(3)]
+        threads = [
+            threading.Thread(target=reduce_often, args=(group, i)) for i, group in enumerate(groups)
+        ]
+        for thread in threads[:: 1 if rank else -1]:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        shared = [
+            threading.Thread(target=lambda: [world_group.barrier() for _ in range(50)])
+            for _ in range(3)
+        ]
+        for thread in shared:
+            thread.start()
+        for thread in shared:
+            thread.join()
+        for group in groups:
+            assert group is not None
+            group.close()
+    return wrong
+
+
+def test_groups_used_in_threads(rank_pool: Pool) -> None:
+    assert rank_pool(2).run(work_in_threads) == [[], []]
+
+
+def fail_one(rank: int, world: int) -> tuple[float, float]:
+    """The failure of one group is none of another."""
+    with Group.from_env(timeout_s=30) as world_group:
+        bad = world_group.new_group(range(world))
+        good = world_group.new_group(range(world))
+        assert bad is not None and good is not None
+        with pytest.raises(CollectiveMismatchError):
+            bad.all_reduce(np.zeros(rank + 1))
+        with pytest.raises(CollectiveMismatchError):
+            bad.barrier()
+        bad.close()
+        again = world_group.new_group(range(world))
+        assert again is not None
+        results = (total(good, 1), total(again, 2))
+        good.close()
+        again.close()
+        return results
+
+
+def test_a_failed_group_leaves_the_others_alone(rank_pool: Pool) -> None:
+    assert rank_pool(3).run(fail_one) == [(3.0, 6.0)] * 3
+
+
+def close_first(rank: int, world: int) -> float:
+    """A rank that closes right after its last operation is not taken for lost by slower ones."""
+    value = 0.0
+    for turn in range(40):
+        group = Group.from_env(name=f"turn {turn}", timeout_s=30)
+        group.send(np.zeros(3), (rank + 1) % world, async_op=True)
+        group.recv(np.zeros(3), (rank - 1) % world)
+        value = total(group, 1)
+        group.close()
+    return value
+
+
+def test_closing_right_after_the_last_operation(rank_pool: Pool) -> None:
+    assert rank_pool(4).run(close_first) == [4.0] * 4
+
+
+# ---- several jobs -------------------------------------------------------------------------------
+
+
+def sum_many(rank: int, world: int, base: float) -> list[float]:
+    values = []
+    for turn in range(5):
+        with Group.from_env(timeout_s=30) as group:
+            values.append(total(group, base + rank + turn))
+    return values
+
+
+def test_two_jobs_with_one_master_port() -> None:
+    """Same address and port, different SDP_JOB_ID: the way out of a clash."""
+    port = str(free_port())
+    environment = {"MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "none"}
+    with (
+        start_ranks(2, sum_many, 0.0, env={**environment, "SDP_JOB_ID": "one"}) as one,
+        start_ranks(2, sum_many, 100.0, env={**environment, "SDP_JOB_ID": "two"}) as two,
+    ):
+        first, second = one.results(30), two.results(30)
+    assert first == [[1.0 + 2 * turn for turn in range(5)]] * 2
+    assert second == [[201.0 + 2 * turn for turn in range(5)]] * 2
+
+
+def lose_one(rank: int, world: int) -> float:
+    """A parent and a sub-group without the lost rank: only who needs it fails."""
+    world_group = Group.from_env(timeout_s=30)
+    pair = world_group.new_group([0, 1])
+    if pair is None:
+        os._exit(0)
+    with pytest.raises(PeerLostError, match="rank 2"):
+        world_group.all_reduce(np.zeros(3))
+    return total(pair, 5)
+
+
+def test_a_sub_group_survives_a_rank_outside_of_it() -> None:
+    with start_ranks(3, lose_one) as ranks:
+        assert [ranks[0].result(10), ranks[1].result(10)] == [10.0, 10.0]

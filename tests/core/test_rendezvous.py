@@ -1,0 +1,565 @@
+"""The hub by which the ranks of a job find each other, and everything that can be in the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+import pytest
+
+from sdp_plugins.core.errors import (
+    NO_SEQ,
+    PeerLostError,
+    RendezvousError,
+    RendezvousTimeoutError,
+    SdpError,
+)
+from sdp_plugins.core.rendezvous import EnvHub
+from sdp_plugins.core.rendezvous.address import hub_addresses
+from sdp_plugins.core.rendezvous.failure import Kind, Reason
+from sdp_plugins.core.rendezvous.frames import (
+    MAX_BLOB_NBYTES,
+    FrameError,
+    FrameKind,
+    FrameReader,
+    Hello,
+    pack_frame,
+    pack_table,
+    unpack_table,
+)
+from sdp_plugins.core.topology import Topology
+from tests.core.rendezvous_cases import (
+    NOBODY,
+    acting_as,
+    addresses,
+    exchange_only,
+    hub,
+    no_fd_leak,
+    until_connected,
+    wait_for_go,
+)
+from tests.ranks import Ranks, say, start_ranks
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def blobs(world: int) -> list[bytes]:
+    return [b"blob %d" % rank for rank in range(world)]
+
+
+def hear(ranks: Ranks, *which: int) -> None:
+    for rank in which:
+        assert ranks[rank].heard() == "here"
+
+
+def error_of(ranks: Ranks, rank: int, timeout_s: float = 10.0) -> SdpError:
+    """The error that a rank raised, checked for what every error of a rendezvous has."""
+    error = ranks[rank].outcome(timeout_s).error
+    assert isinstance(error, SdpError), ranks[rank].outcome(0)
+    assert str(error).startswith(f"[rank {rank}/{len(ranks)}] rendezvous 'g': "), error
+    assert ". Hint: " in str(error)
+    assert "\n" not in str(error)
+    assert (error.op, error.seq) == ("rendezvous", NO_SEQ)
+    return error
+
+
+# All goes well
+
+
+def exchange_sizes(rank: int, world: int) -> None:
+    for turn, nbytes in enumerate((0, 1, 7, 256, 5000, MAX_BLOB_NBYTES)):
+        mine = [bytes([r, turn]) * (nbytes // 2) + b"x" * (nbytes % 2) for r in range(world)]
+        with no_fd_leak():
+            assert hub()(mine[rank], 30) == mine
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_table_in_rank_order(rank_pool: Any, world: int) -> None:
+    rank_pool(world).run(exchange_sizes)
+
+
+def exchange_again_and_again(rank: int, world: int) -> None:
+    exchange = hub()
+    for turn in range(50):
+        assert exchange(b"%d %d" % (turn, rank), 10) == [b"%d %d" % (turn, r) for r in range(world)]
+        assert hub()(b"%d" % turn, 10) == [b"%d" % turn] * world
+
+
+def test_same_name_again_at_once(rank_pool: Any) -> None:
+    rank_pool(3).run(exchange_again_and_again)
+
+
+def exchange_two_names(rank: int, world: int) -> dict[str, list[bytes]]:
+    found: dict[str, list[bytes]] = {}
+
+    def run(name: str) -> None:
+        found[name] = EnvHub(Topology.from_env(), name)(f"{name} {rank}".encode(), 10)
+
+    threads = [threading.Thread(target=run, args=(name,)) for name in ("a", "b", "a/b", "ä")]
+    for thread in threads if rank % 2 else reversed(threads):
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def test_groups_at_the_same_time(rank_pool: Any) -> None:
+    names = ("a", "b", "a/b", "ä")
+    expected = {name: [f"{name} {rank}".encode() for rank in range(2)] for name in names}
+    assert rank_pool(2).run(exchange_two_names) == [expected] * 2
+
+
+def test_jobs_at_the_same_time() -> None:
+    with start_ranks(2, exchange_only) as first, start_ranks(2, exchange_only) as second:
+        assert first.results() == second.results() == [blobs(2)] * 2
+
+
+def exchange_late(rank: int, world: int, late: tuple[int, ...]) -> tuple[list[bytes], float]:
+    if rank in late:
+        time.sleep(1.5)
+    start = time.monotonic()
+    return exchange_only(rank, world), time.monotonic() - start
+
+
+@pytest.mark.parametrize("late", [(0,), (2,), (1, 2)])
+def test_any_rank_last(late: tuple[int, ...]) -> None:
+    with start_ranks(3, exchange_late, late) as ranks:
+        results = ranks.results()
+    assert [result[0] for result in results] == [blobs(3)] * 3
+    assert all(results[rank][1] < 0.5 for rank in late), "nobody waits once all are there"
+
+
+def test_one_rank_needs_nothing() -> None:
+    topology = Topology(0, 1, 0, 1, 0, "key", "test")
+    with no_fd_leak():
+        assert EnvHub(topology, "g")(b"mine", 0.0) == [b"mine"]
+
+
+def test_blob_too_long() -> None:
+    topology = Topology(0, 2, 0, 2, 0, "key", "test")
+    with pytest.raises(ValueError, match="at most 65536 bytes"):
+        EnvHub(topology, "g")(b"x" * (MAX_BLOB_NBYTES + 1), 1.0)
+
+
+# Ranks die, stop or never come
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_killed_after_hello(victim: int) -> None:
+    """Rank 1 has not come yet; the others hear at once of the one that will never be back."""
+    with start_ranks(4, exchange_only_but_one, 1) as ranks:
+        survivors = {0, 2, 3} - {victim}
+        until_connected(ranks.environment, 2)
+        killed_at = time.monotonic()
+        ranks[victim].kill()
+        for rank in survivors:
+            error = error_of(ranks, rank)
+            assert isinstance(error, PeerLostError)
+            assert error.ranks == (victim,)
+            assert ranks[rank].outcome().ended_at - killed_at < 1.0
+
+
+def exchange_only_but_one(rank: int, world: int, absent: int, timeout_s: float = 30.0) -> Any:
+    if rank == absent:
+        say("here")
+        time.sleep(600)
+    return exchange_only(rank, world, timeout_s)
+
+
+def exchange_with_child(rank: int, world: int) -> Any:
+    """Wait for a rank that does not come, while a forked child holds copies of all sockets."""
+
+    def fork_later() -> None:
+        wait_for_go()
+        if os.fork() == 0:
+            time.sleep(600)
+        say("forked")
+
+    if rank == 1:
+        time.sleep(600)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # in both threads
+    threading.Thread(target=fork_later, daemon=True).start()
+    return hub()(b"", 30)
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_killed_while_a_forked_child_holds_the_sockets(victim: int) -> None:
+    with start_ranks(3, exchange_with_child) as ranks:
+        survivor = 2 - victim
+        until_connected(ranks.environment, 1)
+        for rank in (0, 2):
+            assert ranks[rank].heard() == "waiting"
+            ranks[rank].kill(signal.SIGUSR1)
+            assert ranks[rank].heard() == "forked"
+        killed_at = time.monotonic()
+        ranks[victim].kill()
+        error = error_of(ranks, survivor)
+        assert isinstance(error, PeerLostError)
+        assert error.ranks == (victim,)
+        assert ranks[survivor].outcome().ended_at - killed_at < 1.0
+
+
+def fork_sleeper() -> None:
+    if os.fork() == 0:
+        time.sleep(600)
+
+
+def exchange_after_fork(rank: int, world: int) -> list[bytes]:
+    """A child forked in the first exchange holds the hub's address when the second begins."""
+    if rank == 1:
+        time.sleep(0.5)
+        hub()(b"", 10)
+        return hub()(b"1", 10)
+    timer = threading.Timer(0.2, fork_sleeper)
+    timer.start()
+    hub()(b"", 10)
+    timer.join()
+    return hub()(b"0", 10)
+
+
+def test_fork_does_not_keep_the_address() -> None:
+    with start_ranks(2, exchange_after_fork) as ranks:
+        assert ranks.results() == [[b"0", b"1"]] * 2
+
+
+def test_address_held_by_the_child_of_a_dead_hub() -> None:
+    """The predecessor was killed while it listened, and a forked child keeps its socket open."""
+    with (
+        start_ranks(2, exchange_after_go) as ranks,
+        orphaned_listener(addresses(ranks.environment)[0]),
+    ):
+        go(ranks)
+        assert ranks.results() == [blobs(2)] * 2
+
+
+@contextmanager
+def orphaned_listener(address: bytes) -> Iterator[None]:
+    """A listening socket whose process has ended and whose child has not."""
+    wait_end, end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(end)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(address)
+        listener.listen()
+        if os.fork() == 0:
+            os.read(wait_end, 1)
+        os._exit(0)
+    os.close(wait_end)
+    os.waitpid(child, 0)
+    yield
+    os.close(end)
+
+
+def exchange_after_go(rank: int, world: int) -> list[bytes]:
+    wait_for_go()
+    return exchange_only(rank, world)
+
+
+def go(ranks: Ranks) -> None:
+    for rank in ranks:
+        assert rank.heard() == "waiting"
+        rank.kill(signal.SIGUSR1)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_deadline_names_who_never_came(number: int) -> None:
+    with start_ranks(4, exchange_only_but_one, 2, 1.5) as ranks:
+        hear(ranks, 2)
+        ranks[2].kill(number)
+        for rank in (0, 1, 3):
+            error = error_of(ranks, rank)
+            assert isinstance(error, RendezvousTimeoutError)
+            assert error.ranks == (2,)
+            assert "rank 2 did not arrive in 1.5 s" in str(error)
+            assert "SDP_JOB_ID" in str(error)
+            assert 1.0 < error.elapsed_s < 3.0
+
+
+def test_deadline_names_rank_0() -> None:
+    with start_ranks(3, exchange_only_but_one, 0, 1.0) as ranks:
+        for rank in (1, 2):
+            error = error_of(ranks, rank)
+            assert isinstance(error, RendezvousTimeoutError)
+            assert error.ranks == (0,)
+            assert "rank 0 did not arrive in 1 s (nobody listens)" in str(error)
+
+
+def test_stopped_hub_is_named() -> None:
+    with start_ranks(3, exchange_only_but_one, 2, 1.5) as ranks:
+        until_connected(ranks.environment, 1)
+        ranks[0].kill(signal.SIGSTOP)
+        error = error_of(ranks, 1)
+        assert isinstance(error, RendezvousTimeoutError)
+        assert error.ranks == (0,)
+        assert "rank 0 did not answer" in str(error)
+
+
+def exchange_with_own_timeout(rank: int, world: int) -> Any:
+    return exchange_only_but_one(rank, world, 3, 1.0 if rank == 1 else 30.0)
+
+
+def test_earliest_deadline_ends_it_for_all() -> None:
+    with start_ranks(4, exchange_with_own_timeout) as ranks:
+        for rank in (0, 1, 2):
+            error = error_of(ranks, rank, timeout_s=5)
+            assert isinstance(error, RendezvousTimeoutError)
+            assert error.ranks == (3,)
+
+
+def exchange_until_interrupted(rank: int, world: int, alone: int) -> float:
+    if rank != alone:
+        time.sleep(600)
+    say("here")
+    try:
+        with no_fd_leak():
+            hub()(b"", 30)
+    except KeyboardInterrupt:
+        return time.monotonic()
+    raise AssertionError("not interrupted")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_interrupt_ends_the_wait_at_once(rank: int) -> None:
+    with start_ranks(2, exchange_until_interrupted, rank) as ranks:
+        hear(ranks, rank)
+        time.sleep(0.3)
+        interrupted_at = time.monotonic()
+        ranks[rank].kill(signal.SIGINT)
+        assert ranks[rank].result(5) - interrupted_at < 0.5
+
+
+# Ranks that must not come together
+
+
+def exchange_as(rank: int, world: int, claims: dict[int, tuple[int, int]]) -> Any:
+    """Claim another rank and world size than one has, after all others have come."""
+    if rank in claims:
+        wait_for_go()
+        rank, world = claims[rank]
+    topology = Topology(rank, world, 0, 1, 0, Topology.from_env().job_key, "test")
+    with no_fd_leak():
+        return EnvHub(topology, "g")(b"", 20)
+
+
+@pytest.mark.parametrize(
+    ("claims", "ranks_named", "text"),
+    [
+        ({2: (2, 4)}, (2,), r"rank 2 \(pid \d+\) was started with world size 4, rank 0 with 3"),
+        ({2: (1, 3)}, (1,), r"processes \d+ and \d+ both claim rank 1"),
+        ({2: (3, 3)}, (), r"process \d+ claims rank 3 of 3"),
+    ],
+    ids=["world size", "duplicate rank", "rank out of range"],
+)
+def test_false_claims_fail_on_all(claims: Any, ranks_named: Any, text: str) -> None:
+    with start_ranks(3, exchange_as, claims) as ranks:
+        assert ranks[2].heard() == "waiting"
+        until_connected(ranks.environment, 1)
+        ranks[2].kill(signal.SIGUSR1)
+        for rank in ranks:
+            error = rank.outcome(5).error
+            assert type(error) is RendezvousError
+            assert error.ranks == ranks_named
+            with pytest.raises(RendezvousError, match=text + ".*SDP_JOB_ID"):
+                raise error
+
+
+def test_other_version_fails_on_all() -> None:
+    with start_ranks(2, exchange_only_but_one, 1) as ranks:
+        hear(ranks, 0)
+        with closing(knock(addresses(ranks.environment)[0])) as sock:
+            sock.send(struct.pack("<4sHHI", b"SDPR", 999, 1, 4) + b"abcd")
+            error = error_of(ranks, 0)
+            assert type(error) is RendezvousError
+            assert "version 999" in str(error)
+            assert "same version of sdp_plugins" in str(error)
+
+
+def knock(address: bytes) -> socket.socket:
+    """Connect as soon as somebody listens."""
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(10)
+    for _ in range(1000):
+        try:
+            sock.connect(address)
+            return sock
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+    raise AssertionError("nobody listens")
+
+
+# Strangers
+
+
+STRANGE = {
+    "silent": b"",
+    "garbage": b"GET / HTTP/1.1\r\n\r\n",
+    "oversized": struct.pack("<4sHHI", b"SDPR", 1, 1, 2**32 - 1) + b"x" * 100_000,
+    "half a frame": pack_frame(FrameKind.HELLO, b"x" * 100)[:40],
+    "short hello": pack_frame(FrameKind.HELLO, b"x"),
+    "not a hello": pack_frame(FrameKind.TABLE, b""),
+    "unknown kind": struct.pack("<4sHHI", b"SDPR", 1, 77, 0),
+}
+
+
+@pytest.mark.parametrize("name", STRANGE)
+def test_strangers_disturb_nothing(name: str) -> None:
+    """Some hang up and some stay until the ranks are through."""
+    with start_ranks(2, exchange_rank_0_first) as ranks:
+        strangers = [knock(addresses(ranks.environment)[0]) for _ in range(20)]
+        for i, sock in enumerate(strangers):
+            sock.setblocking(False)
+            if STRANGE[name]:
+                sock.send(STRANGE[name])
+            if i % 2:
+                sock.close()
+        go_rank_1(ranks)
+        assert ranks.results() == [blobs(2)] * 2
+        for sock in strangers:
+            sock.close()
+
+
+def exchange_rank_0_first(rank: int, world: int) -> list[bytes]:
+    if rank > 0:
+        wait_for_go()
+    return exchange_only(rank, world)
+
+
+def go_rank_1(ranks: Ranks) -> None:
+    assert ranks[1].heard() == "waiting"
+    ranks[1].kill(signal.SIGUSR1)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+
+
+@needs_root
+@pytest.mark.parametrize("name", ["silent", "garbage"])
+def test_other_users_are_refused(name: str) -> None:
+    with start_ranks(2, exchange_rank_0_first) as ranks:
+        address = addresses(ranks.environment)[0]
+        with acting_as(NOBODY), closing(knock(address)) as sock:
+            if STRANGE[name]:
+                sock.send(STRANGE[name])
+            reader = FrameReader(100_000)
+            reader.feed(sock.recv(100_000))
+            frame = reader.next()
+        assert frame is not None
+        assert frame[0] is FrameKind.FAILURE
+        reason = Reason.unpack(frame[1])
+        assert reason.kind is Kind.REFUSED
+        assert f"of user {NOBODY} is not of user 0" in reason.what
+        go_rank_1(ranks)
+        assert ranks.results() == [blobs(2)] * 2
+
+
+@needs_root
+def test_address_taken_by_another_user() -> None:
+    """Whoever knows the job's key can take the first address; there are more."""
+    with start_ranks(2, exchange_after_go) as ranks, ExitStack() as squatters:
+        with acting_as(NOBODY):
+            for address in addresses(ranks.environment)[:2]:
+                squatter = squatters.enter_context(socket.socket(socket.AF_UNIX))
+                squatter.bind(address)
+                squatter.listen()
+        go(ranks)
+        assert ranks.results() == [blobs(2)] * 2
+
+
+def test_address_taken_by_another_job_for_a_while() -> None:
+    with start_ranks(2, exchange_rank_0_first) as ranks:
+        address = addresses(ranks.environment)[0]
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(address)
+            other.listen()
+            hear(ranks, 0)
+            time.sleep(0.5)
+        knock(address).close()
+        go_rank_1(ranks)
+        assert ranks.results() == [blobs(2)] * 2
+
+
+def exchange_rank_0_after_go(rank: int, world: int) -> Any:
+    if rank == 0:
+        wait_for_go()
+    return exchange_only_but_one(rank, world, 1, 1.0)
+
+
+def test_address_taken_by_another_job_for_ever() -> None:
+    with start_ranks(2, exchange_rank_0_after_go) as ranks:
+        with socket.socket(socket.AF_UNIX) as other:
+            other.bind(addresses(ranks.environment)[0])
+            other.listen()
+            assert ranks[0].heard() == "waiting"
+            ranks[0].kill(signal.SIGUSR1)
+            error = error_of(ranks, 0)
+        assert isinstance(error, RendezvousError)
+        assert f"pid {os.getpid()}" in str(error)
+        assert "SDP_JOB_ID" in str(error)
+        assert 0.9 < error.elapsed_s < 2
+
+
+def test_addresses_differ() -> None:
+    found = [
+        *hub_addresses("k", "n"),
+        *hub_addresses("k", "m"),
+        *hub_addresses("kn", ""),
+        *hub_addresses("k" * 5000, "\ud800" * 5000),
+    ]
+    assert len(set(found)) == len(found)
+    assert all(address[0] == 0 and len(address) <= 108 for address in found)
+
+
+# Frames
+
+
+def test_frames_in_pieces() -> None:
+    reader = FrameReader(100)
+    stream = pack_frame(FrameKind.WELCOME) + Hello(1, 2, 3.5, 3.25, b"blob").pack()
+    frames = []
+    for at in range(len(stream)):
+        reader.feed(stream[at : at + 1])
+        if (frame := reader.next()) is not None:
+            frames.append(frame)
+    assert [kind for kind, _ in frames] == [FrameKind.WELCOME, FrameKind.HELLO]
+    assert Hello.unpack(frames[1][1]) == Hello(1, 2, 3.5, 3.25, b"blob")
+
+
+@pytest.mark.parametrize("table", [[], [b""], [b"a", b"", b"ccc"]])
+def test_tables(table: list[bytes]) -> None:
+    content = pack_table(table)[12:]
+    assert unpack_table(content, len(table)) == table
+    for wrong in (content[:-1], content + b"x", content + b"\0\0\0\0"):
+        if wrong != content:
+            with pytest.raises(FrameError):
+                unpack_table(wrong, len(table))
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        Reason(Kind.LOST, (3, 5), "what", "hint"),
+        Reason(Kind.REFUSED, (), "", ""),
+        Reason(Kind.MISSING, tuple(range(1000)), "ä" * 1000, "h" * 2000),
+    ],
+)
+def test_reasons(reason: Reason) -> None:
+    assert Reason.unpack(reason.pack()) == reason
+    for wrong in (b"", reason.pack()[:-1] or b"x", reason.pack() + b"x", b"\xff" * 20):
+        with pytest.raises(ValueError):
+            Reason.unpack(wrong)
+
+
+def test_long_reasons_are_cut() -> None:
+    reason = Reason(Kind.MISSING, tuple(range(10_000)), "w" * 9000, "h" * 9000)
+    again = Reason.unpack(reason.pack())
+    assert again.ranks == reason.ranks[: len(again.ranks)]
+    assert len(again.ranks) >= 1000
+    assert len(reason.pack()) < 32 * 1024

@@ -1,0 +1,82 @@
+// N ranks as threads of one process, each with its own Communicator, Engine and PointToPoint over
+// memory files and socket pairs, as the rendezvous would have made them.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "engine.hpp"
+#include "point_to_point.hpp"
+
+namespace ranks {
+
+// Small slots: a few thousand elements already take several rounds.
+inline constexpr std::size_t kStagingBytes = 3 * 16384;
+inline constexpr double kTimeoutS = 30;  // nothing in these tests takes as long
+
+struct Rank {
+  std::shared_ptr<sdp::Communicator> communicator;
+  std::shared_ptr<sdp::Engine> engine;
+  std::unique_ptr<sdp::PointToPoint> point_to_point;
+
+  void run(sdp::Request request) {
+    engine->run(std::move(request), [] {});
+  }
+  std::shared_ptr<sdp::Work> submit(sdp::Request request) {
+    return engine->submit(std::move(request));
+  }
+  std::shared_ptr<sdp::Work> post(sdp::Request request) {
+    return point_to_point->submit(std::move(request));
+  }
+  sdp::Header& header() { return communicator->peers().own().header(); }
+  void abort(const char* reason);
+  void close();  // the group, in good order; the memory stays
+};
+
+// What a rendezvous hands to each rank. Descriptors that nobody took are closed.
+class Links {
+ public:
+  Links(int size, std::size_t staging_bytes);
+  ~Links();
+  sdp::Links take(int rank);  // a new Peers or Communicator owns them
+  int segment_fd(int rank) const { return segments_[static_cast<std::size_t>(rank)]; }
+
+ private:
+  std::vector<int> segments_;
+  std::vector<sdp::Links> links_;
+};
+
+class World {
+ public:
+  explicit World(int size, std::size_t staging_bytes = kStagingBytes, int spin_us = -1);
+  int size() const { return static_cast<int>(ranks_.size()); }
+  Rank& operator[](int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
+
+  // Runs `body` for each rank in a thread of its own and waits for all of them; then throws the
+  // first error.
+  void each(const std::function<void(int, Rank&)>& body);
+  // The same, where failures are expected: what each rank has thrown.
+  std::vector<std::optional<sdp::Failure>> failures(const std::function<void(int, Rank&)>& body);
+
+ private:
+  std::vector<Rank> ranks_;
+};
+
+// What a Work has failed with, at most `kTimeoutS` from now; nothing if it has not.
+std::optional<sdp::Failure> failure_of(sdp::Work& work);
+void expect_done(sdp::Work& work);
+
+int open_files();  // of this process
+
+template <class T>
+sdp::Piece piece(std::vector<T>& elements) {
+  return {reinterpret_cast<std::byte*>(elements.data()), elements.size()};
+}
+
+sdp::Request request(sdp::Op op, sdp::DType dtype);
+sdp::Request in_place(sdp::Op op, sdp::DType dtype, sdp::Piece buffer, int root = -1);
+sdp::Request send(sdp::DType dtype, sdp::Piece buffer, int to, std::uint32_t tag = 0);
+sdp::Request recv(sdp::DType dtype, sdp::Piece buffer, int from, std::uint32_t tag = 0);
+}  // namespace ranks

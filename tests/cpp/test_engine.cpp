@@ -1,0 +1,275 @@
+// Operations of a group in the order issued, in the caller's thread or the engine's; and that no
+// Work is ever left behind.
+#include <pthread.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <system_error>
+#include <thread>
+
+#include "check.hpp"
+#include "ranks.hpp"
+
+using namespace sdp;
+using ranks::Rank;
+using ranks::World;
+using Ints = std::vector<std::int32_t>;
+
+namespace {
+Request sum(Ints& buffer) {
+  return ranks::in_place(Op::all_reduce, DType::int32, ranks::piece(buffer));
+}
+Request barrier() {
+  return ranks::request(Op::barrier, DType::uint8);
+}
+}  // namespace
+
+TEST(a_blocking_call_on_an_idle_group_runs_in_the_caller_s_thread) {
+  World world(2);
+  world.each([](int, Rank& rank) {
+    std::thread::id ran_in;
+    Request request = barrier();
+    request.before = [&] { ran_in = std::this_thread::get_id(); };
+    rank.run(request);
+    CHECK(ran_in == std::this_thread::get_id());
+    ranks::expect_done(*rank.submit(request));
+    CHECK(ran_in != std::this_thread::get_id());
+  });
+}
+
+TEST(queued_and_blocking_operations_keep_their_order) {
+  World world(3);
+  world.each([](int r, Rank& rank) {
+    for (int round = 0; round < 20; ++round) {
+      std::vector<int> order;  // only ever touched by the thread that executes
+      std::vector<Ints> buffers;
+      for (int i = 0; i < 10; ++i) buffers.emplace_back(i % 3 == 0 ? 9000 : 10, r + i);
+      std::vector<std::shared_ptr<Work>> works;
+      for (int i = 0; i < 10; ++i) {
+        Request request = sum(buffers[static_cast<std::size_t>(i)]);
+        request.after = [&order, i] { order.push_back(i); };
+        if (i % 4 == 3) {
+          rank.run(std::move(request));
+        } else {
+          works.push_back(rank.submit(std::move(request)));
+        }
+      }
+      for (const auto& work : works) ranks::expect_done(*work);
+      CHECK(order == (std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}));
+      for (int i = 0; i < 10; ++i) {
+        CHECK_EQ(buffers[static_cast<std::size_t>(i)].back(), 3 * i + 3);
+      }
+    }
+  });
+}
+
+TEST(before_and_after_run_around_the_operation) {
+  World world(2);
+  world.each([](int r, Rank& rank) {
+    Ints buffer(100, -1);
+    std::int32_t seen = 0;
+    Request request = sum(buffer);
+    request.before = [&] { buffer.assign(100, r + 1); };
+    request.after = [&] { seen = buffer[99]; };
+    ranks::expect_done(*rank.submit(request));
+    CHECK_EQ(seen, 3);
+  });
+}
+
+TEST(several_threads_of_a_rank_may_call) {
+  constexpr int kThreads = 3;
+  constexpr int kCalls = 30;
+  World world(2);
+  world.each([](int, Rank& rank) {
+    std::vector<std::thread> callers;
+    std::atomic<int> wrong{0};
+    for (int t = 0; t < kThreads; ++t) {
+      callers.emplace_back([&] {
+        for (int i = 0; i < kCalls; ++i) {
+          Ints buffer(50, 1);
+          // All issue the same operation, so it does not matter whose meets whose.
+          if (i % 3 == 0) {
+            ranks::expect_done(*rank.submit(sum(buffer)));
+          } else {
+            rank.run(sum(buffer));
+          }
+          if (buffer != Ints(50, 2)) ++wrong;
+        }
+      });
+    }
+    for (auto& caller : callers) caller.join();
+    CHECK_EQ(wrong.load(), 0);
+  });
+}
+
+TEST(wait_gives_up_in_time_and_the_operation_goes_on) {
+  World world(2);
+  const auto work = world[0].submit(barrier());
+  CHECK(!work->wait(0));
+  CHECK(!work->wait(0.02));
+  CHECK(!work->completed() && !work->failure());
+  int interrupts = 0;
+  CHECK(!work->wait(0.25, [&] { ++interrupts; }));
+  CHECK(interrupts > 0);
+  world[1].run(barrier());
+  CHECK(work->wait(ranks::kTimeoutS));
+  CHECK(work->completed() && !work->failure());
+  CHECK_EQ(work->source_rank(), -1);
+  CHECK(work->wait(0));
+}
+
+TEST(a_failure_reaches_every_queued_work) {
+  World world(2);
+  std::vector<std::shared_ptr<Work>> works;
+  Request first = barrier();
+  first.timeout_s = 0.1;
+  works.push_back(world[0].submit(first));
+  Ints buffer(10);
+  for (int i = 0; i < 5; ++i) works.push_back(world[0].submit(sum(buffer)));
+  for (const auto& work : works) {
+    const auto failure = ranks::failure_of(*work);
+    CHECK(failure && failure->kind == FailureKind::timeout);
+    CHECK_EQ(failure->seq, 1);  // the first cause, for all of them
+    CHECK(work->failure().has_value());
+  }
+  CHECK_THROWS(world[0].submit(barrier()), Failure, "barrier #1");
+  CHECK_THROWS(world[0].run(barrier()), Failure, "barrier #1");
+}
+
+TEST(closing_fails_what_is_queued_and_ends_the_thread) {
+  World world(2);
+  std::vector<std::shared_ptr<Work>> works;
+  for (int i = 0; i < 5; ++i) works.push_back(world[0].submit(barrier()));
+  const double start = now_s();
+  world[0].engine->close();
+  CHECK(now_s() - start < 1);
+  for (const auto& work : works) {
+    CHECK(work->completed());
+    CHECK(work->failure() && work->failure()->kind == FailureKind::closed);
+  }
+  CHECK_THROWS(world[0].submit(barrier()), Failure, "closed");
+  world[0].engine->close();
+}
+
+TEST(a_group_may_be_dropped_while_operations_are_pending) {
+  std::vector<std::shared_ptr<Work>> works;
+  {
+    World world(2);
+    for (int i = 0; i < 3; ++i) works.push_back(world[0].submit(barrier()));
+  }
+  for (const auto& work : works) CHECK(work->completed() && work->failure());
+}
+
+TEST(closing_while_threads_submit_leaves_no_work_behind) {
+  for (int round = 0; round < 10; ++round) {
+    World world(2);
+    std::vector<std::thread> submitters;
+    std::atomic<int> submitted{0};
+    for (int t = 0; t < 2; ++t) {
+      submitters.emplace_back([&] {
+        std::vector<std::shared_ptr<Work>> works;
+        Ints buffer(1);
+        try {
+          while (true) {
+            works.push_back(world[0].submit(barrier()));
+            works.push_back(world[0].post(ranks::recv(DType::int32, ranks::piece(buffer), 1)));
+            ++submitted;
+          }
+        } catch (const Failure&) {
+        }
+        for (const auto& work : works) ranks::failure_of(*work);  // throws if one never ends
+      });
+    }
+    while (submitted.load() < 5) std::this_thread::yield();
+    world[0].close();
+    for (auto& submitter : submitters) submitter.join();
+  }
+}
+
+TEST(an_interrupt_in_the_queue_waits_for_the_engine_to_let_go) {
+  World world(2);
+  Ints buffer(10);
+  const auto first = world[0].submit(barrier());
+  bool executed = false;
+  Request second = sum(buffer);
+  second.before = [&] { executed = true; };
+  try {
+    world[0].engine->run(second, [] { throw Interrupted{}; });
+    CHECK(false);
+  } catch (const Interrupted&) {
+  }
+  CHECK(first->completed());  // the engine has nothing of ours any more
+  CHECK(!executed);
+  CHECK_THROWS(world[0].run(barrier()), Failure, "interrupted");
+}
+
+// A signal handler runs on the stack of the call that waits: a second one could never begin.
+TEST(a_call_inside_a_waiting_call_is_refused) {
+  World world(2);
+  int refused = 0;
+  world.each([&](int r, Rank& rank) {
+    if (r == 1) {
+      while (world[0].header().step.value.load() == 0) std::this_thread::yield();
+      std::this_thread::sleep_for(std::chrono::milliseconds(150));
+      return rank.run(barrier());
+    }
+    rank.engine->run(barrier(), [&] {
+      CHECK_THROWS(rank.run(barrier()), Failure, "signal handler");
+      CHECK_THROWS(rank.submit(barrier()), Failure, "signal handler");
+      ++refused;
+    });
+  });
+  CHECK(refused > 0);
+  world.each([](int, Rank& rank) { rank.run(barrier()); });  // nothing is lost
+}
+
+TEST(what_a_hook_throws_in_the_engine_s_thread_fails_the_work) {
+  World world(1);
+  Request request = barrier();
+  request.after = [] { throw std::runtime_error("no room"); };
+  const auto failure = ranks::failure_of(*world[0].submit(request));
+  CHECK(failure && failure->kind == FailureKind::aborted);
+  CHECK(std::strstr(failure->what(), "no room") != nullptr);
+}
+
+TEST(a_finished_work_holds_nothing_of_its_request) {
+  World world(1);
+  const auto held = std::make_shared<int>(1);
+  Request request = barrier();
+  request.after = [held] {};
+  const auto work = world[0].submit(std::move(request));
+  ranks::expect_done(*work);
+  CHECK_EQ(held.use_count(), 1);
+}
+
+namespace {
+// New threads ask for this much stack while it lives.
+class StackSize {
+ public:
+  explicit StackSize(std::size_t nbytes) {
+    pthread_getattr_default_np(&before_);
+    pthread_attr_t changed = before_;
+    pthread_attr_setstacksize(&changed, nbytes);
+    CHECK_EQ(pthread_setattr_default_np(&changed), 0);
+  }
+  ~StackSize() { pthread_setattr_default_np(&before_); }
+
+ private:
+  pthread_attr_t before_;
+};
+}  // namespace
+
+TEST(if_no_thread_can_start_the_call_fails_and_signals_stay_unblocked) {
+  World world(1);
+  Ints buffer(1);
+  {
+    const StackSize too_much(std::size_t{1} << 50);
+    CHECK_THROWS(world[0].submit(barrier()), std::system_error, "unavailable");
+  }
+  sigset_t blocked;
+  pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
+  CHECK_EQ(sigismember(&blocked, SIGINT), 0);
+  world[0].run(barrier());
+  ranks::expect_done(*world[0].submit(barrier()));
+}

@@ -1,0 +1,149 @@
+"""How the ranks' output is put together."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+from collections.abc import Iterator
+
+import pytest
+
+from sdp_plugins.launch.output import LONGEST_UNFINISHED, Screen, Sink, Stream, sinks
+from sdp_plugins.launch.report import excerpt, failure
+
+F_SETPIPE_SZ = 1031
+
+
+class Wall:
+    """A pipe to write on, and streams of ranks that lead there."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+        fcntl.fcntl(self.writer, F_SETPIPE_SZ, 1 << 20)
+        self.sink = Sink(self.writer, Screen())
+        self.ranks = [Stream(-1, f"[{rank}] ", self.sink) for rank in range(2)]
+
+    def text(self) -> str:
+        self.sink.write(b"\0")
+        data = b""
+        while not data.endswith(b"\0"):
+            data += os.read(self.reader, 1 << 20)
+        return data[:-1].decode()
+
+
+@pytest.fixture
+def wall() -> Iterator[Wall]:
+    wall = Wall()
+    yield wall
+    os.close(wall.reader)
+    os.close(wall.writer)
+
+
+def test_parts_of_a_line_are_put_together(wall: Wall) -> None:
+    one, two = wall.ranks
+    one.feed(b"a")
+    two.feed(b"x\ny")
+    one.feed(b"b\nc\r\nd")
+    assert wall.text() == "[1] x\n[0] ab\n[0] c\r\n"
+    two.flush()
+    one.flush()
+    assert wall.text() == "[1] y\n[0] d"
+
+
+def test_an_unfinished_line_goes_on_where_it_stood(wall: Wall) -> None:
+    one, two = wall.ranks
+    one.feed(b"name? ")
+    one.flush()
+    one.feed(b"me\n")
+    assert wall.text() == "[0] name? me\n"
+    one.feed(b"name? ")
+    one.flush()
+    two.feed(b"x\n")
+    one.feed(b"me\n")
+    assert wall.text() == "[0] name? \n[1] x\n[0] me\n"
+
+
+def test_a_bar_is_redrawn_in_its_line(wall: Wall) -> None:
+    one = wall.ranks[0]
+    for percent in (10, 20, 100):
+        one.feed(b"\r%d%%" % percent)
+        one.flush()
+    one.feed(b"\nend\n")
+    assert wall.text() == "[0] 10%\r[0] 20%\r[0] 100%\n[0] end\n"
+
+
+def test_a_bar_with_its_return_at_the_end(wall: Wall) -> None:
+    one = wall.ranks[0]
+    one.feed(b"10%\r")
+    one.flush()
+    one.feed(b"20%\r")
+    one.feed(b"\n")
+    assert wall.text() == "[0] 10%\r[0] 20%\r\n"
+
+
+def test_others_do_not_write_into_a_bar(wall: Wall) -> None:
+    one, two = wall.ranks
+    one.feed(b"\r10%")
+    one.flush()
+    two.feed(b"x\n")
+    one.feed(b"\r20%")
+    one.flush()
+    assert wall.text() == "[0] 10%\n[1] x\n[0] 20%"
+    wall.sink.terminal = True
+    two.feed(b"y\n")
+    assert wall.text() == "\r\x1b[K[1] y\n"
+
+
+def test_blank_lines_and_bytes_that_are_no_text(wall: Wall) -> None:
+    wall.ranks[0].feed(b"\n\n\xff\xfe\n")
+    wall.sink.write(b"\0")
+    assert os.read(wall.reader, 1000) == b"[0] \n[0] \n[0] \xff\xfe\n\0"
+
+
+def test_a_line_without_end_is_not_kept_for_ever(wall: Wall) -> None:
+    one = wall.ranks[0]
+    for _ in range(20):
+        one.feed(b"x" * 20000)
+        assert len(one._unfinished) + sum(map(len, one.tail)) <= 2 * LONGEST_UNFINISHED
+    one.flush()
+    assert len(wall.text()) == len("[0] ") + 400000
+
+
+def test_stdout_and_stderr_share_a_line_if_they_are_one_terminal() -> None:
+    ours, theirs = pty.openpty()
+    reader, writer = os.pipe()
+    try:
+        out, err = sinks(theirs, theirs)
+        assert out.screen is err.screen and out.terminal
+        out, err = sinks(theirs, writer)
+        assert out.screen is not err.screen and not err.terminal
+    finally:
+        for fd in (ours, theirs, reader, writer):
+            os.close(fd)
+
+
+def test_excerpt_starts_at_the_chain_of_the_last_traceback() -> None:
+    block = "Traceback (most recent call last):\n  File x\n{}: y\n"
+    link = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    text = "a\n" + block.format("Old") + "b\n" + block.format("KeyError") + link + block.format("E")
+    lines = excerpt([text.encode()])
+    assert lines[2] == "KeyError: y" and lines[-1] == "E: y" and "b" not in lines
+
+
+def test_excerpt_is_short() -> None:
+    assert excerpt([b"%d\n" % i for i in range(1000)]) == [str(i) for i in range(980, 1000)]
+    long = [b"Traceback (most recent call last):\n"] + [b"%d\n" % i for i in range(500)]
+    lines = excerpt(long)
+    assert len(lines) < 100 and lines[-1] == "499" and "more" not in lines[0]
+    assert excerpt([]) == []
+
+
+def test_excerpt_shows_the_last_state_of_a_bar() -> None:
+    assert excerpt([b"10%\r", b"20%\r", b"100%\n", b"x\r\n"])[0].startswith("100%")
+
+
+def test_failure_names_signal_and_hint() -> None:
+    text = failure(3, 42, 128 + 7, [])
+    assert "rank 3 (pid 42) failed first: killed by SIGBUS" in text
+    assert "nothing to stderr" in text and "/dev/shm" in text

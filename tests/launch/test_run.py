@@ -1,0 +1,389 @@
+"""`sdp run`: what the ranks get, what comes out, and how a job ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+Done = subprocess.CompletedProcess[str]
+LAUNCHER = [sys.executable, "-m", "sdp_plugins.launch", "run"]
+ROOT = Path(__file__).parents[2]
+
+
+HEADER = """
+import os, pathlib, signal, subprocess, sys, time
+rank = int(os.environ["RANK"])
+def await_file(name):
+    while not pathlib.Path(__file__).with_name(name).exists(): time.sleep(0.01)
+def touch(name):
+    pathlib.Path(__file__).with_name(name).touch()
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], str]:
+    def write(text: str) -> str:
+        path = tmp_path / "a script.py"
+        path.write_text(HEADER + textwrap.dedent(text))
+        return str(path)
+
+    return write
+
+
+def launch(*args: str, timeout_s: float = 60, **options: Any) -> Done:
+    return subprocess.run(
+        [*LAUNCHER, *args],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        **options,
+    )
+
+
+def start(*args: str) -> subprocess.Popen[str]:
+    """A launcher in a session of its own, so that signals reach it alone."""
+    return subprocess.Popen(
+        [*LAUNCHER, *args],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def read_pids(launcher: subprocess.Popen[str], count: int) -> list[int]:
+    """The pids that the ranks print, one a line, last word."""
+    assert launcher.stdout
+    return [int(launcher.stdout.readline().split()[-1]) for _ in range(count)]
+
+
+def runs(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def wait_until_gone(pids: list[int], timeout_s: float = 5.0) -> None:
+    end = time.monotonic() + timeout_s
+    while left := [pid for pid in pids if runs(pid)]:
+        assert time.monotonic() < end, f"still there: {left}"
+        time.sleep(0.01)
+
+
+def test_arguments_reach_the_script_untouched(script: Callable[[str], str]) -> None:
+    arguments = ["a b", "", "-n", "5", "--", "--help", "*", "-m", "--timeout=1", "ä", "'\""]
+    path = script("import json; print(json.dumps(sys.argv))")
+    done = launch("-n", "2", "--no-prefix", path, *arguments)
+    assert done.returncode == 0, done.stderr
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [[path, *arguments]] * 2
+
+
+def test_environment_of_the_ranks(script: Callable[[str], str]) -> None:
+    path = script("import json; print(json.dumps(dict(os.environ)))")
+    outer = {"SLURM_NTASKS": "1", "OMPI_COMM_WORLD_RANK": "7", "SLURM_JOB_ID": "9", "RANK": "5"}
+    outer["SDP_LAUNCHER_PID"] = "1"  # of an outer Lightning job
+    env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"} | outer
+    done = launch("-n", "3", "--no-prefix", path, env=env)
+    ranks = sorted((json.loads(line) for line in done.stdout.splitlines()), key=lambda e: e["RANK"])
+    assert [(e["RANK"], e["LOCAL_RANK"]) for e in ranks] == [(str(i), str(i)) for i in range(3)]
+    for name in ("SDP_JOB_ID", "TORCHELASTIC_RUN_ID", "MASTER_PORT"):
+        assert len({e[name] for e in ranks}) == 1
+    for e in ranks:
+        assert (e["WORLD_SIZE"], e["LOCAL_WORLD_SIZE"], e["MASTER_ADDR"]) == ("3", "3", "127.0.0.1")
+        assert e["NODE_RANK"] == e["GROUP_RANK"] == "0"
+        assert "SLURM_NTASKS" not in e and "SDP_LAUNCHER_PID" not in e
+        assert "OMPI_COMM_WORLD_RANK" not in e
+        assert e["SLURM_JOB_ID"] == "9"
+        assert "OMP_NUM_THREADS" not in e
+    again = json.loads(launch("-n", "1", "--no-prefix", path).stdout)
+    assert again["SDP_JOB_ID"] != ranks[0]["SDP_JOB_ID"]
+
+
+def test_threads_only_when_asked_for(script: Callable[[str], str]) -> None:
+    path = script("print(os.environ['OMP_NUM_THREADS'])")
+    assert launch("-n", "1", "--threads", "3", path).stdout == "[rank 0] 3\n"
+
+
+def test_module(tmp_path: Path) -> None:
+    done = launch("-n", "2", "-m", "json.tool", "--help")
+    assert done.returncode == 0
+    assert done.stdout.count("] usage: ") == 2
+
+
+def test_works_without_frameworks_and_starts_fast() -> None:
+    code = (
+        "import sys, sdp_plugins.launch.cli\n"
+        "print([m for m in ('torch', 'numpy', 'lightning', 'mpi4py', 'tensorflow', 'jax', "
+        "'sdp_plugins.core') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        cwd=ROOT,
+        check=True,
+    )
+    assert done.stdout == "[]\n"
+
+
+def test_stdin_is_rank_zeros(script: Callable[[str], str]) -> None:
+    path = script("print(repr(sys.stdin.read()))")
+    done = launch("-n", "2", path, input="hello\n")
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] 'hello\\n'", "[rank 1] ''"]
+
+
+def test_lines_are_prefixed_and_never_mixed(script: Callable[[str], str]) -> None:
+    path = script(
+        """
+        for i in range(300):
+            sys.stdout.write(f"{rank}-{i} "); sys.stdout.write("x" * 200 + "\\n")
+            print(f"e{rank}-{i}", file=sys.stderr)
+        """
+    )
+    done = launch("-n", "4", path)
+    assert done.returncode == 0
+    wanted = {f"[rank {r}] {r}-{i} {'x' * 200}" for r in range(4) for i in range(300)}
+    assert set(done.stdout.splitlines()) == wanted
+    for rank in range(4):
+        mine = [line for line in done.stderr.splitlines() if line.startswith(f"[rank {rank}]")]
+        assert mine == [f"[rank {rank}] e{rank}-{i}" for i in range(300)]
+
+
+def test_output_is_not_held_back(script: Callable[[str], str]) -> None:
+    launcher = start("-n", "1", script("print('at once'); time.sleep(600)"))
+    begin = time.monotonic()
+    assert launcher.stdout
+    assert launcher.stdout.readline() == "[rank 0] at once\n"
+    assert time.monotonic() - begin < 10
+    launcher.terminate()
+    launcher.communicate(timeout=20)
+
+
+@pytest.mark.parametrize("code", [1, 7, 255])
+def test_exit_code_of_the_first_failure(script: Callable[[str], str], code: int) -> None:
+    path = script(f"if rank == 1: sys.exit({code})\ntime.sleep(600)")
+    assert launch("-n", "3", path).returncode == code
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_exit_code_of_a_signal(script: Callable[[str], str], number: signal.Signals) -> None:
+    path = script(f"if rank == 2: os.kill(os.getpid(), {int(number)})\ntime.sleep(600)")
+    done = launch("-n", "3", path)
+    assert done.returncode == 128 + number
+    assert "rank 2 (pid " in done.stderr and f"killed by {number.name}" in done.stderr
+
+
+def test_first_traceback_comes_last(script: Callable[[str], str]) -> None:
+    path = script(
+        """
+        def stop(*_): raise RuntimeError("a later failure")
+        signal.signal(signal.SIGTERM, stop)
+        print("noise", file=sys.stderr)
+        touch(f"ready {rank}")
+        if rank == 2:
+            for other in (0, 1): await_file(f"ready {other}")
+            try: {}["key"]
+            except KeyError as error: raise ValueError("the reason") from error
+        time.sleep(600)
+        """
+    )
+    done = launch("-n", "3", path)
+    assert done.returncode == 1
+    head, _, last = done.stderr.rpartition("sdp run: rank 2 ")
+    assert "failed first: exit code 1" in last
+    assert last.rstrip().endswith("ValueError: the reason")
+    assert "KeyError: 'key'" in last and "noise" not in last and "a later failure" not in last
+    assert "a later failure" in head
+
+
+def test_a_rank_that_ignores_sigterm_is_killed(script: Callable[[str], str]) -> None:
+    path = script(
+        """
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print(os.getpid(), flush=True)
+        touch(f"ready {rank}")
+        if rank == 0:
+            await_file("ready 1")
+            sys.exit(3)
+        time.sleep(600)
+        """
+    )
+    begin = time.monotonic()
+    done = launch("-n", "2", path)
+    assert done.returncode == 3
+    assert time.monotonic() - begin < 20
+    wait_until_gone([int(line.split()[-1]) for line in done.stdout.splitlines()])
+
+
+def test_time_out(script: Callable[[str], str]) -> None:
+    done = launch("-n", "2", "--timeout", "1", script("if rank: time.sleep(600)"))
+    assert done.returncode == 124
+    assert "still running: rank 1" in done.stderr
+
+
+def test_ctrl_c_is_passed_on_once(script: Callable[[str], str]) -> None:
+    path = script(
+        """
+        count = 0
+        def interrupted(*_):
+            global count
+            count += 1
+            print("interrupted", count, flush=True)
+        signal.signal(signal.SIGINT, interrupted)
+        print(os.getpid(), flush=True)
+        end = time.monotonic() + 20
+        while not count and time.monotonic() < end: time.sleep(0.01)
+        time.sleep(0.5)
+        sys.exit(0)
+        """
+    )
+    launcher = start("-n", "2", path)
+    read_pids(launcher, 2)
+    launcher.send_signal(signal.SIGINT)
+    stdout, stderr = launcher.communicate(timeout=30)
+    assert sorted(stdout.splitlines()) == [f"[rank {r}] interrupted 1" for r in range(2)]
+    assert launcher.returncode == 0, stderr  # the script coped with it
+
+
+def test_ctrl_c_ends_a_plain_script(script: Callable[[str], str]) -> None:
+    launcher = start("-n", "2", script("print(os.getpid()); time.sleep(600)"))
+    pids = read_pids(launcher, 2)
+    launcher.send_signal(signal.SIGINT)
+    _, stderr = launcher.communicate(timeout=10)
+    assert launcher.returncode == 128 + signal.SIGINT
+    assert "failed first" not in stderr
+    wait_until_gone(pids)
+
+
+def test_second_ctrl_c_kills(script: Callable[[str], str]) -> None:
+    path = script(
+        "signal.signal(signal.SIGINT, lambda *_: print('got it', flush=True))\n"
+        "print(os.getpid())\nend = time.time() + 600\nwhile time.time() < end: time.sleep(1)"
+    )
+    launcher = start("-n", "2", path)
+    pids = read_pids(launcher, 2)
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.stdout
+    assert [launcher.stdout.readline().split("] ")[1] for _ in range(2)] == ["got it\n"] * 2
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=10)
+    assert launcher.returncode == 128 + signal.SIGINT
+    wait_until_gone(pids)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_sigterm_ends_the_job(script: Callable[[str], str], number: signal.Signals) -> None:
+    launcher = start("-n", "2", script("print(os.getpid()); time.sleep(600)"))
+    pids = read_pids(launcher, 2)
+    launcher.send_signal(number)
+    launcher.communicate(timeout=10)
+    assert launcher.returncode == 128 + signal.SIGTERM
+    wait_until_gone(pids)
+
+
+FAMILY = """
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+other = subprocess.Popen(["sleep", "600"], preexec_fn=os.setpgrp)
+print(os.getpid(), flush=True)
+print(child.pid, flush=True)
+print(other.pid, flush=True)
+"""
+
+
+def test_nothing_survives_a_kill_of_the_launcher(script: Callable[[str], str]) -> None:
+    launcher = start("-n", "2", script(FAMILY + "time.sleep(600)"))
+    pids = read_pids(launcher, 6)
+    assert all(runs(pid) for pid in pids)
+    launcher.kill()
+    wait_until_gone(pids)
+    launcher.communicate(timeout=10)  # the end of its pipes: nobody holds them any more
+
+
+@pytest.mark.parametrize("ending", ["sys.exit(0)", "sys.exit(4 * rank)", "os.kill(os.getpid(), 9)"])
+def test_nothing_survives_the_job(
+    script: Callable[[str], str], ending: str, tmp_path: Path
+) -> None:
+    launcher = start("-n", "2", script(FAMILY + f"await_file('go')\n{ending}"))
+    pids = read_pids(launcher, 6)
+    (tmp_path / "go").touch()
+    launcher.communicate(timeout=15)
+    wait_until_gone(pids, timeout_s=0.5)
+
+
+def test_it_kills_only_what_it_started(script: Callable[[str], str]) -> None:
+    bystander = subprocess.Popen(["sleep", "600"])
+    try:
+        launch("-n", "2", script("sys.exit(1)"))
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def test_reader_that_leaves_ends_the_job(script: Callable[[str], str]) -> None:
+    path = script("print(os.getpid())\nwhile True: print('y'); time.sleep(0.01)")
+    launcher = start("-n", "1", path)
+    pids = read_pids(launcher, 1)
+    assert launcher.stdout and launcher.stderr
+    launcher.stdout.close()
+    assert launcher.wait(timeout=15) == 128 + signal.SIGPIPE
+    launcher.stderr.close()
+    wait_until_gone(pids)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["-n", "2", "no such script.py"], "there is no script 'no such script.py'"),
+        (["-n", "0", "x.py"], "-n"),
+        (["-n", "two", "x.py"], "-n"),
+        (["x.py"], "-n"),
+        (["-n", "2"], "SCRIPT"),
+    ],
+)
+def test_misuse_is_explained(args: list[str], message: str) -> None:
+    done = launch(*args)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_lightning_and_torch_recognise_the_job(script: Callable[[str], str]) -> None:
+    environment = pytest.importorskip(
+        "lightning.fabric.plugins.environments"
+    ).TorchElasticEnvironment
+    assert environment
+    path = script(
+        """
+        from lightning.fabric.plugins.environments import TorchElasticEnvironment as Environment
+        import torch.distributed as dist
+        e = Environment()
+        print(Environment.detect(), e.world_size(), e.global_rank(), e.local_rank(), e.node_rank())
+        dist.init_process_group("gloo")
+        print(dist.get_rank(), dist.get_world_size())
+        dist.destroy_process_group()
+        """
+    )
+    done = launch("-n", "2", path)
+    assert done.returncode == 0, done.stderr
+    wanted = [f"[rank {r}] True 2 {r} {r} 0" for r in range(2)]
+    assert sorted(done.stdout.splitlines()) == sorted(
+        wanted + [f"[rank {r}] {r} 2" for r in range(2)]
+    )

@@ -1,0 +1,175 @@
+"""What a test must give back: processes, threads, descriptors, shared memory, environment.
+
+with no_leaks():       # also useful inside a rank
+    group.close()
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+GRACE_S = 2.0
+KINDS = ("processes", "threads", "fds", "shm", "env")
+
+# Libraries whose thread pools start at their first use and last as long as the process. Only where
+# one of them is loaded are unnamed native threads tolerated; ours are named "sdp...".
+POOLED = ("torch", "numpy", "scipy", "sklearn", "tensorflow", "jax")
+KEPT_ENV = {
+    "PYTEST_CURRENT_TEST": "pytest changes it for every phase",
+    "PYTEST_VERSION": "pytest",
+    "KMP_INIT_AT_FORK": "scikit-learn and Intel's OpenMP set it once, when imported",
+    "KMP_DUPLICATE_LIB_OK": "scikit-learn sets it once, when imported",
+    "PYTORCH_NVML_BASED_CUDA_CHECK": "Lightning sets it once, when imported",
+    "TORCHINDUCTOR_CACHE_DIR": "torch._inductor sets it once, at its first use",
+    "TF2_BEHAVIOR": "TensorFlow sets it once, when imported",
+    "TPU_ML_PLATFORM": "TensorFlow sets it once, when imported",
+}
+KEPT_FDS = {
+    "/dev/urandom": "libraries keep one open for random numbers",
+    "/sys/devices/system/cpu": "OpenMP keeps the topology open",
+}
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What this process holds now."""
+
+    processes: dict[int, str]
+    threads: dict[int, str]
+    fds: dict[int, str]
+    shm: dict[str, str]
+    env: dict[str, str]
+
+    @classmethod
+    def take(cls) -> Snapshot:
+        """Look at this process."""
+        return cls(
+            processes=child_processes(),
+            threads=native_threads(),
+            fds=descriptors(),
+            shm=dict.fromkeys(os.listdir("/dev/shm"), ""),
+            env={k: v for k, v in os.environ.items() if k not in KEPT_ENV},
+        )
+
+
+def child_processes() -> dict[int, str]:
+    """All descendants that still run, with their command lines."""
+    found = {}
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if child.status() != psutil.STATUS_ZOMBIE:
+                found[child.pid] = " ".join(child.cmdline()) or child.name()
+    return found
+
+
+def native_threads() -> dict[int, str]:
+    """All threads of this process, Python's and others', by kernel id."""
+    names = {}
+    for thread_id in os.listdir("/proc/self/task"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            names[int(thread_id)] = Path(f"/proc/self/task/{thread_id}/comm").read_text().strip()
+    python = {t.native_id: f"threading.Thread {t.name}" for t in threading.enumerate()}
+    return names | {key: name for key, name in python.items() if key in names}  # type: ignore[misc]
+
+
+def descriptors() -> dict[int, str]:
+    """Open file descriptors and what they refer to."""
+    found = {}
+    for fd in os.listdir("/proc/self/fd"):
+        with suppress(FileNotFoundError):
+            found[int(fd)] = os.readlink(f"/proc/self/fd/{fd}")
+    return {fd: to for fd, to in found.items() if not to.startswith(f"/proc/{os.getpid()}/fd")}
+
+
+def used_elsewhere(name: str, ours: Collection[int]) -> bool:
+    """Whether a process that is not one of `ours` has /dev/shm/`name` open or mapped."""
+    path = f"/dev/shm/{name}"
+    for process in psutil.process_iter():
+        if process.pid in ours:
+            continue
+        with suppress(psutil.Error, OSError):
+            if any(path in m.path for m in process.memory_maps(grouped=True)):
+                return True
+            if any(path == f.path for f in process.open_files()):
+                return True
+    return False
+
+
+def pooled(name: str) -> bool:
+    """Whether a native thread may belong to a library's pool that nobody can end."""
+    ours = name.startswith(("sdp", "threading.Thread"))
+    return not ours and any(library in sys.modules for library in POOLED)
+
+
+def leaks(before: Snapshot, now: Snapshot) -> dict[str, list[str]]:
+    """What `now` holds beyond `before`, by kind."""
+    found: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    found["processes"] = [
+        f"process {pid}: {text}"
+        for pid, text in now.processes.items()
+        if pid not in before.processes
+    ]
+    found["threads"] = [
+        f"thread {tid}: {name}"
+        for tid, name in now.threads.items()
+        if tid not in before.threads and not pooled(name)
+    ]
+    found["fds"] = [
+        f"fd {fd} -> {to}"
+        for fd, to in now.fds.items()
+        if before.fds.get(fd) != to and to not in KEPT_FDS
+    ]
+    mine = {os.getpid(), *now.processes}
+    found["shm"] = [
+        f"/dev/shm/{name}"
+        for name in now.shm.keys() - before.shm.keys()
+        if not used_elsewhere(name, mine)
+    ]
+    names = before.env.keys() | now.env.keys()
+    found["env"] = [
+        f"{name}: {before.env.get(name)!r} -> {now.env.get(name)!r}"
+        for name in sorted(names)
+        if before.env.get(name) != now.env.get(name)
+    ]
+    return {kind: items for kind, items in found.items() if items}
+
+
+def reap_orphans() -> None:
+    """Collect zombies that came to us as a sub-reaper; a Popen's own are left to it."""
+    for child in psutil.Process().children():
+        with suppress(psutil.Error, ChildProcessError):
+            if child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
+
+
+def remaining(
+    before: Snapshot, *, grace_s: float = GRACE_S, ignore: Collection[str] = ()
+) -> list[str]:
+    """What is still leaked after garbage collection and a grace for things that are ending."""
+    end = time.monotonic() + grace_s
+    while True:
+        found = leaks(before, Snapshot.take())
+        items = [item for kind, texts in found.items() if kind not in ignore for item in texts]
+        if not items or time.monotonic() > end:
+            return items
+        gc.collect()  # each time: what a thread that is ending still holds is not garbage yet
+        time.sleep(0.02)
+
+
+@contextmanager
+def no_leaks(*, grace_s: float = GRACE_S, ignore: Collection[str] = ()) -> Iterator[None]:
+    """Fail when the body leaves something behind."""
+    before = Snapshot.take()
+    yield
+    items = remaining(before, grace_s=grace_s, ignore=ignore)
+    assert not items, "left behind:\n  " + "\n  ".join(items)

@@ -1,0 +1,138 @@
+"""Names, classes and their choice; nothing here starts a rank."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import pickle
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from sdp_plugins.lightning import SMDDPFabricStrategy, SMDDPStrategy, namespaces, registry
+from sdp_plugins.lightning.namespaces import FABRIC, MODULES, TRAINER, strategy_class
+
+VARIANTS = [
+    f"{start}{unused}"
+    for start in ("smddp", "smddp_spawn", "smddp_fork", "smddp_notebook")
+    for unused in ("", "_find_unused_parameters_false", "_find_unused_parameters_true")
+]
+
+
+def strategies(package: str) -> Any:
+    """The module that holds a Lightning package's strategies and their registry."""
+    return importlib.import_module(f"{package}.strategies")
+
+
+def names(package: str) -> Any:
+    """A Lightning package's registry."""
+    module = strategies(package)
+    return getattr(module, "StrategyRegistry", None) or module.STRATEGY_REGISTRY
+
+
+@pytest.mark.parametrize("package", TRAINER)
+def test_trainer_knows_every_variant(package: str) -> None:
+    assert set(VARIANTS) <= set(names(package))
+    for name in VARIANTS:
+        strategy, lightnings = names(package).get(name), names(package).get(name[2:])
+        assert type(strategy) is strategy_class(package)
+        assert strategy._start_method == lightnings._start_method
+        assert strategy._ddp_kwargs == lightnings._ddp_kwargs
+
+
+@pytest.mark.parametrize("package", FABRIC)
+def test_fabric_knows_the_variants_of_ddp(package: str) -> None:
+    ours = {name for name in names(package) if name.startswith("smddp")}
+    module = strategies(package)
+    ddp = {name for name, data in names(package).items() if data["strategy"] is module.DDPStrategy}
+    assert ours == {f"sm{name}" for name in ddp}
+    assert "smddp" in ours
+
+
+@pytest.mark.parametrize("package", MODULES)
+def test_registering_again_changes_nothing(package: str) -> None:
+    before = dict(names(package))
+    registry.register(strategies(package))
+    assert dict(names(package)) == before
+
+
+@pytest.mark.parametrize("package", MODULES)
+def test_strategies_are_of_their_package(package: str) -> None:
+    cls = strategy_class(package)
+    assert issubclass(cls, strategies(package).DDPStrategy)
+    assert issubclass(cls, SMDDPStrategy if package in TRAINER else SMDDPFabricStrategy)
+    strategy = cls(static_graph=True)
+    assert strategy.process_group_backend == "smddp"
+    assert strategy._ddp_kwargs == {"static_graph": True}
+    assert type(pickle.loads(pickle.dumps(strategy))) is cls
+
+
+def test_a_broken_lightning_is_imported_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        registry.register(ModuleType("lightning.pytorch.strategies"))
+    assert "strategy='smddp' is not available in lightning.pytorch.strategies" in caplog.text
+
+
+def test_a_name_that_is_taken_is_left_alone() -> None:
+    module: Any = ModuleType("some.strategies")
+    lightning = strategies("lightning.pytorch")
+    module.DDPStrategy, module.StrategyRegistry = lightning.DDPStrategy, type(names(TRAINER[0]))()
+    module.StrategyRegistry.register("ddp", lightning.DDPStrategy)
+    module.StrategyRegistry.register("smddp", lightning.FSDPStrategy)
+    registry.add_names(module, strategy_class("lightning.pytorch"))
+    assert module.StrategyRegistry["smddp"]["strategy"] is lightning.FSDPStrategy
+
+
+@pytest.mark.parametrize(
+    ("imported", "chosen"),
+    [
+        (("lightning.pytorch",), "lightning.pytorch"),
+        (("pytorch_lightning",), "pytorch_lightning"),
+        (TRAINER, "lightning.pytorch"),
+    ],
+)
+def test_the_imported_package_is_chosen(
+    monkeypatch: pytest.MonkeyPatch, imported: tuple[str, ...], chosen: str
+) -> None:
+    expected = strategy_class(chosen)
+    modules = {name: module for name, module in sys.modules.items() if name not in TRAINER}
+    modules |= {name: ModuleType(name) for name in imported}
+    monkeypatch.setattr(namespaces.sys, "modules", modules)
+    assert type(SMDDPStrategy(find_unused_parameters=True)) is expected
+
+
+@pytest.mark.parametrize("installed", TRAINER)
+def test_the_installed_package_is_chosen(monkeypatch: pytest.MonkeyPatch, installed: str) -> None:
+    expected = strategy_class(installed)
+    monkeypatch.setattr(namespaces.sys, "modules", {})
+    monkeypatch.setattr(namespaces, "is_installed", lambda package: package == installed)
+    monkeypatch.setattr(namespaces, "strategy_class", {installed: expected}.__getitem__)
+    assert type(SMDDPStrategy()) is expected
+
+
+def test_without_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(namespaces.sys, "modules", {})
+    monkeypatch.setattr(namespaces, "is_installed", lambda package: False)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install sdp_plugins\[lightning\]"):
+        SMDDPFabricStrategy()
+
+
+def test_another_backend_is_refused() -> None:
+    assert SMDDPStrategy(process_group_backend="smddp").process_group_backend == "smddp"
+    with pytest.raises(ValueError, match="use Lightning's DDPStrategy"):
+        SMDDPStrategy(process_group_backend="gloo")
+
+
+def test_subclasses_need_a_package() -> None:
+    class Mine(SMDDPStrategy):
+        pass
+
+    with pytest.raises(TypeError, match="subclass the SMDDPStrategy of one Lightning package"):
+        Mine()
+
+    class Right(strategy_class("lightning.pytorch")):
+        pass
+
+    assert isinstance(Right(), SMDDPStrategy)

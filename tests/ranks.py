@@ -1,0 +1,413 @@
+"""Ranks for tests: fresh subprocesses with a launcher's variables, each with a deadline.
+
+    results = run_ranks(4, my_function, arg)            # my_function(rank, world, arg), 4 times
+
+    with start_ranks(4, my_function) as ranks:          # failure injection
+        assert ranks[2].heard() == "in the middle"      # the rank called say("in the middle")
+        ranks[2].kill(signal.SIGKILL)
+        with pytest.raises(PeerLostError):
+            ranks[0].result(timeout_s=5)
+
+    def test_many(rank_pool):                           # hundreds of cases: processes are kept
+        rank_pool(4).run(my_function, arg)
+
+A function must be importable (module level in a test file). A text in its place is the source of a
+module with `main(rank, world, *args)`. What a function prints is shown when something fails.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from typing import Any
+
+Function = Callable[..., Any] | str
+CHILD = Path(__file__).with_name("rank_child.py")
+OTHER_LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MPI_", "SLURM_", "TORCHELASTIC_", "HYDRA_")
+FAILURE_GRACE_S = 5.0
+
+parent_connection: Connection | None = None  # in a rank: the way to the test
+kept: dict[str, Any] = {}  # in a pool's rank: lives from case to case, close()d at the end
+
+
+def say(value: Any) -> None:
+    """In a rank: tell the test something, usually that a point was reached."""
+    assert parent_connection is not None, "say() is for ranks"
+    parent_connection.send_bytes(pickle.dumps(("said", value, "", time.monotonic())))
+
+
+def free_port() -> int:
+    """A TCP port of 127.0.0.1 that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def job_environment(world: int) -> dict[str, str]:
+    """The variables that are equal on all ranks of a new job."""
+    job = uuid.uuid4().hex
+    return {
+        "WORLD_SIZE": str(world),
+        "LOCAL_WORLD_SIZE": str(world),
+        "GROUP_RANK": "0",
+        "NODE_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+        "SDP_JOB_ID": job,
+        "TORCHELASTIC_RUN_ID": job,
+    }
+
+
+def rank_environment(
+    rank: int, job: Mapping[str, str], extra: Mapping[str, str | None] | None
+) -> dict[str, str]:
+    """A rank's whole environment; a variable that is None in `extra` is left out."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(OTHER_LAUNCHERS)}
+    env.setdefault("OMP_NUM_THREADS", "1")  # ranks share two cores
+    env.update(job, RANK=str(rank), LOCAL_RANK=str(rank), PYTHONUNBUFFERED="1")
+    for name, value in (extra or {}).items():
+        env.pop(name, None)
+        if value is not None:
+            env[name] = value
+    return env
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a case ended in one rank."""
+
+    kind: str  # returned | raised | exited | running
+    value: Any = None
+    error: BaseException | None = None
+    traceback: str = ""
+    ended_at: float = 0.0  # time.monotonic() in the rank; one clock for the whole machine
+    exitcode: int | None = None
+
+    def describe(self) -> str:
+        """One line for a report."""
+        if self.kind == "exited":
+            return f"exited with {self.exitcode} before it returned"
+        return f"{self.kind} (exit code {self.exitcode})" if self.exitcode else self.kind
+
+
+class RankFailure(AssertionError):
+    """A rank did not return; the text holds every rank's outcome, traceback and output."""
+
+    def __init__(self, text: str, outcomes: list[Outcome]) -> None:
+        super().__init__(text)
+        self.outcomes = outcomes
+
+
+class Rank:
+    """One rank's process."""
+
+    def __init__(self, rank: int, environment: Mapping[str, str]) -> None:
+        self.rank = rank
+        self.connection, theirs = Pipe()
+        # Shared with the rank, offset and all: so it appends.
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115
+        fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_APPEND)
+        self._said: list[Any] = []
+        self._outcome: Outcome | None = None
+        self.process = subprocess.Popen(
+            [sys.executable, str(CHILD), str(theirs.fileno()), str(os.getpid())],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            pass_fds=[theirs.fileno()],
+            start_new_session=True,
+        )
+        theirs.close()
+        self.pidfd = os.pidfd_open(self.process.pid)  # a forked child may hold the connection open
+        self._send(pickle.dumps(sys.path))
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self.process.pid
+
+    def _send(self, payload: bytes) -> None:
+        with suppress(BrokenPipeError):  # it died: its outcome says so
+            self.connection.send_bytes(payload)
+
+    def give(self, payload: bytes, environment: Mapping[str, str] | None = None) -> None:
+        """Start a case."""
+        self._outcome = None
+        self._send(pickle.dumps((dict(environment or {}), payload)))
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal to the rank's process alone."""
+        self.process.send_signal(number)
+
+    def output(self) -> str:
+        """What the rank has written to stdout and stderr so far."""
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace")
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether there is something to receive before the time-out."""
+        return bool(wait([self.connection, self.pidfd], max(0.0, timeout_s)))
+
+    def receive(self) -> None:
+        """Take one message that is there, or the end of the process."""
+        try:
+            if not self.connection.poll():
+                raise EOFError
+            kind, value, trace, ended_at = pickle.loads(self.connection.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            exitcode = self.process.wait()
+            self._outcome = Outcome("exited", ended_at=time.monotonic(), exitcode=exitcode)
+            return
+        if kind == "said":
+            self._said.append(value)
+        elif kind == "raised":
+            self._outcome = Outcome(kind, error=value, traceback=trace, ended_at=ended_at)
+        else:
+            self._outcome = Outcome(kind, value=value, ended_at=ended_at)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the case has ended without a result."""
+        return self._outcome is not None and self._outcome.kind != "returned"
+
+    def heard(self, timeout_s: float = 30.0) -> Any:
+        """The next thing that the rank `say`s; fails if it ends or is silent instead."""
+        end = time.monotonic() + timeout_s
+        while not self._said:
+            if self._outcome or not self.wait(end - time.monotonic()):
+                raise RankFailure(
+                    report([self], f"rank {self.rank} did not say anything"), [self.outcome(0)]
+                )
+            self.receive()
+        return self._said.pop(0)
+
+    def outcome(self, timeout_s: float = 30.0) -> Outcome:
+        """How the case ended, or "running" after the time-out."""
+        end = time.monotonic() + timeout_s
+        while self._outcome is None:
+            if not self.wait(end - time.monotonic()):
+                return Outcome("running")
+            self.receive()
+        return self._outcome
+
+    def result(self, timeout_s: float = 30.0) -> Any:
+        """What the function returned; raises what it raised, or RankFailure."""
+        outcome = self.outcome(timeout_s)
+        if outcome.kind == "returned":
+            return outcome.value
+        if outcome.error is not None:
+            raise outcome.error
+        raise RankFailure(report([self], f"rank {self.rank} did not return"), [outcome])
+
+    def finish(self, timeout_s: float = 10.0) -> int | None:
+        """Let the rank end by itself, as a script does; its exit code, None if it hangs."""
+        if not self.connection.closed:
+            self.connection.close()
+        with suppress(subprocess.TimeoutExpired):
+            return self.process.wait(timeout_s)
+        return None
+
+    def left_processes(self) -> bool:
+        """Whether processes that this rank started outlive it (by more than half a second)."""
+        for _ in range(50):
+            with suppress(ChildProcessError):  # orphans come to the test process: see conftest
+                os.waitpid(-self.pid, os.WNOHANG)
+            try:
+                os.killpg(self.pid, 0)
+            except ProcessLookupError:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def destroy(self) -> None:
+        """Kill the rank with all of its session and give back what the test holds of it."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.process.wait()
+        self.connection.close()
+        os.close(self.pidfd)
+        self._output.close()
+
+
+@dataclass
+class Ranks:
+    """The ranks of one job; use as a context manager, whose end kills what is left."""
+
+    ranks: list[Rank]
+    environment: dict[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, rank: int) -> Rank:
+        return self.ranks[rank]
+
+    def __iter__(self) -> Iterator[Rank]:
+        return iter(self.ranks)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Kill every rank that is still there."""
+        for rank in self.ranks:
+            rank.destroy()
+
+    def give(self, function: Function, args: tuple[Any, ...], job: Mapping[str, str]) -> None:
+        """Start one case on every rank."""
+        payload = pickle.dumps((function, args))
+        for rank in self.ranks:
+            rank.give(payload, job)
+
+    def results(self, timeout_s: float = 60.0) -> list[Any]:
+        """Every rank's result in rank order, or RankFailure with all outputs."""
+        outcomes = self.outcomes(timeout_s)
+        if any(outcome.kind != "returned" for outcome in outcomes):
+            if any(outcome.kind == "running" for outcome in outcomes):
+                self.dump_stacks()
+            raise RankFailure(report(self.ranks, "not every rank returned"), outcomes)
+        return [outcome.value for outcome in outcomes]
+
+    def outcomes(self, timeout_s: float = 60.0) -> list[Outcome]:
+        """Wait for all; once one has failed the others get only a short grace."""
+        end = time.monotonic() + timeout_s
+        while waiting := [rank for rank in self.ranks if rank._outcome is None]:
+            sources = [s for rank in waiting for s in (rank.connection, rank.pidfd)]
+            if not wait(sources, max(0.0, end - time.monotonic())):
+                break
+            for rank in waiting:
+                if rank.wait(0):
+                    rank.receive()
+            if any(rank.failed for rank in waiting):
+                end = min(end, time.monotonic() + FAILURE_GRACE_S)
+        return [rank.outcome(0) for rank in self.ranks]
+
+    def dump_stacks(self) -> None:
+        """Have the ranks that still run write their Python stacks to their outputs."""
+        for rank in self.ranks:
+            if rank._outcome is None:
+                rank.kill(signal.SIGUSR2)
+                rank.kill(signal.SIGCONT)
+        time.sleep(0.3)
+
+    def finish(self, timeout_s: float = 10.0) -> None:
+        """Let all ranks end; fails when one hangs or crashes at its exit."""
+        end = time.monotonic() + timeout_s
+        for rank in self.ranks:
+            rank.connection.close()
+        codes = [rank.finish(max(0.1, end - time.monotonic())) for rank in self.ranks]
+        left = [rank.rank for rank in self.ranks if rank.left_processes()]
+        if left or any(code != 0 for code in codes):
+            title = f"ranks did not end cleanly: exit codes {codes}, processes left by ranks {left}"
+            text = report(self.ranks, title)
+            raise RankFailure(text, [rank.outcome(0) for rank in self.ranks])
+
+
+def report(ranks: list[Rank], title: str) -> str:
+    """Title, then outcome, traceback and output of each rank."""
+    parts = [title]
+    for rank in ranks:
+        outcome = rank._outcome or Outcome("running")
+        parts.append(f"----- rank {rank.rank}: {outcome.describe()}")
+        parts += [text.rstrip() for text in (rank.output(), outcome.traceback) if text.strip()]
+    return "\n".join(parts)
+
+
+def spawn(n: int, env: Mapping[str, str | None] | None = None) -> Ranks:
+    """Start n idle ranks of a new job."""
+    job = job_environment(n)
+    ranks = Ranks([], job)
+    try:
+        for rank in range(n):
+            ranks.ranks.append(Rank(rank, rank_environment(rank, job, env)))
+    except BaseException:
+        ranks.close()
+        raise
+    return ranks
+
+
+def start_ranks(
+    n: int, function: Function, *args: Any, env: Mapping[str, str | None] | None = None
+) -> Ranks:
+    """Start `function(rank, world, *args)` on n fresh ranks and return their handles."""
+    ranks = spawn(n, env)
+    ranks.give(function, args, {})
+    return ranks
+
+
+def run_ranks(
+    n: int,
+    function: Function,
+    *args: Any,
+    timeout_s: float = 60.0,
+    env: Mapping[str, str | None] | None = None,
+) -> list[Any]:
+    """Run `function(rank, world, *args)` on n fresh ranks; their results in rank order.
+
+    Raises:
+        RankFailure: A rank raised, died, was still running after `timeout_s` (its stack is in the
+            text), or crashed at its exit. The text holds the output of all ranks.
+    """
+    with start_ranks(n, function, *args, env=env) as ranks:
+        results = ranks.results(timeout_s)
+        ranks.finish()
+        return results
+
+
+class RankPool:
+    """n ranks that run many cases one after the other; replaced by fresh ones after a failure.
+
+    Every case gets a new SDP_JOB_ID and MASTER_PORT. A case may keep objects in `ranks.kept`.
+    """
+
+    def __init__(self, n: int, env: Mapping[str, str | None] | None = None) -> None:
+        self.n = n
+        self.env = env
+        self.ranks: Ranks | None = None
+
+    def pids(self) -> set[int]:
+        """The ranks' process ids."""
+        return {rank.pid for rank in self.ranks or ()}
+
+    def fds(self) -> set[int]:
+        """The descriptors that the pool holds in the test process."""
+        ranks = self.ranks or ()
+        return {fd for r in ranks for fd in (r.connection.fileno(), r._output.fileno(), r.pidfd)}
+
+    def run(self, function: Function, *args: Any, timeout_s: float = 60.0) -> list[Any]:
+        """Run `function(rank, world, *args)` on all ranks; their results in rank order."""
+        if self.ranks is None:
+            self.ranks = spawn(self.n, self.env)
+        for rank in self.ranks:
+            rank._output.truncate(0)
+        try:
+            self.ranks.give(function, args, job_environment(self.n))
+            return self.ranks.results(timeout_s)
+        except BaseException:
+            self.ranks.close()
+            self.ranks = None
+            raise
+
+    def close(self) -> None:
+        """End the ranks; fails when one does not end cleanly."""
+        if self.ranks is not None:
+            with self.ranks as ranks:
+                self.ranks = None
+                ranks.finish()

@@ -1,0 +1,47 @@
+"""What the ranks of these tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+DTYPES = [
+    torch.float16,
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+]
+
+
+@contextmanager
+def process_group(backend: str = "smddp", **options: Any) -> Iterator[Any]:
+    """The default group, as a script that was started by a launcher makes it."""
+    dist.init_process_group(backend, **options)
+    try:
+        yield dist.group.WORLD
+    finally:
+        dist.destroy_process_group()
+
+
+def values(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A rank's data: small whole numbers, so that every dtype holds results exactly."""
+    return (torch.arange(count) % 5 + rank + 1).to(dtype)
+
+
+def total(world: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """The sum of all ranks' `values`."""
+    return (world * (torch.arange(count) % 5 + 1) + world * (world - 1) // 2).to(dtype)
+
+
+def assert_same(actual: Any, expected: Any) -> None:
+    """Fail unless two tensors, or two lists of them, are equal bit by bit."""
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)

@@ -1,0 +1,444 @@
+"""DDP's buckets move into shared memory, and other tensors when they are told to."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+from sdp_plugins.core import SharedMemoryError
+from sdp_plugins.torch import share
+from tests.torch import models
+from tests.torch.jobs import assert_same, process_group, total, values
+
+BIG = 600_000  # float32: 2.3 MiB
+
+
+def reduce(tensor: torch.Tensor, rank: int, world: int) -> str:
+    """Fill, reduce, check; the path."""
+    tensor.copy_(values(rank, tensor.numel()).view(tensor.shape))
+    dist.all_reduce(tensor)
+    assert_same(tensor, total(world, tensor.numel()).view(tensor.shape))
+    return str(dist.group.WORLD.last_path)
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    return tensor.untyped_storage().is_shared()
+
+
+def in_backward(act: Callable[[], object]) -> None:
+    """Do something where DDP's hooks do it."""
+    x = torch.ones((), requires_grad=True)
+    x.register_hook(lambda gradient: (act(), gradient)[1])
+    (2 * x).backward()
+
+
+def run_users_tensors(rank: int, world: int) -> None:
+    """What a program may do with its own tensors stays legal."""
+    with process_group():
+        tensor = torch.empty(BIG)
+        array = np.from_dlpack(tensor)
+        for _ in range(4):
+            assert reduce(tensor, rank, world) == "staged"
+            assert_same(torch.from_numpy(array), tensor)  # SIGSEGV once the memory has moved
+        tensor.resize_(2 * BIG)
+        halves = torch.empty(2 * BIG)
+        gradient = torch.empty(2, BIG)
+        for _ in range(3):  # not in a backward pass; there, but not a bucket
+            reduce(halves, rank, world)
+            in_backward(lambda: reduce(gradient, rank, world))
+            in_backward(lambda: reduce(halves[: 2 * BIG - 5], rank, world))
+            in_backward(lambda: reduce(halves[1:], rank, world))
+        assert not is_shared(halves)
+        assert not is_shared(gradient)
+
+
+def test_users_tensors_never_move_by_themselves(rank_pool: Any) -> None:
+    rank_pool(2).run(run_users_tensors)
+
+
+def run_buckets(rank: int, world: int) -> None:
+    with process_group():
+        bucket = torch.empty(BIG)
+        paths = []
+        for _ in range(3):
+            in_backward(lambda: paths.append(reduce(bucket, rank, world)))
+        assert paths == ["staged", "zero-copy", "zero-copy"]
+        assert is_shared(bucket)
+
+
+def test_the_second_sighting_of_a_bucket_registers(rank_pool: Any) -> None:
+    rank_pool(2).run(run_buckets)
+
+
+def run_share(rank: int, world: int) -> None:
+    with process_group() as group:
+        tensor = torch.full((BIG,), 3.0)
+        view, other = tensor[10:20], tensor.view(2, -1)
+        assert reduce(tensor, rank, world) == "staged"
+        share(tensor)
+        share(tensor, group)  # a second time changes nothing
+        assert len(group._registrations._sightings) == 1
+        assert_same(tensor, total(world, BIG))
+        for _ in range(3):
+            assert reduce(tensor, rank, world) == "zero-copy"
+        assert is_shared(view)
+        assert_same(view, tensor[10:20])
+        other.fill_(7.0)
+        assert tensor.sum() == 7 * BIG  # all views moved along
+        work = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+        assert group.last_path == "zero-copy"
+        assert_same(tensor, torch.full((BIG,), 7.0 * world))
+        assert reduce(tensor[BIG // 2 :], rank, world) == "zero-copy"  # a part of it
+
+        small = torch.empty(1000)
+        share(small)
+        assert {reduce(small, rank, world) for _ in range(3)} <= {"staged", "inline"}
+        assert not is_shared(small)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_share(rank_pool: Any, world: int) -> None:
+    rank_pool(world).run(run_share, timeout_s=60)
+
+
+def run_share_in_threads(rank: int, world: int) -> None:
+    """Threads with one storage and two groups: it moves once."""
+    with process_group() as first:
+        second = dist.new_group()
+        for _ in range(5):
+            tensor = torch.empty(BIG)
+            before = set(bucket_files())
+            start = threading.Barrier(4)
+
+            def both(group: Any, shared: Any = tensor, start: Any = start) -> None:
+                start.wait(10)
+                share(shared, group)
+
+            groups = (first, second, first, second)
+            threads = [threading.Thread(target=both, args=(group,)) for group in groups]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(10)
+            assert len(set(bucket_files()) - before) == 1
+            for group in (first, second):
+                assert len(group._registrations._sightings) == 1
+                tensor.copy_(values(rank, BIG))
+                dist.all_reduce(tensor, group=group)
+                assert_same(tensor, total(world, BIG))
+                assert group.last_path == "zero-copy"
+
+
+def test_threads_move_a_storage_once(rank_pool: Any) -> None:
+    rank_pool(2).run(run_share_in_threads)
+
+
+def run_refused(rank: int, world: int) -> None:
+    with process_group():
+        for group in (dist.new_group(backend="gloo"), "world"):
+            with pytest.raises(ValueError, match=r"needs a group of smddp.*Hint"):
+                share(torch.empty(BIG), group)
+        with pytest.raises(ValueError, match=r"not contiguous.*Hint"):
+            share(torch.empty(2, BIG).t())
+        with pytest.raises(ValueError, match=r"on meta"):
+            share(torch.empty(BIG, device="meta"))
+    with pytest.raises(ValueError, match="init_process_group"):
+        share(torch.empty(BIG))
+
+
+def test_share_says_what_it_cannot_do(rank_pool: Any) -> None:
+    rank_pool(2).run(run_refused)
+
+
+def run_without_registration(rank: int, world: int) -> Any:
+    with process_group() as group:
+        tensor = torch.empty(BIG)
+        share(tensor)
+        paths = {reduce(tensor, rank, world) for _ in range(3)}
+        model = models.wrap(models.Plain, None, gradient_as_bucket_view=True)
+        models.train(model, rank)
+        return [p.detach() for p in model.parameters()], paths, group.last_path
+
+
+def test_the_switch_changes_no_result(rank_pool: Any) -> None:
+    from tests.ranks import run_ranks
+
+    on = rank_pool(2).run(run_without_registration)
+    off = run_ranks(2, run_without_registration, env={"SDP_REGISTER": "0"})
+    assert [paths for _, paths, _ in on] == [{"zero-copy"}] * 2
+    assert [paths for _, paths, _ in off] == [{"staged"}] * 2
+    assert_same([parameters for parameters, *_ in on], [parameters for parameters, *_ in off])
+
+
+def run_ddp(rank: int, world: int, options: dict[str, Any]) -> None:
+    with process_group() as group:
+        model = models.wrap(models.Plain, None, bucket_cap_mb=100, **options)
+        models.train(model, rank, steps=3)  # DDP makes new buckets after the first step
+        models.train(model, rank, steps=1)
+        assert group.last_path == "zero-copy"
+        gradient = next(model.parameters()).grad
+        assert gradient is not None
+        assert is_shared(gradient) == options.get("gradient_as_bucket_view", False)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}], ids=str
+)
+def test_buckets_of_ddp_are_reduced_in_place(rank_pool: Any, options: dict[str, Any]) -> None:
+    rank_pool(2).run(run_ddp, options)
+
+
+def run_death(rank: int, world: int) -> None:
+    """Registrations end with their storage; the address may mean something else at once."""
+    with process_group() as group:
+        registrations, before = group._registrations, open_buckets()
+        reused = 0
+        for n in range(12):
+            tensor = torch.empty(BIG + n % 3)
+            share(tensor)
+            for _ in range(3):
+                reduce(tensor, rank, world)
+            assert group.last_path == "zero-copy"
+            assert len(registrations._sightings) == 1
+            pointer, count = tensor.data_ptr(), tensor.numel()
+            del tensor
+            assert not registrations._sightings
+            assert len(registrations.dead) == 1
+            fresh = torch.empty(count).share_memory_()  # a new mapping, mostly at the old address
+            reused += fresh.data_ptr() == pointer
+            assert reduce(fresh, rank, world) == "staged"
+            assert not registrations.dead
+            del fresh
+        assert reused
+        gc.collect()
+        assert open_buckets() == before
+
+
+def open_buckets() -> int:
+    """Descriptors of buckets that this process holds."""
+    return len(bucket_files())
+
+
+def bucket_files() -> list[int]:
+    """The file behind each of these descriptors."""
+    files = []
+    for fd in os.listdir("/proc/self/fd"):
+        path = f"/proc/self/fd/{fd}"
+        with suppress(FileNotFoundError):
+            if "sdp-bucket" in os.readlink(path):
+                files.append(os.stat(path).st_ino)
+    return files
+
+
+def test_registrations_end_with_their_storage(rank_pool: Any) -> None:
+    rank_pool(2).run(run_death)
+
+
+def foreign_memory() -> dict[str, torch.Tensor]:
+    """Memory that something else than torch also refers to, so that it must stay where it is."""
+    exported = torch.zeros(BIG)
+    exported.numpy()
+    return {
+        "from numpy": torch.from_numpy(np.zeros(BIG, np.float32)),
+        "to numpy": exported,
+        "from buffer": torch.frombuffer(bytearray(4 * BIG), dtype=torch.float32),
+        "from dlpack": torch.from_dlpack(np.zeros(BIG, np.float32)),
+        "view of numpy": torch.from_numpy(np.zeros(BIG + 5, np.float32))[5:],
+    }
+
+
+def run_foreign_memory(rank: int, world: int) -> None:
+    with process_group():
+        for name, tensor in foreign_memory().items():
+            pointer = tensor.data_ptr()
+            with pytest.raises(ValueError, match=r"cannot move.*Hint"):
+                share(tensor)
+            paths = set()
+            for _ in range(3):
+                in_backward(lambda t=tensor, p=paths: p.add(reduce(t, rank, world)))  # type: ignore[misc]
+            assert paths == {"staged"}, name
+            assert tensor.data_ptr() == pointer, name
+            assert not is_shared(tensor), name
+        array = np.zeros(BIG, np.float32)
+        tensor = torch.from_numpy(array)
+        for _ in range(3):
+            reduce(tensor, rank, world)
+        tensor[0] = 42
+        assert array[0] == 42  # still one memory
+
+
+def test_foreign_memory_stays_where_it_is(rank_pool: Any) -> None:
+    rank_pool(2).run(run_foreign_memory)
+
+
+def run_part_of_a_storage(rank: int, world: int) -> None:
+    with process_group():
+        whole = torch.zeros(4 * BIG)
+        for _ in range(3):
+            for part in whole.chunk(4):
+                in_backward(lambda p=part: reduce(p, rank, world))  # type: ignore[misc]
+        assert not is_shared(whole)
+
+
+def test_a_part_of_a_storage_does_not_move_it(rank_pool: Any) -> None:
+    rank_pool(2).run(run_part_of_a_storage)
+
+
+def run_in_flight(rank: int, world: int) -> None:
+    """A storage does not move under an operation that works on it, in whatever group."""
+    with process_group() as group:
+        second = dist.new_group()
+        tensor = values(rank, BIG)
+        dist.all_reduce(tensor)
+        dist.barrier()
+        if rank == 0:
+            pending = dist.broadcast(tensor, 0, group=second, async_op=True)
+            expected = tensor.clone()
+            work = dist.all_reduce(torch.empty_like(tensor).copy_(tensor), async_op=True)
+            assert group._in_flight(tensor.untyped_storage()._cdata)
+            for _ in range(2):
+                in_backward(lambda: group._registrations.see(tensor, group._in_flight))
+            with pytest.raises(ValueError, match="in flight"):
+                share(tensor)
+            assert not is_shared(tensor)
+            pending.wait()
+            assert not group._in_flight(tensor.untyped_storage()._cdata)
+            work.wait()
+            assert_same(tensor, expected)
+        else:
+            work = dist.all_reduce(tensor.clone(), async_op=True)
+            received = torch.empty(BIG)
+            work.wait()
+            dist.broadcast(received, 0, group=second)
+            assert_same(received, total(world, BIG))
+
+
+def test_no_move_under_an_operation_in_flight(rank_pool: Any) -> None:
+    rank_pool(2).run(run_in_flight)
+
+
+def run_two_groups(rank: int, world: int) -> None:
+    """One storage, registered with two groups."""
+    with process_group() as first:
+        second = dist.new_group()
+        tensor = torch.empty(BIG)
+        for group in (first, second):
+            share(tensor, group)
+        for _ in range(3):
+            for group in (first, second):
+                tensor.copy_(values(rank, BIG))
+                dist.all_reduce(tensor, group=group)
+                assert_same(tensor, total(world, BIG))
+        assert first.last_path == second.last_path == "zero-copy"
+        dist.destroy_process_group(second)
+        assert reduce(tensor, rank, world) == "zero-copy"
+
+
+def test_two_groups_register_one_storage(rank_pool: Any) -> None:
+    rank_pool(2).run(run_two_groups)
+
+
+def run_one_sided(rank: int, world: int) -> None:
+    """Only one rank's tensor is shared: all fall back together."""
+    with process_group():
+        kept = torch.empty(BIG)
+        if rank == 0:
+            share(kept)
+        for _ in range(4):
+            tensor = kept if rank == 0 else torch.empty(BIG)
+            assert reduce(tensor, rank, world) == "staged"
+
+
+def test_one_rank_alone_registers_in_vain(rank_pool: Any) -> None:
+    rank_pool(2).run(run_one_sided)
+
+
+def run_swapped(rank: int, world: int) -> None:
+    """Somebody replaces the registered memory: the registration is withdrawn."""
+    with process_group() as group:
+        tensor = torch.empty(BIG)
+        share(tensor)
+        assert reduce(tensor, rank, world) == "zero-copy"
+        tensor.untyped_storage()._swap_data_ptr_(torch.zeros(BIG).untyped_storage())
+        assert reduce(tensor, rank, world) == "staged"
+        assert not group._registrations._sightings
+        share(tensor)
+        assert reduce(tensor, rank, world) == "zero-copy"
+
+
+def test_replaced_memory_is_noticed(rank_pool: Any) -> None:
+    rank_pool(2).run(run_swapped)
+
+
+def run_no_room(rank: int, world: int) -> list[str]:
+    """There is no memory to move to: one line in the log, and everything works."""
+    from sdp_plugins.torch import shared_storage
+
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("sdp_plugins.torch.registration")
+    logger.addHandler(handler)
+    original = shared_storage.available_bytes
+    shared_storage.available_bytes = lambda: 2**20
+    try:
+        with process_group():
+            for _ in range(3):
+                tensor, paths = torch.empty(BIG), set()
+                for _ in range(3):
+                    in_backward(lambda t=tensor, p=paths: p.add(reduce(t, rank, world)))  # type: ignore[misc]
+                assert paths == {"staged"}
+            with pytest.raises(SharedMemoryError, match=r"cannot move.*Hint"):
+                share(tensor)
+        return lines
+    finally:
+        shared_storage.available_bytes = original
+        logger.removeHandler(handler)
+
+
+def test_no_room_is_one_line_in_the_log(rank_pool: Any) -> None:
+    for lines in rank_pool(2).run(run_no_room):
+        assert len(lines) == 1
+        assert "SDP_REGISTER=0" in lines[0]
+
+
+def touch_gradients(model: Any) -> None:
+    for parameter in model.parameters():
+        parameter.grad.sum().item()
+
+
+def run_forked(rank: int, world: int) -> None:
+    """Forked children, such as DataLoader's workers, see the group's memory but leave it alone."""
+    with process_group():
+        options = {"bucket_cap_mb": 100, "gradient_as_bucket_view": True}
+        model = models.wrap(models.Plain, None, **options)
+        models.train(model, rank)
+        child = multiprocessing.get_context("fork").Process(target=touch_gradients, args=(model,))
+        child.start()
+        child.join(20)
+        assert child.exitcode == 0
+        dataset = torch.utils.data.TensorDataset(*models.batch(rank, 0, 40))
+        loader = torch.utils.data.DataLoader(
+            dataset, batch_size=4, num_workers=2, multiprocessing_context="fork"
+        )
+        for data in loader:
+            models.loss_of(model, data).backward()
+        assert dist.group.WORLD.last_path == "zero-copy"
+        grads = [p.grad for p in model.parameters() if p.grad is not None]
+        assert models.agree(grads)
+
+
+def test_forked_children(rank_pool: Any) -> None:
+    rank_pool(2).run(run_forked)

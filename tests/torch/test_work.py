@@ -1,0 +1,277 @@
+"""Handles of asynchronous calls and their futures."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from sdp_plugins.core import CollectiveTimeoutError, PeerLostError, SdpError
+from tests.ranks import say, start_ranks
+from tests.torch.jobs import assert_same, process_group, total, values
+
+
+def run_handles(rank: int, world: int) -> None:
+    with process_group() as group:
+        tensor = values(rank, 100)
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work.wait(timedelta(seconds=30))
+        assert work.wait()
+        assert work.wait(timedelta(0))  # how C++ says "no limit"
+        assert work.result()[0] is tensor
+        work.synchronize()
+        (value,) = work.get_future().wait()
+        assert value is tensor
+        assert_same(tensor, total(world, 100))
+        assert not group._works
+
+        done = group.allreduce([values(rank, 3)], blocking())
+        assert done.is_completed()
+        assert_same(done.get_future().value()[0], total(world, 3))
+
+        works = [dist.all_reduce(values(rank, n), async_op=True) for n in range(200)]
+        for n, work in reversed(list(enumerate(works))):  # in any order
+            work.wait()
+            assert_same(work.result()[0], total(world, n))
+
+
+def blocking() -> Any:
+    options = dist.AllreduceOptions()
+    options.asyncOp = False
+    return options
+
+
+def test_handles(rank_pool: Any) -> None:
+    rank_pool(2).run(run_handles)
+
+
+def run_wait_too_short(rank: int, world: int) -> None:
+    with process_group():
+        if rank == 0:
+            work = dist.all_reduce(values(rank, 5), async_op=True)
+            assert not work.is_completed()
+            assert not work.is_success()
+            with pytest.raises(CollectiveTimeoutError, match="all_reduce"):
+                work.wait(timedelta(milliseconds=50))
+            assert work.exception() is None  # the operation goes on
+            dist.barrier(group=dist.new_group(backend="gloo"))
+            work.wait()
+            assert_same(work.result()[0], total(world, 5))
+        else:
+            dist.barrier(group=dist.new_group(backend="gloo"))
+            dist.all_reduce(values(rank, 5))
+
+
+def test_a_wait_that_times_out_leaves_the_operation(rank_pool: Any) -> None:
+    rank_pool(2).run(run_wait_too_short)
+
+
+def run_dropped_handles(rank: int, world: int) -> None:
+    """Nobody keeps the handle: results come all the same and nothing is kept for ever."""
+    with process_group() as group:
+        tensors = [values(rank, 1000) for _ in range(500)]
+        for tensor in tensors:
+            dist.all_reduce(tensor, async_op=True)
+        dist.barrier()
+        for tensor in tensors:
+            assert_same(tensor, total(world, 1000))
+        references = []
+        for _ in range(300):
+            tensor = values(rank, 10)
+            references.append(weakref.ref(tensor))
+            dist.all_reduce(tensor, async_op=True)
+        del tensor
+        dist.barrier()
+        for _ in range(200):  # later calls sweep
+            dist.all_reduce(torch.zeros(1), async_op=True).wait()
+        gc.collect()
+        assert sum(reference() is not None for reference in references) == 0
+        assert len(group._works) == 0
+
+
+def test_dropped_handles(rank_pool: Any) -> None:
+    rank_pool(2).run(run_dropped_handles)
+
+
+def run_unwaited_at_the_end(rank: int, world: int) -> list[float]:
+    with process_group():
+        tensor = values(rank, 100_000)
+        work = dist.all_reduce(tensor, async_op=True)
+        if rank == 0:
+            time.sleep(0.1)
+            work.wait()
+    return tensor[:3].tolist()
+
+
+def test_destroying_does_not_fail_a_peer_that_still_waits(rank_pool: Any) -> None:
+    expected = total(2, 3).tolist()
+    assert rank_pool(2).run(run_unwaited_at_the_end) == [expected, expected]
+
+
+def run_futures(rank: int, world: int) -> None:
+    with process_group():
+        order: list[int] = []
+        futures = []
+        for n in range(20):
+            future = dist.all_reduce(values(rank, 10 + n), async_op=True).get_future()
+            chained = future.then(lambda f, n=n: (order.append(n), f.value()[0] * 2)[1])
+            futures.append(chained.then(lambda f: f.wait() + 1))
+        for n, future in enumerate(futures):
+            assert_same(future.wait(), 2 * total(world, 10 + n) + 1)
+        assert order == list(range(20))
+
+        seen: list[Any] = []
+        future = dist.all_reduce(values(rank, 3), async_op=True).get_future()
+        future.add_done_callback(seen.append)
+        assert future.then(lambda f: len(seen)).wait() == 1
+        assert seen == [future]
+
+        joined = torch.futures.wait_all(
+            [dist.all_reduce(values(rank, 3), async_op=True).get_future() for _ in range(3)]
+        )
+        assert_same(joined, [[total(world, 3)]] * 3)
+
+
+def test_futures(rank_pool: Any) -> None:
+    rank_pool(2).run(run_futures)
+
+
+def run_collectives_in_callbacks(rank: int, world: int) -> None:
+    """What PowerSGD does: its callbacks reduce, while the main thread goes on reducing."""
+
+    def reduce_again(future: Any) -> torch.Tensor:
+        first = future.value()[0]
+        work = dist.all_reduce(first, async_op=True)
+        (second,) = work.get_future().wait()
+        dist.all_reduce(second)
+        return second
+
+    with process_group():
+        futures = []
+        for n in range(30):
+            if rank == n % world:
+                time.sleep(0.002)  # so that ranks differ in what is done first
+            work = dist.all_reduce(values(rank, 100 + n), async_op=True)
+            futures.append(work.get_future().then(reduce_again))
+            other = values(rank, 7)
+            dist.all_reduce(other)
+            assert_same(other, total(world, 7))
+        for n, future in enumerate(futures):
+            assert_same(future.wait(), world * world * total(world, 100 + n))
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_collectives_in_callbacks(rank_pool: Any, world: int) -> None:
+    rank_pool(world).run(run_collectives_in_callbacks)
+
+
+def run_receive_futures(rank: int, world: int) -> None:
+    """Receives complete in the order of the sends, whatever order their futures were asked in."""
+    with process_group():
+        if rank == 0:
+            tensors = [torch.empty(4) for _ in range(3)]
+            futures = [dist.irecv(t, 1, tag=n).get_future() for n, t in enumerate(tensors)]
+            futures[2].wait()
+            assert_same(tensors[2], values(2, 4))
+            assert not futures[0].done()
+            dist.send(torch.zeros(1), 1)
+            torch.futures.wait_all(futures)
+            assert_same(tensors, [values(n, 4) for n in range(3)])
+        else:
+            dist.send(values(2, 4), 0, tag=2)
+            dist.recv(torch.empty(1), 0)
+            dist.send(values(1, 4), 0, tag=1)
+            dist.send(values(0, 4), 0, tag=0)
+
+
+def test_receive_futures(rank_pool: Any) -> None:
+    rank_pool(2).run(run_receive_futures)
+
+
+def run_failing_callbacks(rank: int, world: int) -> None:
+    with process_group():
+        future = dist.all_reduce(values(rank, 3), async_op=True).get_future()
+        failed = future.then(lambda f: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            failed.wait()
+        with pytest.raises(ZeroDivisionError):
+            failed.value()
+        with pytest.raises(ZeroDivisionError):
+            failed.then(lambda f: f.value()).wait()
+        assert failed.then(lambda f: "went on").wait() == "went on"
+
+
+def test_failing_callbacks(rank_pool: Any) -> None:
+    rank_pool(2).run(run_failing_callbacks)
+
+
+def lose_a_peer(rank: int, world: int) -> None:
+    dist.init_process_group("smddp")
+    dist.barrier()
+    if rank == 1:
+        say("ready")
+        time.sleep(60)
+    works = [dist.all_reduce(values(rank, 1000), async_op=True) for _ in range(2)]
+    futures = [work.get_future() for work in works]
+    chained = futures[1].then(lambda f: f.value())
+    say("waiting")
+    for waiting in (works[0].wait, works[1].wait, futures[0].wait, chained.wait):
+        with pytest.raises(PeerLostError, match="rank 1") as caught:
+            waiting()
+        assert caught.value.ranks == (1,)
+    assert works[0].is_completed()
+    assert not works[0].is_success()
+    assert isinstance(works[0].exception(), PeerLostError)
+    with pytest.raises(PeerLostError):
+        dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+
+
+def test_errors_come_through_handles_and_futures() -> None:
+    with start_ranks(2, lose_a_peer) as ranks:
+        assert ranks[1].heard() == "ready"
+        assert ranks[0].heard() == "waiting"
+        ranks[1].kill()
+        ranks[0].result(timeout_s=5)
+        assert ranks[0].finish() == 0
+
+
+def reduce_in_a_callback_of_a_lost_group(rank: int, world: int) -> None:
+    dist.init_process_group("smddp")
+    dist.barrier()
+    if rank == 1:
+        say("ready")
+        time.sleep(60)
+    future = dist.all_reduce(values(rank, 1000), async_op=True).get_future()
+    stubborn = future.then(lambda f: dist.all_reduce(torch.ones(1)))  # does not look at f
+    say("waiting")
+    with pytest.raises(SdpError):
+        stubborn.wait()
+    dist.destroy_process_group()
+
+
+def test_a_callback_does_not_wait_for_the_lost() -> None:
+    with start_ranks(2, reduce_in_a_callback_of_a_lost_group) as ranks:
+        assert ranks[1].heard() == "ready"
+        assert ranks[0].heard() == "waiting"
+        ranks[1].kill()
+        ranks[0].result(timeout_s=5)
+        assert ranks[0].finish() == 0
+
+
+def run_futures_at_the_end(rank: int, world: int) -> None:
+    """Futures that nobody will complete any more fail instead of hanging."""
+    with process_group():
+        future = dist.irecv(torch.empty(1), 1 - rank).get_future()
+    with pytest.raises(SdpError):
+        future.wait()
+
+
+def test_futures_end_with_their_group(rank_pool: Any) -> None:
+    rank_pool(2).run(run_futures_at_the_end)
