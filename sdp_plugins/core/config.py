@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 MIB = 2**20
+DEFAULT_TIMEOUT_S = 300.0
 MAX_TIMEOUT_S = 1e8
 """Longest time-out, about three years: deadlines in nanoseconds must not overflow."""
 FUSION_ALIGN = 128
@@ -28,7 +29,8 @@ class Config:
     """Settings of one process; defaults are what an empty environment gives.
 
     Attributes:
-        timeout_s: Time-out of every wait of a group, in seconds (``SDP_TIMEOUT_S``).
+        timeout_s: Time-out of every wait of a group, in seconds (``SDP_TIMEOUT_S``); None leaves
+            it to the framework, or else to ``DEFAULT_TIMEOUT_S``.
         fusion_bytes: Threshold at which a fusion buffer is sealed, a multiple of 128
             (``SDP_FUSION_MB``, in MiB, fractions allowed).
         register: Move buffers that come back step after step into shared memory, so that
@@ -41,7 +43,7 @@ class Config:
             ranks per allowed core (``SDP_SPIN_US``).
     """
 
-    timeout_s: float = 300.0
+    timeout_s: float | None = None
     fusion_bytes: int = 25 * MIB
     register: bool = True
     autoload: bool = True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_REASON_CHARS = 200
 NO_SEQ = -1
 """``SdpError.seq`` of an error that belongs to no numbered operation."""
 
@@ -131,6 +132,12 @@ def from_native(
         The error, not raised.
     """
     return _KINDS.get(kind, SdpError)(text, ranks=ranks, op=op, seq=seq, elapsed_s=elapsed_s)
+
+
+def name_error(error: BaseException) -> str:
+    """Write an exception for the other ranks' messages: type and first line, cut to fit."""
+    text = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
+    return text[:_REASON_CHARS]
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

@@ -12,8 +12,9 @@ import numpy as np
 from . import _native
 from .bring_up import Membership, bring_up
 from .buffers import Buffer, BufferLike, as_buffer
-from .config import Config
+from .config import DEFAULT_TIMEOUT_S, Config
 from .dtypes import DType, ReduceOp
+from .errors import SdpError, name_error
 from .rendezvous import EnvHub, Exchange, StoreExchange
 from .store import Store
 from .topology import Topology
@@ -60,7 +61,8 @@ class Group:
 
         Args:
             name: Groups that are made at the same time need different names.
-            timeout_s: Time-out of the rendezvous and of every operation; None: ``SDP_TIMEOUT_S``.
+            timeout_s: Time-out of the rendezvous and of every operation; None: ``SDP_TIMEOUT_S``,
+                300 s by default.
         """
         topology = Topology.from_env()
         config = Config.from_env()
@@ -99,8 +101,10 @@ class Group:
         timeout_s: float | None,
         config: Config,
     ) -> Group:
-        limit_s = config.timeout_s if timeout_s is None else timeout_s
-        return cls(bring_up(rank, world_size, exchange, name, limit_s, config), limit_s, config)
+        if timeout_s is None:
+            timeout_s = config.timeout_s or DEFAULT_TIMEOUT_S
+        membership = bring_up(rank, world_size, exchange, name, timeout_s, config)
+        return cls(membership, timeout_s, config)
 
     # Every rank of a group shares this node's memory, so node and group coincide.
     @property
@@ -390,15 +394,12 @@ class Group:
         array.owner = self  # type: ignore[attr-defined]  # the memory goes with the group
         return memoryview(array).cast("B")
 
-    def explain(
-        self, op: str, nbytes: int, dtype: DType = DType.uint8, registered: bool = False
-    ) -> str:
+    def explain(self, op: str, nbytes: int, registered: bool = False) -> str:
         """Say which path an operation would take, and why.
 
         Args:
             op: Name of the operation, such as ``"all_reduce"``.
             nbytes: Bytes that each rank shows to the others.
-            dtype: Element type; no path depends on it today.
             registered: Whether all ranks' buffers are registered.
         """
         return _native.explain(_native.Op[op], nbytes, registered)
@@ -461,9 +462,9 @@ class Group:
         """Why every operation would raise now; None while the group works."""
         return self._native.failure()
 
-    def abort(self, reason: str) -> None:
-        """Fail the group here and, at once, on all other ranks."""
-        self._native.abort(reason)
+    def abort(self, reason: str | BaseException) -> None:
+        """Fail the group here and, at once, on all other ranks, which are told why."""
+        self._native.abort(reason if isinstance(reason, str) else name_error(reason))
 
     def close(self) -> None:
         """Leave the group: pending operations fail, threads end. Safe to call again.
@@ -489,6 +490,8 @@ class Group:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        if error is not None and not isinstance(error, (SdpError, SystemExit)):
+            self.abort(error)  # the other ranks may be waiting for this one
         self.close()
 
     # ---- issuing -------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import socket
 from functools import cached_property
 from typing import Any
 
+from sdp_plugins.core.config import DEFAULT_TIMEOUT_S, Config
 from sdp_plugins.core.rendezvous import EnvHub
 from sdp_plugins.core.topology import Topology
 
@@ -51,7 +52,8 @@ class LaunchedRanks:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
-        ports = EnvHub(self._topology, "lightning")(port.encode(), 300.0)
+        timeout_s = Config.from_env().timeout_s or DEFAULT_TIMEOUT_S
+        ports = EnvHub(self._topology, "lightning")(port.encode(), timeout_s)
         return "127.0.0.1", int(ports[0])
 
     @property

@@ -15,7 +15,6 @@ from sdp_plugins.lightning.parent_watch import ParentWatch
 from sdp_plugins.lightning.termination import terminate_between_steps
 
 BACKEND = "smddp"
-REASON_CHARS = 200
 
 
 class _OverSmddp(LightningClass):
@@ -117,7 +116,6 @@ def leave_group(exception: BaseException) -> None:
     if not dist.is_initialized() or dist.get_backend() != BACKEND:
         return
     if not isinstance(exception, (SdpError, SystemExit)):  # those are known, or no failure
-        text = f"{type(exception).__name__}: {exception}".splitlines()[0]
         group: Any = dist.group.WORLD
-        group._group.abort(text[:REASON_CHARS])
+        group.abort(exception)
     dist.destroy_process_group()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -133,15 +135,22 @@ class Calls(Identity):
                 with suppress(SdpError):
                     work.wait(timedelta(seconds=left))
 
-    def abort(self) -> None:
-        """Leave the group at once; peers get PeerLostError."""
+    def abort(self, reason: str | BaseException = "abort() was called") -> None:
+        """Leave the group at once; peers get PeerLostError with the reason."""
         if self._end.alive and os.getpid() == self._pid:
-            self._group.abort("abort() was called")
+            self._group.abort(reason)
         self._end()
 
 
 def _forget(works: dict[PendingWork, None], work: PendingWork) -> None:
     works.pop(work, None)
+
+
+def uncaught_at_exit() -> BaseException | None:
+    """The exception with which this process ends, if it is ending and that is why."""
+    if threading.main_thread().is_alive():
+        return None
+    return getattr(sys, "last_value", None)
 
 
 def _end(
@@ -154,6 +163,8 @@ def _end(
     """Close everything; `works` is here to keep their tensors until the group is closed."""
     if os.getpid() != pid:
         return  # a forked child: threads and segments are its parent's
+    if (error := uncaught_at_exit()) is not None:
+        group.abort(error)
     for closing in (group, *lanes):
         with suppress(SdpError):  # it has failed before; whoever waited knows
             closing.close()

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
+from torch.distributed.constants import default_pg_timeout
+
+from sdp_plugins.core.config import Config
 
 Options = Any  # one of c10d's option classes; they share attributes but no base
 How = tuple[bool, float | None]
@@ -38,6 +41,13 @@ def seconds(timeout: timedelta | None) -> float | None:
         return None
     value = timeout.total_seconds()
     return value if value > 0 else None
+
+
+def group_seconds(timeout: timedelta, config: Config) -> float | None:
+    """A group's time-out: what the caller gave, else SDP_TIMEOUT_S, else torch's default."""
+    if timeout == default_pg_timeout and config.timeout_s is not None:
+        return config.timeout_s
+    return seconds(timeout)
 
 
 def how(options: Options, timeout: timedelta | None = None) -> How:

@@ -9,7 +9,7 @@ from sdp_plugins.core.config import Config
 from sdp_plugins.torch.exchanges import Exchanges
 from sdp_plugins.torch.gathers import Gathers
 from sdp_plugins.torch.identity import BACKEND
-from sdp_plugins.torch.options import seconds
+from sdp_plugins.torch.options import group_seconds
 from sdp_plugins.torch.reductions import Reductions
 from sdp_plugins.torch.store import TorchStore
 
@@ -32,14 +32,15 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
     """
     if pg_options is not None:
         raise TypeError(f"{BACKEND} takes no pg_options, but got {type(pg_options).__name__}.")
-    register = Config.from_env().register  # wrong settings are told before anybody waits
+    config = Config.from_env()  # wrong settings are told before anybody waits
     rank, size, name = options.group_rank, options.group_size, options.group_id
+    timeout_s = group_seconds(options.timeout, config)
     store = TorchStore.of_new_group(options.store, rank)
 
     def meet(part: TorchStore) -> Group:
-        return Group.from_store(part, rank, size, name=name, timeout_s=seconds(options.timeout))
+        return Group.from_store(part, rank, size, name=name, timeout_s=timeout_s)
 
     group = meet(store.under("main"))
     # A lane is made in a future's callback, when the group may be at its end.
     lane_store = store.under("callbacks", lambda: group.closed or group.failure is not None)
-    return ProcessGroup(group, lambda: meet(lane_store), register)
+    return ProcessGroup(group, lambda: meet(lane_store), config.register)

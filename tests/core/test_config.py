@@ -14,7 +14,7 @@ MIB = 2**20
 
 def test_defaults() -> None:
     assert Config.from_env({}) == Config(
-        timeout_s=300.0,
+        timeout_s=None,
         fusion_bytes=25 * MIB,
         register=True,
         autoload=True,
@@ -30,7 +30,7 @@ def test_defaults() -> None:
         ("SDP_TIMEOUT_S", "10", "timeout_s", 10.0),
         ("SDP_TIMEOUT_S", " 0.25 ", "timeout_s", 0.25),
         ("SDP_TIMEOUT_S", "1e8", "timeout_s", 1e8),
-        ("SDP_TIMEOUT_S", "", "timeout_s", 300.0),
+        ("SDP_TIMEOUT_S", "", "timeout_s", None),
         ("SDP_FUSION_MB", "64", "fusion_bytes", 64 * MIB),
         ("SDP_FUSION_MB", "0.5", "fusion_bytes", MIB // 2),
         ("SDP_FUSION_MB", "0.0011", "fusion_bytes", 1152),

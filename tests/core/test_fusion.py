@@ -386,19 +386,23 @@ def test_plans_that_differ(rank_pool: Pool) -> None:
         assert text.startswith(f"[rank {rank}/2] all_reduce #") and "ranks disagree: rank 0" in text
 
 
-def drop(rank: int, world: int) -> float:
-    """A program that fails between ready and finish must not wait for its peers."""
+def drop(rank: int, world: int, pause_s: float) -> float:
+    """A program that fails between ready and finish must not wait for its peers.
+
+    Its peer reads why, whether or not the engine has announced the operation before.
+    """
     group = Group.from_env(timeout_s=30)
     group.barrier()
     if rank == 0:
         fusion = make(group, [(50_000, "float32")], 4 * KIB)
         fusion.ready(0, np.zeros(50_000, f32))
+        time.sleep(pause_s)
         start = now()
         del fusion
         took = now() - start
         assert "a fusion buffer was dropped" in str(group.failure)
     else:
-        time.sleep(0.5)
+        time.sleep(pause_s + 0.5)
         start = now()
         with pytest.raises(PeerLostError, match="rank 0 gave up: a fusion buffer was dropped"):
             group.barrier()
@@ -407,8 +411,9 @@ def drop(rank: int, world: int) -> float:
     return took
 
 
-def test_dropped_before_finish(rank_pool: Pool) -> None:
-    assert max(rank_pool(2).run(drop)) < NOTICE_S
+@pytest.mark.parametrize("pause_s", [0.0, 0.3])
+def test_dropped_before_finish(rank_pool: Pool, pause_s: float) -> None:
+    assert max(rank_pool(2).run(drop, pause_s)) < NOTICE_S
 
 
 def drop_beside_a_waiting_thread(rank: int, world: int) -> None:

@@ -132,6 +132,19 @@ def meet_by_store(rank: int, world: int, root: str) -> float:
         return total(group, rank)
 
 
+def fail_in_a_block(rank: int, world: int) -> str:
+    with pytest.raises((ZeroDivisionError, PeerLostError)) as caught, Group.from_env() as group:
+        if rank == 1:
+            raise ZeroDivisionError("in user's code")
+        group.barrier()
+    return str(caught.value)
+
+
+def test_peers_read_why_a_block_ended(rank_pool: Pool) -> None:
+    text, _ = rank_pool(2).run(fail_in_a_block)
+    assert "rank 1 gave up: ZeroDivisionError: in user's code" in text
+
+
 def test_from_store(rank_pool: Pool, tmp_path: Path) -> None:
     assert rank_pool(3).run(meet_by_store, str(tmp_path)) == [3.0] * 3
 

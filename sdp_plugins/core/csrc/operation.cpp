@@ -104,6 +104,18 @@ void Operation::check_peers(std::uint32_t step) const {
   }
 }
 
+// What a rank had announced before its program gave up does not count: why it gave up does. (After a
+// time-out or a mismatch the announcements are the cause.)
+void Operation::check_withdrawn() const {
+  for (int r = 0; r < world_size(); ++r) {
+    if (r == rank() || !context_.peers.failed(r)) continue;
+    const auto cause = context_.peers.gave_up(r);
+    if (cause->kind == FailureKind::aborted || cause->kind == FailureKind::peer_lost) {
+      fail(cause->kind, cause->what(), cause->ranks);
+    }
+  }
+}
+
 void Operation::time_out(std::uint32_t step) const {
   const std::vector<int> late = missing(step);
   if (late.empty()) return;  // the last one came just now
@@ -122,6 +134,7 @@ void Operation::compare_records() const {
   bool all_agree = true;
   for (int r = 0; r < world_size(); ++r) all_agree = all_agree && agree(mine, record(r));
   if (all_agree) return;
+  check_withdrawn();
   // One entry per distinct announcement, the ranks that made it in front.
   std::vector<std::pair<std::string, std::vector<int>>> table;
   for (int r = 0; r < world_size(); ++r) {

@@ -79,6 +79,7 @@ class Operation {
   void await_rank(int rank, std::uint32_t step);
   void check_peers(std::uint32_t step) const;
   void compare_records() const;
+  void check_withdrawn() const;
   std::vector<int> missing(std::uint32_t step) const;
   void time_out(std::uint32_t step) const;
 
