@@ -1,4 +1,4 @@
-"""What communication costs a training step: none, gloo and smddp in turn, in one job."""
+"""What communication costs a training step: two yardsticks, gloo and smddp in turn, in one job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sdp_plugins.bench.runner import Progress
 from sdp_plugins.bench.units import format_time
 
 TASK = "sdp_plugins.bench.ddp_task:DdpTask"
-NONE = "none"
+NONE, FLOOR = YARDSTICKS = ("none", "floor")
 WARM_UP_STEPS = 3  # DDP rebuilds its buckets after the first
 OPTIMIZERS = ("sgd", "adamw")
 FULL_MODEL = {"layers": 8, "width": 512, "words": 30522}
@@ -27,7 +27,7 @@ class DdpPlan:
     """What to train, and how often.
 
     Attributes:
-        backends: Compared with no communication.
+        backends: Compared with no communication, and with the least that DDP can take.
         ranks: Processes.
         threads: Threads of each.
         rounds: Turns of every variant.
@@ -89,7 +89,7 @@ class DdpReport:
 
 def variants(plan: DdpPlan) -> list[str]:
     """In the order of their turns."""
-    return [NONE, *plan.backends]
+    return [*YARDSTICKS, *plan.backends]
 
 
 def job_spec(plan: DdpPlan, names: Sequence[str]) -> JobSpec:
@@ -192,7 +192,7 @@ def ddp_table(report: DdpReport) -> Table:
 
 def _verdict(report: DdpReport, name: str) -> str:
     """What is known about a variant's gradients and weights."""
-    if name == NONE:
+    if name in YARDSTICKS:
         return ""
     words = [] if report.ranks_agree[name] else ["RANKS DIFFER"]
     if found := report.gradients.get(name):

@@ -14,10 +14,12 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.bench import bert
+from sdp_plugins.bench.ddp_floor import leave_alone
 from sdp_plugins.bench.footprint import Footprint, footprint
 from sdp_plugins.bench.peers.base import Place
 
 NONE = "none"  # no communication: inside no_sync
+FLOOR = "floor"  # DDP's own work with its buckets, and ranks in step, but nothing is reduced
 LIMIT = timedelta(seconds=300)
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -37,6 +39,9 @@ class Variant:
             process_group=group,
             gradient_as_bucket_view=setting["bucket_view"],
         )
+        self.floor = name == FLOOR
+        if self.floor:
+            self.model.register_comm_hook(None, leave_alone)
         self.optimizer = OPTIMIZERS[setting["optimizer"]](self.model.parameters(), lr=1e-4)
         self.done = 0
 
@@ -46,6 +51,8 @@ class Variant:
         start = time.perf_counter()
         with self.model.no_sync() if self.silent else nullcontext():
             self.model(tokens, targets).backward()
+        if self.floor:
+            dist.barrier()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.done += 1
@@ -113,7 +120,7 @@ class DdpTask:
 
 def _group(variant: str) -> Any:
     """The default group is gloo's; smddp stands beside it."""
-    if variant in (NONE, "gloo"):
+    if variant in (NONE, FLOOR, "gloo"):
         return None
     import sdp_plugins.torch  # noqa: F401  registers the backend, installed or not
 

@@ -93,7 +93,7 @@ def test_ddp_over_gloo(run, tmp_path, monkeypatch):
     )
     assert result.exit_code == 0, result.output
     data = json.loads((tmp_path / "r.json").read_text())
-    assert set(data["rounds_ms"]) == {"none", "gloo"}
+    assert set(data["rounds_ms"]) == {"none", "floor", "gloo"}
     assert all(len(rounds) == 2 for rounds in data["rounds_ms"].values())
     assert data["ranks_agree"] == {"gloo": True}
     assert data["results"]["none"]["share_of_silent_speed"] == 1
