@@ -12,8 +12,8 @@ from rich.console import Console
 from sdp_plugins.bench import bars as bars_of
 from sdp_plugins.bench import ddp as training
 from sdp_plugins.bench import fusion as fusion_of
+from sdp_plugins.bench import machine, mpi, options, runner, table
 from sdp_plugins.bench import memory as memory_of
-from sdp_plugins.bench import mpi, options, runner, table
 from sdp_plugins.bench.job import RankError
 from sdp_plugins.bench.options import Json, Markdown, Prefixes, Ranks, Repeats, RoundS, Threads
 from sdp_plugins.bench.peers import PEERS, select
@@ -36,6 +36,8 @@ Layers = Annotated[int, typer.Option(min=1, help="of the model; 8 make BERT-Medi
 @app.callback()
 def main() -> None:
     """Compare smddp with gloo and MPI, alternating in one run."""
+    if text := machine.busy():
+        typer.echo(f"warning: {text}", err=True)
 
 
 @app.command("all_reduce")
@@ -164,12 +166,11 @@ def bars(
     markdown: Markdown = None,
 ) -> None:
     """Everything that this library has set itself to reach, with verdicts. Takes minutes."""
-    effort = runner.Plan(rounds=repeats, round_s=round_s)
+    effort, mpis = runner.Plan(rounds=repeats, round_s=round_s), mpi.discover(mpi_prefix)
     with Console(stderr=True).status("starting") as status:
-        found = bars_of.collect(
-            mpi.discover(mpi_prefix), effort, training.DdpPlan(rounds=repeats), status.update
-        )
-    options.show(bars_of.bars_table(found), [], "bars", markdown)
+        found = bars_of.collect(mpis, effort, training.DdpPlan(rounds=repeats), status.update)
+    remarks = [] if mpis else ["MPI: needs mpi4py here and an MPI beside it or under --mpi-prefix"]
+    options.show(bars_of.bars_table(found), remarks, "bars", markdown)
     options.write_json(json, bars_of.to_json(found))
 
 

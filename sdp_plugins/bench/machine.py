@@ -20,6 +20,14 @@ def describe() -> dict[str, Any]:
     }
 
 
+def busy() -> str:
+    """A remark if so much else is running that times will mean little, else nothing."""
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load <= cores / 2:
+        return ""
+    return f"this machine is busy (load {load:.1f} on {cores} cores); repeat this when it is not"
+
+
 def _cpu_model() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith(("model name", "CPU part")):

@@ -1,6 +1,7 @@
 """Settings of the package, read from the environment in one place.
 
-This module is the only reader of ``os.environ`` in the package. An empty variable counts as unset.
+Nothing else in ``core`` reads ``os.environ``: the launchers' variables come through ``environment``.
+An empty variable counts as unset.
 """
 
 from __future__ import annotations
@@ -36,7 +37,6 @@ class Config:
         register: Move buffers that come back step after step into shared memory, so that
             peers reduce them in place (``SDP_REGISTER``).
         autoload: Register with frameworks when they are imported (``SDP_AUTOLOAD``).
-        job_id: Tells jobs on one host apart where the launcher does not (``SDP_JOB_ID``).
         staging_bytes: Shared memory per rank for buffers that are not registered, a multiple
             of 4096; None chooses by the number of ranks (``SDP_STAGING_BYTES``).
         spin_us: Microseconds to poll before sleeping in a wait; None chooses by the number of
@@ -47,7 +47,6 @@ class Config:
     fusion_bytes: int = 25 * MIB
     register: bool = True
     autoload: bool = True
-    job_id: str = ""
     staging_bytes: int | None = None
     spin_us: int | None = None
 
@@ -73,7 +72,6 @@ class Config:
             fusion_bytes=read("SDP_FUSION_MB", _fusion_bytes, cls.fusion_bytes),
             register=read("SDP_REGISTER", _switch, cls.register),
             autoload=read("SDP_AUTOLOAD", _switch, cls.autoload),
-            job_id=read("SDP_JOB_ID", _text, cls.job_id),
             staging_bytes=read("SDP_STAGING_BYTES", _staging_bytes, cls.staging_bytes),
             spin_us=read("SDP_SPIN_US", _spin_us, cls.spin_us),
         )
@@ -99,12 +97,6 @@ def environment() -> dict[str, str]:
 
 def _refuse(name: str, text: str, allowed: str) -> ValueError:
     return ValueError(f"{name}={text!r} cannot be used. Hint: {allowed}.")
-
-
-def _text(name: str, text: str) -> str:
-    if "\0" in text:
-        raise _refuse(name, text, "any text without a zero byte")
-    return text
 
 
 def _seconds(name: str, text: str) -> float:

@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from sdp_plugins.bench import bars, values
+from sdp_plugins.bench import bars, machine, values
 from sdp_plugins.bench.footprint import footprint
 from sdp_plugins.bench.memory import JobMemory, MemoryReport, system_shmem
 from sdp_plugins.bench.peers import PEERS, select
@@ -44,6 +44,13 @@ def test_what_is_no_size_is_refused(text):
 
 def test_lists_take_spaces_and_empty_items():
     assert parse_list(" a, b,,c ") == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(("load", "warned"), [(0.4, False), (1.2, True)])
+def test_a_busy_machine_is_told(monkeypatch, load, warned):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
+    monkeypatch.setattr("os.getloadavg", lambda: (load, 9.0, 9.0))
+    assert bool(machine.busy()) == warned
 
 
 def test_formats():

@@ -18,7 +18,6 @@ def test_defaults() -> None:
         fusion_bytes=25 * MIB,
         register=True,
         autoload=True,
-        job_id="",
         staging_bytes=None,
         spin_us=None,
     )
@@ -39,7 +38,6 @@ def test_defaults() -> None:
         ("SDP_REGISTER", "yes", "register", True),
         ("SDP_AUTOLOAD", "false", "autoload", False),
         ("SDP_AUTOLOAD", "", "autoload", True),
-        ("SDP_JOB_ID", " my job ", "job_id", "my job"),
         ("SDP_STAGING_BYTES", "65536", "staging_bytes", 65536),
         ("SDP_STAGING_BYTES", "1000000", "staging_bytes", 1003520),
         ("SDP_SPIN_US", "0", "spin_us", 0),
@@ -60,7 +58,6 @@ def test_good_values(variable: str, text: str, field: str, value: Any) -> None:
         *[("SDP_FUSION_MB", text) for text in ("0", "-25", "nan", "25MB", "100000")],
         *[("SDP_REGISTER", text) for text in ("2", "maybe", "-1")],
         *[("SDP_AUTOLOAD", text) for text in ("2", "never")],
-        ("SDP_JOB_ID", "a\0b"),
         *[("SDP_STAGING_BYTES", text) for text in ("0", "-4096", "4.5", "4M", "65535", "1" * 20)],
         *[("SDP_SPIN_US", text) for text in ("-1", "1.5", "always", "10000000")],
     ],
