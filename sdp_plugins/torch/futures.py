@@ -72,7 +72,7 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
         self._set_unwrap_func(_unwrap)
         if notifier is not None and torch._C._current_graph_task_id() != -1:
             # Runs at the end of the pass, and before DDP's own, which is queued after all buckets.
-            torch.autograd.Variable._execution_engine.queue_callback(self._completed.wait)
+            torch.autograd.Variable._execution_engine.queue_callback(self._settle)
 
     def complete_with(self, call: Callable[[], Any]) -> None:
         """Complete with what `call` returns, or with what it raises."""
@@ -82,6 +82,9 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
             result = FailedResult(error)
         self.set_result(result)
         self._completed.set()
+
+    def _settle(self) -> None:
+        self._completed.wait()
 
     def wait(self) -> Any:
         """The value, once it is there; unlike in torch, Ctrl-C ends the wait."""

@@ -133,11 +133,14 @@ def meet_by_store(rank: int, world: int, root: str) -> float:
 
 
 def fail_in_a_block(rank: int, world: int) -> str:
-    with pytest.raises((ZeroDivisionError, PeerLostError)) as caught, Group.from_env() as group:
-        if rank == 1:
-            raise ZeroDivisionError("in user's code")
-        group.barrier()
-    return str(caught.value)
+    try:
+        with Group.from_env() as group:
+            if rank == 1:
+                raise ZeroDivisionError("in user's code")
+            group.barrier()
+    except (ZeroDivisionError, PeerLostError) as error:
+        return str(error)
+    return "nobody noticed"
 
 
 def test_peers_read_why_a_block_ended(rank_pool: Pool) -> None:

@@ -49,7 +49,6 @@ dist.all_reduce(torch.ones(1000))
 """
 
 
-
 def test_peers_read_why_a_script_ended(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
