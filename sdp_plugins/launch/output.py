@@ -32,10 +32,15 @@ class Screen:
 
 @dataclass
 class Sink:
-    """A descriptor of the launcher to which many streams write."""
+    """A descriptor of the launcher to which many streams write.
+
+    Once it could not be written it swallows everything, so that the job can still be ended in
+    good order; `error` says why.
+    """
 
     fd: int
     screen: Screen
+    error: OSError | None = None
 
     def __post_init__(self) -> None:
         self.terminal = os.isatty(self.fd)
@@ -43,11 +48,13 @@ class Sink:
     def write(self, data: bytes) -> None:
         """Write all of it, at once as far as the kernel lets us."""
         view = memoryview(data)
-        while view:
+        while view and self.error is None:
             try:
                 view = view[os.write(self.fd, view) :]
             except BlockingIOError:  # whoever shares the terminal with us has set it so
                 select.select([], [self.fd], [])
+            except OSError as error:
+                self.error = error
 
     def leave_line(self, next_owner: Stream | None) -> bytes:
         """What to write so that `next_owner` does not write into another's line."""
@@ -60,6 +67,13 @@ class Sink:
     def announce(self, text: str) -> None:
         """Write lines of the launcher itself."""
         self.write(self.leave_line(None) + text.encode(errors="surrogateescape") + b"\n")
+
+
+def open_standard_streams() -> None:
+    """Put /dev/null where one is closed, or a pipe of ours would take its place."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(fd)
 
 
 def sinks(stdout: int = 1, stderr: int = 2) -> tuple[Sink, Sink]:

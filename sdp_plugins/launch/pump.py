@@ -13,6 +13,7 @@ from types import FrameType
 from sdp_plugins.launch.output import Sink, Stream
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LONGEST_WAIT_S = 3600.0  # epoll takes no more than 24 days
 Handler = Callable[[int, FrameType | None], None]
 
 
@@ -41,7 +42,7 @@ class Pump:
         """Wait for output, a signal or the time `until`, and show what came."""
         times = [due for stream in self._streams if (due := stream.due()) is not None]
         times += [] if until is None else [until]
-        wait_s = max(0.0, min(times) - time.monotonic()) if times else None
+        wait_s = min(LONGEST_WAIT_S, max(0.0, min(times) - time.monotonic())) if times else None
         for key, _ in self._selector.select(wait_s):
             if key.data is None:
                 with suppress(BlockingIOError):

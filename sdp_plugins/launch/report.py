@@ -1,15 +1,19 @@
-"""What the launcher says last: which rank failed first, how, and its traceback."""
+"""What the launcher says last: which rank is to blame, how it failed, and its traceback."""
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 LAST_LINES = 20
 LONGEST = 80
 TRACEBACK = "Traceback (most recent call last):"
-CHAINED = re.compile("^(During handling of|The above exception was)", re.MULTILINE)
+IGNORED = "Exception ignored "
+# torch starts every line of a traceback with the rank.
+CHAINED = re.compile(r"^(\[rank\d+\]: )?(During handling of|The above exception was)", re.MULTILINE)
+LOST = re.compile(rb"PeerLostError: (.*)")
+CULPRIT = re.compile(rb"[]:] ranks? (\d+)[^:]* (?:gave up|ended|has closed)\b")
 HINTS = {
     signal.SIGKILL: "Hint: if nobody killed it, the machine ran out of memory; see `dmesg`.",
     signal.SIGBUS: "Hint: a full /dev/shm does this; see `df /dev/shm`.",
@@ -36,7 +40,11 @@ def excerpt(tail: Sequence[bytes]) -> list[str]:
     """The last traceback, with the exceptions it is chained to, or else the last lines."""
     text = b"".join(tail).decode(errors="backslashreplace")
     lines = [line.rpartition("\r")[2] for line in text.rstrip().split("\n")]  # a bar's last state
-    starts = [i for i, line in enumerate(lines) if TRACEBACK in line]
+    starts = [
+        i
+        for i, line in enumerate(lines)
+        if TRACEBACK in line and not (i and lines[i - 1].startswith(IGNORED))
+    ]
     if not starts:
         return lines[-LAST_LINES:] if text.strip() else []
     first = starts.pop()
@@ -54,8 +62,30 @@ def secondary(tail: Sequence[bytes]) -> bool:
     return b"PeerLostError" in b"".join(tail)
 
 
+def culprits(tail: Sequence[bytes]) -> list[int]:
+    """The ranks that the last PeerLostError names, the root cause last."""
+    texts = LOST.findall(b"".join(tail))
+    return [int(rank) for rank in CULPRIT.findall(texts[-1])] if texts else []
+
+
+def blamed(tails: Mapping[int, Sequence[bytes]]) -> int:
+    """Which of the failed ranks to report.
+
+    Args:
+        tails: The end of each failed rank's stderr, in the order in which they failed.
+
+    Returns:
+        The first that failed of its own accord; else the root cause that the first one names, if
+        that has failed, too; else the first.
+    """
+    own = [rank for rank, tail in tails.items() if not secondary(tail)]
+    first = next(iter(tails))
+    named = [rank for rank in reversed(culprits(tails[first])) if rank in tails]
+    return [*own, *named, first][0]
+
+
 def failure(rank: int, pid: int, code: int, tail: Sequence[bytes]) -> str:
-    """The report about the first failing rank."""
+    """The report about the rank that is to blame."""
     lines = excerpt(tail)
     how = f"sdp run: rank {rank} (pid {pid}) failed first: {how_it_ended(code)}."
     head = how + (" The end of its stderr:" if lines else " It wrote nothing to stderr.")

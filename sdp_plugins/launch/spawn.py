@@ -10,6 +10,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 PR_SET_PDEATHSIG = 1
@@ -131,13 +132,21 @@ def child_setup(mask: set[signal.Signals]) -> Callable[[], None]:
     return setup
 
 
+def open_pipe(reading: ExitStack, writing: ExitStack) -> tuple[int, int]:
+    """A pipe whose ends are closed with these."""
+    reader, writer = os.pipe()
+    reading.callback(os.close, reader)
+    writing.callback(os.close, writer)
+    return reader, writer
+
+
 def start_rank(
     job: JobSpec, rank: int, environment: Mapping[str, str], setup: Callable[[], None]
 ) -> RankProcess:
     """Start one rank with pipes for its output; only rank 0 has the launcher's stdin."""
-    stdout, child_stdout = os.pipe()
-    stderr, child_stderr = os.pipe()
-    try:
+    with ExitStack() as ours, ExitStack() as theirs:
+        stdout, child_stdout = open_pipe(ours, theirs)
+        stderr, child_stderr = open_pipe(ours, theirs)
         process = subprocess.Popen(
             job.argv(),
             env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
@@ -147,11 +156,5 @@ def start_rank(
             start_new_session=True,
             preexec_fn=setup,
         )
-    except BaseException:
-        os.close(stdout)
-        os.close(stderr)
-        raise
-    finally:
-        os.close(child_stdout)
-        os.close(child_stderr)
+        ours.pop_all()  # they are the rank's from now on
     return RankProcess(rank, process, stdout, stderr)

@@ -6,16 +6,17 @@ import os
 import signal
 import subprocess
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from types import FrameType
 
 from sdp_plugins.launch import report
-from sdp_plugins.launch.output import Sink, Stream, sinks
+from sdp_plugins.launch.output import Sink, Stream, open_standard_streams, sinks
 from sdp_plugins.launch.pump import Pump, signals_handled, signals_held_back
 from sdp_plugins.launch.sessions import Guardian, kill_sessions
 from sdp_plugins.launch.spawn import JobSpec, RankProcess, child_setup, job_environment, start_rank
 
 TERMINATE_GRACE_S = 5.0  # from SIGTERM to SIGKILL
+CAUSE_GRACE_S = 1.0  # from the end of a rank that lost another to that of the one it lost
 INTERRUPT_GRACE_S = 15.0  # from Ctrl-C to SIGTERM: a script may save a checkpoint
 DRAIN_S = 1.0
 TIMED_OUT = 124  # as timeout(1)
@@ -32,9 +33,12 @@ class Supervisor:
         self.ranks: list[RankProcess] = []
         self.running: dict[int, RankProcess] = {}
         self.errors: dict[int, Stream] = {}  # each rank's stderr
-        self.first: tuple[RankProcess, int] | None = None  # the first to fail, and its exit code
+        self.failed: dict[int, int] = {}  # exit codes, in the order of failing, until one is blamed
+        self.blamed: int | None = None
+        self.blame_at: float | None = None  # until then the cause may show itself
         self.signals: list[int] = []  # received by us, in order
-        self.timed_out = False
+        self.timed_out = False  # this, or the next, is what ended the job
+        self.output_lost = False
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self.steps: list[tuple[float, int]] = []  # when to send which signal to all that still run
 
@@ -45,8 +49,8 @@ class Supervisor:
             setup = child_setup(mask)
             for number in range(job.world_size):
                 rank = start_rank(job, number, environment, setup)
-                self.guardian.watch(rank.pid)
                 self.ranks.append(rank)
+                self.guardian.watch(rank.pid)
                 self.running[number] = rank
                 text = f"[rank {number}] " if prefix else ""
                 self.pump.add(rank.stdout, text, self.stdout)
@@ -73,20 +77,26 @@ class Supervisor:
             with suppress(ProcessLookupError):
                 rank.send(number)
 
+    def output_error(self) -> OSError | None:
+        """Why the ranks' output cannot be passed on, if so."""
+        return self.stdout.error or self.stderr.error
+
     def watch(self) -> None:
         """Return when every rank has ended."""
         while self.running:
-            times = [when for when, _ in self.steps[:1]]
-            times += [] if self.deadline is None else [self.deadline]
-            self.pump.run_once(min(times, default=None))
+            times = [*(when for when, _ in self.steps[:1]), self.deadline, self.blame_at]
+            self.pump.run_once(min((when for when in times if when is not None), default=None))
             self.take_steps(time.monotonic())
-            self.collect()
+            self.collect(time.monotonic())
 
     def take_steps(self, now: float) -> None:
-        """Notice the time-out, and send the signals that are due."""
+        """Notice that the output is lost or the time up, and send the signals that are due."""
+        if not self.steps and not self.failed and self.output_error():
+            self.output_lost = True
+            self.end_all(now)
         if self.deadline is not None and self.deadline <= now:
             self.deadline = None
-            if not self.steps:
+            if not self.steps and not self.failed:
                 self.timed_out = True
                 left = ", ".join(str(rank) for rank in sorted(self.running))
                 self.stderr.announce(f"sdp run: the time is up; still running: rank {left}")
@@ -94,27 +104,41 @@ class Supervisor:
         while self.steps and self.steps[0][0] <= now:
             self.signal_all(self.steps.pop(0)[1])
 
-    def collect(self) -> None:
-        """Take the ranks that have ended off the list; the first failure ends the others."""
+    def collect(self, now: float) -> None:
+        """Take the ranks that have ended off the list; a failure ends the others."""
         codes = {number: rank.exit_code() for number, rank in self.running.items()}
         for number, code in codes.items():
-            if code is not None:
-                del self.running[number]
-        failed = [number for number, code in codes.items() if code]
-        if failed and self.first is None:
-            for number in failed:
+            if code is None:
+                continue
+            del self.running[number]
+            if code and self.blamed is None and not self.output_lost:
+                self.failed[number] = code
                 self.pump.read(self.errors[number])
-            # Of several at once, not one that only says that it lost another.
-            number = min(failed, key=lambda n: (report.secondary(self.errors[n].tail), n))
-            self.first = (self.ranks[number], codes[number] or 0)
-            if not self.steps:
-                self.end_all(time.monotonic())
+                self.errors[number].flush()
+        if self.failed and self.blamed is None:
+            self.blame(now)
+
+    def blame(self, now: float) -> None:
+        """Decide which rank is to blame and end the others.
+
+        A rank that lost another may end before that one does: while only such have failed, the
+        decision waits a moment.
+        """
+        if self.blame_at is None:
+            self.blame_at = now + CAUSE_GRACE_S
+        tails = {number: self.errors[number].tail for number in self.failed}
+        may_wait = self.running and not self.steps and now < self.blame_at
+        if may_wait and all(report.secondary(tail) for tail in tails.values()):
+            return
+        self.blamed = report.blamed(tails)
+        self.blame_at = None
+        if not self.steps:
+            self.end_all(now)
 
     def close(self) -> None:
         """Kill what is left of the ranks' sessions, show the last output, reap."""
         kill_sessions({rank.pid for rank in self.ranks})
-        with suppress(BrokenPipeError):
-            self.pump.finish(DRAIN_S)
+        self.pump.finish(DRAIN_S)
         for rank in self.ranks:
             rank.close()
         self.pump.close()
@@ -126,32 +150,38 @@ class Supervisor:
             return 128 + self.signals[-1]
         if self.timed_out:
             return TIMED_OUT
-        if self.first is None:
+        if self.blamed is not None:
+            return self.conclude_failure(self.ranks[self.blamed], self.failed[self.blamed])
+        error = self.output_error()
+        if error is None:
             return 0
-        rank, code = self.first
+        if isinstance(error, BrokenPipeError):  # whoever read our output has left
+            return BROKEN_PIPE
+        self.stderr.announce(f"sdp run: cannot write the ranks' output: {error.strerror}")
+        return 1
+
+    def conclude_failure(self, rank: RankProcess, code: int) -> int:
+        """Report the rank that is to blame, unless the user has ended the job."""
         if not self.signals:
-            self.stderr.announce(
-                report.failure(rank.rank, rank.pid, code, self.errors[rank.rank].tail)
-            )
+            tail = self.errors[rank.rank].tail
+            self.stderr.announce(report.failure(rank.rank, rank.pid, code, tail))
         return code
 
 
 def run_job(job: JobSpec, *, timeout_s: float | None = None, prefix: bool = True) -> int:
     """Run a job to its end; the exit code for the launcher.
 
-    That is 0, the exit code of the first rank that failed (128 + n if signal n ended it), or 124
-    when the time was up.
+    That is 0, the exit code of the rank that is to blame (128 + n if signal n ended it), 124 when
+    the time was up, 1 when the ranks cannot be started or their output cannot be written.
     """
+    open_standard_streams()
     supervisor = Supervisor(*sinks(), timeout_s)
     with signals_handled(supervisor.on_signal, supervisor.pump):
-        try:
-            supervisor.start(job, prefix=prefix)
+        with closing(supervisor):
+            try:
+                supervisor.start(job, prefix=prefix)
+            except (OSError, subprocess.SubprocessError) as error:
+                supervisor.stderr.announce(f"sdp run: cannot start the ranks: {error}")
+                return 1
             supervisor.watch()
-        except BrokenPipeError:  # whoever read our output has left
-            return BROKEN_PIPE
-        except (OSError, subprocess.SubprocessError) as error:
-            supervisor.stderr.announce(f"sdp run: cannot start the ranks: {error}")
-            return 1
-        finally:
-            supervisor.close()
         return supervisor.conclude()

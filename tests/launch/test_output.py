@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import pty
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from sdp_plugins.launch.output import LONGEST_UNFINISHED, Screen, Sink, Stream, sinks
-from sdp_plugins.launch.report import excerpt, failure
+from sdp_plugins.launch.report import TRACEBACK, blamed, excerpt, failure
 
 F_SETPIPE_SZ = 1031
 
@@ -110,6 +111,17 @@ def test_a_line_without_end_is_not_kept_for_ever(wall: Wall) -> None:
     assert len(wall.text()) == len("[0] ") + 400000
 
 
+def test_what_cannot_be_written_is_dropped(wall: Wall) -> None:
+    with open("/dev/full", "wb") as full:
+        sink = Sink(full.fileno(), Screen())
+        one = Stream(-1, "", sink)
+        for _ in range(2):
+            one.feed(b"x\n")
+        sink.announce("y")
+    assert sink.error and sink.error.errno == errno.ENOSPC
+    assert list(one.tail) == [b"x\n"] * 2
+
+
 def test_stdout_and_stderr_share_a_line_if_they_are_one_terminal() -> None:
     ours, theirs = pty.openpty()
     reader, writer = os.pipe()
@@ -141,6 +153,43 @@ def test_excerpt_is_short() -> None:
 
 def test_excerpt_shows_the_last_state_of_a_bar() -> None:
     assert excerpt([b"10%\r", b"20%\r", b"100%\n", b"x\r\n"])[0].startswith("100%")
+
+
+def test_excerpt_of_a_chain_that_torch_has_prefixed() -> None:
+    link = "During handling of the above exception, another exception occurred:"
+    lines = ["noise", TRACEBACK, "KeyError: 1", "", link, "", TRACEBACK, "ValueError: 2"]
+    tail = [f"[rank1]: {line}\n".encode() for line in lines]
+    assert excerpt(tail) == [line.decode().rstrip("\n") for line in tail[1:]]
+
+
+def test_excerpt_leaves_out_what_python_has_ignored() -> None:
+    lines = [TRACEBACK, "ValueError: boom", "Exception ignored in: <x>", TRACEBACK, "OSError: late"]
+    assert excerpt([f"{line}\n".encode() for line in lines])[:2] == [TRACEBACK, "ValueError: boom"]
+
+
+def lost(text: str) -> list[bytes]:
+    line = f"sdp_plugins.core.errors.PeerLostError: [rank 0/4] {text}. Hint: look there\n"
+    return [b"PeerLostError: [rank 0/4] barrier #1: rank 0 gave up\n", line.encode()]
+
+
+@pytest.mark.parametrize(
+    ("tails", "rank"),
+    [
+        ({2: [b"ValueError\n"], 1: []}, 2),
+        ({2: lost("barrier #1: rank 1 ended while needed"), 1: []}, 1),
+        ({2: lost("barrier #1: rank 0 ended while needed"), 1: []}, 1),
+        ({2: lost("recv #1 from rank 3: rank 1 gave up: x: y"), 3: lost(""), 1: lost("")}, 1),
+        ({2: lost("rendezvous 'a': rank 1 (pid 3) ended before"), 1: lost("")}, 1),
+        ({2: lost("rank 1 gave up: x"), 1: lost("")}, 1),
+        ({2: lost("a #1: ranks 1, 3 ended while needed"), 1: lost("")}, 1),
+        ({2: lost("a #1: rank 1 gave up: a #1: rank 3 ended"), 1: lost(""), 3: lost("")}, 3),
+        ({2: lost("a #1: rank 1 gave up: a #1: rank 3 has closed the group"), 1: lost("")}, 1),
+        ({2: lost("a #1: rank 3 has closed the group"), 1: lost("")}, 2),
+        ({2: [b"PeerLostError\n"], 1: lost("")}, 2),
+    ],
+)
+def test_who_is_blamed(tails: dict[int, list[bytes]], rank: int) -> None:
+    assert blamed(tails) == rank
 
 
 def test_failure_names_signal_and_hint() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import pty
+import resource
 import signal
 import subprocess
 import sys
@@ -28,6 +30,9 @@ def await_file(name):
     while not pathlib.Path(__file__).with_name(name).exists(): time.sleep(0.01)
 def touch(name):
     pathlib.Path(__file__).with_name(name).touch()
+class PeerLostError(RuntimeError): pass
+def lose(text):
+    raise PeerLostError(f"[rank {rank}/{os.environ['WORLD_SIZE']}] all_reduce #3: {text}")
 """
 
 
@@ -213,6 +218,77 @@ def test_first_traceback_comes_last(script: Callable[[str], str]) -> None:
     assert "a later failure" in head
 
 
+# Rank 0 loses rank 1, but has ended before it: `late()` is after that.
+LATE = """
+def state(pid):
+    return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+def late():
+    await_file("pid")
+    while state(pathlib.Path(__file__).with_name("pid").read_text()) != "Z": time.sleep(0.01)
+    time.sleep(0.1)
+def early(text):
+    pid = pathlib.Path(__file__).with_name("new pid")
+    pid.write_text(str(os.getpid()))
+    pid.rename(pid.with_name("pid"))
+    lose(text)
+"""
+
+
+@pytest.mark.parametrize(
+    ("cause", "code"),
+    [("raise ValueError('boom')", 1), ("os.kill(os.getpid(), 9)", 137), ("sys.exit(7)", 7)],
+)
+def test_the_cause_may_come_after_who_it_befalls(
+    script: Callable[[str], str], cause: str, code: int
+) -> None:
+    path = script(
+        LATE
+        + "if rank == 2: time.sleep(600)\n"
+        + "if rank == 0: early('rank 1 gave up: ValueError: boom')\n"
+        + f"late()\n{cause}"
+    )
+    begin = time.monotonic()
+    done = launch("-n", "3", path)
+    assert done.returncode == code, done.stderr
+    _, _, last = done.stderr.rpartition("sdp run: rank 1 ")
+    assert "failed first" in last and "PeerLostError" not in last
+    assert time.monotonic() - begin < 10
+
+
+def test_the_rank_that_others_name_is_blamed(script: Callable[[str], str]) -> None:
+    path = script(
+        LATE
+        + "if rank == 0: early('rank 1 gave up: ValueError: boom')\n"
+        + "late()\nprint('PeerLostError: seen and ignored', file=sys.stderr)\nsys.exit(7)"
+    )
+    done = launch("-n", "2", path)
+    assert done.returncode == 7, done.stderr
+    assert "sdp run: rank 1 " in done.stderr
+
+
+@pytest.mark.parametrize("ending", ["sys.exit(0)", "time.sleep(600)"])
+def test_who_lost_a_rank_is_blamed_if_no_other_failed(
+    script: Callable[[str], str], ending: str
+) -> None:
+    path = script(f"if rank == 0: lose('rank 1 has closed the group')\n{ending}")
+    begin = time.monotonic()
+    done = launch("-n", "2", path)
+    assert done.returncode == 1
+    assert "sdp run: rank 0 " in done.stderr
+    assert done.stderr.rstrip().endswith("rank 1 has closed the group")
+    assert time.monotonic() - begin < 10
+
+
+def test_a_signal_ends_the_wait_for_the_cause(script: Callable[[str], str]) -> None:
+    path = script("print(os.getpid())\nif rank == 0: lose('rank 1 gave up')\ntime.sleep(600)")
+    launcher = start("-n", "2", path)
+    pids = read_pids(launcher, 2)
+    launcher.send_signal(signal.SIGTERM)
+    launcher.communicate(timeout=10)
+    assert launcher.returncode
+    wait_until_gone(pids)
+
+
 def test_a_rank_that_ignores_sigterm_is_killed(script: Callable[[str], str]) -> None:
     path = script(
         """
@@ -236,6 +312,11 @@ def test_time_out(script: Callable[[str], str]) -> None:
     done = launch("-n", "2", "--timeout", "1", script("if rank: time.sleep(600)"))
     assert done.returncode == 124
     assert "still running: rank 1" in done.stderr
+
+
+def test_a_time_out_of_many_days(script: Callable[[str], str]) -> None:
+    done = launch("-n", "1", "--timeout", "1e10", script("time.sleep(0.2)"))
+    assert done.returncode == 0, done.stderr
 
 
 def test_ctrl_c_is_passed_on_once(script: Callable[[str], str]) -> None:
@@ -346,6 +427,79 @@ def test_reader_that_leaves_ends_the_job(script: Callable[[str], str]) -> None:
     assert launcher.wait(timeout=15) == 128 + signal.SIGPIPE
     launcher.stderr.close()
     wait_until_gone(pids)
+
+
+ENDLESS = """
+def stop(*_):
+    touch(f"stopped {rank}")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+touch(f"ready {rank}")
+for other in (0, 1): await_file(f"ready {other}")
+while True: print("y"); print("y", file=sys.stderr); time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_full_disk_ends_the_job(script: Callable[[str], str], tmp_path: Path, name: str) -> None:
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with open("/dev/full", "wb") as streams[name]:
+        done = subprocess.run(
+            [*LAUNCHER, "-n", "2", script(ENDLESS)], cwd=ROOT, text=True, timeout=30, **streams
+        )
+    assert done.returncode == 1
+    assert {path.name for path in tmp_path.glob("stopped *")} == {"stopped 0", "stopped 1"}
+    if name == "stdout":
+        message = "sdp run: cannot write the ranks' output: No space left on device\n"
+        assert done.stderr.endswith(message)
+        assert "Traceback" not in done.stderr
+
+
+def test_output_that_is_lost_at_the_end_is_a_failure(script: Callable[[str], str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*LAUNCHER, "-n", "1", script("print('x')")],
+            cwd=ROOT,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=30,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "sdp run: cannot write the ranks' output: No space left on device\n"
+
+
+def test_a_terminal_that_closes_ends_the_job(script: Callable[[str], str], tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    launcher = subprocess.Popen(
+        [*LAUNCHER, "-n", "2", script(ENDLESS)],
+        cwd=ROOT,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    assert os.read(ours, 100).startswith(b"[rank ")
+    os.close(ours)
+    assert launcher.wait(timeout=15) == 1
+    assert len(list(tmp_path.glob("stopped *"))) == 2
+
+
+def test_a_closed_stdout_is_dev_null(script: Callable[[str], str]) -> None:
+    done = launch("-n", "1", script("print('x'); sys.exit(3)"), preexec_fn=lambda: os.close(1))
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr and done.stdout == ""
+
+
+@pytest.mark.parametrize("files", range(30, 35))
+def test_ranks_that_cannot_be_started(script: Callable[[str], str], files: int) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+
+    done = launch("-n", "40", script("time.sleep(600)"), preexec_fn=limit)
+    assert done.returncode == 1
+    assert done.stderr == "sdp run: cannot start the ranks: [Errno 24] Too many open files\n"
 
 
 @pytest.mark.parametrize(
