@@ -1,7 +1,7 @@
 """Settings of the package, read from the environment in one place.
 
-Nothing else in ``core`` reads ``os.environ``: the launchers' variables come through ``environment``.
-An empty variable counts as unset.
+Nothing else in ``core`` reads ``os.environ``: the launchers' variables come through
+``environment``. An empty variable counts as unset.
 """
 
 from __future__ import annotations

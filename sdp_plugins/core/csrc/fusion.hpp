@@ -1,11 +1,10 @@
 // Balanced fusion buffers: gathers gradients as the backward pass yields them and reduces them in a
 // few large operations that overlap it.
 //
-// A buffer is sealed and handed to the engine when its last tensor is ready; it is cut into one
-// equal shard per rank, reduced in place (its memory is registered) and copied back into the
-// tensors. Buffers leave in the order of the plan on all ranks. `kDepth` buffers are in flight
-// while later ones fill; a tensor that is ready before its buffer is free is copied when the
-// buffer's turn comes.
+// A buffer is sealed and handed to the engine when its last tensor is ready. It is never copied
+// together: the operation cuts the tensors, laid end to end, into one equal shard per rank, and its
+// pieces pass through the staging slots straight from the tensors and back into them. Buffers leave
+// in the order of the plan on all ranks; any number is in flight while later ones fill.
 #pragma once
 
 #include <functional>
@@ -26,7 +25,6 @@ class FusionBuffer {
     ReduceOp op = ReduceOp::avg;
     double timeout_s = 300.0;
   };
-  // Allocates kDepth times the threshold (less if there are fewer buffers).
   FusionBuffer(std::shared_ptr<Communicator> communicator, std::shared_ptr<Engine> engine,
                std::vector<TensorSpec> tensors, Settings settings);
   ~FusionBuffer();
@@ -41,23 +39,18 @@ class FusionBuffer {
   void finish(const std::function<void()>& interrupt);
 
  private:
-  static constexpr std::size_t kDepth = 4;
   struct TensorState {
     std::byte* data = nullptr;
     bool ready = false;
-    bool packed = false;
   };
   struct BucketState {
     std::size_t missing = 0;
     std::shared_ptr<Work> work;
-    std::vector<std::byte> zeros;  // stands in for an unfused tensor that is never ready
+    std::vector<std::byte> zeros;  // stands in for tensors that are never ready
   };
-  std::byte* place(std::size_t tensor) const;  // in its buffer
-  std::byte* buffer(std::size_t bucket) const;
   void launch_complete(bool everything);  // with the lock held
   Request request(std::size_t bucket);
-  void pack_rest(std::size_t bucket);
-  void unpack(std::size_t bucket);
+  void start_over();
   std::size_t nbytes(std::size_t tensor) const;
 
   std::shared_ptr<Communicator> communicator_;
@@ -65,11 +58,9 @@ class FusionBuffer {
   const std::vector<TensorSpec> tensors_;
   const Settings settings_;
   const FusionPlan plan_;
-  std::vector<Communicator::Shared> memory_;
   std::mutex mutex_;
   std::vector<TensorState> states_;
   std::vector<BucketState> bucket_states_;
   std::size_t launched_ = 0;  // buckets handed to the engine in this step
-  std::size_t finished_ = 0;  // buckets unpacked in this step: the engine keeps the order
 };
 }  // namespace sdp

@@ -5,13 +5,12 @@
 #include <stdexcept>
 #include <string>
 
-#include "plan.hpp"
 #include "segment.hpp"
 
 namespace sdp {
 
 FusionPlan::FusionPlan(const std::vector<TensorSpec>& tensors, std::size_t threshold_bytes)
-    : bucket_of_(tensors.size()), place_of_(tensors.size()) {
+    : bucket_of_(tensors.size()) {
   if (threshold_bytes == 0 || threshold_bytes % kAlign != 0) {
     throw std::invalid_argument(
         "the threshold of a fusion buffer must be a positive multiple of 128 bytes, got " +
@@ -22,28 +21,17 @@ FusionPlan::FusionPlan(const std::vector<TensorSpec>& tensors, std::size_t thres
     const auto& [count, dtype] = tensors[i];
     const std::size_t item = itemsize(dtype);
     Bucket& bucket = open[dtype];
+    if ((bucket.count + count) * item > threshold_bytes) seal(bucket);
     bucket.dtype = dtype;
-    if (count * item >= threshold_bytes) {
-      seal(bucket);  // keeps the order of readiness
-      bucket.dtype = dtype;
-      bucket.fused = false;
-    } else if (bucket.count * item + count * item > threshold_bytes) {
-      seal(bucket);
-      bucket.dtype = dtype;
-    }
     bucket.tensors.push_back(i);
-    bucket.offsets.push_back(bucket.count);
-    bucket.count += bucket.fused ? Shards::round_up(count, kAlign / item) : count;
-    if (!bucket.fused) seal(bucket);
+    bucket.count += count;
+    if (bucket.count * item >= threshold_bytes) seal(bucket);
   }
   for (auto& [dtype, bucket] : open) seal(bucket);
   std::sort(buckets_.begin(), buckets_.end(),
             [](const Bucket& a, const Bucket& b) { return a.tensors.back() < b.tensors.back(); });
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    for (std::size_t place = 0; place < buckets_[b].tensors.size(); ++place) {
-      bucket_of_[buckets_[b].tensors[place]] = b;
-      place_of_[buckets_[b].tensors[place]] = place;
-    }
+    for (std::size_t tensor : buckets_[b].tensors) bucket_of_[tensor] = b;
     buckets_[b].layout = hash(buckets_[b], tensors);
   }
 }

@@ -1,4 +1,4 @@
-// Which tensor goes into which fusion buffer, and where: pure arithmetic, the same on all ranks
+// Which tensor goes into which fusion buffer: pure arithmetic, the same on all ranks
 // because it depends on nothing but the order, the sizes and the types in which tensors were
 // registered.
 #pragma once
@@ -21,10 +21,8 @@ class FusionPlan {
   struct Bucket {
     DType dtype = DType::float32;
     std::vector<std::size_t> tensors;  // in the order registered
-    std::vector<std::size_t> offsets;  // of each in the buffer, elements, aligned
-    std::size_t count = 0;             // elements, padding included
+    std::size_t count = 0;             // elements
     std::uint32_t layout = 0;          // hash of `tensors` and their sizes: ranks must agree
-    bool fused = true;                 // false: one tensor of at least the threshold, used in place
   };
 
   // `threshold_bytes`: a multiple of 128. Throws std::invalid_argument otherwise.
@@ -33,15 +31,12 @@ class FusionPlan {
   // In the order in which they can be complete: by their last tensor.
   const std::vector<Bucket>& buckets() const { return buckets_; }
   std::size_t bucket_of(std::size_t tensor) const { return bucket_of_[tensor]; }
-  std::size_t place_of(std::size_t tensor) const {
-    return place_of_[tensor];
-  }  // index in its bucket
 
  private:
   void seal(Bucket& bucket);
   static std::uint32_t hash(const Bucket& bucket, const std::vector<TensorSpec>& tensors);
 
   std::vector<Bucket> buckets_;
-  std::vector<std::size_t> bucket_of_, place_of_;
+  std::vector<std::size_t> bucket_of_;
 };
 }  // namespace sdp

@@ -104,8 +104,8 @@ void Operation::check_peers(std::uint32_t step) const {
   }
 }
 
-// What a rank had announced before its program gave up does not count: why it gave up does. (After a
-// time-out or a mismatch the announcements are the cause.)
+// What a rank had announced before its program gave up does not count: why it gave up does. (After
+// a time-out or a mismatch the announcements are the cause.)
 void Operation::check_withdrawn() const {
   for (int r = 0; r < world_size(); ++r) {
     if (r == rank() || !context_.peers.failed(r)) continue;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 
 #include "error.hpp"
@@ -28,6 +29,10 @@ void check_pieces(const Request& request, const char* which, const std::vector<P
 }  // namespace
 
 std::uint64_t Request::count() const {
+  if (op == Op::all_reduce) {
+    return std::accumulate(recvs.begin(), recvs.end(), std::uint64_t{0},
+                           [](std::uint64_t sum, const Piece& piece) { return sum + piece.count; });
+  }
   std::uint64_t most = 0;
   for (const auto* pieces : {&sends, &recvs}) {
     for (const Piece& piece : *pieces) most = std::max(most, piece.count);
@@ -60,6 +65,7 @@ void Request::validate(int rank, int world_size) const {
   const bool at_root = rank == root;
   switch (op) {
     case Op::all_reduce:
+      return check_pieces(*this, "in-place", recvs, std::max<std::size_t>(recvs.size(), 1));
     case Op::reduce:
     case Op::broadcast:
       return check_pieces(*this, "in-place", recvs, 1);

@@ -19,7 +19,7 @@ struct Piece {
 
 // What each operation shows to the others (`sends`) and takes from them (`recvs`): one piece, or
 // one per rank where ranks get different pieces. In-place operations (all_reduce, reduce,
-// broadcast) have their one buffer in `recvs`.
+// broadcast) have their one buffer in `recvs`; that of all_reduce may lie in several pieces.
 struct Request {
   Op op = Op::barrier;
   DType dtype = DType::uint8;
@@ -36,7 +36,7 @@ struct Request {
   std::function<void()> before;
   std::function<void()> after;
 
-  std::uint64_t count() const;   // of the (largest) piece
+  std::uint64_t count() const;   // elements of all_reduce's buffer, or else of the largest piece
   std::string describe() const;  // "float32[25165824] sum"
   // Throws std::invalid_argument for what can be seen without any other rank.
   void validate(int rank, int world_size) const;

@@ -4,11 +4,13 @@
 // rank r is the server of shard r, as in SMDDP's balanced fusion buffers: every rank reads and
 // writes the same number of bytes.
 #include <cstring>
+#include <optional>
 #include <span>
 
 #include "../reduce.hpp"
 #include "collectives.hpp"
 #include "one_hop.hpp"
+#include "scattered.hpp"
 
 namespace sdp {
 namespace {
@@ -16,12 +18,15 @@ namespace {
 class AllReduce {
  public:
   AllReduce(Operation& op, bool keeps)
-      : op_(op), keeps_(keeps), buffer_(op.request().recvs[0]), item_(op.itemsize()) {}
+      : op_(op),
+        keeps_(keeps),
+        item_(op.itemsize()),
+        pieces_(op.request().recvs),
+        buffer_(pieces_, item_) {}
 
   void run() {
-    const auto& [data, count] = buffer_;
-    const std::size_t nbytes = count * item_;
-    if (choose_path(op_.request().op, nbytes, false) == Path::inlined) return inlined();
+    const std::size_t nbytes = buffer_.count() * item_;
+    if (choose_path(op_.request().op, nbytes, false) == Path::inlined) return small();
     if (announce(nbytes)) {
       zero_copy();
     } else {
@@ -33,22 +38,39 @@ class AllReduce {
   Reducer reducer() const {
     return Reducer(op_.kernels(), op_.request().dtype, op_.request().reduce_op, op_.factors());
   }
-  Shards shards() const { return {buffer_.count, op_.world_size(), kAlign / item_}; }
-  std::byte* element(std::size_t index) const { return buffer_.data + index * item_; }
+  Shards shards() const { return {buffer_.count(), op_.world_size(), kAlign / item_}; }
+  void copy(std::byte* to, const std::byte* from, std::size_t n) const {
+    std::memcpy(to, from, n * item_);
+  }
+
+  void small() {
+    if (pieces_.size() == 1) return inlined(pieces_[0]);
+    std::byte flat[kInlineBytes];
+    const Range all{0, buffer_.count()};
+    buffer_.each(all, [&](std::byte* data, std::size_t n, std::size_t done) {
+      copy(flat + done * item_, data, n);
+    });
+    inlined({flat, buffer_.count()});
+    if (!keeps_) return;
+    buffer_.each(all, [&](std::byte* data, std::size_t n, std::size_t done) {
+      copy(data, flat + done * item_, n);
+    });
+  }
 
   // Every rank reads all payloads and reduces them itself: one synchronization.
-  void inlined() {
-    OneHop hop(op_, {&buffer_, 1});
-    if (!keeps_ || buffer_.count == 0) return;
+  void inlined(const Piece& buffer) {
+    OneHop hop(op_, {&buffer, 1});
+    if (!keeps_ || buffer.count == 0) return;
     std::vector<const std::byte*> sources;
     for (int r = 0; r < op_.world_size(); ++r) sources.push_back(hop.part(r, 0, 0).data);
-    reducer().run(sources, {&buffer_.data, 1}, buffer_.count);
+    reducer().run(sources, {&buffer.data, 1}, buffer.count);
   }
 
   // Tells where the buffer is; true if all ranks' buffers can be mapped.
   bool announce(std::size_t nbytes) {
     const Request& request = op_.request();
-    const auto place = op_.regions().find(buffer_.data, nbytes);
+    std::optional<RegionPlace> place;
+    if (pieces_.size() == 1) place = op_.regions().find(pieces_[0].data, nbytes);
     Record record{};
     record.seq = op_.seq();
     record.op = request.op;
@@ -57,7 +79,7 @@ class AllReduce {
     record.root = request.root;
     record.layout = request.layout;
     record.factor = request.factor;
-    record.count = buffer_.count;
+    record.count = buffer_.count();
     record.registered = place.has_value();
     if (place) {
       record.region = place->region;
@@ -81,10 +103,10 @@ class AllReduce {
     const Range mine = shards().shard(op_.rank());
     std::vector<std::byte*> buffers;
     for (int r = 0; r < op_.world_size(); ++r) {
-      std::byte* base = buffer_.data;
+      std::byte* base = pieces_[0].data;
       if (r != op_.rank()) {
         const Record& record = op_.record(r);
-        base = op_.regions().address(r, {record.region, record.offset}, buffer_.count * item_);
+        base = op_.regions().address(r, {record.region, record.offset}, buffer_.count() * item_);
       }
       buffers.push_back(base + mine.begin * item_);
     }
@@ -105,33 +127,37 @@ class AllReduce {
     const int world = op_.world_size();
     Reducer reducer = this->reducer();
     std::vector<const std::byte*> sources(static_cast<std::size_t>(world));
-    const auto piece = [&](int rank, int index, std::size_t round) {
-      return op_.segment(rank).slot(round) + static_cast<std::size_t>(index) * piece_bytes;
-    };
-    const auto copy = [&](std::byte* to, const std::byte* from, std::size_t n) {
-      if (n > 0) std::memcpy(to, from, n * item_);
+    const auto piece = [&](int rank, int index, std::size_t round, std::size_t done) {
+      return op_.segment(rank).slot(round) + static_cast<std::size_t>(index) * piece_bytes +
+             done * item_;
     };
     const auto show = [&](std::size_t round) {
       for (int d = 0; d < world; ++d) {
         if (d == me) continue;
-        const Range part = shards.chunk(d, round, chunk);
-        copy(piece(me, d, round), element(part.begin), part.count);
+        buffer_.each(shards.chunk(d, round, chunk),
+                     [&](std::byte* data, std::size_t n, std::size_t done) {
+                       copy(piece(me, d, round, done), data, n);
+                     });
       }
     };
     const auto serve = [&](std::size_t round) {
-      const Range part = shards.chunk(me, round, chunk);
-      for (int r = 0; r < world; ++r) {
-        sources[static_cast<std::size_t>(r)] = r == me ? element(part.begin) : piece(r, me, round);
-      }
-      std::byte* result = piece(me, me, round);
-      std::byte* const outputs[] = {keeps_ ? element(part.begin) : result, result};
-      if (part.count > 0) reducer.run(sources, outputs, part.count);
+      buffer_.each(
+          shards.chunk(me, round, chunk), [&](std::byte* data, std::size_t n, std::size_t done) {
+            for (int r = 0; r < world; ++r) {
+              sources[static_cast<std::size_t>(r)] = r == me ? data : piece(r, me, round, done);
+            }
+            std::byte* result = piece(me, me, round, done);
+            std::byte* const outputs[] = {keeps_ ? data : result, result};
+            reducer.run(sources, outputs, n);
+          });
     };
     const auto fetch = [&](std::size_t round) {
       for (int d = 0; keeps_ && d < world; ++d) {
         if (d == me) continue;
-        const Range part = shards.chunk(d, round, chunk);
-        copy(element(part.begin), piece(d, d, round), part.count);
+        buffer_.each(shards.chunk(d, round, chunk),
+                     [&](std::byte* data, std::size_t n, std::size_t done) {
+                       copy(data, piece(d, d, round, done), n);
+                     });
       }
     };
     op_.lockstep(shards.rounds(chunk), show, serve, fetch);
@@ -139,8 +165,9 @@ class AllReduce {
 
   Operation& op_;
   bool keeps_;
-  Piece buffer_;
   std::size_t item_;
+  std::span<const Piece> pieces_;
+  Scattered buffer_;
 };
 }  // namespace
 

@@ -1,0 +1,43 @@
+// A buffer whose elements lie in several pieces of memory, one behind the other, as the tensors of
+// a fusion buffer do.
+#pragma once
+
+#include <algorithm>
+#include <span>
+#include <vector>
+
+#include "../plan.hpp"
+#include "../request.hpp"
+
+namespace sdp {
+
+class Scattered {
+ public:
+  Scattered(std::span<const Piece> pieces, std::size_t itemsize)
+      : pieces_(pieces), itemsize_(itemsize) {
+    ends_.reserve(pieces.size());
+    for (const Piece& piece : pieces) ends_.push_back(count() + piece.count);
+  }
+  std::size_t count() const { return ends_.empty() ? 0 : ends_.back(); }
+
+  // The contiguous runs of a range, in order: `visit(data, n, done)`, where `done` elements of the
+  // range have come before.
+  template <class Visit>
+  void each(Range range, Visit&& visit) const {
+    auto piece = static_cast<std::size_t>(
+        std::upper_bound(ends_.begin(), ends_.end(), range.begin) - ends_.begin());
+    for (std::size_t done = 0; done < range.count; ++piece) {
+      const std::size_t at = range.begin + done;
+      const std::size_t skip = at - (ends_[piece] - pieces_[piece].count);
+      const std::size_t n = std::min(ends_[piece] - at, range.count - done);
+      if (n > 0) visit(pieces_[piece].data + skip * itemsize_, n, done);
+      done += n;
+    }
+  }
+
+ private:
+  std::span<const Piece> pieces_;
+  std::size_t itemsize_;
+  std::vector<std::size_t> ends_;  // of each piece, elements from the start
+};
+}  // namespace sdp
