@@ -133,8 +133,10 @@ class NativeGroup:
 
     def allocate(self, nbytes: int) -> tuple[int, int]:
         """
-        (address, region) of zero-filled memory that peers can map; lives as long as the group.
+        (address, region) of zero-filled memory that peers can map; until `release`.
         """
+
+    def release(self, region: int) -> None: ...
 
     def abort(self, reason: str) -> None: ...
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
@@ -386,12 +387,13 @@ class Group:
         self._native.remove_region(region)
 
     def allocate(self, nbytes: int) -> memoryview:
-        """Zero-filled registered memory. It holds the group's memory as long as it is used."""
+        """Zero-filled registered memory, given back when nothing refers to it any more."""
         if nbytes <= 0:
             raise ValueError(f"allocate: cannot allocate {nbytes} bytes")
-        address, _ = self._native.allocate(nbytes)
+        address, region = self._native.allocate(nbytes)
         array = (ctypes.c_char * nbytes).from_address(address)
-        array.owner = self  # type: ignore[attr-defined]  # the memory goes with the group
+        # Holds the group's native object, in which the memory lives; at exit the process frees all.
+        weakref.finalize(array, self._native.release, region).atexit = False
         return memoryview(array).cast("B")
 
     def explain(self, op: str, nbytes: int, registered: bool = False) -> str:

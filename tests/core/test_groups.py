@@ -106,6 +106,22 @@ def test_allocated_memory_can_be_used_after_its_group() -> None:
     assert array.sum() == 2**16
 
 
+def shared_mappings() -> int:
+    return Path("/proc/self/maps").read_text().count("memfd:sdp-shared")
+
+
+@pytest.mark.usefixtures("_no_job")
+def test_allocated_memory_goes_with_its_last_reference() -> None:
+    before = shared_mappings()
+    with Group.from_env(timeout_s=5) as group:
+        array = np.frombuffer(group.allocate(2**16), np.uint8)
+        part = array[100:]
+        del array
+        assert shared_mappings() == before + 1
+        del part
+        assert shared_mappings() == before
+
+
 def forget(rank: int, world: int) -> None:
     """Nobody closes the group or waits for its operations, some of which cannot even begin."""
     with no_leaks():

@@ -123,6 +123,9 @@ class NativeGroup {
     const auto shared = communicator_->allocate(nbytes);
     return {reinterpret_cast<std::uintptr_t>(shared.data), shared.region};
   }
+  void release(std::uint64_t region) {
+    if (communicator_->ours()) communicator_->release(region);  // as above
+  }
   void abort(const std::string& reason) {
     communicator_->fail(Failure(FailureKind::aborted, reason, {communicator_->rank()}));
   }
@@ -316,7 +319,8 @@ NB_MODULE(_native, m) {
       .def("remove_region", &NativeGroup::remove_region, "region"_a)
       .def(
           "allocate", &NativeGroup::allocate, "nbytes"_a,
-          "(address, region) of zero-filled memory that peers can map; lives as long as the group.")
+          "(address, region) of zero-filled memory that peers can map; until `release`.")
+      .def("release", &NativeGroup::release, "region"_a)
       .def("abort", &NativeGroup::abort, "reason"_a)
       .def("failure", &NativeGroup::failure, nb::sig("def failure(self) -> BaseException | None"),
            "Why the group is unusable, or None.")
