@@ -1,5 +1,6 @@
 // Balanced fusion buffers: gradients in, sums out, step after step, whatever the order.
 #include <algorithm>
+#include <atomic>
 #include <random>
 #include <thread>
 
@@ -150,26 +151,28 @@ TEST(averages_divide_by_the_number_of_ranks) {
 TEST(tensors_that_are_never_ready_count_as_zeros) {
   const Specs specs{{500, DType::float32},    {0, DType::float32},  {700, DType::float32},
                     {30'000, DType::float32}, {40, DType::float64}, {30'000, DType::float32}};
-  World world(2);
-  world.each([&](int r, Rank& rank) {
-    Gradients gradients(specs);
-    FusionBuffer buffer = make(rank, specs, 4096);
-    for (int step = 0; step < 4; ++step) {
-      gradients.fill(r, step);
-      const auto has = [&](int who, std::size_t t) {
-        return (static_cast<int>(t) + step) % 3 != who;
-      };
-      for (std::size_t t = 0; t < specs.size(); ++t) {
-        if (has(r, t)) buffer.ready(t, gradients.data(t));
+  for (std::size_t threshold : {4096, 1 << 20}) {
+    World world(2);
+    world.each([&](int r, Rank& rank) {
+      Gradients gradients(specs);
+      FusionBuffer buffer = make(rank, specs, threshold);
+      for (int step = 0; step < 4; ++step) {
+        gradients.fill(r, step);
+        const auto has = [&](int who, std::size_t t) {
+          return (static_cast<int>(t) + step) % 3 != who;
+        };
+        for (std::size_t t = 0; t < specs.size(); ++t) {
+          if (has(r, t)) buffer.ready(t, gradients.data(t));
+        }
+        buffer.finish(nothing);
+        gradients.check([&](std::size_t t, std::size_t i) {
+          if (!has(r, t)) return value(r, step, t, i);
+          return (has(0, t) ? value(0, step, t, i) : 0) + (has(1, t) ? value(1, step, t, i) : 0);
+        });
       }
-      buffer.finish(nothing);
-      gradients.check([&](std::size_t t, std::size_t i) {
-        if (!has(r, t)) return value(r, step, t, i);
-        return (has(0, t) ? value(0, step, t, i) : 0) + (has(1, t) ? value(1, step, t, i) : 0);
-      });
-    }
-    buffer.finish(nothing);  // a step without any gradient
-  });
+      buffer.finish(nothing);  // a step without any gradient
+    });
+  }
 }
 
 // Frameworks give no address to what has no elements.
@@ -235,17 +238,45 @@ TEST(buffers_leave_while_later_ones_fill) {
   });
 }
 
-TEST(large_buffers_are_reduced_in_place) {
-  const Specs specs(8, {5000, DType::float32});
+// Any number of buffers is in flight, however late the others are.
+TEST(ready_waits_for_nobody) {
+  const Specs specs(50, {1000, DType::float32});
   World world(2);
+  std::atomic<bool> all_ready{false};
   world.each([&](int r, Rank& rank) {
     Gradients gradients(specs);
-    FusionBuffer buffer = make(rank, specs, 80'000 / 128 * 128);
+    FusionBuffer buffer = make(rank, specs, 4096);
     gradients.fill(r, 0);
+    while (r == 1 && !all_ready.load()) std::this_thread::yield();
     for (std::size_t t = 0; t < specs.size(); ++t) buffer.ready(t, gradients.data(t));
+    all_ready = true;
     buffer.finish(nothing);
-    CHECK(rank.communicator->last_path() == Path::zero_copy);
     gradients.check([&](std::size_t t, std::size_t i) { return sum(2, 0, t, i); });
+  });
+}
+
+TEST(buckets_are_staged_but_a_registered_tensor_alone_is_reduced_in_place) {
+  World world(2);
+  world.each([&](int r, Rank& rank) {
+    std::byte* const registered = rank.communicator->allocate(80'000).data;
+    for (std::size_t n_tensors : {2, 1}) {
+      const Specs specs(n_tensors, {20'000 / n_tensors, DType::float32});
+      const std::size_t nbytes = 80'000 / n_tensors;
+      Gradients gradients(specs);
+      gradients.fill(r, 0);
+      FusionBuffer buffer = make(rank, specs, 131'072);
+      CHECK_EQ(buffer.plan().buckets().size(), 1);
+      for (std::size_t t = 0; t < n_tensors; ++t) {
+        std::memcpy(registered + t * nbytes, gradients.data(t), nbytes);
+        buffer.ready(t, registered + t * nbytes);
+      }
+      buffer.finish(nothing);
+      CHECK(rank.communicator->last_path() == (n_tensors == 1 ? Path::zero_copy : Path::staged));
+      for (std::size_t t = 0; t < n_tensors; ++t) {
+        std::memcpy(gradients.data(t), registered + t * nbytes, nbytes);
+      }
+      gradients.check([&](std::size_t t, std::size_t i) { return sum(2, 0, t, i); });
+    }
   });
 }
 
@@ -317,17 +348,4 @@ TEST(a_buffer_dropped_in_the_middle_of_a_step_waits_for_nobody) {
   }
   CHECK(now_s() - start < 1);
   CHECK_THROWS(world[0].communicator->throw_if_failed(), Failure, "dropped");
-}
-
-TEST(dropped_buffers_give_their_memory_back) {
-  World world(1);
-  const int before = ranks::open_files();
-  const Specs specs(6, {2000, DType::float32});
-  Gradients gradients(specs);
-  for (int i = 0; i < 50; ++i) {
-    FusionBuffer buffer = make(world[0], specs, 8192);
-    for (std::size_t t = 0; t < specs.size(); ++t) buffer.ready(t, gradients.data(t));
-    buffer.finish(nothing);
-  }
-  CHECK_EQ(ranks::open_files(), before);
 }
