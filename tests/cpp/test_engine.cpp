@@ -2,9 +2,13 @@
 // Work is ever left behind.
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <string>
 #include <system_error>
 #include <thread>
 
@@ -23,57 +27,66 @@ Request sum(Ints& buffer) {
 Request barrier() {
   return ranks::request(Op::barrier, DType::uint8);
 }
+// On every rank, of what all ranks have in `from`.
+Request sum_into(Ints& to, Ints& from, int world) {
+  Request made = ranks::request(Op::reduce_scatter, DType::int32);
+  made.sends.assign(static_cast<std::size_t>(world), ranks::piece(from));
+  made.recvs = {ranks::piece(to)};
+  return made;
+}
+// Threads of this process by that name.
+int threads_named(const std::string& name) {
+  int count = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::string theirs;
+    std::getline(std::ifstream(task.path() / "comm"), theirs);
+    count += theirs == name ? 1 : 0;
+  }
+  return count;
+}
 }  // namespace
 
+// The engine's thread starts with the first operation that it has to run.
 TEST(a_blocking_call_on_an_idle_group_runs_in_the_caller_s_thread) {
   World world(2);
-  world.each([](int, Rank& rank) {
-    std::thread::id ran_in;
-    Request request = barrier();
-    request.before = [&] { ran_in = std::this_thread::get_id(); };
-    rank.run(request);
-    CHECK(ran_in == std::this_thread::get_id());
-    ranks::expect_done(*rank.submit(request));
-    CHECK(ran_in != std::this_thread::get_id());
-  });
+  world.each([](int, Rank& rank) { rank.run(barrier()); });
+  CHECK_EQ(threads_named("sdp-engine"), 0);
+  world.each([](int, Rank& rank) { ranks::expect_done(*rank.submit(barrier())); });
+  CHECK_EQ(threads_named("sdp-engine"), 2);
 }
 
+// Each operation reads what the one before has written, and is done when a later one is.
 TEST(queued_and_blocking_operations_keep_their_order) {
+  constexpr std::size_t kOperations = 10;
   World world(3);
   world.each([](int r, Rank& rank) {
     for (int round = 0; round < 20; ++round) {
-      std::vector<int> order;  // only ever touched by the thread that executes
-      std::vector<Ints> buffers;
-      for (int i = 0; i < 10; ++i) buffers.emplace_back(i % 3 == 0 ? 9000 : 10, r + i);
+      std::vector<Ints> chain{Ints(9000, r)};
+      chain.resize(kOperations + 1, Ints(9000, -1));
       std::vector<std::shared_ptr<Work>> works;
-      for (int i = 0; i < 10; ++i) {
-        Request request = sum(buffers[static_cast<std::size_t>(i)]);
-        request.after = [&order, i] { order.push_back(i); };
+      const auto all_done = [&] {
+        return std::all_of(works.begin(), works.end(),
+                           [](auto& work) { return work->completed(); });
+      };
+      for (std::size_t i = 0; i < kOperations; ++i) {
+        Request request = sum_into(chain[i + 1], chain[i], 3);
+        // Long and short ones in turn.
+        if (i % 3 != 0) request.recvs[0].count = 10;
+        for (Piece& piece : request.sends) piece.count = request.recvs[0].count;
         if (i % 4 == 3) {
           rank.run(std::move(request));
+          CHECK(all_done());
         } else {
           works.push_back(rank.submit(std::move(request)));
         }
       }
-      for (const auto& work : works) ranks::expect_done(*work);
-      CHECK(order == (std::vector<int>{0, 1, 2, 3, 4, 5, 6, 7, 8, 9}));
-      for (int i = 0; i < 10; ++i) {
-        CHECK_EQ(buffers[static_cast<std::size_t>(i)].back(), 3 * i + 3);
+      ranks::expect_done(*works.back());
+      CHECK(all_done());
+      std::int32_t expected = 3;  // 0 + 1 + 2
+      for (std::size_t i = 1; i <= kOperations; ++i, expected *= 3) {
+        CHECK_EQ(chain[i].front(), expected);
       }
     }
-  });
-}
-
-TEST(before_and_after_run_around_the_operation) {
-  World world(2);
-  world.each([](int r, Rank& rank) {
-    Ints buffer(100, -1);
-    std::int32_t seen = 0;
-    Request request = sum(buffer);
-    request.before = [&] { buffer.assign(100, r + 1); };
-    request.after = [&] { seen = buffer[99]; };
-    ranks::expect_done(*rank.submit(request));
-    CHECK_EQ(seen, 3);
   });
 }
 
@@ -191,16 +204,13 @@ TEST(an_interrupt_in_the_queue_waits_for_the_engine_to_let_go) {
   World world(2);
   Ints buffer(10);
   const auto first = world[0].submit(barrier());
-  bool executed = false;
-  Request second = sum(buffer);
-  second.before = [&] { executed = true; };
   try {
-    world[0].engine->run(second, [] { throw Interrupted{}; });
+    world[0].engine->run(sum(buffer), [] { throw Interrupted{}; });
     CHECK(false);
   } catch (const Interrupted&) {
   }
   CHECK(first->completed());  // the engine has nothing of ours any more
-  CHECK(!executed);
+  CHECK_EQ(world[0].communicator->peers().own().record(2).seq, 0);  // nor has it begun anything
   CHECK_THROWS(world[0].run(barrier()), Failure, "interrupted");
 }
 
@@ -224,23 +234,14 @@ TEST(a_call_inside_a_waiting_call_is_refused) {
   world.each([](int, Rank& rank) { rank.run(barrier()); });  // nothing is lost
 }
 
-TEST(what_a_hook_throws_in_the_engine_s_thread_fails_the_work) {
+TEST(what_an_operation_throws_in_the_engine_s_thread_fails_the_work) {
   World world(1);
-  Request request = barrier();
-  request.after = [] { throw std::runtime_error("no room"); };
+  std::vector<std::uint8_t> buffer(8);
+  Request request = ranks::in_place(Op::all_reduce, DType::boolean, ranks::piece(buffer));
+  request.reduce_op = ReduceOp::avg;
   const auto failure = ranks::failure_of(*world[0].submit(request));
   CHECK(failure && failure->kind == FailureKind::aborted);
-  CHECK(std::strstr(failure->what(), "no room") != nullptr);
-}
-
-TEST(a_finished_work_holds_nothing_of_its_request) {
-  World world(1);
-  const auto held = std::make_shared<int>(1);
-  Request request = barrier();
-  request.after = [held] {};
-  const auto work = world[0].submit(std::move(request));
-  ranks::expect_done(*work);
-  CHECK_EQ(held.use_count(), 1);
+  CHECK(std::strstr(failure->what(), "'avg' is not defined for bool") != nullptr);
 }
 
 namespace {

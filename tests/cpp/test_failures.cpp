@@ -338,15 +338,19 @@ TEST(a_cause_of_any_length_reaches_the_peers) {
   CHECK_EQ(seen->ranks.size(), 8);
 }
 
-TEST(what_a_hook_throws_aborts_the_group) {
+// Only the root reduces, so it alone finds out that it cannot.
+TEST(what_an_operation_throws_aborts_the_group) {
   World world(2);
-  const auto failures = world.failures([&](int r, Rank& rank) {
-    Request request = barrier();
-    if (r == 0) request.before = [] { throw std::runtime_error("no gradients"); };
+  const auto failures = world.failures([&](int, Rank& rank) {
+    std::vector<std::uint8_t> buffer(8);
+    Request request = ranks::in_place(Op::reduce, DType::boolean, ranks::piece(buffer), 0);
+    request.reduce_op = ReduceOp::avg;
     rank.run(std::move(request));
+    rank.run(barrier());
   });
-  check_failure(failures[0], FailureKind::aborted, {0}, "no gradients");
-  check_failure(failures[1], FailureKind::aborted, {0}, "rank 0 gave up: no gradients");
+  check_failure(failures[0], FailureKind::aborted, {0}, "'avg' is not defined for bool");
+  check_failure(failures[1], FailureKind::aborted, {0},
+                "barrier #2: rank 0 gave up: reduction 'avg' is not defined for bool");
 }
 
 TEST(an_interrupt_passes_through_and_the_peers_lose_the_rank) {

@@ -69,9 +69,7 @@ void Communicator::run(const Request& request, const Patience& patience) {
   const Operation::Context context{peers_, regions_, kernels_, patience, last_completed_};
   Operation op(context, request, ++seq_, step_);
   try {
-    if (request.before) request.before();
     dispatch(op);
-    if (request.after) request.after();
   } catch (const Failure& failure) {
     throw fail(failure);
   } catch (const Interrupted&) {

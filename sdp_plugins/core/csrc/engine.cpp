@@ -108,7 +108,6 @@ void Engine::loop() {
     } catch (const std::exception& error) {
       failure = communicator_->fail(Failure(FailureKind::aborted, error.what()));
     }
-    item.request = Request{};  // drop what it holds before anybody is told that it is done
     item.work->finish(std::move(failure));
     lock.lock();
     busy_ = false;

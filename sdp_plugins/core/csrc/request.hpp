@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -32,9 +31,6 @@ struct Request {
   int peer = -1;  // send/recv; -1: from any rank
   std::uint32_t tag = 0;
   double timeout_s = 300.0;
-  // Run by the thread that executes the operation, just before and after it (fusion buffers).
-  std::function<void()> before;
-  std::function<void()> after;
 
   std::uint64_t count() const;   // elements of all_reduce's buffer, or else of the largest piece
   std::string describe() const;  // "float32[25165824] sum"
