@@ -20,7 +20,7 @@ class FusionBuffer:
 
     Register tensors in the order in which they usually become ready (last layer first), equally on
     all ranks. Consecutive tensors of one type share a buffer of at most ``threshold_bytes``; a
-    tensor of that size or more has one of its own. A buffer leaves when its last tensor is ready
+    tensor of more than that has one of its own. A buffer leaves when its last tensor is ready
     and the buffers before it have left; it is cut into ``world_size`` equal shards, each reduced by
     one rank, while later ones fill. Nothing is copied together: chunks go from the tensors to the
     peers and back, so a buffer takes no memory.

@@ -1,6 +1,7 @@
 #include "fusion.hpp"
 
-#include <algorithm>
+#include <unistd.h>
+
 #include <stdexcept>
 #include <string>
 
@@ -116,6 +117,10 @@ void FusionBuffer::finish(const std::function<void()>& interrupt) {
     // The other ranks may finish the step: this one cannot take part any more.
     communicator_->fail(Failure(FailureKind::interrupted, "interrupted in a fusion buffer's finish",
                                 {communicator_->rank()}));
+    // The engine must be done with the tensors before the caller goes on.
+    for (const BucketState& bucket : bucket_states_) {
+      while (!bucket.work->completed()) usleep(1000);
+    }
     throw;
   }
   const std::lock_guard lock(mutex_);

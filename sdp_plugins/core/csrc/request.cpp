@@ -19,11 +19,11 @@ void check_pieces(const Request& request, const char* which, const std::vector<P
     invalid(request, std::string("needs ") + std::to_string(expected) + " " + which +
                          " buffer(s), got " + std::to_string(pieces.size()));
   }
+  std::uint64_t room = std::numeric_limits<std::int64_t>::max() / itemsize(request.dtype);
   for (const Piece& piece : pieces) {
     if (piece.data == nullptr && piece.count > 0) invalid(request, "a buffer has no memory");
-    if (piece.count > std::numeric_limits<std::int64_t>::max() / itemsize(request.dtype)) {
-      invalid(request, "a buffer is larger than any memory");
-    }
+    if (piece.count > room) invalid(request, "the buffers are larger than any memory");
+    room -= piece.count;
   }
 }
 }  // namespace
