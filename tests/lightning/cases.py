@@ -132,9 +132,12 @@ def five_steps(rank: int, world: int, package: str, options: dict[str, Any]) -> 
 
 @case
 def unused_parameters(rank: int, world: int, package: str, strategy: str) -> str:
-    """Training of a model of which some parameters get no gradient."""
+    """Training of a model of which some parameters get no gradient: the weights, or the error."""
     m = model(package, unused=True)
-    trainer(package, strategy=strategy).fit(m, loader())
+    try:
+        trainer(package, strategy=strategy).fit(m, loader())
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
     return digest(m)
 
 

@@ -1,4 +1,4 @@
-"""Whole jobs: a script that starts its own ranks, and how it ends."""
+"""Whole jobs: scripts that start their own ranks, and how they end."""
 
 from __future__ import annotations
 
@@ -8,10 +8,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Timer
 
-SCRIPTS = Path(__file__).with_name("scripts")
+HERE = Path(__file__).parent
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE / "lean")}
+TIMEOUT_S = 60.0
+# A script's last words before it fails, and the main process's when it is interrupted.
+ANNOUNCED, INTERRUPTED = "failed at ", "Detected KeyboardInterrupt"
 
 
 @dataclass(frozen=True)
@@ -31,54 +38,70 @@ class Ended:
     @property
     def seconds_after_failure(self) -> float:
         """Time from the failure that the script announced to the end of the job."""
-        announced = re.search(r"failed at ([\d.]+)", self.output)
+        announced = re.search(rf"{ANNOUNCED}([\d.]+)", self.output)
         assert announced, f"the failure was not reached:\n{self.output}"
         return self.ended_at - float(announced[1])
 
 
-def run_script(
-    script: str,
-    *arguments: str,
-    through: tuple[str, ...] = (),
-    signals: int | None = None,
-    timeout_s: float = 60.0,
-) -> Ended:
-    """Run a script of this folder as a user does, in a session of its own.
+class Job:
+    """A script of this folder that is run as a user does, in a session of its own.
 
     Args:
         script: Its name.
         *arguments: What follows on the command line.
         through: What stands before the script on the command line.
-        signals: To send to the main process when the script announces its failure.
-        timeout_s: Seconds after which the test fails.
+        environment: More variables.
+        signals: To send to the main process when the script announces its failure. Standard input
+            ends when the main process says that it was interrupted.
     """
-    command = [sys.executable, *through, str(SCRIPTS / script), *arguments]
-    process = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
-    try:
-        begun = send_when_announced(process, signals) if signals else ""
-        output, _ = process.communicate(timeout=timeout_s)
-        return Ended(process.returncode, begun + output, time.monotonic())
-    except subprocess.TimeoutExpired as expired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        raise AssertionError(f"still running after {timeout_s} s:\n{output}") from expired
+
+    def __init__(
+        self,
+        script: str,
+        *arguments: str,
+        through: tuple[str, ...] = (),
+        environment: Mapping[str, str] | None = None,
+        signals: int | None = None,
+    ) -> None:
+        self.command = [sys.executable, *through, str(HERE / "scripts" / script), *arguments]
+        self.environment = {**os.environ, **ENVIRONMENT, **(environment or {})}
+        self.signals = signals
+
+    def run(self) -> Ended:
+        """Start it and wait for its end; fails when that does not come in time."""
+        process = subprocess.Popen(
+            self.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=self.environment,
+            start_new_session=True,
+        )
+        limit = Timer(TIMEOUT_S, os.killpg, (process.pid, signal.SIGKILL))
+        limit.start()
+        with process:
+            output = self._follow(process)
+        ended_at = time.monotonic()
+        assert limit.is_alive(), f"still running after {TIMEOUT_S} s:\n{output}"
+        limit.cancel()
+        limit.join()
+        return Ended(process.returncode, output, ended_at)
+
+    def _follow(self, process: subprocess.Popen[str]) -> str:
+        """What the job writes; its standard input and the signal as its lines come."""
+        assert process.stdin and process.stdout
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if self.signals and line.startswith(ANNOUNCED):
+                process.send_signal(self.signals)
+            if INTERRUPTED in line:
+                process.stdin.close()
+        return "".join(lines)
 
 
-def send_when_announced(process: subprocess.Popen[str], number: int) -> str:
-    """Send the signal once the script has announced a failure; what it has written by then."""
-    assert process.stdout is not None
-    begun = ""
-    for line in process.stdout:
-        begun += line
-        if line.startswith("failed at"):
-            process.send_signal(number)
-            break
-    return begun
+def run_jobs(*jobs: Job) -> list[Ended]:
+    """Run two at a time: each of them mostly imports, in one process after the other."""
+    with ThreadPoolExecutor(max_workers=2) as executor:
+        return list(executor.map(Job.run, jobs))

@@ -93,13 +93,12 @@ def test_bf16_mixed(rank_pool: Pool, package: str) -> None:
 def test_unused_parameters(rank_pool: Pool, package: str) -> None:
     strategy = "smddp_find_unused_parameters_true"
     first, second = rank_pool(2).run(cases.unused_parameters, package, strategy)
-    assert first == second
+    assert first == second and "Error" not in first
 
 
 def test_unused_parameters_have_a_remedy(rank_pool: Pool, package: str) -> None:
-    with pytest.raises(AssertionError) as failure:
-        rank_pool(2).run(cases.unused_parameters, package, "smddp")
-    assert "strategy='smddp_find_unused_parameters_true'" in str(failure.value)
+    texts = rank_pool(2).run(cases.unused_parameters, package, "smddp")
+    assert any("strategy='smddp_find_unused_parameters_true'" in text for text in texts)
 
 
 def test_primitives(rank_pool: Pool, package: str) -> None:

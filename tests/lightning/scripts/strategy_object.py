@@ -19,7 +19,8 @@ class Model(LightningModule):
 
 
 strategy = SMDDPStrategy(gradient_as_bucket_view=True)
-trainer = Trainer(strategy=strategy, accelerator="cpu", devices=1, max_epochs=1, logger=False)
+quiet = {"logger": False, "enable_checkpointing": False}
+trainer = Trainer(strategy=strategy, accelerator="cpu", devices=1, max_epochs=1, **quiet)
 trainer.fit(Model(), torch.utils.data.DataLoader(torch.ones(16, 4), batch_size=4))
 print(f"rank 0 of {trainer.world_size}: {trainer.global_step} steps over", end=" ")
 print(torch.distributed.get_backend())

@@ -1,11 +1,12 @@
-"""A user's script that knows nothing of us: python train.py PACKAGE STRATEGY [RANK WAY]
+"""A user's script that knows nothing of us: python train.py PACKAGE STRATEGY,... [RANK WAY]
 
 With RANK and WAY that rank fails. WAY is when ("step", "early" or "launched") and how ("raises",
-"killed", "waits").
+"killed", or "waits": until it has got a SIGTERM, or its standard input has ended).
 """
 
 import importlib
 import os
+import select
 import signal
 import sys
 import time
@@ -13,17 +14,18 @@ import time
 import torch
 from torch import nn
 
-package, strategy = sys.argv[1:3]
+package, strategies = sys.argv[1:3]
 failing, way = [*sys.argv[3:], "", ""][:2]
 L = importlib.import_module(package)
 
 
-def fail(rank, where):
-    if str(rank) != failing or not way.startswith(where):
+def fail(trainer, where):
+    if str(trainer.global_rank) != failing or not way.startswith(where):
         return
     print(f"failed at {time.monotonic()}", flush=True)
     if way.endswith("waits"):
-        time.sleep(2)  # the test sends a signal meanwhile
+        while not trainer.received_sigterm and not select.select([sys.stdin], [], [], 0.01)[0]:
+            pass
     elif way.endswith("raises"):
         raise ArithmeticError("a fault of the script")
     else:
@@ -36,12 +38,12 @@ class Model(L.LightningModule):
         self.net = nn.Linear(4, 2)
 
     def configure_callbacks(self):
-        fail(self.trainer.global_rank, "launched")  # the others run, but have not met yet
+        fail(self.trainer, "launched")  # the others run, but have not met yet
         return []
 
     def training_step(self, batch, index):
         if index == 2:
-            fail(self.global_rank, "step")
+            fail(self.trainer, "step")
         loss = self.net(batch).square().mean()
         self.log("loss", loss, sync_dist=True)
         return loss
@@ -50,7 +52,7 @@ class Model(L.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
-def main():
+def main(strategy):
     torch.manual_seed(1)
     trainer = L.Trainer(
         strategy=strategy,
@@ -62,7 +64,7 @@ def main():
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    fail(trainer.global_rank, "early")
+    fail(trainer, "early")
     model = Model()
     trainer.fit(model, torch.utils.data.DataLoader(torch.ones(16, 4), batch_size=2))
     result = model.net.weight.sum().item()
@@ -70,4 +72,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    for strategy in strategies.split(","):
+        main(strategy)
