@@ -135,9 +135,17 @@ def from_native(
 
 
 def name_error(error: BaseException) -> str:
-    """Write an exception for the other ranks' messages: type and first line, cut to fit."""
-    text = f"{type(error).__name__}: {error}".strip(": ").splitlines()[0]
-    return text[:_REASON_CHARS]
+    """Write an exception for the other ranks' messages: type and first line, cut to fit.
+
+    Never raises: it is called while that exception is on its way.
+    """
+    try:
+        text = str(error)
+    except Exception:
+        text = "(its text cannot be shown)"
+    first = text.strip().splitlines()[0] if text.strip() else ""
+    whole = f"{type(error).__name__}: {first}" if first else type(error).__name__
+    return whole[:_REASON_CHARS]
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

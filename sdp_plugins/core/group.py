@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
 from collections import deque
 from collections.abc import Sequence
@@ -53,8 +54,10 @@ class Group:
         self._native = membership.native
         self._config = config
         self._closed = False
-        # What asynchronous operations may still read or write.
+        # What asynchronous operations may still read or write. The lock is re-entrant: a signal
+        # handler or a finalizer may issue operations too.
         self._in_flight: deque[tuple[_native.Work, list[Buffer]]] = deque()
+        self._in_flight_lock = threading.RLock()
 
     @classmethod
     def from_env(cls, *, name: str = "default", timeout_s: float | None = None) -> Group:
@@ -229,7 +232,7 @@ class Group:
             timeout_s: See the class.
         """
         target = as_buffer(output)
-        if isinstance(input, list):
+        if isinstance(input, (list, tuple)):
             sources = [as_buffer(part, writable=False) for part in input]
         else:
             whole = as_buffer(input, writable=False)
@@ -388,7 +391,7 @@ class Group:
 
     def allocate(self, nbytes: int) -> memoryview:
         """Zero-filled registered memory, given back when nothing refers to it any more."""
-        if nbytes <= 0:
+        if not 0 < nbytes < 2**63:
             raise ValueError(f"allocate: cannot allocate {nbytes} bytes")
         address, region = self._native.allocate(nbytes)
         array = (ctypes.c_char * nbytes).from_address(address)
@@ -466,7 +469,8 @@ class Group:
 
     def abort(self, reason: str | BaseException) -> None:
         """Fail the group here and, at once, on all other ranks, which are told why."""
-        self._native.abort(reason if isinstance(reason, str) else name_error(reason))
+        text = reason if isinstance(reason, str) else name_error(reason)
+        self._native.abort(text.encode(errors="backslashreplace").decode())
 
     def close(self) -> None:
         """Leave the group: pending operations fail, threads end. Safe to call again.
@@ -492,7 +496,8 @@ class Group:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if error is not None and not isinstance(error, (SdpError, SystemExit)):
+        exits = isinstance(error, SystemExit) and not error.code
+        if error is not None and not exits and not isinstance(error, SdpError):
             self.abort(error)  # the other ranks may be waiting for this one
         self.close()
 
@@ -526,10 +531,14 @@ class Group:
 
     def _track(self, native: _native.Work, what: str, buffers: tuple[Buffer, ...]) -> Work:
         """Hold an operation's memory until it is done, whatever the caller does with the handle."""
-        while self._in_flight and self._in_flight[0][0].completed():
-            self._in_flight.popleft()
         held = list(buffers)
-        self._in_flight.append((native, held))
+        done: list[object] = []  # let go of outside of the lock: their finalizers are not ours
+        with self._in_flight_lock:
+            # Looks at two for each that comes, in turns: one that stays does not keep the others.
+            for _ in range(min(2, len(self._in_flight))):
+                entry = self._in_flight.popleft()
+                (done if entry[0].completed() else self._in_flight).append(entry)
+            self._in_flight.append((native, held))
         return Work(native, what, held)
 
     def _follow(

@@ -46,6 +46,7 @@ class Calls(Identity):
         self._notifier = Notifier("sdp-futures")
         self._receivers = ThreadForEach("sdp-p2p-future")
         self._works: dict[PendingWork, None] = {}  # in flight, kept if their caller drops them
+        self._turning = threading.RLock()  # while one of them is not listed
         self._registrations = Registrations(group, register and group.world_size > 1)
         self._pid = os.getpid()
         runners = (self._notifier, self._receivers)
@@ -112,13 +113,16 @@ class Calls(Identity):
     def _forget_done(self) -> None:
         """Look at two works, in turns, that perhaps nobody waits for."""
         for work in list(islice(self._works, 2)):
-            _forget(self._works, work)
-            if not work.is_completed():
-                self._works[work] = None
+            with self._turning:
+                _forget(self._works, work)
+                if not work.is_completed():
+                    self._works[work] = None
 
     def uses(self, storage: int) -> bool:
         """Whether an operation in flight works on the storage with this `_cdata`."""
-        return any(not w.is_completed() and w.touches(storage) for w in list(self._works))
+        with self._turning:
+            works = list(self._works)
+        return any(not work.is_completed() and work.touches(storage) for work in works)
 
     def shutdown(self) -> None:
         """Leave the group; every later call raises."""

@@ -1,13 +1,10 @@
 """Futures of works, completed in order by one thread of the group.
 
-Three things differ from plain torch futures, and DDP needs all of them.
+Two things differ from plain torch futures, and DDP needs both.
 
 Callbacks (`then`) run on the group's notifier thread, in the order in which they were added, and
 never in the caller's thread. A callback may issue collectives (PowerSGD's do); all ranks have to
 issue them in the same order, which "inline if the future happens to be done" does not give.
-
-A future that is made in a backward pass is waited for once more in Python, before DDP does so in
-C++: there, Ctrl-C would have no effect until the time-out.
 
 An error becomes the future's value as a `FailedResult`, because Python cannot complete a torch
 future with an error. C++ that looks at the value raises the original exception.
@@ -70,9 +67,6 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
         self._notifier = notifier
         self._completed = threading.Event()
         self._set_unwrap_func(_unwrap)
-        if notifier is not None and torch._C._current_graph_task_id() != -1:
-            # Runs at the end of the pass, and before DDP's own, which is queued after all buckets.
-            torch.autograd.Variable._execution_engine.queue_callback(self._settle)
 
     def complete_with(self, call: Callable[[], Any]) -> None:
         """Complete with what `call` returns, or with what it raises."""
@@ -82,9 +76,6 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
             result = FailedResult(error)
         self.set_result(result)
         self._completed.set()
-
-    def _settle(self) -> None:
-        self._completed.wait()
 
     def wait(self) -> Any:
         """The value, once it is there; unlike in torch, Ctrl-C ends the wait."""

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from collections.abc import Callable
 
 Task = Callable[[], None]
+
+
+STOP_S = 10.0
+log = logging.getLogger(__name__)
+
+
+def join(thread: threading.Thread) -> None:
+    """Wait for a thread whose group is closed: only a callback of the user can keep it."""
+    thread.join(STOP_S)
+    if thread.is_alive():
+        log.warning(
+            "a callback of a future still runs %.0f s after its group was closed. Hint: callbacks "
+            "must not wait for anything else.",
+            STOP_S,
+        )
 
 
 class Notifier:
@@ -38,14 +54,14 @@ class Notifier:
         return self._thread is not None and self._thread.ident == threading.get_ident()
 
     def stop(self) -> None:
-        """Finish what was submitted and end the thread."""
+        """Finish what was submitted and end the thread; it is left behind if a callback blocks."""
         with self._lock:
             self._stopped = True
             thread = self._thread
         if thread is not None:
             self._tasks.put(None)
             if thread is not threading.current_thread():
-                thread.join()
+                join(thread)
 
     def _start(self) -> None:
         if self._thread is None:
@@ -85,4 +101,4 @@ class ThreadForEach:
         """Wait for all tasks."""
         for thread in list(self._threads):
             if thread is not threading.current_thread():
-                thread.join()
+                join(thread)

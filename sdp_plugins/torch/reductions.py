@@ -17,6 +17,7 @@ from sdp_plugins.core import ReduceOp
 from sdp_plugins.torch.calls import Calls, Start
 from sdp_plugins.torch.options import How, Options, op_and_how, root_and_how
 from sdp_plugins.torch.reduce_ops import core_op
+from sdp_plugins.torch.reducer import called_by_reducer, wait_in_python
 from sdp_plugins.torch.registration import MIN_BYTES
 from sdp_plugins.torch.tensors import Outputs, address, is_dense, only, readable, to_reduce
 from sdp_plugins.torch.work import Work
@@ -43,7 +44,10 @@ class Reductions(Calls):
             self._registrations.see(tensor, self._in_flight)
         buffer, reduction = to_reduce(tensor), core_op(kind)
         if how[0]:
-            return self._run([partial(lane.all_reduce, buffer, reduction)], how, [tensor])
+            work = self._run([partial(lane.all_reduce, buffer, reduction)], how, [tensor])
+            if called_by_reducer():
+                wait_in_python(work.wait)
+            return work
         lane.all_reduce(buffer, reduction, timeout_s=how[1])
         return Work((tensor,), self._notifier)
 

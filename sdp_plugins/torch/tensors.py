@@ -77,6 +77,9 @@ def readable(tensor: Tensor) -> Tensor:
     return tensor.detach().contiguous().resolve_conj().resolve_neg()
 
 
+OVERLAPS = 1  # torch's MemOverlap::Yes
+
+
 class Outputs:
     """Dense tensors to write into, and the copies back to those that the caller gave."""
 
@@ -87,6 +90,11 @@ class Outputs:
         """The tensor itself, or a dense stand-in with its values that `copy_back` copies."""
         stand_in = readable(tensor)
         if stand_in is not tensor:
+            if torch._debug_has_internal_overlap(tensor) == OVERLAPS:
+                raise ValueError(
+                    f"The output of shape {tuple(tensor.shape)} has several elements in one place "
+                    "of memory. Hint: pass tensor.contiguous()."
+                )
             self.copy_later(tensor, stand_in)
         return stand_in
 

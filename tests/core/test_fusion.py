@@ -330,6 +330,26 @@ def hand_in_wrongly(rank: int, world: int, case: str) -> str:
     return str(caught.value)
 
 
+def hand_in_twice(rank: int, world: int) -> None:
+    """Memory of two tensors would be reduced twice; neighbours are fine."""
+    fusion = make(kept_group(), [(5, "float32"), (70, "float32")], 1 * KIB, "sum")
+    memory = np.ones(80, f32)
+    fusion.ready(0, memory[:5])
+    for start in (0, 4):
+        with pytest.raises(ValueError, match="tensor 1 shares memory with another one of this"):
+            fusion.ready(1, memory[start : start + 70])
+    fusion.ready(1, memory[5:75])
+    fusion.finish()
+    assert (memory[:75] == world).all() and (memory[75:] == 1).all()
+    fusion.ready(0, memory[5:10])  # another step
+    fusion.ready(1, memory[10:])
+    fusion.finish()
+
+
+def test_shared_memory_is_refused(rank_pool: Pool) -> None:
+    rank_pool(2).run(hand_in_twice)
+
+
 @pytest.mark.parametrize("case", WRONG_GRADIENTS)
 def test_wrong_gradients(rank_pool: Pool, case: str) -> None:
     text = WRONG_GRADIENTS[case][1]

@@ -158,6 +158,7 @@ def run_misuse(rank: int, world: int) -> None:
             (ValueError, r"on meta.*cpu", lambda: dist.all_reduce(torch.ones(3, device="meta"))),
             (ValueError, r"on meta", lambda: dist.broadcast(torch.ones(3, device="meta"), 0)),
             (ValueError, r"no memory", lambda: dist.all_reduce(freed())),
+            (ValueError, r"one place", lambda: dist.all_reduce(torch.ones(1).expand(4))),
             (TypeError, r"float8.*float32", lambda: dist.all_reduce(ones.to(torch.float8_e5m2))),
             (TypeError, r"uint16", lambda: dist.all_reduce(ones.to(torch.uint16))),
             (ValueError, r"one tensor", lambda: group.allreduce([ones, ones])),

@@ -194,6 +194,31 @@ def test_receive_futures(rank_pool: Any) -> None:
     rank_pool(2).run(run_receive_futures)
 
 
+def run_futures_kept_beyond_a_pass(rank: int, world: int) -> None:
+    """A backward pass does not wait for futures that only its hooks know."""
+    with process_group():
+        weight = torch.ones(8, requires_grad=True)
+        futures: list[Any] = []
+
+        def hook(parameter: torch.Tensor) -> None:
+            work = dist.all_reduce(parameter.grad, async_op=True)
+            futures.append(work.get_future())
+
+        weight.register_post_accumulate_grad_hook(hook)
+        signal = torch.ones(1)
+        if rank == 1:
+            dist.recv(signal, 0)  # begins only after rank 0's pass
+        weight.sum().backward()
+        if rank == 0:
+            dist.send(signal, 1)
+        futures[0].wait()
+        assert_same(weight.grad, torch.full((8,), 2.0))
+
+
+def test_futures_kept_beyond_a_pass(rank_pool: Any) -> None:
+    rank_pool(2).run(run_futures_kept_beyond_a_pass, timeout_s=20)
+
+
 def run_failing_callbacks(rank: int, world: int) -> None:
     with process_group():
         future = dist.all_reduce(values(rank, 3), async_op=True).get_future()

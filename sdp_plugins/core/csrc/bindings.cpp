@@ -8,6 +8,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <string_view>
 #include <tuple>
 
 #include "engine.hpp"
@@ -34,9 +35,12 @@ std::vector<Piece> as_pieces(const Pieces& pieces) {
 nb::object as_exception(const Failure& failure) {
   nb::list ranks;
   for (int rank : failure.ranks) ranks.append(rank);
+  const std::string_view text(failure.what());  // a part of it may come from a peer's memory
+  const auto shown =
+      nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
   return nb::module_::import_("sdp_plugins.core.errors")
-      .attr("from_native")(name(failure.kind), failure.what(), nb::tuple(ranks), failure.op,
-                           failure.seq, failure.elapsed_s);
+      .attr("from_native")(name(failure.kind), shown, nb::tuple(ranks), failure.op, failure.seq,
+                           failure.elapsed_s);
 }
 
 void translate(const std::exception_ptr& thrown, void*) {
@@ -317,9 +321,8 @@ NB_MODULE(_native, m) {
       .def("add_region", &NativeGroup::add_region, "address"_a, "nbytes"_a, "fd"_a, "offset"_a,
            "Offers a shared mapping to the peers; returns its id. The fd is duplicated.")
       .def("remove_region", &NativeGroup::remove_region, "region"_a)
-      .def(
-          "allocate", &NativeGroup::allocate, "nbytes"_a,
-          "(address, region) of zero-filled memory that peers can map; until `release`.")
+      .def("allocate", &NativeGroup::allocate, "nbytes"_a,
+           "(address, region) of zero-filled memory that peers can map; until `release`.")
       .def("release", &NativeGroup::release, "region"_a)
       .def("abort", &NativeGroup::abort, "reason"_a)
       .def("failure", &NativeGroup::failure, nb::sig("def failure(self) -> BaseException | None"),

@@ -84,7 +84,7 @@ void Communicator::run(const Request& request, const Patience& patience) {
 
 Failure Communicator::fail(const Failure& failure) {
   // Leaving in good order is no cause, and a forked child must not speak for its parent.
-  if (failure.kind == FailureKind::closed || !ours()) return failure;
+  if (failure.kind == FailureKind::closed || closed() || !ours()) return failure;
   const std::lock_guard lock(cause_mutex_);
   if (!cause_) {
     const std::string text(failure.what());
@@ -100,6 +100,10 @@ std::string Communicator::head() const {
   return "[rank " + std::to_string(rank()) + "/" + std::to_string(world_size()) + "] ";
 }
 
+Failure Communicator::closing() const {
+  return {FailureKind::closed, head() + "the group is closed. Hint: make a new one."};
+}
+
 bool Communicator::ours() const {
   return getpid() == owner_pid_;
 }
@@ -109,7 +113,7 @@ void Communicator::throw_if_failed() const {
     throw forked(head());
   }
   if (closed_.load()) {
-    throw Failure(FailureKind::closed, head() + "the group is closed. Hint: make a new one.");
+    throw closing();
   }
   const std::lock_guard lock(cause_mutex_);
   if (cause_) throw *cause_;

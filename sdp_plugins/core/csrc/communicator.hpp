@@ -30,6 +30,7 @@ class Communicator {
 
   // Records why the group is unusable, once, and tells the peers. Returns the first cause.
   Failure fail(const Failure& failure);
+  Failure closing() const;                              // why nothing runs any more
   Failure interruption(const std::string& what) const;  // why, after a signal ended `what`
   void throw_if_failed() const;                         // also if called in a forked child
   void close();                                         // from now on everything throws

@@ -117,13 +117,20 @@ void Engine::loop() {
 
 void Engine::close() {
   communicator_->close();  // ends waits within a slice
+  // In a forked child the lock may be held by a thread that does not exist there.
+  if (!thread_.ours()) return;
+  std::deque<Item> dropped;
+  bool in_handler = false;
   {
-    // In a forked child the lock may be held by a thread that does not exist there.
-    if (!thread_.ours()) return;
     const std::lock_guard lock(mutex_);
     stopping_ = true;
+    in_handler = caller_ == std::this_thread::get_id();
+    if (in_handler) dropped.swap(queue_);
   }
   changed_.notify_all();
-  thread_.join();
+  // The engine cannot go on before the operation below a signal handler ends, which can only end
+  // after the handler: nobody may wait for either here.
+  for (const Item& item : dropped) item.work->finish(communicator_->closing());
+  if (!in_handler) thread_.join();
 }
 }  // namespace sdp

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <iterator>
 #include <stdexcept>
 #include <string>
 
@@ -43,6 +44,7 @@ FusionBuffer::~FusionBuffer() {
 
 void FusionBuffer::start_over() {
   states_.assign(tensors_.size(), TensorState{});
+  taken_.clear();
   bucket_states_.clear();
   for (const auto& bucket : plan_.buckets()) {
     bucket_states_.push_back({bucket.tensors.size(), nullptr, {}});
@@ -66,9 +68,24 @@ void FusionBuffer::ready(std::size_t tensor, std::byte* data) {
   if (data == nullptr && nbytes(tensor) > 0) {
     throw std::invalid_argument("tensor " + std::to_string(tensor) + " has no memory");
   }
+  take(tensor, data);
   state = {data, true};
   --bucket_states_[plan_.bucket_of(tensor)].missing;
   launch_complete(false);
+}
+
+// Memory that two tensors share would be reduced twice.
+void FusionBuffer::take(std::size_t tensor, const std::byte* data) {
+  if (nbytes(tensor) == 0) return;
+  const std::byte* end = data + nbytes(tensor);
+  const auto next = taken_.lower_bound(data);
+  const bool before = next != taken_.begin() && std::prev(next)->second > data;
+  if (before || (next != taken_.end() && next->first < end)) {
+    throw std::invalid_argument("tensor " + std::to_string(tensor) +
+                                " shares memory with another one of this step. Hint: register "
+                                "memory once, or hand in a copy.");
+  }
+  taken_.emplace_hint(next, data, end);
 }
 
 // In the plan's order. The lock is kept over `submit`, so that two threads cannot swap two buckets.

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -50,6 +51,7 @@ class FusionBuffer {
   };
   void launch_complete(bool everything);  // with the lock held
   Request request(std::size_t bucket);
+  void take(std::size_t tensor, const std::byte* data);
   void start_over();
   std::size_t nbytes(std::size_t tensor) const;
 
@@ -60,6 +62,7 @@ class FusionBuffer {
   const FusionPlan plan_;
   std::mutex mutex_;
   std::vector<TensorState> states_;
+  std::map<const std::byte*, const std::byte*> taken_;  // begin -> end of tensors of this step
   std::vector<BucketState> bucket_states_;
   std::size_t launched_ = 0;  // buckets handed to the engine in this step
 };

@@ -44,11 +44,16 @@ std::vector<double> Operation::factors() const {
   return all;
 }
 
-void Operation::arrive(const Record& announced) {
+void Operation::arrive(Record announced) {
+  announced.region_news = regions().news();
   own().record(seq_) = announced;
   publish();
   await_all();
   compare_records();
+  // In every operation: what peers have taken back is given up, whatever runs next.
+  for (int r = 0; r < world_size(); ++r) {
+    if (r != rank()) regions().catch_up(r, record(r).region_news);
+  }
 }
 
 void Operation::publish() {
@@ -84,12 +89,14 @@ std::vector<int> Operation::missing(std::uint32_t step) const {
   return ranks;
 }
 
-// A dead process is the root cause; that a third rank gave up because of it comes second. A rank
-// that failed ends the wait even if it has come this far: the next operation would fail anyway.
+// A process that ended without a word is the root cause; that a third rank gave up because of it
+// comes second. A rank that failed ends the wait even if it has come this far: the next operation
+// would fail anyway.
 void Operation::check_peers(std::uint32_t step) const {
   std::vector<int> lost;
   for (int r : context_.peers.dead()) {
-    if (!segment(r).header().step.reached(step)) lost.push_back(r);
+    const bool needed = !segment(r).header().step.reached(step);
+    if (needed && !context_.peers.failed(r)) lost.push_back(r);
   }
   if (!lost.empty()) {
     fail(FailureKind::peer_lost, rank_list(lost) + " ended while needed", lost);
@@ -123,7 +130,7 @@ void Operation::time_out(std::uint32_t step) const {
   what += step == arrival_step_ ? " did not arrive in " : " arrived, but stalled for ";
   what += seconds(request_.timeout_s);
   const Record& previous = segment(late[0]).record(seq_ - 1);
-  if (step == arrival_step_ && previous.seq + 1 == seq_) {
+  if (step == arrival_step_ && seq_ > 1 && previous.seq + 1 == seq_) {
     what += "; rank " + std::to_string(late[0]) + " last announced " + describe(previous);
   }
   fail(FailureKind::timeout, what, late);

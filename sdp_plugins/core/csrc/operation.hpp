@@ -48,7 +48,7 @@ class Operation {
   std::vector<double> factors() const;  // of all ranks, for PREMUL_SUM
 
   // Announces this operation, waits for all ranks, and throws Failure(mismatch) unless they agree.
-  void arrive(const Record& announced);
+  void arrive(Record announced);
 
   // Runs phases over `rounds` rounds: in stage i, phase p works on round i - p; between stages all
   // ranks synchronize. Phase 0 needs nothing of its own stage's peers, so it runs before the wait.

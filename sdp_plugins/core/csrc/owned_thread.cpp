@@ -36,6 +36,8 @@ void OwnedThread::start(std::function<void()> body, const char* name) {
 }
 
 void OwnedThread::join() {
-  if (thread_ && ours() && thread_->joinable()) thread_->join();
+  if (!thread_ || !ours()) return;
+  const std::lock_guard lock(joining_);
+  if (thread_->joinable()) thread_->join();
 }
 }  // namespace sdp

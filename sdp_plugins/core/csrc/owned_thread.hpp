@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <thread>
 
 namespace sdp {
@@ -15,10 +16,11 @@ class OwnedThread {
   bool ours() const;  // false in a forked child
   // Signals stay with the program's own threads. `name`: at most 15 characters.
   void start(std::function<void()> body, const char* name);
-  void join();
+  void join();  // by any number of threads
 
  private:
   const int owner_pid_;
+  std::mutex joining_;
   std::unique_ptr<std::thread> thread_;
 };
 }  // namespace sdp

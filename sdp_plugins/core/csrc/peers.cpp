@@ -116,6 +116,7 @@ bool Peers::failed(int rank) const {
 std::map<int, Failure> Peers::gone() const {
   std::map<int, Failure> why;
   for (int r : dead()) {
+    if (failed(r)) continue;  // it has said why
     why.try_emplace(r, FailureKind::peer_lost, rank_list({r}) + " ended while needed",
                     std::vector<int>{r});
   }
@@ -153,7 +154,11 @@ void Peers::give_up(const Failure& cause) {
   if (text.ends_with('.')) text.pop_back();
   // Who says it stands before it.
   if (text.starts_with("[rank ")) text.erase(0, text.find("] ") + 2);
-  const std::size_t length = std::min(text.size(), sizeof header.cause_text - 1);
+  std::size_t length = std::min(text.size(), sizeof header.cause_text - 1);
+  const auto continues = [&](std::size_t at) {  // a character of UTF-8 that began before
+    return at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80;
+  };
+  while (length > 0 && continues(length)) --length;
   std::memcpy(header.cause_text, text.data(), length);
   header.cause_text[length] = '\0';
   say(PeerState::failed);

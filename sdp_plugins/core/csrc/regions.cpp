@@ -21,7 +21,9 @@ FileDescriptor duplicate(int fd) {
   FileDescriptor copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (copy.get() < 0) {
     throw Failure(FailureKind::shared_memory,
-                  std::string("cannot share a memory file: ") + std::strerror(errno));
+                  std::string("cannot share a memory file: ") + std::strerror(errno) +
+                      ". Hint: raise the limit (ulimit -n); peers take files over in the next "
+                      "collective.");
   }
   return copy;
 }

@@ -85,12 +85,10 @@ class AllReduce {
       record.region = place->region;
       record.offset = place->offset;
     }
-    record.region_news = op_.regions().news();
     op_.arrive(record);
 
     bool all_registered = true;
     for (int r = 0; r < op_.world_size(); ++r) {
-      if (r != op_.rank()) op_.regions().catch_up(r, op_.record(r).region_news);
       all_registered = all_registered && op_.record(r).registered;
     }
     const Path path = choose_path(request.op, nbytes, all_registered);

@@ -1,0 +1,156 @@
+"""How groups end, and what the other ranks read: exceptions, several closes, signal handlers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sdp_plugins.core import Group, PeerLostError, SdpError
+from tests.ranks import RankPool, start_ranks
+
+Pool = Callable[[int], RankPool]
+
+
+class UnspeakableError(Exception):
+    def __str__(self) -> str:
+        raise AttributeError("no text")
+
+
+ERRORS: dict[str, tuple[BaseException, str]] = {
+    "plain": (ZeroDivisionError("in user's code\nand more"), "ZeroDivisionError: in user's code."),
+    "without text": (KeyboardInterrupt(), "KeyboardInterrupt."),
+    "without a text that can be had": (
+        UnspeakableError(),
+        "UnspeakableError: (its text cannot be shown).",
+    ),
+    "longer than there is room": (ValueError("\N{GRINNING FACE}" * 200), "ValueError: \U0001f600"),
+    "cut within a character": (ValueError("x" + "\N{EURO SIGN}" * 200), "ValueError: x\u20ac"),
+    "not text": (OSError("bad \udcff"), "OSError: bad \\udcff."),
+    "exit with a text": (SystemExit("no data"), "SystemExit: no data."),
+    "exit with a code": (SystemExit(3), "SystemExit: 3."),
+}
+
+
+def fail_in_a_block(rank: int, world: int, case: str) -> str:
+    error = ERRORS[case][0]
+    try:
+        with Group.from_env(timeout_s=30) as group:
+            if rank == 1:
+                raise error
+            group.barrier()
+    except (type(error), PeerLostError) as caught:
+        assert group.closed
+        return "" if rank == 1 else str(caught)
+    return "nobody noticed"
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_peers_read_why_a_block_ended(rank_pool: Pool, case: str) -> None:
+    text, _ = rank_pool(2).run(fail_in_a_block, case)
+    assert f"rank 1 gave up: {ERRORS[case][1]}" in text
+    assert "\N{REPLACEMENT CHARACTER}" not in text
+
+
+def exit_well(rank: int, world: int) -> str:
+    try:
+        with Group.from_env(timeout_s=30) as group:
+            if rank == 1:
+                raise SystemExit(0)
+            group.barrier()
+    except (SystemExit, PeerLostError) as caught:
+        return str(caught)
+    return "nobody noticed"
+
+
+def test_an_exit_without_failure_only_closes(rank_pool: Pool) -> None:
+    assert "rank 1 has closed the group" in rank_pool(2).run(exit_well)[0]
+
+
+def arrive_late(rank: int, world: int, ended: str) -> str:
+    with Group.from_env(timeout_s=30) as group:
+        group.barrier()
+        if rank == 1:
+            raise ValueError("the loss is not a number")
+        while not Path(ended).exists():
+            time.sleep(0.01)
+        with pytest.raises(PeerLostError) as caught:
+            group.barrier()
+    return str(caught.value)
+
+
+def test_why_a_rank_ended_outlives_its_process(tmp_path: Path) -> None:
+    with start_ranks(2, arrive_late, str(tmp_path / "ended")) as ranks:
+        ranks[1].finish()
+        (tmp_path / "ended").touch()
+        text = ranks[0].result(timeout_s=10)
+    assert "rank 1 gave up: ValueError: the loss is not a number" in text
+
+
+def abort_after_closing(rank: int, world: int) -> str:
+    group = Group.from_env(timeout_s=30)
+    group.barrier()
+    if rank == 1:
+        group.close()
+        group.abort("clean-up code ran twice")
+        return ""
+    with pytest.raises(PeerLostError) as caught:
+        group.barrier()
+    group.close()
+    return str(caught.value)
+
+
+def test_a_closed_group_cannot_be_aborted(rank_pool: Pool) -> None:
+    assert "rank 1 has closed the group" in rank_pool(2).run(abort_after_closing)[0]
+
+
+def close_in_two_threads(rank: int, world: int) -> None:
+    for turn in range(50):
+        group = Group.from_env(name=str(turn), timeout_s=10)
+        group.all_reduce(np.ones(4), async_op=True)
+        group.recv(np.ones(4), 1 - rank, async_op=True)
+        threads = [threading.Thread(target=group.close) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+
+def test_closed_by_several_threads_at_once(rank_pool: Pool) -> None:
+    rank_pool(2).run(close_in_two_threads)
+
+
+def close_in_a_handler(rank: int, world: int, ended: str) -> None:
+    """The handler runs within an operation, behind which another thread has queued one."""
+    group = Group.from_env(timeout_s=30)
+    group.barrier()
+    if rank == 1:
+        while not Path(ended).exists():
+            time.sleep(0.01)
+        group.close()
+        return
+    before = signal.signal(signal.SIGUSR1, lambda number, frame: group.close())
+
+    def interrupt() -> None:
+        queued = group.all_reduce(np.ones(4), async_op=True)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        with pytest.raises(SdpError, match="the group is closed"):
+            queued.wait()
+
+    thread = threading.Timer(0.3, interrupt)
+    thread.start()
+    with pytest.raises(SdpError, match="the group is closed"):
+        group.barrier()
+    thread.join()
+    signal.signal(signal.SIGUSR1, before)
+    Path(ended).touch()
+
+
+def test_closed_by_a_signal_handler(rank_pool: Pool, tmp_path: Path) -> None:
+    rank_pool(2).run(close_in_a_handler, str(tmp_path / "ended"), timeout_s=20)
