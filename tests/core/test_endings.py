@@ -12,7 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sdp_plugins.core import Group, PeerLostError, SdpError
+from sdp_plugins.core import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    Group,
+    PeerLostError,
+    SdpError,
+)
 from tests.ranks import RankPool, start_ranks
 
 Pool = Callable[[int], RankPool]
@@ -154,3 +160,23 @@ def close_in_a_handler(rank: int, world: int, ended: str) -> None:
 
 def test_closed_by_a_signal_handler(rank_pool: Pool, tmp_path: Path) -> None:
     rank_pool(2).run(close_in_a_handler, str(tmp_path / "ended"), timeout_s=20)
+
+
+def disagree_without_one(rank: int, world: int, ended: str) -> str:
+    with Group.from_env(timeout_s=1) as group:
+        group.barrier()
+        while rank == 2 and not Path(ended).exists():
+            time.sleep(0.01)
+        with pytest.raises((CollectiveTimeoutError, CollectiveMismatchError)) as caught:
+            group.all_reduce(np.zeros(8 if rank else 4))
+        Path(ended).touch()
+    return str(caught.value)
+
+
+def test_a_missing_rank_does_not_hide_a_disagreement(rank_pool: Pool, tmp_path: Path) -> None:
+    for text in rank_pool(3).run(disagree_without_one, str(tmp_path / "ended"))[:2]:
+        assert "rank 2 did not arrive in 1 s" in text
+        assert (
+            "those that came disagree: rank 0: all_reduce #2 float64[4] sum; "
+            "rank 1: all_reduce #2 float64[8] sum" in text
+        )

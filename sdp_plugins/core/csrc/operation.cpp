@@ -24,6 +24,14 @@ bool agree(const Record& a, const Record& b) {
          (!reduces(a.op) || a.reduce_op == b.reduce_op) && (!is_rooted(a.op) || a.root == b.root) &&
          (!counts_must_agree(a.op) || a.count == b.count);
 }
+std::string in_words(const std::vector<std::pair<std::string, std::vector<int>>>& table) {
+  std::string what;
+  for (const auto& [text, ranks] : table) {
+    what.append(" ").append(rank_list(ranks)).append(": ").append(text).append(";");
+  }
+  what.pop_back();
+  return what;
+}
 }  // namespace
 
 Operation::Operation(const Context& context, const Request& request, std::uint64_t seq,
@@ -133,38 +141,49 @@ void Operation::time_out(std::uint32_t step) const {
   if (step == arrival_step_ && seq_ > 1 && previous.seq + 1 == seq_) {
     what += "; rank " + std::to_string(late[0]) + " last announced " + describe(previous);
   }
+  if (step == arrival_step_) {
+    const Announcements table = disagreement(others_than(late));
+    if (!table.empty()) what += "; those that came disagree:" + in_words(table);
+  }
   fail(FailureKind::timeout, what, late);
 }
 
-void Operation::compare_records() const {
+// Equal announcements together, the ranks that made them in front; empty if all agree.
+Operation::Announcements Operation::disagreement(const std::vector<int>& ranks) const {
   const Record& mine = record(rank());
-  bool all_agree = true;
-  for (int r = 0; r < world_size(); ++r) all_agree = all_agree && agree(mine, record(r));
-  if (all_agree) return;
-  check_withdrawn();
-  // One entry per distinct announcement, the ranks that made it in front.
-  std::vector<std::pair<std::string, std::vector<int>>> table;
-  for (int r = 0; r < world_size(); ++r) {
+  const auto agrees = [&](int r) { return agree(mine, record(r)); };
+  Announcements table;
+  if (std::all_of(ranks.begin(), ranks.end(), agrees)) return table;
+  for (int r : ranks) {
     const std::string text = describe(record(r));
-    auto same =
+    const auto same =
         std::find_if(table.begin(), table.end(), [&](auto& row) { return row.first == text; });
-    if (same == table.end()) same = table.insert(table.end(), {text, {}});
-    same->second.push_back(r);
+    if (same == table.end()) {
+      table.push_back({text, {r}});
+    } else {
+      same->second.push_back(r);
+    }
   }
-  std::string what = "ranks disagree:";
-  for (const auto& [text, ranks] : table) {
-    what.append(" ").append(rank_list(ranks)).append(": ").append(text).append(";");
-  }
-  what.pop_back();
+  return table;
+}
+
+void Operation::compare_records() const {
+  const Announcements table = disagreement(others_than({}));
+  if (table.empty()) return;
+  check_withdrawn();
   // To blame: whoever is not with the largest party (the first one among equals).
   const auto largest = std::max_element(table.begin(), table.end(), [](auto& a, auto& b) {
     return a.second.size() < b.second.size();
   });
+  fail(FailureKind::mismatch, "ranks disagree:" + in_words(table), others_than(largest->second));
+}
+
+std::vector<int> Operation::others_than(const std::vector<int>& ranks) const {
   std::vector<int> others;
   for (int r = 0; r < world_size(); ++r) {
-    if (!std::count(largest->second.begin(), largest->second.end(), r)) others.push_back(r);
+    if (std::find(ranks.begin(), ranks.end(), r) == ranks.end()) others.push_back(r);
   }
-  fail(FailureKind::mismatch, what, others);
+  return others;
 }
 
 void Operation::fail(FailureKind kind, const std::string& what, std::vector<int> ranks) const {

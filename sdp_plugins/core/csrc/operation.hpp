@@ -6,6 +6,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels.hpp"
@@ -78,6 +79,9 @@ class Operation {
  private:
   void await_rank(int rank, std::uint32_t step);
   void check_peers(std::uint32_t step) const;
+  using Announcements = std::vector<std::pair<std::string, std::vector<int>>>;
+  Announcements disagreement(const std::vector<int>& ranks) const;
+  std::vector<int> others_than(const std::vector<int>& ranks) const;
   void compare_records() const;
   void check_withdrawn() const;
   std::vector<int> missing(std::uint32_t step) const;
