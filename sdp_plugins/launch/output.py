@@ -3,6 +3,8 @@
 Lines end with a newline, or with the carriage return of a progress bar. A line that stays
 unfinished for a moment (a prompt, a bar) is shown as far as it goes; if another rank writes
 meanwhile, it starts a new line, or takes the place of the bar on a terminal.
+
+Writing never blocks: a reader that is slow or stopped must not keep us from ending the job.
 """
 
 from __future__ import annotations
@@ -10,11 +12,13 @@ from __future__ import annotations
 import os
 import re
 import select
+import stat
 import time
 from collections import deque
-from dataclasses import dataclass
+from contextlib import suppress
 
-CHUNK = 1 << 16
+CHUNK = 1 << 20  # no pipe holds more
+BACKLOG_LIMIT = 1 << 20
 SHOW_UNFINISHED_S = 0.05
 LONGEST_UNFINISHED = 1 << 16
 TAIL_LINES = 400
@@ -22,46 +26,51 @@ ERASE_LINE = b"\r\x1b[K"
 PIECE = re.compile(rb"[^\r\n]*(?:\r?\n|\r(?!\n)(?=.))|[^\r\n]+\r?\Z|\r\Z", re.DOTALL)
 
 
-class Screen:
-    """The line in which the next byte lands; stdout and stderr share it if they are one file."""
-
-    def __init__(self) -> None:
-        self.owner: Stream | None = None  # whose unfinished line or bar it is
-        self.midline = False  # not at the start of a line
-
-
-@dataclass
 class Sink:
     """A descriptor of the launcher to which many streams write.
 
-    Once it could not be written it swallows everything, so that the job can still be ended in
-    good order; `error` says why.
+    What its reader does not take yet is the backlog. Once it could not be written it swallows
+    everything, so that the job can still be ended in good order; `error` says why.
     """
 
-    fd: int
-    screen: Screen
-    error: OSError | None = None
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self.terminal = os.isatty(fd)
+        self.error: OSError | None = None
+        self.backlog = bytearray()
+        self.owner: Stream | None = None  # whose unfinished line or bar is the last
+        self.midline = False  # the next byte does not start a line
+        self._poll = select.poll()
+        self._poll.register(fd, select.POLLOUT)
 
-    def __post_init__(self) -> None:
-        self.terminal = os.isatty(self.fd)
+    @property
+    def full(self) -> bool:
+        """Whether the reader is so far behind that the ranks have to wait for it."""
+        return len(self.backlog) > BACKLOG_LIMIT
 
     def write(self, data: bytes) -> None:
-        """Write all of it, at once as far as the kernel lets us."""
-        view = memoryview(data)
-        while view and self.error is None:
+        """Write, now or later."""
+        if self.error is None:
+            self.backlog += data
+            self.drain()
+
+    def drain(self) -> None:
+        """Write what the reader takes now; a pipe that is ready takes PIPE_BUF without blocking."""
+        while self.backlog and self._poll.poll(0):
             try:
-                view = view[os.write(self.fd, view) :]
-            except BlockingIOError:  # whoever shares the terminal with us has set it so
-                select.select([], [self.fd], [])
+                del self.backlog[: os.write(self.fd, self.backlog[: select.PIPE_BUF])]
+            except BlockingIOError:
+                return
             except OSError as error:
                 self.error = error
+                self.backlog.clear()
 
     def leave_line(self, next_owner: Stream | None) -> bytes:
         """What to write so that `next_owner` does not write into another's line."""
-        owner = self.screen.owner
+        owner = self.owner
         if owner is None or owner is next_owner:
             return b""
-        self.screen.owner, self.screen.midline = None, False
+        self.owner, self.midline = None, False
         return ERASE_LINE if self.terminal and owner.rewrites else b"\n"
 
     def announce(self, text: str) -> None:
@@ -76,11 +85,22 @@ def open_standard_streams() -> None:
     os.close(fd)
 
 
+def unblock(fd: int) -> None:
+    """Open a pipe or terminal again, in non-blocking mode: others share the one we were given.
+
+    What cannot be opened again (a socket, another user's pipe) stays as it is.
+    """
+    if os.isatty(fd) or stat.S_ISFIFO(os.fstat(fd).st_mode):
+        with suppress(OSError):
+            own = os.open(f"/proc/self/fd/{fd}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY)
+            os.dup2(own, fd)
+            os.close(own)
+
+
 def sinks(stdout: int = 1, stderr: int = 2) -> tuple[Sink, Sink]:
-    """The launcher's two sinks."""
-    screen = Screen()
-    same = os.path.sameopenfile(stdout, stderr)
-    return Sink(stdout, screen), Sink(stderr, screen if same else Screen())
+    """The launcher's two sinks, or the same one twice: in one file they share lines and order."""
+    out = Sink(stdout)
+    return out, out if os.path.sameopenfile(stdout, stderr) else Sink(stderr)
 
 
 class Stream:
@@ -97,17 +117,15 @@ class Stream:
 
     def pump(self) -> bool:
         """Pass on what there is to read; False at the end of the stream."""
-        while True:
-            try:
-                data = os.read(self.fd, CHUNK)
-            except BlockingIOError:
-                return True
-            if not data:
-                self.flush()
-                return False
+        try:
+            data = os.read(self.fd, CHUNK)
+        except BlockingIOError:
+            return True
+        if data:
             self.feed(data)
-            if len(data) < CHUNK:  # others have something to say, too
-                return True
+        else:
+            self.flush()
+        return bool(data)
 
     def feed(self, data: bytes) -> None:
         """Show the lines that `data` completes, keep the rest for a moment."""
@@ -137,18 +155,18 @@ class Stream:
     def placed(self, piece: bytes) -> bytes:
         """`piece` with the prefix that it needs where it lands."""
         self.remember(piece)
-        screen = self.sink.screen
-        ours = screen.owner is self
+        sink = self.sink
+        ours = sink.owner is self
         bare = piece in (b"\r", b"\n", b"\r\n")
         if piece == b"\r" and not ours:
             self.rewrites = True  # a bar starts with a return; there is nothing to return to
             return b""
-        out = self.sink.leave_line(self)
-        if not screen.midline and not (ours and bare):
+        out = sink.leave_line(self)
+        if not sink.midline and not (ours and bare):
             out += self.prefix
-        screen.midline = not piece.endswith((b"\n", b"\r"))
-        screen.owner = None if piece.endswith(b"\n") else self
-        if not screen.midline:
+        sink.midline = not piece.endswith((b"\n", b"\r"))
+        sink.owner = None if piece.endswith(b"\n") else self
+        if not sink.midline:
             self.rewrites = piece.endswith(b"\r")
         return out + piece
 

@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from types import FrameType
 
 from sdp_plugins.launch.output import Sink, Stream
@@ -20,10 +21,12 @@ Handler = Callable[[int, FrameType | None], None]
 class Pump:
     """Passes the output of all ranks on, as it comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *sinks: Sink) -> None:
+        self._sinks = set(sinks)
         self._selector = selectors.DefaultSelector()
         self._streams: list[Stream] = []
-        self._open: set[int] = set()
+        self._open: set[int] = set()  # streams that have not ended
+        self._watched: set[int] = set()
 
     def add(self, fd: int, prefix: str, sink: Sink) -> Stream:
         """Take on the reading end of a rank's pipe."""
@@ -31,24 +34,40 @@ class Pump:
         stream = Stream(fd, prefix, sink)
         self._streams.append(stream)
         self._open.add(fd)
-        self._selector.register(fd, selectors.EVENT_READ, stream)
         return stream
 
     def add_alarm(self, fd: int) -> None:
         """Wake up when this pipe has something; it is emptied."""
-        self._selector.register(fd, selectors.EVENT_READ, None)
+        self._selector.register(fd, selectors.EVENT_READ, lambda: empty(fd))
+
+    def backlogged(self) -> bool:
+        """Whether a reader has not yet taken all that was written."""
+        return any(sink.backlog for sink in self._sinks)
+
+    def _choose(self) -> None:
+        """What to wait for: a backlog's reader, and output, unless its backlog is long."""
+        for sink in self._sinks:
+            self._watch(sink.fd, selectors.EVENT_WRITE, sink.drain, bool(sink.backlog))
+        for stream in self._streams:
+            wanted = stream.fd in self._open and not stream.sink.full
+            self._watch(stream.fd, selectors.EVENT_READ, partial(self.read, stream), wanted)
+
+    def _watch(self, fd: int, event: int, then: Callable[[], None], wanted: bool) -> None:
+        if wanted and fd not in self._watched:
+            self._selector.register(fd, event, then)
+            self._watched.add(fd)
+        elif not wanted and fd in self._watched:
+            self._selector.unregister(fd)
+            self._watched.discard(fd)
 
     def run_once(self, until: float | None) -> None:
-        """Wait for output, a signal or the time `until`, and show what came."""
+        """Wait for output, readers, a signal or the time `until`, and show what came."""
         times = [due for stream in self._streams if (due := stream.due()) is not None]
         times += [] if until is None else [until]
         wait_s = min(LONGEST_WAIT_S, max(0.0, min(times) - time.monotonic())) if times else None
+        self._choose()
         for key, _ in self._selector.select(wait_s):
-            if key.data is None:
-                with suppress(BlockingIOError):
-                    os.read(key.fd, 4096)
-            else:
-                self.read(key.data)
+            key.data()
         now = time.monotonic()
         for stream in self._streams:
             if (due := stream.due()) is not None and due <= now:
@@ -57,20 +76,28 @@ class Pump:
     def read(self, stream: Stream) -> None:
         """Pass on what a stream has now."""
         if stream.fd in self._open and not stream.pump():
-            self._selector.unregister(stream.fd)
             self._open.discard(stream.fd)
 
     def finish(self, timeout_s: float) -> None:
-        """Show what is still in the pipes, until all have ended or the time is over."""
+        """Take on what is still in the pipes, until all have ended or the time is over."""
+        for stream in self._streams * 2:  # what there is, then the end
+            self.read(stream)
         end = time.monotonic() + timeout_s
         while self._open and time.monotonic() < end:
             self.run_once(end)
+        self._open.clear()
         for stream in self._streams:
             stream.flush()
 
     def close(self) -> None:
         """Let go of the selector; the pipes are their owners' to close."""
         self._selector.close()
+
+
+def empty(fd: int) -> None:
+    """Read away what is in a non-blocking pipe."""
+    with suppress(BlockingIOError):
+        os.read(fd, 4096)
 
 
 @contextmanager

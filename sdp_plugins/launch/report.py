@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
+from enum import IntEnum
 
 LAST_LINES = 20
 LONGEST = 80
 TRACEBACK = "Traceback (most recent call last):"
 IGNORED = "Exception ignored "
-# torch starts every line of a traceback with the rank.
-CHAINED = re.compile(r"^(\[rank\d+\]: )?(During handling of|The above exception was)", re.MULTILINE)
-LOST = re.compile(rb"PeerLostError: (.*)")
-CULPRIT = re.compile(rb"[]:] ranks? (\d+)[^:]* (?:gave up|ended|has closed)\b")
+CHAINED = re.compile(r"^(During handling of|The above exception was)", re.MULTILINE)
+TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # before every line of a traceback
+LOST = re.compile(r"([\w.]+: )*([\w.]+\.)?PeerLostError\b")  # also as another's text
+CULPRIT = re.compile(r"[]:] ranks? (\d+)[^:]* (?:gave up|ended|has closed)\b")
 HINTS = {
     signal.SIGKILL: "Hint: if nobody killed it, the machine ran out of memory; see `dmesg`.",
     signal.SIGBUS: "Hint: a full /dev/shm does this; see `df /dev/shm`.",
@@ -21,14 +22,26 @@ HINTS = {
 }
 
 
+class Kind(IntEnum):
+    """How a rank failed: the less, the likelier it is the cause."""
+
+    OWN = 0  # with a traceback of its own, or by a signal
+    SILENT = 1  # with an exit code alone: perhaps it has caught the loss of another
+    LOST = 2  # because it lost another
+
+
+def killed_by(code: int) -> signal.Signals | None:
+    """The signal that an exit code stands for."""
+    try:
+        return signal.Signals(code - 128)
+    except ValueError:
+        return None
+
+
 def how_it_ended(code: int) -> str:
     """An exit code in words."""
-    if code <= 128:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(code - 128).name}"
-    except ValueError:
-        return f"exit code {code}"
+    number = killed_by(code)
+    return f"killed by {number.name}" if number else f"exit code {code}"
 
 
 def hint(code: int) -> str:
@@ -36,52 +49,80 @@ def hint(code: int) -> str:
     return next((text for number, text in HINTS.items() if code == 128 + number), "")
 
 
-def excerpt(tail: Sequence[bytes]) -> list[str]:
-    """The last traceback, with the exceptions it is chained to, or else the last lines."""
-    text = b"".join(tail).decode(errors="backslashreplace")
-    lines = [line.rpartition("\r")[2] for line in text.rstrip().split("\n")]  # a bar's last state
+def lines_of(tail: Sequence[bytes]) -> list[str]:
+    """What a terminal would show of it."""
+    text = b"".join(tail).decode(errors="backslashreplace").rstrip()
+    return [line.rpartition("\r")[2] for line in text.split("\n")] if text else []
+
+
+def last_chain(lines: Sequence[str]) -> list[int]:
+    """Where the last traceback starts, after those of the exceptions it is chained to."""
     starts = [
         i
         for i, line in enumerate(lines)
         if TRACEBACK in line and not (i and lines[i - 1].startswith(IGNORED))
     ]
-    if not starts:
-        return lines[-LAST_LINES:] if text.strip() else []
-    first = starts.pop()
-    while starts and CHAINED.search("\n".join(lines[starts[-1] : first])):
-        first = starts.pop()
-    lines = lines[first:]
+    chain = starts[-1:]
+    for start in reversed(starts[:-1]):
+        between = "\n".join(TORCH_PREFIX.sub("", line) for line in lines[start : chain[0]])
+        if not CHAINED.search(between):
+            break
+        chain.insert(0, start)
+    return chain
+
+
+def excerpt(tail: Sequence[bytes]) -> list[str]:
+    """The last traceback, with the exceptions it is chained to, or else the last lines."""
+    lines = lines_of(tail)
+    chain = last_chain(lines)
+    if not chain:
+        return lines[-LAST_LINES:]
+    lines = lines[chain[0] :]
     if len(lines) > LONGEST:
         half = LONGEST // 2
         lines = [*lines[:half], f"  ... {len(lines) - LONGEST} lines ...", *lines[-half:]]
     return lines
 
 
-def secondary(tail: Sequence[bytes]) -> bool:
-    """Whether a rank failed because another one had."""
-    return b"PeerLostError" in b"".join(tail)
+def exceptions(tail: Sequence[bytes]) -> list[str]:
+    """The exceptions of the last chain: each the first line of its traceback without indent."""
+    lines = lines_of(tail)
+    plain = [TORCH_PREFIX.sub("", line) for line in lines]
+    return [
+        next((line for line in plain[start + 1 :] if line[:1].strip()), "")
+        for start in last_chain(lines)
+    ]
+
+
+def kind(code: int, tail: Sequence[bytes]) -> Kind:
+    """How a rank failed, by its exit code and the end of its stderr."""
+    chain = exceptions(tail)
+    if any(LOST.match(text) for text in chain):
+        return Kind.LOST
+    return Kind.OWN if chain or killed_by(code) else Kind.SILENT
 
 
 def culprits(tail: Sequence[bytes]) -> list[int]:
     """The ranks that the last PeerLostError names, the root cause last."""
-    texts = LOST.findall(b"".join(tail))
-    return [int(rank) for rank in CULPRIT.findall(texts[-1])] if texts else []
+    texts = [text for text in exceptions(tail) if LOST.match(text)]
+    return [int(rank) for rank in CULPRIT.findall(texts[-1])]
 
 
-def blamed(tails: Mapping[int, Sequence[bytes]]) -> int:
+def blamed(codes: Mapping[int, int], tails: Mapping[int, Sequence[bytes]]) -> int:
     """Which of the failed ranks to report.
 
     Args:
-        tails: The end of each failed rank's stderr, in the order in which they failed.
+        codes: Their exit codes, in the order in which they failed.
+        tails: The end of each one's stderr.
 
     Returns:
-        The first that failed of its own accord; else the root cause that the first one names, if
-        that has failed, too; else the first.
+        Of those that are likeliest the cause: the root cause that the first rank to lose another
+        names, else the first that failed.
     """
-    own = [rank for rank, tail in tails.items() if not secondary(tail)]
-    first = next(iter(tails))
-    named = [rank for rank in reversed(culprits(tails[first])) if rank in tails]
-    return [*own, *named, first][0]
+    kinds = {rank: kind(code, tails[rank]) for rank, code in codes.items()}
+    lost = [rank for rank in kinds if kinds[rank] is Kind.LOST]
+    named = [rank for first in lost[:1] for rank in culprits(tails[first]) if rank in kinds]
+    return min([*reversed(named), *kinds], key=kinds.__getitem__)
 
 
 def failure(rank: int, pid: int, code: int, tail: Sequence[bytes]) -> str:

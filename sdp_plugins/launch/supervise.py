@@ -10,15 +10,15 @@ from contextlib import closing, suppress
 from types import FrameType
 
 from sdp_plugins.launch import report
-from sdp_plugins.launch.output import Sink, Stream, open_standard_streams, sinks
+from sdp_plugins.launch.output import Sink, Stream, open_standard_streams, sinks, unblock
 from sdp_plugins.launch.pump import Pump, signals_handled, signals_held_back
 from sdp_plugins.launch.sessions import Guardian, kill_sessions
 from sdp_plugins.launch.spawn import JobSpec, RankProcess, child_setup, job_environment, start_rank
 
 TERMINATE_GRACE_S = 5.0  # from SIGTERM to SIGKILL
-CAUSE_GRACE_S = 1.0  # from the end of a rank that lost another to that of the one it lost
+CAUSE_GRACE_S = 1.0  # from the end of a rank that may have lost another to that of the one it lost
 INTERRUPT_GRACE_S = 15.0  # from Ctrl-C to SIGTERM: a script may save a checkpoint
-DRAIN_S = 1.0
+DRAIN_S = 1.0  # for the last output, where we do not wait for as long as it takes
 TIMED_OUT = 124  # as timeout(1)
 BROKEN_PIPE = 128 + signal.SIGPIPE
 
@@ -29,7 +29,7 @@ class Supervisor:
     def __init__(self, stdout: Sink, stderr: Sink, timeout_s: float | None) -> None:
         self.stdout, self.stderr = stdout, stderr
         self.guardian = Guardian()
-        self.pump = Pump()
+        self.pump = Pump(stdout, stderr)
         self.ranks: list[RankProcess] = []
         self.running: dict[int, RankProcess] = {}
         self.errors: dict[int, Stream] = {}  # each rank's stderr
@@ -37,8 +37,10 @@ class Supervisor:
         self.blamed: int | None = None
         self.blame_at: float | None = None  # until then the cause may show itself
         self.signals: list[int] = []  # received by us, in order
+        self.time_is_up = False
         self.timed_out = False  # this, or the next, is what ended the job
         self.output_lost = False
+        self.not_started = False
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self.steps: list[tuple[float, int]] = []  # when to send which signal to all that still run
 
@@ -95,14 +97,18 @@ class Supervisor:
             self.output_lost = True
             self.end_all(now)
         if self.deadline is not None and self.deadline <= now:
-            self.deadline = None
+            self.deadline, self.time_is_up = None, True
             if not self.steps and not self.failed:
                 self.timed_out = True
-                left = ", ".join(str(rank) for rank in sorted(self.running))
-                self.stderr.announce(f"sdp run: the time is up; still running: rank {left}")
+                self.stderr.announce(f"sdp run: the time is up; {self.what_is_left()}")
                 self.end_all(now)
         while self.steps and self.steps[0][0] <= now:
             self.signal_all(self.steps.pop(0)[1])
+
+    def what_is_left(self) -> str:
+        """Why the job has not ended yet."""
+        left = ", ".join(str(rank) for rank in sorted(self.running))
+        return f"still running: rank {left}" if left else "its output has not been read to the end"
 
     def collect(self, now: float) -> None:
         """Take the ranks that have ended off the list; a failure ends the others."""
@@ -121,37 +127,52 @@ class Supervisor:
     def blame(self, now: float) -> None:
         """Decide which rank is to blame and end the others.
 
-        A rank that lost another may end before that one does: while only such have failed, the
-        decision waits a moment.
+        A rank that lost another may end before that one does: while only such have failed, or such
+        as do not say why, the decision waits a moment.
         """
         if self.blame_at is None:
             self.blame_at = now + CAUSE_GRACE_S
         tails = {number: self.errors[number].tail for number in self.failed}
         may_wait = self.running and not self.steps and now < self.blame_at
-        if may_wait and all(report.secondary(tail) for tail in tails.values()):
+        kinds = {report.kind(self.failed[number], tail) for number, tail in tails.items()}
+        if may_wait and report.Kind.OWN not in kinds:
             return
-        self.blamed = report.blamed(tails)
+        self.blamed = report.blamed(self.failed, tails)
         self.blame_at = None
         if not self.steps:
             self.end_all(now)
+
+    def deliver(self) -> None:
+        """Wait until all output is read, but not for long after a signal or the time-out."""
+        end = time.monotonic() + DRAIN_S
+        while self.pump.backlogged():
+            hurried = self.signals or self.time_is_up
+            if hurried and time.monotonic() >= end:
+                break
+            self.pump.run_once(end if hurried else self.deadline)
+            self.take_steps(time.monotonic())
 
     def close(self) -> None:
         """Kill what is left of the ranks' sessions, show the last output, reap."""
         kill_sessions({rank.pid for rank in self.ranks})
         self.pump.finish(DRAIN_S)
+        self.deliver()
         for rank in self.ranks:
             rank.close()
-        self.pump.close()
         self.guardian.dismiss()
 
     def conclude(self) -> int:
         """Say what went wrong, if anything; the exit code of the job."""
+        if self.not_started:
+            return 1
         if len(self.signals) > 1:
             return 128 + self.signals[-1]
         if self.timed_out:
             return TIMED_OUT
         if self.blamed is not None:
             return self.conclude_failure(self.ranks[self.blamed], self.failed[self.blamed])
+        if self.signals and self.pump.backlogged():  # the user did not wait for the rest
+            return 128 + self.signals[-1]
         error = self.output_error()
         if error is None:
             return 0
@@ -175,13 +196,19 @@ def run_job(job: JobSpec, *, timeout_s: float | None = None, prefix: bool = True
     the time was up, 1 when the ranks cannot be started or their output cannot be written.
     """
     open_standard_streams()
+    unblock(1)
+    unblock(2)
     supervisor = Supervisor(*sinks(), timeout_s)
-    with signals_handled(supervisor.on_signal, supervisor.pump):
+    pump = supervisor.pump
+    with signals_handled(supervisor.on_signal, pump), closing(pump):
         with closing(supervisor):
             try:
                 supervisor.start(job, prefix=prefix)
             except (OSError, subprocess.SubprocessError) as error:
+                supervisor.not_started = True
                 supervisor.stderr.announce(f"sdp run: cannot start the ranks: {error}")
-                return 1
-            supervisor.watch()
-        return supervisor.conclude()
+            else:
+                supervisor.watch()
+        code = supervisor.conclude()
+        supervisor.deliver()
+        return code

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from sdp_plugins.launch.output import LONGEST_UNFINISHED, Screen, Sink, Stream, sinks
-from sdp_plugins.launch.report import TRACEBACK, blamed, excerpt, failure
+from sdp_plugins.launch.output import BACKLOG_LIMIT, LONGEST_UNFINISHED, Sink, Stream, sinks
+from sdp_plugins.launch.report import TRACEBACK, Kind, blamed, excerpt, failure, kind
 
 F_SETPIPE_SZ = 1031
 
@@ -22,7 +22,7 @@ class Wall:
     def __init__(self) -> None:
         self.reader, self.writer = os.pipe()
         fcntl.fcntl(self.writer, F_SETPIPE_SZ, 1 << 20)
-        self.sink = Sink(self.writer, Screen())
+        self.sink = Sink(self.writer)
         self.ranks = [Stream(-1, f"[{rank}] ", self.sink) for rank in range(2)]
 
     def text(self) -> str:
@@ -113,7 +113,7 @@ def test_a_line_without_end_is_not_kept_for_ever(wall: Wall) -> None:
 
 def test_what_cannot_be_written_is_dropped(wall: Wall) -> None:
     with open("/dev/full", "wb") as full:
-        sink = Sink(full.fileno(), Screen())
+        sink = Sink(full.fileno())
         one = Stream(-1, "", sink)
         for _ in range(2):
             one.feed(b"x\n")
@@ -122,14 +122,41 @@ def test_what_cannot_be_written_is_dropped(wall: Wall) -> None:
     assert list(one.tail) == [b"x\n"] * 2
 
 
+def test_what_the_reader_does_not_take_waits_in_order(wall: Wall) -> None:
+    one, two = wall.ranks
+    line = b"x" * 999 + b"\n"
+    one.feed(line * 3000)
+    two.feed(b"y")
+    two.flush()
+    wall.sink.announce("z")
+    assert wall.sink.full and len(wall.sink.backlog) > BACKLOG_LIMIT
+    data = b""
+    while wall.sink.backlog:
+        data += os.read(wall.reader, 1 << 20)
+        wall.sink.drain()
+    assert not wall.sink.full
+    assert data.decode() + wall.text() == f"[0] {line.decode()}" * 3000 + "[1] y\nz\n"
+
+
+def test_a_reader_that_leaves_behind_a_backlog() -> None:
+    reader, writer = os.pipe()
+    sink = Sink(writer)
+    sink.write(b"x" * (BACKLOG_LIMIT + (1 << 20)))
+    assert sink.full and not sink.error
+    os.close(reader)
+    sink.drain()
+    assert isinstance(sink.error, BrokenPipeError) and not sink.backlog
+    os.close(writer)
+
+
 def test_stdout_and_stderr_share_a_line_if_they_are_one_terminal() -> None:
     ours, theirs = pty.openpty()
     reader, writer = os.pipe()
     try:
         out, err = sinks(theirs, theirs)
-        assert out.screen is err.screen and out.terminal
+        assert out is err and out.terminal
         out, err = sinks(theirs, writer)
-        assert out.screen is not err.screen and not err.terminal
+        assert out is not err and not err.terminal
     finally:
         for fd in (ours, theirs, reader, writer):
             os.close(fd)
@@ -167,15 +194,31 @@ def test_excerpt_leaves_out_what_python_has_ignored() -> None:
     assert excerpt([f"{line}\n".encode() for line in lines])[:2] == [TRACEBACK, "ValueError: boom"]
 
 
+def traceback(
+    *exceptions: str, link: str = "During handling of the above", prefix: str = ""
+) -> bytes:
+    block = f"{TRACEBACK}\n  File x, line 1, in y\n    PeerLostError\n    ~~~~^^\n"
+    text = f"\n{link}:\n\n".join(f"{block}{exception}\n" for exception in exceptions)
+    return "".join(f"{prefix}{line}\n" for line in text.splitlines()).encode()
+
+
 def lost(text: str) -> list[bytes]:
-    line = f"sdp_plugins.core.errors.PeerLostError: [rank 0/4] {text}. Hint: look there\n"
-    return [b"PeerLostError: [rank 0/4] barrier #1: rank 0 gave up\n", line.encode()]
+    lines = [f"PeerLostError: [rank 0/4] {what}" for what in ("barrier #1: rank 0 gave up", text)]
+    return [traceback(lines[0]), b"x\n", traceback(f"sdp_plugins.core.errors.{lines[1]}. Hint: y")]
+
+
+OWN = [traceback("ValueError: x")]
+CAUSE = "The above exception was the direct cause of the following"
 
 
 @pytest.mark.parametrize(
     ("tails", "rank"),
     [
-        ({2: [b"ValueError\n"], 1: []}, 2),
+        ({2: OWN, 1: []}, 2),
+        ({2: [], 1: OWN}, 1),
+        ({2: [], 1: []}, 2),
+        ({2: lost(""), 1: [], 3: OWN}, 3),
+        ({2: [], 3: lost("a #1: rank 1 ended while needed"), 1: []}, 1),
         ({2: lost("barrier #1: rank 1 ended while needed"), 1: []}, 1),
         ({2: lost("barrier #1: rank 0 ended while needed"), 1: []}, 1),
         ({2: lost("recv #1 from rank 3: rank 1 gave up: x: y"), 3: lost(""), 1: lost("")}, 1),
@@ -185,11 +228,35 @@ def lost(text: str) -> list[bytes]:
         ({2: lost("a #1: rank 1 gave up: a #1: rank 3 ended"), 1: lost(""), 3: lost("")}, 3),
         ({2: lost("a #1: rank 1 gave up: a #1: rank 3 has closed the group"), 1: lost("")}, 1),
         ({2: lost("a #1: rank 3 has closed the group"), 1: lost("")}, 2),
-        ({2: [b"PeerLostError\n"], 1: lost("")}, 2),
+        ({2: [traceback("PeerLostError")], 1: lost("")}, 2),
     ],
 )
 def test_who_is_blamed(tails: dict[int, list[bytes]], rank: int) -> None:
-    assert blamed(tails) == rank
+    assert blamed(dict.fromkeys(tails, 1), tails) == rank
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "wanted"),
+    [
+        (1, traceback("ValueError: x"), Kind.OWN),
+        (1, b"W PeerLostError: x\n" + traceback("ValueError: x"), Kind.OWN),
+        (1, traceback("a.PeerLostError: x") + b"y\n" + traceback("ValueError: x"), Kind.OWN),
+        (1, traceback("ValueError: not a PeerLostError: x") + b"PeerLostError: x\n", Kind.OWN),
+        (1, traceback("ValueError: x", prefix="[rank1]: "), Kind.OWN),
+        (137, b"", Kind.OWN),
+        (3, b"", Kind.SILENT),
+        (255, b"PeerLostError: x\n", Kind.SILENT),
+        (1, traceback("a.PeerLostError: x") + b"y\n", Kind.LOST),
+        (1, traceback("a.PeerLostError: x", prefix="[rank1]: "), Kind.LOST),
+        (1, traceback("RuntimeError: PeerLostError: x"), Kind.LOST),  # as C++ passes it on
+        (1, traceback("PeerLostError: x", "ValueError: x"), Kind.LOST),
+        (1, traceback("PeerLostError: x", "ValueError: x", link=CAUSE), Kind.LOST),
+        (1, traceback("PeerLostError", "KeyError: x", "E", prefix="[rank1]: "), Kind.LOST),
+        (134, traceback("PeerLostError: x"), Kind.LOST),
+    ],
+)
+def test_how_a_rank_failed(code: int, text: bytes, wanted: Kind) -> None:
+    assert kind(code, text.splitlines(keepends=True)) is wanted
 
 
 def test_failure_names_signal_and_hint() -> None:

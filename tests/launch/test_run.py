@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -266,6 +266,40 @@ def test_the_rank_that_others_name_is_blamed(script: Callable[[str], str]) -> No
     assert "sdp run: rank 1 " in done.stderr
 
 
+def test_who_exits_without_a_word_may_have_lost_another(script: Callable[[str], str]) -> None:
+    path = script(
+        """
+        if rank == 1:
+            await_file("failing")
+            sys.exit(3)  # it has caught the loss of rank 0, which is slow to end
+        import atexit
+        atexit.register(time.sleep, 0.4)
+        touch("failing")
+        raise ValueError("the reason")
+        """
+    )
+    done = launch("-n", "2", path)
+    assert done.returncode == 1, done.stderr
+    _, _, last = done.stderr.rpartition("sdp run: rank 0 ")
+    assert "failed first" in last and last.rstrip().endswith("ValueError: the reason")
+
+
+def test_a_loss_that_was_only_logged_is_no_reason(script: Callable[[str], str]) -> None:
+    path = script(
+        """
+        if rank == 0:
+            print("WARNING PeerLostError: went on without it", file=sys.stderr)
+            touch("failing")
+            raise ValueError("the reason")
+        await_file("failing")
+        time.sleep(0.5)
+        raise KeyError("later")
+        """
+    )
+    done = launch("-n", "2", path)
+    assert "sdp run: rank 0 " in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize("ending", ["sys.exit(0)", "time.sleep(600)"])
 def test_who_lost_a_rank_is_blamed_if_no_other_failed(
     script: Callable[[str], str], ending: str
@@ -427,6 +461,149 @@ def test_reader_that_leaves_ends_the_job(script: Callable[[str], str]) -> None:
     assert launcher.wait(timeout=15) == 128 + signal.SIGPIPE
     launcher.stderr.close()
     wait_until_gone(pids)
+
+
+LOUD = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+count = pathlib.Path(__file__).with_name(f"count {rank}")
+for i in range(1, 1 << 30):
+    sys.stdout.write(("x" * 99 + "\\n") * 600)
+    count.write_text(str(i))
+"""
+
+
+@pytest.fixture(params=["a pipe", "a terminal"])
+def unread(request: pytest.FixtureRequest) -> Iterator[tuple[int, int]]:
+    """Both ends of what nobody reads."""
+    reader, writer = os.pipe() if request.param == "a pipe" else pty.openpty()
+    yield reader, writer
+    os.close(reader)
+    os.close(writer)
+
+
+def start_unread(writer: int, *args: str, **options: Any) -> subprocess.Popen[str]:
+    options = {"stderr": writer} | options
+    return subprocess.Popen(
+        [*LAUNCHER, *args], cwd=ROOT, stdout=writer, text=True, start_new_session=True, **options
+    )
+
+
+def written(tmp_path: Path) -> list[str]:
+    return [path.read_text() for path in sorted(tmp_path.glob("count *"))]
+
+
+def wait_until_stuck(tmp_path: Path) -> None:
+    """Until two loud ranks have been waiting for their reader for a while."""
+    end = time.monotonic() + 30
+    before: list[str] = []
+    while len(before) < 2 or before != written(tmp_path) or not all(before):
+        before = written(tmp_path)
+        assert time.monotonic() < end, before
+        time.sleep(0.5)
+    assert sum(map(int, before)) * 60000 < 4 << 20  # the rest is not in the launcher's memory
+
+
+def test_a_time_out_does_not_wait_for_the_reader(
+    script: Callable[[str], str], unread: tuple[int, int]
+) -> None:
+    _, writer = unread
+    launcher = start_unread(writer, "-n", "2", "--timeout", "2", script(LOUD))
+    assert launcher.wait(timeout=20) == 124
+
+
+def test_signals_do_not_wait_for_the_reader(
+    script: Callable[[str], str], unread: tuple[int, int], tmp_path: Path
+) -> None:
+    _, writer = unread
+    launcher = start_unread(writer, "-n", "2", script(LOUD))
+    wait_until_stuck(tmp_path)
+    assert os.get_blocking(writer)  # whom it belongs to would be surprised
+    ranks = psutil.Process(launcher.pid).children(recursive=True)
+    launcher.terminate()
+    time.sleep(0.5)
+    begin = time.monotonic()
+    launcher.terminate()
+    assert launcher.wait(timeout=20) == 128 + signal.SIGTERM
+    assert time.monotonic() - begin < 4
+    wait_until_gone([rank.pid for rank in ranks])
+
+
+def test_escalation_does_not_wait_for_the_reader(
+    script: Callable[[str], str], tmp_path: Path
+) -> None:
+    reader, writer = os.pipe()
+    try:
+        launcher = start_unread(writer, "-n", "2", script(LOUD))
+        wait_until_stuck(tmp_path)
+        launcher.terminate()
+        assert launcher.wait(timeout=20) == 128 + signal.SIGKILL
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+@pytest.mark.parametrize("end", [signal.SIGTERM, None])
+def test_the_user_need_not_wait_for_the_reader_of_the_rest(
+    script: Callable[[str], str], tmp_path: Path, end: signal.Signals | None
+) -> None:
+    reader, writer = os.pipe()
+    try:
+        options = [] if end else ["--timeout", "3"]
+        text = "for _ in range(3): print('x' * 50000)\ntouch('done')"
+        path = script(text)
+        launcher = start_unread(writer, "-n", "1", *options, path, stderr=subprocess.PIPE)
+        while not (tmp_path / "done").exists():
+            time.sleep(0.01)
+        time.sleep(1.5)  # longer than the launcher waits for those who are not slow, but gone
+        assert launcher.poll() is None
+        if end:
+            launcher.send_signal(end)
+        _, stderr = launcher.communicate(timeout=20)
+        assert launcher.returncode == (128 + end if end else 124)
+        assert ("has not been read to the end" in stderr) == (end is None)
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_slow_reader_gets_everything_in_order(script: Callable[[str], str]) -> None:
+    path = script(
+        """
+        for i in range(20000): sys.stdout.write(f"{rank}-{i} {'x' * 100}\\n")
+        print("e" * 70000, file=sys.stderr)
+        touch(f"done {rank}")
+        if rank == 1:
+            await_file("done 0")
+            raise ValueError("the reason")
+        """
+    )
+    launcher = subprocess.Popen(
+        [*LAUNCHER, "-n", "2", path],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert launcher.stdout
+    lines = []
+    for i, line in enumerate(launcher.stdout):
+        if i % 13000 == 1000:
+            time.sleep(1.5)
+        lines.append(line.rstrip())
+    assert launcher.wait(timeout=20) == 1
+    for rank in range(2):
+        mine = [line for line in lines if line.startswith(f"[rank {rank}] {rank}-")]
+        assert mine == [f"[rank {rank}] {rank}-{i} {'x' * 100}" for i in range(20000)]
+        assert f"[rank {rank}] {'e' * 70000}" in lines
+    head = next(i for i, line in enumerate(lines) if line.startswith("sdp run: rank 1 "))
+    assert head > 40000 and lines[-1] == "ValueError: the reason"
+    assert not any(line.startswith("[rank") for line in lines[head:])
+
+
+def test_a_time_out_amid_more_output_than_can_be_shown(script: Callable[[str], str]) -> None:
+    with open(os.devnull, "wb") as nowhere:
+        launcher = start_unread(nowhere.fileno(), "-n", "2", "--timeout", "2", script(LOUD))
+        assert launcher.wait(timeout=20) == 124
 
 
 ENDLESS = """
