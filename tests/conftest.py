@@ -10,8 +10,8 @@ from multiprocessing import resource_tracker
 
 import pytest
 
-from tests.leaks import KINDS, Snapshot, reap_orphans, remaining
-from tests.ranks import RankPool
+from tests.leaks import KINDS, Snapshot, descriptors, reap_orphans, remaining
+from tests.ranks import RankPool, Ranks, Start
 
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -27,12 +27,12 @@ def pytest_configure(config: pytest.Config) -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-class Pools(dict[int, RankPool]):
-    """One pool for each number of ranks, started when first asked for."""
+class Pools(dict[tuple[int, bool], RankPool]):
+    """For each number of ranks one pool to last and one to lose ranks of; started when needed."""
 
-    def __missing__(self, n: int) -> RankPool:
-        self[n] = RankPool(n)
-        return self[n]
+    def __missing__(self, key: tuple[int, bool]) -> RankPool:
+        self[key] = RankPool(key[0])
+        return self[key]
 
 
 @pytest.fixture(scope="session")
@@ -40,14 +40,21 @@ def rank_pools() -> Iterator[Pools]:
     """The session's pools."""
     pools = Pools()
     yield pools
-    for pool in pools.values():
-        pool.close()
+    kept = [rank for pool in pools.values() for rank in pool.ranks or ()]
+    with Ranks(kept) as ranks:
+        ranks.finish()
 
 
 @pytest.fixture
 def rank_pool(rank_pools: Pools) -> Callable[[int], RankPool]:
     """`rank_pool(n)`: n ranks in kept processes; `.run(function, *args)` runs a case on them."""
-    return lambda n: rank_pools[n]
+    return lambda n: rank_pools[n, False]
+
+
+@pytest.fixture
+def start_pooled(rank_pools: Pools) -> Start:
+    """`with start_pooled(n, function, *args) as ranks`: as start_ranks, but in kept processes."""
+    return lambda n, function, *args: rank_pools[n, True].start(function, *args)
 
 
 @pytest.fixture(autouse=True)
@@ -69,9 +76,9 @@ def nothing_left_behind(request: pytest.FixtureRequest, rank_pools: Pools) -> It
 
 def with_pools(before: Snapshot, pools: Pools) -> Snapshot:
     """`before` with the ranks of pools that the test was the first to use, or replaced."""
-    now = Snapshot.take()
+    open_now = descriptors()
     pids = {pid: "pool" for pool in pools.values() for pid in pool.pids()}
-    fds = {fd: now.fds[fd] for pool in pools.values() for fd in pool.fds()}
+    fds = {fd: open_now[fd] for pool in pools.values() for fd in pool.fds()}
     return replace(before, processes=before.processes | pids, fds=before.fds | fds)
 
 

@@ -11,6 +11,10 @@
     def test_many(rank_pool):                           # hundreds of cases: processes are kept
         rank_pool(4).run(my_function, arg)
 
+    def test_loss(start_pooled):                        # failure injection in kept processes,
+        with start_pooled(4, my_function) as ranks:     # of which those that were lost are replaced
+            ...
+
 A function must be importable (module level in a test file). A text in its place is the source of a
 module with `main(rank, world, *args)`. What a function prints is shown when something fails.
 """
@@ -28,7 +32,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
@@ -146,7 +150,7 @@ class Rank:
 
     def give(self, payload: bytes, environment: Mapping[str, str] | None = None) -> None:
         """Start a case."""
-        self._outcome = None
+        self._said, self._outcome = [], None
         self._send(pickle.dumps((dict(environment or {}), payload)))
 
     def kill(self, number: int = signal.SIGKILL) -> None:
@@ -157,6 +161,16 @@ class Rank:
         """What the rank has written to stdout and stderr so far."""
         self._output.seek(0)
         return self._output.read().decode(errors="replace")
+
+    def until_asleep(self, timeout_s: float = 10.0) -> None:
+        """Return when the rank's main thread sleeps in the kernel, as it does where it waits."""
+        end = time.monotonic() + timeout_s
+        times = 0
+        while times < 5:  # not just for a moment, as at a lock
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            times = times + 1 if state == "S" else 0
+            assert time.monotonic() < end, f"rank {self.rank} does not wait"
+            time.sleep(0.005)
 
     def wait(self, timeout_s: float) -> bool:
         """Whether there is something to receive before the time-out."""
@@ -183,6 +197,12 @@ class Rank:
     def failed(self) -> bool:
         """Whether the case has ended without a result."""
         return self._outcome is not None and self._outcome.kind != "returned"
+
+    @property
+    def idle(self) -> bool:
+        """Whether the case has ended, as is known, and the process can take another one."""
+        ended = self._outcome is not None and self._outcome.kind in ("returned", "raised")
+        return ended and not self.connection.closed and self.process.poll() is None
 
     def heard(self, timeout_s: float = 30.0) -> Any:
         """The next thing that the rank `say`s; fails if it ends or is silent instead."""
@@ -374,7 +394,8 @@ def run_ranks(
 class RankPool:
     """n ranks that run many cases one after the other; replaced by fresh ones after a failure.
 
-    Every case gets a new SDP_JOB_ID and MASTER_PORT. A case may keep objects in `ranks.kept`.
+    Every case gets a new SDP_JOB_ID and MASTER_PORT. A case of `run` may keep objects in
+    `ranks.kept`; not where ranks that were lost in a case of `start` are replaced.
     """
 
     def __init__(self, n: int, env: Mapping[str, str | None] | None = None) -> None:
@@ -391,23 +412,30 @@ class RankPool:
         ranks = self.ranks or ()
         return {fd for r in ranks for fd in (r.connection.fileno(), r._output.fileno(), r.pidfd)}
 
-    def run(self, function: Function, *args: Any, timeout_s: float = 60.0) -> list[Any]:
-        """Run `function(rank, world, *args)` on all ranks; their results in rank order."""
+    @contextmanager
+    def start(self, function: Function, *args: Any) -> Iterator[Ranks]:
+        """Start `function(rank, world, *args)` on all ranks; at the end replace those not idle."""
         if self.ranks is None:
             self.ranks = spawn(self.n, self.env)
+        job = self.ranks.environment = job_environment(self.n)
         for rank in self.ranks:
             rank._output.truncate(0)
         try:
-            self.ranks.give(function, args, job_environment(self.n))
-            return self.ranks.results(timeout_s)
+            self.ranks.give(function, args, job)
+            yield self.ranks
         except BaseException:
             self.ranks.close()
             self.ranks = None
             raise
+        for i, rank in enumerate(self.ranks):
+            if not rank.idle:
+                rank.destroy()
+                self.ranks.ranks[i] = Rank(i, rank_environment(i, job, self.env))
 
-    def close(self) -> None:
-        """End the ranks; fails when one does not end cleanly."""
-        if self.ranks is not None:
-            with self.ranks as ranks:
-                self.ranks = None
-                ranks.finish()
+    def run(self, function: Function, *args: Any, timeout_s: float = 60.0) -> list[Any]:
+        """Run `function(rank, world, *args)` on all ranks; their results in rank order."""
+        with self.start(function, *args) as ranks:
+            return ranks.results(timeout_s)
+
+
+Start = Callable[..., AbstractContextManager[Ranks]]  # the fixture start_pooled

@@ -151,7 +151,8 @@ def test_memory_has_an_entry_per_backend_and_rank():
     assert "smddp" in text
 
 
-def test_a_backend_that_does_not_exist_ends_the_command_with_its_words(run):
+def test_a_backend_that_does_not_exist_ends_the_command_with_its_words(run, monkeypatch):
+    monkeypatch.setattr(ddp, "FULL_MODEL", SMALL_MODEL)
     result = run("ddp", "--backends", "nonsense", "--layers", "1", "--repeats", "1")
     assert result.exit_code == 1
     assert "nonsense" in result.output

@@ -41,9 +41,10 @@ def reduce_until_it_fails(rank: int, world: int, path: str, timeout_s: float = 3
 
 
 def lose(ranks: Ranks, victim: int, by: Callable[[], Any]) -> list[Outcome]:
-    """Do something to the victim; the outcomes of the others, in rank order."""
+    """Do something to the victim while all wait; the outcomes of the others, in rank order."""
     for rank in ranks:
         assert rank.heard() == "going"
+        rank.until_asleep()
     by()
     return [rank.outcome(10) for rank in ranks if rank.rank != victim]
 

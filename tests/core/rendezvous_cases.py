@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -14,7 +15,7 @@ from pathlib import Path
 from sdp_plugins.core.rendezvous import EnvHub, Exchange, Links, StoreExchange, connect
 from sdp_plugins.core.rendezvous.address import hub_addresses
 from sdp_plugins.core.topology import Topology
-from tests.ranks import say
+from tests.ranks import Ranks, say
 
 NOBODY = 65534
 
@@ -53,6 +54,7 @@ def fds() -> dict[str, str]:
 @contextmanager
 def no_fd_leak() -> Iterator[None]:
     """Fail if the block leaves descriptors behind, however it ends."""
+    gc.collect()  # what an earlier case of this process has dropped
     before = fds()
     try:
         yield
@@ -82,13 +84,14 @@ def addresses(env: dict[str, str], name: str = "g") -> list[bytes]:
     return hub_addresses(Topology.from_env({**env, "RANK": "0"}).job_key, name)
 
 
-def until_connected(env: dict[str, str], n: int) -> None:
-    """In the test: wait until n ranks have connected to a job's hub, and a moment for the hello."""
-    name = addresses(env)[0][1:].decode()
+def until_connected(ranks: Ranks, n: int) -> None:
+    """In the test: wait until n ranks have connected to rank 0's hub and all have nothing to do."""
+    name = addresses(ranks.environment)[0][1:].decode()
     for _ in range(2000):
         lines = [line for line in Path("/proc/net/unix").read_text().splitlines() if name in line]
         if len(lines) > n:  # the accepted sockets and the listening one bear the name
-            time.sleep(0.2)
+            for rank in reversed(ranks.ranks):
+                rank.until_asleep()  # rank 0 last: the others have said hello by then
             return
         time.sleep(0.005)
     raise AssertionError("the ranks did not connect")
@@ -131,11 +134,8 @@ def check_links(links: Links, rank: int, world: int) -> None:
             assert sock.recv(100) == b"%d to %d" % (peer, rank)
 
 
-def exchange_only(
-    rank: int, world: int, timeout_s: float = 10.0, delay_s: float = 0.0
-) -> list[bytes]:
+def exchange_only(rank: int, world: int, timeout_s: float = 10.0) -> list[bytes]:
     """Take part in a hub's exchange; says when it begins."""
-    time.sleep(delay_s)
     say("here")
     with no_fd_leak():
         return hub()(b"blob %d" % rank, timeout_s)

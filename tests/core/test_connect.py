@@ -6,6 +6,7 @@ import array
 import ctypes
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -46,7 +47,7 @@ from tests.core.rendezvous_cases import (
     segment,
     wait_for_go,
 )
-from tests.ranks import Ranks, run_ranks, say, start_ranks
+from tests.ranks import Ranks, Start, run_ranks, say, start_ranks
 
 pytestmark = pytest.mark.timeout(60)
 CLONE_NEWNET = 0x40000000
@@ -88,8 +89,8 @@ def connect_once(rank: int, world: int) -> tuple[list[int], float]:
     return connect_by(hub(), rank, world, timeout_s=1e8)  # the longest that settings allow
 
 
-def test_pids_are_the_ranks() -> None:
-    with start_ranks(3, connect_once) as ranks:
+def test_pids_are_the_ranks(start_pooled: Start) -> None:
+    with start_pooled(3, connect_once) as ranks:
         assert [result[0] for result in ranks.results()] == [[rank.pid for rank in ranks]] * 3
 
 
@@ -146,11 +147,11 @@ def test_detached_links_are_the_callers() -> None:
 
 def talk_early(rank: int, world: int) -> bytes:
     """What a rank sends right after connecting stays for the peer's link, whenever it returns."""
-    if rank == 0:  # slow between hearing DONE and returning
+    if rank == 0:  # slow between hearing DONE and returning: until something lies there
         finish = Switchboard._links
 
         def finish_slowly(self: Switchboard) -> Links:
-            time.sleep(0.5)
+            assert select.select([self._peers[1].ear], [], [], 10)[0]
             return finish(self)
 
         Switchboard._links = finish_slowly  # type: ignore[method-assign]
@@ -227,8 +228,8 @@ def die_behind_child(rank: int, world: int, victim: int) -> None:
 @pytest.mark.parametrize(
     "how", [die_after_exchange, die_after_calls, die_before_done, die_behind_child]
 )
-def test_killed_while_connecting(how: Any, victim: int) -> None:
-    with start_ranks(4, how, victim) as ranks:
+def test_killed_while_connecting(start_pooled: Start, how: Any, victim: int) -> None:
+    with start_pooled(4, how, victim) as ranks:
         assert ranks[victim].heard() == "dying"
         died_at = time.monotonic()
         for rank in {0, 1, 2, 3} - {victim}:
@@ -286,8 +287,8 @@ def stop_after_calls(rank: int, world: int, victim: int) -> None:
 
 @pytest.mark.parametrize("how", [stop_after_exchange, stop_after_calls])
 @pytest.mark.parametrize("victim", [0, 2])
-def test_stopped_rank_is_named(how: Any, victim: int) -> None:
-    with start_ranks(4, how, victim) as ranks:
+def test_stopped_rank_is_named(start_pooled: Start, how: Any, victim: int) -> None:
+    with start_pooled(4, how, victim) as ranks:
         for rank in {0, 1, 2, 3} - {victim}:
             error = error_of(ranks, rank)
             assert isinstance(error, RendezvousTimeoutError)
@@ -305,14 +306,14 @@ def connect_until_interrupted(rank: int, world: int) -> float:
     raise AssertionError("not interrupted")
 
 
-def test_interrupt_ends_the_wait_at_once() -> None:
+def test_interrupt_ends_the_wait_at_once(start_pooled: Start) -> None:
     """The others see the interrupted rank as lost."""
-    with start_ranks(3, connect_until_interrupted) as ranks:
+    with start_pooled(3, connect_until_interrupted) as ranks:
         assert ranks[1].heard() == "waiting"
-        time.sleep(0.3)
+        ranks[0].until_asleep()
         interrupted_at = time.monotonic()
         ranks[0].kill(signal.SIGINT)
-        assert ranks[0].result(5) - interrupted_at < 0.5
+        assert ranks[0].result(5) - interrupted_at < 1.0
         error = error_of(ranks, 2)
         assert isinstance(error, PeerLostError)
         assert error.ranks == (0,)
@@ -390,12 +391,13 @@ def connect_with_little_room_in_flight(rank: int, world: int) -> int:
             full += error.strerror == "Too many references: cannot splice"
             raise
 
-    def slow_calls(self: Switchboard) -> None:
+    def call_before_anyone_hears(self: Switchboard) -> None:
         call_all(self)
-        time.sleep(0.3)  # nobody receives yet
+        Switchboard._call_all = call_all  # type: ignore[method-assign]
+        hub("all have called")(b"", 20)
 
     call_all = Switchboard._call_all
-    Switchboard._call_all = slow_calls  # type: ignore[method-assign]
+    Switchboard._call_all = call_before_anyone_hears  # type: ignore[method-assign]
     vars(peer_rank_module)["send_message"] = count_full
     resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
     os.setuid(NOBODY)
@@ -424,8 +426,8 @@ def connect_with_wrong_table(rank: int, world: int, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["short", "swapped", "other group", "nonsense", "cut"])
-def test_bad_exchange(what: str) -> None:
-    with start_ranks(2, connect_with_wrong_table, what) as ranks:
+def test_bad_exchange(start_pooled: Start, what: str) -> None:
+    with start_pooled(2, connect_with_wrong_table, what) as ranks:
         for rank in range(2):
             error = error_of(ranks, rank)
             assert type(error) is RendezvousError
@@ -471,11 +473,10 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_strangers_disturb_nothing(name: str) -> None:
+def test_strangers_disturb_nothing(start_pooled: Start, name: str) -> None:
     """They knock at every rank, with descriptors in hand, while rank 1 is on its way."""
-    with start_ranks(3, connect_late) as ranks:
+    with start_pooled(3, connect_late) as ranks:
         assert ranks[1].heard() == "waiting"
-        time.sleep(0.1)
         strangers, targets = [], listeners(ranks)
         for uid in {os.geteuid(), NOBODY if os.geteuid() == 0 else os.geteuid()}:
             with acting_as(uid):

@@ -28,12 +28,12 @@ from tests.core.failing import (
     NOTICE_S,
     PATHS,
     assert_failed,
-    lose,
     now,
     reduce_until_it_fails,
 )
+from tests.core.rendezvous_cases import wait_for_go
 from tests.leaks import no_leaks
-from tests.ranks import RankPool, say, start_ranks
+from tests.ranks import RankPool, Start, say, start_ranks
 
 Pool = Callable[[int], RankPool]
 
@@ -45,8 +45,8 @@ ENDED = r"( rank \d gave up: .*)?: rank 2 ended while needed"
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_killed_in_all_reduce(path: str) -> None:
-    with start_ranks(3, reduce_until_it_fails, path) as ranks:
+def test_killed_in_all_reduce(start_pooled: Start, path: str) -> None:
+    with start_pooled(3, reduce_until_it_fails, path) as ranks:
         for rank in ranks:
             assert rank.heard() == "going"
         killed = now()
@@ -71,26 +71,25 @@ def compute(rank: int, world: int, victim: int) -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
-def test_killed_in_compute(victim: int) -> None:
-    with start_ranks(3, compute, victim) as ranks:
-        outcomes = lose(ranks, victim, lambda: (time.sleep(0.2), ranks[victim].kill()))
-        text = rf"( rank \d gave up: .*)?: rank {victim} ended while needed"
-        assert_failed(
-            outcomes,
-            PeerLostError,
-            ranks=(victim,),
-            op="all_reduce",
-            text=text,
-            since=now() - NOTICE_S,
-        )
+def test_killed_in_compute(start_pooled: Start, victim: int) -> None:
+    with start_pooled(3, compute, victim) as ranks:
+        for rank in ranks:
+            assert rank.heard() == "going"
+            rank.until_asleep()
+        killed = now()
+        ranks[victim].kill()
+        outcomes = [rank.outcome(5) for rank in ranks if rank.rank != victim]
+    text = rf"( rank \d gave up: .*)?: rank {victim} ended while needed"
+    assert_failed(
+        outcomes, PeerLostError, ranks=(victim,), op="all_reduce", text=text, since=killed
+    )
 
 
 def leave_early(rank: int, world: int, how: str) -> None:
     group = Group.from_env(timeout_s=30)
     group.barrier()
     if rank == 2:
-        say("leaving")
-        time.sleep(0.2)
+        wait_for_go()
         if how == "close":
             group.close()
             time.sleep(600)
@@ -112,10 +111,13 @@ def _caught() -> Any:
 
 
 @pytest.mark.parametrize("how", ["close", "raise", "sys.exit", "os._exit", "forget"])
-def test_left_early(how: str) -> None:
-    with start_ranks(3, leave_early, how) as ranks:
-        assert ranks[2].heard() == "leaving"
+def test_left_early(start_pooled: Start, how: str) -> None:
+    with start_pooled(3, leave_early, how) as ranks:
+        assert ranks[2].heard() == "waiting"
+        for rank in ranks:
+            rank.until_asleep()
         leaving = now()
+        ranks[2].kill(signal.SIGUSR1)
         outcomes = [ranks[0].outcome(5), ranks[1].outcome(5)]
     what = "(ended while needed|has closed the group)"
     if how in ("close", "forget"):
@@ -127,7 +129,6 @@ def test_left_early(how: str) -> None:
         op="all_reduce",
         text=f".*: rank 2 {what}",
         since=leaving,
-        within_s=0.2 + NOTICE_S,
     )
 
 
@@ -169,8 +170,8 @@ def fail_asynchronously(rank: int, world: int) -> dict[str, Any]:
     return {"errors": errors, "ended": ended}
 
 
-def test_pending_works_fail_and_the_group_repeats_its_first_cause() -> None:
-    with start_ranks(3, fail_asynchronously) as ranks:
+def test_pending_works_fail_and_the_group_repeats_its_first_cause(start_pooled: Start) -> None:
+    with start_pooled(3, fail_asynchronously) as ranks:
         for rank in ranks:
             assert rank.heard() == "going"
         killed = now()
@@ -190,10 +191,11 @@ def meet(rank: int, world: int, late: int) -> None:
     Group.from_env()
 
 
-def test_killed_in_rendezvous() -> None:
-    with start_ranks(3, meet, 2) as ranks:
-        assert [ranks[0].heard(), ranks[1].heard()] == ["going", "going"]
-        time.sleep(0.3)
+def test_killed_in_rendezvous(start_pooled: Start) -> None:
+    with start_pooled(3, meet, 2) as ranks:
+        for rank in (ranks[1], ranks[0]):
+            assert rank.heard() == "going"
+            rank.until_asleep()
         killed = now()
         ranks[1].kill()
         outcome = ranks[0].outcome(5)
@@ -215,9 +217,9 @@ def test_never_at_the_rendezvous() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_stopped(path: str) -> None:
+def test_stopped(start_pooled: Start, path: str) -> None:
     """SIGSTOP; when the rank goes on it is told too."""
-    with start_ranks(3, reduce_until_it_fails, path, 1.5) as ranks:
+    with start_pooled(3, reduce_until_it_fails, path, 1.5) as ranks:
         for rank in ranks:
             assert rank.heard() == "going"
         stopped = now()
@@ -235,18 +237,17 @@ def test_stopped(path: str) -> None:
 
 
 def come_late(rank: int, world: int, late: int) -> None:
-    group = Group.from_env(timeout_s=1.0)
+    # Rank 1 times out first; rank 0 need not wait for its own time-out.
+    group = Group.from_env(timeout_s=1.0 if rank == 1 else 30.0)
     group.broadcast(np.zeros(3, np.int16), 0)
     if rank == late:
         say("asleep")
         time.sleep(600)
-    if rank == 0:
-        time.sleep(0.6)  # rank 1 times out first; rank 0 need not wait for its own time-out
     group.all_reduce(np.zeros(25, np.float64), "max")
 
 
-def test_never_arrives() -> None:
-    with start_ranks(3, come_late, 2) as ranks:
+def test_never_arrives(start_pooled: Start) -> None:
+    with start_pooled(3, come_late, 2) as ranks:
         assert ranks[2].heard() == "asleep"
         asleep = now()
         outcomes = [ranks[0].outcome(5), ranks[1].outcome(5)]
@@ -258,7 +259,7 @@ def test_never_arrives() -> None:
         text=".*: rank 2 did not arrive in 1 s",
         since=asleep,
         not_before_s=0.9,
-        within_s=1.6,
+        within_s=1.0 + NOTICE_S,
     )
     assert str(first) == (
         "[rank 1/3] all_reduce #2 float64[25] max: rank 2 did not arrive in 1 s; rank 2 last "
@@ -269,29 +270,34 @@ def test_never_arrives() -> None:
     assert "rank 1 gave up: " in str(told) and str(told).count("last completed") == 1
 
 
-def wait_per_call(rank: int, world: int) -> float:
+def wait_per_call(rank: int, world: int) -> list[str]:
     """A call's own time-out, and the group's after it was set anew."""
-    group = Group.from_env(timeout_s=30)
-    group.timeout_s = 20
-    if rank == 1:
-        time.sleep(1.5)
-        return 0
-    start = now()
-    with pytest.raises(CollectiveTimeoutError, match=r"rank 1 did not arrive in 0\.5 s"):
-        group.all_reduce(np.zeros(3), timeout_s=0.5)
-    return now() - start
+    texts = []
+    with Group.from_env(name="afterwards", timeout_s=30) as afterwards:
+        for name, limits in (("call", {"timeout_s": 0.25}), ("group", {})):
+            group = Group.from_env(name=name, timeout_s=30)
+            group.timeout_s = 20 if limits else 0.5
+            if rank == 0:
+                with pytest.raises(CollectiveTimeoutError) as caught:
+                    group.all_reduce(np.zeros(3), **limits)
+                texts.append(str(caught.value))
+            afterwards.barrier()
+            group.close()
+    return texts
 
 
-def test_time_out_of_one_call(rank_pool: Pool) -> None:
-    waited, _ = rank_pool(2).run(wait_per_call)
-    assert 0.5 <= waited < 1.2
+def test_time_outs_of_a_call_and_a_group(rank_pool: Pool) -> None:
+    (of_call, of_group), _ = rank_pool(2).run(wait_per_call)
+    assert "rank 1 did not arrive in 0.25 s" in of_call
+    assert "rank 1 did not arrive in 0.5 s" in of_group
 
 
 def wait_shortly(rank: int, world: int) -> float:
     """A wait that ends before the operation leaves it as it is."""
     group = Group.from_env(timeout_s=30)
+    afterwards = Group.from_env(name="afterwards", timeout_s=30)
     if rank == 1:
-        time.sleep(0.8)
+        afterwards.barrier()
     data = np.full(5, rank + 1.0)
     work = group.all_reduce(data, async_op=True)
     assert work is not None
@@ -299,9 +305,11 @@ def wait_shortly(rank: int, world: int) -> float:
         start = now()
         with pytest.raises(CollectiveTimeoutError, match=r"all_reduce: not done after .* 0\.2 s"):
             work.wait(0.2)
-        assert 0.2 <= now() - start < 0.6 and not work.is_completed()
+        assert 0.2 <= now() - start < 0.2 + NOTICE_S and not work.is_completed()
         assert work.exception() is None
+        afterwards.barrier()
     work.wait()
+    afterwards.close()
     group.close()
     return float(data[0])
 
@@ -527,7 +535,7 @@ def abort(rank: int, world: int, culprit: int) -> tuple[float, BaseException]:
     group.barrier()
     busy = (culprit + 1) % world
     if rank == culprit:
-        time.sleep(0.3)
+        time.sleep(0.1)
         group.abort("the loss is not a number")
         aborted = now()
         with pytest.raises(PeerLostError) as caught:
@@ -535,7 +543,7 @@ def abort(rank: int, world: int, culprit: int) -> tuple[float, BaseException]:
         assert str(caught.value) == f"[rank {rank}/{world}] the loss is not a number"
         return aborted, caught.value
     if rank == busy:
-        time.sleep(1.0)
+        time.sleep(0.4)
     with pytest.raises(PeerLostError) as caught:
         group.all_reduce(np.zeros(2**20))
     return now(), caught.value
@@ -551,7 +559,7 @@ def test_abort(rank_pool: Pool, culprit: int) -> None:
         assert f"rank {culprit} gave up: the loss is not a number" in str(error)
         assert error.ranks == (culprit,) and error.op == "all_reduce"
     waiting = (culprit + 2) % 3
-    assert results[waiting][0] - aborted < 0.5
+    assert results[waiting][0] - aborted < NOTICE_S
 
 
 def abort_receiver(rank: int, world: int) -> float:
@@ -637,16 +645,17 @@ def be_interrupted(rank: int, world: int, wait: str) -> tuple[float, float]:
     group = Group.from_env(timeout_s=30)
     group.barrier()
     if rank == 1:
-        time.sleep(0.7)
+        wait_for_go()
         with pytest.raises(PeerLostError):
             call_again_and_again(WAITS[wait], group)
         group.close()
         return 0, 0
-    say("going")
     try:
+        say("going")
         WAITS[wait](group)
     except KeyboardInterrupt:
         ended = now()
+        say("interrupted")
     if wait in ENDING:
         with pytest.raises(SdpError, match=r"\[rank 0/2\] .*: interrupted by a signal\. Hint: "):
             group.barrier()
@@ -657,59 +666,59 @@ def be_interrupted(rank: int, world: int, wait: str) -> tuple[float, float]:
 @pytest.mark.parametrize("wait", WAITS)
 def test_interrupt(wait: str) -> None:
     with start_ranks(2, be_interrupted, wait) as ranks:
-        assert ranks[0].heard() == "going"
-        time.sleep(0.2)
+        assert [rank.heard() for rank in ranks] == ["going", "waiting"]
+        ranks[0].until_asleep()
         interrupted = now()
         ranks[0].kill(signal.SIGINT)
+        assert ranks[0].heard() == "interrupted"
+        ranks[1].kill(signal.SIGUSR1)
         (ended, closed), _ = ranks.results(10)
         ranks.finish()
-    assert ended - interrupted < 0.5
-    assert closed - ended < 0.5
+    assert ended - interrupted < NOTICE_S
+    assert closed - ended < NOTICE_S
 
 
 def be_interrupted_at_rendezvous(rank: int, world: int) -> float:
     if rank == 1:
         time.sleep(600)
-    say("going")
     try:
+        say("going")
         Group.from_env(timeout_s=30)
     except KeyboardInterrupt:
         return now()
     return 0
 
 
-def test_interrupt_at_rendezvous() -> None:
-    with start_ranks(2, be_interrupted_at_rendezvous) as ranks:
+def test_interrupt_at_rendezvous(start_pooled: Start) -> None:
+    with start_pooled(2, be_interrupted_at_rendezvous) as ranks:
         assert ranks[0].heard() == "going"
-        time.sleep(0.2)
+        ranks[0].until_asleep()
         interrupted = now()
         ranks[0].kill(signal.SIGINT)
-        assert ranks[0].result(5) - interrupted < 0.5
+        assert ranks[0].result(5) - interrupted < NOTICE_S
 
 
-def handle_signals(rank: int, world: int) -> int:
+def handle_signals(rank: int, world: int) -> None:
     """Signals that a program handles itself do not disturb a wait."""
-    seen: list[int] = []
-    signal.signal(signal.SIGUSR1, lambda number, frame: seen.append(number))
+    before = signal.signal(signal.SIGUSR2, lambda number, frame: say("handled"))
     with Group.from_env(timeout_s=30) as group:
         group.barrier()
-        if rank == 0:
-            say("going")
-        else:
-            time.sleep(0.5)
+        say("going") if rank == 0 else wait_for_go()
         data = np.ones(3)
         group.all_reduce(data)
         assert data.tolist() == [2, 2, 2]
-    return len(seen)
+    signal.signal(signal.SIGUSR2, before)
 
 
-def test_handled_signal() -> None:
-    with start_ranks(2, handle_signals) as ranks:
-        assert ranks[0].heard() == "going"
+def test_handled_signal(start_pooled: Start) -> None:
+    with start_pooled(2, handle_signals) as ranks:
+        assert [rank.heard() for rank in ranks] == ["going", "waiting"]
         for _ in range(3):
-            time.sleep(0.05)
-            ranks[0].kill(signal.SIGUSR1)
-        assert ranks.results(10) == [3, 0]
+            ranks[0].until_asleep()
+            ranks[0].kill(signal.SIGUSR2)
+            assert ranks[0].heard() == "handled"
+        ranks[1].kill(signal.SIGUSR1)
+        ranks.results(10)
 
 
 # ---- what is left -------------------------------------------------------------------------------
@@ -717,13 +726,15 @@ def test_handled_signal() -> None:
 
 def fail_and_leave_nothing(rank: int, world: int) -> None:
     group = None
-    with no_leaks():
+    with Group.from_env(name="issued", timeout_s=30) as issued, no_leaks():
         for _ in range(3):
             group = Group.from_env(timeout_s=30)
             group.allocate(2**20)
             group.barrier()
-            works = [group.all_reduce(np.zeros(2**17), async_op=True) for _ in range(3)]
+            count = 2 if rank == 0 else 3  # the third cannot succeed
+            works = [group.all_reduce(np.zeros(2**17), async_op=True) for _ in range(count)]
             works.append(group.recv(np.zeros(3), (rank + 1) % world, async_op=True))
+            issued.barrier()
             if rank == 0:
                 group.abort("on purpose")
             for work in works[2:]:

@@ -9,7 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -45,7 +45,7 @@ from tests.core.rendezvous_cases import (
     until_connected,
     wait_for_go,
 )
-from tests.ranks import Ranks, say, start_ranks
+from tests.ranks import Ranks, Start, say, start_ranks
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -123,17 +123,22 @@ def test_jobs_at_the_same_time() -> None:
 
 def exchange_late(rank: int, world: int, late: tuple[int, ...]) -> tuple[list[bytes], float]:
     if rank in late:
-        time.sleep(1.5)
+        wait_for_go()
     start = time.monotonic()
     return exchange_only(rank, world), time.monotonic() - start
 
 
 @pytest.mark.parametrize("late", [(0,), (2,), (1, 2)])
-def test_any_rank_last(late: tuple[int, ...]) -> None:
-    with start_ranks(3, exchange_late, late) as ranks:
+def test_any_rank_last(start_pooled: Start, late: tuple[int, ...]) -> None:
+    with start_pooled(3, exchange_late, late) as ranks:
+        for rank in ranks:
+            assert rank.heard() == ("waiting" if rank.rank in late else "here")
+            rank.until_asleep()
+        for rank_late in late:
+            ranks[rank_late].kill(signal.SIGUSR1)
         results = ranks.results()
     assert [result[0] for result in results] == [blobs(3)] * 3
-    assert all(results[rank][1] < 0.5 for rank in late), "nobody waits once all are there"
+    assert all(results[rank][1] < 1.0 for rank in late), "nobody waits once all are there"
 
 
 def test_one_rank_needs_nothing() -> None:
@@ -152,11 +157,11 @@ def test_blob_too_long() -> None:
 
 
 @pytest.mark.parametrize("victim", [0, 2])
-def test_killed_after_hello(victim: int) -> None:
+def test_killed_after_hello(start_pooled: Start, victim: int) -> None:
     """Rank 1 has not come yet; the others hear at once of the one that will never be back."""
-    with start_ranks(4, exchange_only_but_one, 1) as ranks:
+    with start_pooled(4, exchange_only_but_one, 1) as ranks:
         survivors = {0, 2, 3} - {victim}
-        until_connected(ranks.environment, 2)
+        until_connected(ranks, 2)
         killed_at = time.monotonic()
         ranks[victim].kill()
         for rank in survivors:
@@ -193,7 +198,7 @@ def exchange_with_child(rank: int, world: int) -> Any:
 def test_killed_while_a_forked_child_holds_the_sockets(victim: int) -> None:
     with start_ranks(3, exchange_with_child) as ranks:
         survivor = 2 - victim
-        until_connected(ranks.environment, 1)
+        until_connected(ranks, 1)
         for rank in (0, 2):
             assert ranks[rank].heard() == "waiting"
             ranks[rank].kill(signal.SIGUSR1)
@@ -270,8 +275,8 @@ def go(ranks: Ranks) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_deadline_names_who_never_came(number: int) -> None:
-    with start_ranks(4, exchange_only_but_one, 2, 1.5) as ranks:
+def test_deadline_names_who_never_came(start_pooled: Start, number: int) -> None:
+    with start_pooled(4, exchange_only_but_one, 2, 1.5) as ranks:
         hear(ranks, 2)
         ranks[2].kill(number)
         for rank in (0, 1, 3):
@@ -283,8 +288,8 @@ def test_deadline_names_who_never_came(number: int) -> None:
             assert 1.0 < error.elapsed_s < 3.0
 
 
-def test_deadline_names_rank_0() -> None:
-    with start_ranks(3, exchange_only_but_one, 0, 1.0) as ranks:
+def test_deadline_names_rank_0(start_pooled: Start) -> None:
+    with start_pooled(3, exchange_only_but_one, 0, 1.0) as ranks:
         for rank in (1, 2):
             error = error_of(ranks, rank)
             assert isinstance(error, RendezvousTimeoutError)
@@ -292,9 +297,9 @@ def test_deadline_names_rank_0() -> None:
             assert "rank 0 did not arrive in 1 s (nobody listens)" in str(error)
 
 
-def test_stopped_hub_is_named() -> None:
-    with start_ranks(3, exchange_only_but_one, 2, 1.5) as ranks:
-        until_connected(ranks.environment, 1)
+def test_stopped_hub_is_named(start_pooled: Start) -> None:
+    with start_pooled(3, exchange_only_but_one, 2, 1.5) as ranks:
+        until_connected(ranks, 1)
         ranks[0].kill(signal.SIGSTOP)
         error = error_of(ranks, 1)
         assert isinstance(error, RendezvousTimeoutError)
@@ -306,8 +311,8 @@ def exchange_with_own_timeout(rank: int, world: int) -> Any:
     return exchange_only_but_one(rank, world, 3, 1.0 if rank == 1 else 30.0)
 
 
-def test_earliest_deadline_ends_it_for_all() -> None:
-    with start_ranks(4, exchange_with_own_timeout) as ranks:
+def test_earliest_deadline_ends_it_for_all(start_pooled: Start) -> None:
+    with start_pooled(4, exchange_with_own_timeout) as ranks:
         for rank in (0, 1, 2):
             error = error_of(ranks, rank, timeout_s=5)
             assert isinstance(error, RendezvousTimeoutError)
@@ -327,13 +332,13 @@ def exchange_until_interrupted(rank: int, world: int, alone: int) -> float:
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_interrupt_ends_the_wait_at_once(rank: int) -> None:
-    with start_ranks(2, exchange_until_interrupted, rank) as ranks:
+def test_interrupt_ends_the_wait_at_once(start_pooled: Start, rank: int) -> None:
+    with start_pooled(2, exchange_until_interrupted, rank) as ranks:
         hear(ranks, rank)
-        time.sleep(0.3)
+        ranks[rank].until_asleep()
         interrupted_at = time.monotonic()
         ranks[rank].kill(signal.SIGINT)
-        assert ranks[rank].result(5) - interrupted_at < 0.5
+        assert ranks[rank].result(5) - interrupted_at < 1.0
 
 
 # Ranks that must not come together
@@ -358,10 +363,12 @@ def exchange_as(rank: int, world: int, claims: dict[int, tuple[int, int]]) -> An
     ],
     ids=["world size", "duplicate rank", "rank out of range"],
 )
-def test_false_claims_fail_on_all(claims: Any, ranks_named: Any, text: str) -> None:
-    with start_ranks(3, exchange_as, claims) as ranks:
+def test_false_claims_fail_on_all(
+    start_pooled: Start, claims: Any, ranks_named: Any, text: str
+) -> None:
+    with start_pooled(3, exchange_as, claims) as ranks:
         assert ranks[2].heard() == "waiting"
-        until_connected(ranks.environment, 1)
+        until_connected(ranks, 1)
         ranks[2].kill(signal.SIGUSR1)
         for rank in ranks:
             error = rank.outcome(5).error
@@ -371,8 +378,8 @@ def test_false_claims_fail_on_all(claims: Any, ranks_named: Any, text: str) -> N
                 raise error
 
 
-def test_other_version_fails_on_all() -> None:
-    with start_ranks(2, exchange_only_but_one, 1) as ranks:
+def test_other_version_fails_on_all(start_pooled: Start) -> None:
+    with start_pooled(2, exchange_only_but_one, 1) as ranks:
         hear(ranks, 0)
         with closing(knock(addresses(ranks.environment)[0])) as sock:
             sock.send(struct.pack("<4sHHI", b"SDPR", 999, 1, 4) + b"abcd")
@@ -410,9 +417,9 @@ STRANGE = {
 
 
 @pytest.mark.parametrize("name", STRANGE)
-def test_strangers_disturb_nothing(name: str) -> None:
+def test_strangers_disturb_nothing(start_pooled: Start, name: str) -> None:
     """Some hang up and some stay until the ranks are through."""
-    with start_ranks(2, exchange_rank_0_first) as ranks:
+    with start_pooled(2, exchange_rank_0_first) as ranks:
         strangers = [knock(addresses(ranks.environment)[0]) for _ in range(20)]
         for i, sock in enumerate(strangers):
             sock.setblocking(False)
@@ -442,12 +449,13 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become 
 
 @needs_root
 @pytest.mark.parametrize("name", ["silent", "garbage"])
-def test_other_users_are_refused(name: str) -> None:
-    with start_ranks(2, exchange_rank_0_first) as ranks:
+def test_other_users_are_refused(start_pooled: Start, name: str) -> None:
+    with start_pooled(2, exchange_rank_0_first) as ranks:
         address = addresses(ranks.environment)[0]
         with acting_as(NOBODY), closing(knock(address)) as sock:
             if STRANGE[name]:
-                sock.send(STRANGE[name])
+                with suppress(BrokenPipeError):  # refused already
+                    sock.send(STRANGE[name])
             reader = FrameReader(100_000)
             reader.feed(sock.recv(100_000))
             frame = reader.next()
@@ -461,9 +469,9 @@ def test_other_users_are_refused(name: str) -> None:
 
 
 @needs_root
-def test_address_taken_by_another_user() -> None:
+def test_address_taken_by_another_user(start_pooled: Start) -> None:
     """Whoever knows the job's key can take the first address; there are more."""
-    with start_ranks(2, exchange_after_go) as ranks, ExitStack() as squatters:
+    with start_pooled(2, exchange_after_go) as ranks, ExitStack() as squatters:
         with acting_as(NOBODY):
             for address in addresses(ranks.environment)[:2]:
                 squatter = squatters.enter_context(socket.socket(socket.AF_UNIX))
@@ -473,14 +481,14 @@ def test_address_taken_by_another_user() -> None:
         assert ranks.results() == [blobs(2)] * 2
 
 
-def test_address_taken_by_another_job_for_a_while() -> None:
-    with start_ranks(2, exchange_rank_0_first) as ranks:
+def test_address_taken_by_another_job_for_a_while(start_pooled: Start) -> None:
+    with start_pooled(2, exchange_rank_0_first) as ranks:
         address = addresses(ranks.environment)[0]
         with socket.socket(socket.AF_UNIX) as other:
             other.bind(address)
             other.listen()
             hear(ranks, 0)
-            time.sleep(0.5)
+            ranks[0].until_asleep()
         knock(address).close()
         go_rank_1(ranks)
         assert ranks.results() == [blobs(2)] * 2
@@ -492,8 +500,8 @@ def exchange_rank_0_after_go(rank: int, world: int) -> Any:
     return exchange_only_but_one(rank, world, 1, 1.0)
 
 
-def test_address_taken_by_another_job_for_ever() -> None:
-    with start_ranks(2, exchange_rank_0_after_go) as ranks:
+def test_address_taken_by_another_job_for_ever(start_pooled: Start) -> None:
+    with start_pooled(2, exchange_rank_0_after_go) as ranks:
         with socket.socket(socket.AF_UNIX) as other:
             other.bind(addresses(ranks.environment)[0])
             other.listen()
