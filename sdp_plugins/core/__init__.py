@@ -12,6 +12,7 @@ from .errors import (
     CollectiveTimeoutError,
     PeerLostError,
     RendezvousError,
+    RendezvousTimeoutError,
     SdpError,
     SharedMemoryError,
 )
@@ -32,6 +33,7 @@ __all__ = [
     "Group",
     "PeerLostError",
     "RendezvousError",
+    "RendezvousTimeoutError",
     "ReduceOp",
     "SdpError",
     "SharedMemoryError",

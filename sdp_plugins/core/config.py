@@ -123,7 +123,7 @@ def _staging_bytes(name: str, text: str) -> int:
 def _spin_us(name: str, text: str) -> int | None:
     if text.lower() == "auto":
         return None
-    return _integer(name, text, 0, 10**6, "microseconds, or auto")
+    return _integer(name, text, 0, 10**6, "microseconds")
 
 
 def _switch(name: str, text: str) -> bool:
@@ -141,7 +141,7 @@ def _number(name: str, text: str, allowed: str) -> float:
 
 
 def _integer(name: str, text: str, low: int, high: int, unit: str) -> int:
-    allowed = f"a whole number from {low} to {high} ({unit})"
+    allowed = f"a whole number of {unit} from {low} to {high}"
     try:
         value = int(text)
     except ValueError:

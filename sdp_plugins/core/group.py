@@ -23,6 +23,7 @@ from .topology import Topology
 from .work import Work
 
 _NO_REDUCTION = ReduceOp.SUM
+_OPERATIONS = tuple(op.name for op in _native.Op)
 
 
 class Group:
@@ -33,6 +34,15 @@ class Group:
     (``async_op=True``) goes to the group's engine thread and returns a ``Work``, and its buffers
     must not be touched until that is done. Results are bitwise equal on all ranks and from run to
     run.
+
+        with Group.from_env() as group:      # an exception in the block reaches the other ranks
+            group.all_reduce(array, "avg")
+
+    Attributes:
+        rank: This process's rank in the group.
+        world_size: Number of ranks.
+        name: For messages.
+        timeout_s: Time-out of operations that give none, in seconds; may be changed.
 
     Buffers are contiguous CPU memory: the buffer protocol, ``__array_interface__``,
     ``__dlpack__``, or a ``Buffer``. Every call takes ``timeout_s`` (seconds; None: the group's).
@@ -407,6 +417,8 @@ class Group:
             nbytes: Bytes that each rank shows to the others.
             registered: Whether all ranks' buffers are registered.
         """
+        if op not in _OPERATIONS:
+            raise ValueError(f"there is no operation {op!r}; there are {', '.join(_OPERATIONS)}")
         return _native.explain(_native.Op[op], nbytes, registered)
 
     @property
@@ -486,6 +498,10 @@ class Group:
         native = getattr(self, "_native", None)
         if native is not None:
             native.close()
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "failed" if self.failure else "open"
+        return f"<Group {self.name!r}: rank {self.rank}/{self.world_size}, {state}>"
 
     def __enter__(self) -> Group:
         return self

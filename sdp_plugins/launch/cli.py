@@ -55,7 +55,11 @@ def run(
     ] = True,
     threads: Annotated[
         int | None,
-        typer.Option("--threads", min=1, help="Set OMP_NUM_THREADS; without it nothing is set."),
+        typer.Option(
+            "--threads",
+            min=1,
+            help="OMP_NUM_THREADS of each rank; if neither is given, its share of the cores.",
+        ),
     ] = None,
 ) -> None:
     """Start RANKS processes of a Python script on this machine and wait for them.

@@ -89,6 +89,11 @@ def free_port() -> int:
         return port
 
 
+def threads_each(world_size: int) -> int:
+    """Threads of each rank, so that all ranks together have one for each core."""
+    return max(1, len(os.sched_getaffinity(0)) // world_size)
+
+
 def job_environment(job: JobSpec, base: Mapping[str, str]) -> dict[str, str]:
     """`base` less other launchers' variables, with those that are equal on all ranks.
 
@@ -115,6 +120,7 @@ def job_environment(job: JobSpec, base: Mapping[str, str]) -> dict[str, str]:
     }
     if job.threads is not None:
         kept["OMP_NUM_THREADS"] = str(job.threads)
+    kept.setdefault("OMP_NUM_THREADS", str(threads_each(job.world_size)))
     return kept
 
 

@@ -15,6 +15,7 @@ from sdp_plugins.launch.pump import Pump, signals_handled, signals_held_back
 from sdp_plugins.launch.sessions import Guardian, kill_sessions
 from sdp_plugins.launch.spawn import JobSpec, RankProcess, child_setup, job_environment, start_rank
 
+SURVIVOR_GRACE_S = 2.0  # from a failure to SIGTERM: the others notice it and end by themselves
 TERMINATE_GRACE_S = 5.0  # from SIGTERM to SIGKILL
 CAUSE_GRACE_S = 1.0  # from the end of a rank that may have lost another to that of the one it lost
 INTERRUPT_GRACE_S = 15.0  # from Ctrl-C to SIGTERM: a script may save a checkpoint
@@ -140,7 +141,7 @@ class Supervisor:
         self.blamed = report.blamed(self.failed, tails)
         self.blame_at = None
         if not self.steps:
-            self.end_all(now)
+            self.end_all(now + SURVIVOR_GRACE_S)
 
     def deliver(self) -> None:
         """Wait until all output is read, but not for long after a signal or the time-out."""

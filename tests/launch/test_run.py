@@ -115,14 +115,22 @@ def test_environment_of_the_ranks(script: Callable[[str], str]) -> None:
         assert "SLURM_NTASKS" not in e and "SDP_LAUNCHER_PID" not in e
         assert "OMPI_COMM_WORLD_RANK" not in e
         assert e["SLURM_JOB_ID"] == "9"
-        assert "OMP_NUM_THREADS" not in e
     again = json.loads(launch("-n", "1", "--no-prefix", path).stdout)
     assert again["SDP_JOB_ID"] != ranks[0]["SDP_JOB_ID"]
 
 
-def test_threads_only_when_asked_for(script: Callable[[str], str]) -> None:
+def test_threads(script: Callable[[str], str]) -> None:
+    """As asked for, or as set already, or a share of the cores."""
     path = script("print(os.environ['OMP_NUM_THREADS'])")
-    assert launch("-n", "1", "--threads", "3", path).stdout == "[rank 0] 3\n"
+    unset = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    for options, variables, threads in (
+        (["--threads", "3"], {"OMP_NUM_THREADS": "5"}, 3),
+        ([], {"OMP_NUM_THREADS": "5"}, 5),
+        ([], {}, share),
+    ):
+        done = launch("-n", "2", "--no-prefix", *options, path, env=unset | variables)
+        assert done.stdout.split() == [str(threads)] * 2
 
 
 def test_module(tmp_path: Path) -> None:

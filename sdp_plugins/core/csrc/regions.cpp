@@ -20,10 +20,12 @@ union Control {
 FileDescriptor duplicate(int fd) {
   FileDescriptor copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (copy.get() < 0) {
+    const char* hint = errno == EMFILE
+                           ? ". Hint: raise the limit (ulimit -n); peers take over files "
+                             "in the next collective."
+                           : "";
     throw Failure(FailureKind::shared_memory,
-                  std::string("cannot share a memory file: ") + std::strerror(errno) +
-                      ". Hint: raise the limit (ulimit -n); peers take files over in the next "
-                      "collective.");
+                  std::string("cannot share a memory file: ") + std::strerror(errno) + hint);
   }
   return copy;
 }
