@@ -90,7 +90,8 @@ std::optional<Failure> Peers::gave_up(int rank) const {
   const std::string who = "rank " + std::to_string(rank);
   if (state == PeerState::open) return std::nullopt;
   if (state == PeerState::left) {
-    return Failure(FailureKind::peer_lost, who + " has closed the group (had it less to do?)", {rank});
+    return Failure(FailureKind::peer_lost, who + " has closed the group (had it less to do?)",
+                   {rank});
   }
   std::vector<int> ranks;
   for (int blamed : header.cause_ranks) {
