@@ -16,7 +16,7 @@ from sdp_plugins.launch.sessions import Guardian, kill_sessions
 from sdp_plugins.launch.spawn import JobSpec, RankProcess, child_setup, job_environment, start_rank
 
 SURVIVOR_GRACE_S = 2.0  # from a failure to SIGTERM: the others notice it and end by themselves
-TERMINATE_GRACE_S = 5.0  # from SIGTERM to SIGKILL
+TERMINATE_GRACE_S = 3.0  # from SIGTERM to SIGKILL
 CAUSE_GRACE_S = 1.0  # from the end of a rank that may have lost another to that of the one it lost
 INTERRUPT_GRACE_S = 15.0  # from Ctrl-C to SIGTERM: a script may save a checkpoint
 DRAIN_S = 1.0  # for the last output, where we do not wait for as long as it takes

@@ -12,6 +12,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,12 @@ def launch(*args: str, timeout_s: float = 60, **options: Any) -> Done:
         check=False,
         **options,
     )
+
+
+def launch_all(*jobs: tuple[str, ...]) -> list[Done]:
+    """Several at once: they mostly wait."""
+    with ThreadPoolExecutor(len(jobs)) as executor:
+        return list(executor.map(lambda arguments: launch(*arguments), jobs))
 
 
 def start(*args: str) -> subprocess.Popen[str]:
@@ -189,18 +196,20 @@ def test_output_is_not_held_back(script: Callable[[str], str]) -> None:
     launcher.communicate(timeout=20)
 
 
-@pytest.mark.parametrize("code", [1, 7, 255])
-def test_exit_code_of_the_first_failure(script: Callable[[str], str], code: int) -> None:
-    path = script(f"if rank == 1: sys.exit({code})\ntime.sleep(600)")
-    assert launch("-n", "3", path).returncode == code
+def test_exit_code_of_the_first_failure(script: Callable[[str], str]) -> None:
+    path = script("if rank == 1: sys.exit(int(sys.argv[1]))\ntime.sleep(600)")
+    codes = [1, 7, 255]
+    done = launch_all(*(("-n", "3", path, str(code)) for code in codes))
+    assert [job.returncode for job in done] == codes
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
-def test_exit_code_of_a_signal(script: Callable[[str], str], number: signal.Signals) -> None:
-    path = script(f"if rank == 2: os.kill(os.getpid(), {int(number)})\ntime.sleep(600)")
-    done = launch("-n", "3", path)
-    assert done.returncode == 128 + number
-    assert "rank 2 (pid " in done.stderr and f"killed by {number.name}" in done.stderr
+def test_exit_code_of_a_signal(script: Callable[[str], str]) -> None:
+    path = script("if rank == 2: os.kill(os.getpid(), int(sys.argv[1]))\ntime.sleep(600)")
+    numbers = [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM]
+    done = launch_all(*(("-n", "3", path, str(int(number))) for number in numbers))
+    for number, job in zip(numbers, done, strict=True):
+        assert job.returncode == 128 + number
+        assert "rank 2 (pid " in job.stderr and f"killed by {number.name}" in job.stderr
 
 
 def test_first_traceback_comes_last(script: Callable[[str], str]) -> None:
