@@ -85,6 +85,9 @@ def initialize_segment(fd: int, rank: int, world_size: int, staging_bytes: int) 
 def explain(op: Op, nbytes: int, registered: bool) -> str:
     """The path for an operation in which each rank shows `nbytes`, and why."""
 
+def address(exporter: object) -> int:
+    """Where a contiguous object's memory lies, by the buffer protocol."""
+
 def inspect(array: object) -> tuple[int, list[int], list[int], int, int, bool]:
     """
     (address, shape, strides in elements, DLPack type code, bits, writable) of an array.

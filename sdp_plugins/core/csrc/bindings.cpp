@@ -265,6 +265,16 @@ NB_MODULE(_native, m) {
       "The path for an operation in which each rank shows `nbytes`, and why.");
 
   m.def(
+      "address",
+      [](nb::handle exporter) {
+        Py_buffer view;
+        if (PyObject_GetBuffer(exporter.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+        const auto at = reinterpret_cast<std::uintptr_t>(view.buf);
+        PyBuffer_Release(&view);
+        return at;
+      },
+      "exporter"_a, "Where a contiguous object's memory lies, by the buffer protocol.");
+  m.def(
       "inspect",
       [](const nb::object& owner) {
         nb::ndarray<> writable;
