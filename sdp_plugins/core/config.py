@@ -50,6 +50,11 @@ class Config:
     staging_bytes: int | None = None
     spin_us: int | None = None
 
+    @property
+    def wait_s(self) -> float:
+        """Time-out where neither the caller nor a framework gives one, in seconds."""
+        return DEFAULT_TIMEOUT_S if self.timeout_s is None else self.timeout_s
+
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
         """Read the settings.

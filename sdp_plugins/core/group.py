@@ -14,7 +14,7 @@ import numpy as np
 from . import _native
 from .bring_up import Membership, bring_up
 from .buffers import Buffer, BufferLike, as_buffer
-from .config import DEFAULT_TIMEOUT_S, Config
+from .config import Config
 from .dtypes import DType, ReduceOp
 from .errors import SdpError, name_error
 from .rendezvous import EnvHub, Exchange, StoreExchange
@@ -116,7 +116,7 @@ class Group:
         config: Config,
     ) -> Group:
         if timeout_s is None:
-            timeout_s = config.timeout_s or DEFAULT_TIMEOUT_S
+            timeout_s = config.wait_s
         membership = bring_up(rank, world_size, exchange, name, timeout_s, config)
         return cls(membership, timeout_s, config)
 

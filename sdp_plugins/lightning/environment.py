@@ -11,7 +11,7 @@ import socket
 from functools import cached_property
 from typing import Any
 
-from sdp_plugins.core.config import DEFAULT_TIMEOUT_S, Config
+from sdp_plugins.core.config import Config
 from sdp_plugins.core.rendezvous import EnvHub
 from sdp_plugins.core.topology import Topology
 
@@ -52,8 +52,7 @@ class LaunchedRanks:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = str(probe.getsockname()[1])
-        timeout_s = Config.from_env().timeout_s or DEFAULT_TIMEOUT_S
-        ports = EnvHub(self._topology, "lightning")(port.encode(), timeout_s)
+        ports = EnvHub(self._topology, "lightning")(port.encode(), Config.from_env().wait_s)
         return "127.0.0.1", int(ports[0])
 
     @property

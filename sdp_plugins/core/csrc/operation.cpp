@@ -180,6 +180,7 @@ void Operation::compare_records() const {
 
 std::vector<int> Operation::others_than(const std::vector<int>& ranks) const {
   std::vector<int> others;
+  others.reserve(static_cast<std::size_t>(world_size()));  // every operation comes by
   for (int r = 0; r < world_size(); ++r) {
     if (std::find(ranks.begin(), ranks.end(), r) == ranks.end()) others.push_back(r);
   }
