@@ -61,15 +61,20 @@ class Pump:
             self._watched.discard(fd)
 
     def run_once(self, until: float | None) -> None:
-        """Wait for output, readers, a signal or the time `until`, and show what came."""
-        times = [due for stream in self._streams if (due := stream.due()) is not None]
+        """Wait for output, readers, a signal or the time `until`, and show what came.
+
+        An unfinished line is shown only when its rank has had the time to finish it: not while we
+        do not read what it writes.
+        """
+        self._choose()
+        heard = [stream for stream in self._streams if stream.fd in self._watched]
+        times = [due for stream in heard if (due := stream.due()) is not None]
         times += [] if until is None else [until]
         wait_s = min(LONGEST_WAIT_S, max(0.0, min(times) - time.monotonic())) if times else None
-        self._choose()
         for key, _ in self._selector.select(wait_s):
             key.data()
         now = time.monotonic()
-        for stream in self._streams:
+        for stream in heard:
             if (due := stream.due()) is not None and due <= now:
                 stream.flush()
 

@@ -6,11 +6,14 @@ import errno
 import fcntl
 import os
 import pty
+import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
 from sdp_plugins.launch.output import BACKLOG_LIMIT, LONGEST_UNFINISHED, Sink, Stream, sinks
+from sdp_plugins.launch.pump import Pump
 from sdp_plugins.launch.report import TRACEBACK, Kind, blamed, excerpt, failure, kind
 
 F_SETPIPE_SZ = 1031
@@ -136,6 +139,28 @@ def test_what_the_reader_does_not_take_waits_in_order(wall: Wall) -> None:
         wall.sink.drain()
     assert not wall.sink.full
     assert data.decode() + wall.text() == f"[0] {line.decode()}" * 3000 + "[1] y\nz\n"
+
+
+def test_a_line_is_whole_though_its_reader_kept_its_end_from_being_read(wall: Wall) -> None:
+    (out_0, in_0), (out_1, in_1) = os.pipe(), os.pipe()
+    os.set_blocking(wall.writer, False)
+    with closing(Pump(wall.sink)) as pump:
+        pump.add(out_1, "[1] ", wall.sink)  # read before rank 0, where there is something
+        pump.add(out_0, "[0] ", wall.sink)
+        os.write(in_0, b"one ")
+        pump.run_once(time.monotonic())
+        wall.sink.write(bytes(1 << 20) + b"\n" * (BACKLOG_LIMIT + 1))
+        assert wall.sink.full  # from here on nobody is listened to
+        os.write(in_0, b"line\n")
+        os.write(in_1, b"another\n")
+        pump.run_once(time.monotonic() + 0.1)
+        while wall.sink.backlog:
+            os.read(wall.reader, 1 << 20)
+            pump.run_once(time.monotonic())
+        pump.run_once(time.monotonic())
+        assert wall.text().splitlines()[-2:] == ["[1] another", "[0] one line"]
+    for fd in (out_0, in_0, out_1, in_1):
+        os.close(fd)
 
 
 def test_a_reader_that_leaves_behind_a_backlog() -> None:
