@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,11 @@ def as_input(array: Array, dtype: str) -> Array | Buffer:
 
 def values(dtype: str, count: int, rank: int, salt: int = 0) -> Array:
     """One rank's input: integers over their whole range, floats over many magnitudes."""
+    return _values(dtype, count, rank, salt).copy()  # the caller's own
+
+
+@lru_cache(32)  # drawing large ones takes longer than most of what is tested with them
+def _values(dtype: str, count: int, rank: int, salt: int) -> Array:
     random = np.random.default_rng((salt, rank, count))
     if dtype == "bool":
         return random.random(count) < 0.5
