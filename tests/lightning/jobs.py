@@ -9,10 +9,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Timer
+
+from tests.side_by_side import side_by_side
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(HERE / "lean")}
@@ -103,5 +104,4 @@ class Job:
 
 def run_jobs(*jobs: Job) -> list[Ended]:
     """Run two at a time: each of them mostly imports, in one process after the other."""
-    with ThreadPoolExecutor(max_workers=2) as executor:
-        return list(executor.map(Job.run, jobs))
+    return side_by_side(Job.run, [(job,) for job in jobs], at_once=2)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -13,20 +14,24 @@ from typing import Any
 import pytest
 
 from sdp_plugins import _activate
+from tests.side_by_side import side_by_side
 
 KNOWN = "import torch.distributed as d; print('smddp' in d.Backend.backend_list)"
 
 
-def fresh(code: str, path: Path | None = None, **env: str) -> str:
+def fresh(code: str, env: Mapping[str, str] | None = None) -> str:
     """What a fresh interpreter prints."""
-    environment = os.environ | env
-    if path is not None:
-        environment["PYTHONPATH"] = os.pathsep.join([str(path), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, **(env or {})}
     run = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60
     )
     assert run.returncode == 0, run.stderr
     return run.stdout.strip()
+
+
+def all_fresh(*calls: tuple[Any, ...]) -> list[str]:
+    """What several fresh interpreters print."""
+    return side_by_side(fresh, calls, at_once=2)
 
 
 @pytest.mark.parametrize("group", ["torch.backends", "torch.distributed.backends"])
@@ -64,9 +69,10 @@ def test_a_job_that_imports_nothing_but_torch(rank_pool: Any) -> None:
 
 
 def test_the_switch() -> None:
-    explicit = KNOWN + "; import sdp_plugins.torch; " + KNOWN
-    assert fresh(explicit, SDP_AUTOLOAD="0").split() == ["False", "True"]
-    assert fresh("import sdp_plugins.torch; " + KNOWN, SDP_AUTOLOAD="0") == "True"
+    off = {"SDP_AUTOLOAD": "0"}
+    later = (KNOWN + "; import sdp_plugins.torch; " + KNOWN, off)
+    at_first = ("import sdp_plugins.torch; " + KNOWN, off)
+    assert all_fresh(later, at_first) == ["False\nTrue", "True"]
 
 
 def test_twice_is_once() -> None:
@@ -89,24 +95,26 @@ ASK = """if True:
 """
 
 
-@pytest.mark.parametrize("name", ["SDP_TIMEOUT_S", "SDP_AUTOLOAD", "SDP_REGISTER"])
-def test_a_wrong_setting_is_told_when_a_group_is_made(name: str) -> None:
-    assert fresh(KNOWN, **{name: "soon"}) == "True"
-    assert f"{name}='soon'" in fresh(ASK, **{name: "soon"})
+def test_a_wrong_setting_is_told_when_a_group_is_made() -> None:
+    names = ("SDP_TIMEOUT_S", "SDP_AUTOLOAD", "SDP_REGISTER")
+    calls = [(code, {name: "soon"}) for name in names for code in (KNOWN, ASK)]
+    printed = all_fresh(*calls)
+    assert printed[::2] == ["True"] * 3
+    for name, told in zip(names, printed[1::2], strict=True):
+        assert f"{name}='soon'" in told
 
 
-@pytest.mark.parametrize("broken", ["wrapt", "sdp_plugins"])
-def test_a_broken_installation_does_not_break_torch(broken: str, tmp_path: Path) -> None:
-    if broken == "sdp_plugins":  # its entry point itself is there
-        package = tmp_path / "sdp_plugins"
-        package.mkdir()
-        (package / "__init__.py").write_text("")
-        source = Path(_activate.__file__).read_text()
-        (package / "_activate.py").write_text(source)
-    else:
-        (tmp_path / "wrapt.py").write_text("raise OSError('broken')")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import torch; print(torch.ones(1))"
-    assert fresh(code) == "tensor([1.])"
+def test_a_broken_installation_does_not_break_torch(tmp_path: Path) -> None:
+    dependency, package = tmp_path / "dependency", tmp_path / "package"
+    dependency.mkdir()
+    (dependency / "wrapt.py").write_text("raise OSError('broken')")
+    ours = package / "sdp_plugins"  # its entry point itself is there
+    ours.mkdir(parents=True)
+    (ours / "__init__.py").write_text("")
+    (ours / "_activate.py").write_text(Path(_activate.__file__).read_text())
+    code = "import sys; sys.path.insert(0, {!r}); import torch; print(torch.ones(1))"
+    calls = [(code.format(str(path)),) for path in (dependency, package)]
+    assert all_fresh(*calls) == ["tensor([1.])"] * 2
 
 
 def fake_lightning(where: Path) -> None:
@@ -133,19 +141,19 @@ LIGHTNING = """if True:
 IMPORTS = ("import torch", "import lightning.pytorch.strategies, lightning.fabric.strategies")
 
 
-@pytest.mark.parametrize("order", [1, -1], ids=["torch first", "lightning first"])
-def test_lightning_is_told_when_it_is_imported(tmp_path: Path, order: int) -> None:
+def importing(where: Path, imports: tuple[str, str], register: str) -> tuple[str]:
+    first, second = imports
+    return (LIGHTNING.format(path=str(where), register=register, first=first, second=second),)
+
+
+def test_lightning_is_told_when_it_is_imported(tmp_path: Path) -> None:
     fake_lightning(tmp_path)
-    first, second = IMPORTS[::order]
     register = "lambda module: print(module.__name__)"
-    code = LIGHTNING.format(path=str(tmp_path), register=register, first=first, second=second)
-    expected = ["lightning.pytorch.strategies", "lightning.fabric.strategies", "done"]
-    assert fresh(code).splitlines() == expected
+    in_either_order = [importing(tmp_path, IMPORTS[::step], register) for step in (1, -1)]
+    expected = "lightning.pytorch.strategies\nlightning.fabric.strategies\ndone"
+    assert all_fresh(*in_either_order) == [expected] * 2
 
 
 def test_a_broken_strategy_does_not_break_lightning(tmp_path: Path) -> None:
     fake_lightning(tmp_path)
-    first, second = IMPORTS
-    register = "lambda module: 1 / 0"
-    code = LIGHTNING.format(path=str(tmp_path), register=register, first=first, second=second)
-    assert fresh(code) == "done"
+    assert fresh(*importing(tmp_path, IMPORTS, "lambda module: 1 / 0")) == "done"
