@@ -11,12 +11,12 @@ from rich import box
 from rich.table import Table
 
 from sdp_plugins.bench import machine
+from sdp_plugins.bench.ddp_yardsticks import NONE, YARDSTICKS
 from sdp_plugins.bench.job import Job, JobSpec
 from sdp_plugins.bench.runner import Progress
 from sdp_plugins.bench.units import format_time
 
 TASK = "sdp_plugins.bench.ddp_task:DdpTask"
-NONE, FLOOR = YARDSTICKS = ("none", "floor")
 WARM_UP_STEPS = 3  # DDP rebuilds its buckets after the first
 OPTIMIZERS = ("sgd", "adamw")
 FULL_MODEL = {"layers": 8, "width": 512, "words": 30522}

@@ -15,11 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.bench import bert
 from sdp_plugins.bench.ddp_floor import leave_alone
+from sdp_plugins.bench.ddp_yardsticks import FLOOR, NONE, YARDSTICKS
 from sdp_plugins.bench.footprint import Footprint, footprint
 from sdp_plugins.bench.peers.base import Place
 
-NONE = "none"  # no communication: inside no_sync
-FLOOR = "floor"  # DDP's own work with its buckets, and ranks in step, but nothing is reduced
 LIMIT = timedelta(seconds=300)
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -120,7 +119,7 @@ class DdpTask:
 
 def _group(variant: str) -> Any:
     """The default group is gloo's; smddp stands beside it."""
-    if variant in (NONE, FLOOR, "gloo"):
+    if variant in (*YARDSTICKS, "gloo"):
         return None
     import sdp_plugins.torch  # noqa: F401  registers the backend, installed or not
 

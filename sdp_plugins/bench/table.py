@@ -22,7 +22,8 @@ def collective_table(report: Report) -> Table:
         title=f"{report.operation}, {settings['ranks']} ranks, {settings['threads']} thread each, "
         f"{host['cpu']}, {host['cores']} cores",
         caption=f"medians of {settings['rounds']} alternating rounds; rounds: lowest - highest; "
-        "GB = 1e9 bytes",
+        "GB = 1e9 bytes; "
+        "the memcpy and floor yardsticks are timed in turn like the peers: no bounds",
         box=box.SIMPLE_HEAD,
     )
     for name in ("dtype", "size", "peer"):
