@@ -62,7 +62,7 @@ class Calls(Identity):
         """
         if self._registrations.dead:
             self._registrations.drop_dead()
-        if not self._notifier.is_current():
+        if not self._notifier.in_callback():
             return self._group
         if not self._lanes:
             self._lanes.append(self._make_lane())

@@ -15,6 +15,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 import torch
@@ -80,16 +81,22 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
     def wait(self) -> Any:
         """The value, once it is there; unlike in torch, Ctrl-C ends the wait."""
         if not self.done():
-            self._completed.wait()
+            if self._notifier is not None and self._notifier.is_current():
+                self._notifier.run_until(self.done)  # nobody else would complete it
+            else:
+                self._completed.wait()
         return super().wait()
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
         """A future of what `callback(self)` returns, called after this one is done."""
         if self._notifier is None:
             return super().then(callback)
+        if self._notifier.is_current() and not self.done():
+            self._notifier.run_until(self.done)  # as what a task submits does not wait for others
         child = WorkFuture(self._notifier)
+        call = partial(self._notifier.call_back, callback, self)
         # This future's own completion was submitted before, so it is done when the task runs.
-        self._notifier.submit(lambda: child.complete_with(lambda: callback(self)))
+        self._notifier.submit(lambda: child.complete_with(call))
         return child
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:

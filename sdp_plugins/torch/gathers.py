@@ -12,7 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from sdp_plugins.torch.calls import Calls, Start
-from sdp_plugins.torch.options import Options, how, root_and_how
+from sdp_plugins.torch.options import How, Options, how, root_and_how
 from sdp_plugins.torch.tensors import Outputs, only, readable, same_dtype, to_move
 from sdp_plugins.torch.work import Work
 
@@ -55,7 +55,7 @@ class Gathers(Calls):
     ) -> Work:
         """Gather every rank's tensor in lists of one tensor for each rank."""
         outputs = one_list(output_tensors)
-        return self.allgather_coalesced([outputs], [only(input_tensors)], opts, timeout)
+        return self._gather_each([outputs], [only(input_tensors)], how(opts, timeout))
 
     def allgather_coalesced(
         self,
@@ -64,16 +64,31 @@ class Gathers(Calls):
         opts: Options = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Gather several tensors of every rank; the ranks' tensors may differ in size."""
-        mode, copies, lane = how(opts, timeout), Outputs(), self._lane()
+        """Gather several tensors of every rank; the ranks' tensors may differ in size.
+
+        `output_lists` has a list for each rank, with a tensor for each of `input_list`.
+        """
+        if len(output_lists) != self.size() or {len(o) for o in output_lists} != {len(input_list)}:
+            raise ValueError(
+                f"all_gather_coalesced of {len(input_list)} tensors needs as many outputs in each "
+                f"of {self.size()} lists, not {[len(outputs) for outputs in output_lists]}."
+            )
+        by_tensor = list(zip(*output_lists, strict=True))
+        return self._gather_each(by_tensor, input_list, how(opts, timeout))
+
+    def _gather_each(
+        self, outputs_of: Sequence[Sequence[Tensor]], input_list: Sequence[Tensor], mode: How
+    ) -> Work:
+        """all_gather of several tensors, each with one output for every rank."""
+        copies, lane = Outputs(), self._lane()
         sources = [readable(tensor) for tensor in input_list]
         starts: list[Start] = []
-        for outputs, source in zip(output_lists, sources, strict=True):
+        for outputs, source in zip(outputs_of, sources, strict=True):
             same_dtype([*outputs, source])
             parts = [to_move(copies.dense(tensor)) for tensor in outputs]
             gather = lane.all_gather_uneven
             starts.append(partial(gather, parts, to_move(source)))
-        flat = [tensor for outputs in output_lists for tensor in outputs]
+        flat = [tensor for outputs in outputs_of for tensor in outputs]
         return self._run(starts, mode, flat, sources, copies)
 
     def all_gather_single(

@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from typing import Any
 
 Task = Callable[[], None]
 
@@ -38,6 +39,7 @@ class Notifier:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._stopped = False
+        self._calling_back = False
 
     def submit(self, task: Task) -> None:
         """Run `task` after all tasks submitted before it."""
@@ -52,6 +54,40 @@ class Notifier:
     def is_current(self) -> bool:
         """Whether the caller is a task."""
         return self._thread is not None and self._thread.ident == threading.get_ident()
+
+    def call_back(self, callback: Callable[[Any], Any], future: Any) -> Any:
+        """Within a task: run a user's callback."""
+        before, self._calling_back = self._calling_back, True
+        try:
+            return callback(future)
+        finally:
+            self._calling_back = before
+
+    def in_callback(self) -> bool:
+        """Whether the caller is a callback, in the order of which all ranks agree.
+
+        Not one that was added to a future of torch's own making (`collect_all`): that is run by
+        whoever completes the last part, here on one rank and on the main thread of another.
+        """
+        return self._calling_back and self.is_current()
+
+    def run_until(self, done: Callable[[], bool]) -> None:
+        """Within a task that waits for what later tasks do: run these now.
+
+        Raises:
+            RuntimeError: There are no more, as the group was closed.
+        """
+        before, self._calling_back = self._calling_back, False
+        try:
+            while not done():
+                if (task := self._tasks.get()) is None:
+                    self._tasks.put(None)  # for _run
+                    raise RuntimeError(
+                        "the group was closed while a callback waited for another future"
+                    )
+                task()
+        finally:
+            self._calling_back = before
 
     def stop(self) -> None:
         """Finish what was submitted and end the thread; it is left behind if a callback blocks."""

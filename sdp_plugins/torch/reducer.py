@@ -7,9 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from torch.autograd import Variable, graph
+from torch.distributed.algorithms.join import Join
 
 # Present in torch 2.13; where it is not, Ctrl-C in a backward pass has to wait for the peers.
 _RUN_BACKWARD = getattr(getattr(graph, "_engine_run_backward", None), "__code__", None)
+
+
+_NOTIFY = Join.notify_join_context.__code__
+_FRAMES_TO_NOTIFY = 4  # the call, dist.all_reduce, its decorator, notify_join_context; one to spare
 
 
 def called_by_reducer() -> bool:
@@ -24,3 +29,15 @@ def wait_in_python(wait: Callable[[], Any]) -> None:
     time-out. Callbacks of a pass run in order, and the reducer queues its own after all buckets.
     """
     Variable._execution_engine.queue_callback(wait)
+
+
+def handed_to_reducer() -> bool:
+    """Whether DDP.join() calls: it gives the work to its reducer, which keeps only its C++ half."""
+    frame = sys._getframe(2)
+    for _ in range(_FRAMES_TO_NOTIFY):
+        if frame.f_code is _NOTIFY:
+            return True
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return False

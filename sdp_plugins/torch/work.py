@@ -104,7 +104,7 @@ class PendingWork(Work):
         self._natives = natives
         self._finish = finish
         self._on_done = on_done
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may ask in the middle of an answer
         self._done = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:

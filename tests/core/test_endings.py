@@ -162,6 +162,33 @@ def test_closed_by_a_signal_handler(rank_pool: Pool, tmp_path: Path) -> None:
     rank_pool(2).run(close_in_a_handler, str(tmp_path / "ended"), timeout_s=20)
 
 
+def leave_a_daemon_thread(rank: int, world: int, way: str, ended: str) -> None:
+    """The script's end is reached while a daemon thread waits in an operation."""
+    group = Group.from_env(timeout_s=30)
+    group.barrier()
+    ways: dict[str, Callable[[], object]] = {
+        "blocking": group.barrier,
+        "work": lambda: group.barrier(async_op=True).wait(),  # type: ignore[union-attr]
+        "receive": lambda: group.recv(np.zeros(4), 1 - rank),
+    }
+    if rank == 0:
+        threading.Thread(target=ways[way], daemon=True).start()
+        time.sleep(0.3)
+        return
+    while not Path(ended).exists():
+        time.sleep(0.01)
+    group.close()
+
+
+@pytest.mark.parametrize("way", ["blocking", "work", "receive"])
+def test_a_waiting_daemon_thread_does_not_spoil_the_end(tmp_path: Path, way: str) -> None:
+    with start_ranks(2, leave_a_daemon_thread, way, str(tmp_path / "ended")) as ranks:
+        ranks[0].result(timeout_s=10)
+        assert ranks[0].finish() == 0, ranks[0].output()
+        (tmp_path / "ended").touch()
+        ranks[1].result(timeout_s=10)
+
+
 def disagree_without_one(rank: int, world: int, ended: str) -> str:
     with Group.from_env(timeout_s=1) as group:
         group.barrier()

@@ -99,10 +99,10 @@ def train_accumulating(model: Any, rank: int) -> None:
         optimizer.step()
 
 
-def train_joining(model: Any, rank: int) -> None:
+def train_joining(model: Any, rank: int, **options: Any) -> None:
     """Ranks have different numbers of batches."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    with model.join():
+    with model.join(**options):
         for step in range(3 + 2 * rank):
             optimizer.zero_grad()
             loss_of(model, batch(rank, step)).backward()

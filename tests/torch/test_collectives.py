@@ -70,10 +70,12 @@ def all_gather_single(rank: int, world: int, count: int, mode: bool) -> None:
 
 
 def all_gather_coalesced(rank: int, world: int, count: int, mode: bool) -> None:
-    lists = [[torch.empty(n) for _ in range(world)] for n in (count, 3)]
-    inputs = [values(rank, count), values(rank, 3)]
+    """A list for each rank, with what each of its tensors was, as over gloo."""
+    sizes = (count, 3, 1)
+    lists = [[torch.empty(n) for n in sizes] for _ in range(world)]
+    inputs = [values(rank, n) for n in sizes]
     finish(dist.all_gather_coalesced(lists, inputs, async_op=mode), mode)
-    assert_same(lists, [[values(r, n) for r in range(world)] for n in (count, 3)])
+    assert_same(lists, [[values(r, n) for n in sizes] for r in range(world)])
 
 
 def gather(rank: int, world: int, count: int, mode: bool) -> None:

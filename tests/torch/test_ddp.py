@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pytest
@@ -61,6 +62,10 @@ CASES = {
         train=models.train_accumulating, options={"gradient_as_bucket_view": True}
     ),
     "join": Case(train=models.train_joining),
+    "join, divided by those who are left": Case(
+        models.Normalised,
+        train=partial(models.train_joining, divide_by_initial_world_size=False),
+    ),
     "broadcast_buffers": Case(models.Normalised, options={"broadcast_buffers": True}),
     "mixed dtypes": Case(models.Mixed),
     # DDP does not wait for a delayed reduction: over gloo ranks come apart. Ours are in order.

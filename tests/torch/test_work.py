@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import signal
+import threading
 import time
 import weakref
 from datetime import timedelta
@@ -169,6 +171,71 @@ def run_collectives_in_callbacks(rank: int, world: int) -> None:
 @pytest.mark.parametrize("world", [2, 3])
 def test_collectives_in_callbacks(rank_pool: Any, world: int) -> None:
     rank_pool(world).run(run_collectives_in_callbacks)
+
+
+def run_waits_in_callbacks(rank: int, world: int) -> None:
+    """A callback may wait for, or go on from, what is only issued after it was added."""
+    with process_group():
+        futures: list[Any] = []
+        issued = threading.Event()
+
+        def add_all(first: Any) -> torch.Tensor:
+            issued.wait(10)
+            (added,) = futures[1].then(lambda f: [f.value()[0] + 1]).wait()
+            return first.value()[0] + futures[0].wait()[0] + added
+
+        first = dist.all_reduce(values(rank, 5), async_op=True).get_future()
+        everything = first.then(add_all)
+        for _ in range(2):
+            futures.append(dist.all_reduce(values(rank, 5), async_op=True).get_future())
+        issued.set()
+        assert_same(everything.wait(), 3 * total(world, 5) + 1)
+
+
+def test_waits_in_callbacks(rank_pool: Any) -> None:
+    rank_pool(2).run(run_waits_in_callbacks, timeout_s=20)
+
+
+def run_callbacks_of_combined_futures(rank: int, world: int) -> None:
+    """torch runs them on whichever thread completes the last part."""
+    with process_group():
+        for late in range(world):
+            works = [dist.all_reduce(values(rank, 5), async_op=True) for _ in range(2)]
+            futures = [work.get_future() for work in works]
+            if rank == late:
+                torch.futures.wait_all(futures)
+            result = values(rank, 3)
+            combined = torch.futures.collect_all(futures)
+            combined.then(lambda f, result=result: dist.all_reduce(result)).wait()
+            assert_same(result, total(world, 3))
+
+
+def test_callbacks_of_combined_futures(rank_pool: Any) -> None:
+    rank_pool(2).run(run_callbacks_of_combined_futures, timeout_s=20)
+
+
+def run_a_handler_that_leaves(rank: int, world: int) -> None:
+    dist.init_process_group("smddp")
+    if rank == 0:
+        work = dist.all_reduce(values(rank, 1000), async_op=True)
+        left: list[bool] = []
+
+        def leave(*_: Any) -> None:
+            dist.destroy_process_group()
+            left.append(True)
+
+        signal.signal(signal.SIGALRM, leave)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        while not left:  # the signal comes in the middle of an answer, most likely
+            work.is_completed()
+        say("left")
+    else:
+        time.sleep(600)
+
+
+def test_a_handler_may_leave_while_its_thread_asks() -> None:
+    with start_ranks(2, run_a_handler_that_leaves) as ranks:
+        assert ranks[0].heard(20) == "left"
 
 
 def run_receive_futures(rank: int, world: int) -> None:
