@@ -12,6 +12,7 @@ future with an error. C++ that looks at the value raises the original exception.
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from typing import Any, NoReturn
 import torch
 import torch.futures
 
+from sdp_plugins.core import SdpError
 from sdp_plugins.torch.notifier import Notifier
 
 
@@ -67,6 +69,7 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
         super().__init__()
         self._notifier = notifier
         self._completed = threading.Event()
+        self._pid = os.getpid()
         self._set_unwrap_func(_unwrap)
 
     def complete_with(self, call: Callable[[], Any]) -> None:
@@ -81,6 +84,11 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
     def wait(self) -> Any:
         """The value, once it is there; unlike in torch, Ctrl-C ends the wait."""
         if not self.done():
+            if os.getpid() != self._pid:
+                raise SdpError(
+                    "this process was forked from the one that completes the future. Hint: use the "
+                    "group in its own process only."
+                )
             if self._notifier is not None and self._notifier.is_current():
                 self._notifier.run_until(self.done)  # nobody else would complete it
             else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import threading
@@ -170,8 +171,11 @@ def leave_a_daemon_thread(rank: int, world: int, way: str, ended: str) -> None:
         "blocking": group.barrier,
         "work": lambda: group.barrier(async_op=True).wait(),  # type: ignore[union-attr]
         "receive": lambda: group.recv(np.zeros(4), 1 - rank),
+        "closed at exit": group.barrier,
     }
     if rank == 0:
+        if way == "closed at exit":  # then the thread wakes up while the interpreter ends
+            atexit.register(group.close)
         threading.Thread(target=ways[way], daemon=True).start()
         time.sleep(0.3)
         return
@@ -180,7 +184,7 @@ def leave_a_daemon_thread(rank: int, world: int, way: str, ended: str) -> None:
     group.close()
 
 
-@pytest.mark.parametrize("way", ["blocking", "work", "receive"])
+@pytest.mark.parametrize("way", ["blocking", "work", "receive", "closed at exit"])
 def test_a_waiting_daemon_thread_does_not_spoil_the_end(tmp_path: Path, way: str) -> None:
     with start_ranks(2, leave_a_daemon_thread, way, str(tmp_path / "ended")) as ranks:
         ranks[0].result(timeout_s=10)

@@ -257,10 +257,13 @@ def run_forked(rank: int, world: int) -> None:
     with process_group():
         reduce(rank, world)
         dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()
+        pending = dist.irecv(torch.ones(1), 1 - rank).get_future()
         child = os.fork()
         if child == 0:
             status = 1
             try:
+                with pytest.raises(SdpError, match="forked"):
+                    pending.wait()
                 with pytest.raises(SdpError, match="forked"):
                     reduce(rank, world)
                 with pytest.raises(SdpError, match="forked"):
@@ -271,6 +274,8 @@ def run_forked(rank: int, world: int) -> None:
             finally:
                 os._exit(status)
         assert os.waitpid(child, 0)[1] == 0
+        dist.send(torch.ones(1), 1 - rank)
+        pending.wait()
         reduce(rank, world)
         dist.all_reduce(torch.ones(1), async_op=True).get_future().wait()
 

@@ -1,5 +1,6 @@
 // The only file that knows Python. Everything that waits releases the GIL; no engine thread takes
 // it.
+#include <cxxabi.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
@@ -59,6 +60,26 @@ void translate(const std::exception_ptr& thrown, void*) {
   }
 }
 
+// Gives up the GIL while it lives. A thread that asks for it back when the interpreter is ending is
+// ended in the midst of that by Python before 3.14, which C++ does not survive: so it waits for the
+// end of the process instead, as later versions do.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() {
+    try {
+      PyEval_RestoreThread(state_);
+    } catch (const abi::__forced_unwind&) {
+      for (;;) pause();
+    }
+  }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
 // Lets Python's signal handlers run (Ctrl-C) while the caller waits. Python runs them on the main
 // thread only; another one must not ask for the GIL, which ends it when the interpreter is ending.
 void check_signals() {
@@ -88,13 +109,13 @@ class NativeGroup {
   void run(Op op, DType dtype, ReduceOp reduce_op, double factor, int root, const Pieces& sends,
            const Pieces& recvs, double timeout_s) {
     Request request = make(op, dtype, reduce_op, factor, root, sends, recvs, timeout_s);
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     engine_->run(std::move(request), check_signals);
   }
   std::shared_ptr<Work> submit(Op op, DType dtype, ReduceOp reduce_op, double factor, int root,
                                const Pieces& sends, const Pieces& recvs, double timeout_s) {
     Request request = make(op, dtype, reduce_op, factor, root, sends, recvs, timeout_s);
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     return engine_->submit(std::move(request));
   }
   void all_reduce(std::uintptr_t address, std::uint64_t count, DType dtype, ReduceOp reduce_op,
@@ -106,7 +127,7 @@ class NativeGroup {
     request.recvs.push_back({reinterpret_cast<std::byte*>(address), count});
     request.timeout_s = timeout_s;
     check(request);
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     engine_->run(std::move(request), check_signals);
   }
   std::shared_ptr<Work> send(std::uintptr_t address, std::uint64_t count, DType dtype, int peer,
@@ -145,7 +166,7 @@ class NativeGroup {
     return nb::none();
   }
   void close() {
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     engine_->close();
     point_to_point_->close();
   }
@@ -183,7 +204,7 @@ class NativeGroup {
     request.timeout_s = timeout_s;
     (op == Op::send ? request.sends : request.recvs)
         .push_back({reinterpret_cast<std::byte*>(address), count});
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     return point_to_point_->submit(std::move(request));
   }
 
@@ -206,15 +227,15 @@ class NativeFusionBuffer {
   ~NativeFusionBuffer() {
     if (buffer_ && !buffer_->ours()) (void)buffer_.release();  // see ~NativeGroup
     // It waits for the engine, which may wait for a caller that needs the GIL to go on.
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     buffer_.reset();
   }
   void ready(std::size_t tensor, std::uintptr_t address) {
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     buffer_->ready(tensor, reinterpret_cast<std::byte*>(address));
   }
   void finish() {
-    const nb::gil_scoped_release release;
+    const WithoutGil released;
     buffer_->finish(check_signals);
   }
   std::vector<std::vector<std::size_t>> buckets() const {
@@ -300,7 +321,7 @@ NB_MODULE(_native, m) {
       .def(
           "wait",
           [](Work& work, double timeout_s) {
-            const nb::gil_scoped_release release;
+            const WithoutGil released;
             return work.wait(timeout_s, check_signals);
           },
           "timeout_s"_a,
