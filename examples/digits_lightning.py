@@ -101,5 +101,7 @@ if __name__ == "__main__":
     options = parser.parse_args()
     if options.strategy:
         train(options.strategy, options.results)
+    elif "RANK" in os.environ:
+        sys.exit("The comparison starts its own workers: run it with python, or add --strategy.")
     else:
         sys.exit(compare(__file__, {"ddp": "gloo", "smddp": "smddp"}))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
@@ -15,7 +14,16 @@ from sdp_plugins.bench import fusion as fusion_of
 from sdp_plugins.bench import machine, mpi, options, runner, table
 from sdp_plugins.bench import memory as memory_of
 from sdp_plugins.bench.job import RankError
-from sdp_plugins.bench.options import Json, Markdown, Prefixes, Ranks, Repeats, RoundS, Threads
+from sdp_plugins.bench.options import (
+    Json,
+    Markdown,
+    Plot,
+    Prefixes,
+    Ranks,
+    Repeats,
+    RoundS,
+    Threads,
+)
 from sdp_plugins.bench.peers import PEERS, select
 from sdp_plugins.bench.results import Report
 from sdp_plugins.bench.units import parse_list, parse_size
@@ -57,7 +65,7 @@ def all_reduce(
     round_s: RoundS = 0.2,
     mpi_prefix: Prefixes = [],  # noqa: B006  read only
     json: Json = None,
-    plot: Annotated[Path | None, typer.Option(help="write a log-log plot as PNG")] = None,
+    plot: Plot = None,
     markdown: Markdown = None,
 ) -> None:
     """Latency, algorithm and bus bandwidth of all_reduce, against gloo."""

@@ -22,11 +22,26 @@ RoundS = Annotated[float, typer.Option(help="about how long a turn lasts, in sec
 Prefixes = Annotated[
     list[Path], typer.Option("--mpi-prefix", help="where an MPI is installed; may be repeated")
 ]
-Json = Annotated[Path | None, typer.Option("--json", help="write everything as JSON")]
-Markdown = Annotated[
-    Path | None, typer.Option(help="replace the generated section of this Markdown file")
-]
 T = TypeVar("T")
+
+
+def writable(path: Path | None) -> Path | None:
+    """A path to write to, refused before anything is measured if it has no folder."""
+    if path and not path.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {str(path.parent)!r}")
+    return path
+
+
+Json = Annotated[
+    Path | None, typer.Option("--json", callback=writable, help="write everything as JSON")
+]
+Plot = Annotated[Path | None, typer.Option(callback=writable, help="write a log-log plot as PNG")]
+Markdown = Annotated[
+    Path | None,
+    typer.Option(
+        exists=True, dir_okay=False, help="replace the generated section of this Markdown file"
+    ),
+]
 
 
 def parsed(parse: Callable[[str], T], text: str) -> T:

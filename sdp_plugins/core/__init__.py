@@ -50,6 +50,10 @@ _HOMES = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> object:
     """Load the native module only when it is needed: frameworks import this package at start-up."""
     home = _HOMES.get(name)

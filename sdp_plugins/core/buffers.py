@@ -88,6 +88,11 @@ def as_buffer(data: BufferLike, *, writable: bool = True) -> Buffer:
         return data
     if isinstance(data, np.ndarray):
         return _from_numpy(data, writable)
+    if isinstance(data, np.generic):  # it exports a copy of itself
+        raise TypeError(
+            f"{type(data).__name__} is a NumPy scalar, which cannot be written. Hint: pass an "
+            "array, such as np.array([value])."
+        )
     if hasattr(data, "__dlpack__"):
         return _from_dlpack(data, writable)
     try:

@@ -7,6 +7,7 @@ Nothing else in ``core`` reads ``os.environ``: the launchers' variables come thr
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -19,6 +20,15 @@ FUSION_ALIGN = 128
 """Size of a fusion buffer is a multiple of this many bytes."""
 PAGE = 4096
 
+_NAMES = (
+    "SDP_TIMEOUT_S",
+    "SDP_FUSION_MB",
+    "SDP_REGISTER",
+    "SDP_AUTOLOAD",
+    "SDP_STAGING_BYTES",
+    "SDP_SPIN_US",
+    "SDP_JOB_ID",
+)
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 
@@ -57,7 +67,7 @@ class Config:
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
-        """Read the settings.
+        """Read the settings; warn of variables whose names are nearly right.
 
         Args:
             env: Variables to read; None reads the environment of this process.
@@ -67,6 +77,7 @@ class Config:
                 says what is allowed.
         """
         given = environment() if env is None else env
+        _warn_of_misspelt(given)
 
         def read(name: str, parse: Callable[[str, str], _T], default: _T) -> _T:
             text = given.get(name, "").strip()
@@ -98,6 +109,16 @@ def autoload(env: Mapping[str, str] | None = None) -> bool:
 def environment() -> dict[str, str]:
     """Return a copy of the environment of this process."""
     return dict(os.environ)
+
+
+def _warn_of_misspelt(env: Mapping[str, str]) -> None:
+    for name in env:
+        if name.startswith("SDP_") and name not in _NAMES:
+            import difflib
+
+            if meant := difflib.get_close_matches(name, _NAMES, 1, cutoff=0.8):
+                text = f"{name} means nothing to sdp_plugins. Hint: did you mean {meant[0]}?"
+                warnings.warn(text, stacklevel=4)
 
 
 def _refuse(name: str, text: str, allowed: str) -> ValueError:

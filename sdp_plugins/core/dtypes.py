@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
-from typing import ClassVar
+from typing import Any, ClassVar
+
+import numpy as np
 
 from . import _native
 
@@ -37,6 +40,28 @@ class DType(Enum):
         # Plain attributes, not properties: they are read on the latency path.
         self.native = getattr(_native.DType, name)
         self.itemsize = _native.itemsize(self.native)
+
+    @classmethod
+    def parse(cls, dtype: object) -> DType:
+        """Return the type that a caller named: a DType, its name, or NumPy's type.
+
+        Raises:
+            TypeError: There is none like it; the text lists them.
+        """
+        if isinstance(dtype, cls):
+            return dtype
+        name = dtype
+        if not isinstance(dtype, str):
+            with suppress(TypeError):
+                name = np.dtype(dtype).name  # type: ignore[call-overload]
+        if name not in cls.__members__:
+            names = ", ".join(cls.__members__)
+            raise TypeError(f"{dtype!r} is no type of elements here. Hint: use one of {names}.")
+        return cls[str(name)]
+
+
+DTypeLike = Any
+"""A ``DType``, its name, or what NumPy takes for a type."""
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 from . import _native
 from .buffers import BufferLike, as_buffer
 from .config import FUSION_ALIGN, Config
-from .dtypes import DType, ReduceOp
+from .dtypes import DType, DTypeLike, ReduceOp
 from .group import Group
 
 
@@ -31,7 +32,7 @@ class FusionBuffer:
     def __init__(
         self,
         group: Group,
-        tensors: Sequence[tuple[int, DType]],
+        tensors: Sequence[tuple[int, DTypeLike]],
         *,
         op: ReduceOp | str = "avg",
         threshold_bytes: int | None = None,
@@ -40,17 +41,18 @@ class FusionBuffer:
 
         Args:
             group: The ranks.
-            tensors: Number of elements and type of each tensor.
+            tensors: Number of elements and type of each tensor: a ``DType``, its name, or NumPy's.
             op: The reduction; not PREMUL_SUM.
             threshold_bytes: A multiple of 128; None: ``SDP_FUSION_MB``, 25 MiB by default.
 
         Raises:
             ValueError: The threshold is no multiple of 128, or a type has no such reduction.
+            TypeError: A tensor is not described by a number and a type.
         """
         reduction = ReduceOp.parse(op)
         if reduction.native is _native.ReduceOp.premul_sum:
             raise ValueError("a fusion buffer has no PREMUL_SUM. Hint: scale the gradients first.")
-        self._tensors = list(tensors)
+        self._tensors = [_described(index, tensor) for index, tensor in enumerate(tensors)]
         threshold = Config.from_env().fusion_bytes if threshold_bytes is None else threshold_bytes
         _check_sizes(self._tensors, threshold)
         self._native = _native.NativeFusionBuffer(
@@ -94,6 +96,16 @@ class FusionBuffer:
     def buckets(self) -> list[list[int]]:
         """Indices of the tensors in each buffer, in the order in which buffers leave."""
         return self._native.buckets()
+
+
+def _described(index: int, tensor: tuple[int, DTypeLike]) -> tuple[int, DType]:
+    try:
+        count, dtype = tensor
+    except TypeError:
+        raise TypeError(
+            f"tensor {index} is {tensor!r}. Hint: describe each by (number of elements, type)."
+        ) from None
+    return operator.index(count), DType.parse(dtype)
 
 
 def _check_sizes(tensors: Sequence[tuple[int, DType]], threshold_bytes: int) -> None:

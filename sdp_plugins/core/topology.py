@@ -69,7 +69,8 @@ class Topology:
                 for each; used where the variables alone do not tell jobs apart.
 
         Raises:
-            ValueError: Variables are incomplete, contradict each other or are no numbers.
+            ValueError: Variables are incomplete, contradict each other, are no numbers, or would
+                be the same for another job on this host.
         """
         given = environment() if env is None else env
         found = _detect(given)
@@ -221,7 +222,12 @@ def _job_key(
     for other in _launchers_of_ranks(env):
         if other is not PMIX and other.read(env).size == place.size:
             return f"{key}:{_launcher_key(other, env, identify)}"
-    return key if port else f"{key}:{identify(launcher.rank[0])}"
+    if port or place.size == 1:
+        return key if port else f"single:{process_identity(os.getpid())}"
+    raise ValueError(
+        f"{launcher.rank[0]} and {launcher.size[0]} do not tell this job from others on this "
+        "host. Hint: set SDP_JOB_ID, or MASTER_PORT, to what only the ranks of this job have."
+    )
 
 
 def _launcher_key(launcher: Launcher, env: Environment, identify: Callable[[str], str]) -> str:

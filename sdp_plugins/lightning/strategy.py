@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch.distributed as dist
@@ -57,6 +58,12 @@ class _OverSmddp(LightningClass):
 
     def _configure_launcher(self) -> None:
         super()._configure_launcher()
+        interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
+        if interactive and self._launcher and not self._launcher.is_interactive_compatible:
+            raise RuntimeError(  # Lightning would say so too, and recommend ddp's
+                "This strategy cannot start its workers from a notebook or an interactive session. "
+                "Hint: choose strategy='smddp_notebook', or run the code as a script."
+            )
         self._launcher = watched(self._launcher)
 
     def setup_environment(self) -> None:

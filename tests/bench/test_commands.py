@@ -151,6 +151,14 @@ def test_memory_has_an_entry_per_backend_and_rank():
     assert "smddp" in text
 
 
+def test_a_report_that_cannot_be_written_is_refused_at_once(run, tmp_path):
+    for option in ("--json", "--plot"):
+        result = run("all_reduce", option, tmp_path / "missing" / "report")
+        assert result.exit_code == 2
+        assert "there is no folder" in result.output
+    assert run("ddp", "--markdown", tmp_path / "missing.md").exit_code == 2
+
+
 def test_a_backend_that_does_not_exist_ends_the_command_with_its_words(run, monkeypatch):
     monkeypatch.setattr(ddp, "FULL_MODEL", SMALL_MODEL)
     result = run("ddp", "--backends", "nonsense", "--layers", "1", "--repeats", "1")

@@ -251,6 +251,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "None": (lambda: None, TypeError, NOTHING.format("NoneType")),
     "number": (lambda: 3, TypeError, NOTHING.format("int")),
     "text": (lambda: "text", TypeError, NOTHING.format("str")),
+    "NumPy scalar": (
+        lambda: np.float32(3),
+        TypeError,
+        "float32 is a NumPy scalar, which cannot be written. Hint: pass an array, such as "
+        "np.array([value]).",
+    ),
     "columns": (
         lambda: np.zeros((4, 6), np.float32)[:, ::2],
         ValueError,

@@ -24,6 +24,24 @@ def test_defaults() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("SDP_TIMEOUT", "SDP_TIMEOUT_S"),
+        ("SDP_REGISTR", "SDP_REGISTER"),
+        ("SDP_JOBID", "SDP_JOB_ID"),
+    ],
+)
+def test_a_misspelt_name_is_told(name: str, meant: str) -> None:
+    with pytest.warns(UserWarning, match=f"{name} means nothing .* did you mean {meant}"):
+        assert Config.from_env({name: "5"}) == Config()
+
+
+@pytest.mark.filterwarnings("error")
+def test_other_names_are_their_owners(monkeypatch: pytest.MonkeyPatch) -> None:
+    Config.from_env({"SDP_BACKEND": "flash", "SDP_LAUNCHER_PID": "1", "SDP_JOB_ID": "a"})
+
+
+@pytest.mark.parametrize(
     ("variable", "text", "field", "value"),
     [
         ("SDP_TIMEOUT_S", "10", "timeout_s", 10.0),

@@ -163,6 +163,26 @@ def test_closed_by_a_signal_handler(rank_pool: Pool, tmp_path: Path) -> None:
     rank_pool(2).run(close_in_a_handler, str(tmp_path / "ended"), timeout_s=20)
 
 
+def interrupt_the_making_of_an_error(rank: int, world: int) -> None:
+    """Ctrl-C ends all ranks at once: it comes while a peer's end is put into words."""
+    group = Group.from_env(timeout_s=30)
+    group.close()
+
+    def from_native(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sdp_plugins.core.errors.from_native", from_native)
+        with pytest.raises(KeyboardInterrupt):
+            group.barrier()
+    with pytest.raises(SdpError, match="closed"):
+        group.barrier()
+
+
+def test_ctrl_c_beside_a_failure(rank_pool: Pool) -> None:
+    rank_pool(2).run(interrupt_the_making_of_an_error)
+
+
 def leave_a_daemon_thread(rank: int, world: int, way: str, ended: str) -> None:
     """The script's end is reached while a daemon thread waits in an operation."""
     group = Group.from_env(timeout_s=30)

@@ -282,6 +282,25 @@ WRONG_PLANS: dict[str, tuple[Callable[[Group], object], str]] = {
 }
 
 
+def name_types(rank: int, world: int) -> None:
+    """A type may be ours, NumPy's, or a name."""
+    group = kept_group()
+    tensors = [(2, DType.int8), (3, "bfloat16"), (4, np.float32), (5, np.dtype("int64"))]
+    fusion = FusionBuffer(group, tensors, op="sum", threshold_bytes=128)
+    assert fusion.buckets == [[0], [1], [2], [3]]
+    for wrong, text in (
+        ((1, "float8"), "'float8'"),
+        ((1, np.uint64), "uint64"),
+        (4, "tensor 0 is 4"),
+    ):
+        with pytest.raises(TypeError, match=text):
+            FusionBuffer(group, [wrong])
+
+
+def test_types_by_any_name(rank_pool: Pool) -> None:
+    rank_pool(2).run(name_types)
+
+
 def plan_wrongly(rank: int, world: int, case: str) -> str:
     group = kept_group()
     with pytest.raises(ValueError) as caught:

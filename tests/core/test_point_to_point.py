@@ -444,6 +444,7 @@ def close_with_pending(rank: int, world: int) -> None:
     received = group.recv(np.zeros(3), 1 - rank, async_op=True)
     sent = group.send(np.zeros(LARGE), 1 - rank, tag=1, async_op=True)
     assert received.source_rank == -1 and not received.is_completed()
+    group.barrier()  # or a rank that is early would close before the other sends
     start = now()
     group.close()
     assert now() - start < NOTICE_S

@@ -81,28 +81,38 @@ PLACES: dict[str, tuple[Env, tuple[object, ...]]] = {
         (5, 8, 1, 4, 1, "env:run7:10.0.0.1:29500", "torchrun"),
     ),
     "by hand": (
-        {"RANK": "1", "WORLD_SIZE": "2"},
-        (1, 2, 1, 2, 0, "env::::<RANK>", "environment"),
+        {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1"},
+        (1, 2, 1, 2, 0, "env:::1", "environment"),
     ),
     "by hand, with port": (
         {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "h", "MASTER_PORT": "1"},
         (1, 2, 1, 2, 0, "env::h:1", "environment"),
     ),
     "by hand, one local rank each": (
-        {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"},
-        (3, 4, 0, 1, 3, "env::::<RANK>", "environment"),
+        {
+            "RANK": "3",
+            "WORLD_SIZE": "4",
+            "LOCAL_RANK": "0",
+            "LOCAL_WORLD_SIZE": "1",
+            "SDP_JOB_ID": "a",
+        },
+        (3, 4, 0, 1, 3, "id:a", "environment"),
     ),
     "only local size": (
-        {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"},
-        (5, 8, 1, 4, 1, "env::::<RANK>", "environment"),
+        {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "SDP_JOB_ID": "a"},
+        (5, 8, 1, 4, 1, "id:a", "environment"),
     ),
     "only local rank": (
-        {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"},
-        (5, 8, 1, 4, 1, "env::::<RANK>", "environment"),
+        {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "SDP_JOB_ID": "a"},
+        (5, 8, 1, 4, 1, "id:a", "environment"),
     ),
     "only node rank": (
-        {"RANK": "5", "WORLD_SIZE": "8", "NODE_RANK": "1"},
-        (5, 8, 5, 8, 1, "env::::<RANK>", "environment"),
+        {"RANK": "5", "WORLD_SIZE": "8", "NODE_RANK": "1", "SDP_JOB_ID": "a"},
+        (5, 8, 5, 8, 1, "id:a", "environment"),
+    ),
+    "by hand, alone": (
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        (0, 1, 0, 1, 0, f"single:{process_identity(os.getpid())}", "environment"),
     ),
     "empty is unset": (
         {"RANK": "", "WORLD_SIZE": " ", "PMI_RANK": "", "PMIX_RANK": ""},
@@ -219,6 +229,10 @@ REFUSED: dict[str, tuple[Env, str]] = {
     "Open MPI, no size": ({"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is not"),
     "MPICH, no rank": ({"PMI_SIZE": "2"}, "PMI_RANK is not"),
     "PMIx, no size": ({"PMIX_RANK": "1"}, "PMIX_RANK is set but WORLD_SIZE is not"),
+    "which job?": (
+        {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"},
+        "RANK and WORLD_SIZE do not tell this job from others.*SDP_JOB_ID, or MASTER_PORT",
+    ),
     "rank too high": ({"RANK": "2", "WORLD_SIZE": "2"}, "RANK=2 with WORLD_SIZE=2.*0 to 1"),
     "Slurm rank too high": (
         {**SLURM_STEP, "SLURM_PROCID": "5"},

@@ -112,6 +112,15 @@ def test_the_installed_package_is_chosen(monkeypatch: pytest.MonkeyPatch, instal
     assert type(SMDDPStrategy()) is expected
 
 
+@pytest.mark.parametrize("package", TRAINER)
+def test_a_notebook_is_told_of_our_variant(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
+    trainer = importlib.import_module(package).Trainer
+    for strategy in ("smddp", "smddp_spawn"):
+        with pytest.raises(RuntimeError, match="strategy='smddp_notebook'"):
+            trainer(strategy=strategy, accelerator="cpu", devices=2, logger=False)
+
+
 def test_without_lightning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(namespaces.sys, "modules", {})
     monkeypatch.setattr(namespaces, "is_installed", lambda package: False)

@@ -49,8 +49,12 @@ void translate(const std::exception_ptr& thrown, void*) {
   try {
     std::rethrow_exception(thrown);
   } catch (const Failure& failure) {
-    const nb::object error = as_exception(failure);
-    PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+    try {
+      const nb::object error = as_exception(failure);
+      PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+    } catch (nb::python_error& other) {
+      other.restore();  // a signal has come meanwhile: Ctrl-C, that ended our peer too
+    }
   } catch (const Interrupted& interrupted) {
     try {
       std::rethrow_exception(interrupted.cause);

@@ -28,13 +28,13 @@ const char* hint(FailureKind kind) {
   switch (kind) {
     case FailureKind::peer_lost:
       return " Hint: look for that rank's own error or traceback; the kernel's log tells of "
-             "out-of-memory kills.";
+             "out-of-memory kills; if it has neither, it had less to do than this one.";
     case FailureKind::timeout:
       return " Hint: that rank is stopped, still computing, or took another path through the "
              "program; if it is only slow, raise the group's timeout (SDP_TIMEOUT_S).";
     case FailureKind::mismatch:
       return " Hint: all ranks must call the same operations in the same order, with the same "
-             "types and sizes.";
+             "types and sizes, and fusion buffers of the same tensors.";
     case FailureKind::aborted:
       return " Hint: look for the error of the rank that aborted.";
     default:

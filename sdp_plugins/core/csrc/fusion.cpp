@@ -30,7 +30,7 @@ FusionBuffer::~FusionBuffer() {
     if (!bucket.work) continue;
     if (!bucket.work->completed()) {
       communicator_->fail(Failure(FailureKind::aborted,
-                                  "a fusion buffer was dropped before its operations were done",
+                                  "a fusion buffer was dropped before its finish() was called",
                                   {communicator_->rank()}));
     }
     try {
