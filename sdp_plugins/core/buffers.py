@@ -131,6 +131,12 @@ def _unsupported(elements: str) -> TypeError:
 
 
 def _from_dlpack(data: Any, writable: bool) -> Buffer:
+    for lazy in ("conj", "neg"):  # torch's: to be done when the elements are read
+        if (is_lazy := getattr(data, f"is_{lazy}", None)) is not None and is_lazy():
+            raise ValueError(
+                f"the tensor is a lazy {lazy} view of other elements. "
+                f"Hint: pass tensor.resolve_{lazy}()."
+            )
     device_type = int(data.__dlpack_device__()[0])
     if device_type != 1:
         raise TypeError(

@@ -153,6 +153,8 @@ class Group:
             return self._issue(
                 _native.Op.all_reduce, (), (target,), reduction, -1, async_op, timeout_s
             )
+        if self._in_flight:
+            self._let_go()
         self._native.all_reduce(
             target.ptr,
             target.count,
@@ -541,6 +543,8 @@ class Group:
             self.timeout_s if timeout_s is None else timeout_s,
         )
         if not async_op:
+            if self._in_flight:
+                self._let_go()
             self._native.run(*arguments)
             return None
         return self._track(self._native.submit(*arguments), op.name, (*sends, *recvs))
@@ -548,14 +552,18 @@ class Group:
     def _track(self, native: _native.Work, what: str, buffers: tuple[Buffer, ...]) -> Work:
         """Hold an operation's memory until it is done, whatever the caller does with the handle."""
         held = list(buffers)
+        self._let_go()
+        with self._in_flight_lock:
+            self._in_flight.append((native, held))
+        return Work(native, what, held)
+
+    def _let_go(self) -> None:
+        """Look at two of the operations in flight, in turns: one that stays keeps no others."""
         done: list[object] = []  # let go of outside of the lock: their finalizers are not ours
         with self._in_flight_lock:
-            # Looks at two for each that comes, in turns: one that stays does not keep the others.
             for _ in range(min(2, len(self._in_flight))):
                 entry = self._in_flight.popleft()
                 (done if entry[0].completed() else self._in_flight).append(entry)
-            self._in_flight.append((native, held))
-        return Work(native, what, held)
 
     def _follow(
         self, native: _native.Work, what: str, buffers: tuple[Buffer, ...], async_op: bool

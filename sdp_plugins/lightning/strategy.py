@@ -122,7 +122,8 @@ def leave_group(exception: BaseException) -> None:
     """
     if not dist.is_initialized() or dist.get_backend() != BACKEND:
         return
-    if not isinstance(exception, (SdpError, SystemExit)):  # those are known, or no failure
+    orderly = isinstance(exception, SystemExit) and not exception.code
+    if not orderly and not isinstance(exception, SdpError):  # those are known
         group: Any = dist.group.WORLD
         group.abort(exception)
     dist.destroy_process_group()

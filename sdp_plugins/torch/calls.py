@@ -58,7 +58,8 @@ class Calls(Identity):
         """The Group that a call from this thread goes to.
 
         Callbacks of futures have one of their own. In it their operations are in the same order on
-        all ranks, while the order between a callback and the main thread is up to chance.
+        all ranks, while the order between a callback and the main thread is up to chance. (Sends
+        and receives find each other by ranks and tag, in whatever thread: they use the main one.)
         """
         if self._registrations.dead:
             self._registrations.drop_dead()
@@ -89,6 +90,7 @@ class Calls(Identity):
         if async_op:
             natives = [start(async_op=True, timeout_s=timeout_s) for start in starts]
             return self._track(natives, outputs, inputs, copies, self._notifier)
+        self._forget_done()
         for start in starts:
             start(async_op=False, timeout_s=timeout_s)
         if copies:
@@ -112,7 +114,7 @@ class Calls(Identity):
 
     def _forget_done(self) -> None:
         """Look at two works, in turns, that perhaps nobody waits for."""
-        for work in list(islice(self._works, 2)):
+        for work in list(islice(self._works, 2)) if self._works else ():
             with self._turning:
                 _forget(self._works, work)
                 if not work.is_completed():

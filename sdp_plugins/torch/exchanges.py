@@ -79,7 +79,7 @@ class Exchanges(Calls):
         """Send a tensor."""
         tensor = only(tensors)
         source = readable(tensor)
-        native = self._lane().send(to_move(source), dst_rank, tag, async_op=True)
+        native = self._group.send(to_move(source), dst_rank, tag, async_op=True)
         assert native is not None
         return self._track([native], [tensor], [source], None, self._receivers)
 
@@ -94,7 +94,7 @@ class Exchanges(Calls):
     def _receive(self, tensor: Tensor, src: int | None, tag: int) -> Work:
         copies = Outputs()
         buffer = to_move(copies.dense(tensor))
-        native = self._lane().recv(buffer, src, tag, async_op=True)
+        native = self._group.recv(buffer, src, tag, async_op=True)
         return self._track([native], [tensor], [], copies, self._receivers)
 
     def barrier(self, opts: Options = None, timeout: timedelta | None = None) -> Work:

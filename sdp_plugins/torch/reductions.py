@@ -52,6 +52,7 @@ class Reductions(Calls):
             elif tensor.numel() == 1 and handed_to_reducer():
                 self._of_join = work  # until the next one, which takes its place in the reducer too
             return work
+        self._forget_done()
         lane.all_reduce(buffer, reduction, timeout_s=how[1])
         return Work((tensor,), self._notifier)
 

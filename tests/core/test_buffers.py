@@ -309,6 +309,8 @@ TORCH_REFUSED = {
     "torch.zeros(4, 6).t()": (ValueError, SCATTERED.format((6, 4), (1, 6))),
     "torch.zeros(6)[::2]": (ValueError, SCATTERED.format((3,), (2,))),
     "torch.zeros(1).expand(3)": (ValueError, SCATTERED.format((3,), (0,))),
+    "torch.zeros(3, dtype=torch.cfloat).conj()": (ValueError, "pass tensor.resolve_conj()"),
+    "torch.zeros(3, dtype=torch.cfloat).conj().imag": (ValueError, "pass tensor.resolve_neg()"),
     "torch.zeros(3).to_sparse()": (TypeError, "cannot read the memory of Tensor by DLPack"),
     "torch.zeros(3, dtype=torch.float8_e5m2)": (TypeError, "not supported"),
     "torch.zeros(3, device='meta')": (ValueError, "meta"),

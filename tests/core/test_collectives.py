@@ -303,6 +303,11 @@ WRONG: dict[str, tuple[Callable[[Group], object], type[Exception], str]] = {
         ValueError,
         "all_gather: needs 2 output buffer(s), got 1",
     ),
+    "all_gather_uneven own output": (
+        lambda g: g.all_gather_uneven([np.zeros(3)] * 2, np.zeros(4)),
+        ValueError,
+        "all_gather: this rank's own output has 3 elements, its input 4",
+    ),
     "reduce_scatter size": (
         lambda g: g.reduce_scatter(np.zeros(3), np.zeros(5)),
         ValueError,

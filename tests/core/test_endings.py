@@ -100,6 +100,29 @@ def test_why_a_rank_ended_outlives_its_process(tmp_path: Path) -> None:
     assert "rank 1 gave up: ValueError: the loss is not a number" in text
 
 
+def leave_early(rank: int, world: int, ended: str) -> str:
+    with Group.from_env(timeout_s=30) as group:
+        group.barrier()
+        if rank == 1:
+            return ""
+        while not Path(ended).exists():
+            time.sleep(0.01)
+        with pytest.raises(PeerLostError) as caught:
+            group.barrier()
+        with pytest.raises(PeerLostError, match="rank 1 has closed the group"):
+            group.recv(np.zeros(1), 1)
+    return str(caught.value)
+
+
+def test_that_a_rank_left_in_good_order_outlives_its_process(tmp_path: Path) -> None:
+    with start_ranks(2, leave_early, str(tmp_path / "ended")) as ranks:
+        ranks[1].result()
+        ranks[1].finish()
+        (tmp_path / "ended").touch()
+        text = ranks[0].result(timeout_s=10)
+    assert "rank 1 has closed the group (had it less to do?)" in text
+
+
 def abort_after_closing(rank: int, world: int) -> str:
     group = Group.from_env(timeout_s=30)
     group.barrier()

@@ -153,14 +153,14 @@ TEST(a_rank_that_skips_an_operation_is_told_by_its_number) {
 TEST(pieces_of_unexpected_length_are_named) {
   World world(2);
   const auto failures = world.failures([&](int r, Rank& rank) {
-    Ints mine(r == 0 ? 4 : 5), theirs(4), more(4);
+    Ints mine(r == 0 ? 4 : 5), first(4), second(r == 0 ? 4 : 5);
     Request request = ranks::request(Op::all_gather, DType::int32);
     request.sends = {ranks::piece(mine)};
-    request.recvs = {ranks::piece(theirs), ranks::piece(more)};
+    request.recvs = {ranks::piece(first), ranks::piece(second)};
     rank.run(std::move(request));
   });
   for (const auto& failure : failures) {
-    check_failure(failure, FailureKind::mismatch, {1},
+    check_failure(failure, FailureKind::mismatch, {0, 1},
                   "rank 0 expects 4 elements of rank 1, which offers 5");
   }
 }

@@ -101,6 +101,20 @@ TEST(pieces_of_a_reduce_scatter_are_equal) {
   CHECK_THROWS(request.validate(1, kWorld), std::invalid_argument, "the output's size");
 }
 
+TEST(what_a_rank_gives_itself_has_one_size) {
+  Request gather = make(Op::all_gather, 1, 3);
+  gather.recvs[1].count = 1;
+  CHECK_THROWS(gather.validate(1, kWorld), std::invalid_argument,
+               "all_gather: this rank's own output has 1 elements, its input 2");
+  gather.validate(0, kWorld);  // the business of rank 1 alone
+  Request exchange = make(Op::all_to_all, 3, 3);
+  exchange.sends[1].count = 1;
+  CHECK_THROWS(exchange.validate(1, kWorld), std::invalid_argument, "this rank's own output");
+  Request scatter = make(Op::scatter, 3, 1, 1);
+  scatter.sends[1].count = 1;
+  CHECK_THROWS(scatter.validate(1, kWorld), std::invalid_argument, "this rank's own output");
+}
+
 TEST(buffers_have_memory_and_a_size_that_can_be) {
   Request request = make(Op::all_reduce, 0, 1);
   request.recvs[0] = {nullptr, 0};

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 from sdp_plugins.core import PeerLostError
+from sdp_plugins.lightning.strategy import leave_group
 from tests.lightning.models import FABRICS, data, digest, loader, model, trainer
 from tests.ranks import job_environment
 
@@ -33,6 +34,21 @@ def case(function: Callable[..., Any]) -> Callable[..., Any]:
                 dist.destroy_process_group()
 
     return run
+
+
+@case
+def leave(rank: int, world: int, code: int | None) -> str:
+    """Rank 1's script ends by sys.exit() in the middle of training; what rank 0 reads."""
+    dist.init_process_group("smddp")
+    dist.barrier()
+    if rank == 1:
+        leave_group(SystemExit(code))
+        return ""
+    try:
+        dist.barrier()
+    except PeerLostError as error:
+        return str(error)
+    return "nobody noticed"
 
 
 @case

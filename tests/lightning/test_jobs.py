@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
+from typing import Any
 
 import pytest
 
+from tests.lightning import cases
 from tests.lightning.jobs import Ended, Job, run_jobs
 
 pytestmark = pytest.mark.timeout(120)
@@ -98,6 +100,11 @@ def test_a_rank_of_fabric_raises() -> None:
         check_failure(job)
         assert "ArithmeticError: a fault of the script" in job.output
         assert "PeerLostError: [rank " in job.output
+
+
+def test_an_exit_with_a_code_is_a_failure(rank_pool: Any) -> None:
+    assert "rank 1 gave up: SystemExit: 5" in rank_pool(2).run(cases.leave, 5)[0]
+    assert "rank 1 has closed the group" in rank_pool(2).run(cases.leave, 0)[0]
 
 
 def test_a_rank_fails_before_the_ranks_have_met() -> None:

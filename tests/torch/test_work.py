@@ -196,6 +196,44 @@ def test_waits_in_callbacks(rank_pool: Any) -> None:
     rank_pool(2).run(run_waits_in_callbacks, timeout_s=20)
 
 
+def run_messages_in_callbacks(rank: int, world: int) -> None:
+    """A message finds its receiver, whether that is a callback or not."""
+    with process_group():
+        future = dist.all_reduce(values(rank, 5), async_op=True).get_future()
+        received = torch.zeros(3)
+        if rank == 0:
+            sent = future.then(lambda f: dist.send(values(7, 3), 1))
+            dist.recv(received, 1)
+            sent.wait()
+        else:
+            dist.recv(received, 0)
+            future.then(lambda f: dist.send(values(7, 3), 0)).wait()
+        assert_same(received, values(7, 3))
+
+
+def test_messages_in_callbacks(rank_pool: Any) -> None:
+    rank_pool(2).run(run_messages_in_callbacks, timeout_s=20)
+
+
+def run_finished_works(rank: int, world: int) -> int:
+    """What was dropped is let go of by whatever comes next."""
+    with process_group():
+        tensors = [torch.ones(100) for _ in range(20)]
+        alive = [weakref.ref(tensor) for tensor in tensors]
+        for tensor in tensors:
+            dist.all_reduce(tensor, async_op=True)
+        del tensor, tensors
+        dist.barrier()
+        for _ in range(30):
+            dist.all_reduce(torch.ones(3))
+        gc.collect()
+        return sum(tensor() is not None for tensor in alive)
+
+
+def test_finished_works_keep_nothing(rank_pool: Any) -> None:
+    assert rank_pool(2).run(run_finished_works) == [0, 0]
+
+
 def run_callbacks_of_combined_futures(rank: int, world: int) -> None:
     """torch runs them on whichever thread completes the last part."""
     with process_group():

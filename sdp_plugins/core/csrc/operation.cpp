@@ -104,7 +104,7 @@ void Operation::check_peers(std::uint32_t step) const {
   std::vector<int> lost;
   for (int r : context_.peers.dead()) {
     const bool needed = !segment(r).header().step.reached(step);
-    if (needed && !context_.peers.failed(r)) lost.push_back(r);
+    if (needed && context_.peers.silent(r)) lost.push_back(r);
   }
   if (!lost.empty()) {
     fail(FailureKind::peer_lost, rank_list(lost) + " ended while needed", lost);

@@ -114,10 +114,14 @@ bool Peers::failed(int rank) const {
   return segment(rank).header().state.load(std::memory_order_acquire) == PeerState::failed;
 }
 
+bool Peers::silent(int rank) const {
+  return segment(rank).header().state.load(std::memory_order_acquire) == PeerState::open;
+}
+
 std::map<int, Failure> Peers::gone() const {
   std::map<int, Failure> why;
   for (int r : dead()) {
-    if (failed(r)) continue;  // it has said why
+    if (!silent(r)) continue;  // it has said why
     why.try_emplace(r, FailureKind::peer_lost, rank_list({r}) + " ended while needed",
                     std::vector<int>{r});
   }

@@ -47,6 +47,7 @@ class Peers {
   // Why `rank` cannot make progress any more though its process may live; nothing if it can.
   std::optional<Failure> gave_up(int rank) const;
   bool left(int rank) const;    // closed the group in good order
+  bool silent(int rank) const;  // has said nothing about an end: if it is dead, it died
   bool failed(int rank) const;  // gave up, and not in good order: the whole group is lost
   // `dead` and `gave_up`. What a rank did before it went is visible once it is listed here.
   std::map<int, Failure> gone() const;

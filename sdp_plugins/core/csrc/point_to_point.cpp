@@ -127,8 +127,7 @@ bool PointToPoint::progress_send(int dst) {
     const Piece& piece = send.request.sends[0];
     const Frame frame{piece.count * itemsize(send.request.dtype), send.request.tag,
                       send.request.dtype};
-    if (send.moved <
-        sizeof frame) {  // the ring's size is a multiple of the frame's: all or nothing
+    if (send.moved < sizeof frame) {  // a full ring may have taken a part of it
       const std::size_t n = ring_write(dst, reinterpret_cast<const std::byte*>(&frame) + send.moved,
                                        sizeof frame - send.moved);
       send.moved += n;

@@ -26,6 +26,13 @@ void check_pieces(const Request& request, const char* which, const std::vector<P
     room -= piece.count;
   }
 }
+// What a rank gives itself has one size, as no other rank needs to be asked for.
+void check_own(const Request& request, const Piece& given, const Piece& taken) {
+  if (given.count != taken.count) {
+    invalid(request, "this rank's own output has " + std::to_string(taken.count) +
+                         " elements, its input " + std::to_string(given.count));
+  }
+}
 }  // namespace
 
 std::uint64_t Request::count() const {
@@ -62,6 +69,7 @@ void Request::validate(int rank, int world_size) const {
                        std::to_string(world_size));
   }
   const auto world = static_cast<std::size_t>(world_size);
+  const auto own = static_cast<std::size_t>(rank);
   const bool at_root = rank == root;
   switch (op) {
     case Op::all_reduce:
@@ -71,7 +79,8 @@ void Request::validate(int rank, int world_size) const {
       return check_pieces(*this, "in-place", recvs, 1);
     case Op::all_gather:
       check_pieces(*this, "input", sends, 1);
-      return check_pieces(*this, "output", recvs, world);
+      check_pieces(*this, "output", recvs, world);
+      return check_own(*this, sends[0], recvs[own]);
     case Op::reduce_scatter:
       check_pieces(*this, "input", sends, world);
       check_pieces(*this, "output", recvs, 1);
@@ -81,13 +90,16 @@ void Request::validate(int rank, int world_size) const {
       return;
     case Op::gather:
       check_pieces(*this, "input", sends, 1);
-      return check_pieces(*this, "output", recvs, at_root ? world : 0);
+      check_pieces(*this, "output", recvs, at_root ? world : 0);
+      return at_root ? check_own(*this, sends[0], recvs[own]) : void();
     case Op::scatter:
       check_pieces(*this, "input", sends, at_root ? world : 0);
-      return check_pieces(*this, "output", recvs, 1);
+      check_pieces(*this, "output", recvs, 1);
+      return at_root ? check_own(*this, sends[own], recvs[0]) : void();
     case Op::all_to_all:
       check_pieces(*this, "input", sends, world);
-      return check_pieces(*this, "output", recvs, world);
+      check_pieces(*this, "output", recvs, world);
+      return check_own(*this, sends[own], recvs[own]);
     case Op::barrier:
       return;
     case Op::send:
