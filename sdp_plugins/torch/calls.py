@@ -42,7 +42,6 @@ class Calls(Identity):
     def __init__(self, group: Group, make_lane: Callable[[], Group], register: bool) -> None:
         super().__init__(group)
         self._make_lane = make_lane
-        self._lanes: list[Group] = []
         self._notifier = Notifier("sdp-futures")
         self._receivers = ThreadForEach("sdp-p2p-future")
         self._works: dict[PendingWork, None] = {}  # in flight, kept if their caller drops them

@@ -24,6 +24,7 @@ class Identity(dist.ProcessGroup):
     def __init__(self, group: Group) -> None:
         super().__init__(group.rank, group.world_size)  # type: ignore[call-arg]
         self._group = group
+        self._lanes: list[Group] = []  # more Groups of the same ranks; see Calls
         self._name = self._description = ""
 
     def getBackendName(self) -> str:  # noqa: N802
@@ -48,7 +49,8 @@ class Identity(dist.ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the time-out of all later calls."""
-        self._group.timeout_s = seconds(timeout) or self._group.timeout_s
+        for group in (self._group, *self._lanes):
+            group.timeout_s = seconds(timeout) or group.timeout_s
 
     _set_default_timeout = set_timeout
 

@@ -36,7 +36,7 @@ class Notifier:
     def __init__(self, name: str) -> None:
         self._name = name
         self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a signal handler may leave the group in the midst of it
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._calling_back = False

@@ -54,7 +54,7 @@ class Registrations:
     def __init__(self, group: Group, enabled: bool) -> None:
         self._group = group
         self._enabled = self._automatic = enabled
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # as a signal handler may leave the group
         self._sightings: dict[int, Sighting] = {}
         self.dead: deque[int] = deque()
         """Registrations whose storage has died; filled by any thread, emptied by `drop_dead`."""

@@ -452,7 +452,7 @@ def uneven(lengths: list[list[int]]) -> Callable[[Group, Any], object]:
 def gather_to_1(group: Group, x: Any) -> object:
     group.received = [x(5), x(6), x(7)]  # type: ignore[attr-defined]
     outputs = group.received if group.rank == 1 else None  # type: ignore[attr-defined]
-    return group.gather(outputs, x(5 if group.rank < 2 else 8), 1)
+    return group.gather(outputs, x(4 + 2 * group.rank), 1)
 
 
 def scatter_from_0(group: Group, x: Any) -> object:
@@ -488,7 +488,7 @@ OFFERS: dict[str, tuple[Callable[[Group, Any], object], str]] = {
     ),
     "gather": (
         gather_to_1,
-        "rank 1 expects 6 elements of rank 1, which offers 5; "
+        "rank 1 expects 5 elements of rank 0, which offers 4; "
         "rank 1 expects 7 elements of rank 2, which offers 8",
     ),
     "scatter": (
