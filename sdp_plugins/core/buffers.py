@@ -88,7 +88,7 @@ def as_buffer(data: BufferLike, *, writable: bool = True) -> Buffer:
         return data
     if isinstance(data, np.ndarray):
         return _from_numpy(data, writable)
-    if isinstance(data, np.generic):  # it exports a copy of itself
+    if writable and isinstance(data, np.generic):  # it exports a copy of itself
         raise TypeError(
             f"{type(data).__name__} is a NumPy scalar, which cannot be written. Hint: pass an "
             "array, such as np.array([value])."

@@ -118,7 +118,7 @@ def _warn_of_misspelt(env: Mapping[str, str]) -> None:
 
             if meant := difflib.get_close_matches(name, _NAMES, 1, cutoff=0.8):
                 text = f"{name} means nothing to sdp_plugins. Hint: did you mean {meant[0]}?"
-                warnings.warn(text, stacklevel=4)
+                warnings.warn(text, stacklevel=1)
 
 
 def _refuse(name: str, text: str, allowed: str) -> ValueError:

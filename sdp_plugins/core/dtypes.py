@@ -50,14 +50,15 @@ class DType(Enum):
         """
         if isinstance(dtype, cls):
             return dtype
-        name = dtype
-        if not isinstance(dtype, str):
-            with suppress(TypeError):
-                name = np.dtype(dtype).name  # type: ignore[call-overload]
+        name = str(dtype)
+        if name not in cls.__members__ and dtype is not None:  # None is NumPy's float64
+            with suppress(TypeError, ValueError):
+                known: np.dtype[Any] = np.dtype(dtype)  # type: ignore[call-overload]
+                name = known.name if known.isnative else name
         if name not in cls.__members__:
             names = ", ".join(cls.__members__)
             raise TypeError(f"{dtype!r} is no type of elements here. Hint: use one of {names}.")
-        return cls[str(name)]
+        return cls[name]
 
 
 DTypeLike = Any

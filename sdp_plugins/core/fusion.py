@@ -101,7 +101,7 @@ class FusionBuffer:
 def _described(index: int, tensor: tuple[int, DTypeLike]) -> tuple[int, DType]:
     try:
         count, dtype = tensor
-    except TypeError:
+    except (TypeError, ValueError):
         raise TypeError(
             f"tensor {index} is {tensor!r}. Hint: describe each by (number of elements, type)."
         ) from None

@@ -21,6 +21,8 @@ from .launchers import (
 )
 from .process_identity import launcher_identity, process_identity
 
+# Open MPI 4 and 5, and PMIx itself, name each mpirun's job by a namespace.
+_NAMESPACES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 _REMEDY = "start all ranks with one launcher, or set RANK and WORLD_SIZE for every rank"
 
 
@@ -222,8 +224,12 @@ def _job_key(
     for other in _launchers_of_ranks(env):
         if other is not PMIX and other.read(env).size == place.size:
             return f"{key}:{_launcher_key(other, env, identify)}"
-    if port or place.size == 1:
-        return key if port else f"single:{process_identity(os.getpid())}"
+    if port:
+        return key
+    if (named := first_set(env, _NAMESPACES)) is not None:
+        return f"{key}:{env[named].strip()}"
+    if place.size == 1:
+        return f"single:{process_identity(os.getpid())}"
     raise ValueError(
         f"{launcher.rank[0]} and {launcher.size[0]} do not tell this job from others on this "
         "host. Hint: set SDP_JOB_ID, or MASTER_PORT, to what only the ranks of this job have."
@@ -233,8 +239,7 @@ def _job_key(
 def _launcher_key(launcher: Launcher, env: Environment, identify: Callable[[str], str]) -> str:
     if launcher is SLURM:
         return f"slurm:{slurm_step(env)}"
-    # Open MPI 4 and 5, and PMIx itself, name each mpirun's job by a namespace.
-    named = first_set(env, ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"))
+    named = first_set(env, _NAMESPACES)
     if launcher is not HYDRA and named is not None:
         return f"{launcher.source}:{env[named].strip()}"
     return f"{launcher.source}:{identify(launcher.rank[0])}"

@@ -44,6 +44,7 @@ class Calls(Identity):
         self._make_lane = make_lane
         self._notifier = Notifier("sdp-futures")
         self._receivers = ThreadForEach("sdp-p2p-future")
+        self._of_join: weakref.WeakKeyDictionary[Any, Work] = weakref.WeakKeyDictionary()
         self._works: dict[PendingWork, None] = {}  # in flight, kept if their caller drops them
         self._turning = threading.RLock()  # while one of them is not listed
         self._registrations = Registrations(group, register and group.world_size > 1)
@@ -65,7 +66,9 @@ class Calls(Identity):
         if not self._notifier.in_callback():
             return self._group
         if not self._lanes:
-            self._lanes.append(self._make_lane())
+            lane = self._make_lane()
+            lane.timeout_s = self._group.timeout_s  # it may have been changed
+            self._lanes.append(lane)
         return self._lanes[0]
 
     def _run(

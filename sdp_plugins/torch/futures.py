@@ -63,11 +63,14 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
 
     Args:
         notifier: Runs the callbacks; None for plain torch behaviour.
+        of_callback: Whether its value is what a callback returns.
     """
 
-    def __init__(self, notifier: Notifier | None) -> None:
+    def __init__(self, notifier: Notifier | None, of_callback: bool = False) -> None:
         super().__init__()
         self._notifier = notifier
+        self._of_callback = of_callback
+        self._followers: list[Callable[[], None]] = []  # callbacks added by callbacks before it
         self._completed = threading.Event()
         self._pid = os.getpid()
         self._set_unwrap_func(_unwrap)
@@ -80,6 +83,8 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
             result = FailedResult(error)
         self.set_result(result)
         self._completed.set()
+        while self._followers:
+            self._followers.pop(0)()
 
     def wait(self) -> Any:
         """The value, once it is there; unlike in torch, Ctrl-C ends the wait."""
@@ -90,7 +95,7 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
                     "group in its own process only."
                 )
             if self._notifier is not None and self._notifier.is_current():
-                self._notifier.run_until(self.done)  # nobody else would complete it
+                self._notifier.run_until(self.done, self._of_callback)  # nobody else would
             else:
                 self._completed.wait()
         return super().wait()
@@ -99,12 +104,17 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
         """A future of what `callback(self)` returns, called after this one is done."""
         if self._notifier is None:
             return super().then(callback)
-        if self._notifier.is_current() and not self.done():
-            self._notifier.run_until(self.done)  # as what a task submits does not wait for others
-        child = WorkFuture(self._notifier)
+        child = WorkFuture(self._notifier, of_callback=True)
         call = partial(self._notifier.call_back, callback, self)
+        task = partial(child.complete_with, call)
+        if self._notifier.is_current() and not self.done():
+            # A task's own tasks run at once, in an order that the main thread cannot change.
+            if self._of_callback:
+                self._followers.append(task)
+                return child
+            self._notifier.run_until(self.done, callbacks=False)
         # This future's own completion was submitted before, so it is done when the task runs.
-        self._notifier.submit(lambda: child.complete_with(call))
+        self._notifier.submit(task, is_callback=True)
         return child
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:

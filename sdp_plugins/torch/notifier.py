@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -35,25 +35,23 @@ class Notifier:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._tasks: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._lock = threading.RLock()  # a signal handler may leave the group in the midst of it
+        self._tasks: deque[tuple[Task, bool]] = deque()  # and whether it is a user's callback
+        # Re-entrant: a signal handler may leave the group in the midst of it.
+        self._changed = threading.Condition(threading.RLock())
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._calling_back = False
 
-    def submit(self, task: Task) -> None:
-        """Run `task` after all tasks submitted before it."""
-        if not self.is_current():
-            with self._lock:
-                if not self._stopped:
-                    self._tasks.put(task)
-                    self._start()
-                    return
-        task()
+    def submit(self, task: Task, is_callback: bool = False) -> None:
+        """Run `task` after all tasks submitted before it.
 
-    def is_current(self) -> bool:
-        """Whether the caller is a task."""
-        return self._thread is not None and self._thread.ident == threading.get_ident()
+        Args:
+            task: What to run.
+            is_callback: Whether it calls a user's callback. These keep their order, whoever waits
+                for what; completions of operations may overtake them.
+        """
+        if self.is_current() or not self._put(task, is_callback):
+            task()
 
     def call_back(self, callback: Callable[[Any], Any], future: Any) -> Any:
         """Within a task: run a user's callback."""
@@ -63,6 +61,10 @@ class Notifier:
         finally:
             self._calling_back = before
 
+    def is_current(self) -> bool:
+        """Whether the caller is a task."""
+        return self._thread is not None and self._thread.ident == threading.get_ident()
+
     def in_callback(self) -> bool:
         """Whether the caller is a callback, in the order of which all ranks agree.
 
@@ -71,8 +73,14 @@ class Notifier:
         """
         return self._calling_back and self.is_current()
 
-    def run_until(self, done: Callable[[], bool]) -> None:
+    def run_until(self, done: Callable[[], bool], callbacks: bool) -> None:
         """Within a task that waits for what later tasks do: run these now.
+
+        Args:
+            done: What it waits for.
+            callbacks: Whether that is done by a callback, which every rank has to run now. What an
+                operation does may be there already on some ranks: no callback may run on the others
+                that does not run there, or the ranks' callbacks would be in different orders.
 
         Raises:
             RuntimeError: There are no more, as the group was closed.
@@ -80,8 +88,7 @@ class Notifier:
         before, self._calling_back = self._calling_back, False
         try:
             while not done():
-                if (task := self._tasks.get()) is None:
-                    self._tasks.put(None)  # for _run
+                if (task := self._take(callbacks)) is None:
                     raise RuntimeError(
                         "the group was closed while a callback waited for another future"
                     )
@@ -91,22 +98,40 @@ class Notifier:
 
     def stop(self) -> None:
         """Finish what was submitted and end the thread; it is left behind if a callback blocks."""
-        with self._lock:
+        with self._changed:
             self._stopped = True
             thread = self._thread
-        if thread is not None:
-            self._tasks.put(None)
-            if thread is not threading.current_thread():
-                join(thread)
+            self._changed.notify_all()
+        if thread is not None and thread is not threading.current_thread():
+            join(thread)
 
-    def _start(self) -> None:
-        if self._thread is None:
-            # A daemon: its group stops it at the interpreter's exit, in an order that we choose.
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+    def _put(self, task: Task, is_callback: bool) -> bool:
+        with self._changed:
+            if self._stopped:
+                return False
+            self._tasks.append((task, is_callback))
+            if self._thread is None:
+                # A daemon: its group stops it at the interpreter's exit, in an order of ours.
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread  # before it can take anything
+            self._changed.notify_all()
+        return True
+
+    def _take(self, callbacks: bool) -> Task | None:
+        """The next task (not a callback), once there is one; None if there will be no more."""
+        with self._changed:
+            while True:
+                for at, (task, is_callback) in enumerate(self._tasks):
+                    if callbacks or not is_callback:
+                        del self._tasks[at]
+                        return task
+                if self._stopped:
+                    return None
+                self._changed.wait()
 
     def _run(self) -> None:
-        while (task := self._tasks.get()) is not None:
+        while (task := self._take(callbacks=True)) is not None:
             task()
             del task  # or its tensors would live until the next one comes
 

@@ -31,13 +31,16 @@ def wait_in_python(wait: Callable[[], Any]) -> None:
     Variable._execution_engine.queue_callback(wait)
 
 
-def handed_to_reducer() -> bool:
-    """Whether DDP.join() calls: it gives the work to its reducer, which keeps only its C++ half."""
+def joining() -> Any:
+    """The module whose DDP.join() calls, if one does.
+
+    It gives the work to its reducer, which keeps only the half that is C++, until the next one.
+    """
     frame = sys._getframe(2)
     for _ in range(_FRAMES_TO_NOTIFY):
         if frame.f_code is _NOTIFY:
-            return True
+            return frame.f_locals["joinable"]
         if frame.f_back is None:
-            return False
+            break
         frame = frame.f_back
-    return False
+    return None

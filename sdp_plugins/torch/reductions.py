@@ -17,7 +17,7 @@ from sdp_plugins.core import ReduceOp
 from sdp_plugins.torch.calls import Calls, Start
 from sdp_plugins.torch.options import How, Options, op_and_how, root_and_how
 from sdp_plugins.torch.reduce_ops import core_op
-from sdp_plugins.torch.reducer import called_by_reducer, handed_to_reducer, wait_in_python
+from sdp_plugins.torch.reducer import called_by_reducer, joining, wait_in_python
 from sdp_plugins.torch.registration import MIN_BYTES
 from sdp_plugins.torch.tensors import Outputs, address, is_dense, only, readable, to_reduce
 from sdp_plugins.torch.work import Work
@@ -25,8 +25,6 @@ from sdp_plugins.torch.work import Work
 
 class Reductions(Calls):
     """Collectives that compute."""
-
-    _of_join: Work | None = None
 
     def allreduce(
         self,
@@ -49,8 +47,8 @@ class Reductions(Calls):
             work = self._run([partial(lane.all_reduce, buffer, reduction)], how, [tensor])
             if called_by_reducer():
                 wait_in_python(work.wait)
-            elif tensor.numel() == 1 and handed_to_reducer():
-                self._of_join = work  # until the next one, which takes its place in the reducer too
+            elif tensor.numel() == 1 and (module := joining()) is not None:
+                self._of_join[module] = work  # until the next one, as in the module's reducer
             return work
         self._forget_done()
         lane.all_reduce(buffer, reduction, timeout_s=how[1])

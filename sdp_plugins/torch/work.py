@@ -129,8 +129,9 @@ class PendingWork(Work):
 
     def _complete(self) -> None:
         try:
-            if self._finish is not None and self.exception() is None:
-                self._finish()
+            finish = self._finish  # a signal handler may come in between and do all of this
+            if finish is not None and self.exception() is None:
+                finish()
         finally:
             self._inputs, self._finish, self._done = (), None, True
             self._on_done(self)

@@ -285,15 +285,20 @@ WRONG_PLANS: dict[str, tuple[Callable[[Group], object], str]] = {
 def name_types(rank: int, world: int) -> None:
     """A type may be ours, NumPy's, or a name."""
     group = kept_group()
-    tensors = [(2, DType.int8), (3, "bfloat16"), (4, np.float32), (5, np.dtype("int64"))]
+    tensors = [(2, DType.int8), (3, "bfloat16"), (4, np.float32), (5, np.dtype("int64")), (1, "f2")]
     fusion = FusionBuffer(group, tensors, op="sum", threshold_bytes=128)
-    assert fusion.buckets == [[0], [1], [2], [3]]
-    for wrong, text in (
-        ((1, "float8"), "'float8'"),
-        ((1, np.uint64), "uint64"),
-        (4, "tensor 0 is 4"),
-    ):
-        with pytest.raises(TypeError, match=text):
+    assert fusion.buckets == [[0], [1], [2], [3], [4]]
+    wrongs: list[Any] = [
+        (1, "float8"),
+        (1, np.uint64),
+        (1, None),
+        (1, ">f4"),
+        (1, {}),
+        4,
+        (1, 2, 3),
+    ]
+    for wrong in wrongs:
+        with pytest.raises(TypeError, match=r"Hint: (use one of float16|describe each)"):
             FusionBuffer(group, [wrong])
 
 

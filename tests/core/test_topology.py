@@ -110,6 +110,10 @@ PLACES: dict[str, tuple[Env, tuple[object, ...]]] = {
         {"RANK": "5", "WORLD_SIZE": "8", "NODE_RANK": "1", "SDP_JOB_ID": "a"},
         (5, 8, 5, 8, 1, "id:a", "environment"),
     ),
+    "by hand, under PMIx": (
+        {"RANK": "1", "WORLD_SIZE": "2", "PMIX_RANK": "1", "PMIX_NAMESPACE": "ns"},
+        (1, 2, 1, 2, 0, "env::::ns", "environment"),
+    ),
     "by hand, alone": (
         {"RANK": "0", "WORLD_SIZE": "1"},
         (0, 1, 0, 1, 0, f"single:{process_identity(os.getpid())}", "environment"),

@@ -108,6 +108,23 @@ def test_like_gloo(rank_pool: Any, name: str) -> None:
     rank_pool(2).run(run_case, name)
 
 
+def run_two_joins(rank: int, world: int) -> None:
+    """Each model's reducer waits for the work of its own join."""
+    with process_group():
+        one, two = (models.wrap(models.Plain, None) for _ in range(2))
+        left = {"divide_by_initial_world_size": False}
+        with one.join(**left), two.join(**left):
+            for step in range(3):
+                losses = [models.loss_of(m, models.batch(rank, step)) for m in (one, two)]
+                for loss in losses:
+                    loss.backward()
+        assert models.agree([p.grad for p in (*one.parameters(), *two.parameters())])
+
+
+def test_two_joins(rank_pool: Any) -> None:
+    rank_pool(2).run(run_two_joins, timeout_s=30)
+
+
 def run_buffers(rank: int, world: int) -> list[float]:
     """Without broadcast_buffers every rank has its own statistics."""
     with process_group():

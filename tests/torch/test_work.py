@@ -196,6 +196,85 @@ def test_waits_in_callbacks(rank_pool: Any) -> None:
     rank_pool(2).run(run_waits_in_callbacks, timeout_s=20)
 
 
+def run_callbacks_in_order(rank: int, world: int) -> None:
+    """A callback that waits lets no other one overtake it, whoever of the ranks has to wait."""
+    with process_group():
+        for late in range(world):
+            first, second = (dist.all_reduce(values(rank, 5), async_op=True) for _ in range(2))
+            third = dist.all_reduce(values(rank, 100_000), async_op=True)
+            if rank == late:
+                time.sleep(0.1)  # here the third is done before the callbacks are added
+            futures: list[Any] = []
+            ready = threading.Event()
+
+            def wait_first(f: Any, futures: Any = futures, ready: Any = ready) -> torch.Tensor:
+                ready.wait(10)
+                futures[0].wait()
+                tensor = torch.full((3,), 1.0)
+                dist.all_reduce(tensor)
+                return tensor
+
+            def at_once(f: Any) -> torch.Tensor:
+                tensor = torch.full((3,), 100.0)
+                dist.all_reduce(tensor)
+                return tensor
+
+            results = [first.get_future().then(wait_first), second.get_future().then(at_once)]
+            futures.append(third.get_future())
+            ready.set()
+            assert_same([r.wait() for r in results], [torch.full((3,), v) for v in (2.0, 200.0)])
+
+
+def test_callbacks_keep_their_order(rank_pool: Any) -> None:
+    rank_pool(2).run(run_callbacks_in_order, timeout_s=20)
+
+
+def run_callbacks_of_itself(rank: int, world: int) -> None:
+    """A callback may add one to what it is about to return, and go on with other futures."""
+    with process_group():
+        box: list[Any] = []
+        known = threading.Event()
+
+        def add(f: Any) -> int:
+            known.wait(10)
+            box.append(box[0].then(lambda g: g.value() + 1))
+            return 1
+
+        box.append(dist.all_reduce(values(rank, 3), async_op=True).get_future().then(add))
+        known.set()
+        assert box[0].wait() == 1
+        assert box[1].wait() == 2
+        later = dist.all_reduce(values(rank, 3), async_op=True).get_future()
+        assert later.then(lambda f: 3).wait() == 3
+
+
+def test_callbacks_of_itself(rank_pool: Any) -> None:
+    rank_pool(2).run(run_callbacks_of_itself, timeout_s=20)
+
+
+def run_changed_time_out(rank: int, world: int) -> float:
+    """Callbacks reduce with the group's time-out as it is then."""
+    with process_group() as group:
+        group.set_timeout(timedelta(seconds=0.5))
+
+        def reduce_alone(f: Any) -> float:
+            start = time.monotonic()
+            with pytest.raises(CollectiveTimeoutError):
+                dist.all_reduce(torch.ones(1))
+            return time.monotonic() - start
+
+        future = dist.all_reduce(values(rank, 5), async_op=True).get_future()
+        dist.all_reduce(values(rank, 5))
+        if rank == 0:
+            return float(future.then(reduce_alone).wait())
+        future.then(lambda f: group._lane() and time.sleep(1.5)).wait()
+        return 0.0
+
+
+def test_time_out_in_callbacks(rank_pool: Any) -> None:
+    assert 0.4 < rank_pool(2).run(run_changed_time_out, timeout_s=20)[0] < 5
+
+
 def run_messages_in_callbacks(rank: int, world: int) -> None:
     """A message finds its receiver, whether that is a callback or not."""
     with process_group():

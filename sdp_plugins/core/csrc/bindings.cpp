@@ -8,6 +8,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <string_view>
@@ -87,7 +88,7 @@ class WithoutGil {
 // Lets Python's signal handlers run (Ctrl-C) while the caller waits. Python runs them on the main
 // thread only; another one must not ask for the GIL, which ends it when the interpreter is ending.
 void check_signals() {
-  if (gettid() != getpid()) return;
+  if (syscall(SYS_gettid) != getpid()) return;
   const nb::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() != 0) throw Interrupted{std::make_exception_ptr(nb::python_error())};
 }
