@@ -70,9 +70,9 @@ def summary(results: dict[str, dict]) -> str:
     first, *_, last = results
     ratio = (1 - results[last]["communication"]) / (1 - results[first]["communication"])
     text = (
-        f"{last} trains {ratio:.2f} times as fast as {first}, by the shares of communication:\n"
-        "these are measured in turns with steps that have none. The samples/s of one run and the\n"
-        "next also differ by whatever else the machine did meanwhile."
+        f"{last} trains {ratio:.2f} times as fast as {first} by the shares of communication, which "
+        "are measured in turns with steps that have none. The samples/s of one run and the next "
+        "also differ by whatever else the machine did meanwhile."
     )
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load > cores * 1.5:
