@@ -134,6 +134,15 @@ def from_native(
     return _KINDS.get(kind, SdpError)(text, ranks=ranks, op=op, seq=seq, elapsed_s=elapsed_s)
 
 
+def is_news(error: BaseException) -> bool:
+    """Whether other ranks have to be told of the exception with which a rank leaves a group.
+
+    Not of what came from the group itself, nor of an exit without failure.
+    """
+    orderly = isinstance(error, SystemExit) and not error.code
+    return not orderly and not isinstance(error, SdpError)
+
+
 def name_error(error: BaseException) -> str:
     """Write an exception for the other ranks' messages: type and first line, cut to fit.
 

@@ -16,7 +16,7 @@ from .bring_up import Membership, bring_up
 from .buffers import Buffer, BufferLike, as_buffer
 from .config import Config
 from .dtypes import DType, ReduceOp
-from .errors import SdpError, name_error
+from .errors import is_news, name_error
 from .rendezvous import EnvHub, Exchange, StoreExchange
 from .store import Store
 from .topology import Topology
@@ -514,8 +514,7 @@ class Group:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        exits = isinstance(error, SystemExit) and not error.code
-        if error is not None and not exits and not isinstance(error, SdpError):
+        if error is not None and is_news(error):
             self.abort(error)  # the other ranks may be waiting for this one
         self.close()
 

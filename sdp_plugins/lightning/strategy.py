@@ -7,7 +7,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from sdp_plugins.core import SdpError
+from sdp_plugins.core.errors import is_news
 from sdp_plugins.lightning.environment import for_this_launch
 from sdp_plugins.lightning.launcher import watched
 from sdp_plugins.lightning.mpi_detection import survive_missing_mpi
@@ -122,8 +122,7 @@ def leave_group(exception: BaseException) -> None:
     """
     if not dist.is_initialized() or dist.get_backend() != BACKEND:
         return
-    orderly = isinstance(exception, SystemExit) and not exception.code
-    if not orderly and not isinstance(exception, SdpError):  # those are known
+    if is_news(exception):
         group: Any = dist.group.WORLD
         group.abort(exception)
     dist.destroy_process_group()

@@ -44,6 +44,7 @@ class Calls(Identity):
         self._make_lane = make_lane
         self._notifier = Notifier("sdp-futures")
         self._receivers = ThreadForEach("sdp-p2p-future")
+        # What DDP.join() gives to a module's reducer, which keeps only the half that is C++.
         self._of_join: weakref.WeakKeyDictionary[Any, Work] = weakref.WeakKeyDictionary()
         self._works: dict[PendingWork, None] = {}  # in flight, kept if their caller drops them
         self._turning = threading.RLock()  # while one of them is not listed
