@@ -445,8 +445,11 @@ def listeners(ranks: Ranks) -> list[bytes]:
     """Where the ranks listen: anyone can see that."""
     lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
     names = {f"socket:[{line[6]}]": line[-1] for line in lines if "@sdp_plugins-rank-" in line[-1]}
-    fds = [fd for rank in ranks for fd in Path(f"/proc/{rank.pid}/fd").iterdir()]
-    return [b"\0" + names[to][1:].encode() for to in map(os.readlink, fds) if to in names]
+    found = []
+    for fd in (fd for rank in ranks for fd in Path(f"/proc/{rank.pid}/fd").iterdir()):
+        with suppress(FileNotFoundError):  # closed since it was listed
+            found.append(names.get(os.readlink(fd)))
+    return [b"\0" + name[1:].encode() for name in found if name]
 
 
 def knock_at(address: bytes, data: bytes, fds: list[int]) -> socket.socket:
