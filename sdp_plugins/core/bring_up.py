@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from . import _native
 from .config import Config
-from .rendezvous import Exchange, connect
+from .errors import name_ranks
+from .internode.spanning_group import SpanningGroup
+from .internode.wire import Network
+from .nodes import Nodes
+from .rendezvous import Exchange, Meeting, meet
+from .rendezvous.failure import Reason, ReasonError
 
 _PIECE_NBYTES = 256 * 1024
 _SLOTS = 3
@@ -26,48 +33,130 @@ def staging_nbytes(config: Config, world_size: int) -> int:
     return min(_SLOTS * _PIECE_NBYTES * world_size, _MOST_STAGING_NBYTES)
 
 
+class Endpoint(Protocol):
+    """What serves a rank of a group: its node's native group, or one that spans nodes."""
+
+    last_path: str
+
+    def run(self, *args: Any) -> None: ...
+    def submit(self, *args: Any) -> Any: ...
+    def all_reduce(self, *args: Any) -> None: ...
+    def send(self, *args: Any) -> Any: ...
+    def recv(self, *args: Any) -> Any: ...
+    def add_region(self, ptr: int, nbytes: int, fd: int, offset: int) -> int: ...
+    def remove_region(self, region: int) -> None: ...
+    def allocate(self, nbytes: int) -> tuple[int, int]: ...
+    def release(self, region: int) -> None: ...
+    def abort(self, reason: str) -> None: ...
+    def failure(self) -> BaseException | None: ...
+    def close(self) -> None: ...
+
+
 @dataclass(frozen=True)
 class Membership:
-    """A rank's place in a group and the native object that serves it."""
+    """A rank's place in a group and what serves it."""
 
     rank: int
-    world_size: int
+    nodes: Nodes
     name: str
-    native: _native.NativeGroup
+    native: Endpoint
 
 
 def bring_up(
-    rank: int, world_size: int, exchange: Exchange, name: str, timeout_s: float, config: Config
+    rank: int,
+    world_size: int,
+    exchange: Exchange,
+    name: str,
+    timeout_s: float,
+    config: Config,
+    network: Network | None = None,
 ) -> Membership:
-    """Meet the other ranks and map each other's segments.
+    """Meet the other ranks, map the segments of those on this node, and open the network if some
+    are elsewhere.
 
     Args:
         rank: This rank.
-        world_size: Number of ranks, all on this node.
+        world_size: Number of ranks.
         exchange: All-gathers blobs among exactly these ranks.
         name: For messages.
         timeout_s: Deadline for all of it.
         config: Settings; ``staging_bytes`` must be equal on all ranks.
+        network: Between nodes; None if there is none.
 
     Raises:
         RendezvousError, PeerLostError, SharedMemoryError: See these classes.
     """
-    staging = staging_nbytes(config, world_size)
+    with meet(rank, world_size, exchange, timeout_s, name) as meeting:
+        nodes = meeting.nodes
+        if nodes.count > 1 and network is None:
+            raise meeting.occasion.error(_no_network(rank, nodes))
+        native = _share_memory(meeting, nodes.members[nodes.node_of(rank)], name, config)
+    if nodes.count == 1:
+        return Membership(rank, nodes, name, native)
+    assert network is not None
+    wire_dtype = None if config.wire_dtype is None else _native.DType[config.wire_dtype]
+    try:
+        _agree(meeting, exchange, f"{network.name} {config.wire_dtype}")
+        left_s = meeting.occasion.deadline.remaining_s
+        channel = network.open(rank, nodes, exchange, name, left_s)
+    except BaseException:
+        native.close()
+        raise
+    return Membership(rank, nodes, name, SpanningGroup(rank, nodes, native, channel, wire_dtype))
+
+
+def _agree(meeting: Meeting, exchange: Exchange, setting: str) -> None:
+    """Check that all ranks would use the network in the same way."""
+    occasion = meeting.occasion
+    said = exchange(setting.encode(), occasion.deadline.remaining_s)
+    others = [rank for rank, other in enumerate(said) if other != setting.encode()]
+    if others:
+        raise occasion.error(
+            ReasonError.refused(
+                f"this rank would use {setting} between nodes, but {name_ranks(others)} "
+                f"{said[others[0]].decode(errors='replace')}",
+                "SDP_INTERNODE and SDP_WIRE_DTYPE must be equal on all ranks, and all be started by "
+                "mpirun or none",
+                others,
+            ).reason
+        )
+
+
+def _share_memory(
+    meeting: Meeting, members: Sequence[int], name: str, config: Config
+) -> _native.NativeGroup:
+    occasion = meeting.occasion
+    index, size = members.index(occasion.rank), len(members)
+    staging = staging_nbytes(config, size)
     segment = os.memfd_create(f"sdp-{name}"[:200], os.MFD_CLOEXEC)
     try:
-        _native.initialize_segment(segment, rank, world_size, staging)
-        links = connect(rank, world_size, exchange, segment, timeout_s, name=name)
+        _native.initialize_segment(segment, index, size, staging)
+        links = meeting.connect(segment, members)
     except BaseException:
         os.close(segment)
         raise
     links.detach()  # the native object closes the descriptors, also if it cannot be made
-    native = _native.NativeGroup(
-        rank,
-        world_size,
+    return _native.NativeGroup(
+        index,
+        size,
         links.segment_fds,
         links.sockets,
         links.pidfds,
         staging,
         -1 if config.spin_us is None else config.spin_us,
+        list(members),
+        occasion.world_size,
     )
-    return Membership(rank, world_size, name, native)
+
+
+def _no_network(rank: int, nodes: Nodes) -> Reason:
+    here = nodes.node_of(rank)
+    others = [r for node, ranks in enumerate(nodes.members) if node != here for r in ranks]
+    return ReasonError.refused(
+        f"{nodes.name(others)} and this rank on {nodes.hosts[here]} share no memory, and there is "
+        "no network between them",
+        "several nodes need MPI (pip install 'sdp-plugins[mpi]', start with mpirun) or PyTorch; on "
+        "one machine run all ranks in one network namespace (containers: one pod, or "
+        "--network=host)",
+        others,
+    ).reason

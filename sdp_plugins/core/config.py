@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 MIB = 2**20
@@ -28,9 +28,13 @@ _NAMES = (
     "SDP_STAGING_BYTES",
     "SDP_SPIN_US",
     "SDP_JOB_ID",
+    "SDP_INTERNODE",
+    "SDP_WIRE_DTYPE",
 )
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
+
+_SHORT_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 
 _T = TypeVar("_T")
 
@@ -51,6 +55,10 @@ class Config:
             of 4096; None chooses by the number of ranks (``SDP_STAGING_BYTES``).
         spin_us: Microseconds to poll before sleeping in a wait; None chooses by the number of
             ranks per allowed core (``SDP_SPIN_US``).
+        internode: ``"mpi"`` or ``"gloo"``: the network between nodes; None takes MPI if mpirun has
+            started the ranks (``SDP_INTERNODE``).
+        wire_dtype: ``"bfloat16"`` or ``"float16"``: how float32 values travel between nodes when
+            they are reduced; None leaves them as they are (``SDP_WIRE_DTYPE``).
     """
 
     timeout_s: float | None = None
@@ -59,11 +67,25 @@ class Config:
     autoload: bool = True
     staging_bytes: int | None = None
     spin_us: int | None = None
+    internode: str | None = None
+    wire_dtype: str | None = None
 
     @property
     def wait_s(self) -> float:
         """Time-out where neither the caller nor a framework gives one, in seconds."""
         return DEFAULT_TIMEOUT_S if self.timeout_s is None else self.timeout_s
+
+    def on_the_wire(self, dtype: object) -> Config:
+        """With another ``wire_dtype``; None leaves it.
+
+        Raises:
+            ValueError: It is none that can be used.
+        """
+        if dtype is None:
+            return self
+        return replace(
+            self, wire_dtype=_wire_dtype("wire_dtype", getattr(dtype, "value", str(dtype)))
+        )
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Config:
@@ -90,6 +112,8 @@ class Config:
             autoload=read("SDP_AUTOLOAD", _switch, cls.autoload),
             staging_bytes=read("SDP_STAGING_BYTES", _staging_bytes, cls.staging_bytes),
             spin_us=read("SDP_SPIN_US", _spin_us, cls.spin_us),
+            internode=read("SDP_INTERNODE", _internode, cls.internode),
+            wire_dtype=read("SDP_WIRE_DTYPE", _wire_dtype, cls.wire_dtype),
         )
 
 
@@ -150,6 +174,20 @@ def _spin_us(name: str, text: str) -> int | None:
     if text.lower() == "auto":
         return None
     return _integer(name, text, 0, 10**6, "microseconds")
+
+
+def _internode(name: str, text: str) -> str | None:
+    word = text.lower()
+    if word not in ("auto", "mpi", "gloo"):
+        raise _refuse(name, text, "auto, mpi or gloo")
+    return None if word == "auto" else word
+
+
+def _wire_dtype(name: str, text: str) -> str | None:
+    word = _SHORT_NAMES.get(text.lower(), text.lower())
+    if word not in ("none", "float32", "bfloat16", "float16"):
+        raise _refuse(name, text, "bf16, fp16 or none")
+    return None if word in ("none", "float32") else word
 
 
 def _switch(name: str, text: str) -> bool:

@@ -17,7 +17,10 @@ from .buffers import Buffer, BufferLike, as_buffer
 from .config import Config
 from .dtypes import DType, ReduceOp
 from .errors import is_news, name_error
-from .rendezvous import EnvHub, Exchange, StoreExchange
+from .internode.choice import for_environment, mpi_is_there
+from .internode.mpi import MpiNetwork
+from .internode.wire import Network
+from .rendezvous import Exchange, StoreExchange
 from .store import Store
 from .topology import Topology
 from .work import Work
@@ -41,6 +44,7 @@ class Group:
     Attributes:
         rank: This process's rank in the group.
         world_size: Number of ranks.
+        nodes: Which ranks share a node, as memory was found to be shared.
         name: For messages.
         timeout_s: Time-out of operations that give none, in seconds; may be changed.
 
@@ -55,14 +59,22 @@ class Group:
         SdpError: The group is closed, or failed before: the first cause, again.
     """
 
-    def __init__(self, membership: Membership, timeout_s: float, config: Config) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        timeout_s: float,
+        config: Config,
+        network: Network | None = None,
+    ) -> None:
         """Use ``from_env``, ``from_store`` or ``new_group``."""
         self.rank = membership.rank
-        self.world_size = membership.world_size
+        self.nodes = membership.nodes
+        self.world_size = self.nodes.world_size
         self.name = membership.name
         self.timeout_s = timeout_s
         self._native = membership.native
         self._config = config
+        self._network = network
         self._closed = False
         # What asynchronous operations may still read or write. The lock is re-entrant: a signal
         # handler or a finalizer may issue operations too.
@@ -70,18 +82,30 @@ class Group:
         self._in_flight_lock = threading.RLock()
 
     @classmethod
-    def from_env(cls, *, name: str = "default", timeout_s: float | None = None) -> Group:
+    def from_env(
+        cls,
+        *,
+        name: str = "default",
+        timeout_s: float | None = None,
+        wire_dtype: DType | str | None = None,
+    ) -> Group:
         """Meet the ranks of this job; the launcher's variables say who they are.
+
+        Ranks on several nodes need MPI.
 
         Args:
             name: Groups that are made at the same time need different names.
             timeout_s: Time-out of the rendezvous and of every operation; None: ``SDP_TIMEOUT_S``,
                 300 s by default.
+            wire_dtype: ``bfloat16`` or ``float16``: how float32 values, and partial sums of 16-bit
+                ones, travel between nodes when they are reduced; None: ``SDP_WIRE_DTYPE``, by
+                default as they are.
         """
         topology = Topology.from_env()
-        config = Config.from_env()
-        exchange = EnvHub(topology, name)
-        return cls._meet(topology.rank, topology.world_size, exchange, name, timeout_s, config)
+        config = Config.from_env().on_the_wire(wire_dtype)
+        exchange, network = for_environment(topology, name, config)
+        rank, size = topology.rank, topology.world_size
+        return cls._meet(rank, size, exchange, name, timeout_s, config, network)
 
     @classmethod
     def from_store(
@@ -92,6 +116,8 @@ class Group:
         *,
         name: str = "default",
         timeout_s: float | None = None,
+        network: Network | None = None,
+        wire_dtype: DType | str | None = None,
     ) -> Group:
         """Meet through a framework's key-value store.
 
@@ -101,9 +127,14 @@ class Group:
             world_size: Number of ranks.
             name: Prefix of the keys.
             timeout_s: As for ``from_env``.
+            network: Between nodes; None: MPI, if mpirun started the ranks.
+            wire_dtype: As for ``from_env``.
         """
         exchange = StoreExchange(store, f"sdp/{name}", rank, world_size)
-        return cls._meet(rank, world_size, exchange, name, timeout_s, Config.from_env())
+        config = Config.from_env().on_the_wire(wire_dtype)
+        if network is None and mpi_is_there(rank, world_size):
+            network = MpiNetwork()
+        return cls._meet(rank, world_size, exchange, name, timeout_s, config, network)
 
     @classmethod
     def _meet(
@@ -114,27 +145,27 @@ class Group:
         name: str,
         timeout_s: float | None,
         config: Config,
+        network: Network | None,
     ) -> Group:
         if timeout_s is None:
             timeout_s = config.wait_s
-        membership = bring_up(rank, world_size, exchange, name, timeout_s, config)
-        return cls(membership, timeout_s, config)
+        membership = bring_up(rank, world_size, exchange, name, timeout_s, config, network)
+        return cls(membership, timeout_s, config, network)
 
-    # Every rank of a group shares this node's memory, so node and group coincide.
     @property
     def local_rank(self) -> int:
         """Rank among the ranks of this node."""
-        return self.rank
+        return self.nodes.index_of(self.rank)
 
     @property
     def local_size(self) -> int:
         """Number of ranks on this node."""
-        return self.world_size
+        return len(self.nodes.members[self.node_rank])
 
     @property
     def node_rank(self) -> int:
-        """Index of this node."""
-        return 0
+        """Index of this node, in the order of the nodes' lowest ranks."""
+        return self.nodes.node_of(self.rank)
 
     # ---- collectives ---------------------------------------------------------------------------
 
@@ -461,7 +492,7 @@ class Group:
             return [blobs[member] for member in members]
 
         rank = members.index(self.rank)
-        return self._meet(rank, len(members), exchange, label, limit_s, self._config)
+        return self._meet(rank, len(members), exchange, label, limit_s, self._config, self._network)
 
     def _exchange_blobs(self, blob: bytes, timeout_s: float) -> list[bytes]:
         """All-gather of blobs of different lengths."""

@@ -6,8 +6,10 @@ from typing import Any
 
 from sdp_plugins.core import Group
 from sdp_plugins.core.config import Config
+from sdp_plugins.core.internode.choice import mpi_is_there
 from sdp_plugins.torch.exchanges import Exchanges
 from sdp_plugins.torch.gathers import Gathers
+from sdp_plugins.torch.gloo_network import GlooNetwork
 from sdp_plugins.torch.identity import BACKEND
 from sdp_plugins.torch.options import group_seconds
 from sdp_plugins.torch.reductions import Reductions
@@ -38,7 +40,10 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
     store = TorchStore.of_new_group(options.store, rank)
 
     def meet(part: TorchStore) -> Group:
-        return Group.from_store(part, rank, size, name=name, timeout_s=timeout_s)
+        network = None
+        if config.internode == "gloo" or not mpi_is_there(rank, size):
+            network = GlooNetwork(part.raw)
+        return Group.from_store(part, rank, size, name=name, timeout_s=timeout_s, network=network)
 
     group = meet(store.under("main"))
     # A lane is made in a future's callback, when the group may be at its end.

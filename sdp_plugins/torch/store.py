@@ -37,6 +37,11 @@ class TorchStore:
         """A part of the store with its own keys."""
         return TorchStore(PrefixStore(prefix, self._store), given_up)
 
+    @property
+    def raw(self) -> Store:
+        """torch's store."""
+        return self._store
+
     def set(self, key: str, value: bytes) -> None:
         """Store a value."""
         self._store.set(key, value)  # type: ignore[arg-type]

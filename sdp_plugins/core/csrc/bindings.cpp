@@ -97,9 +97,11 @@ void check_signals() {
 class NativeGroup {
  public:
   NativeGroup(int rank, int world_size, std::vector<int> segment_fds, std::vector<int> sockets,
-              std::vector<int> pidfds, std::size_t staging_bytes, int spin_us)
+              std::vector<int> pidfds, std::size_t staging_bytes, int spin_us, std::vector<int> ids,
+              int group_size)
       : communicator_(std::make_shared<Communicator>(
-            Links{rank, world_size, std::move(segment_fds), std::move(sockets), std::move(pidfds)},
+            Links{rank, world_size, std::move(ids), group_size, std::move(segment_fds),
+                  std::move(sockets), std::move(pidfds)},
             staging_bytes)),
         engine_(std::make_shared<Engine>(communicator_, spin_us)),
         point_to_point_(std::make_unique<PointToPoint>(communicator_)) {}
@@ -122,6 +124,36 @@ class NativeGroup {
     Request request = make(op, dtype, reduce_op, factor, root, sends, recvs, timeout_s);
     const WithoutGil released;
     return engine_->submit(std::move(request));
+  }
+  void run_part(const std::string& title, std::uint64_t seq, bool accumulates, Op op, DType dtype,
+                ReduceOp reduce_op, double factor, int root, const Pieces& sends,
+                const Pieces& recvs, double timeout_s) {
+    Request request = make(op, dtype, reduce_op, factor, root, sends, recvs, timeout_s);
+    request.part = Part{title, seq, false, accumulates};
+    const WithoutGil released;
+    engine_->run(std::move(request), check_signals);
+  }
+  void compare(const std::string& title, std::uint64_t seq, Op op, DType dtype, ReduceOp reduce_op,
+               int root, std::uint32_t layout, std::uint64_t count, double timeout_s) {
+    Request request;
+    request.op = op;
+    request.dtype = dtype;
+    request.reduce_op = reduce_op;
+    request.root = root;
+    request.layout = layout;
+    request.recvs.push_back({nullptr, count});
+    request.timeout_s = timeout_s;
+    request.part = Part{title, seq, true, false};
+    const WithoutGil released;
+    engine_->run(std::move(request), check_signals);
+  }
+  void watch(const std::string& title) {
+    const WithoutGil released;
+    communicator_->watch(title);
+  }
+  void fail(const std::string& kind, const std::string& text, const std::vector<int>& ranks,
+            const std::string& op, std::uint64_t seq, double elapsed_s) {
+    communicator_->fail(Failure(failure_kind(kind), text, ranks, op, seq, elapsed_s));
   }
   void all_reduce(std::uintptr_t address, std::uint64_t count, DType dtype, ReduceOp reduce_op,
                   double timeout_s) {
@@ -160,7 +192,7 @@ class NativeGroup {
     if (communicator_->ours()) communicator_->release(region);  // as above
   }
   void abort(const std::string& reason) {
-    communicator_->fail(Failure(FailureKind::aborted, reason, {communicator_->rank()}));
+    communicator_->fail(Failure(FailureKind::aborted, reason, {communicator_->id()}));
   }
   nb::object failure() const {
     try {
@@ -282,6 +314,65 @@ NB_MODULE(_native, m) {
       "supports",
       [](DType dtype, ReduceOp op) { return static_cast<bool>(best_kernels()(dtype, op)); },
       "dtype"_a, "op"_a, "Whether the reduction is defined for the type.");
+  m.def("reduces", &reduces, "op"_a, "Whether an operation carries a reduction.");
+  m.def("counts_must_agree", &counts_must_agree, "op"_a,
+        "Whether all ranks' buffers have one length.");
+  m.def(
+      "accumulator_size",
+      [](DType dtype, ReduceOp op) {
+        return checked_kernel(best_kernels(), dtype, op).accumulator_size;
+      },
+      "dtype"_a, "op"_a, "Bytes in which a reduction keeps an element until it is complete.");
+  m.def(
+      "describe",
+      [](Op op, DType dtype, ReduceOp reduce_op, int root, const Pieces& sends, const Pieces& recvs,
+         double timeout_s, int rank, int world_size) {
+        Request request;
+        request.op = op;
+        request.dtype = dtype;
+        request.reduce_op = reduce_op;
+        request.root = root;
+        request.sends = as_pieces(sends);
+        request.recvs = as_pieces(recvs);
+        request.timeout_s = timeout_s;
+        if (reduces(op)) checked_kernel(best_kernels(), dtype, reduce_op);
+        request.validate(rank, world_size);
+        return request.describe();
+      },
+      "op"_a, "dtype"_a, "reduce_op"_a, "root"_a, "sends"_a, "recvs"_a, "timeout_s"_a, "rank"_a,
+      "world_size"_a, "Checks a call as far as one rank can; what messages say of it.");
+  m.def(
+      "combine",
+      [](DType dtype, ReduceOp op, const std::vector<std::uintptr_t>& sources,
+         std::uintptr_t target, std::size_t count, int divisor, bool from_accumulators) {
+        std::vector<const std::byte*> from;
+        for (std::uintptr_t source : sources)
+          from.push_back(reinterpret_cast<const std::byte*>(source));
+        auto* const to = reinterpret_cast<std::byte*>(target);
+        Reducer reducer(best_kernels(), dtype, op, std::vector<double>(sources.size(), 1.0));
+        const WithoutGil released;
+        reducer.run(from, {&to, 1}, count, {from_accumulators, false, divisor});
+      },
+      "dtype"_a, "op"_a, "sources"_a, "target"_a, "count"_a, "divisor"_a, "from_accumulators"_a,
+      "Completes a reduction along the tree over `sources`; the target may be one of them.");
+  m.def(
+      "narrow",
+      [](DType to, std::uintptr_t target, std::uintptr_t source, std::size_t count) {
+        const Kernel kernel = checked_kernel(best_kernels(), to, ReduceOp::sum);
+        const WithoutGil released;
+        kernel.store(reinterpret_cast<void*>(target), reinterpret_cast<const void*>(source), count,
+                     1);
+      },
+      "dtype"_a, "target"_a, "source"_a, "count"_a, "Rounds float32 to a 16-bit type.");
+  m.def(
+      "widen",
+      [](DType from, std::uintptr_t target, std::uintptr_t source, std::size_t count) {
+        const Kernel kernel = checked_kernel(best_kernels(), from, ReduceOp::sum);
+        const WithoutGil released;
+        kernel.load(reinterpret_cast<void*>(target), reinterpret_cast<const void*>(source), count,
+                    1.0);
+      },
+      "dtype"_a, "target"_a, "source"_a, "count"_a, "Widens a 16-bit type to float32.");
   m.def("initialize_segment", &initialize_segment, "fd"_a, "rank"_a, "world_size"_a,
         "staging_bytes"_a, "Sizes a memory file and writes its header, before the rendezvous.");
   m.def(
@@ -344,13 +435,25 @@ NB_MODULE(_native, m) {
 
   nb::class_<NativeGroup>(m, "NativeGroup", "The ranks of a group on this node.")
       .def(nb::init<int, int, std::vector<int>, std::vector<int>, std::vector<int>, std::size_t,
-                    int>(),
+                    int, std::vector<int>, int>(),
            "rank"_a, "world_size"_a, "segment_fds"_a, "sockets"_a, "pidfds"_a, "staging_bytes"_a,
-           "spin_us"_a = -1, "Takes ownership of all file descriptors, also if it raises.")
+           "spin_us"_a = -1, "ids"_a = std::vector<int>(), "group_size"_a = 0,
+           "Takes ownership of all file descriptors, also if it raises. `ids`: the ranks' names in "
+           "messages, where they are one node's share of a group of `group_size`.")
       .def("run", &NativeGroup::run, "op"_a, "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a,
            "sends"_a, "recvs"_a, "timeout_s"_a, "Blocks until the collective is done.")
       .def("submit", &NativeGroup::submit, "op"_a, "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a,
            "sends"_a, "recvs"_a, "timeout_s"_a, "Queues the collective.")
+      .def("run_part", &NativeGroup::run_part, "title"_a, "seq"_a, "accumulates"_a, "op"_a,
+           "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a, "sends"_a, "recvs"_a, "timeout_s"_a,
+           "`run` for a step of a larger group's operation, of which messages speak.")
+      .def("compare", &NativeGroup::compare, "title"_a, "seq"_a, "op"_a, "dtype"_a, "reduce_op"_a,
+           "root"_a, "layout"_a, "count"_a, "timeout_s"_a,
+           "Blocks until all ranks here have announced this operation of the larger group.")
+      .def("watch", &NativeGroup::watch, "title"_a,
+           "Raises if a rank here has failed or ended, without waiting.")
+      .def("fail", &NativeGroup::fail, "kind"_a, "text"_a, "ranks"_a, "op"_a, "seq"_a,
+           "elapsed_s"_a, "Fails the group for a reason found elsewhere; the first one stays.")
       .def("all_reduce", &NativeGroup::all_reduce, "address"_a, "count"_a, "dtype"_a, "reduce_op"_a,
            "timeout_s"_a, "`run` for the most frequent call, with less to convert.")
       .def("send", &NativeGroup::send, "address"_a, "count"_a, "dtype"_a, "peer"_a, "tag"_a,

@@ -19,6 +19,7 @@ int allowed_cores() {
 }
 
 void dispatch(Operation& op) {
+  if (op.request().part && op.request().part->compares_only) return compare(op);
   switch (op.request().op) {
     case Op::all_reduce:
       return all_reduce(op);
@@ -57,7 +58,7 @@ Failure Communicator::interruption(const std::string& what) const {
           head() + what +
               ": interrupted by a signal. Hint: the ranks no longer agree on what was "
               "done; make a new group.",
-          {rank()}};
+          {id()}};
 }
 
 Communicator::~Communicator() {
@@ -73,13 +74,13 @@ void Communicator::run(const Request& request, const Patience& patience) {
   } catch (const Failure& failure) {
     throw fail(failure);
   } catch (const Interrupted&) {
-    fail(interruption(std::string(name(request.op)) + " #" + std::to_string(seq_)));
+    fail(interruption(std::string(name(request.op)) + " #" + std::to_string(op.shown_seq())));
     throw;
   } catch (const std::exception& error) {  // out of memory, ...
-    throw fail(Failure(FailureKind::aborted, error.what(), {rank()}));
+    throw fail(Failure(FailureKind::aborted, error.what(), {id()}));
   }
   last_path_.store(op.path());
-  last_completed_ = std::string(name(request.op)) + " #" + std::to_string(seq_);
+  last_completed_ = std::string(name(request.op)) + " #" + std::to_string(op.shown_seq());
 }
 
 Failure Communicator::fail(const Failure& failure) {
@@ -94,10 +95,6 @@ Failure Communicator::fail(const Failure& failure) {
     peers_.give_up(*cause_);
   }
   return *cause_;
-}
-
-std::string Communicator::head() const {
-  return "[rank " + std::to_string(rank()) + "/" + std::to_string(world_size()) + "] ";
 }
 
 Failure Communicator::closing() const {
@@ -119,6 +116,23 @@ void Communicator::throw_if_failed() const {
   if (cause_) throw *cause_;
 }
 
+void Communicator::watch(const std::string& title) {
+  throw_if_failed();
+  std::vector<int> lost;
+  for (int r : peers_.dead()) {
+    if (peers_.silent(r)) lost.push_back(peers_.id(r));
+  }
+  const auto raise = [&](FailureKind kind, const std::string& what, std::vector<int> ranks) {
+    throw fail(Failure(kind, head() + title + ": " + what + "." + hint(kind), std::move(ranks)));
+  };
+  if (!lost.empty()) raise(FailureKind::peer_lost, rank_list(lost) + " ended while needed", lost);
+  for (int r = 0; r < world_size(); ++r) {
+    if (r == rank() || !peers_.failed(r)) continue;
+    const auto cause = peers_.gave_up(r);
+    if (cause) raise(cause->kind, cause->what(), cause->ranks);
+  }
+}
+
 void Communicator::close() {
   if (closed_.exchange(true)) return;
   if (ours()) peers_.leave();
@@ -131,7 +145,7 @@ Communicator::Shared Communicator::allocate(std::size_t nbytes) {
     throw Failure(FailureKind::shared_memory,
                   "cannot allocate " + std::to_string(nbytes) +
                       " bytes of shared memory: " + std::strerror(errno),
-                  {rank()});
+                  {id()});
   }
   Mapping mapping(file.get(), nbytes, 0, false);
   std::byte* data = mapping.data();

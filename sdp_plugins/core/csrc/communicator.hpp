@@ -33,13 +33,17 @@ class Communicator {
   Failure closing() const;                              // why nothing runs any more
   Failure interruption(const std::string& what) const;  // why, after a signal ended `what`
   void throw_if_failed() const;                         // also if called in a forked child
+  // Throws if a rank here has failed or died, which is known before anything needs it. `title`: of
+  // the operation that waits for something else meanwhile.
+  void watch(const std::string& title);
   void close();                                         // from now on everything throws
   bool closed() const { return closed_.load(); }
   bool ours() const;  // false in a forked child, where nothing of the group may be touched
   bool oversubscribed() const { return oversubscribed_; }
   Path last_path() const { return last_path_.load(); }
 
-  std::string head() const;  // "[rank 3/8] ", how every message begins
+  std::string head() const { return peers_.head(); }
+  int id() const { return peers_.id(rank()); }  // this rank, in failures
 
   // Memory of this process that all peers can map, zero-filled; freed with the group.
   struct Shared {

@@ -24,6 +24,14 @@ const char* name(FailureKind kind) {
   return "closed";
 }
 
+FailureKind failure_kind(const std::string& name) {
+  for (auto kind : {FailureKind::peer_lost, FailureKind::timeout, FailureKind::mismatch,
+                    FailureKind::shared_memory, FailureKind::aborted}) {
+    if (name == sdp::name(kind)) return kind;
+  }
+  throw std::invalid_argument("no group fails by '" + name + "'");
+}
+
 const char* hint(FailureKind kind) {
   switch (kind) {
     case FailureKind::peer_lost:

@@ -31,7 +31,7 @@ FusionBuffer::~FusionBuffer() {
     if (!bucket.work->completed()) {
       communicator_->fail(Failure(FailureKind::aborted,
                                   "a fusion buffer was dropped before its finish() was called",
-                                  {communicator_->rank()}));
+                                  {communicator_->id()}));
     }
     try {
       while (!bucket.work->wait(3600)) {
@@ -133,7 +133,7 @@ void FusionBuffer::finish(const std::function<void()>& interrupt) {
   } catch (const Interrupted&) {
     // The other ranks may finish the step: this one cannot take part any more.
     communicator_->fail(Failure(FailureKind::interrupted, "interrupted in a fusion buffer's finish",
-                                {communicator_->rank()}));
+                                {communicator_->id()}));
     // The engine must be done with the tensors before the caller goes on.
     for (const BucketState& bucket : bucket_states_) {
       while (!bucket.work->completed()) usleep(1000);

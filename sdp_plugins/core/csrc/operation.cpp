@@ -7,7 +7,7 @@ namespace {
 constexpr std::uint32_t kSliceUs = 100'000;  // a lost peer is noticed within this time
 
 std::string describe(const Record& record) {
-  std::string text = std::string(name(record.op)) + " #" + std::to_string(record.seq);
+  std::string text = std::string(name(record.op)) + " #" + std::to_string(record.shown_seq);
   if (record.op == Op::barrier) return text;
   text.append(" ").append(name(record.dtype));
   text.append("[").append(std::to_string(record.count)).append("]");
@@ -50,6 +50,20 @@ std::vector<double> Operation::factors() const {
     for (int r = 0; r < world_size(); ++r) all.push_back(record(r).factor);
   }
   return all;
+}
+
+Record Operation::announcement() const {
+  Record record{};
+  record.seq = seq_;
+  record.shown_seq = shown_seq();
+  record.op = request_.op;
+  record.dtype = request_.dtype;
+  record.reduce_op = request_.reduce_op;
+  record.root = request_.root;
+  record.layout = request_.layout;
+  record.factor = request_.factor;
+  record.count = request_.count();
+  return record;
 }
 
 void Operation::arrive(Record announced) {
@@ -107,6 +121,7 @@ void Operation::check_peers(std::uint32_t step) const {
     if (needed && context_.peers.silent(r)) lost.push_back(r);
   }
   if (!lost.empty()) {
+    lost = context_.peers.ids(lost);
     fail(FailureKind::peer_lost, rank_list(lost) + " ended while needed", lost);
   }
   for (int r = 0; r < world_size(); ++r) {
@@ -134,23 +149,29 @@ void Operation::check_withdrawn() const {
 void Operation::time_out(std::uint32_t step) const {
   const std::vector<int> late = missing(step);
   if (late.empty()) return;  // the last one came just now
-  std::string what = rank_list(late);
+  const std::vector<int> ids = context_.peers.ids(late);
+  std::string what = rank_list(ids);
   what += step == arrival_step_ ? " did not arrive in " : " arrived, but stalled for ";
   what += seconds(request_.timeout_s);
   const Record& previous = segment(late[0]).record(seq_ - 1);
   if (step == arrival_step_ && seq_ > 1 && previous.seq + 1 == seq_) {
-    what += "; rank " + std::to_string(late[0]) + " last announced " + describe(previous);
+    what += "; " + rank_list({ids[0]}) + " last announced " + describe(previous);
   }
   if (step == arrival_step_) {
-    const Announcements table = disagreement(others_than(late));
+    const Announcements table = disagreement(late);
     if (!table.empty()) what += "; those that came disagree:" + in_words(table);
   }
-  fail(FailureKind::timeout, what, late);
+  fail(FailureKind::timeout, what, ids);
 }
 
-// Equal announcements together, the ranks that made them in front; empty if all agree.
-Operation::Announcements Operation::disagreement(const std::vector<int>& ranks) const {
+// Equal announcements together, the ids of the ranks that made them behind; empty if all agree.
+Operation::Announcements Operation::disagreement(const std::vector<int>& absent) const {
   const Record& mine = record(rank());
+  std::vector<int> ranks;
+  ranks.reserve(static_cast<std::size_t>(world_size()));  // every operation comes by
+  for (int r = 0; r < world_size(); ++r) {
+    if (std::find(absent.begin(), absent.end(), r) == absent.end()) ranks.push_back(r);
+  }
   const auto agrees = [&](int r) { return agree(mine, record(r)); };
   Announcements table;
   if (std::all_of(ranks.begin(), ranks.end(), agrees)) return table;
@@ -159,43 +180,38 @@ Operation::Announcements Operation::disagreement(const std::vector<int>& ranks) 
     const auto same =
         std::find_if(table.begin(), table.end(), [&](auto& row) { return row.first == text; });
     if (same == table.end()) {
-      table.push_back({text, {r}});
+      table.push_back({text, {context_.peers.id(r)}});
     } else {
-      same->second.push_back(r);
+      same->second.push_back(context_.peers.id(r));
     }
   }
   return table;
 }
 
 void Operation::compare_records() const {
-  const Announcements table = disagreement(others_than({}));
+  const Announcements table = disagreement({});
   if (table.empty()) return;
   check_withdrawn();
   // To blame: whoever is not with the largest party (the first one among equals).
   const auto largest = std::max_element(table.begin(), table.end(), [](auto& a, auto& b) {
     return a.second.size() < b.second.size();
   });
-  fail(FailureKind::mismatch, "ranks disagree:" + in_words(table), others_than(largest->second));
-}
-
-std::vector<int> Operation::others_than(const std::vector<int>& ranks) const {
   std::vector<int> others;
-  others.reserve(static_cast<std::size_t>(world_size()));  // every operation comes by
-  for (int r = 0; r < world_size(); ++r) {
-    if (std::find(ranks.begin(), ranks.end(), r) == ranks.end()) others.push_back(r);
+  for (auto party = table.begin(); party != table.end(); ++party) {
+    if (party != largest) others.insert(others.end(), party->second.begin(), party->second.end());
   }
-  return others;
+  fail(FailureKind::mismatch, "ranks disagree:" + in_words(table), others);
 }
 
 void Operation::fail(FailureKind kind, const std::string& what, std::vector<int> ranks) const {
   const double elapsed_s = now_s() - started_s_;
   const std::string op(name(request_.op));
   const std::string shape = request_.describe();
-  std::string text = "[rank " + std::to_string(rank()) + "/" + std::to_string(world_size()) + "] " +
-                     op + " #" + std::to_string(seq_) + (shape.empty() ? "" : " " + shape) + ": " +
-                     what;
+  const std::string title = op + " #" + std::to_string(seq_) + (shape.empty() ? "" : " " + shape);
+  std::string text =
+      context_.peers.head() + (request_.part ? request_.part->title : title) + ": " + what;
   if (!context_.last_completed.empty())
     text += " (last completed: " + context_.last_completed + ")";
-  throw Failure(kind, text + "." + hint(kind), std::move(ranks), op, seq_, elapsed_s);
+  throw Failure(kind, text + "." + hint(kind), std::move(ranks), op, shown_seq(), elapsed_s);
 }
 }  // namespace sdp

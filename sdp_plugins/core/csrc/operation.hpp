@@ -38,6 +38,7 @@ class Operation {
   const Request& request() const { return request_; }
   int rank() const { return context_.peers.rank(); }
   int world_size() const { return context_.peers.world_size(); }
+  int id(int rank) const { return context_.peers.id(rank); }  // in failures
   std::size_t itemsize() const { return itemsize_; }
   Regions& regions() const { return context_.regions; }
   KernelTable kernels() const { return context_.kernels; }
@@ -46,8 +47,10 @@ class Operation {
   std::size_t slot_bytes() const { return context_.peers.layout().slot_bytes(); }
   const Record& record(int rank) const { return segment(rank).record(seq_); }
   std::uint64_t seq() const { return seq_; }
+  std::uint64_t shown_seq() const { return request_.part ? request_.part->seq : seq_; }
   std::vector<double> factors() const;  // of all ranks, for PREMUL_SUM
 
+  Record announcement() const;  // what all collectives announce alike
   // Announces this operation, waits for all ranks, and throws Failure(mismatch) unless they agree.
   void arrive(Record announced);
 
@@ -80,8 +83,7 @@ class Operation {
   void await_rank(int rank, std::uint32_t step);
   void check_peers(std::uint32_t step) const;
   using Announcements = std::vector<std::pair<std::string, std::vector<int>>>;
-  Announcements disagreement(const std::vector<int>& ranks) const;
-  std::vector<int> others_than(const std::vector<int>& ranks) const;
+  Announcements disagreement(const std::vector<int>& absent) const;
   void compare_records() const;
   void check_withdrawn() const;
   std::vector<int> missing(std::uint32_t step) const;

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <numeric>
 #include <utility>
 
 namespace sdp {
@@ -36,7 +37,16 @@ void initialize_segment(int fd, int rank, int world_size, std::size_t staging_by
 }
 
 Peers::Peers(Links links, std::size_t staging_bytes)
-    : rank_(links.rank), world_size_(links.world_size), layout_(world_size_, staging_bytes) {
+    : rank_(links.rank),
+      world_size_(links.world_size),
+      ids_(std::move(links.ids)),
+      group_size_(links.group_size),
+      layout_(world_size_, staging_bytes) {
+  if (ids_.empty()) {
+    ids_.resize(static_cast<std::size_t>(world_size_));
+    std::iota(ids_.begin(), ids_.end(), 0);
+    group_size_ = world_size_;
+  }
   // Own everything first: nothing may leak if a mapping fails.
   std::vector<FileDescriptor> files;
   for (int fd : links.segment_fds) files.emplace_back(fd);
@@ -45,19 +55,29 @@ Peers::Peers(Links links, std::size_t staging_bytes)
   for (int r = 0; r < world_size_; ++r) {
     const int file = files[static_cast<std::size_t>(r)].get();
     // The header first: with another layout the file may be shorter than the whole is here.
-    const Mapping head(file, sizeof(Header), 0, false);
-    const auto& header = *reinterpret_cast<const Header*>(head.data());
+    const Mapping start(file, sizeof(Header), 0, false);
+    const auto& header = *reinterpret_cast<const Header*>(start.data());
     if (header.magic != kMagic || header.rank != r || header.world_size != world_size_ ||
         header.staging_bytes != staging_bytes) {
       throw Failure(FailureKind::mismatch,
-                    "[rank " + std::to_string(rank_) + "/" + std::to_string(world_size_) +
-                        "] rendezvous: rank " + std::to_string(r) +
+                    head() + "rendezvous: " + rank_list({id(r)}) +
                         " has another memory layout. Hint: the same version of sdp_plugins and the "
                         "same SDP_STAGING_BYTES must be used on all ranks.",
-                    {r}, "rendezvous");
+                    {id(r)}, "rendezvous");
     }
     segments_.emplace_back(Mapping(file, layout_.total(), 0, false), &layout_);
   }
+}
+
+std::vector<int> Peers::ids(const std::vector<int>& ranks) const {
+  std::vector<int> found;
+  found.reserve(ranks.size());
+  for (int r : ranks) found.push_back(id(r));
+  return found;
+}
+
+std::string Peers::head() const {
+  return "[rank " + std::to_string(id(rank_)) + "/" + std::to_string(group_size_) + "] ";
 }
 
 std::vector<int> Peers::dead() const {
@@ -87,22 +107,22 @@ std::vector<int> Peers::dead() const {
 std::optional<Failure> Peers::gave_up(int rank) const {
   const Header& header = segment(rank).header();
   const PeerState state = header.state.load(std::memory_order_acquire);
-  const std::string who = "rank " + std::to_string(rank);
+  const std::string who = rank_list({id(rank)});
   if (state == PeerState::open) return std::nullopt;
   if (state == PeerState::left) {
     return Failure(FailureKind::peer_lost, who + " has closed the group (had it less to do?)",
-                   {rank});
+                   {id(rank)});
   }
   std::vector<int> ranks;
   for (int blamed : header.cause_ranks) {
-    if (blamed < 0 || blamed >= world_size_) break;
+    if (blamed < 0 || blamed >= group_size_) break;
     ranks.push_back(blamed);
   }
   const std::string text(header.cause_text, strnlen(header.cause_text, sizeof header.cause_text));
   auto kind = header.cause_kind;
   // Closed or interrupted there is, seen from here, a peer that is gone.
   if (kind > FailureKind::aborted) kind = FailureKind::peer_lost;
-  if (ranks.empty()) ranks.push_back(rank);
+  if (ranks.empty()) ranks.push_back(id(rank));
   return Failure(kind, who + " gave up: " + text, std::move(ranks));
 }
 
@@ -122,8 +142,8 @@ std::map<int, Failure> Peers::gone() const {
   std::map<int, Failure> why;
   for (int r : dead()) {
     if (!silent(r)) continue;  // it has said why
-    why.try_emplace(r, FailureKind::peer_lost, rank_list({r}) + " ended while needed",
-                    std::vector<int>{r});
+    why.try_emplace(r, FailureKind::peer_lost, rank_list({id(r)}) + " ended while needed",
+                    std::vector<int>{id(r)});
   }
   for (int r = 0; r < world_size_; ++r) {
     if (r == rank_) continue;

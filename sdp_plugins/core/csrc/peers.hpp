@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "error.hpp"
@@ -15,6 +16,9 @@ namespace sdp {
 struct Links {
   int rank = 0;
   int world_size = 1;
+  // How messages name these ranks, where they are one node's share of a larger group; else empty.
+  std::vector<int> ids = {};
+  int group_size = 0;
   std::vector<int> segment_fds;
   std::vector<int> sockets;  // connected Unix sockets; -1 at this rank's own index
   std::vector<int> pidfds;   // -1 where the kernel could not give one
@@ -37,12 +41,15 @@ class Peers {
   Peers(Links links, std::size_t staging_bytes);
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
+  int id(int rank) const { return ids_[static_cast<std::size_t>(rank)]; }  // in the whole group
+  std::vector<int> ids(const std::vector<int>& ranks) const;
+  std::string head() const;  // "[rank 3/8] ", how every message begins
   const Layout& layout() const { return layout_; }
   const Segment& segment(int rank) const { return segments_[static_cast<std::size_t>(rank)]; }
   const Segment& own() const { return segment(rank_); }
   int socket(int rank) const { return sockets_[static_cast<std::size_t>(rank)].get(); }
 
-  // Ranks whose process has ended. One poll, no waiting.
+  // Ranks whose process has ended, by their place here. In failures ranks have their ids. One poll, no waiting.
   std::vector<int> dead() const;
   // Why `rank` cannot make progress any more though its process may live; nothing if it can.
   std::optional<Failure> gave_up(int rank) const;
@@ -59,6 +66,8 @@ class Peers {
   void say(PeerState state);
 
   int rank_, world_size_;
+  std::vector<int> ids_;
+  int group_size_;
   Layout layout_;
   std::vector<Segment> segments_;
   std::vector<FileDescriptor> sockets_, pidfds_;

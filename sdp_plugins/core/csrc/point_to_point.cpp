@@ -15,11 +15,12 @@ bool plausible(std::uint64_t nbytes, DType dtype) {
 }
 
 // The peer moves one of the two counters, and may have moved it anywhere.
-std::size_t ring_used(std::uint64_t head, std::uint64_t tail, int peer) {
+std::size_t ring_used(std::uint64_t head, std::uint64_t tail, const Peers& peers, int peer) {
   const std::uint64_t used = head - tail;
   if (used <= kRingBytes) return used;
+  const std::vector<int> blamed{peers.id(peer)};
   throw Failure(FailureKind::mismatch,
-                rank_list({peer}) + " has put the channel to this rank out of order", {peer});
+                rank_list(blamed) + " has put the channel to this rank out of order", blamed);
 }
 
 bool accepts(const Request& recv, int src, std::uint32_t tag) {
@@ -179,7 +180,8 @@ bool PointToPoint::begin_message(int src) {
   if (!wanted) return false;
   ring_read(src, reinterpret_cast<std::byte*>(&frame), sizeof frame);
   if (!plausible(frame.nbytes, frame.dtype)) {
-    throw Failure(FailureKind::mismatch, rank_list({src}) + " sent a malformed message", {src});
+    const std::vector<int> blamed{communicator_->peers().id(src)};
+    throw Failure(FailureKind::mismatch, rank_list(blamed) + " sent a malformed message", blamed);
   }
   Incoming& incoming = incoming_[static_cast<std::size_t>(src)];
   incoming = Incoming{true, frame, 0, match(src, frame), {}};
@@ -199,10 +201,11 @@ PointToPoint::Pending* PointToPoint::match(int src, const Frame& frame) {
 void PointToPoint::check_size(const Pending& recv, int src, const Frame& frame) const {
   const std::uint64_t room = recv.request.recvs[0].count * itemsize(recv.request.dtype);
   if (frame.nbytes == room && frame.dtype == recv.request.dtype) return;
+  const std::vector<int> blamed{communicator_->peers().id(src)};
   fail(recv, FailureKind::mismatch,
-       rank_list({src}) + " sends " + std::string(name(frame.dtype)) + "[" +
+       rank_list(blamed) + " sends " + std::string(name(frame.dtype)) + "[" +
            std::to_string(frame.nbytes / std::max<std::size_t>(1, itemsize(frame.dtype))) + "]",
-       {src});
+       blamed);
 }
 
 void PointToPoint::finish_message(int src) {
@@ -258,10 +261,12 @@ void PointToPoint::check_one(const Pending& pending, const std::map<int, Failure
     if (any || peer == rank) fail(pending, why.kind, why.what(), why.ranks);
   }
   if (now_s() - pending.started_s > pending.request.timeout_s) {
+    std::vector<int> blamed;
+    if (peer >= 0) blamed.push_back(communicator_->peers().id(peer));
     fail(pending, FailureKind::timeout,
-         (peer < 0 ? std::string("no rank") : rank_list({peer})) + " did not answer in " +
+         (blamed.empty() ? std::string("no rank") : rank_list(blamed)) + " did not answer in " +
              seconds(pending.request.timeout_s),
-         peer < 0 ? std::vector<int>{} : std::vector<int>{peer});
+         blamed);
   }
 }
 
@@ -269,8 +274,7 @@ void PointToPoint::fail(const Pending& pending, FailureKind kind, const std::str
                         std::vector<int> ranks) const {
   const std::string op(name(pending.request.op));
   throw Failure(kind,
-                "[rank " + std::to_string(communicator_->rank()) + "/" +
-                    std::to_string(communicator_->world_size()) + "] " + op + " #" +
+                communicator_->head() + op + " #" +
                     std::to_string(pending.seq) + " " + pending.request.describe() + ": " + what +
                     "." + hint(kind),
                 std::move(ranks), op, pending.seq, now_s() - pending.started_s);
@@ -290,7 +294,8 @@ std::size_t PointToPoint::ring_write(int dst, const std::byte* data, std::size_t
   const Segment& own = communicator_->peers().own();
   RingControl& ring = own.ring(dst);
   const std::uint64_t head = ring.head.load(std::memory_order_relaxed);
-  const std::size_t used = ring_used(head, ring.tail.load(std::memory_order_acquire), dst);
+  const std::size_t used = ring_used(head, ring.tail.load(std::memory_order_acquire),
+                                     communicator_->peers(), dst);
   const std::size_t n = std::min(nbytes, kRingBytes - used);
   if (n == 0) return 0;
   const std::size_t at = head % kRingBytes;
@@ -305,7 +310,7 @@ std::size_t PointToPoint::ring_write(int dst, const std::byte* data, std::size_t
 std::size_t PointToPoint::ring_readable(int src) const {
   const RingControl& ring = communicator_->peers().segment(src).ring(communicator_->rank());
   return ring_used(ring.head.load(std::memory_order_acquire),
-                   ring.tail.load(std::memory_order_relaxed), src);
+                   ring.tail.load(std::memory_order_relaxed), communicator_->peers(), src);
 }
 
 std::size_t PointToPoint::ring_read(int src, std::byte* data, std::size_t nbytes) {

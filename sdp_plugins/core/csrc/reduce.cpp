@@ -36,8 +36,8 @@ Reducer::Reducer(KernelTable table, DType dtype, ReduceOp op, std::vector<double
 const std::byte* Reducer::subtree(std::span<const std::byte* const> sources, std::size_t first,
                                   std::size_t at, std::size_t n, std::byte* scratch) {
   if (sources.size() == 1) {
-    const std::byte* source = sources[0] + at * itemsize_;
-    if (!kernel_.widens) return source;
+    const std::byte* source = sources[0] + at * source_size();
+    if (!kernel_.widens || forms_.from_accumulators) return source;
     kernel_.load(scratch, source, n, factors_.empty() ? 1.0 : factors_[first]);
     return scratch;
   }
@@ -51,25 +51,33 @@ const std::byte* Reducer::subtree(std::span<const std::byte* const> sources, std
 
 void Reducer::block(std::span<const std::byte* const> sources, std::byte* output, std::size_t at,
                     std::size_t n) {
-  if (sources.size() == 2 && kernel_.pair != nullptr) {
+  const bool plain = !forms_.from_accumulators && !forms_.to_accumulators;
+  if (plain && sources.size() == 2 && kernel_.pair != nullptr) {
     kernel_.pair(output, sources[0] + at * itemsize_, sources[1] + at * itemsize_, n);
     return;
   }
   const std::byte* result = subtree(sources, 0, at, n, scratch_.data());
-  kernel_.store(output, result, n, static_cast<int>(sources.size()));
+  if (!forms_.to_accumulators) {
+    kernel_.store(output, result, n,
+                  forms_.divisor > 0 ? forms_.divisor : static_cast<int>(sources.size()));
+  } else if (result != output) {
+    std::memcpy(output, result, n * kernel_.accumulator_size);
+  }
 }
 
 void Reducer::run(std::span<const std::byte* const> sources, std::span<std::byte* const> outputs,
-                  std::size_t count) {
+                  std::size_t count, Forms forms) {
+  forms_ = forms;
+  const std::size_t size = forms.to_accumulators ? kernel_.accumulator_size : itemsize_;
   const std::size_t levels = std::bit_width(sources.size()) + 1;
   scratch_.resize(levels * kBlockBytes);
   const std::size_t per_block = kBlockBytes / std::max(kernel_.accumulator_size, itemsize_);
   for (std::size_t at = 0; at < count; at += per_block) {
     const std::size_t n = std::min(per_block, count - at);
-    std::byte* first = outputs[0] + at * itemsize_;
+    std::byte* first = outputs[0] + at * size;
     block(sources, first, at, n);
     for (std::byte* other : outputs.subspan(1)) {
-      if (other != outputs[0]) std::memcpy(other + at * itemsize_, first, n * itemsize_);
+      if (other != outputs[0]) std::memcpy(other + at * size, first, n * size);
     }
   }
 }

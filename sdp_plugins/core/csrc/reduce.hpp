@@ -20,20 +20,36 @@ class Reducer {
   // alternatives, if the pair has no meaning.
   Reducer(KernelTable table, DType dtype, ReduceOp op, std::vector<double> factors = {});
 
+  // What sources and outputs are made of, and what AVG divides by (0: the number of sources).
+  struct Forms {
+    bool from_accumulators = false;
+    bool to_accumulators = false;
+    int divisor = 0;
+  };
+
   // outputs[k][i] = tree over s of sources[s][i], for `count` elements. An output may be a source.
   // Reads each source once and writes each output once; works in blocks that stay in the L1 cache.
   void run(std::span<const std::byte* const> sources, std::span<std::byte* const> outputs,
-           std::size_t count);
+           std::size_t count) {
+    run(sources, outputs, count, Forms());
+  }
+  void run(std::span<const std::byte* const> sources, std::span<std::byte* const> outputs,
+           std::size_t count, Forms forms);
+  std::size_t accumulator_size() const { return kernel_.accumulator_size; }
 
  private:
   const std::byte* subtree(std::span<const std::byte* const> sources, std::size_t first,
                            std::size_t at, std::size_t n, std::byte* scratch);
   void block(std::span<const std::byte* const> sources, std::byte* output, std::size_t at,
              std::size_t n);
+  std::size_t source_size() const {
+    return forms_.from_accumulators ? kernel_.accumulator_size : itemsize_;
+  }
 
   Kernel kernel_;
   std::size_t itemsize_;
   std::vector<double> factors_;
+  Forms forms_;
   std::vector<std::byte> scratch_;
 };
 

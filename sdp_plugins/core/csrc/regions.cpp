@@ -30,10 +30,9 @@ FileDescriptor duplicate(int fd) {
   return copy;
 }
 
-[[noreturn]] void refuse(int rank, const char* what) {
+[[noreturn]] void refuse(int id, const char* what) {
   throw Failure(FailureKind::mismatch,
-                "rank " + std::to_string(rank) + " sent a " + what + " about registered memory",
-                {rank});
+                rank_list({id}) + " sent a " + what + " about registered memory", {id});
 }
 }  // namespace
 
@@ -153,16 +152,16 @@ void Regions::catch_up(int rank, std::uint64_t news) {
     }
     if ((header.msg_flags & MSG_CTRUNC) != 0) {
       throw Failure(FailureKind::shared_memory,
-                    "no file descriptor is left for memory of rank " + std::to_string(rank) +
+                    "no file descriptor is left for memory of " + rank_list({peers_.id(rank)}) +
                         ". Hint: raise the limit (ulimit -n), or set SDP_REGISTER=0.",
-                    {peers_.rank()});
+                    {peers_.id(peers_.rank())});
     }
     const bool cut = (header.msg_flags & MSG_TRUNC) != 0;
-    if (cut || got != static_cast<ssize_t>(sizeof message)) refuse(rank, "malformed message");
+    if (cut || got != static_cast<ssize_t>(sizeof message)) refuse(peers_.id(rank), "malformed message");
     if (message.nbytes == 0) {
       mapped.erase(message.region);
     } else {
-      if (file.get() < 0) refuse(rank, "message without a file");
+      if (file.get() < 0) refuse(peers_.id(rank), "message without a file");
       mapped[message.region] = Mapping(file.get(), message.nbytes, message.file_offset, true);
     }
   }
@@ -171,10 +170,10 @@ void Regions::catch_up(int rank, std::uint64_t news) {
 std::byte* Regions::address(int rank, RegionPlace place, std::uint64_t nbytes) const {
   const auto& mapped = mapped_[static_cast<std::size_t>(rank)];
   const auto found = mapped.find(place.region);
-  if (found == mapped.end()) refuse(rank, "reference to an unknown region");
+  if (found == mapped.end()) refuse(peers_.id(rank), "reference to an unknown region");
   const Mapping& mapping = found->second;
   if (place.offset > mapping.nbytes() || nbytes > mapping.nbytes() - place.offset) {
-    refuse(rank, "range outside its region");
+    refuse(peers_.id(rank), "range outside its region");
   }
   return mapping.data() + place.offset;
 }

@@ -64,6 +64,7 @@ void Request::validate(int rank, int world_size) const {
   if (!(timeout_s > 0)) {  // nor a NaN, which would never pass
     invalid(*this, "the time-out must be positive, not " + seconds(timeout_s));
   }
+  if (part && part->compares_only) return;  // it was checked as an operation of the whole group
   if (is_rooted(op) && (root < 0 || root >= world_size)) {
     invalid(*this, "root " + std::to_string(root) + " is not a rank of this group of " +
                        std::to_string(world_size));
@@ -85,9 +86,10 @@ void Request::validate(int rank, int world_size) const {
       check_pieces(*this, "input", sends, world);
       check_pieces(*this, "output", recvs, 1);
       for (const Piece& piece : sends) {
+        if (part) break;  // of a segment, whose last piece may be shorter
         if (piece.count != recvs[0].count) invalid(*this, "all pieces must have the output's size");
       }
-      return;
+      return check_own(*this, sends[own], recvs[0]);
     case Op::gather:
       check_pieces(*this, "input", sends, 1);
       check_pieces(*this, "output", recvs, at_root ? world : 0);

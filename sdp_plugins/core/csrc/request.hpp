@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,15 @@ namespace sdp {
 struct Piece {
   std::byte* data = nullptr;
   std::uint64_t count = 0;
+};
+
+// What makes a request one step of an operation of a larger group, whose ranks on this node these
+// are.
+struct Part {
+  std::string title;      // "all_reduce #7 float32[25] sum": what messages speak of
+  std::uint64_t seq = 0;  // of that operation
+  bool compares_only = false;  // announces that operation; ends when all ranks here have agreed
+  bool accumulates = false;    // reductions stay in accumulators: more are to come
 };
 
 // What each operation shows to the others (`sends`) and takes from them (`recvs`): one piece, or
@@ -31,6 +41,7 @@ struct Request {
   int peer = -1;  // send/recv; -1: from any rank
   std::uint32_t tag = 0;
   double timeout_s = 300.0;
+  std::optional<Part> part = {};
 
   std::uint64_t count() const;   // elements of all_reduce's buffer, or else of the largest piece
   std::string describe() const;  // "float32[25165824] sum"

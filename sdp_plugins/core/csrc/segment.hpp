@@ -42,6 +42,7 @@ struct Record {
   double factor;              // PREMUL_SUM: what this rank's values are multiplied by
   std::uint64_t region;       // registered: which region, and where in it
   std::uint64_t offset;       // bytes
+  std::uint64_t shown_seq;    // as messages number the operation
   std::uint64_t region_news;  // messages about regions sent to each peer so far
 };
 static_assert(sizeof(Record) <= kAlign);

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
+from ..nodes import Nodes
 from .address import BACKLOG
 from .announcement import Announcement
 from .deadline import Deadline
@@ -12,6 +16,86 @@ from .failure import ONE_JOB_HINT, Occasion, ReasonError
 from .links import Links
 from .process import close_listener
 from .switchboard import Switchboard
+
+
+@dataclass
+class Meeting:
+    """The ranks of a group know of each other.
+
+    Attributes:
+        occasion: The group that is brought up.
+        table: What all ranks have announced.
+        listener: Where this rank can be called by those of its node; None for a single rank.
+    """
+
+    occasion: Occasion
+    table: list[Announcement]
+    listener: socket.socket | None
+
+    @property
+    def nodes(self) -> Nodes:
+        """Who shares memory with whom, if calling them works as their places promise."""
+        places = [announcement.place for announcement in self.table]
+        return Nodes.of_places(places, [place.host for place in places])
+
+    def connect(self, segment_fd: int, members: Sequence[int]) -> Links:
+        """Connect this rank with others of its node and swap segments.
+
+        Returns only when each of them has connected with every other.
+
+        Args:
+            segment_fd: Descriptor that every peer gets a copy of. It becomes a part of the result;
+                on an error it stays the caller's.
+            members: Ranks of the node, this one among them.
+
+        Returns:
+            The connections, owner of all its descriptors.
+
+        Raises:
+            PeerLostError: A rank's process ended meanwhile.
+            RendezvousTimeoutError: A rank does not run.
+            RendezvousError: A rank is of another user.
+        """
+        if len(members) == 1 or self.listener is None:
+            return Links(0, 1, [segment_fd], [-1], [-1], [self.table[members[0]].pid])
+        with self.occasion.telling():
+            board = Switchboard(self.listener, self.table, members, segment_fd, self.occasion)
+            return board.run()
+
+
+@contextmanager
+def meet(
+    rank: int, world_size: int, exchange: Exchange, timeout_s: float, name: str = "default"
+) -> Iterator[Meeting]:
+    """Learn of all other ranks of a group; a context manager.
+
+    Args:
+        rank: This rank.
+        world_size: Number of ranks.
+        exchange: Called once, with ``ANNOUNCEMENT_NBYTES`` bytes on every rank; not at all for a
+            single rank.
+        timeout_s: Seconds for everything, the exchange included.
+        name: Name of the group, for messages.
+
+    Raises:
+        RendezvousTimeoutError: A rank did not come.
+        RendezvousError: The exchange mixed up several groups.
+    """
+    occasion = Occasion(rank, world_size, name, Deadline(timeout_s))
+    me = Announcement.new(rank, world_size)
+    if world_size == 1:
+        yield Meeting(occasion, [me], None)
+        return
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        with occasion.telling():
+            listener.setblocking(False)
+            listener.bind(me.address)
+            listener.listen(BACKLOG)
+            table = _read(exchange(me.pack(), occasion.deadline.remaining_s), me)
+        yield Meeting(occasion, table, listener)
+    finally:
+        close_listener(listener)
 
 
 def connect(
@@ -23,46 +107,9 @@ def connect(
     *,
     name: str = "default",
 ) -> Links:
-    """Connect this rank with all others of a group and swap segments.
-
-    Returns only when every rank has connected with every other.
-
-    Args:
-        rank: This rank.
-        world_size: Number of ranks.
-        exchange: Called once, with ``ANNOUNCEMENT_NBYTES`` bytes on every rank; not at all for a
-            single rank.
-        segment_fd: Descriptor that every peer gets a copy of. It becomes a part of the result; on
-            an error it stays the caller's.
-        timeout_s: Seconds for everything, the exchange included.
-        name: Name of the group, for messages.
-
-    Returns:
-        The connections, owner of all its descriptors.
-
-    Raises:
-        PeerLostError: A rank's process ended meanwhile.
-        RendezvousTimeoutError: A rank did not come, or does not run.
-        RendezvousError: A rank is on another node or of another user, or the exchange mixed up
-            several groups.
-    """
-    occasion = Occasion(rank, world_size, name, Deadline(timeout_s))
-    me = Announcement.new(rank, world_size)
-    if world_size == 1:
-        return Links(rank, 1, [segment_fd], [-1], [-1], [me.pid], [me.place.host])
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    try:
-        listener.setblocking(False)
-        listener.bind(me.address)
-        listener.listen(BACKLOG)
-        blobs = exchange(me.pack(), occasion.deadline.remaining_s)
-        return Switchboard(listener, _read(blobs, me), segment_fd, occasion).run()
-    except ReasonError as failed:
-        raise occasion.error(failed.reason) from failed.__cause__
-    except OSError as error:
-        raise occasion.error(ReasonError.system(error).reason) from error
-    finally:
-        close_listener(listener)
+    """``meet``, and connect all: the ranks of a group on one node."""
+    with meet(rank, world_size, exchange, timeout_s, name) as meeting:
+        return meeting.connect(segment_fd, range(world_size))
 
 
 def _read(blobs: list[bytes], me: Announcement) -> list[Announcement]:

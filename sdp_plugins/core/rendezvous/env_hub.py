@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..topology import Topology
 from .address import hub_addresses, listen
 from .deadline import Deadline
-from .failure import Occasion, ReasonError
+from .failure import Occasion
 from .frames import MAX_BLOB_NBYTES
 from .hub_client import attend
 from .hub_server import HubServer
@@ -57,11 +57,7 @@ class EnvHub:
             return [blob]
         occasion = Occasion(rank, world_size, self.name, Deadline(timeout_s))
         addresses = hub_addresses(self.topology.job_key, self.name)
-        try:
+        with occasion.telling():
             if rank > 0:
                 return attend(addresses, blob, occasion)
             return HubServer(listen(addresses, occasion.deadline), occasion).gather(blob)
-        except ReasonError as failed:
-            raise occasion.error(failed.reason) from failed.__cause__
-        except OSError as error:
-            raise occasion.error(ReasonError.system(error).reason) from error

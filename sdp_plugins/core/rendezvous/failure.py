@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -126,6 +127,16 @@ class Occasion:
     world_size: int
     name: str
     deadline: Deadline
+
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Turn reasons, and failed system calls, into errors of this rank."""
+        try:
+            yield
+        except ReasonError as failed:
+            raise self.error(failed.reason) from failed.__cause__
+        except OSError as error:
+            raise self.error(ReasonError.system(error).reason) from error
 
     def error(self, reason: Reason) -> SdpError:
         """Return the error that this rank raises for a reason."""

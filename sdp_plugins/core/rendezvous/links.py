@@ -9,20 +9,19 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Links:
-    """One rank's connections and its peers' segments.
+    """One rank's connections with the others of its node, and their segments.
 
     It owns all descriptors, the rank's own segment included, until ``detach``.
 
     Attributes:
-        rank: This rank.
-        world_size: Number of ranks.
+        rank: This rank's index on its node.
+        world_size: Number of ranks there.
         segment_fds: Every rank's segment; this rank's own at its own index.
         sockets: One ``SOCK_SEQPACKET`` Unix socket per peer, non-blocking and close-on-exec; -1 at
             the own index. Nothing unread is in them but what the peer sent after its ``connect``.
         pidfds: Descriptors that become readable when the peer's process ends; -1 at the own index
             and where the kernel gives none.
         pids: Process ids, in this process's pid namespace where visible there.
-        hosts: Host names.
     """
 
     rank: int
@@ -31,7 +30,6 @@ class Links:
     sockets: list[int]
     pidfds: list[int]
     pids: list[int]
-    hosts: list[str]
     _owned: bool = field(default=True, repr=False)
 
     def detach(self) -> None:

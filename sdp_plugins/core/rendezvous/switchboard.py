@@ -1,4 +1,4 @@
-"""Connects the ranks of a group pairwise.
+"""Connects the ranks of a group that share a node, pairwise.
 
 Every rank calls every other one, shows the other's secret nonce and hands over its segment in the
 same packet. Who has heard all others says so to all (DONE); who has heard that from all is
@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import selectors
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from ..errors import name_ranks
 from .announcement import Announcement
@@ -28,10 +28,6 @@ _LOG = logging.getLogger(__name__)
 _RETRY_S = 0.005
 # Who waits for DONE gives those that still wait for a call the time to name the culprit.
 _DONE_GRACE_S = 0.5
-_SEVERAL_NODES_HINT = (
-    "several nodes are not supported yet: run all ranks on one machine, and in one network "
-    "namespace (containers: one pod, or --network=host)"
-)
 _STOPPED_HINT = "is it stopped, or starved of CPU time? SDP_TIMEOUT_S is the time-out"
 
 
@@ -42,6 +38,7 @@ class Switchboard:
         self,
         listener: socket.socket,
         table: list[Announcement],
+        members: Sequence[int],
         segment_fd: int,
         occasion: Occasion,
     ) -> None:
@@ -50,15 +47,17 @@ class Switchboard:
         Args:
             listener: Listens, non-blocking, at the address that this rank has announced; stays
                 the caller's.
-            table: What all ranks have announced.
+            table: What all ranks of the group have announced.
+            members: The ranks to connect, this one among them.
             segment_fd: Handed to all peers; stays the caller's.
             occasion: The group that is brought up.
         """
         self._listener = listener
         self._me = table[occasion.rank]
+        self._members = list(members)
         self._segment_fd = segment_fd
         self._occasion = occasion
-        self._peers = {a.rank: PeerRank(a) for a in table if a.rank != occasion.rank}
+        self._peers = {rank: PeerRank(table[rank]) for rank in members if rank != occasion.rank}
         self._unknown: set[socket.socket] = set()
         self._uncalled = set(self._peers)
         self._unheard = set(self._peers)
@@ -101,7 +100,6 @@ class Switchboard:
 
     def _call_all(self) -> None:
         """Call every peer that has not been called; the next ranks first, to spread the load."""
-        unreachable = []
         for rank in sorted(self._uncalled, key=lambda r: (r - self._me.rank) % len(self._peers)):
             try:
                 if self._peers[rank].call(self._me, self._segment_fd):
@@ -109,12 +107,7 @@ class Switchboard:
                     self._watch(self._peers[rank])
             except ConnectionRefusedError:
                 self._uncalled.discard(rank)
-                if self._peers[rank].announcement.place == self._me.place:
-                    self._suspects.add(rank)  # its listener is gone, and so is it
-                else:
-                    unreachable.append(rank)
-        if unreachable:
-            raise self._unreachable(unreachable)
+                self._suspects.add(rank)  # its listener is gone, and so is it
 
     def _watch(self, peer: PeerRank) -> None:
         """Notice when the peer's process or its end of our call goes; it never speaks there."""
@@ -268,15 +261,15 @@ class Switchboard:
     # Finishing
 
     def _links(self) -> Links:
-        occasion, me = self._occasion, self._me
-        n = occasion.world_size
-        links = Links(me.rank, n, [-1] * n, [-1] * n, [-1] * n, [0] * n, [""] * n)
-        links.segment_fds[me.rank] = self._segment_fd
-        links.pids[me.rank], links.hosts[me.rank] = me.pid, me.place.host
+        me, n = self._me, len(self._members)
+        own = self._members.index(me.rank)
+        links = Links(own, n, [-1] * n, [-1] * n, [-1] * n, [0] * n)
+        links.segment_fds[own], links.pids[own] = self._segment_fd, me.pid
         for rank, peer in self._peers.items():
-            links.sockets[rank] = peer.detach_link(me.rank)
-            links.segment_fds[rank], links.pidfds[rank] = peer.detach_fds()
-            links.pids[rank], links.hosts[rank] = peer.pid, peer.announcement.place.host
+            at = self._members.index(rank)
+            links.sockets[at] = peer.detach_link(me.rank)
+            links.segment_fds[at], links.pidfds[at] = peer.detach_fds()
+            links.pids[at] = peer.pid
         return links
 
     def _lost(self, ranks: set[int]) -> ReasonError:
@@ -286,15 +279,6 @@ class Switchboard:
         pids = ", ".join(str(self._peers[rank].announcement.pid) for rank in sorted(ranks))
         what = f"{name_ranks(ranks)} (pid {pids}) ended while the ranks were connecting"
         return ReasonError.lost(what, ranks)
-
-    def _unreachable(self, ranks: Iterable[int]) -> ReasonError:
-        hosts = sorted({self._peers[rank].announcement.place.host for rank in ranks})
-        return ReasonError.refused(
-            f"{name_ranks(ranks)} on {', '.join(hosts)} cannot be reached from "
-            f"{self._me.place.host} by Unix socket",
-            _SEVERAL_NODES_HINT,
-            ranks,
-        )
 
     def _close(self) -> None:
         self._selector.close()

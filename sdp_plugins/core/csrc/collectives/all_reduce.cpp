@@ -71,15 +71,7 @@ class AllReduce {
     const Request& request = op_.request();
     std::optional<RegionPlace> place;
     if (pieces_.size() == 1) place = op_.regions().find(pieces_[0].data, nbytes);
-    Record record{};
-    record.seq = op_.seq();
-    record.op = request.op;
-    record.dtype = request.dtype;
-    record.reduce_op = request.reduce_op;
-    record.root = request.root;
-    record.layout = request.layout;
-    record.factor = request.factor;
-    record.count = buffer_.count();
+    Record record = op_.announcement();
     record.registered = place.has_value();
     if (place) {
       record.region = place->region;

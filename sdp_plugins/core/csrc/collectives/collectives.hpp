@@ -5,6 +5,9 @@
 
 namespace sdp {
 
+// Announces the operation that this is a part of and compares: 1 step, no element moves.
+void compare(Operation& op);
+
 // Sum of all ranks' buffers, in place, on all ranks. Small: 1 step, each rank reduces everything.
 // Else reduce-scatter and all-gather, 2 hops: rank r reduces the r-th shard and hands it to all.
 // zero-copy: reads S and writes S per rank and in all no copy; staged: 2S(N-1)/N bytes of copies

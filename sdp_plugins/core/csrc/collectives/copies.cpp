@@ -4,6 +4,10 @@
 
 namespace sdp {
 
+void compare(Operation& op) {
+  op.arrive(op.announcement());
+}
+
 void broadcast(Operation& op) {
   const Piece buffer = op.request().recvs[0];
   const int root = op.request().root;

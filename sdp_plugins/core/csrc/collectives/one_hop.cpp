@@ -66,8 +66,9 @@ void compare_offers(const Operation& op, const OneHop& hop) {
       ++involved[static_cast<std::size_t>(taker)];
       ++involved[static_cast<std::size_t>(source)];
       if (++disagreements > kListed) continue;
-      what.append(what.empty() ? "" : "; ").append(rank_list({taker})).append(" expects ");
-      what.append(std::to_string(expected)).append(" elements of ").append(rank_list({source}));
+      what.append(what.empty() ? "" : "; ").append(rank_list({op.id(taker)})).append(" expects ");
+      what.append(std::to_string(expected)).append(" elements of ");
+      what.append(rank_list({op.id(source)}));
       what.append(", which offers ").append(std::to_string(offered));
     }
   }
@@ -77,7 +78,7 @@ void compare_offers(const Operation& op, const OneHop& hop) {
   const int most = *std::max_element(involved.begin(), involved.end());
   std::vector<int> ranks;
   for (int r = 0; r < op.world_size(); ++r) {
-    if (involved[static_cast<std::size_t>(r)] == most) ranks.push_back(r);
+    if (involved[static_cast<std::size_t>(r)] == most) ranks.push_back(op.id(r));
   }
   op.fail(FailureKind::mismatch, what, ranks);
 }
@@ -85,15 +86,7 @@ void compare_offers(const Operation& op, const OneHop& hop) {
 
 OneHop::OneHop(Operation& op, std::span<const Piece> pieces) : op_(op), pieces_(pieces) {
   const Request& request = op.request();
-  Record record{};
-  record.seq = op.seq();
-  record.op = request.op;
-  record.dtype = request.dtype;
-  record.reduce_op = request.reduce_op;
-  record.root = request.root;
-  record.layout = request.layout;
-  record.factor = request.factor;
-  record.count = request.count();
+  Record record = op.announcement();
   record.pieces = static_cast<std::uint16_t>(pieces.size());
   record.inlined =
       choose_path(request.op, total_bytes(pieces, op.itemsize()), false) == Path::inlined;
@@ -107,7 +100,9 @@ OneHop::OneHop(Operation& op, std::span<const Piece> pieces) : op_(op), pieces_(
     const std::uint64_t* lengths = op.segment(r).splits(op.seq());
     offers_.emplace_back(lengths, lengths + pieces_shown(request, r, op.world_size()));
     if (!sound(r, inlined)) {
-      op.fail(FailureKind::mismatch, rank_list({r}) + " announced pieces that cannot be", {r});
+      const std::vector<int> blamed{op.id(r)};
+      op.fail(FailureKind::mismatch, rank_list(blamed) + " announced pieces that cannot be",
+              blamed);
     }
     all_inlined = all_inlined && inlined;
     for (std::uint64_t length : offers_.back()) {
@@ -124,10 +119,13 @@ bool OneHop::sound(int rank, bool inlined) const {
   if (op_.record(rank).pieces != n_pieces(rank)) return false;
   const std::uint64_t room = (inlined ? kInlineBytes : kMostBytes) / op_.itemsize();
   std::uint64_t total = 0;
-  for (std::uint64_t length : offers_[static_cast<std::size_t>(rank)]) {
-    if (length > room - total) return false;
-    if (counts_must_agree(request.op) && length != request.count()) return false;
-    total += length;
+  const auto& offered = offers_[static_cast<std::size_t>(rank)];
+  for (std::size_t i = 0; i < offered.size(); ++i) {
+    if (offered[i] > room - total) return false;
+    // Where all ranks show pieces, these are as long as mine.
+    const std::uint64_t mine = i < pieces_.size() ? pieces_[i].count : request.count();
+    if (counts_must_agree(request.op) && offered[i] != mine) return false;
+    total += offered[i];
   }
   return !reduces(request.op) || inlined == (op_.record(op_.rank()).inlined != 0);
 }

@@ -11,6 +11,8 @@ void reduce_scatter(Operation& op) {
   OneHop hop(op, request.sends);
   Reducer reducer(op.kernels(), request.dtype, request.reduce_op, op.factors());
   std::vector<const std::byte*> sources(static_cast<std::size_t>(op.world_size()));
+  const Reducer::Forms forms{.to_accumulators = request.part && request.part->accumulates};
+  const std::size_t size = forms.to_accumulators ? reducer.accumulator_size() : op.itemsize();
   hop.run([&](std::size_t round) {
     const Range range = hop.part(op.rank(), mine, round).range;
     for (int r = 0; r < op.world_size(); ++r) {
@@ -19,8 +21,8 @@ void reduce_scatter(Operation& op) {
           r == op.rank() ? request.sends[mine].data + range.begin * op.itemsize()
                          : hop.part(r, mine, round).data;
     }
-    std::byte* const to = output.data + range.begin * op.itemsize();
-    if (range.count > 0) reducer.run(sources, {&to, 1}, range.count);
+    std::byte* const to = output.data + range.begin * size;
+    if (range.count > 0) reducer.run(sources, {&to, 1}, range.count, forms);
   });
 }
 }  // namespace sdp

@@ -1,0 +1,48 @@
+"""Which network a job has between its nodes, as far as can be told without touching it."""
+
+from __future__ import annotations
+
+from ..config import Config, environment
+from ..launchers import HYDRA, OPEN_MPI, PMIX, Environment, first_set
+from ..rendezvous import EnvHub, Exchange
+from ..topology import Topology
+from . import mpi
+from .wire import Network
+
+
+def mpi_is_there(rank: int, world_size: int, env: Environment | None = None) -> bool:
+    """Whether these ranks are those of an MPI job, and mpi4py is installed.
+
+    torchrun inside mpirun hands mpirun's variables down to ranks that are not MPI's.
+    """
+    given = environment() if env is None else env
+    if not mpi.installed():
+        return False
+    if mpi.in_use():
+        return True
+    if first_set(given, ("TORCHELASTIC_RUN_ID",)):
+        return False
+    places = [launcher.read(given) for launcher in (OPEN_MPI, HYDRA, PMIX)]
+    return any(place.rank == rank and place.size in (None, world_size) for place in places)
+
+
+def for_environment(
+    topology: Topology, name: str, config: Config
+) -> tuple[Exchange, Network | None]:
+    """How the ranks of a job meet that have nothing but their variables.
+
+    Args:
+        topology: This rank's place.
+        name: Of the group.
+        config: Settings.
+    """
+    if config.internode == "gloo":
+        raise ValueError(
+            "SDP_INTERNODE=gloo is for PyTorch's groups; without a framework there is only mpi."
+        )
+    rank, size = topology.rank, topology.world_size
+    if size == 1 or not mpi_is_there(rank, size):
+        return EnvHub(topology, name), None
+    if topology.local_size == size:
+        return EnvHub(topology, name), mpi.MpiNetwork()
+    return mpi.MpiExchange(rank, size), mpi.MpiNetwork()

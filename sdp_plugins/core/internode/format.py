@@ -1,0 +1,53 @@
+"""How the values of a reduction look between nodes."""
+
+from __future__ import annotations
+
+from .. import _native
+from .call import Call
+
+DType = _native.DType
+
+
+class Format:
+    """How values of this operation look on the wire: partial sums, and results.
+
+    Partial sums are the accumulators of the native reductions, so that nothing is rounded twice;
+    with a `wire_dtype` those of float32 and of 16-bit floats are 16-bit, and float32's results too.
+    """
+
+    def __init__(self, call: Call) -> None:
+        request = call.request
+        self.dtype, self.op = request.dtype, request.reduce_op
+        self.world_size = call.here.nodes.world_size
+        self.accumulator_size = _native.accumulator_size(request.dtype, request.reduce_op)
+        self.wire = None
+        if call.here.wire_dtype is not None:
+            if request.dtype is DType.float32:
+                self.wire = call.here.wire_dtype
+            elif request.dtype in (DType.float16, DType.bfloat16):
+                self.wire = request.dtype
+        self.partial_size = self.accumulator_size if self.wire is None else 2
+        self.narrows_results = self.wire is not None and request.dtype is DType.float32
+        self.result_size = 2 if self.narrows_results else call.itemsize
+        # Whether partial sums of a single rank are its values as they lie.
+        self.sums_are_values = (
+            self.accumulator_size == call.itemsize and self.op is not _native.ReduceOp.premul_sum
+        )
+
+    def pack(self, target: int, accumulators: int, count: int) -> int:
+        """Make partial sums ready for the wire; returns where they are."""
+        if self.wire is None:
+            return accumulators
+        _native.narrow(self.wire, target, accumulators, count)
+        return target
+
+    def combine(self, partials: list[int], target: int, count: int) -> None:
+        """Reduce what all nodes sent, in the order of the nodes, into results as on the wire."""
+        whole = self.wire is None
+        dtype = self.wire or self.dtype
+        _native.combine(dtype, self.op, partials, target, count, self.world_size, whole)
+
+    def widen(self, target: int, results: int, count: int) -> None:
+        """Make float32 of narrowed results."""
+        assert self.wire is not None
+        _native.widen(self.wire, target, results, count)

