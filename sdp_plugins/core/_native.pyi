@@ -79,6 +79,29 @@ def itemsize(dtype: DType) -> int:
 def supports(dtype: DType, op: ReduceOp) -> bool:
     """Whether the reduction is defined for the type."""
 
+def reduces(op: Op) -> bool:
+    """Whether an operation carries a reduction."""
+
+def counts_must_agree(op: Op) -> bool:
+    """Whether all ranks' buffers have one length."""
+
+def accumulator_size(dtype: DType, op: ReduceOp) -> int:
+    """Bytes in which a reduction keeps an element until it is complete."""
+
+def describe(op: Op, dtype: DType, reduce_op: ReduceOp, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float, rank: int, world_size: int, peer: int = -1, tag: int = 0) -> str:
+    """Checks a call as far as one rank can; what messages say of it."""
+
+def combine(dtype: DType, op: ReduceOp, sources: Sequence[int], target: int, count: int, divisor: int, from_accumulators: bool) -> None:
+    """
+    Completes a reduction along the tree over `sources`; the target may be one of them.
+    """
+
+def narrow(dtype: DType, target: int, source: int, count: int) -> None:
+    """Rounds float32 to a 16-bit type."""
+
+def widen(dtype: DType, target: int, source: int, count: int) -> None:
+    """Widens a 16-bit type to float32."""
+
 def initialize_segment(fd: int, rank: int, world_size: int, staging_bytes: int) -> None:
     """Sizes a memory file and writes its header, before the rendezvous."""
 
@@ -94,7 +117,15 @@ def inspect(array: object) -> tuple[int, list[int], list[int], int, int, bool]:
     """
 
 class Work:
-    """A handle on an operation that the engine will finish."""
+    """A handle on an operation that an engine will finish."""
+
+    def __init__(self) -> None: ...
+
+    def finish(self, source_rank: int = -1) -> None:
+        """Done; called once, by whoever ran the operation."""
+
+    def fail(self, kind: str, text: str, ranks: Sequence[int], op: str, seq: int, elapsed_s: float) -> None:
+        """Done, with a failure."""
 
     def wait(self, timeout_s: float) -> bool:
         """
@@ -111,14 +142,32 @@ class Work:
 class NativeGroup:
     """The ranks of a group on this node."""
 
-    def __init__(self, rank: int, world_size: int, segment_fds: Sequence[int], sockets: Sequence[int], pidfds: Sequence[int], staging_bytes: int, spin_us: int = -1) -> None:
-        """Takes ownership of all file descriptors, also if it raises."""
+    def __init__(self, rank: int, world_size: int, segment_fds: Sequence[int], sockets: Sequence[int], pidfds: Sequence[int], staging_bytes: int, spin_us: int = -1, ids: Sequence[int] = [], group_size: int = 0) -> None:
+        """
+        Takes ownership of all file descriptors, also if it raises. `ids`: the ranks' names in messages, where they are one node's share of a group of `group_size`.
+        """
 
     def run(self, op: Op, dtype: DType, reduce_op: ReduceOp, factor: float, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float) -> None:
         """Blocks until the collective is done."""
 
     def submit(self, op: Op, dtype: DType, reduce_op: ReduceOp, factor: float, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float) -> Work:
         """Queues the collective."""
+
+    def run_part(self, title: str, last_completed: str, seq: int, accumulates: bool, op: Op, dtype: DType, reduce_op: ReduceOp, factor: float, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float) -> None:
+        """
+        `run` for a step of a larger group's operation, of which messages speak.
+        """
+
+    def compare(self, title: str, last_completed: str, seq: int, op: Op, dtype: DType, reduce_op: ReduceOp, root: int, layout: int, count: int, timeout_s: float) -> None:
+        """
+        Blocks until all ranks here have announced this operation of the larger group.
+        """
+
+    def watch(self, title: str) -> None:
+        """Raises if a rank here has failed or ended, without waiting."""
+
+    def fail(self, kind: str, text: str, ranks: Sequence[int], op: str, seq: int, elapsed_s: float) -> None:
+        """Fails the group for a reason found elsewhere; the first one stays."""
 
     def all_reduce(self, address: int, count: int, dtype: DType, reduce_op: ReduceOp, timeout_s: float) -> None:
         """`run` for the most frequent call, with less to convert."""
@@ -154,7 +203,10 @@ class NativeGroup:
 class NativeFusionBuffer:
     """Balanced fusion buffers."""
 
-    def __init__(self, group: NativeGroup, tensors: Sequence[tuple[int, DType]], threshold_bytes: int, op: ReduceOp, timeout_s: float) -> None: ...
+    def __init__(self, group: NativeGroup, tensors: Sequence[tuple[int, DType]], threshold_bytes: int, op: ReduceOp, timeout_s: float, submit: object | None = None) -> None:
+        """
+        `submit`: takes the buffers' operations, where they are not the native group's own.
+        """
 
     def ready(self, tensor: int, address: int) -> None: ...
 

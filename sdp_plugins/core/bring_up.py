@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from . import _native
 from .config import Config
@@ -33,23 +32,8 @@ def staging_nbytes(config: Config, world_size: int) -> int:
     return min(_SLOTS * _PIECE_NBYTES * world_size, _MOST_STAGING_NBYTES)
 
 
-class Endpoint(Protocol):
-    """What serves a rank of a group: its node's native group, or one that spans nodes."""
-
-    last_path: str
-
-    def run(self, *args: Any) -> None: ...
-    def submit(self, *args: Any) -> Any: ...
-    def all_reduce(self, *args: Any) -> None: ...
-    def send(self, *args: Any) -> Any: ...
-    def recv(self, *args: Any) -> Any: ...
-    def add_region(self, ptr: int, nbytes: int, fd: int, offset: int) -> int: ...
-    def remove_region(self, region: int) -> None: ...
-    def allocate(self, nbytes: int) -> tuple[int, int]: ...
-    def release(self, region: int) -> None: ...
-    def abort(self, reason: str) -> None: ...
-    def failure(self) -> BaseException | None: ...
-    def close(self) -> None: ...
+Endpoint = _native.NativeGroup | SpanningGroup
+"""What serves a rank of a group: its node's native group, or one that spans nodes."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +46,11 @@ class Membership:
     native: Endpoint
 
 
+def n_exchanges(nodes: int) -> int:
+    """How often ``bring_up`` all-gathers among ranks of so many nodes."""
+    return 1 if nodes == 1 else 3
+
+
 def bring_up(
     rank: int,
     world_size: int,
@@ -71,8 +60,9 @@ def bring_up(
     config: Config,
     network: Network | None = None,
 ) -> Membership:
-    """Meet the other ranks, map the segments of those on this node, and open the network if some
-    are elsewhere.
+    """Meet the other ranks, and connect with them.
+
+    Maps the segments of those on this node, and opens the network if some are elsewhere.
 
     Args:
         rank: This rank.
@@ -115,8 +105,8 @@ def _agree(meeting: Meeting, exchange: Exchange, setting: str) -> None:
             ReasonError.refused(
                 f"this rank would use {setting} between nodes, but {name_ranks(others)} "
                 f"{said[others[0]].decode(errors='replace')}",
-                "SDP_INTERNODE and SDP_WIRE_DTYPE must be equal on all ranks, and all be started by "
-                "mpirun or none",
+                "SDP_INTERNODE and SDP_WIRE_DTYPE must be equal on all ranks, and mpirun has to "
+                "start all or none",
                 others,
             ).reason
         )

@@ -10,6 +10,7 @@ from .buffers import BufferLike, as_buffer
 from .config import FUSION_ALIGN, Config
 from .dtypes import DType, DTypeLike, ReduceOp
 from .group import Group
+from .internode.spanning_group import SpanningGroup
 
 
 class FusionBuffer:
@@ -55,12 +56,15 @@ class FusionBuffer:
         self._tensors = [_described(index, tensor) for index, tensor in enumerate(tensors)]
         threshold = Config.from_env().fusion_bytes if threshold_bytes is None else threshold_bytes
         _check_sizes(self._tensors, threshold)
+        endpoint = group._native
+        submit = endpoint.submit_bucket if isinstance(endpoint, SpanningGroup) else None
         self._native = _native.NativeFusionBuffer(
-            group._native,
+            endpoint.native if isinstance(endpoint, SpanningGroup) else endpoint,
             [(count, dtype.native) for count, dtype in self._tensors],
             threshold,
             reduction.native,
             group.timeout_s,
+            submit,
         )
         self._held: list[object] = []
         self._group = group  # which holds what other operations of the engine still write

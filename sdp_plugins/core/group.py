@@ -12,7 +12,7 @@ from types import TracebackType
 import numpy as np
 
 from . import _native
-from .bring_up import Membership, bring_up
+from .bring_up import Membership, bring_up, n_exchanges
 from .buffers import Buffer, BufferLike, as_buffer
 from .config import Config
 from .dtypes import DType, ReduceOp
@@ -481,11 +481,11 @@ class Group:
             )
         label = name or f"{self.name}/{','.join(map(str, members))}"
         limit_s = self.timeout_s if timeout_s is None else timeout_s
+        if self.rank not in members or len(members) == 1:  # takes part in what all call
+            for _ in range(n_exchanges(len(set(map(self.nodes.node_of, members))))):
+                self._exchange_blobs(b"", limit_s)
         if self.rank not in members:
-            self._exchange_blobs(b"", limit_s)
             return None
-        if len(members) == 1:  # meets nobody, but takes part in what all call
-            self._exchange_blobs(b"", limit_s)
 
         def exchange(blob: bytes, deadline_s: float) -> list[bytes]:
             blobs = self._exchange_blobs(blob, deadline_s)

@@ -75,16 +75,23 @@ class Nodes:
     def keep_the_tree(self) -> bool:
         """Whether sums by node and then over nodes follow the one tree over all ranks.
 
-        They do where each node has the same power of two of consecutive ranks.
+        They do where each node has the same power of two of consecutive ranks, and in few other
+        cases.
         """
-        size = len(self.members[0])
-        regular = all(
-            ranks == tuple(range(node * size, (node + 1) * size))
-            for node, ranks in enumerate(self.members)
-        )
-        return self.count == 1 or (regular and size & (size - 1) == 0)
+        by_nodes = _tree([_tree(ranks) for ranks in self.members])
+        return by_nodes == _tree(range(self.world_size))
 
     def name(self, ranks: Sequence[int]) -> str:
-        """Write ranks of one or several nodes for a message: ``rank 5 on node1``."""
-        hosts = dict.fromkeys(self.hosts[self.node_of(rank)] for rank in sorted(ranks))
-        return f"{name_ranks(ranks)} on {', '.join(hosts)}"
+        """Write ranks for a message: ``rank 1 on node0, ranks 4-6 on node1``."""
+        by_host: dict[str, list[int]] = {}
+        for rank in sorted(ranks):
+            by_host.setdefault(self.hosts[self.node_of(rank)], []).append(rank)
+        return ", ".join(f"{name_ranks(there)} on {host}" for host, there in by_host.items())
+
+
+def _tree(parts: Sequence[object]) -> object:
+    """The order of adding as nested pairs: ((0 + 1) + (2 + 3)) + 4."""
+    if len(parts) == 1:
+        return parts[0]
+    half = 1 << ((len(parts) - 1).bit_length() - 1)
+    return _tree(parts[:half]), _tree(parts[half:])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import ipaddress
+import re
 import secrets
+import socket
 import threading
 import time
 from collections import deque
@@ -14,25 +17,31 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, Store
+from torch._C import _distributed_c10d as c10d
+from torch._C._distributed_c10d import PrefixStore, Store
 
 from sdp_plugins.core import RendezvousError
-from sdp_plugins.core.internode.wire import WireError
+from sdp_plugins.core.config import environment
+from sdp_plugins.core.internode.wire import Pending, WireError
 from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.core.rendezvous import Exchange
 
 SLICE_S = 0.02
 HEAR_EVERY_S = 0.2
 NOTICE = "notice"
+MESSAGES = 2**30
+"""First tag of sends and receives; below are those of collectives."""
+GLANCE = timedelta(milliseconds=20)
+ProcessGroupGloo: Any = c10d.ProcessGroupGloo  # torch's stubs know little of it
 # Deadlines are the group's own: gloo's end the whole connection.
 NO_LIMIT = timedelta(days=365)
 
 
 @dataclass(eq=False)
-class Message:
+class Message(Pending):
     """One of gloo's sends or receives, and the memory that it works on."""
 
-    peer: int
+    number: int
     work: Any
     tensor: torch.Tensor
     done: bool = False
@@ -58,18 +67,42 @@ class GlooNetwork:
         # The keys of groups that are made at the same time must differ.
         key = exchange(secrets.token_bytes(8), timeout_s)[0].hex()
         store = PrefixStore(f"gloo/{key}", self._store)
-        options = ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=timeout_s)
-        options._devices = [ProcessGroupGloo.create_default_device()]
+        limit = timedelta(seconds=timeout_s)
         try:
-            group = ProcessGroupGloo(store, rank, nodes.world_size, options)
+            address = address_towards_master()
+            if address is None:  # torch's own choice: by GLOO_SOCKET_IFNAME or the host's name
+                group = ProcessGroupGloo(store, rank, nodes.world_size, limit)
+            else:
+                options = ProcessGroupGloo._Options()
+                options._timeout = limit
+                options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+                group = ProcessGroupGloo(store, rank, nodes.world_size, options)
         except RuntimeError as error:
             raise RendezvousError(
                 f"[rank {rank}/{nodes.world_size}] rendezvous '{name}': gloo cannot connect the "
-                f"nodes ({_first_line(error)}). Hint: set GLOO_SOCKET_IFNAME to the network interface "
-                "between them."
+                f"nodes ({_first_line(error)}). Hint: set GLOO_SOCKET_IFNAME to the network "
+                "interface between them."
             ) from error
         return GlooChannel(group, store)
+
+
+def address_towards_master() -> str | None:
+    """This host's address on the way to MASTER_ADDR, where nobody has chosen an interface.
+
+    A host's name often means its loopback, where no other node finds it.
+    """
+    env = environment()
+    master = env.get("MASTER_ADDR", "")
+    if not master or env.get("GLOO_SOCKET_IFNAME"):
+        return None
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:  # nothing is sent
+            probe.connect(target)
+            address = str(probe.getsockname()[0])
+    except OSError:
+        return None
+    return None if ipaddress.ip_address(address).is_loopback else address
 
 
 @dataclass
@@ -77,9 +110,10 @@ class Queue:
     """What the waiting thread works on; it knows nothing of the channel, so that that may go."""
 
     messages: deque[Message] = field(default_factory=deque)
-    changed: threading.Condition = field(
-        default_factory=lambda: threading.Condition(threading.RLock())
-    )
+    started: threading.Condition = field(default_factory=threading.Condition)
+    awaited: Message | None = None
+    """The last message that somebody waits for; the others are done before it."""
+    seen: threading.Event = field(default_factory=threading.Event)
     stopping: bool = False
 
 
@@ -90,13 +124,15 @@ class GlooChannel:
     the order in which they were started, and whoever waits here looks at what it has seen.
     """
 
-    def __init__(self, group: ProcessGroupGloo, store: Store) -> None:
+    def __init__(self, group: Any, store: Store, first_tag: int = 0) -> None:
         self._group = group
+        self._first_tag = first_tag
         self._store = store
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
         self._queue = Queue()
         self._thread: threading.Thread | None = None
+        self._number = 0
         self._heard: bytes | None = None
         self._listened_s = 0.0
 
@@ -118,40 +154,57 @@ class GlooChannel:
     ) -> Message:
         memory = (ctypes.c_char * nbytes).from_address(address)
         tensor = torch.frombuffer(memory, dtype=torch.uint8)
+        self._number += 1
         count = counts[peer] = counts.get(peer, 0) + 1
+        tag = self._first_tag + count % MESSAGES
         try:
-            message = Message(peer, start([tensor], peer, count % 2**31), tensor)
+            message = Message(peer, self._number, start([tensor], peer, tag), tensor)
         except RuntimeError as error:
             raise WireError(_first_line(error), (peer,)) from error
         queue = self._queue
-        with queue.changed:
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=_wait_for_all, args=(queue,), name="sdp-gloo", daemon=True
-                )
-                self._thread.start()
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_wait_for_all, args=(queue,), name="sdp-gloo", daemon=True
+            )
+            self._thread.start()
+        with queue.started:
             queue.messages.append(message)
-            queue.changed.notify_all()
+            if len(queue.messages) == 1:
+                queue.started.notify()
         return message
 
     def wait(self, pending: Sequence[Message], watch: Callable[[], None]) -> None:
         """See ``Channel``."""
         queue = self._queue
-        while True:
-            with queue.changed:
-                if not all(message.done for message in pending):
-                    queue.changed.wait(SLICE_S)
-                broken = [message for message in pending if message.error]
-                if not broken and all(message.done for message in pending):
-                    return
-            if broken:
-                peers = tuple(message.peer for message in broken)
-                raise WireError(broken[0].error, peers)
-            watch()
+        queue.awaited = last = max(pending, key=lambda message: message.number)
+        broken: list[Message] = []
+        while not last.done and not broken:
+            if queue.seen.wait(SLICE_S):
+                queue.seen.clear()
+            else:
+                watch()
+            broken = [message for message in pending if message.error]
+        queue.awaited = None
+        if broken:
+            raise WireError(broken[0].error, tuple(message.peer for message in broken))
 
-    def done(self, pending: Message) -> bool:
+    def late(self, pending: Sequence[Message]) -> set[int]:
+        """See ``Channel``.
+
+        The thread waits for one after the other; behind the first that is late, others may be done.
+        A time-out ends gloo's connections, so this is the last thing that is asked of it.
+        """
+        open_ones = [message for message in pending if not message.done]
+        threads = [threading.Thread(target=_look_at, args=(message,)) for message in open_ones[1:]]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return {message.peer for message in open_ones if not message.done}
+
+    def branch(self) -> GlooChannel:
         """See ``Channel``."""
-        return pending.done and not pending.error
+        return GlooChannel(self._group, self._store, MESSAGES)
 
     def tell(self, notice: bytes) -> None:
         """See ``Channel``."""
@@ -171,22 +224,19 @@ class GlooChannel:
     def close(self, *, abandon: bool) -> None:
         """See ``Channel``."""
         queue = self._queue
-        with queue.changed:
+        with queue.started:
             queue.stopping = True
-            waits = bool(queue.messages)
-            queue.changed.notify_all()
-        if waits:
-            with suppress(RuntimeError):
-                self._group.abort()
-        if self._thread is not None:
+            stuck = bool(queue.messages)
+            queue.started.notify()
+        if self._thread is not None and not stuck:
             self._thread.join(1.0)
 
 
 def _wait_for_all(queue: Queue) -> None:
     while True:
-        with queue.changed:
+        with queue.started:
             while not queue.messages and not queue.stopping:
-                queue.changed.wait()
+                queue.started.wait()
             if not queue.messages:
                 return
             message = queue.messages[0]
@@ -196,11 +246,24 @@ def _wait_for_all(queue: Queue) -> None:
         except RuntimeError as failure:
             error = _first_line(failure) or "gloo failed"
         message.work = None
-        with queue.changed:
+        with queue.started:
             queue.messages.popleft()
-            message.error, message.done = error, True
-            queue.changed.notify_all()
+        message.error, message.done = error, True
+        if message is queue.awaited or (error and queue.awaited is not None):
+            queue.seen.set()
+        if error and queue.stopping:
+            return
+
+
+def _look_at(message: Message) -> None:
+    with suppress(RuntimeError):
+        work = message.work
+        if work is not None:
+            work.wait(GLANCE)
+        message.done = True
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    """What gloo says, without the place in its source and without its advice."""
+    line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+    return re.sub(r"\[\S+\.cc:\d+\] ", "", line).partition(". ")[0]

@@ -20,6 +20,8 @@ from typing import Any
 
 import pytest
 
+from sdp_plugins.core.bring_up import bring_up
+from sdp_plugins.core.config import Config
 from sdp_plugins.core.errors import PeerLostError, RendezvousError, RendezvousTimeoutError, SdpError
 from sdp_plugins.core.rendezvous import (
     ANNOUNCEMENT_NBYTES,
@@ -322,21 +324,22 @@ def test_interrupt_ends_the_wait_at_once(start_pooled: Start) -> None:
 # Out of reach
 
 
-def connect_from_other_network(rank: int, world: int, root: str, away: int) -> None:
+def meet_from_other_network(rank: int, world: int, root: str, away: int) -> None:
     if rank >= away:
         assert ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0
-    connect_by(file_exchange(root, rank, world), rank, world, 20)
+    bring_up(rank, world, file_exchange(root, rank, world), "g", 20, Config())
 
 
 @needs_root
 def test_other_network_namespace(root: str) -> None:
-    with start_ranks(3, connect_from_other_network, root, 2) as ranks:
+    with start_ranks(3, meet_from_other_network, root, 2) as ranks:
         for rank, there in ((0, (2,)), (1, (2,)), (2, (0, 1))):
             error = error_of(ranks, rank)
             assert type(error) is RendezvousError
             assert error.ranks == there
-            assert f"cannot be reached from {socket.gethostname()}" in str(error)
-            assert "several nodes are not supported yet" in str(error)
+            host = socket.gethostname()
+            assert f"on {host} and this rank on {host} share no memory" in str(error)
+            assert "Hint: several nodes need MPI" in str(error)
             assert error.elapsed_s < 5
 
 

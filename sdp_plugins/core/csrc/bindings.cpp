@@ -125,15 +125,16 @@ class NativeGroup {
     const WithoutGil released;
     return engine_->submit(std::move(request));
   }
-  void run_part(const std::string& title, std::uint64_t seq, bool accumulates, Op op, DType dtype,
+  void run_part(const std::string& title, const std::string& last_completed, std::uint64_t seq,
+                bool accumulates, Op op, DType dtype,
                 ReduceOp reduce_op, double factor, int root, const Pieces& sends,
                 const Pieces& recvs, double timeout_s) {
     Request request = make(op, dtype, reduce_op, factor, root, sends, recvs, timeout_s);
-    request.part = Part{title, seq, false, accumulates};
+    request.part = Part{title, last_completed, seq, false, accumulates};
     const WithoutGil released;
     engine_->run(std::move(request), check_signals);
   }
-  void compare(const std::string& title, std::uint64_t seq, Op op, DType dtype, ReduceOp reduce_op,
+  void compare(const std::string& title, const std::string& last_completed, std::uint64_t seq, Op op, DType dtype, ReduceOp reduce_op,
                int root, std::uint32_t layout, std::uint64_t count, double timeout_s) {
     Request request;
     request.op = op;
@@ -143,7 +144,7 @@ class NativeGroup {
     request.layout = layout;
     request.recvs.push_back({nullptr, count});
     request.timeout_s = timeout_s;
-    request.part = Part{title, seq, true, false};
+    request.part = Part{title, last_completed, seq, true, false};
     const WithoutGil released;
     engine_->run(std::move(request), check_signals);
   }
@@ -254,11 +255,16 @@ class NativeFusionBuffer {
  public:
   NativeFusionBuffer(const NativeGroup& group,
                      const std::vector<std::pair<std::uint64_t, DType>>& tensors,
-                     std::size_t threshold_bytes, ReduceOp op, double timeout_s) {
+                     std::size_t threshold_bytes, ReduceOp op, double timeout_s,
+                     nb::object submit)
+      : submit_(std::move(submit)) {
     std::vector<TensorSpec> specs;
     for (const auto& [count, dtype] : tensors) specs.push_back({count, dtype});
     buffer_ =
-        std::make_unique<FusionBuffer>(group.communicator(), group.engine(), std::move(specs),
+        std::make_unique<FusionBuffer>(group.communicator(),
+                                       submit_.is_none() ? FusionBuffer::to(group.engine())
+                                                         : to(submit_),
+                                       std::move(specs),
                                        FusionBuffer::Settings{threshold_bytes, op, timeout_s});
   }
   ~NativeFusionBuffer() {
@@ -282,6 +288,18 @@ class NativeFusionBuffer {
   }
 
  private:
+  static FusionBuffer::Submit to(nb::handle submit) {
+    return [submit](const Request& request) {
+      const nb::gil_scoped_acquire gil;
+      Pieces pieces;
+      for (const Piece& piece : request.recvs) {
+        pieces.emplace_back(reinterpret_cast<std::uintptr_t>(piece.data), piece.count);
+      }
+      return nb::cast<std::shared_ptr<Work>>(
+          submit(request.dtype, request.reduce_op, pieces, request.timeout_s, request.layout));
+    };
+  }
+  nb::object submit_;  // outlives the buffer, whose end does not have the GIL
   std::unique_ptr<FusionBuffer> buffer_;
 };
 }  // namespace
@@ -326,7 +344,7 @@ NB_MODULE(_native, m) {
   m.def(
       "describe",
       [](Op op, DType dtype, ReduceOp reduce_op, int root, const Pieces& sends, const Pieces& recvs,
-         double timeout_s, int rank, int world_size) {
+         double timeout_s, int rank, int world_size, int peer, std::uint32_t tag) {
         Request request;
         request.op = op;
         request.dtype = dtype;
@@ -335,12 +353,14 @@ NB_MODULE(_native, m) {
         request.sends = as_pieces(sends);
         request.recvs = as_pieces(recvs);
         request.timeout_s = timeout_s;
+        request.peer = peer;
+        request.tag = tag;
         if (reduces(op)) checked_kernel(best_kernels(), dtype, reduce_op);
         request.validate(rank, world_size);
         return request.describe();
       },
       "op"_a, "dtype"_a, "reduce_op"_a, "root"_a, "sends"_a, "recvs"_a, "timeout_s"_a, "rank"_a,
-      "world_size"_a, "Checks a call as far as one rank can; what messages say of it.");
+      "world_size"_a, "peer"_a = -1, "tag"_a = 0, "Checks a call as far as one rank can; what messages say of it.");
   m.def(
       "combine",
       [](DType dtype, ReduceOp op, const std::vector<std::uintptr_t>& sources,
@@ -413,7 +433,20 @@ NB_MODULE(_native, m) {
       "array"_a,
       "(address, shape, strides in elements, DLPack type code, bits, writable) of an array.");
 
-  nb::class_<Work>(m, "Work", "A handle on an operation that the engine will finish.")
+  nb::class_<Work>(m, "Work", "A handle on an operation that an engine will finish.")
+      .def(nb::init<>())
+      .def(
+          "finish",
+          [](Work& work, int source_rank) { work.finish(std::nullopt, source_rank); },
+          "source_rank"_a = -1, "Done; called once, by whoever ran the operation.")
+      .def(
+          "fail",
+          [](Work& work, const std::string& kind, const std::string& text,
+             const std::vector<int>& ranks, const std::string& op, std::uint64_t seq,
+             double elapsed_s) {
+            work.finish(Failure(failure_kind(kind), text, ranks, op, seq, elapsed_s));
+          },
+          "kind"_a, "text"_a, "ranks"_a, "op"_a, "seq"_a, "elapsed_s"_a, "Done, with a failure.")
       .def(
           "wait",
           [](Work& work, double timeout_s) {
@@ -444,10 +477,10 @@ NB_MODULE(_native, m) {
            "sends"_a, "recvs"_a, "timeout_s"_a, "Blocks until the collective is done.")
       .def("submit", &NativeGroup::submit, "op"_a, "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a,
            "sends"_a, "recvs"_a, "timeout_s"_a, "Queues the collective.")
-      .def("run_part", &NativeGroup::run_part, "title"_a, "seq"_a, "accumulates"_a, "op"_a,
+      .def("run_part", &NativeGroup::run_part, "title"_a, "last_completed"_a, "seq"_a, "accumulates"_a, "op"_a,
            "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a, "sends"_a, "recvs"_a, "timeout_s"_a,
            "`run` for a step of a larger group's operation, of which messages speak.")
-      .def("compare", &NativeGroup::compare, "title"_a, "seq"_a, "op"_a, "dtype"_a, "reduce_op"_a,
+      .def("compare", &NativeGroup::compare, "title"_a, "last_completed"_a, "seq"_a, "op"_a, "dtype"_a, "reduce_op"_a,
            "root"_a, "layout"_a, "count"_a, "timeout_s"_a,
            "Blocks until all ranks here have announced this operation of the larger group.")
       .def("watch", &NativeGroup::watch, "title"_a,
@@ -474,8 +507,10 @@ NB_MODULE(_native, m) {
 
   nb::class_<NativeFusionBuffer>(m, "NativeFusionBuffer", "Balanced fusion buffers.")
       .def(nb::init<const NativeGroup&, const std::vector<std::pair<std::uint64_t, DType>>&,
-                    std::size_t, ReduceOp, double>(),
-           "group"_a, "tensors"_a, "threshold_bytes"_a, "op"_a, "timeout_s"_a)
+                    std::size_t, ReduceOp, double, nb::object>(),
+           "group"_a, "tensors"_a, "threshold_bytes"_a, "op"_a, "timeout_s"_a,
+           "submit"_a = nb::none(),
+           "`submit`: takes the buffers' operations, where they are not the native group's own.")
       .def("ready", &NativeFusionBuffer::ready, "tensor"_a, "address"_a)
       .def("finish", &NativeFusionBuffer::finish)
       .def("buckets", &NativeFusionBuffer::buckets, "Indices of the tensors in each buffer.");

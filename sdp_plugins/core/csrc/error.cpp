@@ -26,7 +26,7 @@ const char* name(FailureKind kind) {
 
 FailureKind failure_kind(const std::string& name) {
   for (auto kind : {FailureKind::peer_lost, FailureKind::timeout, FailureKind::mismatch,
-                    FailureKind::shared_memory, FailureKind::aborted}) {
+                    FailureKind::shared_memory, FailureKind::aborted, FailureKind::closed}) {
     if (name == sdp::name(kind)) return kind;
   }
   throw std::invalid_argument("no group fails by '" + name + "'");

@@ -8,11 +8,10 @@
 
 namespace sdp {
 
-FusionBuffer::FusionBuffer(std::shared_ptr<Communicator> communicator,
-                           std::shared_ptr<Engine> engine, std::vector<TensorSpec> tensors,
-                           Settings settings)
+FusionBuffer::FusionBuffer(std::shared_ptr<Communicator> communicator, Submit submit,
+                           std::vector<TensorSpec> tensors, Settings settings)
     : communicator_(std::move(communicator)),
-      engine_(std::move(engine)),
+      submit_(std::move(submit)),
       tensors_(std::move(tensors)),
       settings_(settings),
       plan_(tensors_, settings.threshold_bytes) {
@@ -92,7 +91,7 @@ void FusionBuffer::take(std::size_t tensor, const std::byte* data) {
 void FusionBuffer::launch_complete(bool everything) {
   while (launched_ < bucket_states_.size() &&
          (everything || bucket_states_[launched_].missing == 0)) {
-    bucket_states_[launched_].work = engine_->submit(request(launched_));
+    bucket_states_[launched_].work = submit_(request(launched_));
     ++launched_;
   }
 }

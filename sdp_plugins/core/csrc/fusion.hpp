@@ -26,7 +26,14 @@ class FusionBuffer {
     ReduceOp op = ReduceOp::avg;
     double timeout_s = 300.0;
   };
-  FusionBuffer(std::shared_ptr<Communicator> communicator, std::shared_ptr<Engine> engine,
+  // Hands an operation to whatever runs those of the group.
+  using Submit = std::function<std::shared_ptr<Work>(Request)>;
+  static Submit to(std::shared_ptr<Engine> engine) {
+    return [engine = std::move(engine)](Request request) {
+      return engine->submit(std::move(request));
+    };
+  }
+  FusionBuffer(std::shared_ptr<Communicator> communicator, Submit submit,
                std::vector<TensorSpec> tensors, Settings settings);
   ~FusionBuffer();
 
@@ -56,7 +63,7 @@ class FusionBuffer {
   std::size_t nbytes(std::size_t tensor) const;
 
   std::shared_ptr<Communicator> communicator_;
-  std::shared_ptr<Engine> engine_;
+  const Submit submit_;
   const std::vector<TensorSpec> tensors_;
   const Settings settings_;
   const FusionPlan plan_;

@@ -154,7 +154,7 @@ void Operation::time_out(std::uint32_t step) const {
   what += step == arrival_step_ ? " did not arrive in " : " arrived, but stalled for ";
   what += seconds(request_.timeout_s);
   const Record& previous = segment(late[0]).record(seq_ - 1);
-  if (step == arrival_step_ && seq_ > 1 && previous.seq + 1 == seq_) {
+  if (step == arrival_step_ && !request_.part && seq_ > 1 && previous.seq + 1 == seq_) {
     what += "; " + rank_list({ids[0]}) + " last announced " + describe(previous);
   }
   if (step == arrival_step_) {
@@ -210,8 +210,9 @@ void Operation::fail(FailureKind kind, const std::string& what, std::vector<int>
   const std::string title = op + " #" + std::to_string(seq_) + (shape.empty() ? "" : " " + shape);
   std::string text =
       context_.peers.head() + (request_.part ? request_.part->title : title) + ": " + what;
-  if (!context_.last_completed.empty())
-    text += " (last completed: " + context_.last_completed + ")";
+  const std::string& last =
+      request_.part ? request_.part->last_completed : context_.last_completed;
+  if (!last.empty()) text += " (last completed: " + last + ")";
   throw Failure(kind, text + "." + hint(kind), std::move(ranks), op, shown_seq(), elapsed_s);
 }
 }  // namespace sdp

@@ -21,7 +21,8 @@ struct Piece {
 // are.
 struct Part {
   std::string title;      // "all_reduce #7 float32[25] sum": what messages speak of
-  std::uint64_t seq = 0;  // of that operation
+  std::string last_completed;  // "broadcast #6", the larger group's
+  std::uint64_t seq = 0;       // of that operation
   bool compares_only = false;  // announces that operation; ends when all ranks here have agreed
   bool accumulates = false;    // reductions stay in accumulators: more are to come
 };

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -72,7 +73,7 @@ class Here:
     rank: int
     nodes: Nodes
     native: _native.NativeGroup
-    channel: Channel
+    channel: Channel[Any]
     wire_dtype: _native.DType | None = None
     last_completed: str = ""
     pools: dict[str, np.ndarray] = field(default_factory=dict)
@@ -94,8 +95,11 @@ class Here:
 class Call:
     """What a program works with: steps of this node, messages to others, waits with a deadline."""
 
-    def __init__(self, here: Here, request: Request, seq: int) -> None:
+    def __init__(
+        self, here: Here, request: Request, seq: int, channel: Channel[Any] | None = None
+    ) -> None:
         self.here = here
+        self._channel = channel or here.channel
         self.request = request
         self.seq = seq
         self.itemsize = _native.itemsize(request.dtype)
@@ -136,6 +140,7 @@ class Call:
         request = self.request
         self.here.native.run_part(
             self.title,
+            self.here.last_completed,
             self.seq,
             accumulates,
             op,
@@ -145,7 +150,8 @@ class Call:
             root,
             list(sends),
             list(recvs),
-            self._left_s(),
+            # Who is waited for may itself wait for another node: that wait ends first.
+            self._left_s(2),
         )
 
     def begin(self, *, gate: bool = True) -> None:
@@ -158,6 +164,7 @@ class Call:
         request = self.request
         self.here.native.compare(
             self.title,
+            self.here.last_completed,
             self.seq,
             request.op,
             request.dtype,
@@ -165,7 +172,7 @@ class Call:
             request.root,
             request.layout,
             request.count,
-            self._left_s(),
+            self._left_s(0),
         )
         if self.here.leads:
             self._compare_nodes()
@@ -222,13 +229,21 @@ class Call:
 
     def send(self, peer: int, address: int, nbytes: int) -> Pending | None:
         """Start sending to a rank of another node; None: there was nothing to send."""
-        return self._keep(self.here.channel.send(peer, address, nbytes)) if nbytes else None
+        return self._start(self._channel.send, peer, address, nbytes)
 
     def receive(self, peer: int, address: int, nbytes: int) -> Pending | None:
         """Start receiving from a rank of another node."""
-        return self._keep(self.here.channel.receive(peer, address, nbytes)) if nbytes else None
+        return self._start(self._channel.receive, peer, address, nbytes)
 
-    def _keep(self, pending: Pending) -> Pending:
+    def _start(
+        self, start: Callable[[int, int, int], Pending], peer: int, address: int, nbytes: int
+    ) -> Pending | None:
+        if not nbytes:
+            return None
+        try:
+            pending = start(peer, address, nbytes)
+        except WireError as error:
+            raise self._explained(error, (peer,)) from error
         self._open.append(pending)
         return pending
 
@@ -239,9 +254,10 @@ class Call:
             return
         self._waits_for = pending
         try:
-            self.here.channel.wait(pending, self._watch)
+            self._channel.wait(pending, self._watch)
         except WireError as error:
-            self._explain(error)
+            peers = {message.peer for message in pending}
+            raise self._explained(error, tuple(peers)) from error
         done = set(map(id, pending))
         self._open = [message for message in self._open if id(message) not in done]
 
@@ -250,15 +266,15 @@ class Call:
         """Whether messages may still read or write memory."""
         return bool(self._open)
 
-    def _explain(self, error: WireError) -> None:
-        """Raise what a broken connection means; whoever broke it may have said why."""
+    def _explained(self, error: WireError, peers: tuple[int, ...]) -> SdpError:
+        """What a broken connection means, unless whoever broke it says so himself."""
         end = time.monotonic() + MOST_GRACE_S
         while time.monotonic() < end:
             self._look()
             time.sleep(0.02)
-        peers = error.peers or tuple({message.peer for message in self._waits_for})
-        what = f"{self.here.nodes.name(peers)} cannot be reached any more ({error})"
-        raise self.error(PeerLostError, what, peers) from error
+        lost = error.peers or peers
+        what = f"{self.here.nodes.name(lost)} cannot be reached any more ({error})"
+        return self.error(PeerLostError, what, lost)
 
     def _watch(self) -> None:
         now = time.monotonic()
@@ -266,12 +282,10 @@ class Call:
             return
         self._looked_s = now
         self._look()
-        # Whoever is nearer to the cause is given the time to name it.
-        limit_s = self.request.timeout_s
-        if self.elapsed_s > limit_s + min(MOST_GRACE_S, 0.2 * limit_s):
-            channel = self.here.channel
-            late = sorted({m.peer for m in self._waits_for if not channel.done(m)})
+        if self._left_s(1) <= 0.001:
+            late = sorted(self._channel.late(self._waits_for))
             if late:
+                limit_s = self.request.timeout_s
                 what = f"{self.here.nodes.name(late)} did not answer in {limit_s:g} s"
                 raise self.error(CollectiveTimeoutError, what, late)
 
@@ -282,8 +296,11 @@ class Call:
         if told is not None:
             raise Notice.unpack(told).error(self)
 
-    def _left_s(self) -> float:
-        return max(self.request.timeout_s - self.elapsed_s, 0.001)
+    def _left_s(self, graces: int) -> float:
+        """Seconds until a wait ends; whoever is nearer to a cause is given the time to name it."""
+        limit_s = self.request.timeout_s
+        grace_s = min(MOST_GRACE_S, 0.2 * limit_s)
+        return max(limit_s + graces * grace_s - self.elapsed_s, 0.001)
 
     # ---- memory --------------------------------------------------------------------------------
 

@@ -14,10 +14,10 @@ from . import all_reduce as reductions
 from . import broadcast as broadcasts
 from . import gathers
 from .call import Call, Here, Request
+from .messages import failure_fields
 from .notice import Notice, kind_of
 from .reduce_scatter import reduce_scatter
 from .wire import WireError
-from .work import Work
 
 Op = _native.Op
 PROGRAMS: dict[_native.Op, Callable[[Call], None]] = {
@@ -44,7 +44,7 @@ class Engine:
 
     def __init__(self, here: Here) -> None:
         self._here = here
-        self._queue: deque[tuple[Request, Work]] = deque()
+        self._queue: deque[tuple[Request, _native.Work]] = deque()
         self._changed = threading.Condition(threading.RLock())
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -53,9 +53,9 @@ class Engine:
         self.abandoned = False
         """Whether messages were on their way when an operation failed."""
 
-    def submit(self, request: Request) -> Work:
+    def submit(self, request: Request) -> _native.Work:
         """Queue an operation."""
-        work = Work()
+        work = _native.Work()
         with self._changed:
             if self._stopping:
                 raise closed(self._here)
@@ -99,13 +99,15 @@ class Engine:
             if request is None or work is None:
                 continue
             failure = self._run(request)
-            del request  # the memory is the caller's again
-            work.finish(failure)
+            if failure is None:
+                work.finish()
+            else:
+                work.fail(*failure_fields(failure))
 
-    def _run(self, request: Request) -> BaseException | None:
+    def _run(self, request: Request) -> SdpError | None:
         here = self._here
         failure = here.native.failure()
-        if failure is not None:
+        if isinstance(failure, SdpError):
             return failure
         self._seq += 1
         call = Call(here, request, self._seq)
@@ -113,13 +115,14 @@ class Engine:
             PROGRAMS[request.op](call)
         except BaseException as error:
             self.abandoned = self.abandoned or call.unfinished
-            return self._fail(call, error)
+            return self.fail(call, error)
         here.last_completed = f"{call.op} #{call.seq}"
         for name in [n for n, pool in here.pools.items() if pool.nbytes > MOST_KEPT_NBYTES]:
             del here.pools[name]
         return None
 
-    def _fail(self, call: Call, error: BaseException) -> BaseException:
+    def fail(self, call: Call, error: BaseException) -> SdpError:
+        """Fail the group, here and elsewhere; returns what an operation of it raises."""
         here = self._here
         if isinstance(error, SdpError):
             error.op, error.seq, error.elapsed_s = call.op, call.seq, call.elapsed_s
@@ -153,7 +156,7 @@ def closed(here: Here) -> SdpError:
     return SdpError(head + "the group is closed. Hint: make a new one.")
 
 
-def wait_uninterrupted(work: Work, limit_s: float) -> None:
+def wait_uninterrupted(work: _native.Work, limit_s: float) -> None:
     """Wait until an operation has let go of its memory, whatever signals come."""
     end = time.monotonic() + limit_s
     while not work.completed() and time.monotonic() < end:

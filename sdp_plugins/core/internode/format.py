@@ -43,9 +43,9 @@ class Format:
 
     def combine(self, partials: list[int], target: int, count: int) -> None:
         """Reduce what all nodes sent, in the order of the nodes, into results as on the wire."""
-        whole = self.wire is None
-        dtype = self.wire or self.dtype
-        _native.combine(dtype, self.op, partials, target, count, self.world_size, whole)
+        sums = self.wire is None  # else rounded ones: elements of the wire's type
+        dtype = self.dtype if self.wire is None else self.wire
+        _native.combine(dtype, self.op, partials, target, count, self.world_size, sums)
 
     def widen(self, target: int, results: int, count: int) -> None:
         """Make float32 of narrowed results."""

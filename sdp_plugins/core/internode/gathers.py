@@ -1,7 +1,7 @@
-"""Collectives across nodes that only move elements: every rank's data goes straight to where it is
-needed, once per node, and is spread there through shared memory.
+"""Collectives across nodes that only move elements.
 
-S: bytes of a rank's data, M: nodes, L: ranks of a node.
+Every rank's data goes straight to where it is needed, once per node, and is spread there through
+shared memory. S: bytes of a rank's data, M: nodes, L: ranks of a node.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def all_gather(call: Call) -> None:
     ]
     compare_sizes(
         call,
-        offers={peer: source[1] for peer in keepers},
+        offers=dict.fromkeys(keepers, source[1]),
         expects={rank: recvs[rank][1] for rank in kept},
     )
     messages = [call.receive(rank, *_bytes(call, recvs[rank])) for rank in kept]

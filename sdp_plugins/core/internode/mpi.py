@@ -8,6 +8,7 @@ the backward pass runs.
 from __future__ import annotations
 
 import atexit
+import copy
 import functools
 import importlib
 import importlib.util
@@ -24,12 +25,14 @@ from ..errors import RendezvousError, RendezvousTimeoutError
 from ..nodes import Nodes
 from ..rendezvous.exchange import Exchange
 from .notice import NOTICE_NBYTES
-from .wire import WireError
+from .wire import Pending, WireError
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 20e-6, 200e-6
 POLLS = 20
 """Before the first pause: a small message of a peer that is there has arrived by then."""
 TELL_LIMIT_S = 0.5
+TAGS = 3
+"""Of a group: its collectives, its notices, its sends and receives."""
 PRINT_S = 1.0
 """How long a failed rank stays, so that mpirun does not end the others before they can say why."""
 
@@ -47,11 +50,10 @@ def in_use() -> bool:
     return module is not None and module.Is_initialized() and not module.Is_finalized()
 
 
-@dataclass
-class Message:
+@dataclass(eq=False)
+class Message(Pending):
     """One MPI request."""
 
-    peer: int
     request: Any
 
 
@@ -122,32 +124,32 @@ class Runtime:
         self.lock = threading.RLock()
         self.failed = False
         self.channels: weakref.WeakSet[MpiChannel] = weakref.WeakSet()
-        self._mpi = MPI = _load()
-        if MPI.Is_finalized():
+        self._mpi = mpi = _load()
+        if mpi.Is_finalized():
             raise RendezvousError("MPI has been finalized already. Hint: make groups before that.")
-        if not MPI.Is_initialized():
-            MPI.Init_thread(MPI.THREAD_SERIALIZED)
+        if not mpi.Is_initialized():
+            mpi.Init_thread(mpi.THREAD_SERIALIZED)
             atexit.register(self._leave)
-        if MPI.Query_thread() < MPI.THREAD_SERIALIZED:
+        if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
             raise RendezvousError(
-                "MPI was initialised without support for threads, but messages are sent by a thread "
-                "of their own. Hint: initialise it with MPI_THREAD_SERIALIZED or more (in mpi4py: "
+                "MPI was initialised without support for threads, but a thread sends the messages"
+                ". Hint: initialise it with MPI_THREAD_SERIALIZED or more (in mpi4py: "
                 "mpi4py.rc.thread_level = 'serialized'), or leave that to this library."
             )
-        self.world = self.comm = MPI.COMM_WORLD
+        self.world = self.comm = mpi.COMM_WORLD
         self.rank, self.size = self.world.Get_rank(), self.world.Get_size()
         self.has_own_communicator = False
         self.next_tag = 0
 
     def reserve(self, tag: int) -> None:
-        """Take two tags that no other group of this process uses."""
+        """Take tags that no other group of this process uses."""
         limit = self.world.Get_attr(self._mpi.TAG_UB)
-        if tag + 1 > limit:
+        if tag + TAGS > limit:
             raise RendezvousError(
                 f"this MPI has {limit} tags, and so many groups have been made. "
                 "Hint: make groups once and keep them."
             )
-        self.next_tag = tag + 2
+        self.next_tag = tag + TAGS
 
     def duplicate(self, end: float) -> None:
         """Make a communicator that the program does not use; called on all ranks."""
@@ -302,10 +304,16 @@ class MpiChannel:
         except self._mpi.error as error:
             raise WireError(str(error)) from error
 
-    def done(self, pending: Message) -> bool:
+    def late(self, pending: Sequence[Message]) -> set[int]:
         """See ``Channel``."""
         with self._mpi.lock:
-            return bool(pending.request.Get_status())
+            return {m.peer for m in pending if not m.request.Get_status()}
+
+    def branch(self) -> MpiChannel:
+        """See ``Channel``."""
+        other = copy.copy(self)
+        other._tag += 2
+        return other
 
     def tell(self, notice: bytes) -> None:
         """See ``Channel``."""

@@ -74,12 +74,13 @@ class Notice:
         """What the failure is to an operation here."""
         kind = _KINDS.get(self.kind, PeerLostError)
         who = call.here.nodes.name([self.rank])
-        return call.error(kind, f"{who} gave up: {self.text}", self.ranks)
+        text = self.text.removeprefix(f"{call.title}: ")
+        return call.error(kind, f"{who} gave up: {text}", self.ranks)
 
 
-def kind_of(error: BaseException) -> str:
+def kind_of(error: BaseException, otherwise: str = "aborted") -> str:
     """Native name of an error's kind."""
     for kind, known in _KINDS.items():
         if isinstance(error, known):
             return kind
-    return "aborted"
+    return otherwise

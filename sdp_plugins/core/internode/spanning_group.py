@@ -1,18 +1,21 @@
-"""What ``Group`` works with where its ranks are on several nodes; the counterpart of the native
-group of one node, with the same methods."""
+"""What ``Group`` works with where its ranks are on several nodes.
+
+It has the methods of the native group, which serves groups on one node.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from typing import Any
 
 from .. import _native
 from ..nodes import Nodes
 from .call import Here, Piece, Request
 from .engine import END_LIMIT_S, Engine, closed, wait_uninterrupted
+from .messages import Messages
 from .notice import Notice
 from .wire import Channel
-from .work import Work
 
 _NO_OP = _native.ReduceOp.sum
 
@@ -33,14 +36,20 @@ class SpanningGroup:
         rank: int,
         nodes: Nodes,
         native: _native.NativeGroup,
-        channel: Channel,
+        channel: Channel[Any],
         wire_dtype: _native.DType | None,
     ) -> None:
         self._here = Here(rank, nodes, native, channel, wire_dtype)
         self._engine = Engine(self._here)
+        self._messages = Messages(self._here, self._engine.fail)
         self._closed = False
         self._pid = os.getpid()
         self.last_path = "none"
+
+    @property
+    def native(self) -> _native.NativeGroup:
+        """The group of this node's ranks."""
+        return self._here.native
 
     def run(
         self,
@@ -56,13 +65,14 @@ class SpanningGroup:
         """Block until the collective is done."""
         work = self.submit(op, dtype, reduce_op, factor, root, sends, recvs, timeout_s)
         try:
-            work.wait(float("inf"))
-        except BaseException as error:
-            if work.completed() and work.failure() is error:
-                raise
-            what = f"{op.name}: interrupted by a signal"
-            self._fail("aborted", f"{what}. Hint: make a new group.")
-            wait_uninterrupted(work, END_LIMIT_S)
+            # The engine keeps each operation's deadline; this waits as long as the queue takes.
+            while not work.wait(timeout_s):
+                pass
+        except BaseException:
+            if not work.completed():
+                what = f"{op.name}: interrupted by a signal. Hint: make a new group."
+                self._fail("aborted", what)
+                wait_uninterrupted(work, END_LIMIT_S)
             raise
 
     def submit(
@@ -76,7 +86,7 @@ class SpanningGroup:
         recvs: Sequence[Piece],
         timeout_s: float,
         layout: int = 0,
-    ) -> Work:
+    ) -> _native.Work:
         """Queue the collective."""
         here = self._here
         shape = _native.describe(
@@ -106,6 +116,18 @@ class SpanningGroup:
         self.last_path = "hierarchical"
         return self._engine.submit(request)
 
+    def submit_bucket(
+        self,
+        dtype: _native.DType,
+        reduce_op: _native.ReduceOp,
+        recvs: Sequence[Piece],
+        timeout_s: float,
+        layout: int,
+    ) -> _native.Work:
+        """Queue a fusion buffer."""
+        op = _native.Op.all_reduce
+        return self.submit(op, dtype, reduce_op, 1.0, -1, (), recvs, timeout_s, layout)
+
     def all_reduce(
         self,
         address: int,
@@ -121,26 +143,58 @@ class SpanningGroup:
     def send(
         self, address: int, count: int, dtype: _native.DType, peer: int, tag: int, timeout_s: float
     ) -> _native.Work:
-        """Send to a rank of this node."""
-        return self._here.native.send(
-            address, count, dtype, self._local("send", peer), tag, timeout_s
-        )
+        """Send to a rank; on this node through shared memory."""
+        op, piece = _native.Op.send, (address, count)
+        request = self._message(op, dtype, (piece,), (), peer, tag, timeout_s)
+        if peer not in self._here.local:
+            return self._messages.post(request)
+        index = self._here.nodes.index_of(peer)
+        return self._here.native.send(address, count, dtype, index, tag, timeout_s)
 
     def recv(
         self, address: int, count: int, dtype: _native.DType, peer: int, tag: int, timeout_s: float
     ) -> _native.Work:
-        """Receive from a rank of this node."""
-        return self._here.native.recv(
-            address, count, dtype, self._local("recv", peer), tag, timeout_s
-        )
-
-    def _local(self, what: str, peer: int) -> int:
-        if peer not in self._here.local:
-            raise NotImplementedError(
-                f"{what}: point-to-point between nodes is not there yet (rank {peer}). "
-                "Hint: use a group of the ranks of one node."
+        """Receive from a rank."""
+        if peer < 0:
+            raise ValueError(
+                "recv: receiving from any rank is for groups on one node. Hint: name the source, "
+                "or make a group of this node's ranks."
             )
-        return self._here.nodes.index_of(peer)
+        op, piece = _native.Op.recv, (address, count)
+        request = self._message(op, dtype, (), (piece,), peer, tag, timeout_s)
+        if peer not in self._here.local:
+            return self._messages.post(request)
+        index = self._here.nodes.index_of(peer)
+        return self._here.native.recv(address, count, dtype, index, tag, timeout_s)
+
+    def _message(
+        self,
+        op: _native.Op,
+        dtype: _native.DType,
+        sends: tuple[Piece, ...],
+        recvs: tuple[Piece, ...],
+        peer: int,
+        tag: int,
+        timeout_s: float,
+    ) -> Request:
+        here = self._here
+        shape = _native.describe(
+            op,
+            dtype,
+            _NO_OP,
+            -1,
+            list(sends),
+            list(recvs),
+            timeout_s,
+            here.rank,
+            here.nodes.world_size,
+            peer,
+            tag,
+        )
+        self._raise_if_failed()
+        return Request(
+            op, dtype, _NO_OP, 1.0, -1, sends, recvs, timeout_s, peer=peer, tag=tag, shape=shape
+        )
 
     def add_region(self, ptr: int, nbytes: int, fd: int, offset: int) -> int:
         """Offer memory to the ranks of this node."""
@@ -174,7 +228,8 @@ class SpanningGroup:
         self._closed = True
         self._here.native.close()
         self._engine.close()
-        self._here.channel.close(abandon=self._engine.abandoned)
+        ended = self._messages.close(END_LIMIT_S)
+        self._here.channel.close(abandon=self._engine.abandoned or not ended)
 
     def _raise_if_failed(self) -> None:
         failure = self.failure()

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 from ..nodes import Nodes
 from ..rendezvous.exchange import Exchange
 
 
-class Pending(Protocol):
-    """A message on its way."""
+@dataclass(eq=False)
+class Pending:
+    """A message on its way.
 
-    @property
-    def peer(self) -> int:
-        """The rank at its other end."""
+    Attributes:
+        peer: The rank at its other end.
+    """
+
+    peer: int
 
 
-class Channel(Protocol):
+M = TypeVar("M", bound=Pending)
+
+
+class Channel(Protocol[M]):
     """Messages between this rank and the ranks of a group on other nodes.
 
     The messages from one rank to another arrive in the order in which they were sent, and are
@@ -25,13 +32,13 @@ class Channel(Protocol):
     at a time uses a channel, but for ``close`` and ``told``.
     """
 
-    def send(self, peer: int, address: int, nbytes: int) -> Pending:
+    def send(self, peer: int, address: int, nbytes: int) -> M:
         """Start sending memory, which must stay as it is until the message is done."""
 
-    def receive(self, peer: int, address: int, nbytes: int) -> Pending:
+    def receive(self, peer: int, address: int, nbytes: int) -> M:
         """Start receiving into memory, which must stay there until the message is done."""
 
-    def wait(self, pending: Sequence[Pending], watch: Callable[[], None]) -> None:
+    def wait(self, pending: Sequence[M], watch: Callable[[], None]) -> None:
         """Block until all messages are done.
 
         Args:
@@ -42,8 +49,15 @@ class Channel(Protocol):
             WireError: A connection broke.
         """
 
-    def done(self, pending: Pending) -> bool:
-        """Whether a message is done, without waiting."""
+    def late(self, pending: Sequence[M]) -> set[int]:
+        """The peers whose messages are not done; asked when nothing more is expected of them."""
+
+    def branch(self) -> Channel[M]:
+        """Another channel to the same ranks for one thread, for ``send`` and ``recv``.
+
+        On it, messages between two ranks are in order by themselves; all branches to one rank are
+        the same to that one.
+        """
 
     def tell(self, notice: bytes) -> None:
         """Tell the ranks on other nodes why this one gives up; the first notice counts."""
@@ -66,12 +80,13 @@ class WireError(Exception):
 class Network(Protocol):
     """Opens channels."""
 
-    name: str
-    """For messages and reports."""
+    @property
+    def name(self) -> str:
+        """For messages and reports."""
 
     def open(
         self, rank: int, nodes: Nodes, exchange: Exchange, name: str, timeout_s: float
-    ) -> Channel:
+    ) -> Channel[Any]:
         """Open a group's channel; called on all of its ranks.
 
         Raises:

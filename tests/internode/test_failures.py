@@ -1,0 +1,176 @@
+"""Ranks of other nodes that die, stop, give up or call something else: who is told what."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdp_plugins.core import (
+    CollectiveMismatchError,
+    CollectiveTimeoutError,
+    PeerLostError,
+    SdpError,
+)
+from tests.internode.spanning import LAYOUTS, meet
+from tests.ranks import Outcome, Ranks, Start, say
+
+LIMIT_S = 2.0
+SLACK_S = 2.5
+"""Graces of the waits, gloo's own notice, and a busy machine."""
+
+
+def reduce_until_it_fails(rank: int, world: int, layout: str, root: str) -> None:
+    with meet(layout, root, "g", timeout_s=LIMIT_S) as group:
+        data = np.zeros(500_000, np.float32)
+        group.all_reduce(data)
+        say("going")
+        while True:
+            group.all_reduce(data)
+
+
+def outcomes(ranks: Ranks, but: int) -> list[Outcome]:
+    return [rank.outcome(15) for rank in ranks if rank.rank != but]
+
+
+def check(found: list[Outcome], kind: type[SdpError], blamed: tuple[int, ...], text: str) -> None:
+    for outcome in found:
+        error = outcome.error
+        assert type(error) is kind, error
+        assert error.ranks == blamed, error
+        assert re.search(text, str(error)), error
+        assert re.match(r"\[rank \d/\d\] \w+ #\d+ ", str(error)), error
+        assert "Hint: " in str(error)
+
+
+@pytest.mark.parametrize(("layout", "victim"), [("2x2", 1), ("2x2", 2), ("3x1", 1), ("2x1", 0)])
+def test_a_killed_rank(start_pooled: Start, tmp_path: Path, layout: str, victim: int) -> None:
+    with start_pooled(len(LAYOUTS[layout]), reduce_until_it_fails, layout, str(tmp_path)) as ranks:
+        assert [rank.heard() for rank in ranks] == ["going"] * len(LAYOUTS[layout])
+        ranks[victim].kill(signal.SIGKILL)
+        since = time.monotonic()
+        found = outcomes(ranks, victim)
+        assert time.monotonic() - since < SLACK_S
+        check(found, PeerLostError, (victim,), f"rank {victim} (on node. )?(ended|cannot be reach)")
+
+
+@pytest.mark.parametrize(("layout", "victim"), [("2x2", 0), ("2x2", 3), ("3x1", 1)])
+def test_a_stopped_rank(start_pooled: Start, tmp_path: Path, layout: str, victim: int) -> None:
+    with start_pooled(len(LAYOUTS[layout]), reduce_until_it_fails, layout, str(tmp_path)) as ranks:
+        assert [rank.heard() for rank in ranks] == ["going"] * len(LAYOUTS[layout])
+        ranks[victim].kill(signal.SIGSTOP)
+        since = time.monotonic()
+        found = outcomes(ranks, victim)
+        assert time.monotonic() - since < LIMIT_S + SLACK_S
+        text = rf"rank {victim} (on node. )?(did not a|arrived, but stalled)"
+        check(found, CollectiveTimeoutError, (victim,), text)
+
+
+def give_up(rank: int, world: int, layout: str, root: str, what: str, victim: int) -> None:
+    """Everyone all_reduces, but one."""
+    with meet(layout, root, "g", timeout_s=LIMIT_S) as group:
+        data = np.zeros(500_000, np.float32)
+        group.all_reduce(data)
+        calls: dict[str, Callable[[], Any]] = {
+            "broadcast": lambda: group.broadcast(data, 0),
+            "size": lambda: group.all_reduce(data[:-1]),
+            "type": lambda: group.all_reduce(data.view(np.int32)),
+            "operator": lambda: group.all_reduce(data, "max"),
+            "small": lambda: group.all_reduce(data[:10]),
+        }
+        if rank != victim:
+            group.all_reduce(data)
+        elif what == "raise":
+            raise KeyError("the data set is empty")
+        elif what in calls:
+            calls[what]()
+        group.barrier()
+
+
+@pytest.mark.parametrize("what", ["broadcast", "size", "type", "operator", "small"])
+@pytest.mark.parametrize(("layout", "victim"), [("2x2", 3), ("3x1", 1)])
+def test_another_call(
+    start_pooled: Start, tmp_path: Path, layout: str, victim: int, what: str
+) -> None:
+    arguments = (layout, str(tmp_path), what, victim)
+    with start_pooled(len(LAYOUTS[layout]), give_up, *arguments) as ranks:
+        found = [rank.outcome(10) for rank in ranks]
+        for outcome in found:
+            assert type(outcome.error) is CollectiveMismatchError, outcome.error
+            assert "ranks disagree: " in str(outcome.error)
+            called = "broadcast" if what == "broadcast" else "all_reduce"
+            assert f"rank {victim}" in str(outcome.error)
+            assert f"{called} #2 " in str(outcome.error)
+
+
+@pytest.mark.parametrize(("layout", "victim"), [("2x2", 1), ("3x1", 2)])
+def test_an_exception_is_told_on_all_nodes(
+    start_pooled: Start, tmp_path: Path, layout: str, victim: int
+) -> None:
+    arguments = (layout, str(tmp_path), "raise", victim)
+    with start_pooled(len(LAYOUTS[layout]), give_up, *arguments) as ranks:
+        since = time.monotonic()
+        found = outcomes(ranks, victim)
+        assert time.monotonic() - since < SLACK_S
+        text = f"rank {victim} (on node. )?gave up: KeyError: 'the data set is empty'"
+        check(found, PeerLostError, (victim,), text)
+
+
+def disagree_on_sizes(rank: int, world: int, layout: str, root: str) -> None:
+    with meet(layout, root, "g", timeout_s=LIMIT_S) as group:
+        outputs = [np.zeros(7 if r == 3 and rank == 0 else 5) for r in range(world)]
+        group.all_gather_uneven(outputs, np.zeros(5))
+
+
+def test_sizes_that_do_not_fit(start_pooled: Start, tmp_path: Path) -> None:
+    with start_pooled(4, disagree_on_sizes, "4x1", str(tmp_path)) as ranks:
+        text = "rank 0 expects 7 elements of rank 3, which offers 5"
+        for outcome in (rank.outcome(10) for rank in ranks):
+            if outcome.error is not None:  # who has all that it needs may be done before
+                assert isinstance(outcome.error, SdpError)
+                assert text in str(outcome.error) or "rank 0" in str(outcome.error)
+        assert type(ranks[0].outcome(1).error) is CollectiveMismatchError
+
+
+def receive_too_little(rank: int, world: int, layout: str, root: str) -> None:
+    with meet(layout, root, "g", timeout_s=LIMIT_S) as group:
+        if rank == 0:
+            group.send(np.zeros(4, np.float32), 1)
+            group.barrier()
+        else:
+            group.recv(np.zeros(3, np.float32), 0)
+
+
+def test_a_message_of_another_size(start_pooled: Start, tmp_path: Path) -> None:
+    with start_pooled(2, receive_too_little, "2x1", str(tmp_path)) as ranks:
+        check(
+            [ranks[1].outcome(10), ranks[0].outcome(10)],
+            CollectiveMismatchError,
+            (0,),
+            r"recv #1 float32\[3\] from rank 0 tag 0: rank 0 on node0 sends float32\[4\]",
+        )
+
+
+def from_anybody(rank: int, world: int, layout: str, root: str) -> str:
+    with meet(layout, root, "g") as group:
+        with pytest.raises(ValueError, match="name the source") as caught:
+            group.recv(np.zeros(3), None)
+        with pytest.raises(ValueError, match="not another rank"):
+            group.send(np.zeros(3), rank)
+        with pytest.raises(ValueError, match="root 9"):
+            group.broadcast(np.zeros(3), 9)
+        data = np.ones(3)
+        group.all_reduce(data)  # it goes on
+        assert (data == world).all()
+        return str(caught.value)
+
+
+def test_wrong_calls_leave_the_group_alone(start_pooled: Start, tmp_path: Path) -> None:
+    with start_pooled(2, from_anybody, "2x1", str(tmp_path)) as ranks:
+        ranks.results()

@@ -1,0 +1,80 @@
+"""PyTorch across nodes: nothing changes but the path of the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from sdp_plugins.core.nodes import Nodes
+from tests.internode.spanning import LAYOUTS, on_node
+from tests.ranks import RankPool
+from tests.torch import models, test_collectives, test_ddp
+from tests.torch.jobs import process_group
+
+Pool = Callable[[int], RankPool]
+
+
+def run_on_nodes(rank: int, world: int, layout: str, case: Callable[..., Any], *args: Any) -> Any:
+    """Run one of the tests' cases on nodes of this layout."""
+    with on_node(LAYOUTS[layout][rank]):
+        return case(rank, world, *args)
+
+
+@pytest.mark.parametrize("name", test_ddp.CASES)
+def test_ddp_like_gloo(rank_pool: Pool, name: str) -> None:
+    assert rank_pool(2).run(run_on_nodes, "2x1", test_ddp.run_case, name) == ["hierarchical"] * 2
+
+
+@pytest.mark.parametrize(
+    "case", [test_collectives.run_moves, test_collectives.run_objects, test_ddp.run_two_joins]
+)
+def test_torch_case(rank_pool: Pool, case: Callable[..., Any]) -> None:
+    rank_pool(2).run(run_on_nodes, "2x1", case)
+
+
+def run_steps(rank: int, world: int, options: dict[str, Any]) -> Any:
+    with process_group():
+        model = models.wrap(models.Plain, None, **options)
+        models.train(model, rank)
+        assert models.agree(models.state(model))
+        group: Any = dist.group.WORLD
+        return group._group.nodes, [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True, "bucket_cap_mb": 0.01}])
+def test_all_layouts_train_the_same_weights(rank_pool: Pool, options: dict[str, Any]) -> None:
+    """Four ranks on one node, on two and on four: bit by bit."""
+    (one, alone), *_ = rank_pool(4).run(run_steps, options)
+    assert isinstance(one, Nodes) and one.count == 1
+    for layout in ("2x2", "4x1"):
+        for nodes, parameters in rank_pool(4).run(run_on_nodes, layout, run_steps, options):
+            assert nodes.count == len(set(LAYOUTS[layout]))
+            assert all(map(torch.equal, parameters, alone))
+
+
+def run_groups(rank: int, world: int) -> list[int]:
+    """torch's own sub-groups: on one node, across nodes, and one that outlives another."""
+    with process_group():
+        found = []
+        for ranks in ([0, 1], [2, 3], [0, 2], [1, 3], [3, 2, 1]):
+            group = dist.new_group(ranks)
+            if rank in ranks:
+                data = torch.full((50_000,), float(rank))
+                dist.all_reduce(data, group=group)
+                assert (data == sum(ranks)).all()
+                found.append(group._group.nodes.count)
+        dist.barrier()
+        return found
+
+
+def test_sub_groups(rank_pool: Pool) -> None:
+    assert rank_pool(4).run(run_on_nodes, "2x2", run_groups) == [
+        [1, 2],
+        [1, 2, 2],
+        [1, 2, 2],
+        [1, 2, 2],
+    ]
