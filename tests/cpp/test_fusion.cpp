@@ -83,7 +83,8 @@ class Gradients {
 
 FusionBuffer make(Rank& rank, const Specs& specs, std::size_t threshold,
                   ReduceOp op = ReduceOp::sum, double timeout_s = ranks::kTimeoutS) {
-  return FusionBuffer(rank.communicator, FusionBuffer::to(rank.engine), specs, {threshold, op, timeout_s});
+  return FusionBuffer(rank.communicator, FusionBuffer::to(rank.engine), specs,
+                      {threshold, op, timeout_s});
 }
 
 double sum(int world, int step, std::size_t tensor, std::size_t i) {

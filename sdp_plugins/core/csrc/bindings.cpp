@@ -100,8 +100,8 @@ class NativeGroup {
               std::vector<int> pidfds, std::size_t staging_bytes, int spin_us, std::vector<int> ids,
               int group_size)
       : communicator_(std::make_shared<Communicator>(
-            Links{rank, world_size, std::move(ids), group_size, std::move(segment_fds),
-                  std::move(sockets), std::move(pidfds)},
+            Links{rank, world_size, std::move(segment_fds), std::move(sockets), std::move(pidfds),
+                  std::move(ids), group_size},
             staging_bytes)),
         engine_(std::make_shared<Engine>(communicator_, spin_us)),
         point_to_point_(std::make_unique<PointToPoint>(communicator_)) {}
@@ -126,16 +126,16 @@ class NativeGroup {
     return engine_->submit(std::move(request));
   }
   void run_part(const std::string& title, const std::string& last_completed, std::uint64_t seq,
-                bool accumulates, Op op, DType dtype,
-                ReduceOp reduce_op, double factor, int root, const Pieces& sends,
-                const Pieces& recvs, double timeout_s) {
+                bool accumulates, Op op, DType dtype, ReduceOp reduce_op, double factor, int root,
+                const Pieces& sends, const Pieces& recvs, double timeout_s) {
     Request request = make(op, dtype, reduce_op, factor, root, sends, recvs, timeout_s);
     request.part = Part{title, last_completed, seq, false, accumulates};
     const WithoutGil released;
     engine_->run(std::move(request), check_signals);
   }
-  void compare(const std::string& title, const std::string& last_completed, std::uint64_t seq, Op op, DType dtype, ReduceOp reduce_op,
-               int root, std::uint32_t layout, std::uint64_t count, double timeout_s) {
+  void compare(const std::string& title, const std::string& last_completed, std::uint64_t seq,
+               Op op, DType dtype, ReduceOp reduce_op, int root, std::uint32_t layout,
+               std::uint64_t count, double timeout_s) {
     Request request;
     request.op = op;
     request.dtype = dtype;
@@ -255,17 +255,13 @@ class NativeFusionBuffer {
  public:
   NativeFusionBuffer(const NativeGroup& group,
                      const std::vector<std::pair<std::uint64_t, DType>>& tensors,
-                     std::size_t threshold_bytes, ReduceOp op, double timeout_s,
-                     nb::object submit)
+                     std::size_t threshold_bytes, ReduceOp op, double timeout_s, nb::object submit)
       : submit_(std::move(submit)) {
     std::vector<TensorSpec> specs;
     for (const auto& [count, dtype] : tensors) specs.push_back({count, dtype});
-    buffer_ =
-        std::make_unique<FusionBuffer>(group.communicator(),
-                                       submit_.is_none() ? FusionBuffer::to(group.engine())
-                                                         : to(submit_),
-                                       std::move(specs),
-                                       FusionBuffer::Settings{threshold_bytes, op, timeout_s});
+    buffer_ = std::make_unique<FusionBuffer>(
+        group.communicator(), submit_.is_none() ? FusionBuffer::to(group.engine()) : to(submit_),
+        std::move(specs), FusionBuffer::Settings{threshold_bytes, op, timeout_s});
   }
   ~NativeFusionBuffer() {
     if (buffer_ && !buffer_->ours()) (void)buffer_.release();  // see ~NativeGroup
@@ -360,7 +356,8 @@ NB_MODULE(_native, m) {
         return request.describe();
       },
       "op"_a, "dtype"_a, "reduce_op"_a, "root"_a, "sends"_a, "recvs"_a, "timeout_s"_a, "rank"_a,
-      "world_size"_a, "peer"_a = -1, "tag"_a = 0, "Checks a call as far as one rank can; what messages say of it.");
+      "world_size"_a, "peer"_a = -1, "tag"_a = 0,
+      "Checks a call as far as one rank can; what messages say of it.");
   m.def(
       "combine",
       [](DType dtype, ReduceOp op, const std::vector<std::uintptr_t>& sources,
@@ -436,8 +433,7 @@ NB_MODULE(_native, m) {
   nb::class_<Work>(m, "Work", "A handle on an operation that an engine will finish.")
       .def(nb::init<>())
       .def(
-          "finish",
-          [](Work& work, int source_rank) { work.finish(std::nullopt, source_rank); },
+          "finish", [](Work& work, int source_rank) { work.finish(std::nullopt, source_rank); },
           "source_rank"_a = -1, "Done; called once, by whoever ran the operation.")
       .def(
           "fail",
@@ -477,11 +473,12 @@ NB_MODULE(_native, m) {
            "sends"_a, "recvs"_a, "timeout_s"_a, "Blocks until the collective is done.")
       .def("submit", &NativeGroup::submit, "op"_a, "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a,
            "sends"_a, "recvs"_a, "timeout_s"_a, "Queues the collective.")
-      .def("run_part", &NativeGroup::run_part, "title"_a, "last_completed"_a, "seq"_a, "accumulates"_a, "op"_a,
-           "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a, "sends"_a, "recvs"_a, "timeout_s"_a,
+      .def("run_part", &NativeGroup::run_part, "title"_a, "last_completed"_a, "seq"_a,
+           "accumulates"_a, "op"_a, "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a, "sends"_a,
+           "recvs"_a, "timeout_s"_a,
            "`run` for a step of a larger group's operation, of which messages speak.")
-      .def("compare", &NativeGroup::compare, "title"_a, "last_completed"_a, "seq"_a, "op"_a, "dtype"_a, "reduce_op"_a,
-           "root"_a, "layout"_a, "count"_a, "timeout_s"_a,
+      .def("compare", &NativeGroup::compare, "title"_a, "last_completed"_a, "seq"_a, "op"_a,
+           "dtype"_a, "reduce_op"_a, "root"_a, "layout"_a, "count"_a, "timeout_s"_a,
            "Blocks until all ranks here have announced this operation of the larger group.")
       .def("watch", &NativeGroup::watch, "title"_a,
            "Raises if a rank here has failed or ended, without waiting.")

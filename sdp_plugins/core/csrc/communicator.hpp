@@ -36,7 +36,7 @@ class Communicator {
   // Throws if a rank here has failed or died, which is known before anything needs it. `title`: of
   // the operation that waits for something else meanwhile.
   void watch(const std::string& title);
-  void close();                                         // from now on everything throws
+  void close();  // from now on everything throws
   bool closed() const { return closed_.load(); }
   bool ours() const;  // false in a forked child, where nothing of the group may be touched
   bool oversubscribed() const { return oversubscribed_; }

@@ -21,7 +21,7 @@ enum class FailureKind : std::uint32_t {
 
 const char* name(FailureKind kind);
 FailureKind failure_kind(const std::string& name);  // throws std::invalid_argument
-const char* hint(FailureKind kind);  // " Hint: ...", the remedy; or ""
+const char* hint(FailureKind kind);                 // " Hint: ...", the remedy; or ""
 
 // Copyable, so that one failure can be given to every pending Work.
 class Failure : public std::runtime_error {

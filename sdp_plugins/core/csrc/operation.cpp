@@ -210,8 +210,7 @@ void Operation::fail(FailureKind kind, const std::string& what, std::vector<int>
   const std::string title = op + " #" + std::to_string(seq_) + (shape.empty() ? "" : " " + shape);
   std::string text =
       context_.peers.head() + (request_.part ? request_.part->title : title) + ": " + what;
-  const std::string& last =
-      request_.part ? request_.part->last_completed : context_.last_completed;
+  const std::string& last = request_.part ? request_.part->last_completed : context_.last_completed;
   if (!last.empty()) text += " (last completed: " + last + ")";
   throw Failure(kind, text + "." + hint(kind), std::move(ranks), op, shown_seq(), elapsed_s);
 }

@@ -16,12 +16,12 @@ namespace sdp {
 struct Links {
   int rank = 0;
   int world_size = 1;
-  // How messages name these ranks, where they are one node's share of a larger group; else empty.
-  std::vector<int> ids = {};
-  int group_size = 0;
   std::vector<int> segment_fds;
   std::vector<int> sockets;  // connected Unix sockets; -1 at this rank's own index
   std::vector<int> pidfds;   // -1 where the kernel could not give one
+  // How messages name these ranks, where they are one node's share of a larger group; else empty.
+  std::vector<int> ids = {};
+  int group_size = 0;
 };
 
 class FileDescriptor {
@@ -49,7 +49,8 @@ class Peers {
   const Segment& own() const { return segment(rank_); }
   int socket(int rank) const { return sockets_[static_cast<std::size_t>(rank)].get(); }
 
-  // Ranks whose process has ended, by their place here. In failures ranks have their ids. One poll, no waiting.
+  // Ranks whose process has ended, by their place here. In failures ranks have their ids. One poll,
+  // no waiting.
   std::vector<int> dead() const;
   // Why `rank` cannot make progress any more though its process may live; nothing if it can.
   std::optional<Failure> gave_up(int rank) const;

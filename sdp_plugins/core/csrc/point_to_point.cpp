@@ -274,9 +274,8 @@ void PointToPoint::fail(const Pending& pending, FailureKind kind, const std::str
                         std::vector<int> ranks) const {
   const std::string op(name(pending.request.op));
   throw Failure(kind,
-                communicator_->head() + op + " #" +
-                    std::to_string(pending.seq) + " " + pending.request.describe() + ": " + what +
-                    "." + hint(kind),
+                communicator_->head() + op + " #" + std::to_string(pending.seq) + " " +
+                    pending.request.describe() + ": " + what + "." + hint(kind),
                 std::move(ranks), op, pending.seq, now_s() - pending.started_s);
 }
 
@@ -294,8 +293,8 @@ std::size_t PointToPoint::ring_write(int dst, const std::byte* data, std::size_t
   const Segment& own = communicator_->peers().own();
   RingControl& ring = own.ring(dst);
   const std::uint64_t head = ring.head.load(std::memory_order_relaxed);
-  const std::size_t used = ring_used(head, ring.tail.load(std::memory_order_acquire),
-                                     communicator_->peers(), dst);
+  const std::size_t used =
+      ring_used(head, ring.tail.load(std::memory_order_acquire), communicator_->peers(), dst);
   const std::size_t n = std::min(nbytes, kRingBytes - used);
   if (n == 0) return 0;
   const std::size_t at = head % kRingBytes;

@@ -157,7 +157,8 @@ void Regions::catch_up(int rank, std::uint64_t news) {
                     {peers_.id(peers_.rank())});
     }
     const bool cut = (header.msg_flags & MSG_TRUNC) != 0;
-    if (cut || got != static_cast<ssize_t>(sizeof message)) refuse(peers_.id(rank), "malformed message");
+    if (cut || got != static_cast<ssize_t>(sizeof message))
+      refuse(peers_.id(rank), "malformed message");
     if (message.nbytes == 0) {
       mapped.erase(message.region);
     } else {

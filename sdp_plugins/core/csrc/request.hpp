@@ -20,7 +20,7 @@ struct Piece {
 // What makes a request one step of an operation of a larger group, whose ranks on this node these
 // are.
 struct Part {
-  std::string title;      // "all_reduce #7 float32[25] sum": what messages speak of
+  std::string title;           // "all_reduce #7 float32[25] sum": what messages speak of
   std::string last_completed;  // "broadcast #6", the larger group's
   std::uint64_t seq = 0;       // of that operation
   bool compares_only = false;  // announces that operation; ends when all ranks here have agreed
