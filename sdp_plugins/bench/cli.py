@@ -13,6 +13,9 @@ from sdp_plugins.bench import ddp as training
 from sdp_plugins.bench import fusion as fusion_of
 from sdp_plugins.bench import machine, mpi, options, runner, table
 from sdp_plugins.bench import memory as memory_of
+from sdp_plugins.bench import nodes as nodes_of
+from sdp_plugins.bench.cluster import program, sandbox
+from sdp_plugins.bench.cluster.network import Network
 from sdp_plugins.bench.job import RankError
 from sdp_plugins.bench.options import (
     Json,
@@ -32,6 +35,8 @@ from sdp_plugins.bench.values import DTYPES
 T = TypeVar("T")
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 DEFAULT_SIZES = "4K,64K,1M,25M,100M"
+DEFAULT_LAYOUTS = "2x1,2x2,2x4,4x1,4x2"
+DEFAULT_NODE_PEERS = "gloo,mpich,openmpi,smddp-gloo,smddp-mpich,smddp-openmpi"
 DEFAULT_PEERS = "gloo,smddp,core,mpi,floor,memcpy"
 
 Backends = Annotated[str, typer.Option(help="backends of torch.distributed")]
@@ -180,6 +185,72 @@ def bars(
     remarks = [] if mpis else ["MPI: needs mpi4py here and an MPI beside it or under --mpi-prefix"]
     options.show(bars_of.bars_table(found), remarks, "bars", markdown)
     options.write_json(json, bars_of.to_json(found))
+
+
+@app.command("nodes")
+def nodes(
+    layouts: Annotated[str, typer.Option(help="nodes x ranks of each")] = DEFAULT_LAYOUTS,
+    gbit: Annotated[str, typer.Option(help="speeds of the links, in Gbit/s")] = "1,2",
+    size: Annotated[str, typer.Option(help="bytes per rank; K, M, G are binary")] = "25M",
+    peers: Annotated[str, typer.Option(help=", ".join(PEERS))] = DEFAULT_NODE_PEERS,
+    repeats: Repeats = 5,
+    round_s: RoundS = 0.2,
+    mpi_prefix: Prefixes = [],  # noqa: B006  read only
+    json: Json = None,
+    markdown: Markdown = None,
+) -> None:
+    """all_reduce across nodes of a laboratory (needs root), against the limit of the wire."""
+    shapes = [options.parsed(nodes_of.Layout.parse, text) for text in parse_list(layouts)]
+    speeds = [options.parsed(float, text) for text in parse_list(gbit)]
+    nbytes = options.parsed(parse_size, size)
+    chosen = options.parsed(lambda names: select(parse_list(names)), peers)
+    effort = runner.Plan(rounds=repeats, round_s=round_s)
+    _enter_sandbox()
+    mpis, rows = mpi.discover(mpi_prefix), []
+    with Console(stderr=True).status("starting") as status:
+        for shape in shapes:
+            for speed in speeds:
+                rows.append(nodes_of.run(shape, speed, nbytes, chosen, mpis, effort, status.update))
+    options.show(
+        nodes_of.nodes_table(rows, nbytes, repeats), nodes_of.notes(rows), "nodes", markdown
+    )
+    options.write_json(json, nodes_of.to_json(rows))
+
+
+@app.command("cluster", context_settings={"allow_interspersed_args": False})
+def cluster(
+    line: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="what all ranks run")],
+    nodes: Annotated[int, typer.Option(min=1, max=250)] = 2,
+    ranks_per_node: Annotated[int, typer.Option(min=1)] = 1,
+    gbit: Annotated[float, typer.Option(min=0.001, help="speed of each node's link")] = 1.0,
+    launcher: Annotated[str, typer.Option(help="torchrun or mpirun")] = "torchrun",
+    mpi_prefix: Prefixes = [],  # noqa: B006  read only
+) -> None:
+    """Run a command on the ranks of several nodes that this machine plays (needs root).
+
+    The nodes are called node0, node1, ...; their links have the given speed in each direction.
+    Nothing is left of them, however this ends.
+    """
+    if launcher not in ("torchrun", "mpirun"):
+        raise typer.BadParameter(f"there is no launcher {launcher!r}: torchrun or mpirun")
+    _enter_sandbox()
+    mpis = mpi.discover(mpi_prefix)
+    if launcher == "mpirun" and not mpis:
+        typer.echo("error: mpirun needs mpi4py and an MPI here or under --mpi-prefix", err=True)
+        raise typer.Exit(1)
+    with Network(nodes, gbit) as network:
+        status = program.run(
+            network, ranks_per_node, line, mpis[0] if launcher == "mpirun" else None
+        )
+    raise typer.Exit(status if status >= 0 else 128 - status)
+
+
+def _enter_sandbox() -> None:
+    try:
+        sandbox.enter()
+    except OSError as error:
+        typer.echo(f"error: there can be no nodes on this machine: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 def _or_exit(measure: Callable[[], T]) -> T:

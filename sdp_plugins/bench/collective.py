@@ -63,6 +63,13 @@ class CollectiveTask:
             self._check(WARM_UP + n, stride=61)
         return samples
 
+    def repeat(self, times: int) -> None:
+        """Make calls that are counted, not timed."""
+        call = self.peer.operation(self.operation)
+        self._refill()
+        for _ in range(times):
+            call()
+
     def path(self) -> str:
         """How the last operation travelled."""
         return self.peer.path()

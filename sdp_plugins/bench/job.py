@@ -23,6 +23,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from sdp_plugins.bench.cluster import start
+from sdp_plugins.bench.cluster.network import Network
 from sdp_plugins.bench.mpi import MpiInstall
 
 START_LIMIT_S = 120.0
@@ -48,6 +50,7 @@ class JobSpec:
         threads: Threads per rank.
         environment: Added to this process's environment.
         mpi: Started by this mpiexec, or as plain processes with torchrun's variables.
+        network: On the nodes of this laboratory, equally many on each, and not here.
     """
 
     name: str
@@ -57,6 +60,7 @@ class JobSpec:
     threads: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     mpi: MpiInstall | None = None
+    network: Network | None = None
 
 
 class Job:
@@ -122,7 +126,9 @@ class Job:
             listener.bind(f"{self._folder.name}/commands")
             listener.listen(self.spec.ranks)
             lines = [self._rank_line(rank) for rank in range(self.spec.ranks)]
-            if self.spec.mpi:
+            if self.spec.network:
+                self._start_on_nodes(self.spec.network, lines)
+            elif self.spec.mpi:
                 self._spawn(self.spec.mpi.command(lines), self.spec.mpi.environment())
             else:
                 job = {"SDP_JOB_ID": uuid.uuid4().hex, "MASTER_ADDR": "127.0.0.1"}
@@ -130,6 +136,18 @@ class Job:
                     self._spawn(line, job | _torchrun_variables(rank, self.spec.ranks))
             self._accept(listener)
         self._collect("start", START_LIMIT_S)
+
+    def _start_on_nodes(self, network: Network, lines: list[list[str]]) -> None:
+        variables = start.environment(network)
+        if self.spec.mpi:
+            line = start.by_mpirun(network, self.spec.mpi, lines, self._folder.name)
+            return self._spawn(line, variables | self.spec.mpi.environment())
+        job = {"SDP_JOB_ID": uuid.uuid4().hex}
+        for rank, line in enumerate(lines):
+            place = start.rank_variables(network, rank, self.spec.ranks)
+            node = int(place["GROUP_RANK"])
+            self._spawn(network.command(node, line), {**variables, **job, **place})
+        return None
 
     def _rank_line(self, rank: int) -> list[str]:
         setting = {

@@ -22,12 +22,23 @@ class MpiInstall:
     mpiexec: Path
     libmpi: Path | None
 
-    def command(self, ranks: Sequence[Sequence[str]]) -> list[str]:
-        """One job whose ranks run different command lines; rank 0's comes first."""
-        line = [str(self.mpiexec)]
+    def command(
+        self,
+        ranks: Sequence[Sequence[str]],
+        options: Sequence[str] = (),
+        hosts: Sequence[str] = (),
+    ) -> list[str]:
+        """One job whose ranks run different command lines; rank 0's comes first.
+
+        Args:
+            ranks: Their command lines.
+            options: Of mpiexec.
+            hosts: Where each rank runs; empty: here.
+        """
+        line = [str(self.mpiexec), *options]
         for rank, arguments in enumerate(ranks):
             line += [":"] if rank else []
-            line += ["-n", "1", *arguments]
+            line += ["-n", "1", *(("-host", hosts[rank]) if hosts else ()), *arguments]
         return line
 
     def environment(self) -> dict[str, str]:

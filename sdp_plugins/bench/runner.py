@@ -9,6 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from sdp_plugins.bench import machine
+from sdp_plugins.bench.cluster.network import Network
 from sdp_plugins.bench.job import Job, JobSpec, RankError
 from sdp_plugins.bench.mpi import MpiInstall
 from sdp_plugins.bench.peers import PeerSpec
@@ -47,8 +48,15 @@ class Plan:
 class Fleet:
     """One job per peer. A peer that fails is left out from then on, and the report says why."""
 
-    def __init__(self, plan: Plan, report: Report, mpis: Sequence[MpiInstall]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        report: Report,
+        mpis: Sequence[MpiInstall],
+        network: Network | None = None,
+    ) -> None:
         self._plan = plan
+        self._network = network
         self._report = report
         self._mpis = mpis
         self._jobs: dict[str, Job] = {}
@@ -80,6 +88,7 @@ class Fleet:
             threads=self._plan.threads,
             environment=peer.environment,
             mpi=mpi if peer.mpi else None,
+            network=self._network,
         )
         try:
             self._jobs[peer.name] = self._stack.enter_context(Job(spec))
@@ -113,11 +122,11 @@ def run(
             fleet.start(peer)
         for dtype in plan.dtypes:
             for nbytes in plan.nbytes:
-                _measure(plan, report, fleet, dtype, nbytes, progress)
+                measure(plan, report, fleet, dtype, nbytes, progress)
     return report
 
 
-def _measure(
+def measure(
     plan: Plan, report: Report, fleet: Fleet, dtype: str, nbytes: int, progress: Progress
 ) -> None:
     """All rounds of one dtype and size."""

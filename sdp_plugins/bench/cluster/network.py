@@ -1,0 +1,128 @@
+"""Nodes that are network namespaces, each with one shaped link to a switch."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+INTERFACE = "net0"
+MOST_NODES = 250
+BURST = "256kb"
+QUEUE = "25ms"
+"""How long a packet may wait for its turn; about what a switch's buffers hold."""
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What has crossed a node's link, in bytes, frames' headers included."""
+
+    sent: int
+    received: int
+
+    def since(self, before: Traffic) -> Traffic:
+        """The difference."""
+        return Traffic(self.sent - before.sent, self.received - before.received)
+
+
+class Network:
+    """The nodes, while they are up; in a sandbox.
+
+    Args:
+        nodes: How many.
+        gbit: Speed of every link in each direction, in 1e9 bits/s.
+    """
+
+    def __init__(self, nodes: int, gbit: float) -> None:
+        if not 1 <= nodes <= MOST_NODES:
+            raise ValueError(f"there can be 1 to {MOST_NODES} nodes, not {nodes}")
+        self.nodes = nodes
+        self.gbit = gbit
+        self._folder = tempfile.TemporaryDirectory(prefix="sdp-cluster-")
+
+    def __enter__(self) -> Network:
+        _run("ip link set lo up")
+        _run("ip link add sdp-switch type bridge")
+        _run("ip link set sdp-switch up")
+        for node in range(self.nodes):
+            self._add(node)
+        hosts = "".join(f"{self.address(n)} {self.host(n)}\n" for n in range(self.nodes))
+        path = Path(self._folder.name) / "hosts"
+        path.write_text(f"127.0.0.1 localhost\n{hosts}")
+        _run(f"mount --bind {path} /etc/hosts")
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        _run("umount /etc/hosts")
+        for node in range(self.nodes):
+            _run(f"ip link delete sdp-port{node}")
+            _run(f"ip netns delete {self.host(node)}")
+            _run(f"umount {self._uts(node)}")
+        _run("ip link delete sdp-switch")
+        self._folder.cleanup()
+
+    def host(self, node: int) -> str:
+        """A node's name."""
+        return f"node{node}"
+
+    def address(self, node: int) -> str:
+        """A node's address."""
+        return f"10.77.0.{node + 1}"
+
+    def command(self, node: int, line: Sequence[str]) -> list[str]:
+        """A command line as it runs on a node."""
+        return [
+            "ip",
+            "netns",
+            "exec",
+            self.host(node),
+            "nsenter",
+            f"--uts={self._uts(node)}",
+            *line,
+        ]
+
+    def traffic(self, node: int) -> Traffic:
+        """What has crossed a node's link so far."""
+        # The switch's end: what it sends, the node receives.
+        folder = Path(f"/sys/class/net/sdp-port{node}/statistics")
+        if not folder.exists():
+            return self._traffic_by_ip(node)
+        received, sent = (int((folder / f"{way}_bytes").read_text()) for way in ("tx", "rx"))
+        return Traffic(sent, received)
+
+    def _traffic_by_ip(self, node: int) -> Traffic:
+        import json
+
+        text = _run(f"ip -json -stats link show sdp-port{node}")
+        stats = json.loads(text)[0]["stats64"]
+        return Traffic(stats["rx"]["bytes"], stats["tx"]["bytes"])
+
+    def set_link(self, node: int, *, up: bool) -> None:
+        """Cut a node's link, or mend it."""
+        _run(f"ip link set sdp-port{node} {'up' if up else 'down'}")
+
+    def _uts(self, node: int) -> str:
+        return f"{self._folder.name}/uts{node}"
+
+    def _add(self, node: int) -> None:
+        host, port = self.host(node), f"sdp-port{node}"
+        _run(f"ip netns add {host}")
+        _run(f"ip link add {port} type veth peer name {INTERFACE} netns {host}")
+        _run(f"ip link set {port} master sdp-switch up")
+        _run(f"ip -n {host} address add {self.address(node)}/24 dev {INTERFACE}")
+        _run(f"ip -n {host} link set {INTERFACE} up")
+        _run(f"ip -n {host} link set lo up")
+        shape = f"root tbf rate {round(self.gbit * 1e6)}kbit burst {BURST} latency {QUEUE}"
+        _run(f"tc qdisc add dev {port} {shape}")
+        _run(f"tc -n {host} qdisc add dev {INTERFACE} {shape}")
+        Path(self._uts(node)).touch()
+        _run(f"unshare --uts={self._uts(node)} hostname {host}")
+
+
+def _run(line: str) -> str:
+    done = subprocess.run(line.split(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise OSError(f"{line}: {done.stderr.strip()}")
+    return done.stdout

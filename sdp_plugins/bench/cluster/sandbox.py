@@ -1,0 +1,80 @@
+"""Namespaces of this command's own, of which nothing can stay behind.
+
+The command starts itself again as the first process of new pid, mount and network namespaces. All
+that it makes there (network namespaces, links, mounts, the ranks) goes with that process, however
+it ends: the kernel kills its descendants and takes the rest apart. Nothing outside is touched.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+MARK = "SDP_BENCH_SANDBOX"
+_TOOLS = ("unshare", "ip", "tc", "nsenter")
+
+
+def reason_against() -> str:
+    """Why there can be no sandbox here; empty if there can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
+        return f"{', '.join(missing)} not found (packages util-linux and iproute2)"
+    tried = subprocess.run(
+        ["unshare", "--net", "ip", "link", "add", "type", "bridge"],
+        capture_output=True,
+        check=False,
+    )
+    return "" if tried.returncode == 0 else "this kernel or container allows no bridge"
+
+
+def inside() -> bool:
+    """Whether this process is in a sandbox."""
+    return MARK in os.environ
+
+
+def enter() -> None:
+    """Run this command in a sandbox and end with its status; returns there only.
+
+    Raises:
+        OSError: There can be none; the text says why.
+    """
+    if inside():
+        _prepare()
+        return
+    if reason := reason_against():
+        raise OSError(reason)
+    line = [
+        "unshare",
+        *("--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"),
+        *("--mount", "--net", "--uts"),
+        *(sys.executable, "-m", "sdp_plugins.bench", *sys.argv[1:]),
+    ]
+    # In a session of its own: Ctrl-C comes to us, and ends it in order first.
+    child = subprocess.Popen(line, env={**os.environ, MARK: "1"}, start_new_session=True)
+    sys.exit(_wait(child))
+
+
+def _wait(child: subprocess.Popen[bytes]) -> int:
+    """Wait for the command's end; SIGTERM and Ctrl-C end it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        return child.wait()
+    except (KeyboardInterrupt, SystemExit) as ended:
+        status = 130 if isinstance(ended, KeyboardInterrupt) else ended.code
+        return int(status or 0)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+
+
+def _prepare() -> None:
+    """Where `ip netns` keeps its names must be ours; so must the signals of a first process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.makedirs("/run/netns", exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "none", "/run/netns"], check=True)

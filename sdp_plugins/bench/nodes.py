@@ -1,0 +1,167 @@
+"""all_reduce across nodes of a laboratory: every peer against the limit of the wire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from sdp_plugins.bench import machine
+from sdp_plugins.bench.cluster.network import Network, Traffic
+from sdp_plugins.bench.mpi import MpiInstall
+from sdp_plugins.bench.peers import PeerSpec
+from sdp_plugins.bench.results import Report
+from sdp_plugins.bench.runner import Fleet, Plan, Progress, measure
+from sdp_plugins.bench.units import format_size
+
+DTYPE = "float32"
+COUNTED_CALLS = 4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Nodes, and ranks of each."""
+
+    nodes: int
+    ranks: int
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """Read `4x2`.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        nodes, by, ranks = text.partition("x")
+        if not (by and nodes.isdecimal() and ranks.isdecimal() and int(nodes) and int(ranks)):
+            raise ValueError(f"{text!r} is no layout: write nodes x ranks of each, such as 4x2")
+        return cls(int(nodes), int(ranks))
+
+    def __str__(self) -> str:
+        """As it is written."""
+        return f"{self.nodes}x{self.ranks}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layout at one speed.
+
+    Attributes:
+        wire_s: What the payload alone needs: 2S(M-1)/M bytes over every link and direction.
+        times_s: Seconds of a call, by peer.
+        sent: Payloads' worth of bytes that each node's link carried per call, by peer and node.
+        skipped: Why peers are missing.
+    """
+
+    layout: Layout
+    gbit: float
+    wire_s: float
+    times_s: dict[str, float] = field(default_factory=dict)
+    sent: dict[str, list[float]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+
+def wire_limit_s(layout: Layout, nbytes: int, gbit: float) -> float:
+    """Seconds that the payload needs on links that do nothing else."""
+    return payload(layout, nbytes) * 8 / (gbit * 1e9)
+
+
+def payload(layout: Layout, nbytes: int) -> float:
+    """Bytes that have to leave every node."""
+    return 2 * nbytes * (layout.nodes - 1) / layout.nodes
+
+
+def run(
+    layout: Layout,
+    gbit: float,
+    nbytes: int,
+    peers: Sequence[PeerSpec],
+    mpis: Sequence[MpiInstall],
+    effort: Plan,
+    progress: Progress,
+) -> Row:
+    """Measure one layout, all peers in turns."""
+    plan = Plan(
+        nbytes=(nbytes,),
+        dtypes=(DTYPE,),
+        ranks=layout.nodes * layout.ranks,
+        rounds=effort.rounds,
+        round_s=effort.round_s,
+    )
+    row = Row(layout, gbit, wire_limit_s(layout, nbytes, gbit))
+    report = Report(plan.operation, asdict(plan), {})
+    with Network(layout.nodes, gbit) as network, Fleet(plan, report, mpis, network) as fleet:
+        for peer in peers:
+            progress(f"{layout} at {gbit:g} Gbit/s: starting {peer.name}")
+            fleet.start(peer)
+        measure(plan, report, fleet, DTYPE, nbytes, progress)
+        for name in fleet.peers:
+            row.sent[name] = _count(fleet, name, network, payload(layout, nbytes))
+    for found in report.measurements:
+        row.times_s[found.peer] = found.latency_us / 1e6
+    row.skipped.update(report.skipped)
+    return row
+
+
+def _count(fleet: Fleet, peer: str, network: Network, unit: float) -> list[float]:
+    before = [network.traffic(node) for node in range(network.nodes)]
+    fleet.call(peer, "repeat", times=COUNTED_CALLS)
+    after = [network.traffic(node) for node in range(network.nodes)]
+    spent = [now.since(then) for now, then in zip(after, before, strict=True)]
+    return [_busier(traffic) / COUNTED_CALLS / unit for traffic in spent]
+
+
+def _busier(traffic: Traffic) -> int:
+    return max(traffic.sent, traffic.received)
+
+
+def nodes_table(rows: Sequence[Row], nbytes: int, rounds: int) -> Table:
+    """One row per layout and speed; every peer's time against the wire's."""
+    peers = list(dict.fromkeys(peer for row in rows for peer in row.times_s))
+    table = Table(
+        title=f"all_reduce of {format_size(nbytes)} {DTYPE} across nodes, "
+        f"{machine.describe()['cores']} cores for all of them",
+        caption=f"milliseconds and times the wire limit, the payload's 2S(M-1)/M; medians of "
+        f"{rounds} alternating rounds. Link: bytes at the interface / payload, and how much more "
+        "the busiest node's is than the least busy one's",
+        box=box.SIMPLE_HEAD,
+    )
+    table.add_column("nodes\nx ranks", no_wrap=True)
+    for name in ("Gbit/s", "wire", *peers):
+        table.add_column(name, justify="right", no_wrap=True)
+    ours = [peer for peer in peers if peer.startswith("smddp")]
+    for peer in ours:
+        table.add_column(f"link\n{peer}", justify="right", no_wrap=True)
+    for row in rows:
+        cells = [_cell(row, peer) for peer in peers] + [_link(row, peer) for peer in ours]
+        table.add_row(str(row.layout), f"{row.gbit:g}", f"{row.wire_s * 1e3:.0f}", *cells)
+    return table
+
+
+def _cell(row: Row, peer: str) -> str:
+    if peer not in row.times_s:
+        return "-"
+    return f"{row.times_s[peer] * 1e3:.0f}  {row.times_s[peer] / row.wire_s:.2f}"
+
+
+def _link(row: Row, peer: str) -> str:
+    if peer not in row.sent:
+        return "-"
+    sent = row.sent[peer]
+    return f"{sum(sent) / len(sent):.3f}  {100 * (max(sent) / min(sent) - 1):.1f}%"
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Why peers are missing."""
+    lines = {f"{peer}: {why}" for row in rows for peer, why in row.skipped.items()}
+    return sorted(lines)
+
+
+def to_json(rows: Sequence[Row]) -> dict[str, Any]:
+    """Plain data."""
+    data = [asdict(row) | {"layout": str(row.layout)} for row in rows]
+    return {"machine": machine.describe(), "rows": json.loads(json.dumps(data))}
