@@ -50,9 +50,16 @@ demo: venv
 	$(call say,digits with two workers over gloo and over smddp)
 	$(BIN)/python examples/digits_lightning.py $(ARGS)
 
-test: venv
+# Apart from the rest: where mpi4py finds an MPI, Lightning starts it in every process.
+$(VENV)/mpi/.installed: constraints.txt
+	$(call say,an MPI for the tests)
+	$(PYTHON) -m venv $(VENV)/mpi
+	$(VENV)/mpi/bin/pip install --quiet --disable-pip-version-check -c constraints.txt mpi4py mpich
+	@touch $@
+
+test: venv $(VENV)/mpi/.installed
 	$(call say,Python tests)
-	$(BIN)/python -m pytest $(ARGS)
+	SDP_TEST_MPI="$(abspath $(VENV)/mpi)" $(BIN)/python -m pytest $(ARGS)
 
 bench: venv
 	$(call say,all_reduce)

@@ -27,11 +27,14 @@ from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.core.rendezvous import Exchange
 
 SLICE_S = 0.02
-HEAR_EVERY_S = 0.2
+LOOK_EVERY_S = 0.2
+ANSWER_S = 0.02
+POST_LIMIT_S = 0.5
 NOTICE = "notice"
 MESSAGES = 2**30
 """First tag of sends and receives; below are those of collectives."""
 GLANCE = timedelta(milliseconds=20)
+JOIN_LIMIT_S = 2.0
 ProcessGroupGloo: Any = c10d.ProcessGroupGloo  # torch's stubs know little of it
 # Deadlines are the group's own: gloo's end the whole connection.
 NO_LIMIT = timedelta(days=365)
@@ -83,7 +86,7 @@ class GlooNetwork:
                 f"nodes ({_first_line(error)}). Hint: set GLOO_SOCKET_IFNAME to the network "
                 "interface between them."
             ) from error
-        return GlooChannel(group, store)
+        return GlooChannel(group, Board(store))
 
 
 def address_towards_master() -> str | None:
@@ -105,6 +108,47 @@ def address_towards_master() -> str | None:
     return None if ipaddress.ip_address(address).is_loopback else address
 
 
+class Board:
+    """Where a rank that gives up says why: a key of the store.
+
+    The store may be on a node that cannot be reached any more, and then does not answer at all: so
+    threads ask it, for which nobody waits long.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._seen: bytes | None = None
+        self._looked_s = 0.0
+        self._looking: threading.Thread | None = None
+
+    def post(self, notice: bytes) -> None:
+        """Say why, if nobody has said anything yet."""
+
+        def put() -> None:
+            with suppress(RuntimeError):  # the process with the store may have ended
+                self._store.compare_set(NOTICE, "", notice.decode())
+
+        thread = threading.Thread(target=put, name="sdp-notice", daemon=True)
+        thread.start()
+        thread.join(POST_LIMIT_S)
+
+    def look(self) -> bytes | None:
+        """What has been said, as far as is known; asks now and then."""
+        now = time.monotonic()
+        asking = self._looking is not None and self._looking.is_alive()
+        if self._seen is None and not asking and now - self._looked_s > LOOK_EVERY_S:
+            self._looked_s = now
+            self._looking = threading.Thread(target=self._ask, name="sdp-notice", daemon=True)
+            self._looking.start()
+            self._looking.join(ANSWER_S)
+        return self._seen
+
+    def _ask(self) -> None:
+        with suppress(RuntimeError):
+            if self._store.check([NOTICE]):
+                self._seen = bytes(self._store.get(NOTICE))
+
+
 @dataclass
 class Queue:
     """What the waiting thread works on; it knows nothing of the channel, so that that may go."""
@@ -124,17 +168,15 @@ class GlooChannel:
     the order in which they were started, and whoever waits here looks at what it has seen.
     """
 
-    def __init__(self, group: Any, store: Store, first_tag: int = 0) -> None:
+    def __init__(self, group: Any, board: Board, first_tag: int = 0) -> None:
         self._group = group
         self._first_tag = first_tag
-        self._store = store
+        self._board = board
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
         self._queue = Queue()
         self._thread: threading.Thread | None = None
         self._number = 0
-        self._heard: bytes | None = None
-        self._listened_s = 0.0
 
     def send(self, peer: int, address: int, nbytes: int) -> Message:
         """See ``Channel``."""
@@ -204,32 +246,29 @@ class GlooChannel:
 
     def branch(self) -> GlooChannel:
         """See ``Channel``."""
-        return GlooChannel(self._group, self._store, MESSAGES)
+        return GlooChannel(self._group, self._board, MESSAGES)
 
     def tell(self, notice: bytes) -> None:
         """See ``Channel``."""
-        with suppress(RuntimeError):  # the process with the store may have ended
-            self._store.compare_set(NOTICE, "", notice.decode())
+        self._board.post(notice)
 
     def told(self) -> bytes | None:
         """See ``Channel``."""
-        now = time.monotonic()
-        if self._heard is None and now - self._listened_s > HEAR_EVERY_S:
-            self._listened_s = now
-            with suppress(RuntimeError):
-                if self._store.check([NOTICE]):
-                    self._heard = bytes(self._store.get(NOTICE))
-        return self._heard
+        return self._board.look()
 
     def close(self, *, abandon: bool) -> None:
         """See ``Channel``."""
         queue = self._queue
         with queue.started:
             queue.stopping = True
-            stuck = bool(queue.messages)
+            stuck = queue.messages[0] if queue.messages else None
             queue.started.notify()
-        if self._thread is not None and not stuck:
-            self._thread.join(1.0)
+        if stuck is not None:
+            # A time-out ends gloo's connections, and with them the thread's wait. It must not be
+            # left in there: Python would end it in the midst of C++ when the interpreter ends.
+            _look_at(stuck)
+        if self._thread is not None:
+            self._thread.join(JOIN_LIMIT_S)
 
 
 def _wait_for_all(queue: Queue) -> None:

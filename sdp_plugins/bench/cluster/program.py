@@ -14,7 +14,7 @@ from sdp_plugins.bench.cluster import start
 from sdp_plugins.bench.cluster.network import Network
 from sdp_plugins.bench.mpi import MpiInstall
 
-END_LIMIT_S = 15.0
+END_LIMIT_S = 5.0
 
 
 def run(network: Network, ranks_per_node: int, line: Sequence[str], mpi: MpiInstall | None) -> int:

@@ -15,7 +15,7 @@ import sys
 from contextlib import suppress
 
 MARK = "SDP_BENCH_SANDBOX"
-_TOOLS = ("unshare", "ip", "tc", "nsenter")
+_TOOLS = ("unshare", "setpriv", "ip", "tc", "nsenter")
 
 
 def reason_against() -> str:
@@ -49,6 +49,7 @@ def enter() -> None:
     if reason := reason_against():
         raise OSError(reason)
     line = [
+        *("setpriv", "--pdeathsig", "KILL"),  # should this process be killed
         "unshare",
         *("--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"),
         *("--mount", "--net", "--uts"),
@@ -61,12 +62,10 @@ def enter() -> None:
 
 def _wait(child: subprocess.Popen[bytes]) -> int:
     """Wait for the command's end; SIGTERM and Ctrl-C end it."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, lambda number, _: sys.exit(128 + number))
     try:
         return child.wait()
-    except (KeyboardInterrupt, SystemExit) as ended:
-        status = 130 if isinstance(ended, KeyboardInterrupt) else ended.code
-        return int(status or 0)
     finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
@@ -74,7 +73,7 @@ def _wait(child: subprocess.Popen[bytes]) -> int:
 
 
 def _prepare() -> None:
-    """Where `ip netns` keeps its names must be ours; so must the signals of a first process."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Where `ip netns` keeps its names, and programs their shared memory, must be ours."""
     os.makedirs("/run/netns", exist_ok=True)
-    subprocess.run(["mount", "-t", "tmpfs", "none", "/run/netns"], check=True)
+    for place in ("/run/netns", "/dev/shm"):
+        subprocess.run(["mount", "-t", "tmpfs", "none", place], check=True)

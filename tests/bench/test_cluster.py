@@ -1,0 +1,359 @@
+"""Nodes that this machine plays, and jobs on them; skipped where there can be none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sdp_plugins.bench.cluster import sandbox
+
+reason = sandbox.reason_against()
+pytestmark = pytest.mark.skipif(bool(reason), reason=reason)
+
+MPI = os.environ.get("SDP_TEST_MPI", "")
+"""Where an MPI and mpi4py are installed, apart from everything else."""
+needs_mpi = pytest.mark.skipif(not MPI, reason="SDP_TEST_MPI names no MPI")
+LIMIT_S = 60.0
+
+PRELUDE = """
+import os, subprocess
+def say(*words):  # in one piece, whoever else writes
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+def end_launchers():  # which would wait for the nodes that they cannot reach any more
+    subprocess.run(["pkill", "-KILL", "-f", "mpiexec|torch.distributed.run"])
+"""
+Script = Callable[[str], str]
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Script:
+    """Writes a program; returns its path."""
+
+    def write(text: str) -> str:
+        path = tmp_path / "program.py"
+        path.write_text(PRELUDE + textwrap.dedent(text))
+        return str(path)
+
+    return write
+
+
+def cluster(*options: str, program: Sequence[str]) -> list[str]:
+    bench = [sys.executable, "-m", "sdp_plugins.bench", "cluster"]
+    return [*bench, *options, "--", sys.executable, *program]
+
+
+def environment() -> dict[str, str]:
+    """Ranks find mpi4py where the MPI is, and the tests' modules here."""
+    root = Path(__file__).parents[2]
+    packages = [str(path) for path in Path(MPI).glob("lib/python*/site-packages")] if MPI else []
+    path = os.pathsep.join([str(root), *packages])
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+def run(*options: str, program: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        cluster(*options, program=program),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+def mpirun(program: Sequence[str], layout: tuple[int, int] = (2, 2)) -> list[str]:
+    """Run a program by mpirun; its lines, sorted, if it succeeded."""
+    nodes, ranks = layout
+    place = ("--nodes", str(nodes), "--ranks-per-node", str(ranks))
+    done = run(*place, "--launcher", "mpirun", "--mpi-prefix", MPI, program=program)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return sorted(done.stdout.splitlines())
+
+
+def namespaces() -> set[str]:
+    """What could stay behind: network namespaces, links, mounts."""
+    links = subprocess.run(["ip", "-brief", "link"], capture_output=True, text=True, check=True)
+    names = {line.split()[0] for line in links.stdout.splitlines()}
+    names |= set(os.listdir("/run/netns")) if os.path.isdir("/run/netns") else set()
+    mounts = Path("/proc/mounts").read_text()
+    return names | {line for line in mounts.splitlines() if "sdp-cluster" in line}
+
+
+def test_a_command_runs_on_all_ranks(script: Script) -> None:
+    path = script(
+        """
+        import os, socket, subprocess
+        speed = subprocess.run(["tc", "qdisc"], capture_output=True, text=True).stdout
+        say(os.environ["RANK"], socket.gethostname(), "rate 500Mbit" in speed,
+              socket.gethostbyname("node1"))
+        """
+    )
+    before = namespaces()
+    options = ("--nodes", "2", "--ranks-per-node", "2", "--gbit", "0.5")
+    done = run(*options, program=[path])
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "0 node0 True 10.77.0.2",
+        "1 node0 True 10.77.0.2",
+        "2 node1 True 10.77.0.2",
+        "3 node1 True 10.77.0.2",
+    ]
+    assert namespaces() == before
+
+
+def test_its_status_is_the_programs(script: Script) -> None:
+    path = script("import os, sys; sys.exit(3 if os.environ['RANK'] == '1' else 0)")
+    assert run(program=[path]).returncode != 0
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_stays_behind(script: Script, how: signal.Signals) -> None:
+    path = script("import time; say('here'); time.sleep(300)")
+    before = namespaces()
+    line = cluster(program=[path])
+    with subprocess.Popen(
+        line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "here\n"
+        family = psutil.Process(started.pid).children(recursive=True)
+        assert len(family) >= 4  # unshare, the command again, two torchruns and their ranks
+        started.send_signal(how)
+        started.wait(20)
+    assert not psutil.wait_procs(family, 10)[1]
+    end = time.monotonic() + 10
+    while namespaces() != before and time.monotonic() < end:
+        time.sleep(0.05)
+    assert namespaces() == before
+
+
+def test_there_may_be_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert "need root" in sandbox.reason_against()
+    with pytest.raises(OSError, match="need root"):
+        sandbox.enter()
+
+
+# ---- MPI ----------------------------------------------------------------------------------------
+
+
+@needs_mpi
+def test_core_over_mpi(script: Script) -> None:
+    """Every collective; groups of groups; MPI is ours to start, and to end."""
+    path = script(
+        """
+        import sys
+        import numpy as np
+        from sdp_plugins.core import Group
+        from tests.core.test_programs import Program
+
+        assert "mpi4py" not in sys.modules
+        with Group.from_env(timeout_s=30) as group:
+            program = Program(group, 2)
+            program.all_reduce_in_place = program.all_reduce
+            wrong = program.run()
+            odd = group.new_group([1, 3])
+            if odd is not None:
+                data = np.full(100_000, group.rank, np.float32)
+                odd.all_reduce(data)
+                wrong += [] if (data == 4).all() else ["sub-group"]
+                odd.close()
+            large = np.arange(3_000_000, dtype=np.float32) % 1000 + group.rank
+            group.all_reduce(large)
+            right = (np.arange(3_000_000) % 1000) * 4 + 6
+            wrong += [] if np.array_equal(large, right) else ["large"]
+        say(group.rank, group.nodes.members, wrong, "mpi4py.MPI" in sys.modules)
+        """
+    )
+    expected = [f"{rank} ((0, 1), (2, 3)) [] True" for rank in range(4)]
+    assert mpirun([path]) == expected
+
+
+@needs_mpi
+def test_one_node_does_not_touch_mpi(script: Script) -> None:
+    path = script(
+        """
+        import sys
+        import numpy as np
+        from sdp_plugins.core import Group
+
+        with Group.from_env(timeout_s=30) as group:
+            data = np.ones(1000)
+            group.all_reduce(data)
+        say(group.rank, data[0], "mpi4py.MPI" in sys.modules)
+        """
+    )
+    assert mpirun([path], layout=(1, 2)) == ["0 2.0 False", "1 2.0 False"]
+
+
+@needs_mpi
+@pytest.mark.parametrize("level", ["single", "serialized", "multiple"])
+def test_mpi_that_the_program_has_started(script: Script, level: str) -> None:
+    path = script(
+        f"""
+        import mpi4py
+        mpi4py.rc.thread_level = {level!r}
+        from mpi4py import MPI
+        import numpy as np
+        from sdp_plugins.core import Group, RendezvousError
+
+        try:
+            with Group.from_env(timeout_s=30) as group:
+                data = np.ones(100_000)
+                group.all_reduce(data)
+                say(group.rank, data[0])
+        except RendezvousError as error:
+            say("refused", "MPI_THREAD_SERIALIZED" in str(error))
+        MPI.COMM_WORLD.Barrier()  # it is the program's still
+        """
+    )
+    lines = mpirun([path], layout=(2, 1))
+    # A library may give more than was asked for.
+    assert lines == ["0 2.0", "1 2.0"] or (level == "single" and lines == ["refused True"] * 2)
+
+
+@needs_mpi
+def test_torch_over_mpi(script: Script) -> None:
+    """A job that mpirun has started takes MPI; ranks that are told of an exception end in order."""
+    path = script(
+        """
+        import os, sys
+        from datetime import timedelta
+        import torch
+        import torch.distributed as dist
+
+        rank, size = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
+        os.environ.update(MASTER_ADDR="node0", MASTER_PORT="29400")
+        dist.init_process_group("smddp", rank=rank, world_size=size, timeout=timedelta(seconds=20))
+        data = torch.ones(300_000)
+        dist.all_reduce(data)
+        assert (data == size).all()
+        say(rank, type(dist.group.WORLD._group._network).__name__)
+        try:
+            if rank == 3:
+                raise KeyError("no such file")
+            dist.all_reduce(data)
+        except KeyError as error:
+            dist.group.WORLD.abort(error)
+        except RuntimeError as error:
+            text = str(error)
+            say(rank, "KeyError: 'no such file'" in text, "rank 3" in text)
+        """
+    )
+    options = ("--nodes", "2", "--ranks-per-node", "2", "--launcher", "mpirun")
+    done = run(*options, "--mpi-prefix", MPI, program=[path])
+    lines = sorted(done.stdout.splitlines())
+    assert lines == [
+        "0 MpiNetwork",
+        "0 True True",
+        "1 MpiNetwork",
+        "1 True True",
+        "2 MpiNetwork",
+        "2 True True",
+        "3 MpiNetwork",
+    ], done.stdout + done.stderr
+
+
+LINK_DOWN = """
+    import os, subprocess, time
+    from datetime import timedelta
+    {setup}
+    start = time.monotonic()
+    try:
+        for turn in range(1000):
+            if turn == 3 and group.node_rank == 1 and group.local_rank == 0:
+                subprocess.run(["ip", "link", "set", "net0", "down"], check=True)
+            reduce()
+    except RuntimeError as error:
+        took = time.monotonic() - start
+        there = "node0" if group.node_rank else "node1"
+        named = f"on {{there}}" in str(error)
+        say(group.rank, type(error).__name__, named, took < 10)
+    time.sleep(4)  # the other one says it too
+    end_launchers()
+    os._exit(0)
+"""
+
+
+@needs_mpi
+def test_a_link_goes_down_under_mpi(script: Script) -> None:
+    setup = """
+    import numpy as np
+    from sdp_plugins.core import Group
+    group = Group.from_env(timeout_s=3)
+    data = np.zeros(200_000, np.float32)
+    reduce = lambda: group.all_reduce(data)
+    """
+    path = script(LINK_DOWN.format(setup=setup.strip()))
+    options = ("--nodes", "2", "--ranks-per-node", "1", "--launcher", "mpirun")
+    done = run(*options, "--mpi-prefix", MPI, program=[path])
+    lines = sorted(line for line in done.stdout.splitlines() if "Error" in line)
+    # mpirun itself may end the node that it cannot reach any more.
+    assert "0 CollectiveTimeoutError True True" in lines, done.stdout + done.stderr
+
+
+# ---- torchrun -----------------------------------------------------------------------------------
+
+
+def test_a_link_goes_down_under_torchrun(script: Script) -> None:
+    setup = """
+    import torch, torch.distributed as dist
+    dist.init_process_group("smddp", timeout=timedelta(seconds=3))
+    group = dist.group.WORLD._group
+    data = torch.zeros(200_000)
+    reduce = lambda: dist.all_reduce(data)
+    """
+    path = script(LINK_DOWN.format(setup=setup.strip()))
+    done = run("--nodes", "2", "--ranks-per-node", "1", program=[path])
+    lines = sorted(line for line in done.stdout.splitlines() if "Error" in line)
+    # Who hears of it second may find the connection closed.
+    assert len(lines) == 2 and all(
+        line in (f"{rank} CollectiveTimeoutError True True", f"{rank} PeerLostError True True")
+        for rank, line in enumerate(lines)
+    ), done.stdout + done.stderr
+
+
+def test_lightning_on_two_nodes(script: Script) -> None:
+    path = script(
+        """
+        import lightning, torch
+        import torch.distributed as dist
+        from torch.utils.data import DataLoader, TensorDataset
+
+        class Model(lightning.LightningModule):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(10, 1)
+            def training_step(self, batch, index):
+                return self.layer(batch[0]).square().mean()
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=0.01)
+
+        torch.manual_seed(0)
+        trainer = lightning.Trainer(
+            num_nodes=2, devices=1, accelerator="cpu", strategy="smddp", max_epochs=1,
+            logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False,
+        )
+        model = Model()
+        trainer.fit(model, DataLoader(TensorDataset(torch.randn(32, 10)), batch_size=4))
+        total = sum(parameter.sum() for parameter in model.parameters())
+        totals = [torch.zeros(()) for _ in range(2)]
+        dist.all_gather(totals, total.detach())
+        say(trainer.global_rank, trainer.node_rank, dist.group.WORLD._group.nodes.count,
+              bool(totals[0] == totals[1]))
+        """
+    )
+    done = run("--nodes", "2", program=[path])
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = sorted(line for line in done.stdout.splitlines() if line[:1].isdigit())
+    assert lines == ["0 0 2 True", "1 1 2 True"]
