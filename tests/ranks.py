@@ -219,7 +219,7 @@ class Rank:
         """How the case ended, or "running" after the time-out."""
         end = time.monotonic() + timeout_s
         while self._outcome is None:
-            if not self.wait(end - time.monotonic()):
+            if self.connection.closed or not self.wait(end - time.monotonic()):
                 return Outcome("running")
             self.receive()
         return self._outcome

@@ -45,6 +45,8 @@ ENVIRONMENT = {
     "core/config.py": "the settings",
     "launch/supervise.py": "prepares the ranks' environment",
     "bench/job.py": "prepares the ranks' environment",
+    "bench/cluster/program.py": "prepares the ranks' environment",
+    "bench/cluster/sandbox.py": "marks the process that it starts in the sandbox",
     "lightning/launcher.py": "marks the processes that Lightning starts",
     "lightning/parent_watch.py": "finds that mark",
     "lightning/environment.py": "takes the address that the launcher has set",

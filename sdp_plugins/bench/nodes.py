@@ -120,39 +120,33 @@ def _busier(traffic: Traffic) -> int:
 
 
 def nodes_table(rows: Sequence[Row], nbytes: int, rounds: int) -> Table:
-    """One row per layout and speed; every peer's time against the wire's."""
-    peers = list(dict.fromkeys(peer for row in rows for peer in row.times_s))
+    """One line per layout, speed and peer."""
     table = Table(
         title=f"all_reduce of {format_size(nbytes)} {DTYPE} across nodes, "
         f"{machine.describe()['cores']} cores for all of them",
-        caption=f"milliseconds and times the wire limit, the payload's 2S(M-1)/M; medians of "
-        f"{rounds} alternating rounds. Link: bytes at the interface / payload, and how much more "
-        "the busiest node's is than the least busy one's",
+        caption="x wire: the time that the payload's 2S(M-1)/M bytes need on the links; medians "
+        f"of {rounds} alternating rounds. Link: bytes at a node's interface, headers and all, per "
+        "byte of payload; spread: how much more the busiest node has than the least busy one",
         box=box.SIMPLE_HEAD,
     )
-    table.add_column("nodes\nx ranks", no_wrap=True)
-    for name in ("Gbit/s", "wire", *peers):
-        table.add_column(name, justify="right", no_wrap=True)
-    ours = [peer for peer in peers if peer.startswith("smddp")]
-    for peer in ours:
-        table.add_column(f"link\n{peer}", justify="right", no_wrap=True)
+    for name in ("nodes x ranks", "Gbit/s", "wire ms", "peer", "ms", "x wire", "link", "spread"):
+        justify: Any = "left" if name in ("nodes x ranks", "peer") else "right"
+        table.add_column(name, justify=justify, no_wrap=True)
     for row in rows:
-        cells = [_cell(row, peer) for peer in peers] + [_link(row, peer) for peer in ours]
-        table.add_row(str(row.layout), f"{row.gbit:g}", f"{row.wire_s * 1e3:.0f}", *cells)
+        place = [str(row.layout), f"{row.gbit:g}", f"{row.wire_s * 1e3:.0f}"]
+        for peer, time_s in row.times_s.items():
+            sent = row.sent.get(peer, [])
+            table.add_row(
+                *place,
+                peer,
+                f"{time_s * 1e3:.0f}",
+                f"{time_s / row.wire_s:.2f}",
+                f"{sum(sent) / len(sent):.3f}" if sent else "-",
+                f"{100 * (max(sent) / min(sent) - 1):.1f} %" if sent else "-",
+            )
+            place = ["", "", ""]
+        table.add_section()
     return table
-
-
-def _cell(row: Row, peer: str) -> str:
-    if peer not in row.times_s:
-        return "-"
-    return f"{row.times_s[peer] * 1e3:.0f}  {row.times_s[peer] / row.wire_s:.2f}"
-
-
-def _link(row: Row, peer: str) -> str:
-    if peer not in row.sent:
-        return "-"
-    sent = row.sent[peer]
-    return f"{sum(sent) / len(sent):.3f}  {100 * (max(sent) / min(sent) - 1):.1f}%"
 
 
 def notes(rows: Sequence[Row]) -> list[str]:

@@ -19,6 +19,7 @@ from .dtypes import DType, ReduceOp
 from .errors import is_news, name_error
 from .internode.choice import for_environment, mpi_is_there
 from .internode.mpi import MpiNetwork
+from .internode.spanning_group import SpanningGroup
 from .internode.wire import Network
 from .rendezvous import Exchange, StoreExchange
 from .store import Store
@@ -452,6 +453,8 @@ class Group:
         """
         if op not in _OPERATIONS:
             raise ValueError(f"there is no operation {op!r}; there are {', '.join(_OPERATIONS)}")
+        if isinstance(self._native, SpanningGroup):
+            return self._native.explain(op, nbytes)
         return _native.explain(_native.Op[op], nbytes, registered)
 
     @property

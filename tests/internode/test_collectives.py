@@ -235,3 +235,42 @@ def test_groups_of_some_ranks(rank_pool: Pool, root: str) -> None:
         [(0, 0, 2, 0)],
         [(1, 0, 1, 1), (0, 0, 1, 0), (1, 1, 2, 0)],
     ]
+
+
+def use_registered(rank: int, world: int, layout: str, root: str) -> list[str]:
+    """In memory that this node's ranks map, steps copy nothing; some may have other memory."""
+    group = spanning_group(layout, root)
+    count = 700_001
+    memory = np.frombuffer(group.allocate(4 * count * world), np.float32)
+    wrong = []
+    for mixed in (False, True):
+        private = np.empty_like(memory) if mixed and rank % 2 else memory
+        inputs = [values("float32", count, r) for r in range(world)]
+        expected = by_nodes(group, inputs, "float32", "sum")
+        place = private[:count]
+        place[:] = inputs[rank]
+        group.all_reduce(place)
+        if not same_bits(place, expected):
+            wrong.append(f"all_reduce, mixed {mixed}")
+        output = private[: count * world]
+        output[rank * count : (rank + 1) * count] = inputs[rank]
+        group.all_gather(output, output[rank * count : (rank + 1) * count])
+        if not same_bits(output, np.concatenate(inputs)):
+            wrong.append(f"all_gather, mixed {mixed}")
+        part = np.empty(count, np.float32)
+        output[:] = np.concatenate([np.roll(inputs[rank], shift) for shift in range(world)])
+        group.reduce_scatter(part, output)
+        if not same_bits(part, np.roll(expected, rank)):
+            wrong.append(f"reduce_scatter, mixed {mixed}")
+        root_of_all = world - 1
+        place[:] = inputs[rank]
+        group.broadcast(place, root_of_all)
+        if not same_bits(place, inputs[root_of_all]):
+            wrong.append(f"broadcast, mixed {mixed}")
+    return wrong
+
+
+@pytest.mark.parametrize("layout", ["1+2", "2x2", "3+1"])
+def test_registered_memory(rank_pool: Pool, root: str, layout: str) -> None:
+    world = len(LAYOUTS[layout])
+    assert rank_pool(world).run(use_registered, layout, root) == [[]] * world

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .. import _native
+from ..nodes import Nodes
 from .call import Call, Piece
 from .format import Format
 from .scattered import Scattered
@@ -51,6 +52,18 @@ def all_reduce(call: Call, keep: frozenset[int] | None = None) -> None:
 def reduce(call: Call) -> None:
     """Run reduce: all_reduce whose result only the root keeps."""
     all_reduce(call, frozenset({call.request.root}))
+
+
+def describe(op: str, nbytes: int, nodes: Nodes) -> str:
+    """What an operation on so many bytes does between nodes."""
+    if op not in ("all_reduce", "reduce"):
+        return "every rank's data goes straight to the nodes that need it, once"
+    if nbytes <= SMALL_NBYTES:
+        return "the first ranks of the nodes swap the nodes' sums: 1 hop"
+    return (
+        f"{nodes.lanes} ranks of each exchange segments of {SEGMENT_NBYTES >> 20} MiB directly: "
+        "2 hops"
+    )
 
 
 class _Small:

@@ -321,7 +321,7 @@ class Call:
             f"[rank {here.rank}/{here.nodes.world_size}] {self.title}: {what}{last}. "
             f"Hint: {_HINTS.get(kind, 'see the other ranks.')}"
         )
-        return kind(text, ranks=ranks, op=self.op, seq=self.seq, elapsed_s=self.elapsed_s)
+        return kind(text, ranks=set(ranks), op=self.op, seq=self.seq, elapsed_s=self.elapsed_s)
 
 
 _HINTS: dict[type[SdpError], str] = {

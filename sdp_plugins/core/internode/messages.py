@@ -209,7 +209,10 @@ class Messages:
         for thread in threads:
             if thread is not None and thread is not threading.current_thread():
                 thread.join(limit_s)
-        return not any(thread is not None and thread.is_alive() for thread in threads)
+        ended = not any(thread is not None and thread.is_alive() for thread in threads)
+        for _, channel in self._streams.values():
+            channel.close(abandon=not ended)
+        return ended
 
     def _stream(self, op: str, peer: int) -> tuple[Stream, Channel[Any]]:
         key = op, peer

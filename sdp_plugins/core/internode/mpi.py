@@ -313,6 +313,7 @@ class MpiChannel:
         """See ``Channel``."""
         other = copy.copy(self)
         other._tag += 2
+        other._ear = None
         return other
 
     def tell(self, notice: bytes) -> None:
@@ -342,7 +343,7 @@ class MpiChannel:
             if self._closed:
                 return
             self._closed = True
-            if not self._heard:
+            if self._ear is not None and not self._heard:
                 self._ear.Cancel()
                 self._ear.Wait()
             if abandon:

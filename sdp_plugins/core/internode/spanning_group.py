@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import _native
 from ..nodes import Nodes
+from .all_reduce import describe
 from .call import Here, Piece, Request
 from .engine import END_LIMIT_S, Engine, closed, wait_uninterrupted
 from .messages import Messages
@@ -195,6 +196,11 @@ class SpanningGroup:
         return Request(
             op, dtype, _NO_OP, 1.0, -1, sends, recvs, timeout_s, peer=peer, tag=tag, shape=shape
         )
+
+    def explain(self, op: str, nbytes: int) -> str:
+        """Say how an operation travels."""
+        nodes = self._here.nodes
+        return f"hierarchical: {nodes.count} nodes, {describe(op, nbytes, nodes)}"
 
     def add_region(self, ptr: int, nbytes: int, fd: int, offset: int) -> int:
         """Offer memory to the ranks of this node."""

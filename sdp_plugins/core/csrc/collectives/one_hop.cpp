@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <numeric>
 #include <string>
 
 namespace sdp {
@@ -91,7 +92,11 @@ OneHop::OneHop(Operation& op, std::span<const Piece> pieces) : op_(op), pieces_(
   record.inlined =
       choose_path(request.op, total_bytes(pieces, op.itemsize()), false) == Path::inlined;
   for (std::size_t i = 0; i < pieces.size(); ++i) op.own().splits(op.seq())[i] = pieces[i].count;
-  if (record.inlined) show_inline();
+  if (record.inlined) {
+    show_inline();
+  } else if (request.part) {
+    announce_place(record);
+  }
   op.arrive(record);
 
   bool all_inlined = true;
@@ -109,8 +114,50 @@ OneHop::OneHop(Operation& op, std::span<const Piece> pieces) : op_(op), pieces_(
       rounds_ = std::max(rounds_, Shards::ceil_div(length, chunk(n_pieces(r))));
     }
   }
-  if (all_inlined) path_ = Path::inlined;
+  if (all_inlined) {
+    path_ = Path::inlined;
+  } else if (request.part && find_places()) {
+    path_ = Path::zero_copy;
+  }
   op.set_path(path_);
+}
+
+void OneHop::announce_place(Record& record) {
+  const std::size_t nbytes = total_bytes(pieces_, op_.itemsize());
+  record.registered = nbytes == 0;
+  if (nbytes == 0) return;
+  const std::byte* end = nullptr;
+  const std::byte* begin = nullptr;
+  for (const Piece& piece : pieces_) {
+    if (piece.count == 0) continue;
+    if (begin == nullptr) begin = piece.data;
+    if (end != nullptr && piece.data != end) return;
+    end = piece.data + piece.count * op_.itemsize();
+  }
+  const auto place = op_.regions().find(begin, nbytes);
+  if (!place) return;
+  record.registered = 1;
+  record.region = place->region;
+  record.offset = place->offset;
+}
+
+bool OneHop::find_places() {
+  const auto shown = [&](int r) {
+    const auto& lengths = offers_[static_cast<std::size_t>(r)];
+    return std::accumulate(lengths.begin(), lengths.end(), std::uint64_t{0});
+  };
+  for (int r = 0; r < op_.world_size(); ++r) {
+    if (op_.record(r).registered == 0 && shown(r) > 0) return false;
+  }
+  for (int r = 0; r < op_.world_size(); ++r) {
+    const std::uint64_t count = shown(r);
+    const Record& record = op_.record(r);
+    const bool elsewhere = r != op_.rank() && count > 0;
+    places_.push_back(
+        elsewhere ? op_.regions().address(r, {record.region, record.offset}, count * op_.itemsize())
+                  : nullptr);
+  }
+  return true;
 }
 
 // A peer may have written anything: none of it is a length or an index here before this has passed.
@@ -161,6 +208,13 @@ OneHop::Part OneHop::part(int rank, std::size_t piece, std::size_t round) const 
     std::uint64_t before = 0;
     for (std::size_t p = 0; p < piece; ++p) before += count(rank, p);
     return {op_.segment(rank).inline_payload(op_.seq()) + before * op_.itemsize(), {0, whole}};
+  }
+  if (path_ == Path::zero_copy) {
+    const auto& lengths = offers_[static_cast<std::size_t>(rank)];
+    const std::uint64_t before = std::accumulate(
+        lengths.begin(), lengths.begin() + static_cast<std::ptrdiff_t>(piece), std::uint64_t{0});
+    const std::byte* first = places_[static_cast<std::size_t>(rank)];
+    return {first == nullptr ? nullptr : first + before * op_.itemsize(), {0, whole}};
   }
   const std::size_t step = chunk(n_pieces(rank));
   const std::size_t begin = std::min<std::size_t>(round * step, whole);

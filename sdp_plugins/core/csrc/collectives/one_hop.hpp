@@ -1,7 +1,8 @@
 // The pattern of every collective with a single hop: each rank shows pieces, the others take what
 // they need. Small payloads are shown with the announcement itself (one synchronization in all),
 // larger ones go through the staging slots in rounds, where showing round i overlaps taking round i
-// - 1.
+// - 1. The steps of a larger group's operations are taken straight from registered memory, if all
+// ranks show such.
 #pragma once
 
 #include <span>
@@ -26,6 +27,12 @@ class OneHop {
   template <class Take>
   void run(Take&& take) {
     if (path_ == Path::inlined) return take(std::size_t{0});
+    if (path_ == Path::zero_copy) {
+      take(std::size_t{0});
+      op_.publish();
+      op_.await_all();  // what a rank shows belongs to its caller again only when all have it
+      return;
+    }
     op_.lockstep(rounds_, [&](std::size_t round) { show(round); }, take);
   }
 
@@ -38,6 +45,8 @@ class OneHop {
 
  private:
   bool sound(int rank, bool inlined) const;  // whether what it announced can be
+  void announce_place(Record& record);       // where the pieces lie, if in one registered run
+  bool find_places();                        // of all ranks; false if not all are registered
   void show(std::size_t round);
   void show_inline();
   std::size_t chunk(std::size_t pieces) const;  // elements per piece and round
@@ -46,6 +55,7 @@ class OneHop {
   std::span<const Piece> pieces_;
   // The lengths of all ranks' pieces, read once: a peer could change its own at any time.
   std::vector<std::vector<std::uint64_t>> offers_;
+  std::vector<const std::byte*> places_;  // zero-copy: of all ranks' first pieces
   Path path_ = Path::staged;
   std::size_t rounds_ = 0;
 };
