@@ -133,7 +133,7 @@ class Group:
         """
         exchange = StoreExchange(store, f"sdp/{name}", rank, world_size)
         config = Config.from_env().on_the_wire(wire_dtype)
-        if network is None and mpi_is_there(rank, world_size):
+        if network is None and mpi_is_there():
             network = MpiNetwork()
         return cls._meet(rank, world_size, exchange, name, timeout_s, config, network)
 

@@ -248,6 +248,12 @@ class GlooChannel:
         """See ``Channel``."""
         return GlooChannel(self._group, self._board, MESSAGES)
 
+    def abandon(self, pending: Sequence[Message]) -> bool:
+        """See ``Channel``: a time-out ends gloo's connections."""
+        for message in [message for message in pending if not message.done][:1]:
+            _look_at(message)
+        return False
+
     def tell(self, notice: bytes) -> None:
         """See ``Channel``."""
         self._board.post(notice)

@@ -41,7 +41,7 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
 
     def meet(part: TorchStore) -> Group:
         network = None
-        if config.internode == "gloo" or not mpi_is_there(rank, size):
+        if config.internode == "gloo" or not mpi_is_there():
             network = GlooNetwork(part.raw)
         return Group.from_store(part, rank, size, name=name, timeout_s=timeout_s, network=network)
 

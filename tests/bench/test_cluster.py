@@ -263,6 +263,84 @@ def test_torch_over_mpi(script: Script) -> None:
     ], done.stdout + done.stderr
 
 
+@needs_mpi
+def test_ends_of_programs_over_mpi(script: Script) -> None:
+    """With a receive that nobody answers; with a forked child; in a job of two MPI worlds."""
+    path = script(
+        """
+        import sys
+        import numpy as np
+        from sdp_plugins.core import Group
+
+        group = Group.from_env(timeout_s=20)
+        child = os.fork()
+        if child == 0:
+            sys.exit(0)
+        status = os.waitpid(child, 0)[1]
+        group.barrier()
+        if group.rank == 0:
+            group.recv(np.zeros(5), 1, async_op=True)
+        say(group.rank, status)
+        """
+    )
+    assert mpirun([path], layout=(2, 1)) == ["0 0", "1 0"]
+
+
+@needs_mpi
+def test_an_exception_on_a_node_of_its_own(script: Script) -> None:
+    path = script(
+        """
+        import numpy as np
+        from sdp_plugins.core import Group
+
+        group = Group.from_env(timeout_s=40)
+        group.barrier()
+        if group.rank == 1:
+            raise KeyError("no such file")
+        try:
+            group.barrier()
+        except RuntimeError as error:
+            say("KeyError: 'no such file'" in str(error))
+        """
+    )
+    options = ("--nodes", "2", "--launcher", "mpirun", "--mpi-prefix", MPI)
+    done = run(*options, program=[path])
+    assert done.returncode != 0
+    assert "True" in done.stdout.splitlines(), done.stdout + done.stderr
+
+
+@needs_mpi
+def test_ranks_of_different_mpi_jobs(script: Script) -> None:
+    """torchrun's ranks are each alone in MPI's world: sums would be of one's own values."""
+    path = script(
+        """
+        import torch.distributed as dist
+        from sdp_plugins.core import Group, RendezvousError
+        from sdp_plugins.core.internode.mpi import MpiNetwork
+        from sdp_plugins.torch.store import TorchStore
+
+        rank = int(os.environ["RANK"])
+        store = dist.TCPStore("node0", 29400, 2, rank == 0)
+        try:
+            Group.from_store(TorchStore(store), rank, 2, network=MpiNetwork(), timeout_s=20)
+        except RendezvousError as error:
+            say("not of one MPI job" in str(error))
+        store.set(f"done{rank}", "")
+        store.get(f"done{1 - rank}")
+        """
+    )
+    library = str(next(Path(MPI).glob("lib/libmpi.so.*"), ""))
+    done = subprocess.run(
+        cluster("--nodes", "2", program=[path]),
+        env=environment() | {"MPI4PY_LIBMPI": library},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.stdout.splitlines() == ["True", "True"], done.stdout + done.stderr
+
+
 LINK_DOWN = """
     import os, subprocess, time
     from datetime import timedelta

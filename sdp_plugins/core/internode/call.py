@@ -212,11 +212,11 @@ class Call:
             return
         said[here.node] = mine
         parties: dict[bytes, list[int]] = {}
-        for node, header in sorted(said.items()):
-            parties.setdefault(header, []).append(node)
+        for node, header in sorted(said.items()):  # titles may differ: sizes need not be equal
+            parties.setdefault(header[:compared], []).append(node)
         words = "; ".join(
-            f"{here.nodes.name(self._ranks_on(at))}: {header[compared:].rstrip(bytes(1)).decode()}"
-            for header, at in parties.items()
+            f"{here.nodes.name(self._ranks_on(at))}: {_title(said[at[0]])}"
+            for at in parties.values()
         )
         largest = max(parties.values(), key=len)
         blamed = self._ranks_on([node for node in said if node not in largest])
@@ -261,10 +261,9 @@ class Call:
         done = set(map(id, pending))
         self._open = [message for message in self._open if id(message) not in done]
 
-    @property
-    def unfinished(self) -> bool:
-        """Whether messages may still read or write memory."""
-        return bool(self._open)
+    def abandon(self) -> bool:
+        """Give up what is on its way, after a failure; whether some of it still is."""
+        return bool(self._open) and self._channel.abandon(self._open)
 
     def _explained(self, error: WireError, peers: tuple[int, ...]) -> SdpError:
         """What a broken connection means, unless whoever broke it says so himself."""
@@ -332,6 +331,17 @@ _HINTS: dict[type[SdpError], str] = {
     CollectiveMismatchError: "all ranks must call the same operations in the same order, with the "
     "same types and sizes, and fusion buffers of the same tensors.",
 }
+
+
+def closed(here: Here) -> SdpError:
+    """What use of a closed group raises."""
+    head = f"[rank {here.rank}/{here.nodes.world_size}] "
+    return SdpError(head + "the group is closed. Hint: make a new one.")
+
+
+def _title(header: bytes) -> str:
+    title: bytes = _HEADER.unpack(header)[-1]
+    return title.rstrip(b"\0").decode(errors="replace")
 
 
 def _of(array: np.ndarray) -> tuple[int, int]:

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from ..config import Config, environment
-from ..launchers import HYDRA, OPEN_MPI, PMIX, Environment, first_set
+from ..launchers import ENVIRONMENT, HYDRA, OPEN_MPI, PMIX, Environment, first_set
 from ..rendezvous import EnvHub, Exchange
 from ..topology import Topology
 from . import mpi
 from .wire import Network
 
 
-def mpi_is_there(rank: int, world_size: int, env: Environment | None = None) -> bool:
-    """Whether these ranks are those of an MPI job, and mpi4py is installed.
+def mpi_is_there(env: Environment | None = None) -> bool:
+    """Whether mpirun, or what does the same, has started this job's ranks, and mpi4py is installed.
 
     torchrun inside mpirun hands mpirun's variables down to ranks that are not MPI's.
     """
     given = environment() if env is None else env
-    if not mpi.installed():
+    if not mpi.installed() or first_set(given, ("TORCHELASTIC_RUN_ID",)):
         return False
-    if mpi.in_use():
-        return True
-    if first_set(given, ("TORCHELASTIC_RUN_ID",)):
-        return False
+    job = ENVIRONMENT.read(given)
     places = [launcher.read(given) for launcher in (OPEN_MPI, HYDRA, PMIX)]
-    return any(place.rank == rank and place.size in (None, world_size) for place in places)
+    return any(place.rank is not None and not place.contradicts(job) for place in places)
 
 
 def for_environment(
@@ -41,7 +38,7 @@ def for_environment(
             "SDP_INTERNODE=gloo is for PyTorch's groups; without a framework there is only mpi."
         )
     rank, size = topology.rank, topology.world_size
-    if size == 1 or not mpi_is_there(rank, size):
+    if size == 1 or not mpi_is_there():
         return EnvHub(topology, name), None
     if topology.local_size == size:
         return EnvHub(topology, name), mpi.MpiNetwork()

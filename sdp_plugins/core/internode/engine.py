@@ -13,7 +13,7 @@ from ..errors import SdpError
 from . import all_reduce as reductions
 from . import broadcast as broadcasts
 from . import gathers
-from .call import Call, Here, Request
+from .call import Call, Here, Request, closed
 from .messages import failure_fields
 from .notice import Notice, kind_of
 from .reduce_scatter import reduce_scatter
@@ -79,6 +79,7 @@ class Engine:
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(END_LIMIT_S)
+            self.abandoned = self.abandoned or thread.is_alive()
 
     def _start(self) -> None:
         if self._thread is None and not self._stopping:
@@ -106,16 +107,17 @@ class Engine:
 
     def _run(self, request: Request) -> SdpError | None:
         here = self._here
-        failure = here.native.failure()
-        if isinstance(failure, SdpError):
-            return failure
+        known = here.native.failure()
+        if isinstance(known, SdpError):
+            return known
         self._seq += 1
         call = Call(here, request, self._seq)
         try:
             PROGRAMS[request.op](call)
         except BaseException as error:
-            self.abandoned = self.abandoned or call.unfinished
-            return self.fail(call, error)
+            failure = self.fail(call, error)  # others are told first
+            self.abandoned = call.abandon() or self.abandoned
+            return failure
         here.last_completed = f"{call.op} #{call.seq}"
         for name in [n for n, pool in here.pools.items() if pool.nbytes > MOST_KEPT_NBYTES]:
             del here.pools[name]
@@ -148,12 +150,6 @@ class Engine:
         with suppress(WireError):  # whoever cannot be told finds out by himself
             if self._here.channel.told() is None:
                 self._here.channel.tell(notice.pack())
-
-
-def closed(here: Here) -> SdpError:
-    """What use of a closed group raises."""
-    head = f"[rank {here.rank}/{here.nodes.world_size}] "
-    return SdpError(head + "the group is closed. Hint: make a new one.")
 
 
 def wait_uninterrupted(work: _native.Work, limit_s: float) -> None:

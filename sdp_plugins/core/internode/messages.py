@@ -14,7 +14,7 @@ import numpy as np
 
 from .. import _native
 from ..errors import CollectiveMismatchError, SdpError
-from .call import Call, Here, Request
+from .call import Call, Here, Request, closed
 from .notice import kind_of
 from .wire import Channel
 
@@ -54,10 +54,14 @@ class Stream:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._stopping = False
+        self.abandoned = False
+        """Whether messages were on their way when one failed."""
 
     def post(self, post: Post) -> None:
         """Queue a post."""
         with self._changed:
+            if self._stopping:
+                raise closed(post.call.here)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
                 self._thread.start()
@@ -86,6 +90,7 @@ class Stream:
                     continue
                 except BaseException as error:
                     failure = self._fail(post.call, error)
+                    self.abandoned = post.call.abandon()
             post.work.fail(*failure_fields(failure))
 
     def _carry_out(self, post: Post) -> None:
@@ -203,13 +208,14 @@ class Messages:
         return work
 
     def close(self, limit_s: float) -> bool:
-        """End all threads; whether they have ended."""
+        """End all threads; whether they have ended, and no message was on its way."""
         with self._lock:
             threads = [stream.stop() for stream, _ in self._streams.values()]
         for thread in threads:
             if thread is not None and thread is not threading.current_thread():
                 thread.join(limit_s)
         ended = not any(thread is not None and thread.is_alive() for thread in threads)
+        ended = ended and not any(stream.abandoned for stream, _ in self._streams.values())
         for _, channel in self._streams.values():
             channel.close(abandon=not ended)
         return ended

@@ -12,12 +12,14 @@ import copy
 import functools
 import importlib
 import importlib.util
+import os
 import struct
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +33,13 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 20e-6, 200e-6
 POLLS = 20
 """Before the first pause: a small message of a peer that is there has arrived by then."""
 TELL_LIMIT_S = 0.5
+ABANDON_LIMIT_S = 0.5
 TAGS = 3
 """Of a group: its collectives, its notices, its sends and receives."""
 PRINT_S = 1.0
 """How long a failed rank stays, so that mpirun does not end the others before they can say why."""
 
-_CARD = struct.Struct("<III")
+_CARD = struct.Struct("<IIII")
 
 
 def installed() -> bool:
@@ -44,17 +47,12 @@ def installed() -> bool:
     return importlib.util.find_spec("mpi4py") is not None
 
 
-def in_use() -> bool:
-    """Whether the program has started MPI itself."""
-    module = sys.modules.get("mpi4py.MPI")
-    return module is not None and module.Is_initialized() and not module.Is_finalized()
-
-
 @dataclass(eq=False)
 class Message(Pending):
     """One MPI request."""
 
     request: Any
+    receives: bool = False
 
 
 class MpiNetwork:
@@ -68,17 +66,25 @@ class MpiNetwork:
         """Agree on numbers, and on a communicator if there is none yet."""
         end = time.monotonic() + timeout_s
         mpi = runtime()
-        card = _CARD.pack(mpi.rank, mpi.next_tag, mpi.has_own_communicator)
+        card = _CARD.pack(mpi.rank, mpi.size, mpi.draw_tag(), mpi.has_own_communicator)
         cards = [_CARD.unpack(blob) for blob in exchange(card, timeout_s)]
-        tag = max(next_tag for _, next_tag, _ in cards)
-        mpi.reserve(tag)
+        ranks = [world_rank for world_rank, *_ in cards]
+        if len(set(ranks)) < len(ranks) or {size for _, size, *_ in cards} != {mpi.size}:
+            raise RendezvousError(
+                f"[rank {rank}/{len(ranks)}] rendezvous '{name}': these ranks are not of one MPI "
+                f"job: in MPI's world they are {ranks} of {[size for _, size, *_ in cards]}. Hint: "
+                "the mpirun that starts the job must belong to the MPI library that mpi4py loads "
+                "(MPI4PY_LIBMPI); in PyTorch SDP_INTERNODE=gloo does without MPI."
+            )
+        tag = cards[0][2]  # drawn by one rank from numbers of its own
+        mpi.check_tag(tag)
         have_own = [bool(has_own) for *_, has_own in cards]
         if len(cards) == mpi.size and not any(have_own):
             mpi.duplicate(end)
             have_own = [True]
         # Whoever has none shares the program's, where a receive of any tag could take our messages.
         comm = mpi.comm if all(have_own) else mpi.world
-        return MpiChannel(mpi, comm, rank, nodes, [world_rank for world_rank, _, _ in cards], tag)
+        return MpiChannel(mpi, comm, rank, nodes, ranks, tag)
 
 
 class MpiExchange:
@@ -109,10 +115,10 @@ class MpiExchange:
         if not mpi.has_own_communicator:
             mpi.duplicate(end)
         lengths = bytearray(4 * mpi.size)
-        mpi.finish(mpi.comm.Iallgather(struct.pack("<I", len(blob)), lengths), end)
+        mpi.all_gather(struct.pack("<I", len(blob)), lengths, end)
         longest = max(struct.unpack(f"<{mpi.size}I", lengths))
         blobs = bytearray(longest * mpi.size)
-        mpi.finish(mpi.comm.Iallgather(blob.ljust(longest, b"\0"), blobs), end)
+        mpi.all_gather(blob.ljust(longest, b"\0"), blobs, end)
         sizes = struct.unpack(f"<{mpi.size}I", lengths)
         return [bytes(blobs[i * longest : i * longest + n]) for i, n in enumerate(sizes)]
 
@@ -122,14 +128,19 @@ class Runtime:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.pid = os.getpid()
         self.failed = False
+        self.ended = False
+        """Whether MPI must not be called any more."""
         self.channels: weakref.WeakSet[MpiChannel] = weakref.WeakSet()
+        self._ours = False
         self._mpi = mpi = _load()
         if mpi.Is_finalized():
             raise RendezvousError("MPI has been finalized already. Hint: make groups before that.")
         if not mpi.Is_initialized():
-            mpi.Init_thread(mpi.THREAD_SERIALIZED)
-            atexit.register(self._leave)
+            mpi.Init_thread(mpi.THREAD_MULTIPLE)  # the program may call MPI too
+            self._ours = True
+        atexit.register(self._leave)
         if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
             raise RendezvousError(
                 "MPI was initialised without support for threads, but a thread sends the messages"
@@ -139,23 +150,36 @@ class Runtime:
         self.world = self.comm = mpi.COMM_WORLD
         self.rank, self.size = self.world.Get_rank(), self.world.Get_size()
         self.has_own_communicator = False
-        self.next_tag = 0
+        self._limit = int(self.world.Get_attr(mpi.TAG_UB))
+        self._drawn = 0
 
-    def reserve(self, tag: int) -> None:
-        """Take tags that no other group of this process uses."""
-        limit = self.world.Get_attr(self._mpi.TAG_UB)
+    def draw_tag(self) -> int:
+        """A tag, the first of some, that this rank has not drawn before, and no other rank will."""
+        with self.lock:
+            self._drawn += 1
+            return TAGS * ((self._drawn - 1) * int(self.size) + int(self.rank))
+
+    def check_tag(self, tag: int) -> None:
+        """Refuse a tag that this MPI does not have."""
+        limit = self._limit
         if tag + TAGS > limit:
             raise RendezvousError(
                 f"this MPI has {limit} tags, and so many groups have been made. "
                 "Hint: make groups once and keep them."
             )
-        self.next_tag = tag + TAGS
 
     def duplicate(self, end: float) -> None:
         """Make a communicator that the program does not use; called on all ranks."""
-        comm, request = self.world.Idup()
+        with self.lock:
+            comm, request = self.world.Idup()
         self.finish(request, end)
         self.comm, self.has_own_communicator = comm, True
+
+    def all_gather(self, mine: bytes, all_of_it: bytearray, end: float) -> None:
+        """Among all ranks of the world."""
+        with self.lock:
+            request = self.comm.Iallgather(mine, all_of_it)
+        self.finish(request, end)
 
     def finish(self, request: Any, end: float) -> None:
         """Wait for a request of the rendezvous."""
@@ -178,7 +202,13 @@ class Runtime:
     def test_all(self, requests: list[Any]) -> bool:
         """Whether all are done; makes progress."""
         with self.lock:
+            self.check()
             return bool(self._mpi.Request.Testall(requests))
+
+    def check(self) -> None:
+        """Refuse to call MPI where that is not allowed any more; with the lock."""
+        if self.ended or os.getpid() != self.pid:
+            raise WireError("MPI has been finalized, or belongs to the parent process")
 
     @property
     def any_source(self) -> int:
@@ -193,13 +223,16 @@ class Runtime:
 
     def _leave(self) -> None:
         """At the interpreter's end: MPI_Finalize, unless others would be waited for in vain."""
+        if os.getpid() != self.pid:
+            return  # a forked child's: MPI is its parent's
         for channel in list(self.channels):
             channel.close(abandon=self.failed)
+        with self.lock:
+            self.ended = True  # for threads that still wait
         if self.failed:
             time.sleep(PRINT_S)
-        elif not self._mpi.Is_finalized():
-            with self.lock:
-                self._mpi.Finalize()
+        elif self._ours and not self._mpi.Is_finalized():
+            self._mpi.Finalize()
 
 
 @functools.cache
@@ -264,7 +297,6 @@ class MpiChannel:
         self._notice = bytearray(NOTICE_NBYTES)
         self._heard = False
         self._told: list[Any] = []
-        self._kept: list[Any] = []
         self._closed = False
         with mpi.lock:
             self._ear = comm.Irecv(self._notice, mpi.any_source, tag + 1)
@@ -280,11 +312,14 @@ class MpiChannel:
         """See ``Channel``."""
         with self._mpi.lock:
             buffer = self._mpi.buffer(address, nbytes)
-            return self._start(peer, lambda: self._comm.Irecv(buffer, self._ranks[peer], self._tag))
+            message = self._start(
+                peer, lambda: self._comm.Irecv(buffer, self._ranks[peer], self._tag)
+            )
+            message.receives = True
+            return message
 
     def _start(self, peer: int, start: Callable[[], Any]) -> Message:
-        if self._closed:
-            raise WireError("MPI has been finalized", (peer,))
+        self._mpi.check()
         try:
             return Message(peer, start())
         except self._mpi.error as error:
@@ -307,7 +342,24 @@ class MpiChannel:
     def late(self, pending: Sequence[Message]) -> set[int]:
         """See ``Channel``."""
         with self._mpi.lock:
+            self._mpi.check()
             return {m.peer for m in pending if not m.request.Get_status()}
+
+    def abandon(self, pending: Sequence[Message]) -> bool:
+        """See ``Channel``: receives are cancelled, and what cannot be is given some time."""
+        requests = [message.request for message in pending]
+        with self._mpi.lock, suppress(WireError, self._mpi.error):
+            self._mpi.check()
+            for message in pending:
+                if message.receives:
+                    message.request.Cancel()
+        end = time.monotonic() + ABANDON_LIMIT_S
+        with suppress(WireError, self._mpi.error):
+            while time.monotonic() < end:
+                if self._mpi.test_all(requests):
+                    return False
+                time.sleep(LAST_PAUSE_S)
+        return True
 
     def branch(self) -> MpiChannel:
         """See ``Channel``."""
@@ -320,6 +372,7 @@ class MpiChannel:
         """See ``Channel``."""
         self._mpi.failed = True
         with self._mpi.lock:
+            self._mpi.check()
             self._told += [
                 self._comm.Isend(notice, self._ranks[peer], self._tag + 1) for peer in self._remote
             ]
@@ -330,7 +383,7 @@ class MpiChannel:
     def told(self) -> bytes | None:
         """See ``Channel``."""
         with self._mpi.lock:
-            if not self._heard and not self._closed:
+            if not self._heard and not self._closed and not self._mpi.ended:
                 self._heard = bool(self._ear.Test())
         if self._heard:
             self._mpi.failed = True
@@ -339,8 +392,10 @@ class MpiChannel:
 
     def close(self, *, abandon: bool) -> None:
         """See ``Channel``."""
+        if os.getpid() != self._mpi.pid:
+            return
         with self._mpi.lock:
-            if self._closed:
+            if self._closed or self._mpi.ended:
                 return
             self._closed = True
             if self._ear is not None and not self._heard:

@@ -5,20 +5,36 @@ It has the methods of the native group, which serves groups on one node.
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
 from .. import _native
+from ..errors import is_news, name_error
 from ..nodes import Nodes
 from .all_reduce import describe
-from .call import Here, Piece, Request
-from .engine import END_LIMIT_S, Engine, closed, wait_uninterrupted
+from .call import Here, Piece, Request, closed
+from .engine import END_LIMIT_S, Engine, wait_uninterrupted
 from .messages import Messages
 from .notice import Notice
 from .wire import Channel
 
 _NO_OP = _native.ReduceOp.sum
+
+
+_open: weakref.WeakSet[SpanningGroup] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """Close what the program has left open, while threads still run; others hear of an error."""
+    error = getattr(sys, "last_value", None)
+    for group in list(_open):
+        if error is not None and is_news(error):
+            group.abort(name_error(error))
+        group.close()
 
 
 class SpanningGroup:
@@ -46,6 +62,9 @@ class SpanningGroup:
         self._closed = False
         self._pid = os.getpid()
         self.last_path = "none"
+        _open.add(self)
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)  # the last to register is the first to run: before the network
 
     @property
     def native(self) -> _native.NativeGroup:
@@ -220,6 +239,8 @@ class SpanningGroup:
 
     def abort(self, reason: str) -> None:
         """Fail the group on all nodes."""
+        if self._closed or os.getpid() != self._pid:
+            return
         self._here.native.abort(reason)
         self._engine.tell(Notice(self._here.rank, "aborted", (self._here.rank,), reason))
 

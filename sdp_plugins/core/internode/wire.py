@@ -59,6 +59,13 @@ class Channel(Protocol[M]):
         the same to that one.
         """
 
+    def abandon(self, pending: Sequence[M]) -> bool:
+        """Give up messages after a failure: as far as possible, none is received any more.
+
+        Returns:
+            Whether some are still on their way.
+        """
+
     def tell(self, notice: bytes) -> None:
         """Tell the ranks on other nodes why this one gives up; the first notice counts."""
 
