@@ -3,6 +3,7 @@
 #
 #   make demo       train on handwritten digits with two workers, over gloo and over smddp
 #   make test       the Python tests              make cpp-test   the C++ tests
+#   make test-nodes those of several nodes (all of them only as root)
 #   make lint       ruff, codespell, clang-format make types      mypy
 #   make sanitize   the C++ tests under ASan and UBSan, then under TSan
 #   make bench      all_reduce against gloo       make stub       rewrite _native.pyi
@@ -11,7 +12,7 @@
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test bench lint types stub stub-check format cpp-test sanitize clean
+.PHONY: help venv demo test test-nodes bench lint types stub stub-check format cpp-test sanitize clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -57,9 +58,14 @@ $(VENV)/mpi/.installed: constraints.txt
 	$(VENV)/mpi/bin/pip install --quiet --disable-pip-version-check -c constraints.txt mpi4py mpich
 	@touch $@
 
-test: venv $(VENV)/mpi/.installed
+NODE_TESTS := tests/internode tests/bench/test_cluster.py
+test: venv
 	$(call say,Python tests)
-	SDP_TEST_MPI="$(abspath $(VENV)/mpi)" $(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(NODE_TESTS:%=--ignore=%) $(ARGS)
+
+test-nodes: venv $(VENV)/mpi/.installed
+	$(call say,tests of several nodes; those that need root or MPI are skipped without)
+	SDP_TEST_MPI="$(abspath $(VENV)/mpi)" $(BIN)/python -m pytest $(NODE_TESTS) $(ARGS)
 
 bench: venv
 	$(call say,all_reduce)
