@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import tempfile
 from collections.abc import Sequence
@@ -85,23 +86,10 @@ class Network:
 
     def traffic(self, node: int) -> Traffic:
         """What has crossed a node's link so far."""
-        # The switch's end: what it sends, the node receives.
-        folder = Path(f"/sys/class/net/sdp-port{node}/statistics")
-        if not folder.exists():
-            return self._traffic_by_ip(node)
-        received, sent = (int((folder / f"{way}_bytes").read_text()) for way in ("tx", "rx"))
-        return Traffic(sent, received)
-
-    def _traffic_by_ip(self, node: int) -> Traffic:
-        import json
-
         text = _run(f"ip -json -stats link show sdp-port{node}")
         stats = json.loads(text)[0]["stats64"]
+        # The switch's end: what it sends, the node receives.
         return Traffic(stats["rx"]["bytes"], stats["tx"]["bytes"])
-
-    def set_link(self, node: int, *, up: bool) -> None:
-        """Cut a node's link, or mend it."""
-        _run(f"ip link set sdp-port{node} {'up' if up else 'down'}")
 
     def _uts(self, node: int) -> str:
         return f"{self._folder.name}/uts{node}"

@@ -38,7 +38,7 @@ def _wait(launchers: list[subprocess.Popen[bytes]]) -> int:
     """Wait for all; when one fails, the others have a while to say why."""
     status, deadline = 0, None
     try:
-        while running := [launcher for launcher in launchers if launcher.poll() is None]:
+        while None in [launcher.poll() for launcher in launchers]:  # asks all of them
             failed = [launcher.returncode for launcher in launchers if launcher.returncode]
             if failed and deadline is None:
                 status, deadline = failed[0], time.monotonic() + END_LIMIT_S
@@ -46,7 +46,6 @@ def _wait(launchers: list[subprocess.Popen[bytes]]) -> int:
                 print("some ranks did not end and are killed", file=sys.stderr)
                 break
             time.sleep(0.02)
-            del running
     finally:
         for launcher in launchers:
             if launcher.poll() is None:

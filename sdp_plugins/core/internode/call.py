@@ -124,7 +124,6 @@ class Call:
         recvs: Sequence[Piece],
         *,
         root: int = -1,
-        dtype: _native.DType | None = None,
         accumulates: bool = False,
     ) -> None:
         """Run a collective among the ranks of this node.
@@ -134,7 +133,6 @@ class Call:
             sends: See the native ``Request``.
             recvs: As well.
             root: By its index on this node.
-            dtype: None: the operation's.
             accumulates: Whether a reduction's result stays in accumulators.
         """
         request = self.request
@@ -144,7 +142,7 @@ class Call:
             self.seq,
             accumulates,
             op,
-            request.dtype if dtype is None else dtype,
+            request.dtype,
             request.reduce_op,
             request.factor,
             root,

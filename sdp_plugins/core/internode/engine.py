@@ -14,8 +14,7 @@ from . import all_reduce as reductions
 from . import broadcast as broadcasts
 from . import gathers
 from .call import Call, Here, Request, closed
-from .messages import failure_fields
-from .notice import Notice, kind_of
+from .notice import Notice, failure_fields
 from .reduce_scatter import reduce_scatter
 from .wire import WireError
 
@@ -136,14 +135,7 @@ class Engine:
         if not self._stopping:
             self._tell(Notice.of(here.rank, failure))
         if already is None:
-            here.native.fail(
-                kind_of(failure),
-                str(failure),
-                list(failure.ranks),
-                call.op,
-                call.seq,
-                call.elapsed_s,
-            )
+            here.native.fail(*failure_fields(failure, "aborted"))
         return failure
 
     def _tell(self, notice: Notice) -> None:

@@ -7,7 +7,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ import numpy as np
 from .. import _native
 from ..errors import CollectiveMismatchError, SdpError
 from .call import Call, Here, Request, closed
-from .notice import kind_of
+from .notice import failure_fields
 from .wire import Channel
 
 _ENVELOPE = struct.Struct("<QQII")
@@ -116,13 +116,6 @@ class Sender(Stream):
         post.work.finish()
 
 
-@dataclass
-class Inbox:
-    """What has come from a rank and was not wanted yet."""
-
-    asides: list[Aside] = field(default_factory=list)
-
-
 class Receiver(Stream):
     """Receives from one rank; messages match posts by tag, in order.
 
@@ -132,7 +125,7 @@ class Receiver(Stream):
 
     def __init__(self, name: str, fail: Callable[[Call, BaseException], SdpError]) -> None:
         super().__init__(name, fail)
-        self._inbox = Inbox()
+        self._asides: list[Aside] = []  # came before anybody wanted them
 
     def _carry_out(self, post: Post) -> None:
         if not self._from_aside(post):
@@ -142,11 +135,11 @@ class Receiver(Stream):
 
     def _from_aside(self, post: Post) -> bool:
         address, nbytes = self._room(post)
-        for aside in self._inbox.asides:
+        for aside in self._asides:
             if aside.tag == post.call.request.tag:
                 self._check(post.call, aside.dtype, aside.data.nbytes, nbytes)
                 _copy(address, aside.data)
-                self._inbox.asides.remove(aside)
+                self._asides.remove(aside)
                 return True
         return False
 
@@ -163,7 +156,7 @@ class Receiver(Stream):
             return True
         data = np.empty(nbytes, np.uint8)
         call.wait([call.receive(peer, _native.address(data), nbytes)])
-        self._inbox.asides.append(Aside(dtype, tag, data))
+        self._asides.append(Aside(dtype, tag, data))
         return False
 
     @staticmethod
@@ -227,12 +220,6 @@ class Messages:
             stream = kind(f"sdp-{op}-{peer}", self._fail)
             self._streams[key] = stream, self._here.channel.branch()
         return self._streams[key]
-
-
-def failure_fields(error: SdpError) -> tuple[str, str, list[int], str, int, float]:
-    """A failure for a native work."""
-    kind = kind_of(error, "closed")
-    return kind, str(error), list(error.ranks), error.op, max(error.seq, 0), error.elapsed_s
 
 
 def _copy(address: int, data: np.ndarray) -> None:

@@ -84,3 +84,11 @@ def kind_of(error: BaseException, otherwise: str = "aborted") -> str:
         if isinstance(error, known):
             return kind
     return otherwise
+
+
+def failure_fields(
+    error: SdpError, otherwise: str = "closed"
+) -> tuple[str, str, list[int], str, int, float]:
+    """A failure as the native core takes it; `otherwise`: its kind, if it has none of its own."""
+    kind = kind_of(error, otherwise)
+    return kind, str(error), list(error.ranks), error.op, max(error.seq, 0), error.elapsed_s

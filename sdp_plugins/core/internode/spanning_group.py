@@ -22,9 +22,6 @@ from .messages import Messages
 from .notice import Notice
 from .wire import Channel
 
-_NO_OP = _native.ReduceOp.sum
-
-
 _open: weakref.WeakSet[SpanningGroup] = weakref.WeakSet()
 
 
@@ -91,7 +88,7 @@ class SpanningGroup:
         except BaseException:
             if not work.completed():
                 what = f"{op.name}: interrupted by a signal. Hint: make a new group."
-                self._fail("aborted", what)
+                self._here.native.abort(what)
                 wait_uninterrupted(work, END_LIMIT_S)
             raise
 
@@ -108,30 +105,8 @@ class SpanningGroup:
         layout: int = 0,
     ) -> _native.Work:
         """Queue the collective."""
-        here = self._here
-        shape = _native.describe(
-            op,
-            dtype,
-            reduce_op,
-            root,
-            list(sends),
-            list(recvs),
-            timeout_s,
-            here.rank,
-            here.nodes.world_size,
-        )
-        self._raise_if_failed()
-        request = Request(
-            op,
-            dtype,
-            reduce_op,
-            factor,
-            root,
-            tuple(sends),
-            tuple(recvs),
-            timeout_s,
-            layout=layout,
-            shape=shape,
+        request = self._request(
+            op, dtype, sends, recvs, timeout_s, reduce_op, factor, root, layout=layout
         )
         self.last_path = "hierarchical"
         return self._engine.submit(request)
@@ -165,7 +140,7 @@ class SpanningGroup:
     ) -> _native.Work:
         """Send to a rank; on this node through shared memory."""
         op, piece = _native.Op.send, (address, count)
-        request = self._message(op, dtype, (piece,), (), peer, tag, timeout_s)
+        request = self._request(op, dtype, (piece,), (), timeout_s, peer=peer, tag=tag)
         if peer not in self._here.local:
             return self._messages.post(request)
         index = self._here.nodes.index_of(peer)
@@ -181,28 +156,34 @@ class SpanningGroup:
                 "or make a group of this node's ranks."
             )
         op, piece = _native.Op.recv, (address, count)
-        request = self._message(op, dtype, (), (piece,), peer, tag, timeout_s)
+        request = self._request(op, dtype, (), (piece,), timeout_s, peer=peer, tag=tag)
         if peer not in self._here.local:
             return self._messages.post(request)
         index = self._here.nodes.index_of(peer)
         return self._here.native.recv(address, count, dtype, index, tag, timeout_s)
 
-    def _message(
+    def _request(
         self,
         op: _native.Op,
         dtype: _native.DType,
-        sends: tuple[Piece, ...],
-        recvs: tuple[Piece, ...],
-        peer: int,
-        tag: int,
+        sends: Sequence[Piece],
+        recvs: Sequence[Piece],
         timeout_s: float,
+        reduce_op: _native.ReduceOp = _native.ReduceOp.sum,
+        factor: float = 1.0,
+        root: int = -1,
+        *,
+        layout: int = 0,
+        peer: int = -1,
+        tag: int = 0,
     ) -> Request:
+        """Check a call, as far as this rank can."""
         here = self._here
         shape = _native.describe(
             op,
             dtype,
-            _NO_OP,
-            -1,
+            reduce_op,
+            root,
             list(sends),
             list(recvs),
             timeout_s,
@@ -213,7 +194,18 @@ class SpanningGroup:
         )
         self._raise_if_failed()
         return Request(
-            op, dtype, _NO_OP, 1.0, -1, sends, recvs, timeout_s, peer=peer, tag=tag, shape=shape
+            op,
+            dtype,
+            reduce_op,
+            factor,
+            root,
+            tuple(sends),
+            tuple(recvs),
+            timeout_s,
+            layout=layout,
+            peer=peer,
+            tag=tag,
+            shape=shape,
         )
 
     def explain(self, op: str, nbytes: int) -> str:
@@ -262,8 +254,3 @@ class SpanningGroup:
         failure = self.failure()
         if failure is not None:
             raise failure
-
-    def _fail(self, kind: str, what: str) -> None:
-        here = self._here
-        head = f"[rank {here.rank}/{here.nodes.world_size}] "
-        here.native.fail(kind, head + what, [here.rank], "", 0, 0.0)
