@@ -91,9 +91,9 @@ def accumulator_size(dtype: DType, op: ReduceOp) -> int:
 def describe(op: Op, dtype: DType, reduce_op: ReduceOp, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float, rank: int, world_size: int, peer: int = -1, tag: int = 0) -> str:
     """Checks a call as far as one rank can; what messages say of it."""
 
-def combine(dtype: DType, op: ReduceOp, sources: Sequence[int], target: int, count: int, divisor: int, from_accumulators: bool) -> None:
+def combine(dtype: DType, op: ReduceOp, sources: Sequence[int], target: int, count: int, divisor: int, from_accumulators: bool, to_accumulators: bool = False) -> None:
     """
-    Completes a reduction along the tree over `sources`; the target may be one of them.
+    Reduces along the tree over `sources`, and completes that unless the result stays in accumulators; the target may be one of the sources.
     """
 
 def narrow(dtype: DType, target: int, source: int, count: int) -> None:
@@ -153,18 +153,23 @@ class NativeGroup:
     def submit(self, op: Op, dtype: DType, reduce_op: ReduceOp, factor: float, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float) -> Work:
         """Queues the collective."""
 
-    def run_part(self, title: str, last_completed: str, seq: int, accumulates: bool, op: Op, dtype: DType, reduce_op: ReduceOp, factor: float, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float) -> None:
+    def run_part(self, title: str, last_completed: str, seq: int, accumulates: bool, op: Op, dtype: DType, reduce_op: ReduceOp, factor: float, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float, patience_s: float) -> None:
         """
         `run` for a step of a larger group's operation, of which messages speak.
         """
 
-    def compare(self, title: str, last_completed: str, seq: int, op: Op, dtype: DType, reduce_op: ReduceOp, root: int, layout: int, count: int, timeout_s: float) -> None:
+    def compare(self, title: str, last_completed: str, seq: int, op: Op, dtype: DType, reduce_op: ReduceOp, root: int, layout: int, count: int, timeout_s: float, patience_s: float) -> None:
         """
         Blocks until all ranks here have announced this operation of the larger group.
         """
 
     def watch(self, title: str) -> None:
         """Raises if a rank here has failed or ended, without waiting."""
+
+    def wait_elsewhere(self, waits: bool) -> None:
+        """
+        Says whether this rank waits for one of another node; those here are patient then.
+        """
 
     def fail(self, kind: str, text: str, ranks: Sequence[int], op: str, seq: int, elapsed_s: float) -> None:
         """Fails the group for a reason found elsewhere; the first one stays."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,6 +10,8 @@ from dataclasses import dataclass
 from . import _native
 from .config import Config
 from .errors import name_ranks
+from .internode import calibration
+from .internode.costs import Costs
 from .internode.spanning_group import SpanningGroup
 from .internode.wire import Network
 from .nodes import Nodes
@@ -86,30 +89,55 @@ def bring_up(
     assert network is not None
     wire_dtype = None if config.wire_dtype is None else _native.DType[config.wire_dtype]
     try:
-        _agree(meeting, exchange, f"{network.name} {config.wire_dtype}")
+        costs = _agree(meeting, exchange, network, config)
         left_s = meeting.occasion.deadline.remaining_s
         channel = network.open(rank, nodes, exchange, name, left_s)
     except BaseException:
         native.close()
         raise
-    return Membership(rank, nodes, name, SpanningGroup(rank, nodes, native, channel, wire_dtype))
+    group = SpanningGroup(rank, nodes, native, channel, wire_dtype, costs)
+    if costs is None:
+        try:
+            group.calibrate(meeting.occasion.deadline.remaining_s)
+        except BaseException:
+            group.close()
+            raise
+    calibration.remember(network.name, group.costs, config.calibration if rank == 0 else None)
+    return Membership(rank, nodes, name, group)
 
 
-def _agree(meeting: Meeting, exchange: Exchange, setting: str) -> None:
-    """Check that all ranks would use the network in the same way."""
-    occasion = meeting.occasion
-    said = exchange(setting.encode(), occasion.deadline.remaining_s)
-    others = [rank for rank, other in enumerate(said) if other != setting.encode()]
+def _agree(meeting: Meeting, exchange: Exchange, network: Network, config: Config) -> Costs | None:
+    """Check that all ranks would use the network in the same way.
+
+    Returns:
+        What rank 0 knows of the network's costs: all go by that.
+    """
+    occasion, setting = meeting.occasion, f"{network.name} {config.wire_dtype}"
+    costs = problem = ""
+    if occasion.rank == 0:
+        try:
+            measured = calibration.known(network.name, config.calibration)
+            costs = measured.to_json() if measured else ""
+        except ValueError as error:
+            problem = str(error)
+    mine = json.dumps([setting, costs, problem])
+    blobs = exchange(mine.encode(), occasion.deadline.remaining_s)
+    said = [json.loads(blob) for blob in blobs]
+    others = [rank for rank, (other, *_) in enumerate(said) if other != setting]
     if others:
-        raise occasion.error(
-            ReasonError.refused(
-                f"this rank would use {setting} between nodes, but {name_ranks(others)} "
-                f"{said[others[0]].decode(errors='replace')}",
-                "SDP_INTERNODE and SDP_WIRE_DTYPE must be equal on all ranks, and mpirun has to "
-                "start all or none",
-                others,
-            ).reason
+        refusal = ReasonError.refused(
+            f"this rank would use {setting} between nodes, but {name_ranks(others)} "
+            f"{said[others[0]][0]}",
+            "SDP_INTERNODE and SDP_WIRE_DTYPE must be equal on all ranks, and mpirun has to "
+            "start all or none",
+            others,
         )
+        raise occasion.error(refusal.reason)
+    _, costs, problem = said[0]
+    if problem:
+        hint = "remove the file that rank 0 was given, to have the network measured again"
+        raise occasion.error(ReasonError.refused(problem, hint, [0]).reason)
+    return Costs.from_json(costs) if costs else None
 
 
 def _share_memory(

@@ -30,6 +30,7 @@ _NAMES = (
     "SDP_JOB_ID",
     "SDP_INTERNODE",
     "SDP_WIRE_DTYPE",
+    "SDP_CALIBRATION",
 )
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -59,6 +60,8 @@ class Config:
             started the ranks (``SDP_INTERNODE``).
         wire_dtype: ``"bfloat16"`` or ``"float16"``: how float32 values travel between nodes when
             they are reduced; None leaves them as they are (``SDP_WIRE_DTYPE``).
+        calibration: File with measured costs of the network between nodes, written by rank 0 if it
+            is not there; None measures once per process (``SDP_CALIBRATION``).
     """
 
     timeout_s: float | None = None
@@ -69,6 +72,7 @@ class Config:
     spin_us: int | None = None
     internode: str | None = None
     wire_dtype: str | None = None
+    calibration: str | None = None
 
     @property
     def wait_s(self) -> float:
@@ -114,6 +118,7 @@ class Config:
             spin_us=read("SDP_SPIN_US", _spin_us, cls.spin_us),
             internode=read("SDP_INTERNODE", _internode, cls.internode),
             wire_dtype=read("SDP_WIRE_DTYPE", _wire_dtype, cls.wire_dtype),
+            calibration=read("SDP_CALIBRATION", _path, cls.calibration),
         )
 
 
@@ -188,6 +193,10 @@ def _wire_dtype(name: str, text: str) -> str | None:
     if word not in ("none", "float32", "bfloat16", "float16"):
         raise _refuse(name, text, "bf16, fp16 or none")
     return None if word in ("none", "float32") else word
+
+
+def _path(name: str, text: str) -> str:
+    return text
 
 
 def _switch(name: str, text: str) -> bool:

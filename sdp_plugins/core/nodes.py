@@ -78,8 +78,8 @@ class Nodes:
         They do where each node has the same power of two of consecutive ranks, and in few other
         cases.
         """
-        by_nodes = _tree([_tree(ranks) for ranks in self.members])
-        return by_nodes == _tree(range(self.world_size))
+        by_nodes = tree([tree(ranks) for ranks in self.members])
+        return by_nodes == tree(range(self.world_size))
 
     def name(self, ranks: Sequence[int]) -> str:
         """Write ranks for a message: ``rank 1 on node0, ranks 4-6 on node1``."""
@@ -89,9 +89,9 @@ class Nodes:
         return ", ".join(f"{name_ranks(there)} on {host}" for host, there in by_host.items())
 
 
-def _tree(parts: Sequence[object]) -> object:
-    """The order of adding as nested pairs: ((0 + 1) + (2 + 3)) + 4."""
+def tree(parts: Sequence[object]) -> object:
+    """The order in which parts are added, as nested pairs: ((0 + 1) + (2 + 3)) + 4."""
     if len(parts) == 1:
         return parts[0]
     half = 1 << ((len(parts) - 1).bit_length() - 1)
-    return _tree(parts[:half]), _tree(parts[half:])
+    return tree(parts[:half]), tree(parts[half:])

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 
 from sdp_plugins.core import RendezvousError
 from sdp_plugins.core.config import environment
-from sdp_plugins.core.internode.wire import Pending, WireError
+from sdp_plugins.core.internode.wire import Pending, Way, WireError
 from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.core.rendezvous import Exchange
 
@@ -31,8 +31,8 @@ LOOK_EVERY_S = 0.2
 ANSWER_S = 0.02
 POST_LIMIT_S = 0.5
 NOTICE = "notice"
-MESSAGES = 2**30
-"""First tag of sends and receives; below are those of collectives."""
+TAGS = 2**27
+"""Of each way; a message's is its number among those of its way to its receiver."""
 GLANCE = timedelta(milliseconds=20)
 JOIN_LIMIT_S = 2.0
 ProcessGroupGloo: Any = c10d.ProcessGroupGloo  # torch's stubs know little of it
@@ -168,9 +168,9 @@ class GlooChannel:
     the order in which they were started, and whoever waits here looks at what it has seen.
     """
 
-    def __init__(self, group: Any, board: Board, first_tag: int = 0) -> None:
+    def __init__(self, group: Any, board: Board, way: Way = Way.there) -> None:
         self._group = group
-        self._first_tag = first_tag
+        self._first_tag = way * TAGS
         self._board = board
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
@@ -198,7 +198,7 @@ class GlooChannel:
         tensor = torch.frombuffer(memory, dtype=torch.uint8)
         self._number += 1
         count = counts[peer] = counts.get(peer, 0) + 1
-        tag = self._first_tag + count % MESSAGES
+        tag = self._first_tag + count % TAGS
         try:
             message = Message(peer, self._number, start([tensor], peer, tag), tensor)
         except RuntimeError as error:
@@ -219,16 +219,18 @@ class GlooChannel:
         """See ``Channel``."""
         queue = self._queue
         queue.awaited = last = max(pending, key=lambda message: message.number)
-        broken: list[Message] = []
-        while not last.done and not broken:
+        while not last.done and not any(message.error for message in pending):
             if queue.seen.wait(SLICE_S):
                 queue.seen.clear()
             else:
                 watch()
-            broken = [message for message in pending if message.error]
         queue.awaited = None
-        if broken:
-            raise WireError(broken[0].error, tuple(message.peer for message in broken))
+        _raise_if_broken(pending)
+
+    def done(self, pending: Sequence[Message]) -> bool:
+        """See ``Channel``."""
+        _raise_if_broken(pending)
+        return all(message.done for message in pending)
 
     def late(self, pending: Sequence[Message]) -> set[int]:
         """See ``Channel``.
@@ -244,9 +246,9 @@ class GlooChannel:
             thread.join()
         return {message.peer for message in open_ones if not message.done}
 
-    def branch(self) -> GlooChannel:
+    def branch(self, way: Way) -> GlooChannel:
         """See ``Channel``."""
-        return GlooChannel(self._group, self._board, MESSAGES)
+        return GlooChannel(self._group, self._board, way)
 
     def abandon(self, pending: Sequence[Message]) -> bool:
         """See ``Channel``: a time-out ends gloo's connections."""
@@ -298,6 +300,12 @@ def _wait_for_all(queue: Queue) -> None:
             queue.seen.set()
         if error and queue.stopping:
             return
+
+
+def _raise_if_broken(messages: Sequence[Message]) -> None:
+    broken = [message for message in messages if message.error]
+    if broken:
+        raise WireError(broken[0].error, tuple(message.peer for message in broken))
 
 
 def _look_at(message: Message) -> None:

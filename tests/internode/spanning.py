@@ -10,6 +10,8 @@ from unittest import mock
 import torch.distributed as dist
 
 from sdp_plugins.core import Group
+from sdp_plugins.core.internode import costs as choosing
+from sdp_plugins.core.internode.plan import Plan
 from sdp_plugins.core.rendezvous import announcement
 from sdp_plugins.torch.gloo_network import GlooNetwork
 from sdp_plugins.torch.store import TorchStore
@@ -27,6 +29,12 @@ LAYOUTS = {
     "3+1": (0, 0, 0, 1),
     "4x1": (0, 1, 2, 3),
 }
+# Those of tests that take every plan, and only those.
+LAYOUTS_OF_PLANS = {
+    "6x1": (0, 1, 2, 3, 4, 5),
+    "8x1": (0, 1, 2, 3, 4, 5, 6, 7),
+    "4x2": (0, 0, 1, 1, 2, 2, 3, 3),
+}
 
 
 @contextmanager
@@ -41,7 +49,7 @@ def meet(
     layout: str, root: str, name: str, timeout_s: float = TIMEOUT_S, wire_dtype: str | None = None
 ) -> Group:
     """Make a group; `root` is a folder of this group's own."""
-    rank, nodes = int(os.environ["RANK"]), LAYOUTS[layout]
+    rank, nodes = int(os.environ["RANK"]), (LAYOUTS | LAYOUTS_OF_PLANS)[layout]
     store = dist.FileStore(f"{root}/{name}", len(nodes))
     with on_node(nodes[rank]):
         return Group.from_store(
@@ -62,3 +70,18 @@ def spanning_group(layout: str, root: str) -> Group:
         kept[key] = meet(layout, root, layout)
     group: Group = kept[key]
     return group
+
+
+@contextmanager
+def only(plan: Plan) -> Iterator[None]:
+    """Have this rank find no other plan."""
+
+    def one(*args: object, **options: object) -> Iterator[Plan]:
+        yield plan
+
+    choosing.choose.cache_clear()
+    try:
+        with mock.patch.object(choosing, "candidates", one):
+            yield
+    finally:
+        choosing.choose.cache_clear()

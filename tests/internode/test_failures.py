@@ -6,8 +6,10 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -18,10 +20,12 @@ from sdp_plugins.core import (
     PeerLostError,
     SdpError,
 )
-from tests.internode.spanning import LAYOUTS, meet
+from sdp_plugins.core.internode.exchange import Segment
+from sdp_plugins.core.internode.plan import Kind, Plan
+from tests.internode.spanning import LAYOUTS, meet, only
 from tests.ranks import Outcome, Ranks, Start, say
 
-LIMIT_S = 1.5
+LIMIT_S = 2.0
 SLACK_S = 6.0
 """Graces of the waits, gloo's own notice, and a busy machine."""
 
@@ -71,6 +75,25 @@ def test_a_stopped_rank(start_pooled: Start, tmp_path: Path, layout: str, victim
         assert time.monotonic() - since < LIMIT_S + SLACK_S
         text = rf"rank {victim} (on node. )?(did not a|arrived, but stalled)"
         check(found, CollectiveTimeoutError, (victim,), text)
+
+
+def stall_at_the_end(rank: int, world: int, layout: str, root: str, victim: int) -> None:
+    """One rank never takes its operation's last step on its node; the other nodes go on."""
+    with meet(layout, root, "g") as group:
+        group.timeout_s = LIMIT_S
+        data = np.zeros(500_000, np.float32)
+        group.all_reduce(data)
+        stalls = mock.Mock(side_effect=lambda: time.sleep(4 * LIMIT_S))
+        stalling = mock.patch.object(Segment, "_gather_node", stalls)
+        with only(Plan(Kind.exchange, (2,), 2**20)), stalling if rank == victim else nullcontext():
+            while True:
+                group.all_reduce(data)
+
+
+def test_who_waits_for_another_node_is_not_to_blame(start_pooled: Start, tmp_path: Path) -> None:
+    """Rank 1 waits for rank 0, rank 0 for rank 2, and that for rank 3."""
+    with start_pooled(4, stall_at_the_end, "2x2", str(tmp_path), 3) as ranks:
+        check(outcomes(ranks, 3), CollectiveTimeoutError, (3,), "rank 3 .*(did not a|but stalled)")
 
 
 def give_up(rank: int, world: int, layout: str, root: str, what: str, victim: int) -> None:

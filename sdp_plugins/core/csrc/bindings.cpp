@@ -127,15 +127,15 @@ class NativeGroup {
   }
   void run_part(const std::string& title, const std::string& last_completed, std::uint64_t seq,
                 bool accumulates, Op op, DType dtype, ReduceOp reduce_op, double factor, int root,
-                const Pieces& sends, const Pieces& recvs, double timeout_s) {
+                const Pieces& sends, const Pieces& recvs, double timeout_s, double patience_s) {
     Request request = make(op, dtype, reduce_op, factor, root, sends, recvs, timeout_s);
-    request.part = Part{title, last_completed, seq, false, accumulates};
+    request.part = Part{title, last_completed, seq, false, accumulates, patience_s};
     const WithoutGil released;
     engine_->run(std::move(request), check_signals);
   }
   void compare(const std::string& title, const std::string& last_completed, std::uint64_t seq,
                Op op, DType dtype, ReduceOp reduce_op, int root, std::uint32_t layout,
-               std::uint64_t count, double timeout_s) {
+               std::uint64_t count, double timeout_s, double patience_s) {
     Request request;
     request.op = op;
     request.dtype = dtype;
@@ -144,13 +144,16 @@ class NativeGroup {
     request.layout = layout;
     request.recvs.push_back({nullptr, count});
     request.timeout_s = timeout_s;
-    request.part = Part{title, last_completed, seq, true, false};
+    request.part = Part{title, last_completed, seq, true, false, patience_s};
     const WithoutGil released;
     engine_->run(std::move(request), check_signals);
   }
   void watch(const std::string& title) {
     const WithoutGil released;
     communicator_->watch(title);
+  }
+  void wait_elsewhere(bool waits) {
+    communicator_->peers().own().header().elsewhere.store(waits ? 1 : 0);
   }
   void fail(const std::string& kind, const std::string& text, const std::vector<int>& ranks,
             const std::string& op, std::uint64_t seq, double elapsed_s) {
@@ -361,17 +364,20 @@ NB_MODULE(_native, m) {
   m.def(
       "combine",
       [](DType dtype, ReduceOp op, const std::vector<std::uintptr_t>& sources,
-         std::uintptr_t target, std::size_t count, int divisor, bool from_accumulators) {
+         std::uintptr_t target, std::size_t count, int divisor, bool from_accumulators,
+         bool to_accumulators) {
         std::vector<const std::byte*> from;
         for (std::uintptr_t source : sources)
           from.push_back(reinterpret_cast<const std::byte*>(source));
         auto* const to = reinterpret_cast<std::byte*>(target);
         Reducer reducer(best_kernels(), dtype, op, std::vector<double>(sources.size(), 1.0));
         const WithoutGil released;
-        reducer.run(from, {&to, 1}, count, {from_accumulators, false, divisor});
+        reducer.run(from, {&to, 1}, count, {from_accumulators, to_accumulators, divisor});
       },
       "dtype"_a, "op"_a, "sources"_a, "target"_a, "count"_a, "divisor"_a, "from_accumulators"_a,
-      "Completes a reduction along the tree over `sources`; the target may be one of them.");
+      "to_accumulators"_a = false,
+      "Reduces along the tree over `sources`, and completes that unless the result stays in "
+      "accumulators; the target may be one of the sources.");
   m.def(
       "narrow",
       [](DType to, std::uintptr_t target, std::uintptr_t source, std::size_t count) {
@@ -475,13 +481,15 @@ NB_MODULE(_native, m) {
            "sends"_a, "recvs"_a, "timeout_s"_a, "Queues the collective.")
       .def("run_part", &NativeGroup::run_part, "title"_a, "last_completed"_a, "seq"_a,
            "accumulates"_a, "op"_a, "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a, "sends"_a,
-           "recvs"_a, "timeout_s"_a,
+           "recvs"_a, "timeout_s"_a, "patience_s"_a,
            "`run` for a step of a larger group's operation, of which messages speak.")
       .def("compare", &NativeGroup::compare, "title"_a, "last_completed"_a, "seq"_a, "op"_a,
-           "dtype"_a, "reduce_op"_a, "root"_a, "layout"_a, "count"_a, "timeout_s"_a,
+           "dtype"_a, "reduce_op"_a, "root"_a, "layout"_a, "count"_a, "timeout_s"_a, "patience_s"_a,
            "Blocks until all ranks here have announced this operation of the larger group.")
       .def("watch", &NativeGroup::watch, "title"_a,
            "Raises if a rank here has failed or ended, without waiting.")
+      .def("wait_elsewhere", &NativeGroup::wait_elsewhere, "waits"_a,
+           "Says whether this rank waits for one of another node; those here are patient then.")
       .def("fail", &NativeGroup::fail, "kind"_a, "text"_a, "ranks"_a, "op"_a, "seq"_a,
            "elapsed_s"_a, "Fails the group for a reason found elsewhere; the first one stays.")
       .def("all_reduce", &NativeGroup::all_reduce, "address"_a, "count"_a, "dtype"_a, "reduce_op"_a,

@@ -94,13 +94,23 @@ void Operation::await_rank(int rank, std::uint32_t step) {
   while (true) {
     const std::uint32_t seen = signal.value.load(std::memory_order_acquire);
     if (static_cast<std::int32_t>(seen - step) >= 0) return;
-    const double left_s = request_.timeout_s - (now_s() - started_s_);
+    const double left_s = limit_s(step) - (now_s() - started_s_);
     signal.sleep(seen, static_cast<std::uint32_t>(std::clamp(left_s * 1e6, 1.0, 1.0 * kSliceUs)));
     if (signal.reached(step)) return;
     if (context_.patience.interrupt) context_.patience.interrupt();
     check_peers(step);
-    if (now_s() - started_s_ > request_.timeout_s) time_out(step);
+    if (now_s() - started_s_ > limit_s(step)) time_out(step);
   }
+}
+
+// Who waits for a rank of another node is not to blame, and is told who is.
+double Operation::limit_s(std::uint32_t step) const {
+  const double patience_s = request_.part ? request_.part->patience_s : 0;
+  if (patience_s <= 0) return request_.timeout_s;
+  const std::vector<int> late = missing(step);
+  const bool wait_elsewhere = std::all_of(
+      late.begin(), late.end(), [&](int r) { return segment(r).header().elsewhere.load() != 0; });
+  return request_.timeout_s + (wait_elsewhere ? patience_s : 0);
 }
 
 std::vector<int> Operation::missing(std::uint32_t step) const {

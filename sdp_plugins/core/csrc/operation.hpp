@@ -86,6 +86,7 @@ class Operation {
   Announcements disagreement(const std::vector<int>& absent) const;
   void compare_records() const;
   void check_withdrawn() const;
+  double limit_s(std::uint32_t step) const;
   std::vector<int> missing(std::uint32_t step) const;
   void time_out(std::uint32_t step) const;
 

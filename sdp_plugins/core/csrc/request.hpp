@@ -25,6 +25,7 @@ struct Part {
   std::uint64_t seq = 0;       // of that operation
   bool compares_only = false;  // announces that operation; ends when all ranks here have agreed
   bool accumulates = false;    // reductions stay in accumulators: more are to come
+  double patience_s = 0;       // added to the time-out while all that are late wait elsewhere
 };
 
 // What each operation shows to the others (`sends`) and takes from them (`recvs`): one piece, or

@@ -18,7 +18,7 @@
 
 namespace sdp {
 
-inline constexpr std::uint64_t kMagic = 0x31306b6c61706473;  // "sdpalk01"
+inline constexpr std::uint64_t kMagic = 0x32306b6c61706473;  // "sdpalk02"
 inline constexpr std::size_t kAlign = 128;  // two cache lines: the prefetcher's pair
 inline constexpr std::size_t kInlineBytes = 32 * 1024;
 inline constexpr int kSlots = 3;  // a slot is filled, reduced and read in three successive rounds
@@ -57,7 +57,8 @@ struct Header {
   std::int32_t cause_ranks[8];  // -1 ends the list
   char cause_text[512];
   std::atomic<PeerState> state;
-  Signal step;  // of collectives: how far this rank has come
+  std::atomic<std::uint32_t> elsewhere;  // whether this rank waits for one of another node
+  Signal step;                           // of collectives: how far this rank has come
   Signal bell;  // of send/recv: rung by peers that filled or drained a ring
 };
 static_assert(sizeof(Header) <= 1024);

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from .. import _native
-from .call import DIRECT_HEADERS, Call
+from .call import Call
+from .headers import DIRECT
 from .wire import Pending
 
 SEGMENT_NBYTES = 2**20
@@ -86,7 +87,7 @@ def barrier(call: Call) -> None:
     """All have come once the nodes have compared what they call; of many nodes, not all do."""
     call.begin(gate=False)
     here = call.here
-    if here.leads and here.nodes.count > DIRECT_HEADERS:
+    if here.leads and here.nodes.count > DIRECT:
         _dissemination(call)
     if len(here.local) > 1:
         call.step(Op.barrier, (), ())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import struct
+import ctypes
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,18 +20,16 @@ from ..errors import (
     SdpError,
 )
 from ..nodes import Nodes
+from .costs import Costs
+from .headers import Headers
 from .notice import Notice
-from .wire import Channel, Pending, WireError
+from .wire import Channel, Pending, Way, WireError
 
 Piece = tuple[int, int]
 """Address and number of elements."""
 
 LOOK_EVERY_S = 0.05
 MOST_GRACE_S = 1.0
-DIRECT_HEADERS = 16
-"""Up to so many nodes everyone compares with everyone, so that the message can tell it all."""
-
-_HEADER = struct.Struct("<QiiiiIQ220s")
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,22 @@ class Request:
             return sum(count for _, count in self.recvs)
         return max((count for _, count in (*self.sends, *self.recvs)), default=0)
 
+    def touches(self, other: Request) -> bool:
+        """Whether the two use some of the same memory."""
+        mine, theirs = self._spans(), other._spans()
+        spans = sorted([(*span, 0) for span in mine] + [(*span, 1) for span in theirs])
+        ends = [0, 0]
+        for begin, end, owner in spans:
+            if ends[1 - owner] > begin:
+                return True
+            ends[owner] = max(ends[owner], end)
+        return False
+
+    def _spans(self) -> list[tuple[int, int]]:
+        size = _native.itemsize(self.dtype)
+        pieces = (*self.sends, *self.recvs)
+        return [(address, address + count * size) for address, count in pieces if count]
+
 
 @dataclass
 class Here:
@@ -67,6 +83,7 @@ class Here:
         native: The group of this node's ranks.
         channel: To the other nodes.
         wire_dtype: 16-bit type of float32 values between nodes; None leaves them as they are.
+        costs: By which plans are chosen; equal on all ranks.
         last_completed: For messages.
     """
 
@@ -75,6 +92,7 @@ class Here:
     native: _native.NativeGroup
     channel: Channel[Any]
     wire_dtype: _native.DType | None = None
+    costs: Costs = field(default_factory=Costs)
     last_completed: str = ""
     pools: dict[str, np.ndarray] = field(default_factory=dict)
 
@@ -82,9 +100,30 @@ class Here:
         self.node = self.nodes.node_of(self.rank)
         self.index = self.nodes.index_of(self.rank)
         self.local = self.nodes.members[self.node]
+        self.channels: dict[Way, Channel[Any]] = {
+            Way.there: self.channel,
+            **{way: self.channel.branch(way) for way in (Way.further, Way.back, Way.headers)},
+        }
+        self._elsewhere = 0
+        self._elsewhere_lock = threading.Lock()
         self.others = tuple(
             (self.node + step) % self.nodes.count for step in range(1, self.nodes.count)
         )
+
+    def shrink(self, most_nbytes: int) -> None:
+        """Give back scratch memory, the largest first: headers that are on their way are small."""
+        kept = sum(pool.nbytes for pool in self.pools.values())
+        for name, pool in sorted(self.pools.items(), key=lambda item: -item[1].nbytes):
+            if kept <= most_nbytes:
+                return
+            kept -= pool.nbytes
+            del self.pools[name]
+
+    def wait_elsewhere(self, more: int) -> None:
+        """Count this rank's operations that wait for other nodes longer than they should."""
+        with self._elsewhere_lock:
+            self._elsewhere += more
+            self.native.wait_elsewhere(self._elsewhere > 0)
 
     @property
     def leads(self) -> bool:
@@ -92,14 +131,41 @@ class Here:
         return self.index == 0
 
 
+class Queue(Protocol):
+    """The operations of a group, in order."""
+
+    def look_ahead(self) -> None:
+        """Tell other nodes of the next operation, if it can begin before this one has ended."""
+
+    def follower(self, call: Call) -> Call | None:
+        """Begin the next operation, if all of this node's ranks can now."""
+
+    def finish(self, call: Call) -> None:
+        """An operation is done, while one that follows it still runs."""
+
+
 class Call:
-    """What a program works with: steps of this node, messages to others, waits with a deadline."""
+    """What a program works with: steps of this node, messages to others, waits with a deadline.
+
+    Args:
+        here: The group.
+        request: What to do.
+        seq: Its number.
+        channels: Where messages go, if not where the group's collectives send theirs.
+        queue: Where it comes from, if others can follow before it has ended.
+    """
 
     def __init__(
-        self, here: Here, request: Request, seq: int, channel: Channel[Any] | None = None
+        self,
+        here: Here,
+        request: Request,
+        seq: int,
+        channels: Mapping[Way, Channel[Any]] | None = None,
+        queue: Queue | None = None,
     ) -> None:
         self.here = here
-        self._channel = channel or here.channel
+        self._queue = queue
+        self._channels = channels or here.channels
         self.request = request
         self.seq = seq
         self.itemsize = _native.itemsize(request.dtype)
@@ -107,8 +173,11 @@ class Call:
         self.title = " ".join(filter(None, (f"{self.op} #{seq}", request.shape)))
         self._started_s = time.monotonic()
         self._looked_s = self._started_s
-        self._open: list[Pending] = []
-        self._waits_for: Sequence[Pending] = ()
+        self._open: dict[Way, list[Pending]] = {}
+        self._headers: Headers | None = None
+        self._overdue = False
+        self.chain = 1
+        """How many nodes may wait for each other, one for the next, until a culprit is found."""
 
     @property
     def elapsed_s(self) -> float:
@@ -136,21 +205,52 @@ class Call:
             accumulates: Whether a reduction's result stays in accumulators.
         """
         request = self.request
+        self._step(
+            op, request.dtype, request.reduce_op, sends, recvs, root=root, accumulates=accumulates
+        )
+
+    def _step(
+        self,
+        op: _native.Op,
+        dtype: _native.DType,
+        reduce_op: _native.ReduceOp,
+        sends: Sequence[Piece],
+        recvs: Sequence[Piece],
+        *,
+        root: int = -1,
+        accumulates: bool = False,
+    ) -> None:
         self.here.native.run_part(
             self.title,
             self.here.last_completed,
             self.seq,
             accumulates,
             op,
-            request.dtype,
-            request.reduce_op,
-            request.factor,
+            dtype,
+            reduce_op,
+            self.request.factor,
             root,
             list(sends),
             list(recvs),
-            # Who is waited for may itself wait for another node: that wait ends first.
-            self._left_s(2),
+            self._left_s(1),
+            self._patience_s(),
         )
+
+    def restart(self) -> None:
+        """Have the time-out begin now."""
+        self._started_s = time.monotonic()
+
+    def end(self) -> None:
+        """The operation is done."""
+        if self._overdue:
+            self._overdue = False
+            self.here.wait_elsewhere(-1)
+
+    def announce(self) -> Headers:
+        """On a node's first rank: tell the other nodes what is called, if they have not been."""
+        if self._headers is None:
+            self._headers = Headers(self)
+        return self._headers
 
     def begin(self, *, gate: bool = True) -> None:
         """Compare what all ranks have called, before anything moves.
@@ -159,6 +259,7 @@ class Call:
             gate: Whether ranks other than their node's first go on to use the network, for which
                 all have to wait until the nodes agree.
         """
+        self.restart()
         request = self.request
         self.here.native.compare(
             self.title,
@@ -170,71 +271,59 @@ class Call:
             request.root,
             request.layout,
             request.count,
-            self._left_s(0),
+            self._left_s(1),
+            self._patience_s(),
         )
+        self.restart()  # all ranks of the node are here now: their deadlines are alike
         if self.here.leads:
-            self._compare_nodes()
+            self.announce().compare()
         if gate and len(self.here.local) > 1:
             self.step(_native.Op.barrier, (), ())
 
-    def _header(self) -> bytes:
-        request = self.request
-        agreed = _native.counts_must_agree(request.op)
-        reduces = _native.reduces(request.op)
-        return _HEADER.pack(
-            self.seq,
-            int(request.op),
-            int(request.dtype) if request.op is not _native.Op.barrier else 0,
-            int(request.reduce_op) if reduces else 0,
-            request.root,
-            request.layout,
-            request.count if agreed else 0,
-            self.title.encode()[:220],
+    def all_agree(self, mine: bool) -> bool:
+        """Whether all ranks of this node say yes."""
+        if len(self.here.local) == 1:
+            return mine
+        answer = self.scratch("answer", 1)
+        ctypes.memset(answer, mine, 1)
+        self._step(
+            _native.Op.all_reduce, _native.DType.uint8, _native.ReduceOp.min, [], [(answer, 1)]
         )
+        return ctypes.string_at(answer, 1) != b"\0"
 
-    def _compare_nodes(self) -> None:
-        """Swap what this node calls with what the others call."""
-        here, mine = self.here, self._header()
-        nodes = here.others if here.nodes.count <= DIRECT_HEADERS else here.others[:1]
-        sources = nodes if here.nodes.count <= DIRECT_HEADERS else here.others[-1:]
-        buffer = np.frombuffer(bytearray(mine), np.uint8)
-        theirs = {node: np.empty(_HEADER.size, np.uint8) for node in sources}
-        messages = [
-            self.receive(here.nodes.members[node][0], *_of(theirs[node])) for node in sources
-        ]
-        messages += [self.send(here.nodes.members[node][0], *_of(buffer)) for node in nodes]
-        self.wait(messages)
-        compared = _HEADER.size - 220
-        said = {node: theirs[node].tobytes() for node in sources}
-        if all(other[:compared] == mine[:compared] for other in said.values()):
-            return
-        said[here.node] = mine
-        parties: dict[bytes, list[int]] = {}
-        for node, header in sorted(said.items()):  # titles may differ: sizes need not be equal
-            parties.setdefault(header[:compared], []).append(node)
-        words = "; ".join(
-            f"{here.nodes.name(self._ranks_on(at))}: {_title(said[at[0]])}"
-            for at in parties.values()
-        )
-        largest = max(parties.values(), key=len)
-        blamed = self._ranks_on([node for node in said if node not in largest])
-        raise self.error(CollectiveMismatchError, f"ranks disagree: {words}", blamed)
+    # ---- the next operation --------------------------------------------------------------------
 
-    def _ranks_on(self, nodes: Sequence[int]) -> list[int]:
-        return [rank for node in nodes for rank in self.here.nodes.members[node]]
+    def look_ahead(self) -> None:
+        """See ``Queue``."""
+        if self._queue is not None:
+            self._queue.look_ahead()
+
+    def follower(self) -> Call | None:
+        """See ``Queue``."""
+        return self._queue.follower(self) if self._queue is not None else None
+
+    def finish(self) -> None:
+        """See ``Queue``."""
+        if self._queue is not None:
+            self._queue.finish(self)
 
     # ---- other nodes ---------------------------------------------------------------------------
 
-    def send(self, peer: int, address: int, nbytes: int) -> Pending | None:
+    def send(self, peer: int, address: int, nbytes: int, way: Way = Way.there) -> Pending | None:
         """Start sending to a rank of another node; None: there was nothing to send."""
-        return self._start(self._channel.send, peer, address, nbytes)
+        return self._start(self._channels[way].send, peer, address, nbytes, way)
 
-    def receive(self, peer: int, address: int, nbytes: int) -> Pending | None:
+    def receive(self, peer: int, address: int, nbytes: int, way: Way = Way.there) -> Pending | None:
         """Start receiving from a rank of another node."""
-        return self._start(self._channel.receive, peer, address, nbytes)
+        return self._start(self._channels[way].receive, peer, address, nbytes, way)
 
     def _start(
-        self, start: Callable[[int, int, int], Pending], peer: int, address: int, nbytes: int
+        self,
+        start: Callable[[int, int, int], Pending],
+        peer: int,
+        address: int,
+        nbytes: int,
+        way: Way,
     ) -> Pending | None:
         if not nbytes:
             return None
@@ -242,26 +331,44 @@ class Call:
             pending = start(peer, address, nbytes)
         except WireError as error:
             raise self._explained(error, (peer,)) from error
-        self._open.append(pending)
+        self._open.setdefault(way, []).append(pending)
         return pending
 
-    def wait(self, messages: Sequence[Pending | None]) -> None:
-        """Wait for messages; their memory is the caller's again."""
+    def wait(self, messages: Sequence[Pending | None], way: Way = Way.there, link: int = 1) -> None:
+        """Wait for messages of one way; their memory is the caller's again.
+
+        Args:
+            messages: Those, but for None.
+            way: Theirs.
+            link: This wait's place in a chain of nodes that may wait for each other.
+        """
         pending = [message for message in messages if message is not None]
         if not pending:
             return
-        self._waits_for = pending
+        channel = self._channels[way]
         try:
-            self._channel.wait(pending, self._watch)
+            channel.wait(pending, lambda: self._watch(channel, pending, link))
         except WireError as error:
             peers = {message.peer for message in pending}
             raise self._explained(error, tuple(peers)) from error
         done = set(map(id, pending))
-        self._open = [message for message in self._open if id(message) not in done]
+        self._open[way] = [message for message in self._open[way] if id(message) not in done]
+
+    def done(self, messages: Sequence[Pending | None], way: Way = Way.there) -> bool:
+        """Whether messages of one way are done, without waiting."""
+        pending = [message for message in messages if message is not None]
+        with suppress(WireError):  # whoever waits for them hears of it
+            return self._channels[way].done(pending)
+        return False
 
     def abandon(self) -> bool:
         """Give up what is on its way, after a failure; whether some of it still is."""
-        return bool(self._open) and self._channel.abandon(self._open)
+        left = [
+            self._channels[way].abandon(messages)
+            for way, messages in self._open.items()
+            if messages
+        ]
+        return any(left)
 
     def _explained(self, error: WireError, peers: tuple[int, ...]) -> SdpError:
         """What a broken connection means, unless whoever broke it says so himself."""
@@ -273,14 +380,17 @@ class Call:
         what = f"{self.here.nodes.name(lost)} cannot be reached any more ({error})"
         return self.error(PeerLostError, what, lost)
 
-    def _watch(self) -> None:
+    def _watch(self, channel: Channel[Any], pending: Sequence[Pending], link: int) -> None:
         now = time.monotonic()
         if now - self._looked_s < LOOK_EVERY_S:
             return
         self._looked_s = now
         self._look()
-        if self._left_s(1) <= 0.001:
-            late = sorted(self._channel.late(self._waits_for))
+        if not self._overdue and self._left_s(0) <= 0.001:
+            self._overdue = True
+            self.here.wait_elsewhere(1)
+        if self._left_s(1 + link) <= 0.001:
+            late = sorted(channel.late(pending))
             if late:
                 limit_s = self.request.timeout_s
                 what = f"{self.here.nodes.name(late)} did not answer in {limit_s:g} s"
@@ -294,10 +404,22 @@ class Call:
             raise Notice.unpack(told).error(self)
 
     def _left_s(self, graces: int) -> float:
-        """Seconds until a wait ends; whoever is nearer to a cause is given the time to name it."""
+        """Seconds until a wait ends; whoever is nearer to a cause is given the time to name it.
+
+        Of a chain of ranks that wait for each other, the last one to wait is the first to give up:
+        a rank that waits for another one here gives up after one grace, but is patient if that one
+        says that it waits for another node. A rank that waits for another node gives up after two,
+        or as many more as nodes may have to wait for each other before it.
+        """
         limit_s = self.request.timeout_s
-        grace_s = min(MOST_GRACE_S, 0.2 * limit_s)
-        return max(limit_s + graces * grace_s - self.elapsed_s, 0.001)
+        return max(limit_s + graces * self._grace_s - self.elapsed_s, 0.001)
+
+    @property
+    def _grace_s(self) -> float:
+        return min(MOST_GRACE_S, 0.2 * self.request.timeout_s)
+
+    def _patience_s(self) -> float:
+        return (1 + self.chain) * self._grace_s
 
     # ---- memory --------------------------------------------------------------------------------
 
@@ -306,7 +428,7 @@ class Call:
         pools = self.here.pools
         if name not in pools or pools[name].nbytes < nbytes:
             pools[name] = np.empty(max(nbytes, 1), np.uint8)
-        return _of(pools[name])[0]
+        return _native.address(pools[name])
 
     # ---- failing -------------------------------------------------------------------------------
 
@@ -335,12 +457,3 @@ def closed(here: Here) -> SdpError:
     """What use of a closed group raises."""
     head = f"[rank {here.rank}/{here.nodes.world_size}] "
     return SdpError(head + "the group is closed. Hint: make a new one.")
-
-
-def _title(header: bytes) -> str:
-    title: bytes = _HEADER.unpack(header)[-1]
-    return title.rstrip(b"\0").decode(errors="replace")
-
-
-def _of(array: np.ndarray) -> tuple[int, int]:
-    return _native.address(array), array.nbytes

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from .. import _native
 from ..errors import SdpError
@@ -31,7 +32,29 @@ PROGRAMS: dict[_native.Op, Callable[[Call], None]] = {
     Op.all_to_all: gathers.all_to_all,
 }
 END_LIMIT_S = 5.0
-MOST_KEPT_NBYTES = 64 * 2**20
+MOST_KEPT_NBYTES = 256 * 2**20
+
+
+@dataclass(eq=False)
+class Task:
+    """An operation in the queue.
+
+    Attributes:
+        request: What to do.
+        work: What its caller has.
+        program: Does it.
+        numbered: Whether it is one of the group's operations, as its user counts them.
+        call: Once something is known of it.
+        follows: Whether it is of a kind that can begin before the operation ahead has ended; None
+            until that is asked.
+    """
+
+    request: Request
+    work: _native.Work
+    program: Callable[[Call], None]
+    numbered: bool = True
+    call: Call | None = None
+    follows: bool | None = None
 
 
 class Engine:
@@ -43,7 +66,8 @@ class Engine:
 
     def __init__(self, here: Here) -> None:
         self._here = here
-        self._queue: deque[tuple[Request, _native.Work]] = deque()
+        self._queue: deque[Task] = deque()
+        self._running: list[Task] = []
         self._changed = threading.Condition(threading.RLock())
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -52,14 +76,17 @@ class Engine:
         self.abandoned = False
         """Whether messages were on their way when an operation failed."""
 
-    def submit(self, request: Request) -> _native.Work:
-        """Queue an operation."""
+    def submit(
+        self, request: Request, program: Callable[[Call], None] | None = None
+    ) -> _native.Work:
+        """Queue an operation; `program` does it, if it is none of the group's user."""
         work = _native.Work()
         with self._changed:
             if self._stopping:
                 raise closed(self._here)
             self._start()
-            self._queue.append((request, work))
+            task = Task(request, work, program or PROGRAMS[request.op], numbered=program is None)
+            self._queue.append(task)
             self._changed.notify()
         return work
 
@@ -93,34 +120,104 @@ class Engine:
                 notice, self._notice = self._notice, None
                 if not self._queue and not notice:
                     return
-                request, work = self._queue.popleft() if self._queue else (None, None)
             if notice:
                 self._tell(notice)
-            if request is None or work is None:
-                continue
-            failure = self._run(request)
-            if failure is None:
-                work.finish()
-            else:
-                work.fail(*failure_fields(failure))
+            elif task := self._head():
+                self._run(task)
 
-    def _run(self, request: Request) -> SdpError | None:
+    def _run(self, task: Task) -> None:
         here = self._here
         known = here.native.failure()
         if isinstance(known, SdpError):
-            return known
-        self._seq += 1
-        call = Call(here, request, self._seq)
+            self._queue.popleft()
+            self._abandon(task)
+            task.work.fail(*failure_fields(known))
+            return
+        call = self._take(task)
         try:
-            PROGRAMS[request.op](call)
+            task.program(call)
         except BaseException as error:
-            failure = self.fail(call, error)  # others are told first
-            self.abandoned = call.abandon() or self.abandoned
-            return failure
-        here.last_completed = f"{call.op} #{call.seq}"
-        for name in [n for n, pool in here.pools.items() if pool.nbytes > MOST_KEPT_NBYTES]:
-            del here.pools[name]
-        return None
+            failure = self.fail(self._cause_of(error), error)  # others are told first
+            for broken in self._running:
+                self._abandon(broken)
+                broken.work.fail(*failure_fields(failure))
+            self._running.clear()
+            return
+        for done in self._running[:]:
+            self._finish(done)
+        here.shrink(MOST_KEPT_NBYTES)
+
+    def _cause_of(self, error: BaseException) -> Call:
+        """Which of the operations that run has failed."""
+        calls = [self._call_of(task) for task in self._running]
+        seq = error.seq if isinstance(error, SdpError) else None
+        return next((call for call in calls if call.seq == seq), calls[0])
+
+    def _abandon(self, task: Task) -> None:
+        """Give up what is on its way; an operation that has not begun may have been announced."""
+        if task.call is not None:
+            self.abandoned = task.call.abandon() or self.abandoned
+
+    def _head(self) -> Task | None:
+        return self._queue[0] if self._queue else None
+
+    def _call_of(self, task: Task) -> Call:
+        """The call of the queue's head."""
+        if task.call is None:
+            self._seq += task.numbered
+            task.call = Call(self._here, task.request, self._seq, queue=self)
+        return task.call
+
+    def _take(self, task: Task) -> Call:
+        self._queue.popleft()
+        self._running.append(task)
+        return self._call_of(task)
+
+    def _finish(self, task: Task) -> None:
+        self._running.remove(task)
+        call = self._call_of(task)
+        call.end()
+        if task.numbered:
+            self._here.last_completed = f"{call.op} #{call.seq}"
+        task.work.finish()
+
+    # ---- for the operation that runs, in this thread: see ``Queue`` ----------------------------
+
+    def _can_follow(self, task: Task) -> bool:
+        if task.follows is None:  # it is asked in every stage
+            task.follows = reductions.can_follow(self._call_of(task))
+        return task.follows
+
+    def look_ahead(self) -> None:
+        """Tell other nodes of the next operation, if it can follow."""
+        task = self._head() if self._here.leads else None
+        if task is not None and self._can_follow(task):
+            self._call_of(task).announce()
+
+    def follower(self, call: Call) -> Call | None:
+        """Begin the next operation, if all of this node's ranks have called it.
+
+        The first rank also knows that the other nodes have called the same. What needs the result
+        of an operation that is not done cannot begin.
+        """
+        task = self._head()
+        ready = False
+        if task is not None and self._can_follow(task):
+            ready = not any(task.request.touches(other.request) for other in self._running)
+            if ready and self._here.leads:
+                ready = self._call_of(task).announce().arrived()
+        if not call.all_agree(ready) or task is None:
+            return None
+        follower = self._take(task)
+        follower.begin(gate=False)
+        return follower
+
+    def finish(self, call: Call) -> None:
+        """An operation is done before the thread is done with those that follow it."""
+        for task in [task for task in self._running if task.call is call]:
+            self._finish(task)
+
+    # --------------------------------------------------------------------------------------------
 
     def fail(self, call: Call, error: BaseException) -> SdpError:
         """Fail the group, here and elsewhere; returns what an operation of it raises."""

@@ -16,7 +16,7 @@ from .. import _native
 from ..errors import CollectiveMismatchError, SdpError
 from .call import Call, Here, Request, closed
 from .notice import failure_fields
-from .wire import Channel
+from .wire import Channel, Way
 
 _ENVELOPE = struct.Struct("<QQII")
 """Number of the message, bytes, element type, tag."""
@@ -87,6 +87,7 @@ class Stream:
             if failure is None:
                 try:
                     self._carry_out(post)
+                    post.call.end()
                     continue
                 except BaseException as error:
                     failure = self._fail(post.call, error)
@@ -197,7 +198,8 @@ class Messages:
         with self._lock:
             self._seq += 1
             stream, channel = self._stream(request.op.name, request.peer)
-            stream.post(Post(Call(self._here, request, self._seq, channel), work))
+            call = Call(self._here, request, self._seq, {Way.there: channel})
+            stream.post(Post(call, work))
         return work
 
     def close(self, limit_s: float) -> bool:
@@ -218,7 +220,7 @@ class Messages:
         if key not in self._streams:
             kind = Sender if op == "send" else Receiver
             stream = kind(f"sdp-{op}-{peer}", self._fail)
-            self._streams[key] = stream, self._here.channel.branch()
+            self._streams[key] = stream, self._here.channel.branch(Way.messages)
         return self._streams[key]
 
 

@@ -27,15 +27,16 @@ from ..errors import RendezvousError, RendezvousTimeoutError
 from ..nodes import Nodes
 from ..rendezvous.exchange import Exchange
 from .notice import NOTICE_NBYTES
-from .wire import Pending, WireError
+from .wire import Pending, Way, WireError
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 20e-6, 200e-6
 POLLS = 20
 """Before the first pause: a small message of a peer that is there has arrived by then."""
 TELL_LIMIT_S = 0.5
 ABANDON_LIMIT_S = 0.5
-TAGS = 3
-"""Of a group: its collectives, its notices, its sends and receives."""
+NOTICES = len(Way)
+TAGS = NOTICES + 1
+"""Of a group: one for each way, and one for notices."""
 PRINT_S = 1.0
 """How long a failed rank stays, so that mpirun does not end the others before they can say why."""
 
@@ -291,7 +292,8 @@ class MpiChannel:
         self._mpi = mpi
         self._comm = comm
         self._ranks = world_ranks
-        self._tag = tag
+        self._first_tag = tag
+        self._tag = tag + Way.there
         own = nodes.members[nodes.node_of(rank)]
         self._remote = [r for r in range(len(world_ranks)) if r not in own]
         self._notice = bytearray(NOTICE_NBYTES)
@@ -299,7 +301,7 @@ class MpiChannel:
         self._told: list[Any] = []
         self._closed = False
         with mpi.lock:
-            self._ear = comm.Irecv(self._notice, mpi.any_source, tag + 1)
+            self._ear = comm.Irecv(self._notice, mpi.any_source, tag + NOTICES)
         mpi.channels.add(self)
 
     def send(self, peer: int, address: int, nbytes: int) -> Message:
@@ -339,6 +341,13 @@ class MpiChannel:
         except self._mpi.error as error:
             raise WireError(str(error)) from error
 
+    def done(self, pending: Sequence[Message]) -> bool:
+        """See ``Channel``."""
+        try:
+            return self._mpi.test_all([message.request for message in pending])
+        except self._mpi.error as error:
+            raise WireError(str(error)) from error
+
     def late(self, pending: Sequence[Message]) -> set[int]:
         """See ``Channel``."""
         with self._mpi.lock:
@@ -361,10 +370,10 @@ class MpiChannel:
                 time.sleep(LAST_PAUSE_S)
         return True
 
-    def branch(self) -> MpiChannel:
+    def branch(self, way: Way) -> MpiChannel:
         """See ``Channel``."""
         other = copy.copy(self)
-        other._tag += 2
+        other._tag = self._first_tag + way
         other._ear = None
         return other
 
@@ -374,7 +383,8 @@ class MpiChannel:
         with self._mpi.lock:
             self._mpi.check()
             self._told += [
-                self._comm.Isend(notice, self._ranks[peer], self._tag + 1) for peer in self._remote
+                self._comm.Isend(notice, self._ranks[peer], self._first_tag + NOTICES)
+                for peer in self._remote
             ]
         end = time.monotonic() + TELL_LIMIT_S
         while not self._mpi.test_all(self._told) and time.monotonic() < end:

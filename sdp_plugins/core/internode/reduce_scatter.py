@@ -45,7 +45,7 @@ def reduce_scatter(call: Call) -> None:
     call.wait(messages)
     if form.narrows_results:
         narrow = call.scratch("result", count * form.result_size)
-        form.combine(partials, narrow, count)
+        form.total(partials, narrow, count)
         form.widen(target, narrow, count)
     else:
-        form.combine(partials, target, count)
+        form.total(partials, target, count)

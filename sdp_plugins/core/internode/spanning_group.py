@@ -10,16 +10,21 @@ import os
 import sys
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import numpy as np
 
 from .. import _native
 from ..errors import is_news, name_error
 from ..nodes import Nodes
-from .all_reduce import describe
+from .calibration import calibrate
 from .call import Here, Piece, Request, closed
+from .costs import Costs
 from .engine import END_LIMIT_S, Engine, wait_uninterrupted
 from .messages import Messages
 from .notice import Notice
+from .planning import explain
 from .wire import Channel
 
 _open: weakref.WeakSet[SpanningGroup] = weakref.WeakSet()
@@ -43,6 +48,7 @@ class SpanningGroup:
         native: The group of this node's ranks.
         channel: To the other nodes.
         wire_dtype: See ``Here``.
+        costs: As well; None: the group has to be calibrated.
     """
 
     def __init__(
@@ -52,8 +58,9 @@ class SpanningGroup:
         native: _native.NativeGroup,
         channel: Channel[Any],
         wire_dtype: _native.DType | None,
+        costs: Costs | None = None,
     ) -> None:
-        self._here = Here(rank, nodes, native, channel, wire_dtype)
+        self._here = Here(rank, nodes, native, channel, wire_dtype, costs or Costs())
         self._engine = Engine(self._here)
         self._messages = Messages(self._here, self._engine.fail)
         self._closed = False
@@ -81,6 +88,9 @@ class SpanningGroup:
     ) -> None:
         """Block until the collective is done."""
         work = self.submit(op, dtype, reduce_op, factor, root, sends, recvs, timeout_s)
+        self._wait(work, op, timeout_s)
+
+    def _wait(self, work: _native.Work, op: _native.Op, timeout_s: float) -> None:
         try:
             # The engine keeps each operation's deadline; this waits as long as the queue takes.
             while not work.wait(timeout_s):
@@ -208,10 +218,28 @@ class SpanningGroup:
             shape=shape,
         )
 
+    def calibrate(self, timeout_s: float) -> None:
+        """Measure the network; called on all ranks before anything else.
+
+        Raises:
+            SdpError: A rank failed meanwhile.
+        """
+        values = np.zeros(4)
+        op, reduce_op = _native.Op.all_reduce, _native.ReduceOp.max
+        pieces = ((_native.address(values), values.size),)
+        request = self._request(op, _native.DType.float64, (), pieces, timeout_s, reduce_op)
+        request = replace(request, shape="(calibration of the network)")
+        self._wait(self._engine.submit(request, calibrate), op, timeout_s)
+
+    @property
+    def costs(self) -> Costs:
+        """By which plans are chosen."""
+        return self._here.costs
+
     def explain(self, op: str, nbytes: int) -> str:
         """Say how an operation travels."""
         nodes = self._here.nodes
-        return f"hierarchical: {nodes.count} nodes, {describe(op, nbytes, nodes)}"
+        return f"hierarchical: {nodes.count} nodes, {explain(self._here, op, nbytes)}"
 
     def add_region(self, ptr: int, nbytes: int, fd: int, offset: int) -> int:
         """Offer memory to the ranks of this node."""
@@ -248,7 +276,8 @@ class SpanningGroup:
         self._here.native.close()
         self._engine.close()
         ended = self._messages.close(END_LIMIT_S)
-        self._here.channel.close(abandon=self._engine.abandoned or not ended)
+        for channel in self._here.channels.values():
+            channel.close(abandon=self._engine.abandoned or not ended)
 
     def _raise_if_failed(self) -> None:
         failure = self.failure()

@@ -4,10 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, Protocol, TypeVar
 
 from ..nodes import Nodes
 from ..rendezvous.exchange import Exchange
+
+
+class Way(IntEnum):
+    """What messages are for: those of one way are in order among themselves.
+
+    What the next operation may send before this one has ended must not hold up the rest of this
+    one: on one way a message is only seen to be done when those before it are.
+    """
+
+    there = 0
+    """Of collectives, but for those below."""
+    further = 1
+    """To the servers of an exchange's later levels."""
+    back = 2
+    """An exchange's results."""
+    headers = 3
+    """What is called next."""
+    messages = 4
+    """Sends and receives."""
 
 
 @dataclass(eq=False)
@@ -49,14 +69,20 @@ class Channel(Protocol[M]):
             WireError: A connection broke.
         """
 
+    def done(self, pending: Sequence[M]) -> bool:
+        """Whether all messages are done, as far as is known.
+
+        Raises:
+            WireError: See ``wait``.
+        """
+
     def late(self, pending: Sequence[M]) -> set[int]:
         """The peers whose messages are not done; asked when nothing more is expected of them."""
 
-    def branch(self) -> Channel[M]:
-        """Another channel to the same ranks for one thread, for ``send`` and ``recv``.
+    def branch(self, way: Way) -> Channel[M]:
+        """Another channel to the same ranks, whose messages are in order by themselves.
 
-        On it, messages between two ranks are in order by themselves; all branches to one rank are
-        the same to that one.
+        All branches of one way are the same to the ranks at their other ends.
         """
 
     def abandon(self, pending: Sequence[M]) -> bool:
