@@ -58,7 +58,7 @@ $(VENV)/mpi/.installed: constraints.txt
 	$(VENV)/mpi/bin/pip install --quiet --disable-pip-version-check -c constraints.txt mpi4py mpich
 	@touch $@
 
-NODE_TESTS := tests/internode tests/bench/test_cluster.py
+NODE_TESTS := tests/internode tests/bench/test_cluster.py tests/bench/test_scaling.py
 test: venv
 	$(call say,Python tests)
 	$(BIN)/python -m pytest $(NODE_TESTS:%=--ignore=%) $(ARGS)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -50,3 +53,23 @@ def batch(step: int, rank: int, rows: int, tokens: int, words: int) -> tuple[Ten
     generator = torch.Generator().manual_seed(1000 * step + rank)
     both = torch.randint(words, (2, rows, tokens), generator=generator)
     return both[0], both[1]
+
+
+class Workload:
+    """What `ddp_task` trains.
+
+    Args:
+        setting: `rows` (sequences per rank and step), `tokens` (of a sequence) and `model`
+            (arguments of `build`).
+    """
+
+    def __init__(self, setting: Mapping[str, Any]) -> None:
+        self.rows, self.tokens, self.model = setting["rows"], setting["tokens"], setting["model"]
+
+    def build(self) -> Bert:
+        """The same weights every time."""
+        return build(seed=0, **self.model)
+
+    def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
+        """A rank's tokens and targets in a step."""
+        return batch(step, rank, self.rows, self.tokens, self.model["words"])

@@ -11,9 +11,10 @@ from rich.console import Console
 from sdp_plugins.bench import bars as bars_of
 from sdp_plugins.bench import ddp as training
 from sdp_plugins.bench import fusion as fusion_of
-from sdp_plugins.bench import machine, mpi, options, runner, table
+from sdp_plugins.bench import machine, mpi, options, runner, scaling_plan, scaling_table, table
 from sdp_plugins.bench import memory as memory_of
 from sdp_plugins.bench import nodes as nodes_of
+from sdp_plugins.bench import scaling as scaling_of
 from sdp_plugins.bench.cluster import program, sandbox
 from sdp_plugins.bench.cluster.network import Network
 from sdp_plugins.bench.job import RankError
@@ -28,6 +29,7 @@ from sdp_plugins.bench.options import (
     Threads,
 )
 from sdp_plugins.bench.peers import PEERS, select
+from sdp_plugins.bench.predict_cli import predict
 from sdp_plugins.bench.results import Report
 from sdp_plugins.bench.units import parse_list, parse_size
 from sdp_plugins.bench.values import DTYPES
@@ -36,6 +38,7 @@ T = TypeVar("T")
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 DEFAULT_SIZES = "4K,64K,1M,25M,100M"
 DEFAULT_LAYOUTS = "2x1,2x2,2x4,4x1,4x2"
+DEFAULT_SCALING_LAYOUTS = "2x1,4x1,8x1,2x2,4x2"
 DEFAULT_NODE_PEERS = "gloo,mpich,openmpi,smddp-gloo,smddp-mpich,smddp-openmpi"
 DEFAULT_PEERS = "gloo,smddp,core,mpi,floor,memcpy"
 
@@ -215,6 +218,40 @@ def nodes(
         nodes_of.nodes_table(rows, nbytes, repeats), nodes_of.notes(rows), "nodes", markdown
     )
     options.write_json(json, nodes_of.to_json(rows))
+
+
+@app.command("scaling")
+def scaling(
+    models: Annotated[str, typer.Option(help="what to train")] = ",".join(scaling_plan.MODELS),
+    layouts: Annotated[str, typer.Option(help="nodes x ranks of each")] = DEFAULT_SCALING_LAYOUTS,
+    gbit: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="speed of the links; else gloo's share of its step decides"),
+    ] = None,
+    repeats: Repeats = 5,
+    steps: Annotated[int, typer.Option(min=1, help="timed steps in a turn")] = 3,
+    mpi_prefix: Prefixes = [],  # noqa: B006  read only
+    json: Json = None,
+    markdown: Markdown = None,
+) -> None:
+    """Training under DDP across nodes of a laboratory (needs root): gloo, smddp, smddp over MPI."""
+    chosen = [options.parsed(scaling_plan.known_model, name) for name in parse_list(models)]
+    shapes = [options.parsed(nodes_of.Layout.parse, text) for text in parse_list(layouts)]
+    plans = [
+        scaling_plan.ScalingPlan(model, scaling_plan.MODELS[model], shape, gbit, repeats, steps)
+        for model in chosen
+        for shape in shapes
+    ]
+    _enter_sandbox()
+    found = next(iter(mpi.discover(mpi_prefix)), None)
+    with Console(stderr=True).status("starting") as status:
+        rows = _or_exit(lambda: [scaling_of.run(plan, found, status.update) for plan in plans])
+    shown = scaling_table.scaling_table(rows, repeats)
+    options.show(shown, scaling_table.notes(rows), "scaling", markdown)
+    options.write_json(json, scaling_table.to_json(rows))
+
+
+app.command("predict")(predict)
 
 
 @app.command("cluster", context_settings={"allow_interspersed_args": False})

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sdp_plugins.bench import values
-from sdp_plugins.bench.peers.base import Peer, Place, UnsupportedError
+from sdp_plugins.bench.peers.base import Calibrated, Peer, Place, UnsupportedError
 
 WARM_UP = 2  # untimed calls after every refill: they absorb the ranks' skew
 PREPARING_CALLS = 5
@@ -73,6 +73,10 @@ class CollectiveTask:
     def path(self) -> str:
         """How the last operation travelled."""
         return self.peer.path()
+
+    def costs(self) -> str:
+        """What the peer's network was measured to take, if it does such a thing."""
+        return self.peer.costs() if isinstance(self.peer, Calibrated) else ""
 
     def close(self) -> None:
         """Leave the group."""

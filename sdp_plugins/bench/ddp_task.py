@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from sdp_plugins.bench import bert
+from sdp_plugins.bench import bert, detection
 from sdp_plugins.bench.ddp_floor import leave_alone
 from sdp_plugins.bench.ddp_yardsticks import FLOOR, NONE, YARDSTICKS
 from sdp_plugins.bench.footprint import Footprint, footprint
@@ -26,15 +26,30 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
+class Workload(Protocol):
+    """A model and its data."""
+
+    def build(self) -> torch.nn.Module:
+        """The model, with the same weights every time; called with a batch, it gives the loss."""
+
+    def batch(self, step: int, rank: int) -> tuple[torch.Tensor, ...]:
+        """A rank's data in a step; the same for every variant."""
+
+
+WORKLOADS: dict[str, Callable[[dict[str, Any]], Workload]] = {
+    "bert": bert.Workload,
+    "detection": detection.Workload,
+}
+
+
 class Variant:
     """A model, its DDP wrapper over one group, and its optimizer."""
 
-    def __init__(self, name: str, group: Any, setting: dict[str, Any]) -> None:
+    def __init__(self, name: str, group: Any, workload: Workload, setting: dict[str, Any]) -> None:
         self.silent = name == NONE
-        self.rows, self.tokens = setting["rows"], setting["tokens"]
-        self.words = setting["model"]["words"]
+        self.workload = workload
         self.model = DistributedDataParallel(
-            bert.build(seed=0, **setting["model"]),
+            workload.build(),
             process_group=group,
             gradient_as_bucket_view=setting["bucket_view"],
         )
@@ -46,10 +61,10 @@ class Variant:
 
     def step(self, rank: int) -> float:
         """One training step; its seconds, without making up the batch."""
-        tokens, targets = bert.batch(self.done, rank, self.rows, self.tokens, self.words)
+        batch = self.workload.batch(self.done, rank)
         start = time.perf_counter()
         with self.model.no_sync() if self.silent else nullcontext():
-            self.model(tokens, targets).backward()
+            self.model(*batch).backward()
         if self.floor:
             dist.barrier()
         self.optimizer.step()
@@ -59,8 +74,7 @@ class Variant:
 
     def gradients(self, rank: int) -> torch.Tensor:
         """All gradients of a step that changes no weight, as one vector."""
-        tokens, targets = bert.batch(0, rank, self.rows, self.tokens, self.words)
-        self.model(tokens, targets).backward()
+        self.model(*self.workload.batch(0, rank)).backward()
         # every parameter takes part in the loss: none is without a gradient
         vector = torch.cat(
             [p.grad.flatten() for p in self.model.parameters() if p.grad is not None]
@@ -70,21 +84,36 @@ class Variant:
 
 
 class DdpTask:
-    """The commands that `ddp` and `memory` give to their ranks."""
+    """The commands that `ddp` and `memory` give to their ranks; `scaling` has some more.
 
-    def __init__(self, place: Place, variants: list[str], setting: dict[str, Any]) -> None:
+    Args:
+        place: Where this rank stands.
+        variants: Yardsticks and backends.
+        setting: `optimizer`, `bucket_view`, and what the workload needs.
+        workload: One of WORKLOADS.
+    """
+
+    def __init__(
+        self, place: Place, variants: list[str], setting: dict[str, Any], workload: str = "bert"
+    ) -> None:
         self.place = place
         torch.set_num_threads(place.threads)
         where = f"file://{place.meeting_file}"
         dist.init_process_group(
             "gloo", init_method=where, rank=place.rank, world_size=place.ranks, timeout=LIMIT
         )
-        self.variants = {name: Variant(name, _group(name), setting) for name in variants}
-        self.parameters = sum(p.numel() for p in self.variants[variants[0]].model.parameters())
+        data = WORKLOADS[workload](setting)
+        self.variants = {name: Variant(name, _group(name), data, setting) for name in variants}
+        sizes = [p.numel() for p in self.variants[variants[0]].model.parameters()]
+        self.parameters, self.gradients = sum(sizes), len(sizes)
 
     def describe(self) -> dict[str, Any]:
         """The model's size and torch's version."""
-        return {"parameters": self.parameters, "torch": torch.__version__}
+        return {
+            "parameters": self.parameters,
+            "gradients": self.gradients,
+            "torch": torch.__version__,
+        }
 
     def train(self, variant: str, steps: int) -> list[float]:
         """Seconds of each step."""

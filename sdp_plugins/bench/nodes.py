@@ -55,6 +55,7 @@ class Row:
         times_s: Seconds of a call, by peer.
         sent: Payloads' worth of bytes that each node's link carried per call, by peer and node.
         skipped: Why peers are missing.
+        costs: What peers have measured of the network, by which they plan, as JSON.
     """
 
     layout: Layout
@@ -63,6 +64,7 @@ class Row:
     times_s: dict[str, float] = field(default_factory=dict)
     sent: dict[str, list[float]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
+    costs: dict[str, str] = field(default_factory=dict)
 
 
 def wire_limit_s(layout: Layout, nbytes: int, gbit: float) -> float:
@@ -101,6 +103,8 @@ def run(
         measure(plan, report, fleet, DTYPE, nbytes, progress)
         for name in fleet.peers:
             row.sent[name] = _count(fleet, name, network, payload(layout, nbytes))
+            if costs := (fleet.call(name, "costs") or [""])[0]:
+                row.costs[name] = costs
     for found in report.measurements:
         row.times_s[found.peer] = found.latency_us / 1e6
     row.skipped.update(report.skipped)

@@ -91,6 +91,17 @@ class Network:
         # The switch's end: what it sends, the node receives.
         return Traffic(stats["rx"]["bytes"], stats["tx"]["bytes"])
 
+    def set_speed(self, gbit: float) -> None:
+        """Give all links another speed; what runs on the nodes goes on."""
+        self.gbit = gbit
+        for node in range(self.nodes):
+            self._shape(node)
+
+    def _shape(self, node: int) -> None:
+        shape = f"root tbf rate {round(self.gbit * 1e6)}kbit burst {BURST} latency {QUEUE}"
+        _run(f"tc qdisc replace dev sdp-port{node} {shape}")
+        _run(f"tc -n {self.host(node)} qdisc replace dev {INTERFACE} {shape}")
+
     def _uts(self, node: int) -> str:
         return f"{self._folder.name}/uts{node}"
 
@@ -102,9 +113,7 @@ class Network:
         _run(f"ip -n {host} address add {self.address(node)}/24 dev {INTERFACE}")
         _run(f"ip -n {host} link set {INTERFACE} up")
         _run(f"ip -n {host} link set lo up")
-        shape = f"root tbf rate {round(self.gbit * 1e6)}kbit burst {BURST} latency {QUEUE}"
-        _run(f"tc qdisc add dev {port} {shape}")
-        _run(f"tc -n {host} qdisc add dev {INTERFACE} {shape}")
+        self._shape(node)
         Path(self._uts(node)).touch()
         _run(f"unshare --uts={self._uts(node)} hostname {host}")
 
