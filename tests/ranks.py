@@ -42,6 +42,8 @@ Function = Callable[..., Any] | str
 CHILD = Path(__file__).with_name("rank_child.py")
 OTHER_LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "MPI_", "SLURM_", "TORCHELASTIC_", "HYDRA_")
 FAILURE_GRACE_S = 5.0
+EXIT_LIMIT_S = 10.0
+EXIT_WORK_S = 1.0  # of a core, for each rank with torch
 
 parent_connection: Connection | None = None  # in a rank: the way to the test
 kept: dict[str, Any] = {}  # in a pool's rank: lives from case to case, close()d at the end
@@ -327,9 +329,9 @@ class Ranks:
                 rank.kill(signal.SIGCONT)
         time.sleep(0.3)
 
-    def finish(self, timeout_s: float = 10.0) -> None:
+    def finish(self) -> None:
         """Let all ranks end; fails when one hangs or crashes at its exit."""
-        end = time.monotonic() + timeout_s
+        end = time.monotonic() + EXIT_LIMIT_S + EXIT_WORK_S * len(self.ranks)
         for rank in self.ranks:
             rank.connection.close()
         codes = [rank.finish(max(0.1, end - time.monotonic())) for rank in self.ranks]
