@@ -50,7 +50,7 @@ def run_case(payload: bytes) -> tuple[Any, ...]:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     try:
         function, args = load(payload)
-        # At its end Python would collect what torch's modules left, for half a second of every rank.
+        # At its end Python would collect what torch's modules left: half a second of every rank.
         gc.freeze()
         value = function(rank, world, *args)
         return ("returned", value, "", time.monotonic())
