@@ -107,6 +107,7 @@ class Level:
         return self.begin + begin, count
 
 
+@lru_cache(maxsize=1024)
 def levels(plan: Plan, node: int, count: int) -> tuple[Level, ...]:
     """What a node does in every level.
 

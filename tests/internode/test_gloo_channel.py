@@ -1,0 +1,113 @@
+"""The channel over gloo, with works of our own."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from unittest import mock
+
+import pytest
+import torch
+
+from sdp_plugins.core.internode.wire import WireError
+from sdp_plugins.torch.gloo_channel import Connections, GlooChannel, Message
+
+
+class Work:
+    """Done when told so."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.error = ""
+
+    def wait(self, limit: timedelta) -> None:
+        if not self.ended.wait(min(limit.total_seconds(), 10)):
+            raise RuntimeError("Timed out")
+        if self.error:
+            raise RuntimeError(self.error)
+
+    def end(self, error: str = "") -> None:
+        self.error = error
+        self.ended.set()
+
+
+class Gloo:
+    """A process group whose receives are these works."""
+
+    def __init__(self, *works: Work) -> None:
+        self.send = mock.Mock()
+        self.recv = mock.Mock(side_effect=[*works, Work()])
+        self.rank = lambda: 0
+        self.size = lambda: 2
+
+
+def channel_of(*works: Work) -> tuple[GlooChannel, list[Message]]:
+    """A channel, and messages on it."""
+    channel = GlooChannel(Connections(Gloo(*works)), mock.Mock())
+    memory = torch.zeros(8, dtype=torch.uint8)
+    return channel, [channel.receive(1, memory.data_ptr(), 8) for _ in works]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_message_that_failed_before_anybody_waited_is_told() -> None:
+    works = [Work(), Work()]
+    channel, messages = channel_of(*works)
+    works[0].end("connection reset by peer")
+    works[1].end()
+    assert not channel.done(messages[1:])  # nobody has looked yet
+    until(lambda: channel.done(messages[1:]))
+    with pytest.raises(WireError, match="connection reset"):
+        channel.wait(messages, lambda: None)
+    with pytest.raises(WireError, match="connection reset"):
+        channel.done(messages)
+    channel.close(abandon=False)
+
+
+def test_who_asks_whether_messages_are_done_may_wait_for_them_then() -> None:
+    works = [Work(), Work()]
+    channel, messages = channel_of(*works)
+    assert not channel.done(messages)
+    works[1].end()
+    threading.Timer(0.1, works[0].end).start()
+    channel.wait(messages, lambda: None)
+    assert channel.done(messages)
+    channel.close(abandon=False)
+
+
+def test_a_wait_is_given_up_when_its_watch_raises() -> None:
+    work = Work()
+    channel, messages = channel_of(work)
+    looks = []
+
+    def watch() -> None:
+        looks.append(time.monotonic())
+        if len(looks) == 3:
+            # What breaking off the connections does to all waits.
+            threading.Timer(0.05, work.end, ["closed"]).start()
+            raise KeyError("enough")
+
+    with pytest.raises(KeyError, match="enough"):
+        channel.wait(messages, watch)
+    assert len(looks) == 3
+    channel.close(abandon=True)
+
+
+def test_the_guard_wakes_up_for_a_wait_after_a_pause() -> None:
+    works = [Work(), Work()]
+    channel, messages = channel_of(*works)
+    works[0].end()
+    channel.wait(messages[:1], lambda: None)
+    time.sleep(1.5)  # it sleeps by now
+    looked = threading.Event()
+    threading.Thread(target=lambda: (looked.wait(10), works[1].end())).start()
+    channel.wait(messages[1:], looked.set)
+    assert looked.is_set()
+    channel.close(abandon=False)
