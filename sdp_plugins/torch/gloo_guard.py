@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-LOOK_EVERY_S = 0.02
-LINGER = 50
+LOOK_EVERY_S = 0.05
+LINGER = 20
 """After so many looks at nothing the thread sleeps until it is woken: each wake would cost the one
 who waits as much as a small message."""
 JOIN_LIMIT_S = 2.0
@@ -83,7 +83,8 @@ class Guard:
         looks_at_nothing = 0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._stopping, LOOK_EVERY_S)
+                if not self._stopping:
+                    self._changed.wait(LOOK_EVERY_S)
                 if looks_at_nothing > LINGER:
                     self._asleep = True  # before the look at what waits: see `enter`
                     self._changed.wait_for(lambda: self._stopping or self._waits)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 INTERFACE = "net0"
 MOST_NODES = 250
+CONGESTION_CONTROL = "cubic"
 BURST = "256kb"
 QUEUE = "25ms"
 """How long a packet may wait for its turn; about what a switch's buffers hold."""
@@ -30,6 +31,9 @@ class Traffic:
 
 class Network:
     """The nodes, while they are up; in a sandbox.
+
+    They have Linux's own TCP congestion control, whatever this machine's is: others (BBR) find out
+    only slowly that a link is free.
 
     Args:
         nodes: How many.
@@ -113,6 +117,7 @@ class Network:
         _run(f"ip -n {host} address add {self.address(node)}/24 dev {INTERFACE}")
         _run(f"ip -n {host} link set {INTERFACE} up")
         _run(f"ip -n {host} link set lo up")
+        _run(f"ip netns exec {host} sysctl -qw net.ipv4.tcp_congestion_control={CONGESTION_CONTROL}")
         self._shape(node)
         Path(self._uts(node)).touch()
         _run(f"unshare --uts={self._uts(node)} hostname {host}")

@@ -16,7 +16,7 @@ MOST_SWAPPED_NBYTES = 4 * MIB
 """A swap needs memory for all members of a level, and one rank's cores for all of a node."""
 RAMP = 1 / 16
 """What the first and the last segment add per hop, in stages; measured from 2 x 1 to 4 x 2."""
-AS_GOOD = 1.01
+AS_GOOD = 1.05
 """Longer segments than the best are taken as long as they cost no more than this."""
 
 

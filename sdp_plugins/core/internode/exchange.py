@@ -23,6 +23,8 @@ from .shards import shard
 from .wire import Pending, Way
 
 Op = _native.Op
+PREPARED = 1
+"""So many segments that are not launched yet are received already."""
 
 
 class Reduction:
@@ -76,7 +78,7 @@ class Segment:
         self._length = length
         self._levels = levels(reduction.plan, here.node, length) if reduction.exchanges else ()
         self._itemsize = call.itemsize
-        self._on_the_way: list[Pending | None] = []
+        self._on_the_way: list[list[Pending | None]] = []  # by stage
         self._stage = 0
         self.slot = 0
         """Which memory it uses; no other segment on its way uses the same."""
@@ -85,6 +87,27 @@ class Segment:
     def done(self) -> bool:
         """Whether the result is where it belongs."""
         return self._stage > 2 * len(self.of.plan.radices)
+
+    def prepare(self) -> None:
+        """Receive whatever will come, long before it does.
+
+        A sender of much waits for the word that there is room; behind what goes the same way as
+        that word, it would come too late for the sender's link to be busy all the time.
+        """
+        of, form = self.of, self.of.form
+        self._flat = of.buffer.flat(
+            of.call, f"flat{self.slot}", self._begin, self._count, copy=not of.keeps
+        )
+        if not of.exchanges:
+            return
+        if not form.narrows_results and of.node_keeps:
+            self._results = self._flat + self._first * self._itemsize
+        else:
+            self._results = self._scratch("results", self._length, form.result_size)
+        self._partials = [self._room_for(depth) for depth in range(len(self._levels))]
+        depths = range(len(self._levels))
+        self._on_the_way = [self._receive_partials(depth) for depth in depths]
+        self._on_the_way += [self._receive_results(depth) for depth in reversed(depths)]
 
     def advance(self) -> None:
         """Go through the next stage: wait for what the one before has posted, and post more."""
@@ -108,18 +131,43 @@ class Segment:
     def _wait(self, way: Way) -> None:
         # In one level all wait for all at once; in several, for who waits for others in turn.
         link = min(self._stage, self.of.call.chain)
-        self.of.call.wait(self._on_the_way, way, link)
-        self._on_the_way = []
+        self.of.call.wait(self._on_the_way[self._stage - 1], way, link)
 
     def _scratch(self, name: str, elements: int, size: int) -> int:
         return self.of.call.scratch(f"{name}{self.slot}", elements * size)
 
+    def _room_for(self, depth: int) -> list[int]:
+        """Where the members' sums of what this rank serves go; its own place is not used."""
+        level, size = self._levels[depth], self.of.form.partial_size
+        _, count = level.part(level.digit)
+        room = self._scratch(f"partials{depth}.", len(level.members) * count, size)
+        return [room + digit * count * size for digit in range(len(level.members))]
+
+    def _receive_partials(self, depth: int) -> list[Pending | None]:
+        call, level = self.of.call, self._levels[depth]
+        nbytes = level.part(level.digit)[1] * self.of.form.partial_size
+        return [
+            call.receive(
+                self.of.lane[level.members[digit]],
+                self._partials[depth][digit],
+                nbytes,
+                _way(depth),
+            )
+            for digit in level.others
+        ]
+
+    def _receive_results(self, depth: int) -> list[Pending | None]:
+        of, level, size = self.of, self._levels[depth], self.of.form.result_size
+        messages = []
+        for digit in level.others if of.node_keeps else ():
+            peer, (begin, count) = of.lane[level.members[digit]], level.part(digit)
+            address = self._results + begin * size
+            messages.append(of.call.receive(peer, address, count * size, Way.back))
+        return messages
+
     def _reduce_node(self) -> None:
         """Reduce among this node's ranks."""
         of, call, here, form = self.of, self.of.call, self.of.call.here, self.of.form
-        self._flat = of.buffer.flat(
-            call, f"flat{self.slot}", self._begin, self._count, copy=not of.keeps
-        )
         at = self._flat + self._first * self._itemsize
         if len(here.local) > 1 or not form.sums_are_values:
             sends = [(self._flat + begin * self._itemsize, n) for begin, n in self._lanes]
@@ -130,49 +178,36 @@ class Segment:
         self._sums = form.pack(packed, at, self._length)
 
     def _scatter(self, depth: int) -> None:
-        """Send the other members of a level the sums that they serve, and receive one's own."""
-        call, level, size = self.of.call, self._levels[depth], self.of.form.partial_size
-        begin, count = level.part(level.digit)
-        room = self._scratch(f"partials{depth}.", len(level.members) * count, size)
-        self._partials = [room + digit * count * size for digit in range(len(level.members))]
-        self._partials[level.digit] = self._sums + begin * size
+        """Send the other members of a level the sums that they serve."""
+        of, level, size = self.of, self._levels[depth], self.of.form.partial_size
+        begin, _ = level.part(level.digit)
+        self._partials[depth][level.digit] = self._sums + begin * size
         for digit in level.others:
-            peer = self.of.lane[level.members[digit]]
-            address = self._partials[digit]
-            self._on_the_way.append(call.receive(peer, address, count * size, _way(depth)))
-        for digit in level.others:
-            peer, (first, n) = self.of.lane[level.members[digit]], level.part(digit)
-            address = self._sums + first * size
-            self._on_the_way.append(call.send(peer, address, n * size, _way(depth)))
+            peer, (first, count) = of.lane[level.members[digit]], level.part(digit)
+            message = of.call.send(peer, self._sums + first * size, count * size, _way(depth))
+            self._on_the_way[self._stage].append(message)
 
     def _fold(self, depth: int) -> None:
         """Sum what has come, for the next level."""
-        level = self._levels[depth]
+        level, form = self._levels[depth], self.of.form
         begin, count = level.part(level.digit)
-        self.of.form.fold(self._partials, self._sums + begin * self.of.form.partial_size, count)
+        form.fold(self._partials[depth], self._sums + begin * form.partial_size, count)
 
     def _total(self) -> None:
         """Sum what has come at last; that is the result of what this rank serves."""
         form, level = self.of.form, self._levels[-1]
-        if not form.narrows_results and self.of.node_keeps:
-            self._results = self._flat + self._first * self._itemsize
-        else:
-            self._results = self._scratch("results", self._length, form.result_size)
         begin, count = level.part(level.digit)
-        form.total(self._partials, self._results + begin * form.result_size, count)
+        form.total(self._partials[-1], self._results + begin * form.result_size, count)
 
     def _collect(self, depth: int) -> None:
-        """Send the other members of a level one's results, and receive theirs."""
-        of, call, level, size = self.of, self.of.call, self._levels[depth], self.of.form.result_size
+        """Send the other members of a level one's results."""
+        of, level, size = self.of, self._levels[depth], self.of.form.result_size
         begin, count = level.part(level.digit)
         for digit in level.others:
-            peer, (first, n) = of.lane[level.members[digit]], level.part(digit)
-            if of.node_keeps:
-                address = self._results + first * size
-                self._on_the_way.append(call.receive(peer, address, n * size, Way.back))
             if level.members[digit] in of.keeping_nodes:
-                address = self._results + begin * size
-                self._on_the_way.append(call.send(peer, address, count * size, Way.back))
+                peer, address = of.lane[level.members[digit]], self._results + begin * size
+                message = of.call.send(peer, address, count * size, Way.back)
+                self._on_the_way[self._stage].append(message)
 
     def _gather_node(self) -> None:
         """Collect the lanes' results."""
@@ -208,22 +243,28 @@ class Run:
         """Stages of a segment after the first."""
         self._segments = list(reduction.segments())
         self._slots = slots
-        self._launched = 0
-        self._stage = 0
+        self._prepared = self._launched = self._stage = self._ended = 0
 
     @property
     def done(self) -> bool:
         """Whether all segments are."""
         return self._stage == len(self._segments) + self.depth
 
+    @property
+    def on_the_way(self) -> int:
+        """Number of segments that were launched and are not done."""
+        return self._launched - self._ended
+
     def launch(self) -> bool:
         """Send the next segment on its way, which waits for no other node; False: there is none."""
         if self._launched == len(self._segments):
             return False
-        segment = self._segments[self._launched]
-        segment.slot = next(slot for slot in itertools.count() if slot not in self._slots)
-        self._slots.add(segment.slot)
-        segment.advance()
+        for segment in self._segments[self._prepared : self._launched + 1 + PREPARED]:
+            segment.slot = next(slot for slot in itertools.count() if slot not in self._slots)
+            self._slots.add(segment.slot)
+            segment.prepare()
+            self._prepared += 1
+        self._segments[self._launched].advance()
         self._launched += 1
         return True
 
@@ -240,6 +281,7 @@ class Run:
                 segment.advance()
                 if segment.done:
                     self._slots.remove(segment.slot)
+                    self._ended += 1
         self._stage += 1
 
 
@@ -264,7 +306,7 @@ class Pipeline:
             ahead, last = self._runs[0], self._runs[-1]
             last.call.look_ahead()
             # Followers can get ahead of their own stages by as many segments as are coming in.
-            if len(self._slots) <= 2 * ahead.depth and not last.launch():
+            if self._on_the_way() <= 2 * ahead.depth and not last.launch():
                 self._follow(last)
             ahead.advance()
             if ahead.done:
@@ -272,6 +314,9 @@ class Pipeline:
                 if self._runs:
                     ahead.call.finish()
                     self._runs[0].call.restart()
+
+    def _on_the_way(self) -> int:
+        return sum(run.on_the_way for run in self._runs)
 
     def _follow(self, last: Run) -> None:
         call = last.call.follower()
