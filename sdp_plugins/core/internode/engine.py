@@ -189,10 +189,10 @@ class Engine:
         return task.follows
 
     def look_ahead(self) -> None:
-        """Tell other nodes of the next operation, if it can follow."""
+        """Tell other nodes of the next operation, if it can follow, and listen to what they call."""
         task = self._head() if self._here.leads else None
         if task is not None and self._can_follow(task):
-            self._call_of(task).announce()
+            self._call_of(task).announce().arrived()
 
     def follower(self, call: Call) -> Call | None:
         """Begin the next operation, if all of this node's ranks have called it.
