@@ -162,12 +162,10 @@ class GlooChannel:
         if not awaited:
             return set()
         first, *others = awaited
-        late = {first.peer}
-        late.update(message.peer for message in others if message.ended and not message.done)
-        glances = [Glance(message) for message in others if message.ended is None]
+        glances = [Glance(message) for message in others]
         for glance in glances:
             glance.join()
-        return late | {glance.message.peer for glance in glances if glance.late}
+        return {first.peer} | {glance.message.peer for glance in glances if glance.late}
 
     def branch(self, way: Way) -> GlooChannel:
         """See ``Channel``."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import time
@@ -20,8 +21,10 @@ from sdp_plugins.core import (
     PeerLostError,
     SdpError,
 )
+from sdp_plugins.core.internode.call import Call
 from sdp_plugins.core.internode.exchange import Segment
 from sdp_plugins.core.internode.plan import Kind, Plan
+from sdp_plugins.core.internode.wire import Way
 from tests.internode.spanning import LAYOUTS, meet, only
 from tests.ranks import Outcome, Ranks, Start, say
 
@@ -94,6 +97,32 @@ def test_who_waits_for_another_node_is_not_to_blame(start_pooled: Start, tmp_pat
     """Rank 1 waits for rank 0, rank 0 for rank 2, and that for rank 3."""
     with start_pooled(4, stall_at_the_end, "2x2", str(tmp_path), 3) as ranks:
         check(outcomes(ranks, 3), CollectiveTimeoutError, (3,), "rank 3 .*(did not a|but stalled)")
+
+
+def stop_between_headers(rank: int, world: int, layout: str, root: str) -> None:
+    """Rank 1 tells rank 2 what it calls, and never rank 0."""
+    with meet(layout, root, "g") as group:
+        group.timeout_s = LIMIT_S
+        data = np.zeros(500_000, np.float32)
+        group.all_reduce(data)
+        send = Call.send
+
+        def stop(call: Call, peer: int, *args: Any) -> Any:
+            if Way.headers in args and peer == 0:
+                time.sleep(0.3)  # what was sent before arrives
+                os.kill(os.getpid(), signal.SIGSTOP)
+            return send(call, peer, *args)
+
+        with mock.patch.object(Call, "send", stop) if rank == 1 else nullcontext():
+            group.all_reduce(data)
+
+
+def test_who_waits_for_data_leaves_it_to_others_to_say_why(
+    start_pooled: Start, tmp_path: Path
+) -> None:
+    """Rank 2 waits for data of rank 0, which waits to hear what rank 1 calls."""
+    with start_pooled(3, stop_between_headers, "3x1", str(tmp_path)) as ranks:
+        check(outcomes(ranks, 1), CollectiveTimeoutError, (1,), "rank 1 on node. did not a")
 
 
 def give_up(rank: int, world: int, layout: str, root: str, what: str, victim: int) -> None:

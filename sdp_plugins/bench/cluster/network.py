@@ -11,7 +11,7 @@ from pathlib import Path
 
 INTERFACE = "net0"
 MOST_NODES = 250
-CONGESTION_CONTROL = "cubic"
+CONGESTION_CONTROL = "net.ipv4.tcp_congestion_control=cubic"
 BURST = "256kb"
 QUEUE = "25ms"
 """How long a packet may wait for its turn; about what a switch's buffers hold."""
@@ -117,7 +117,7 @@ class Network:
         _run(f"ip -n {host} address add {self.address(node)}/24 dev {INTERFACE}")
         _run(f"ip -n {host} link set {INTERFACE} up")
         _run(f"ip -n {host} link set lo up")
-        _run(f"ip netns exec {host} sysctl -qw net.ipv4.tcp_congestion_control={CONGESTION_CONTROL}")
+        _run(f"ip netns exec {host} sysctl -qw {CONGESTION_CONTROL}")
         self._shape(node)
         Path(self._uts(node)).touch()
         _run(f"unshare --uts={self._uts(node)} hostname {host}")

@@ -176,8 +176,8 @@ class Call:
         self._open: dict[Way, list[Pending]] = {}
         self._headers: Headers | None = None
         self._overdue = False
-        self.chain = 1
-        """How many nodes may wait for each other, one for the next, until a culprit is found."""
+        self.hops = 1
+        """Of its data, when nodes wait for each other in each."""
 
     @property
     def elapsed_s(self) -> float:
@@ -334,20 +334,21 @@ class Call:
         self._open.setdefault(way, []).append(pending)
         return pending
 
-    def wait(self, messages: Sequence[Pending | None], way: Way = Way.there, link: int = 1) -> None:
+    def wait(self, messages: Sequence[Pending | None], way: Way = Way.there, hop: int = 1) -> None:
         """Wait for messages of one way; their memory is the caller's again.
 
         Args:
             messages: Those, but for None.
             way: Theirs.
-            link: This wait's place in a chain of nodes that may wait for each other.
+            hop: Of the operation's data, from 1, when each waits for those before it; 0: of what is
+                said before, for which other nodes may wait in any later hop.
         """
         pending = [message for message in messages if message is not None]
         if not pending:
             return
         channel = self._channels[way]
         try:
-            channel.wait(pending, lambda: self._watch(channel, pending, link))
+            channel.wait(pending, lambda: self._watch(channel, pending, hop))
         except WireError as error:
             peers = {message.peer for message in pending}
             raise self._explained(error, tuple(peers)) from error
@@ -380,7 +381,7 @@ class Call:
         what = f"{self.here.nodes.name(lost)} cannot be reached any more ({error})"
         return self.error(PeerLostError, what, lost)
 
-    def _watch(self, channel: Channel[Any], pending: Sequence[Pending], link: int) -> None:
+    def _watch(self, channel: Channel[Any], pending: Sequence[Pending], hop: int) -> None:
         now = time.monotonic()
         if now - self._looked_s < LOOK_EVERY_S:
             return
@@ -389,7 +390,7 @@ class Call:
         if not self._overdue and self._left_s(0) <= 0.001:
             self._overdue = True
             self.here.wait_elsewhere(1)
-        if self._left_s(1 + link) <= 0.001:
+        if self._left_s(2 + hop) <= 0.001:
             late = sorted(channel.late(pending))
             if late:
                 limit_s = self.request.timeout_s
@@ -408,8 +409,8 @@ class Call:
 
         Of a chain of ranks that wait for each other, the last one to wait is the first to give up:
         a rank that waits for another one here gives up after one grace, but is patient if that one
-        says that it waits for another node. A rank that waits for another node gives up after two,
-        or as many more as nodes may have to wait for each other before it.
+        says that it waits for another node. A rank that waits to hear what another node calls gives
+        up after two, and one that waits for data after one more for each hop.
         """
         limit_s = self.request.timeout_s
         return max(limit_s + graces * self._grace_s - self.elapsed_s, 0.001)
@@ -419,7 +420,7 @@ class Call:
         return min(MOST_GRACE_S, 0.2 * self.request.timeout_s)
 
     def _patience_s(self) -> float:
-        return (1 + self.chain) * self._grace_s
+        return (2 + self.hops) * self._grace_s
 
     # ---- memory --------------------------------------------------------------------------------
 

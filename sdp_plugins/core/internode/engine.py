@@ -189,7 +189,7 @@ class Engine:
         return task.follows
 
     def look_ahead(self) -> None:
-        """Tell other nodes of the next operation, if it can follow, and listen to what they call."""
+        """Tell other nodes of the next operation, if it can follow, and listen to them."""
         task = self._head() if self._here.leads else None
         if task is not None and self._can_follow(task):
             self._call_of(task).announce().arrived()

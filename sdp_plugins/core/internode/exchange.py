@@ -50,7 +50,7 @@ class Reduction:
         self.buffer = Scattered(call.request.recvs, call.itemsize)
         self.lanes = here.nodes.lanes
         self.exchanges = here.index < self.lanes
-        call.chain = max(1, 2 * len(plan.radices) - 1)
+        call.hops = plan.hops
         self.lane = [ranks[here.index % self.lanes] for ranks in here.nodes.members]
 
     def segments(self) -> Iterator[Segment]:
@@ -129,9 +129,8 @@ class Segment:
         self._stage += 1
 
     def _wait(self, way: Way) -> None:
-        # In one level all wait for all at once; in several, for who waits for others in turn.
-        link = min(self._stage, self.of.call.chain)
-        self.of.call.wait(self._on_the_way[self._stage - 1], way, link)
+        # Whoever has sent its part to some may be waited for by those who have not got theirs.
+        self.of.call.wait(self._on_the_way[self._stage - 1], way, hop=self._stage)
 
     def _scratch(self, name: str, elements: int, size: int) -> int:
         return self.of.call.scratch(f"{name}{self.slot}", elements * size)
