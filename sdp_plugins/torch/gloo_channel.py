@@ -8,21 +8,22 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
 
 import torch
 
+from sdp_plugins.core.config import environment
 from sdp_plugins.core.internode.wire import Pending, Way, WireError
 from sdp_plugins.torch.gloo_board import Board
-from sdp_plugins.torch.gloo_guard import Guard
 
 TAGS = 2**27
 """Of each way; a message's is its number among those of its way to its receiver."""
 UNANSWERED = len(Way) * TAGS
 GLANCE = timedelta(milliseconds=20)
+SLICE_S = 0.05
 JOIN_LIMIT_S = 2.0
 # Deadlines are the group's own: gloo's end all connections.
 NO_LIMIT = timedelta(days=365)
@@ -34,36 +35,25 @@ class Message(Pending):
 
     Attributes:
         work: gloo's, which can be waited for once.
+        batch: With what it is waited for.
         done: Whether it was, and has ended well.
         error: What gloo has said.
-        ended: Of one that the finisher waits for: set when it knows.
     """
 
     work: Any
+    batch: Batch | None = None
     done: bool = False
     error: str = ""
-    ended: threading.Event | None = None
 
-    def wait(self) -> None:
-        """Block until it has ended; only a broken connection ends it otherwise.
-
-        Raises:
-            WireError: That.
-        """
-        if self.ended is not None:
-            self.ended.wait()
-        elif not self.done and not self.error:
-            self.finish()
-        self.raise_if_broken()
-
-    def finish(self) -> None:
-        """Wait in gloo."""
+    def finish(self) -> bool:
+        """Wait in gloo, without end; whether it has ended well."""
         try:
             self.work.wait(NO_LIMIT)
             self.done = True
         except RuntimeError as error:
             self.error = first_line(error) or "gloo failed"
         self.work = None
+        return self.done
 
     def raise_if_broken(self) -> None:
         """Raise WireError if it has failed, as far as is known."""
@@ -71,11 +61,21 @@ class Message(Pending):
             raise WireError(self.error, (self.peer,))
 
 
-class Connections:
-    """What all channels of a group share: gloo's connections, and whoever breaks them off.
+@dataclass(eq=False)
+class Batch:
+    """Messages that somebody waits for.
 
-    gloo's works can only be waited for, without end or once and for all: a wait that passes its
-    time-out closes the connections to all ranks, and every other wait fails.
+    Attributes:
+        messages: In the order in which they are waited for.
+        ended: Set when all are done, or one has failed.
+    """
+
+    messages: Sequence[Message]
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+class Connections:
+    """What all channels of a group share: gloo's connections.
 
     Args:
         group: A ProcessGroupGloo that nobody else uses.
@@ -83,33 +83,43 @@ class Connections:
 
     def __init__(self, group: Any) -> None:
         self.group = group
-        self.guard = Guard(self.break_off)
         self._lock = threading.Lock()
         self._broken = False
 
     def break_off(self) -> None:
-        """End all waits: by waiting a moment for a message that nobody sends."""
+        """Close the connections, which ends most waits: by waiting for what nobody sends.
+
+        A wait in gloo that passes its time-out closes them all. Messages of which a part has
+        come stay in their waits even then.
+        """
         with self._lock:
             if self._broken:
                 return
             self._broken = True
-            other = (self.group.rank() + 1) % self.group.size()
-            with suppress(RuntimeError):
-                self.group.recv([torch.empty(1)], other, UNANSWERED).wait(GLANCE)
+            for tag in range(UNANSWERED, UNANSWERED + _interfaces()):
+                self._wait_in_vain(tag)
+
+    def _wait_in_vain(self, tag: int) -> None:
+        rank, size = self.group.rank(), self.group.size()
+        for step in range(1, size):
+            with suppress(RuntimeError):  # this one is closed already
+                unanswered = self.group.recv([torch.empty(1)], (rank + step) % size, tag)
+                with suppress(RuntimeError):
+                    unanswered.wait(GLANCE)
+                return
 
 
 class GlooChannel:
     """A group's messages; see the core's ``Channel``."""
 
-    def __init__(self, connections: Connections, board: Board, way: Way | None = None) -> None:
+    def __init__(self, connections: Connections, board: Board, way: Way = Way.there) -> None:
         self._connections = connections
         self._send, self._recv = connections.group.send, connections.group.recv
-        self._is_branch = way is not None
-        self._first_tag = (way or Way.there) * TAGS
+        self._first_tag = way * TAGS
         self._board = board
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
-        self._finisher = Finisher()
+        self._waiter = Waiter()
 
     def send(self, peer: int, address: int, nbytes: int) -> Message:
         """See ``Channel``."""
@@ -135,27 +145,25 @@ class GlooChannel:
             raise WireError(first_line(error), (peer,)) from error
 
     def wait(self, pending: Sequence[Message], watch: Callable[[], None]) -> None:
-        """See ``Channel``; `watch` is called by another thread, while this one is in gloo."""
-        guard = self._connections.guard
-        wait = guard.enter(watch)
-        try:
-            for message in pending:
-                message.wait()
-        finally:
-            guard.leave(wait)
-
-    def done(self, pending: Sequence[Message]) -> bool:
-        """See ``Channel``: what somebody asks for is waited for by a thread."""
+        """See ``Channel``: a thread waits in gloo, and this one looks at what is told meanwhile."""
+        batch = pending[0].batch or self._waiter.take(pending)
+        while not batch.ended.wait(SLICE_S):
+            watch()
         for message in pending:
             message.raise_if_broken()
-            if not message.done and message.ended is None:
-                self._finisher.take(message)
-        return all(message.done for message in pending)
+
+    def done(self, pending: Sequence[Message]) -> bool:
+        """See ``Channel``: what is asked for is waited for from then on, all of it together."""
+        batch = pending[0].batch or self._waiter.take(pending)
+        if batch.ended.is_set():
+            for message in pending:
+                message.raise_if_broken()
+        return batch.ended.is_set()
 
     def late(self, pending: Sequence[Message]) -> set[int]:
         """See ``Channel``; ends the connections, so this is the last thing that is asked of them.
 
-        Whoever asks waits for one after the other; behind the first that is late, others may have
+        The thread waits for one after the other; behind the first that is late, others may have
         come.
         """
         awaited = [message for message in pending if not message.done]
@@ -188,46 +196,46 @@ class GlooChannel:
     def close(self, *, abandon: bool) -> None:
         """See ``Channel``.
 
-        No thread must be left within gloo: Python would end it in the midst of C++ when the
+        No thread should be left within gloo: Python would end it in the midst of C++ when the
         interpreter ends.
         """
-        if self._finisher.stop():
+        if self._waiter.stop() or abandon:
             self._connections.break_off()
-            self._finisher.join()
-        if not self._is_branch:
-            self._connections.guard.stop()
+        self._waiter.join()
 
 
-class Finisher:
-    """A thread that waits for messages, in the order in which it was given them.
+class Waiter:
+    """A thread that waits for messages in gloo; starts with the first.
 
-    It knows nothing of the channel, so that that may go.
+    It takes what is waited for as a whole: to go from thread to thread costs as much as a small
+    message. It knows nothing of the channel, so that that may go.
     """
 
     def __init__(self) -> None:
-        self._messages: deque[Message] = deque()
+        self._batches: deque[Batch] = deque()
         self._changed = threading.Condition()
         self._stopping = False
         self._thread: threading.Thread | None = None
 
-    def take(self, message: Message) -> None:
-        """Wait for one more; nobody else may, but for its `ended`."""
-        message.ended = threading.Event()
+    def take(self, messages: Sequence[Message]) -> Batch:
+        """Wait for some more, after those before them."""
+        batch = Batch(messages)
+        for message in messages:
+            message.batch = batch
         with self._changed:
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._loop, name="sdp-gloo-finisher", daemon=True
-                )
+                self._thread = threading.Thread(target=self._loop, name="sdp-gloo", daemon=True)
                 self._thread.start()
-            self._messages.append(message)
+            self._batches.append(batch)
             self._changed.notify()
+        return batch
 
     def stop(self) -> bool:
         """Have the thread end; whether it must be freed from a wait for that."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
-            return bool(self._messages)
+            return bool(self._batches)
 
     def join(self) -> None:
         """Wait until it has ended."""
@@ -237,16 +245,15 @@ class Finisher:
     def _loop(self) -> None:
         while True:
             with self._changed:
-                while not self._messages and not self._stopping:
+                while not self._batches and not self._stopping:
                     self._changed.wait()
-                if not self._messages:
+                if not self._batches:
                     return
-                message = self._messages[0]
-            message.finish()
+                batch = self._batches[0]
+            all(message.finish() for message in batch.messages)  # up to the first that fails
             with self._changed:
-                self._messages.popleft()
-            assert message.ended is not None
-            message.ended.set()
+                self._batches.popleft()
+            batch.ended.set()
 
 
 class Glance(threading.Thread):
@@ -266,6 +273,11 @@ class Glance(threading.Thread):
                 work.wait(GLANCE)
             except RuntimeError:
                 self.late = True
+
+
+def _interfaces() -> int:
+    """How many sets of connections a group has: messages go by all, in turns."""
+    return len(environment().get("GLOO_SOCKET_IFNAME", "").split(","))
 
 
 @lru_cache(maxsize=1024)

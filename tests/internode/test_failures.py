@@ -99,6 +99,36 @@ def test_who_waits_for_another_node_is_not_to_blame(start_pooled: Start, tmp_pat
         check(outcomes(ranks, 3), CollectiveTimeoutError, (3,), "rank 3 .*(did not a|but stalled)")
 
 
+def reduce_much_until_it_fails(rank: int, world: int, layout: str, root: str) -> None:
+    with meet(layout, root, "g") as group:
+        group.timeout_s = LIMIT_S
+        data = np.zeros(2**24, np.float32)
+        plan = Plan(Kind.exchange, (len(set(LAYOUTS[layout])),), 64 * 2**20)
+        with only(plan):
+            group.all_reduce(data)
+            say("going")
+            while True:
+                group.all_reduce(data)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(("layout", "victim"), [("2x1", 1), ("3x1", 2)])
+def test_a_rank_goes_in_the_midst_of_a_message(
+    start_pooled: Start, tmp_path: Path, layout: str, victim: int, number: signal.Signals
+) -> None:
+    """gloo never wakes who waits for a message of which a part has come."""
+    world = len(LAYOUTS[layout])
+    with start_pooled(world, reduce_much_until_it_fails, layout, str(tmp_path)) as ranks:
+        assert [rank.heard() for rank in ranks] == ["going"] * world
+        time.sleep(0.03)
+        ranks[victim].kill(number)
+        since = time.monotonic()
+        for outcome in outcomes(ranks, victim):
+            assert isinstance(outcome.error, (PeerLostError, CollectiveTimeoutError)), outcome
+            assert outcome.error.ranks == (victim,), outcome
+        assert time.monotonic() - since < LIMIT_S + SLACK_S
+
+
 def stop_between_headers(rank: int, world: int, layout: str, root: str) -> None:
     """Rank 1 tells rank 2 what it calls, and never rank 0."""
     with meet(layout, root, "g") as group:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from .. import _native
 from .call import Call
 from .exchange import Pipeline, Reduction
+from .headers import DIRECT
 from .plan import Kind
 from .planning import plan_of
 from .swap import Swap
@@ -35,5 +36,7 @@ def reduce(call: Call) -> None:
 def can_follow(call: Call) -> bool:
     """Whether an operation's first segments can be sent while the one before ends."""
     if call.request.op is not _native.Op.all_reduce or call.request.count == 0:
+        return False
+    if call.here.nodes.count > DIRECT:  # a node hears of one other alone before all have compared
         return False
     return plan_of(call).kind is Kind.exchange

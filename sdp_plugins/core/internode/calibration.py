@@ -169,6 +169,8 @@ class _Bench:
             except BaseException:
                 part.abandon()
                 raise
+            finally:
+                part.end()
 
         return _best_of(2, once)
 

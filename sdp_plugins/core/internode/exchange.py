@@ -92,7 +92,8 @@ class Segment:
         """Receive whatever will come, long before it does.
 
         A sender of much waits for the word that there is room; behind what goes the same way as
-        that word, it would come too late for the sender's link to be busy all the time.
+        that word, it would come too late for the sender's link to be busy all the time. Results
+        may be received where sums are sent from: none comes before those who make it have them.
         """
         of, form = self.of, self.of.form
         self._flat = of.buffer.flat(
@@ -310,9 +311,10 @@ class Pipeline:
             ahead.advance()
             if ahead.done:
                 self._runs.popleft()
+                for run in self._runs:
+                    run.call.restart()
                 if self._runs:
                     ahead.call.finish()
-                    self._runs[0].call.restart()
 
     def _on_the_way(self) -> int:
         return sum(run.on_the_way for run in self._runs)

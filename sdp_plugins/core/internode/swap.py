@@ -25,6 +25,7 @@ class Swap:
         self._keep = keep
         self._form = Format(call, as_it_is=True)
         self._levels = levels(plan, call.here.node, call.request.count)
+        call.hops = len(self._levels)
 
     def run(self) -> None:
         """Reduce in the node, among nodes, and spread the result."""
@@ -38,14 +39,15 @@ class Swap:
         call.step(Op.reduce_scatter, sends, [mine], accumulates=True)
         result = call.scratch("result", count * call.itemsize)
         if here.leads:
-            for level in self._levels[:-1]:
-                self._form.fold(self._partials(level, partial), partial, count)
-            self._form.total(self._partials(self._levels[-1], partial), result, count)
+            for hop, level in enumerate(self._levels[:-1], 1):
+                self._form.fold(self._partials(level, partial, hop), partial, count)
+            partials = self._partials(self._levels[-1], partial, len(self._levels))
+            self._form.total(partials, result, count)
         call.step(Op.broadcast, (), [(result, count)], root=0)
         if self._keep is None or here.rank in self._keep:
             buffer.write(0, count, result)
 
-    def _partials(self, level: Level, partial: int) -> list[int]:
+    def _partials(self, level: Level, partial: int, hop: int) -> list[int]:
         """Where the sums of all members of a level are, once they have come."""
         call = self._call
         nbytes = level.count * self._form.accumulator_size
@@ -55,5 +57,5 @@ class Swap:
         leaders = [call.here.nodes.members[node][0] for node in level.members]
         messages = [call.receive(leaders[d], partials[d], nbytes) for d in level.others]
         messages += [call.send(leaders[d], partial, nbytes) for d in level.others]
-        call.wait(messages)
+        call.wait(messages, hop=hop)
         return partials

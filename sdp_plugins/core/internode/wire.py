@@ -63,7 +63,7 @@ class Channel(Protocol[M]):
 
         Args:
             pending: What to wait for.
-            watch: Called at least every 50 ms, by this thread or another; raises to give up.
+            watch: Called at least every 50 ms; raises to give up.
 
         Raises:
             WireError: A connection broke.
