@@ -65,7 +65,8 @@ def run(plan: ScalingPlan, mpi: MpiInstall | None, progress: Progress = lambda t
         turns = []
         for number in range(plan.rounds):
             progress(f"{where} at {network.gbit:g} Gbit/s: round {number + 1} of {plan.rounds}")
-            turns.append(crew.turn(plan.steps))
+            order = crew.variants[:: -1 if number % 2 else 1]  # nobody always comes after the same
+            turns.append(crew.turn(plan.steps, order))
         gradients, agree = compare(crew)
         found = DdpReport(
             settings=asdict(plan) | {"layout": str(plan.layout)},

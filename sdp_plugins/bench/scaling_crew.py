@@ -50,7 +50,7 @@ class Crew:
 
     @property
     def variants(self) -> list[str]:
-        """In the order of their turns."""
+        """All of them, in the order of the tables."""
         return list(self._place)
 
     def turn(self, steps: int, variants: Sequence[str] = ()) -> dict[str, float]:

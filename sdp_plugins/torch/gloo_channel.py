@@ -251,6 +251,7 @@ class Waiter:
                     return
                 batch = self._batches[0]
             all(message.finish() for message in batch.messages)  # up to the first that fails
+            batch.messages = ()  # they know it, too
             with self._changed:
                 self._batches.popleft()
             batch.ended.set()

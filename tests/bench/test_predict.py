@@ -21,7 +21,7 @@ from sdp_plugins.bench.predict_costs import read_costs, with_options
 from sdp_plugins.bench.predict_exchange import Exchange, agreement_s, groups, meet, split_seconds
 from sdp_plugins.bench.predict_rivals import Ring, Servers
 from sdp_plugins.bench.predict_table import brief
-from sdp_plugins.core.internode.costs import Costs, candidates, choose
+from sdp_plugins.core.internode.costs import AS_GOOD, Costs, candidates, choose
 from sdp_plugins.core.internode.plan import Kind, Plan, factorings, levels, segments
 
 MIB = 2**20
@@ -191,13 +191,13 @@ def test_everyone_waits_for_the_slowest():
 @pytest.mark.parametrize("nodes", [2, 8, 64])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_slow_link_without_stragglers_takes_its_bytes(model, nodes):
-    """The wire is never idle from the first bucket on, so that bytes are all that counts."""
+    """The wire is hardly idle from the first bucket on; how much is what long segments may cost."""
     slow = with_options(FAST, gbit=0.5)
     found, setting = fused(model), replace(CALM, model=model)
     sent = sum(choose(slow, nodes, release.nbytes).sent(release.nbytes) for release in found)
     expected_s = found[0].share * setting.compute_s + sent * slow.byte_s
     measured_s = mean_step_s(lambda: Exchange(slow, nodes), found, setting, nodes)
-    assert measured_s == pytest.approx(expected_s, rel=0.01)
+    assert expected_s < measured_s < AS_GOOD * expected_s
 
 
 @pytest.mark.parametrize("gbit", [0.1, 10, 1000])

@@ -17,7 +17,8 @@ MOST_SWAPPED_NBYTES = 4 * MIB
 RAMP = 1 / 16
 """What the first and the last segment add per hop, in stages; measured from 2 x 1 to 4 x 2."""
 AS_GOOD = 1.05
-"""Longer segments than the best are taken as long as they cost no more than this."""
+"""Longer segments than the best are taken as long as they cost no more than this: each
+message takes processor time, which training could use."""
 
 
 @dataclass(frozen=True)
