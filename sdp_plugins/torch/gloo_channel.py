@@ -149,8 +149,7 @@ class GlooChannel:
         batch = pending[0].batch or self._waiter.take(pending)
         while not batch.ended.wait(SLICE_S):
             watch()
-        for message in pending:
-            message.raise_if_broken()
+        self.done(pending)
 
     def done(self, pending: Sequence[Message]) -> bool:
         """See ``Channel``: what is asked for is waited for from then on, all of it together."""

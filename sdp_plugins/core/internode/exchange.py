@@ -86,7 +86,7 @@ class Segment:
     @property
     def done(self) -> bool:
         """Whether the result is where it belongs."""
-        return self._stage > 2 * len(self.of.plan.radices)
+        return self._stage > self.of.plan.hops
 
     def prepare(self) -> None:
         """Receive whatever will come, long before it does.
@@ -239,7 +239,7 @@ class Run:
 
     def __init__(self, reduction: Reduction, slots: set[int]) -> None:
         self.call = reduction.call
-        self.depth = 2 * len(reduction.plan.radices)
+        self.depth = reduction.plan.hops
         """Stages of a segment after the first."""
         self._segments = list(reduction.segments())
         self._slots = slots
