@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from sdp_plugins.bench.cluster import sandbox
+from sdp_plugins.bench.cluster.network import CONGESTION_CONTROL
 
 reason = sandbox.reason_against()
 pytestmark = pytest.mark.skipif(bool(reason), reason=reason)
@@ -108,6 +109,25 @@ def test_a_command_runs_on_all_ranks(script: Script) -> None:
         "3 node1 True 10.77.0.2",
     ]
     assert namespaces() == before
+
+
+def test_nodes_share_links_fairly(script: Script) -> None:
+    path = script(
+        """
+        import socket
+        other = "node0" if socket.gethostname() == "node1" else "node1"
+        with socket.socket() as link:
+            link.connect_ex((other, 9))  # where nobody listens
+            name = link.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+        say(name.strip(b"\\0").decode())
+        """
+    )
+    # Whatever this machine's own is: BBR finds out only slowly that others have left.
+    done = run(program=[path])
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.split()
+    assert first == second
+    assert first in CONGESTION_CONTROL
 
 
 def test_its_status_is_the_programs(script: Script) -> None:

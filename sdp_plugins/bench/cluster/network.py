@@ -11,7 +11,9 @@ from pathlib import Path
 
 INTERFACE = "net0"
 MOST_NODES = 250
-CONGESTION_CONTROL = "net.ipv4.tcp_congestion_control=cubic"
+SUBNET = "10.77.0.0/24"
+CONGESTION_CONTROL = ("cubic", "reno")
+"""Of TCP between nodes: the first that the kernel has; it always has the last."""
 BURST = "256kb"
 QUEUE = "25ms"
 """How long a packet may wait for its turn; about what a switch's buffers hold."""
@@ -32,8 +34,8 @@ class Traffic:
 class Network:
     """The nodes, while they are up; in a sandbox.
 
-    They have Linux's own TCP congestion control, whatever this machine's is: others (BBR) find out
-    only slowly that a link is free.
+    They have Linux's default TCP congestion control, whatever this machine's is: others (BBR) find
+    out only slowly that a link is free.
 
     Args:
         nodes: How many.
@@ -106,6 +108,18 @@ class Network:
         _run(f"tc qdisc replace dev sdp-port{node} {shape}")
         _run(f"tc -n {self.host(node)} qdisc replace dev {INTERFACE} {shape}")
 
+    def _route(self, node: int) -> None:
+        # By the route: a namespace's own setting may only be what the machine allows to everyone.
+        to_others = f"{SUBNET} dev {INTERFACE} src {self.address(node)}"
+        for name in CONGESTION_CONTROL:
+            try:
+                _run(f"ip -n {self.host(node)} route replace {to_others} congctl {name}")
+            except OSError:
+                if name == CONGESTION_CONTROL[-1]:
+                    raise
+            else:
+                return
+
     def _uts(self, node: int) -> str:
         return f"{self._folder.name}/uts{node}"
 
@@ -117,7 +131,7 @@ class Network:
         _run(f"ip -n {host} address add {self.address(node)}/24 dev {INTERFACE}")
         _run(f"ip -n {host} link set {INTERFACE} up")
         _run(f"ip -n {host} link set lo up")
-        _run(f"ip netns exec {host} sysctl -qw {CONGESTION_CONTROL}")
+        self._route(node)
         self._shape(node)
         Path(self._uts(node)).touch()
         _run(f"unshare --uts={self._uts(node)} hostname {host}")
