@@ -85,7 +85,7 @@ def test_a_layer_imports_only_what_is_below(layer: str) -> None:
         for name in imports(tree)
         if name not in allowed and name not in sys.stdlib_module_names
     }
-    assert found <= {("core/internode/mpi.py", "mpi4py")}  # only in jobs that need it
+    assert found <= {("core/internode/mpi_library.py", "mpi4py")}  # only in jobs that need it
 
 
 def test_nothing_imports_the_command_line() -> None:

@@ -35,7 +35,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
 }
 STANDARD = set(sys.stdlib_module_names)
 # Imports mpi4py in jobs that need it only: see test_nothing_is_loaded_before_it_is_needed.
-MPI = "core/internode/mpi.py"
+MPI = "core/internode/mpi_library.py"
 
 
 def layer_of(path: Path) -> str:

