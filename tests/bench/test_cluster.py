@@ -136,12 +136,14 @@ def test_its_status_is_the_programs(script: Script) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_stays_behind(script: Script, how: signal.Signals) -> None:
+def test_nothing_stays_behind(script: Script, how: signal.Signals, tmp_path: Path) -> None:
     path = script("import time; say('here'); time.sleep(300)")
     before = namespaces()
     line = cluster(program=[path])
+    (temporary := tmp_path / "tmp").mkdir()
+    env = environment() | {"TMPDIR": str(temporary)}
     with subprocess.Popen(
-        line, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        line, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as started:
         assert started.stdout is not None
         assert started.stdout.readline() == "here\n"
@@ -154,6 +156,7 @@ def test_nothing_stays_behind(script: Script, how: signal.Signals) -> None:
     while namespaces() != before and time.monotonic() < end:
         time.sleep(0.05)
     assert namespaces() == before
+    assert not list(temporary.iterdir())
 
 
 def test_there_may_be_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:

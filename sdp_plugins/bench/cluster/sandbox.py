@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 
 MARK = "SDP_BENCH_SANDBOX"
@@ -73,7 +74,11 @@ def _wait(child: subprocess.Popen[bytes]) -> int:
 
 
 def _prepare() -> None:
-    """Where `ip netns` keeps its names, and programs their shared memory, must be ours."""
+    """Where `ip netns` keeps its names, and programs their shared memory, must be ours.
+
+    So must be their temporary files: launchers name some by process numbers, which sandboxes share.
+    """
     os.makedirs("/run/netns", exist_ok=True)
     for place in ("/run/netns", "/dev/shm"):
         subprocess.run(["mount", "-t", "tmpfs", "none", place], check=True)
+    os.environ["TMPDIR"] = tempfile.tempdir = "/dev/shm"

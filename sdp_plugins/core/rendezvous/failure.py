@@ -17,6 +17,10 @@ ONE_JOB_HINT = (
     "start all ranks with one launcher; if several jobs share this host, give each its own "
     "SDP_JOB_ID"
 )
+NODES_HINT = (
+    "on several nodes mpirun, or srun --mpi=pmix or pmi2, has to start them, and mpi4py has to be "
+    "installed (pip install 'sdp-plugins[mpi]')"
+)
 LOST_HINT = "the cause is in the lost rank's own output or exit status"
 
 _HEAD = struct.Struct("<BHHH")

@@ -8,7 +8,7 @@ import socket
 import time
 
 from .address import find
-from .failure import ONE_JOB_HINT, Occasion, Reason, ReasonError
+from .failure import NODES_HINT, ONE_JOB_HINT, Occasion, Reason, ReasonError
 from .frames import (
     FrameError,
     FrameKind,
@@ -50,7 +50,7 @@ def attend(addresses: list[bytes], blob: bytes, occasion: Occasion) -> list[byte
         if deadline.expired:
             raise ReasonError.missing(
                 f"rank 0 did not arrive in {deadline.allowed} ({found})",
-                f"was it started, on this node, and of the same job? {ONE_JOB_HINT}",
+                f"was it started, on this node, and of the same job? {ONE_JOB_HINT}; {NODES_HINT}",
                 [0],
             )
         time.sleep(min(retry_s, deadline.remaining_s))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ..errors import name_ranks
 from .deadline import Deadline
-from .failure import ONE_JOB_HINT, Kind, Occasion, Reason, ReasonError
+from .failure import NODES_HINT, ONE_JOB_HINT, Kind, Occasion, Reason, ReasonError
 from .frames import (
     FrameError,
     FrameKind,
@@ -207,7 +207,7 @@ class HubServer:
         ranks = tuple(sorted(set(range(1, world_size)) - self._by_rank.keys()))
         allowed = self._occasion.deadline.allowed
         what = f"{name_ranks(ranks)} did not arrive in {allowed}"
-        hint = f"were they started, on this node, and of the same job? {ONE_JOB_HINT}"
+        hint = f"were they started, on this node, and of the same job? {ONE_JOB_HINT}; {NODES_HINT}"
         return Reason(Kind.MISSING, ranks, what, hint)
 
     def _send(self, frame: bytes, clients: Iterable[_Client], timeout_s: float) -> None:
