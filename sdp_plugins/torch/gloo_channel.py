@@ -7,7 +7,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
@@ -158,6 +158,10 @@ class GlooChannel:
             for message in pending:
                 message.raise_if_broken()
         return batch.ended.is_set()
+
+    def unattended(self) -> AbstractContextManager[None]:
+        """See ``Channel``: gloo has a thread of its own."""
+        return nullcontext()
 
     def late(self, pending: Sequence[Message]) -> set[int]:
         """See ``Channel``; ends the connections, so this is the last thing that is asked of them.

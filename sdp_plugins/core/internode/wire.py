@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Protocol, TypeVar
@@ -75,6 +76,9 @@ class Channel(Protocol[M]):
         Raises:
             WireError: See ``wait``.
         """
+
+    def unattended(self) -> AbstractContextManager[None]:
+        """While in this, the thread waits for something else; messages go on all the same."""
 
     def late(self, pending: Sequence[M]) -> set[int]:
         """The peers whose messages are not done; asked when nothing more is expected of them."""
