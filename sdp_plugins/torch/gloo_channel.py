@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,11 +16,14 @@ import torch
 
 from sdp_plugins.core.config import environment
 from sdp_plugins.core.internode.wire import Pending, Way, WireError
+from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.torch.gloo_board import Board
+from sdp_plugins.torch.gloo_guard import Guard, first_line, guarded_by, guards_of, say_farewell
 
 TAGS = 2**27
 """Of each way; a message's is its number among those of its way to its receiver."""
-UNANSWERED = len(Way) * TAGS
+FAREWELL = len(Way) * TAGS
+UNANSWERED = FAREWELL + 1
 GLANCE = timedelta(milliseconds=20)
 SLICE_S = 0.05
 JOIN_LIMIT_S = 2.0
@@ -79,12 +81,34 @@ class Connections:
 
     Args:
         group: A ProcessGroupGloo that nobody else uses.
+        nodes: All ranks by node.
     """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, nodes: Nodes) -> None:
         self.group = group
         self._lock = threading.Lock()
         self._broken = False
+        self._told = guards_of(group.rank(), nodes)
+        self._guards = [
+            Guard(group.recv([torch.empty(1, dtype=torch.uint8)], peer, FAREWELL), NO_LIMIT, peer)
+            for peer in guarded_by(group.rank(), nodes)
+        ]
+
+    def check(self) -> None:
+        """Raise WireError if a rank is gone that has not left in good order."""
+        gone = [guard for guard in self._guards if guard.error]
+        if gone and not self._broken:
+            first = min(gone, key=lambda guard: guard.broken_s)
+            raise WireError(first.error, (first.peer,))
+
+    def leave(self) -> None:
+        """Leave in good order, as far as that is possible."""
+        if not self._broken:
+            say_farewell(self.group, self._told, FAREWELL)
+        if self._guards:
+            self.break_off()
+        for guard in self._guards:
+            guard.join(JOIN_LIMIT_S)
 
     def break_off(self) -> None:
         """Close the connections, which ends most waits: by waiting for what nobody sends.
@@ -114,6 +138,7 @@ class GlooChannel:
 
     def __init__(self, connections: Connections, board: Board, way: Way = Way.there) -> None:
         self._connections = connections
+        self._is_first = way is Way.there
         self._send, self._recv = connections.group.send, connections.group.recv
         self._first_tag = way * TAGS
         self._board = board
@@ -149,6 +174,7 @@ class GlooChannel:
         batch = pending[0].batch or self._waiter.take(pending)
         while not batch.ended.wait(SLICE_S):
             watch()
+            self._connections.check()
         self.done(pending)
 
     def done(self, pending: Sequence[Message]) -> bool:
@@ -204,6 +230,8 @@ class GlooChannel:
         """
         if self._waiter.stop() or abandon:
             self._connections.break_off()
+        if self._is_first:
+            self._connections.leave()
         self._waiter.join()
 
 
@@ -289,9 +317,3 @@ def _tensors(address: int, nbytes: int) -> list[torch.Tensor]:
     """Memory as gloo wants it."""
     memory = (ctypes.c_char * nbytes).from_address(address)
     return [torch.frombuffer(memory, dtype=torch.uint8)]
-
-
-def first_line(error: BaseException) -> str:
-    """What gloo says, without the place in its source and without its advice."""
-    line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
-    return re.sub(r"\[\S+\.cc:\d+\] ", "", line).partition(". ")[0]

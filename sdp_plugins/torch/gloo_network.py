@@ -16,7 +16,8 @@ from sdp_plugins.core.config import environment
 from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.core.rendezvous import Exchange
 from sdp_plugins.torch.gloo_board import Board
-from sdp_plugins.torch.gloo_channel import Connections, GlooChannel, first_line
+from sdp_plugins.torch.gloo_channel import Connections, GlooChannel
+from sdp_plugins.torch.gloo_guard import first_line
 
 ProcessGroupGloo: Any = c10d.ProcessGroupGloo  # torch's stubs know little of it
 
@@ -53,10 +54,11 @@ class GlooNetwork:
         except RuntimeError as error:
             raise RendezvousError(
                 f"[rank {rank}/{nodes.world_size}] rendezvous '{name}': gloo cannot connect the "
-                f"nodes ({first_line(error)}). Hint: set GLOO_SOCKET_IFNAME to the network "
-                "interface between them."
+                f"nodes ({first_line(error)}). Hint: look whether a rank has ended "
+                "meanwhile; if none has, set GLOO_SOCKET_IFNAME to the network interface between "
+                "the nodes."
             ) from error
-        return GlooChannel(Connections(group), Board(store))
+        return GlooChannel(Connections(group, nodes), Board(store))
 
 
 def address_towards_master() -> str | None:

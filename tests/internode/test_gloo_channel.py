@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sdp_plugins.core.internode.wire import WireError
+from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.torch.gloo_channel import Connections, GlooChannel, Message
 
 
@@ -33,6 +34,10 @@ class Work:
         self.ended.set()
 
 
+NODES = Nodes(((0, 1),), ("here",))
+"""Without guards."""
+
+
 class Gloo:
     """A process group whose receives are these works."""
 
@@ -45,7 +50,7 @@ class Gloo:
 
 def channel_of(*works: Work) -> tuple[GlooChannel, list[Message]]:
     """A channel, and messages on it."""
-    channel = GlooChannel(Connections(Gloo(*works)), mock.Mock())
+    channel = GlooChannel(Connections(Gloo(*works), NODES), mock.Mock())
     memory = torch.zeros(8, dtype=torch.uint8)
     return channel, [channel.receive(1, memory.data_ptr(), 8) for _ in works]
 
@@ -98,7 +103,7 @@ def test_connections_are_broken_off_where_some_are_closed_already() -> None:
     group.size = lambda: 3
     work = mock.Mock()
     group.recv = mock.Mock(side_effect=[RuntimeError("closed"), work])
-    connections = Connections(group)
+    connections = Connections(group, NODES)
     connections.break_off()
     connections.break_off()
     assert [call.args[1] for call in group.recv.call_args_list] == [1, 2]

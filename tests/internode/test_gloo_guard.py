@@ -1,0 +1,105 @@
+"""Over gloo a rank's end is noticed at once, and a leave in good order is none."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from sdp_plugins.core import Group, PeerLostError
+from sdp_plugins.core.nodes import Nodes
+from sdp_plugins.torch.gloo_guard import guarded_by, guards_of
+from sdp_plugins.torch.gloo_network import GlooNetwork
+from sdp_plugins.torch.store import TorchStore
+from tests.internode.spanning import LAYOUTS, LAYOUTS_OF_PLANS, meet, on_node
+from tests.ranks import Start, free_port, say
+
+LONG_S = 60.0
+"""Nobody may wait until a time-out."""
+MUCH = 2**23
+
+
+@pytest.mark.parametrize("layout", LAYOUTS | LAYOUTS_OF_PLANS)
+def test_everyone_is_noticed_by_another_node(layout: str) -> None:
+    places = (LAYOUTS | LAYOUTS_OF_PLANS)[layout]
+    nodes = Nodes.of_places(places, [f"node{place}" for place in places])
+    ranks = range(nodes.world_size)
+    for rank in ranks:
+        assert all(nodes.node_of(peer) != nodes.node_of(rank) for peer in guarded_by(rank, nodes))
+        assert guards_of(rank, nodes) == [r for r in ranks if rank in guarded_by(r, nodes)]
+    for members in nodes.members:
+        assert any(guards_of(rank, nodes) for rank in members)
+    assert guards_of(0, nodes) == [r for r in ranks if nodes.node_of(r) != nodes.node_of(0)]
+
+
+def reduce_for_ever(rank: int, world: int, layout: str, root: str) -> None:
+    with meet(layout, root, "g", timeout_s=LONG_S) as group:
+        data = np.zeros(MUCH, np.float32)
+        group.all_reduce(data)
+        say("going")
+        while True:
+            group.all_reduce(data)
+
+
+@pytest.mark.parametrize(("layout", "victim"), [("2x1", 1), ("3x1", 2), ("3x1", 0), ("2x2", 3)])
+def test_killed_in_the_midst_of_messages(
+    start_pooled: Start, tmp_path: Path, layout: str, victim: int
+) -> None:
+    with start_pooled(len(LAYOUTS[layout]), reduce_for_ever, layout, str(tmp_path)) as ranks:
+        assert {rank.heard() for rank in ranks} == {"going"}
+        time.sleep(0.2)
+        ranks[victim].kill(signal.SIGKILL)
+        errors = [rank.outcome(LONG_S / 2).error for rank in ranks if rank.rank != victim]
+        assert [type(error) for error in errors] == [PeerLostError] * len(errors), errors
+        assert {error.ranks for error in errors} == {(victim,)}, errors
+
+
+def reduce_with_a_store(rank: int, world: int, port: int) -> None:
+    store = dist.TCPStore("127.0.0.1", port, world, rank == 0)
+    with (
+        on_node(rank),
+        Group.from_store(
+            TorchStore(store), rank, world, timeout_s=LONG_S, network=GlooNetwork(store)
+        ) as group,
+    ):
+        data = np.zeros(MUCH, np.float32)
+        group.all_reduce(data)
+        say("going")
+        while True:
+            group.all_reduce(data)
+
+
+def test_whoever_has_the_store_is_named_by_all(start_pooled: Start) -> None:
+    """None of them can be told anything any more."""
+    with start_pooled(4, reduce_with_a_store, free_port()) as ranks:
+        assert {rank.heard() for rank in ranks} == {"going"}
+        time.sleep(0.2)
+        ranks[0].kill(signal.SIGKILL)
+        errors = [rank.outcome(LONG_S / 2).error for rank in ranks if rank.rank]
+        assert [type(error) for error in errors] == [PeerLostError] * 3, errors
+        assert {error.ranks for error in errors} == {(0,)}, errors
+
+
+def leave_early(rank: int, world: int, root: str, leaver: int) -> float:
+    group = meet("3x1", root, "g")
+    first, last = (other for other in range(world) if other != leaver)
+    data = np.full(5, float(rank))
+    group.barrier()
+    if rank == first:
+        time.sleep(1)  # the one that waits sees that another one leaves meanwhile
+        group.send(data, last)
+    elif rank == last:
+        group.recv(data, first)
+    group.close()
+    return float(data[0])
+
+
+@pytest.mark.parametrize("leaver", [0, 1, 2])
+def test_a_rank_that_leaves_is_not_missed(start_pooled: Start, tmp_path: Path, leaver: int) -> None:
+    with start_pooled(3, leave_early, str(tmp_path), leaver) as ranks:
+        first, last = (rank for rank in range(3) if rank != leaver)
+        assert ranks.results()[last] == first
