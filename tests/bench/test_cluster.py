@@ -432,7 +432,8 @@ def test_a_link_goes_down_under_torchrun(script: Script) -> None:
     ), done.stdout + done.stderr
 
 
-def test_lightning_on_two_nodes(script: Script) -> None:
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("mpirun", marks=needs_mpi)])
+def test_lightning_on_two_nodes(script: Script, launcher: str) -> None:
     path = script(
         """
         import lightning, torch
@@ -459,11 +460,14 @@ def test_lightning_on_two_nodes(script: Script) -> None:
         total = sum(parameter.sum() for parameter in model.parameters())
         totals = [torch.zeros(()) for _ in range(2)]
         dist.all_gather(totals, total.detach())
-        say(trainer.global_rank, trainer.node_rank, dist.group.WORLD._group.nodes.count,
+        group = dist.group.WORLD._group
+        say(trainer.global_rank, trainer.node_rank, group.nodes.count, group._network.name,
               bool(totals[0] == totals[1]))
         """
     )
-    done = run("--nodes", "2", program=[path])
+    options = ("--mpi-prefix", MPI) if launcher == "mpirun" else ()
+    done = run("--nodes", "2", "--launcher", launcher, *options, program=[path])
     assert done.returncode == 0, done.stdout + done.stderr
     lines = sorted(line for line in done.stdout.splitlines() if line[:1].isdigit())
-    assert lines == ["0 0 2 True", "1 1 2 True"]
+    name = "MPI" if launcher == "mpirun" else "gloo"
+    assert lines == [f"0 0 2 {name} True", f"1 1 2 {name} True"]
