@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from .. import _native
 from .call import Call
-from .headers import DIRECT
 from .wire import Pending
 
 SEGMENT_NBYTES = 2**20
@@ -84,21 +81,7 @@ def broadcast(call: Call) -> None:
 
 
 def barrier(call: Call) -> None:
-    """All have come once the nodes have compared what they call; of many nodes, not all do."""
+    """Who has compared what the nodes call knows that all have come."""
     call.begin(gate=False)
-    here = call.here
-    if here.leads and here.nodes.count > DIRECT:
-        _dissemination(call)
-    if len(here.local) > 1:
+    if len(call.here.local) > 1:
         call.step(Op.barrier, (), ())
-
-
-def _dissemination(call: Call) -> None:
-    """Hensgen, Finkel and Manber (1988): log2(M) rounds."""
-    here, token = call.here, np.zeros(2, np.uint8)
-    at, distance, count = _native.address(token), 1, call.here.nodes.count
-    while distance < count:
-        ahead = here.nodes.members[(here.node + distance) % count][0]
-        behind = here.nodes.members[(here.node - distance) % count][0]
-        call.wait([call.receive(behind, at, 1), call.send(ahead, at + 1, 1)])
-        distance *= 2

@@ -1,10 +1,24 @@
-"""What the first ranks of the nodes tell each other of an operation, before its data moves."""
+"""What the first ranks of the nodes tell each other of an operation, before its data moves.
+
+Each says what it calls in a header of 256 bytes. Up to ``DIRECT`` nodes all tell all others at
+once: one step, and M - 1 headers from each of M nodes.
+
+Among more nodes headers are disseminated (Hensgen, Finkel, Manber 1988, "Two algorithms for barrier
+synchronization"): in round i of ceil(log2(M)) each node tells the one 2^i further what it knows,
+and hears what the one 2^i before knows, which doubles the number of nodes that it knows of. Of all
+their headers it keeps two, the lowest node's and that of the lowest node that differs from it: what
+two nodes have kept is enough to find the same two of all headers that they know. In the end all
+nodes hold the same two, or one where nobody differs. That is ceil(log2(M)) steps, and a message of
+520 bytes from each node in each.
+
+Either way who has compared knows that all nodes have come and call the same, or raises.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from .. import _native
@@ -17,12 +31,18 @@ if TYPE_CHECKING:
 DIRECT = 16
 """Up to so many nodes everyone compares with everyone, so that the message can tell it all."""
 
+Said = dict[int, bytes]
+"""Headers by node."""
+
 _HEADER = struct.Struct("<QiiiiIQ220s")
 _COMPARED = _HEADER.size - 220
+_KEPT = struct.Struct(f"<i{_HEADER.size}s")
+"""A header that is passed on, and whose it is."""
+_NOBODY = _KEPT.pack(-1, b"")
 
 
 class Headers:
-    """One operation's, on their way from the moment that this is made.
+    """One operation's.
 
     Args:
         call: The operation.
@@ -30,28 +50,12 @@ class Headers:
 
     def __init__(self, call: Call) -> None:
         self._call = call
-        here = call.here
-        few = here.nodes.count <= DIRECT
-        targets, sources = (here.others,) * 2 if few else (here.others[:1], here.others[-1:])
-        self._mine = _pack(call)
-        size = _HEADER.size
-        # Those of the next operation may be on their way, too.
-        room = call.scratch(f"headers{call.seq % 2}", (1 + len(sources)) * size)
-        ctypes.memmove(room, self._mine, size)
-        self._theirs = {node: room + n * size for n, node in enumerate(sources, 1)}
-        self._messages = [
-            call.receive(self._leader(node), address, size, Way.headers)
-            for node, address in self._theirs.items()
-        ]
-        self._messages += [
-            call.send(self._leader(node), room, size, Way.headers) for node in targets
-        ]
+        few = call.here.nodes.count <= DIRECT
+        self._exchange: _Direct | _Dissemination = (_Direct if few else _Dissemination)(call)
 
     def arrived(self) -> bool:
-        """Whether all are there, and alike."""
-        if not self._call.done(self._messages, Way.headers):
-            return False
-        return all(map(self._alike, self._read().values()))
+        """Whether all are known to be there, and alike."""
+        return self._exchange.arrived() and len(first_two(self._exchange.read())) == 1
 
     def compare(self) -> None:
         """Wait for them.
@@ -59,12 +63,13 @@ class Headers:
         Raises:
             CollectiveMismatchError: They are not alike.
         """
+        self._exchange.wait()
+        said = self._exchange.read()
+        if len(first_two(said)) > 1:
+            self._disagree(said)
+
+    def _disagree(self, said: Said) -> None:
         call, nodes = self._call, self._call.here.nodes
-        call.wait(self._messages, Way.headers, hop=0)
-        said = self._read()
-        if all(map(self._alike, said.values())):
-            return
-        said[call.here.node] = self._mine
         parties: dict[bytes, list[int]] = {}
         for node, header in sorted(said.items()):  # titles may differ: sizes need not be equal
             parties.setdefault(header[:_COMPARED], []).append(node)
@@ -72,22 +77,124 @@ class Headers:
             f"{nodes.name(self._ranks_on(at))}: {_title(said[at[0]])}" for at in parties.values()
         )
         largest = max(parties.values(), key=len)
-        blamed = self._ranks_on([node for node in said if node not in largest])
-        raise call.error(CollectiveMismatchError, f"ranks disagree: {words}", blamed)
+        blamed = [node for node in said if node not in largest]
+        if len(said) < nodes.count:  # no telling how many stand behind either
+            words += f" (of {nodes.count} nodes, the first that differ)"
+            blamed = list(said)
+        raise call.error(
+            CollectiveMismatchError, f"ranks disagree: {words}", self._ranks_on(blamed)
+        )
 
-    def _read(self) -> dict[int, bytes]:
-        return {
+    def _ranks_on(self, nodes: Iterable[int]) -> list[int]:
+        return [rank for node in nodes for rank in self._call.here.nodes.members[node]]
+
+
+class _Direct:
+    """All nodes tell all others, from the moment that this is made."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        others = call.here.others
+        self._mine, size = _pack(call), _HEADER.size
+        room = _room(call, (1 + len(others)) * size)
+        ctypes.memmove(room, self._mine, size)
+        self._theirs = {node: room + n * size for n, node in enumerate(others, 1)}
+        self._messages = [
+            call.receive(_leader(call, node), address, size, Way.headers)
+            for node, address in self._theirs.items()
+        ]
+        self._messages += [
+            call.send(_leader(call, node), room, size, Way.headers) for node in others
+        ]
+
+    def arrived(self) -> bool:
+        """Whether all are there, without waiting."""
+        return self._call.done(self._messages, Way.headers)
+
+    def wait(self) -> None:
+        """Wait for all."""
+        self._call.wait(self._messages, Way.headers, hop=0)
+
+    def read(self) -> Said:
+        """All, once they are there."""
+        said = {
             node: ctypes.string_at(address, _HEADER.size) for node, address in self._theirs.items()
         }
+        return said | {self._call.here.node: self._mine}
 
-    def _alike(self, header: bytes) -> bool:
-        return header[:_COMPARED] == self._mine[:_COMPARED]
 
-    def _leader(self, node: int) -> int:
-        return self._call.here.nodes.members[node][0]
+class _Dissemination:
+    """Each round waits for the one before, so that nothing happens but in ``wait``."""
 
-    def _ranks_on(self, nodes: Sequence[int]) -> list[int]:
-        return [rank for node in nodes for rank in self._call.here.nodes.members[node]]
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        here, size = call.here, 2 * _KEPT.size
+        self._known = {here.node: _pack(call)}
+        self._distances = distances(here.nodes.count)
+        self._room = _room(call, (1 + len(self._distances)) * size)
+        self._theirs = [self._room + n * size for n in range(1, 1 + len(self._distances))]
+        # At once for all rounds: who is ahead can tell, and need not wait for who is behind.
+        self._arriving = [
+            call.receive(self._leader(-distance), address, size, Way.headers)
+            for distance, address in zip(self._distances, self._theirs, strict=True)
+        ]
+
+    def arrived(self) -> bool:
+        """Nobody asks: see ``can_follow``."""
+        return False
+
+    def wait(self) -> None:
+        """Go through all rounds.
+
+        Of a node that does not come its neighbours wait in the first round, others perhaps in a
+        later one for these: with one more grace, as for data, whose waits are as long.
+        """
+        call = self._call
+        for n, distance in enumerate(self._distances):
+            known = _write(self._known)
+            ctypes.memmove(self._room, known, len(known))
+            leaving = call.send(self._leader(distance), self._room, len(known), Way.headers)
+            call.wait([self._arriving[n], leaving], Way.headers, hop=min(n, 1))
+            theirs = ctypes.string_at(self._theirs[n], len(known))
+            self._known = first_two(self._known | _read(theirs))
+
+    def read(self) -> Said:
+        """The first, and the first that differs."""
+        return self._known
+
+    def _leader(self, distance: int) -> int:
+        here = self._call.here
+        return _leader(self._call, (here.node + distance) % here.nodes.count)
+
+
+def distances(nodes: int) -> list[int]:
+    """How far word goes in each round of a dissemination."""
+    return [1 << n for n in range((nodes - 1).bit_length())]
+
+
+def first_two(said: Said) -> Said:
+    """The lowest node's header, and that of the lowest node that differs from it, if one does."""
+    first, *others = sorted(said)
+    differ = [node for node in others if said[node][:_COMPARED] != said[first][:_COMPARED]]
+    return {node: said[node] for node in (first, *differ[:1])}
+
+
+def _write(known: Said) -> bytes:
+    kept = [_KEPT.pack(*item) for item in known.items()]
+    return b"".join([*kept, _NOBODY][:2])
+
+
+def _read(known: bytes) -> Said:
+    return {node: header for node, header in _KEPT.iter_unpack(known) if node >= 0}
+
+
+def _room(call: Call, nbytes: int) -> int:
+    """Memory for messages: those of the next operation may be on their way, too."""
+    return call.scratch(f"headers{call.seq % 2}", nbytes)
+
+
+def _leader(call: Call, node: int) -> int:
+    return call.here.nodes.members[node][0]
 
 
 def _pack(call: Call) -> bytes:
