@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdp_plugins.core.internode.costs import Costs, choose
-from sdp_plugins.core.internode.headers import DIRECT
+from sdp_plugins.core.internode.headers import DIRECT, distances
 from sdp_plugins.core.internode.plan import Kind, Plan, levels
 
 Times = NDArray[np.float64]
@@ -54,9 +54,11 @@ def meet(times: Times, members: NDArray[np.intp]) -> Times:
 def agreement_s(costs: Costs, nodes: int) -> float:
     """What it takes the first ranks of the nodes to tell each other what was called.
 
-    Up to ``DIRECT`` nodes each tells all others, beyond that only the next one.
+    Up to ``DIRECT`` nodes each tells all others, beyond that one in each round.
     """
-    return costs.seconds(Plan(Kind.swap, (nodes if nodes <= DIRECT else 2,)), 0)
+    if nodes <= DIRECT:
+        return costs.seconds(Plan(Kind.swap, (nodes,)), 0)
+    return len(distances(nodes)) * costs.seconds(Plan(Kind.swap, (2,)), 0)
 
 
 def split_seconds(costs: Costs, plan: Plan, nbytes: int) -> tuple[float, float]:

@@ -37,6 +37,6 @@ def can_follow(call: Call) -> bool:
     """Whether an operation's first segments can be sent while the one before ends."""
     if call.request.op is not _native.Op.all_reduce or call.request.count == 0:
         return False
-    if call.here.nodes.count > DIRECT:  # a node hears of one other alone before all have compared
+    if call.here.nodes.count > DIRECT:  # they compare in rounds, for which somebody has to wait
         return False
     return plan_of(call).kind is Kind.exchange
