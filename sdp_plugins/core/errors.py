@@ -71,9 +71,11 @@ class CollectiveTimeoutError(SdpError):
 class CollectiveMismatchError(SdpError):
     """Raised on all ranks when they called different operations, dtypes, sizes or roots.
 
-    The text lists which ranks called what, and no data was touched. Remedy: make every rank issue
-    the same collectives in the same order; a branch that depends on the rank or on the data is the
-    usual cause.
+    The text lists which ranks called what. No output was written, but for one case: across nodes,
+    if sizes that may differ from rank to rank do not fit, outputs may have been, and a rank that
+    has all it needs raises this from its next call. Remedy: make every rank issue the same
+    collectives in the same order; a branch that depends on the rank or on the data is the usual
+    cause.
     """
 
 

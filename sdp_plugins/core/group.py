@@ -6,7 +6,7 @@ import ctypes
 import threading
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 
 import numpy as np
@@ -55,7 +55,7 @@ class Group:
 
     Raises, from every operation:
         ValueError, TypeError: The call is wrong; nothing was sent.
-        CollectiveMismatchError: The ranks called different things; no byte was reduced.
+        CollectiveMismatchError: The ranks called different things; nothing was reduced.
         CollectiveTimeoutError: Ranks did not come in time.
         PeerLostError: A rank's process has ended.
         SdpError: The group is closed, or failed before: the first cause, again.
@@ -74,7 +74,6 @@ class Group:
         self.world_size = self.nodes.world_size
         self.name = membership.name
         self.timeout_s = timeout_s
-        self._native = membership.native
         self._config = config
         self._network = network
         self._closed = False
@@ -82,6 +81,11 @@ class Group:
         # handler or a finalizer may issue operations too.
         self._in_flight: deque[tuple[_native.Work, list[Buffer]]] = deque()
         self._in_flight_lock = threading.RLock()
+        self._native = native = membership.native
+        # Takes an operation's memory when that has ended: a network may not be done with it.
+        self._release: Callable[[list[Buffer]], None] = (
+            native.let_go if isinstance(native, SpanningGroup) else list.clear
+        )
 
     @classmethod
     def from_env(
@@ -188,13 +192,17 @@ class Group:
             )
         if self._in_flight:
             self._let_go()
-        self._native.all_reduce(
-            target.ptr,
-            target.count,
-            target.dtype.native,
-            reduction.native,
-            self.timeout_s if timeout_s is None else timeout_s,
-        )
+        try:
+            self._native.all_reduce(
+                target.ptr,
+                target.count,
+                target.dtype.native,
+                reduction.native,
+                self.timeout_s if timeout_s is None else timeout_s,
+            )
+        except BaseException:
+            self._release([target])
+            raise
         return None
 
     def reduce(
@@ -533,13 +541,14 @@ class Group:
         """
         self._closed = True
         self._native.close()
-        self._in_flight.clear()
+        self._let_all_go()
 
     def __del__(self) -> None:
         # Before anything that operations in flight write can be freed, in whatever order.
         native = getattr(self, "_native", None)
         if native is not None:
             native.close()
+            self._let_all_go()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "failed" if self.failure else "open"
@@ -584,7 +593,11 @@ class Group:
         if not async_op:
             if self._in_flight:
                 self._let_go()
-            self._native.run(*arguments)
+            try:
+                self._native.run(*arguments)
+            except BaseException:
+                self._release([*sends, *recvs])
+                raise
             return None
         return self._track(self._native.submit(*arguments), op.name, (*sends, *recvs))
 
@@ -594,15 +607,26 @@ class Group:
         self._let_go()
         with self._in_flight_lock:
             self._in_flight.append((native, held))
-        return Work(native, what, held)
+        return Work(native, what, held, self._release)
 
     def _let_go(self) -> None:
         """Look at two of the operations in flight, in turns: one that stays keeps no others."""
-        done: list[object] = []  # let go of outside of the lock: their finalizers are not ours
+        done: list[list[Buffer]] = []
         with self._in_flight_lock:
             for _ in range(min(2, len(self._in_flight))):
-                entry = self._in_flight.popleft()
-                (done if entry[0].completed() else self._in_flight).append(entry)
+                native, held = entry = self._in_flight.popleft()
+                if native.completed():
+                    done.append(held)
+                else:
+                    self._in_flight.append(entry)
+        for held in done:  # outside of the lock: finalizers are not ours
+            self._release(held)
+
+    def _let_all_go(self) -> None:
+        """Give up the memory of all operations; the group is closed."""
+        in_flight, self._in_flight = self._in_flight, deque()
+        for _, held in in_flight:
+            self._release(held)
 
     def _follow(
         self, native: _native.Work, what: str, buffers: tuple[Buffer, ...], async_op: bool

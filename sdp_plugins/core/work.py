@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from . import _native
 from .buffers import Buffer
 from .errors import CollectiveTimeoutError
@@ -16,12 +18,19 @@ class Work:
     cancel anything.
     """
 
-    __slots__ = ("_held", "_native", "_what")
+    __slots__ = ("_held", "_let_go", "_native", "_what")
 
-    def __init__(self, native: _native.Work, what: str, held: list[Buffer]) -> None:
+    def __init__(
+        self,
+        native: _native.Work,
+        what: str,
+        held: list[Buffer],
+        let_go: Callable[[list[Buffer]], None],
+    ) -> None:
         self._native = native
         self._what = what
         self._held = held  # shared with the group, which holds it for a caller who drops the handle
+        self._let_go = let_go
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Block until the operation is done.
@@ -51,7 +60,7 @@ class Work:
         """Whether the operation is done, successfully or not."""
         completed = self._native.completed()
         if completed:
-            self._held.clear()
+            self._let_go(self._held)
         return completed
 
     def exception(self) -> BaseException | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections import deque
@@ -10,14 +11,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from .. import _native
-from ..errors import SdpError
+from ..errors import SdpError, name_error
 from . import all_reduce as reductions
 from . import broadcast as broadcasts
 from . import gathers
 from .call import Call, Here, Request, closed
+from .kept import abandon
 from .notice import Notice, failure_fields
 from .reduce_scatter import reduce_scatter
-from .wire import WireError
 
 Op = _native.Op
 PROGRAMS: dict[_native.Op, Callable[[Call], None]] = {
@@ -61,7 +62,8 @@ class Engine:
     """One thread that calls the network, and nobody else does; starts with the first operation.
 
     It never ends silently: a failure goes to every queued work, to this node's ranks through the
-    native group, and to the other nodes by a notice.
+    native group, and to the other nodes by a notice. What fails while that is done, as MPI may when
+    a rank is gone, changes nothing for those who wait here: they hear of the first cause.
     """
 
     def __init__(self, here: Here) -> None:
@@ -73,6 +75,7 @@ class Engine:
         self._stopping = False
         self._seq = 0
         self._notice: Notice | None = None
+        self._failure: SdpError | None = None  # the first that was found here
         self.abandoned = False
         """Whether messages were on their way when an operation failed."""
 
@@ -123,40 +126,45 @@ class Engine:
             if notice:
                 self._tell(notice)
             elif task := self._head():
-                self._run(task)
+                try:
+                    self._run(task)
+                except BaseException as error:
+                    self._fail_running(task, error)
 
     def _run(self, task: Task) -> None:
-        here = self._here
-        known = here.native.failure()
+        known = self._failure or self._here.native.failure()
         if isinstance(known, SdpError):
             self._queue.popleft()
-            self._abandon(task)
-            task.work.fail(*failure_fields(known))
+            self._end(task, known)
             return
         call = self._take(task)
-        try:
-            task.program(call)
-        except BaseException as error:
-            failure = self.fail(self._cause_of(error), error)  # others are told first
-            for broken in self._running:
-                self._abandon(broken)
-                broken.work.fail(*failure_fields(failure))
-            self._running.clear()
-            return
+        task.program(call)
         for done in self._running[:]:
             self._finish(done)
-        here.shrink(MOST_KEPT_NBYTES)
+        self._here.shrink(MOST_KEPT_NBYTES)
 
-    def _cause_of(self, error: BaseException) -> Call:
+    def _fail_running(self, task: Task, error: BaseException) -> None:
+        """Fail the group; those that are queued follow, one by one."""
+        failure = self.fail(self._cause_of(task, error), error)  # others are told first
+        running, self._running = self._running, []
+        for broken in running:
+            self._end(broken, failure, error)
+
+    def _cause_of(self, task: Task, error: BaseException) -> Call:
         """Which of the operations that run has failed."""
-        calls = [self._call_of(task) for task in self._running]
+        calls = [self._call_of(running) for running in self._running or [task]]
         seq = error.seq if isinstance(error, SdpError) else None
         return next((call for call in calls if call.seq == seq), calls[0])
 
-    def _abandon(self, task: Task) -> None:
-        """Give up what is on its way; an operation that has not begun may have been announced."""
+    def _end(self, task: Task, failure: SdpError, error: BaseException | None = None) -> None:
+        """End an operation; one that has not begun may have been announced.
+
+        `error` has the frames of whatever has failed, and these the memory of single steps.
+        """
         if task.call is not None:
-            self.abandoned = task.call.abandon() or self.abandoned
+            memory = (*self._here.pools.values(), task.call, error)
+            self.abandoned = abandon(task.call, *memory) or self.abandoned
+        task.work.fail(*failure_fields(failure))
 
     def _head(self) -> Task | None:
         return self._queue[0] if self._queue else None
@@ -174,11 +182,11 @@ class Engine:
         return self._call_of(task)
 
     def _finish(self, task: Task) -> None:
-        self._running.remove(task)
         call = self._call_of(task)
         call.end()
         if task.numbered:
             self._here.last_completed = f"{call.op} #{call.seq}"
+        self._running.remove(task)
         task.work.finish()
 
     # ---- for the operation that runs, in this thread: see ``Queue`` ----------------------------
@@ -220,23 +228,32 @@ class Engine:
     # --------------------------------------------------------------------------------------------
 
     def fail(self, call: Call, error: BaseException) -> SdpError:
-        """Fail the group, here and elsewhere; returns what an operation of it raises."""
-        here = self._here
+        """Fail the group, here and elsewhere; returns what an operation of it raises.
+
+        Never raises itself: whoever waits would hear of that, or of nothing, and not of the cause.
+        """
+        failure = self._explained(call, error)
+        self._failure = self._failure or copy.copy(failure)  # without frames, which hold this group
+        with suppress(BaseException):
+            already = self._here.native.failure()
+            if not self._stopping:
+                self._tell(Notice.of(self._here.rank, failure))
+            if already is None:
+                self._here.native.fail(*failure_fields(failure, "aborted"))
+        return failure
+
+    def _explained(self, call: Call, error: BaseException) -> SdpError:
+        """What an error is to the caller of an operation."""
         if isinstance(error, SdpError):
             error.op, error.seq, error.elapsed_s = call.op, call.seq, call.elapsed_s
-            failure = error
-        else:
-            failure = call.error(SdpError, f"{type(error).__name__}: {error}", [here.rank])
-            failure.__cause__ = error
-        already = here.native.failure()
-        if not self._stopping:
-            self._tell(Notice.of(here.rank, failure))
-        if already is None:
-            here.native.fail(*failure_fields(failure, "aborted"))
+            return error
+        failure = call.error(SdpError, name_error(error), [self._here.rank])
+        failure.__cause__ = error
         return failure
 
     def _tell(self, notice: Notice) -> None:
-        with suppress(WireError):  # whoever cannot be told finds out by himself
+        """Tell the other nodes; whoever cannot be told finds out by himself."""
+        with suppress(BaseException):  # MPI has errors of its own for ranks that are gone
             if self._here.channel.told() is None:
                 self._here.channel.tell(notice.pack())
 

@@ -15,6 +15,7 @@ import numpy as np
 from .. import _native
 from ..errors import CollectiveMismatchError, SdpError
 from .call import Call, Here, Request, closed
+from .kept import abandon
 from .notice import failure_fields
 from .wire import Channel, Way
 
@@ -44,7 +45,7 @@ class Stream:
 
     Args:
         name: Of the thread.
-        fail: Told of a failure; returns what it is to the poster.
+        fail: Told of a failure; returns what it is to the poster, and never raises.
     """
 
     def __init__(self, name: str, fail: Callable[[Call, BaseException], SdpError]) -> None:
@@ -77,22 +78,31 @@ class Stream:
 
     def _loop(self) -> None:
         failure: SdpError | None = None
-        while True:
-            with self._changed:
-                while not self._posts and not self._stopping:
-                    self._changed.wait()
-                if not self._posts:
-                    return
-                post = self._posts.popleft()
-            if failure is None:
-                try:
-                    self._carry_out(post)
-                    post.call.end()
-                    continue
-                except BaseException as error:
-                    failure = self._fail(post.call, error)
-                    self.abandoned = post.call.abandon()
-            post.work.fail(*failure_fields(failure))
+        while (post := self._next()) is not None:
+            failure = failure or self._failure_of(post)
+            if failure is not None:
+                post.work.fail(*failure_fields(failure))
+
+    def _next(self) -> Post | None:
+        with self._changed:
+            while not self._posts and not self._stopping:
+                self._changed.wait()
+            return self._posts.popleft() if self._posts else None
+
+    def _failure_of(self, post: Post) -> SdpError | None:
+        """Carry out a post; what has failed, if something has."""
+        try:
+            self._carry_out(post)
+            post.call.end()
+        except BaseException as error:
+            return self._fail_post(post, error)
+        return None
+
+    def _fail_post(self, post: Post, error: BaseException) -> SdpError:
+        failure = self._fail(post.call, error)
+        # In the error's frames is the memory of envelopes, and of what came before its turn.
+        self.abandoned = abandon(post.call, error)
+        return failure
 
     def _carry_out(self, post: Post) -> None:
         raise NotImplementedError
@@ -202,6 +212,12 @@ class Messages:
             stream.post(Post(call, work))
         return work
 
+    @property
+    def abandoned(self) -> bool:
+        """Whether messages were on their way when one failed."""
+        streams = list(self._streams.values())  # without the lock: a forked child may ask, too
+        return any(stream.abandoned for stream, _ in streams)
+
     def close(self, limit_s: float) -> bool:
         """End all threads; whether they have ended, and no message was on its way."""
         with self._lock:
@@ -210,7 +226,7 @@ class Messages:
             if thread is not None and thread is not threading.current_thread():
                 thread.join(limit_s)
         ended = not any(thread is not None and thread.is_alive() for thread in threads)
-        ended = ended and not any(stream.abandoned for stream, _ in self._streams.values())
+        ended = ended and not self.abandoned
         for _, channel in self._streams.values():
             channel.close(abandon=not ended)
         return ended

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+import re
+from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from ..errors import (
@@ -26,6 +28,8 @@ _KINDS: dict[str, type[SdpError]] = {
     "shared_memory": SharedMemoryError,
     "peer_lost": PeerLostError,
 }
+_NOBODY = -1
+_SENDER = re.compile(rb'{"rank": (\d{1,9})\b')  # what `pack` writes first
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Notice:
     """A failure on its way to other nodes.
 
     Attributes:
-        rank: Who gives up.
+        rank: Who gives up; negative if that cannot be read.
         kind: Native name of the kind of failure.
         ranks: Who is to blame.
         text: Why, without this rank's name before it and without the hint.
@@ -58,24 +62,45 @@ class Notice:
         )
 
     def pack(self) -> bytes:
-        """As ``NOTICE_NBYTES`` bytes."""
-        packed = json.dumps(asdict(self)).encode()
-        if len(packed) > NOTICE_NBYTES:  # of characters that JSON writes at length
-            packed = json.dumps(asdict(self) | {"text": self.text[:100]}).encode()
-        return packed.ljust(NOTICE_NBYTES)
+        """As ``NOTICE_NBYTES`` bytes, with as much of the text as there is room for."""
+        room = NOTICE_NBYTES - len(replace(self, text="")._as_json())
+        fitting = replace(self, text=_beginning(encodable(self.text), room))
+        return fitting._as_json().ljust(NOTICE_NBYTES)
+
+    def _as_json(self) -> bytes:
+        return json.dumps(asdict(self), ensure_ascii=False).encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> Notice:
-        """Read what ``pack`` wrote."""
-        fields = json.loads(data)
-        return cls(fields["rank"], fields["kind"], tuple(fields["ranks"]), fields["text"])
+        """Read what ``pack`` wrote; never raises, because somebody has failed in any case."""
+        try:
+            fields = json.loads(data)
+            ranks = tuple(map(int, fields["ranks"]))
+            return cls(int(fields["rank"]), str(fields["kind"]), ranks, str(fields["text"]))
+        except (ValueError, KeyError, TypeError):
+            found = _SENDER.match(data)
+            rank = int(found[1]) if found else _NOBODY
+            return cls(rank, "aborted", (rank,), "what it says cannot be read")
 
     def error(self, call: Call) -> SdpError:
         """What the failure is to an operation here."""
-        kind = _KINDS.get(self.kind, PeerLostError)
-        who = call.here.nodes.name([self.rank])
+        kind, nodes = _KINDS.get(self.kind, PeerLostError), call.here.nodes
+        known = range(nodes.world_size)
+        who = nodes.name([self.rank]) if self.rank in known else "a rank of another node"
         text = self.text.removeprefix(f"{call.title}: ")
-        return call.error(kind, f"{who} gave up: {text}", self.ranks)
+        ranks = [rank for rank in self.ranks if rank in known]
+        return call.error(kind, f"{who} gave up: {text}", ranks)
+
+
+def encodable(text: str) -> str:
+    """The text with escapes for what no encoding has, such as a file's name that is not UTF-8."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _beginning(text: str, room: int) -> str:
+    """As many characters as take so many bytes in JSON."""
+    sizes = (len(json.dumps(char, ensure_ascii=False).encode()) - len('""') for char in text)
+    return text[: sum(end <= room for end in accumulate(sizes))]
 
 
 def kind_of(error: BaseException, otherwise: str = "aborted") -> str:
@@ -91,4 +116,5 @@ def failure_fields(
 ) -> tuple[str, str, list[int], str, int, float]:
     """A failure as the native core takes it; `otherwise`: its kind, if it has none of its own."""
     kind = kind_of(error, otherwise)
-    return kind, str(error), list(error.ranks), error.op, max(error.seq, 0), error.elapsed_s
+    text = encodable(str(error))
+    return kind, text, list(error.ranks), error.op, max(error.seq, 0), error.elapsed_s

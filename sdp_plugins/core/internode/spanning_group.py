@@ -22,8 +22,9 @@ from .calibration import calibrate
 from .call import Here, Piece, Request, closed
 from .costs import Costs
 from .engine import END_LIMIT_S, Engine, wait_uninterrupted
+from .kept import keep
 from .messages import Messages
-from .notice import Notice
+from .notice import Notice, encodable
 from .planning import explain
 from .wire import Channel
 
@@ -100,6 +101,8 @@ class SpanningGroup:
                 what = f"{op.name}: interrupted by a signal. Hint: make a new group."
                 self._here.native.abort(what)
                 wait_uninterrupted(work, END_LIMIT_S)
+                if not work.completed():
+                    self._engine.abandoned = True
             raise
 
     def submit(
@@ -261,12 +264,22 @@ class SpanningGroup:
         """Fail the group on all nodes."""
         if self._closed or os.getpid() != self._pid:
             return
-        self._here.native.abort(reason)
-        self._engine.tell(Notice(self._here.rank, "aborted", (self._here.rank,), reason))
+        text, rank = encodable(reason), self._here.rank
+        self._here.native.abort(text)
+        self._engine.tell(Notice(rank, "aborted", (rank,), text))
 
     def failure(self) -> BaseException | None:
         """Why the group is unusable, or None."""
         return closed(self._here) if self._closed else self._here.native.failure()
+
+    def let_go(self, held: list[Any]) -> None:
+        """Empty a list of what an operation has used, as far as the network has let go of it.
+
+        Whoever holds an operation's memory gives it up by this, when the operation has ended.
+        """
+        if self._engine.abandoned or self._messages.abandoned:
+            keep(*held)
+        held.clear()
 
     def close(self) -> None:
         """Leave the group."""
