@@ -4,6 +4,7 @@ Layers, each of which knows only those before it: ``wire`` (what a transport off
 (what a rank that gives up tells), ``mpi_library`` and ``mpi`` (one transport), ``costs`` and
 ``plan`` (how a reduction travels), ``call`` (one operation while it runs on this rank), ``kept``
 (memory that must outlive it), the programs (``all_reduce`` by ``swap`` or ``exchange``,
-``reduce_scatter``, ``broadcast``, ``gathers``: who does what, as a fixed sequence), ``engine`` (runs
-programs in order) and ``messages`` (sends and receives), ``spanning_group`` (what ``Group`` sees).
+``reduce_scatter``, ``broadcast``, ``gathers``: who does what, as a fixed sequence), ``engine``
+(runs programs in order) and ``messages`` (sends and receives), ``spanning_group`` (what
+``Group`` sees).
 """
