@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -138,6 +139,18 @@ def autoload(env: Mapping[str, str] | None = None) -> bool:
 def environment() -> dict[str, str]:
     """Return a copy of the environment of this process."""
     return dict(os.environ)
+
+
+@contextmanager
+def defaults(variables: Mapping[str, str]) -> Iterator[None]:
+    """Have a library that reads the environment find these variables where they are not set."""
+    added = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 def _warn_of_misspelt(env: Mapping[str, str]) -> None:

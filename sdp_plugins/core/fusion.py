@@ -6,7 +6,7 @@ import operator
 from collections.abc import Sequence
 
 from . import _native
-from .buffers import BufferLike, as_buffer
+from .buffers import Buffer, BufferLike, as_buffer
 from .config import FUSION_ALIGN, Config
 from .dtypes import DType, DTypeLike, ReduceOp
 from .group import Group
@@ -66,7 +66,7 @@ class FusionBuffer:
             group.timeout_s,
             submit,
         )
-        self._held: list[object] = []
+        self._held: list[Buffer] = []
         self._group = group  # which holds what other operations of the engine still write
 
     def ready(self, tensor: int, gradient: BufferLike) -> None:
@@ -93,7 +93,11 @@ class FusionBuffer:
         Raises:
             SdpError: A reduction failed; see ``Group``.
         """
-        self._native.finish()
+        try:
+            self._native.finish()
+        except BaseException:
+            self._group._release(self._held.copy())  # held here as well: a network may be at it
+            raise
         self._held.clear()
 
     @property

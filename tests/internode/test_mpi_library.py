@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from sdp_plugins.core import RendezvousError
+from sdp_plugins.core import RendezvousError, config
 from sdp_plugins.core.internode import mpi_library
 
 MPICH = "MPICH Version:      5.0.2\nMPICH Release date: long ago"
@@ -69,3 +69,18 @@ def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mpi_library.importlib, "import_module", fail)
     with pytest.raises(RendezvousError, match=r"cannot load MPI library.*pip install mpich"):
         mpi_library.load()
+
+
+def test_settings_last_no_longer_than_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "OMPI_MCA_btl_tcp_flags"
+    monkeypatch.delenv(name, raising=False)
+    seen = config.environment
+    with mpi_library.settings("Open MPI v5.0.11"):
+        assert seen()[name] == "1"
+    assert name not in seen()
+    with mpi_library.settings("MPICH Version: 5.0.2"):
+        assert name not in seen()
+    monkeypatch.setenv(name, "3")
+    with mpi_library.settings("Open MPI v5.0.11"):
+        assert seen()[name] == "3"
+    assert seen()[name] == "3"

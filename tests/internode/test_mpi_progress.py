@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from sdp_plugins.core.internode import mpi_library, mpi_progress
+from sdp_plugins.core.internode import mpi_progress
 from sdp_plugins.core.internode.mpi_progress import Progress
 
 LIMIT_S = 10.0
@@ -92,18 +92,3 @@ def test_outside_of_waits_mpi_may_be_the_programs(mpi: Mpi, make: Callable[..., 
     calls = mpi.calls
     until(lambda: not progress._needed.is_set())
     assert mpi.calls == calls
-
-
-def test_settings_last_no_longer_than_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "OMPI_MCA_btl_tcp_flags"
-    monkeypatch.delenv(name, raising=False)
-    seen = mpi_library.environment
-    with mpi_library.settings("Open MPI v5.0.11"):
-        assert seen()[name] == "1"
-    assert name not in seen()
-    with mpi_library.settings("MPICH Version: 5.0.2"):
-        assert name not in seen()
-    monkeypatch.setenv(name, "3")
-    with mpi_library.settings("Open MPI v5.0.11"):
-        assert seen()[name] == "3"
-    assert seen()[name] == "3"

@@ -368,13 +368,14 @@ class MpiChannel:
         self._mpi.failed = True
         with self._mpi.lock:
             self._mpi.check()
-            self._told += [
-                self._comm.Isend(notice, self._ranks[peer], self._first_tag + NOTICES)
-                for peer in self._remote
-            ]
+            for peer in self._remote:
+                with suppress(self._mpi.error):  # the others can be told
+                    to = self._ranks[peer], self._first_tag + NOTICES
+                    self._told.append(self._comm.Isend(notice, *to))
         end = time.monotonic() + TELL_LIMIT_S
-        while not self._mpi.test_all(self._told) and time.monotonic() < end:
-            time.sleep(LAST_PAUSE_S)
+        with suppress(self._mpi.error):
+            while not self._mpi.test_all(self._told) and time.monotonic() < end:
+                time.sleep(LAST_PAUSE_S)
 
     def told(self) -> bytes | None:
         """See ``Channel``."""

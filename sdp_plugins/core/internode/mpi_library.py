@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
-from ..config import environment
+from ..config import defaults, environment
 from ..errors import RendezvousError
 from ..launchers import HYDRA, OPEN_MPI, Environment
 
@@ -54,22 +52,13 @@ def load() -> Any:
     return mpi
 
 
-@contextmanager
-def settings(version: str) -> Iterator[None]:
+def settings(version: str) -> AbstractContextManager[None]:
     """What a library should read when it is initialised, unless its user has said otherwise.
 
     Args:
         version: What the library calls itself.
     """
-    given = environment()
-    mine = SETTINGS if version.startswith("Open MPI") else {}
-    added = {name: value for name, value in mine.items() if name not in given}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name in added:
-            del os.environ[name]
+    return defaults(SETTINGS if version.startswith("Open MPI") else {})
 
 
 def check_launcher(version: str, env: Environment) -> None:
