@@ -281,7 +281,9 @@ class Waiter:
                 if not self._batches:
                     return
                 batch = self._batches[0]
-            all(message.finish() for message in batch.messages)  # up to the first that fails
+            for message in batch.messages:
+                if not message.finish():
+                    break
             batch.messages = ()  # they know it, too
             with self._changed:
                 self._batches.popleft()

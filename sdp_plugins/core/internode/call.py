@@ -85,6 +85,12 @@ class Here:
         wire_dtype: 16-bit type of float32 values between nodes; None leaves them as they are.
         costs: By which plans are chosen; equal on all ranks.
         last_completed: For messages.
+        pools: Scratch memory, by name.
+        node: Index of this rank's node.
+        index: Of this rank among those of its node.
+        local: The ranks of its node.
+        others: The other nodes, from the next one on.
+        channels: One for each way of collectives' messages.
     """
 
     rank: int
