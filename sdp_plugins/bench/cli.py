@@ -273,7 +273,8 @@ def cluster(
     _enter_sandbox()
     mpis = mpi.discover(mpi_prefix)
     if launcher == "mpirun" and not mpis:
-        typer.echo("error: mpirun needs mpi4py and an MPI here or under --mpi-prefix", err=True)
+        what = "mpirun needs mpi4py where this runs, and an MPI there or under --mpi-prefix"
+        typer.echo(f"error: {what}. Hint: pip install mpi4py mpich", err=True)
         raise typer.Exit(1)
     with Network(nodes, gbit) as network:
         status = program.run(

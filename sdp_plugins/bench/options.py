@@ -20,7 +20,8 @@ Threads = Annotated[int, typer.Option(min=1, help="threads per rank")]
 Repeats = Annotated[int, typer.Option("--repeats", min=1, help="turns that everyone has")]
 RoundS = Annotated[float, typer.Option(help="about how long a turn lasts, in seconds")]
 Prefixes = Annotated[
-    list[Path], typer.Option("--mpi-prefix", help="where an MPI is installed; may be repeated")
+    list[Path],
+    typer.Option("--mpi-prefix", exists=True, help="where an MPI is installed; may be repeated"),
 ]
 T = TypeVar("T")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -88,6 +88,7 @@ class Connections:
         self.group = group
         self._lock = threading.Lock()
         self._broken = False
+        self._asked: list[Any] = []  # gloo may not lose them
         self._told = guards_of(group.rank(), nodes)
         self._guards = [
             Guard(group.recv([torch.empty(1, dtype=torch.uint8)], peer, FAREWELL), NO_LIMIT, peer)
@@ -100,6 +101,14 @@ class Connections:
         if gone and not self._broken:
             first = min(gone, key=lambda guard: guard.broken_s)
             raise WireError(first.error, (first.peer,))
+
+    def is_closed(self, peer: int) -> bool:
+        """Whether the connection with a rank is; it may only be broken off after that."""
+        try:
+            self._asked.append(self.group.recv([torch.empty(1)], peer, UNANSWERED + peer))
+        except RuntimeError:
+            return True
+        return False
 
     def leave(self) -> None:
         """Leave in good order, as far as that is possible."""
@@ -203,6 +212,10 @@ class GlooChannel:
         for glance in glances:
             glance.join()
         return {first.peer} | {glance.message.peer for glance in glances if glance.late}
+
+    def gone(self, peers: Collection[int]) -> set[int]:
+        """See ``Channel``."""
+        return {peer for peer in peers if self._connections.is_closed(peer)}
 
     def branch(self, way: Way) -> GlooChannel:
         """See ``Channel``."""

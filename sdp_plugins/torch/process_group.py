@@ -7,6 +7,8 @@ from typing import Any
 from sdp_plugins.core import Group
 from sdp_plugins.core.config import Config
 from sdp_plugins.core.internode.choice import mpi_is_there
+from sdp_plugins.core.internode.mpi import MpiNetwork
+from sdp_plugins.core.internode.wire import Network
 from sdp_plugins.torch.exchanges import Exchanges
 from sdp_plugins.torch.gathers import Gathers
 from sdp_plugins.torch.gloo_network import GlooNetwork
@@ -40,9 +42,8 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
     store = TorchStore.of_new_group(options.store, rank)
 
     def meet(part: TorchStore) -> Group:
-        network = None
-        if config.internode == "gloo" or not mpi_is_there():
-            network = GlooNetwork(part.raw)
+        by_mpi = mpi_is_there() if config.internode is None else config.internode == "mpi"
+        network: Network = MpiNetwork() if by_mpi else GlooNetwork(part.raw)
         return Group.from_store(part, rank, size, name=name, timeout_s=timeout_s, network=network)
 
     group = meet(store.under("main"))

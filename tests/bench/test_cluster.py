@@ -373,6 +373,24 @@ def test_ranks_of_different_mpi_jobs(script: Script) -> None:
     assert done.stdout.splitlines() == ["True", "True"], done.stdout + done.stderr
 
 
+def test_mpi_is_asked_for_where_torchrun_starts(
+    script: Script, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SDP_INTERNODE", "mpi")
+    path = script(
+        """
+        import torch.distributed as dist
+        from sdp_plugins.core import RendezvousError
+        try:
+            dist.init_process_group("smddp")
+        except RendezvousError as error:
+            say("MPI" in str(error), "Hint: " in str(error))
+        """
+    )
+    done = run("--nodes", "2", program=[path])
+    assert done.stdout.splitlines() == ["True True"] * 2, done.stdout + done.stderr
+
+
 LINK_DOWN = """
     import os, subprocess, time
     from datetime import timedelta

@@ -58,6 +58,19 @@ def test_killed_in_the_midst_of_messages(
         assert {error.ranks for error in errors} == {(victim,)}, errors
 
 
+def test_a_node_whose_launcher_ends_its_other_rank(start_pooled: Start, tmp_path: Path) -> None:
+    """Which of the two was the first to go is nothing that the other node can know."""
+    with start_pooled(4, reduce_for_ever, "2x2", str(tmp_path)) as ranks:
+        assert {rank.heard() for rank in ranks} == {"going"}
+        ranks[2].kill(signal.SIGSTOP)  # it does not get to say that rank 3 has ended
+        ranks[3].kill(signal.SIGKILL)
+        ranks[2].kill(signal.SIGKILL)
+        errors = [ranks[rank].outcome(LONG_S / 2).error for rank in (0, 1)]
+        assert [type(error) for error in errors] == [PeerLostError] * 2, errors
+        assert {error.ranks for error in errors} == {(2, 3)}, errors
+        assert all("ranks 2, 3 on node1 cannot be reached" in str(error) for error in errors)
+
+
 def reduce_with_a_store(rank: int, world: int, port: int) -> None:
     store = dist.TCPStore("127.0.0.1", port, world, rank == 0)
     with (

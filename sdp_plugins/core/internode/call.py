@@ -385,9 +385,12 @@ class Call:
         while time.monotonic() < end:
             self._look()
             time.sleep(0.02)
-        lost = error.peers or peers
-        what = f"{self.here.nodes.name(lost)} cannot be reached any more ({error})"
-        return self.error(PeerLostError, what, lost)
+        nodes, lost = self.here.nodes, set(error.peers or peers)
+        # Launchers end the other ranks of a node at once: those may not be the first that went.
+        mates = {mate for peer in lost for mate in nodes.members[nodes.node_of(peer)]}
+        lost |= self.here.channel.gone(mates - lost)
+        what = f"{nodes.name(sorted(lost))} cannot be reached any more ({error})"
+        return self.error(PeerLostError, what, sorted(lost))
 
     def _watch(self, channel: Channel[Any], pending: Sequence[Pending], hop: int) -> None:
         now = time.monotonic()

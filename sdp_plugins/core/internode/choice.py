@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
+
 from ..config import Config, environment
 from ..launchers import ENVIRONMENT, HYDRA, OPEN_MPI, PMIX, Environment, first_set
 from ..rendezvous import EnvHub, Exchange
+from ..rendezvous.failure import NODES_HINT
 from ..topology import Topology
 from . import mpi, mpi_library
 from .wire import Network
@@ -23,6 +26,17 @@ def mpi_is_there(env: Environment | None = None) -> bool:
     return any(place.rank is not None and not place.contradicts(job) for place in places)
 
 
+def _warn_of_others(topology: Topology) -> None:
+    """It may be that they share memory with this rank, but hardly ever is."""
+    missing = "" if mpi_library.installed() else ", and mpi4py is not installed"
+    warnings.warn(
+        f"rank {topology.rank}: {topology.source} says that {topology.local_size} of "
+        f"{topology.world_size} ranks are on this node; the others cannot be reached without MPI"
+        f"{missing}. Hint: {NODES_HINT}; PyTorch's groups do without.",
+        stacklevel=4,
+    )
+
+
 def for_environment(
     topology: Topology, name: str, config: Config
 ) -> tuple[Exchange, Network | None]:
@@ -39,6 +53,8 @@ def for_environment(
         )
     rank, size = topology.rank, topology.world_size
     if size == 1 or not mpi_is_there():
+        if topology.local_size < size:
+            _warn_of_others(topology)
         return EnvHub(topology, name), None
     if topology.local_size == size:
         return EnvHub(topology, name), mpi.MpiNetwork()

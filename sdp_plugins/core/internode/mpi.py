@@ -15,7 +15,7 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -355,6 +355,10 @@ class MpiChannel:
     def unattended(self) -> AbstractContextManager[None]:
         """See ``Channel``."""
         return self._mpi.progress
+
+    def gone(self, peers: Collection[int]) -> set[int]:
+        """See ``Channel``: MPI does not tell."""
+        return set()
 
     def branch(self, way: Way) -> MpiChannel:
         """See ``Channel``."""

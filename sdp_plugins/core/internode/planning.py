@@ -27,8 +27,10 @@ def explain(here: Here, op: str, nbytes: int) -> str:
     """What an operation on so many bytes does between nodes, and why."""
     if op not in ("all_reduce", "reduce"):
         return "every rank's data goes straight to the nodes that need it, once"
-    plan = _plan(here, nbytes, narrows=here.wire_dtype is not None, direct=op == "reduce")
-    seconds = here.costs.seconds(plan, nbytes)
+    narrows = here.wire_dtype is not None
+    plan = _plan(here, nbytes, narrows=narrows, direct=op == "reduce")
+    narrowed = narrows and nbytes > NARROW_NBYTES
+    seconds = here.costs.seconds(plan, nbytes // 2 if narrowed else nbytes)
     return f"{plan}; about {seconds * 1e3:.3g} ms with {here.costs}"
 
 

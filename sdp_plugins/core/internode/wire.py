@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -82,6 +82,12 @@ class Channel(Protocol[M]):
 
     def late(self, pending: Sequence[M]) -> set[int]:
         """The peers whose messages are not done; asked when nothing more is expected of them."""
+
+    def gone(self, peers: Collection[int]) -> set[int]:
+        """Those of some ranks that cannot be reached, as far as is known.
+
+        Asked when another one cannot be; the channel is given up after that.
+        """
 
     def branch(self, way: Way) -> Channel[M]:
         """Another channel to the same ranks, whose messages are in order by themselves.

@@ -1,0 +1,45 @@
+"""What a job's variables tell of the network between its nodes."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from sdp_plugins.core.config import Config
+from sdp_plugins.core.internode import choice, mpi_library
+from sdp_plugins.core.internode.mpi import MpiNetwork
+from sdp_plugins.core.topology import Topology
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "a"}
+HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_ranks_of_other_nodes_cannot_come_without_mpi(
+    monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    """Else their rank waits for them, and says nothing until its time-out."""
+    monkeypatch.setattr(mpi_library, "installed", lambda: installed)
+    monkeypatch.setattr(choice, "mpi_is_there", lambda: False)
+    topology = Topology.from_env(TORCHRUN | {"LOCAL_WORLD_SIZE": "2"})
+    with pytest.warns(UserWarning, match=r"rank 3: .* says that 2 of 4 .*Hint: ") as caught:
+        _, network = choice.for_environment(topology, "g", Config())
+    assert network is None
+    assert ("mpi4py is not installed" in str(caught[0].message)) != installed
+
+
+def test_one_node_needs_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "mpi_is_there", lambda: False)
+    topology = Topology.from_env(TORCHRUN | {"LOCAL_WORLD_SIZE": "4"})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choice.for_environment(topology, "g", Config())[1] is None
+
+
+def test_mpirun_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "mpi_is_there", lambda: True)
+    topology = Topology.from_env(HYDRA | {"MPI_LOCALNRANKS": "2"})
+    assert isinstance(choice.for_environment(topology, "g", Config())[1], MpiNetwork)
+    with pytest.raises(ValueError, match="SDP_INTERNODE=gloo"):
+        choice.for_environment(topology, "g", Config(internode="gloo"))
