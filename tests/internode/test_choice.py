@@ -11,7 +11,7 @@ from sdp_plugins.core.internode import choice, mpi_library
 from sdp_plugins.core.internode.mpi import MpiNetwork
 from sdp_plugins.core.topology import Topology
 
-TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "a"}
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_PORT": "29500"}
 HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}
 
 

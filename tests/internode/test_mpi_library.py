@@ -67,7 +67,7 @@ def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mpi4py", Package())
     monkeypatch.delitem(sys.modules, "mpi4py.MPI", raising=False)
     monkeypatch.setattr(mpi_library.importlib, "import_module", fail)
-    with pytest.raises(RendezvousError, match=r"cannot load MPI library.*pip install mpich"):
+    with pytest.raises(RendezvousError, match=r"cannot load MPI library.*pip install mpi4py mpich"):
         mpi_library.load()
 
 
