@@ -624,9 +624,8 @@ class Group:
 
     def _let_all_go(self) -> None:
         """Give up the memory of all operations; the group is closed."""
-        in_flight, self._in_flight = self._in_flight, deque()
-        for _, held in in_flight:
-            self._release(held)
+        while self._in_flight:  # perhaps at the interpreter's end, when no module is left
+            self._release(self._in_flight.popleft()[1])
 
     def _follow(
         self, native: _native.Work, what: str, buffers: tuple[Buffer, ...], async_op: bool
