@@ -45,7 +45,7 @@ def reduce_for_ever(rank: int, world: int, layout: str, root: str) -> None:
             group.all_reduce(data)
 
 
-@pytest.mark.parametrize(("layout", "victim"), [("2x1", 1), ("3x1", 2), ("3x1", 0), ("2x2", 3)])
+@pytest.mark.parametrize(("layout", "victim"), [("3x1", 2), ("2x2", 3)])
 def test_killed_in_the_midst_of_messages(
     start_pooled: Start, tmp_path: Path, layout: str, victim: int
 ) -> None:
