@@ -103,11 +103,11 @@ class Connections:
             raise WireError(first.error, (first.peer,))
 
     def is_closed(self, peer: int) -> bool:
-        """Whether the connection with a rank is; it may only be broken off after that."""
+        """Whether others have closed the connection with a rank; it is of no use after that."""
         try:
             self._asked.append(self.group.recv([torch.empty(1)], peer, UNANSWERED + peer))
         except RuntimeError:
-            return True
+            return not self._broken  # else it was this rank
         return False
 
     def leave(self) -> None:

@@ -15,8 +15,8 @@ import struct
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,40 +60,27 @@ class MpiNetwork:
     ) -> MpiChannel:
         """Agree on numbers, and on a communicator if there is none yet."""
         mpi = runtime()
-        try:
-            return self._open(mpi, rank, nodes, exchange, name, timeout_s)
-        except BaseException:
-            mpi.failed = True  # others may never come to its end
-            raise
-
-    def _open(
-        self,
-        mpi: Runtime,
-        rank: int,
-        nodes: Nodes,
-        exchange: Exchange,
-        name: str,
-        timeout_s: float,
-    ) -> MpiChannel:
         end = time.monotonic() + timeout_s
-        card = _CARD.pack(mpi.rank, mpi.size, mpi.draw_tag(), mpi.has_own_communicator)
-        cards = [_CARD.unpack(blob) for blob in exchange(card, timeout_s)]
-        ranks = [world_rank for world_rank, *_ in cards]
-        if len(set(ranks)) < len(ranks) or {size for _, size, *_ in cards} != {mpi.size}:
-            raise RendezvousError(
-                f"[rank {rank}/{len(ranks)}] rendezvous '{name}': these ranks are not of one MPI "
-                f"job: in MPI's world they are {ranks} of {[size for _, size, *_ in cards]}. Hint: "
-                f"{mpi_library.choose_library()}; in PyTorch SDP_INTERNODE=gloo does without MPI."
-            )
-        tag = cards[0][2]  # drawn by one rank from numbers of its own
-        mpi.check_tag(tag)
-        have_own = [bool(has_own) for *_, has_own in cards]
-        if len(cards) == mpi.size and not any(have_own):
-            mpi.duplicate(end)
-            have_own = [True]
-        # Whoever has none shares the program's, where a receive of any tag could take our messages.
-        comm = mpi.comm if all(have_own) else mpi.world
-        return MpiChannel(mpi, comm, rank, nodes, ranks, tag)
+        with mpi.meeting():
+            card = _CARD.pack(mpi.rank, mpi.size, mpi.draw_tag(), mpi.has_own_communicator)
+            cards = [_CARD.unpack(blob) for blob in exchange(card, timeout_s)]
+            ranks = [world_rank for world_rank, *_ in cards]
+            if len(set(ranks)) < len(ranks) or {size for _, size, *_ in cards} != {mpi.size}:
+                raise RendezvousError(
+                    f"[rank {rank}/{len(ranks)}] rendezvous '{name}': these ranks are not of one "
+                    f"MPI job: in MPI's world they are {ranks} of "
+                    f"{[size for _, size, *_ in cards]}. Hint: {mpi_library.choose_library()}; in "
+                    "PyTorch SDP_INTERNODE=gloo does without MPI."
+                )
+            tag = cards[0][2]  # drawn by one rank from numbers of its own
+            mpi.check_tag(tag)
+            have_own = [bool(has_own) for *_, has_own in cards]
+            if len(cards) == mpi.size and not any(have_own):
+                mpi.duplicate(end)
+                have_own = [True]
+            # Whoever has none shares the program's, where a receive of any tag could take ours.
+            comm = mpi.comm if all(have_own) else mpi.world
+            return MpiChannel(mpi, comm, rank, nodes, ranks, tag)
 
 
 class MpiExchange:
@@ -114,22 +101,23 @@ class MpiExchange:
             RendezvousTimeoutError: Ranks did not come in time.
         """
         mpi = runtime()
-        if (mpi.rank, mpi.size) != (self._rank, self._world_size):
-            mpi.failed = True
-            raise RendezvousError(
-                f"this is rank {self._rank} of {self._world_size} by the launcher's variables, but "
-                f"{mpi.rank} of {mpi.size} in MPI's world. Hint: {mpi_library.choose_library()}."
-            )
-        end = time.monotonic() + timeout_s
-        if not mpi.has_own_communicator:
-            mpi.duplicate(end)
-        lengths = bytearray(4 * mpi.size)
-        mpi.all_gather(struct.pack("<I", len(blob)), lengths, end)
-        longest = max(struct.unpack(f"<{mpi.size}I", lengths))
-        blobs = bytearray(longest * mpi.size)
-        mpi.all_gather(blob.ljust(longest, b"\0"), blobs, end)
-        sizes = struct.unpack(f"<{mpi.size}I", lengths)
-        return [bytes(blobs[i * longest : i * longest + n]) for i, n in enumerate(sizes)]
+        with mpi.meeting():
+            if (mpi.rank, mpi.size) != (self._rank, self._world_size):
+                raise RendezvousError(
+                    f"this is rank {self._rank} of {self._world_size} by the launcher's variables, "
+                    f"but {mpi.rank} of {mpi.size} in MPI's world. Hint: "
+                    f"{mpi_library.choose_library()}."
+                )
+            end = time.monotonic() + timeout_s
+            if not mpi.has_own_communicator:
+                mpi.duplicate(end)
+            lengths = bytearray(4 * mpi.size)
+            mpi.all_gather(struct.pack("<I", len(blob)), lengths, end)
+            longest = max(struct.unpack(f"<{mpi.size}I", lengths))
+            blobs = bytearray(longest * mpi.size)
+            mpi.all_gather(blob.ljust(longest, b"\0"), blobs, end)
+            sizes = struct.unpack(f"<{mpi.size}I", lengths)
+            return [bytes(blobs[i * longest : i * longest + n]) for i, n in enumerate(sizes)]
 
 
 class Runtime:
@@ -164,6 +152,15 @@ class Runtime:
         self._drawn = 0
         lingers = self._ours or mpi.Query_thread() == mpi.THREAD_MULTIPLE
         self.progress = Progress(self.lock, self._poke, lingers=lingers)
+
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """A rendezvous: of one that fails, others may never come to MPI's end."""
+        try:
+            yield
+        except BaseException:
+            self.failed = True
+            raise
 
     def draw_tag(self) -> int:
         """A tag, the first of some, that this rank has not drawn before, and no other rank will."""
@@ -200,7 +197,6 @@ class Runtime:
                 if request.Test():
                     return
             if time.monotonic() > end:
-                self.failed = True
                 raise RendezvousTimeoutError(
                     f"[rank {self.rank}/{self.size}] rendezvous: not all ranks of MPI's world came "
                     "in time. Hint: were they all started, and do all make this group?",
