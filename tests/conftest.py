@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from multiprocessing import resource_tracker
 
@@ -27,11 +27,14 @@ def pytest_configure(config: pytest.Config) -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
-class Pools(dict[tuple[int, bool], RankPool]):
-    """For each number of ranks one pool to last and one to lose ranks of; started when needed."""
+class Pools(dict[object, RankPool]):
+    """Pools of ranks, each started when it is needed."""
 
-    def __missing__(self, key: tuple[int, bool]) -> RankPool:
-        self[key] = RankPool(key[0])
+    def pool(self, n: int, env: Mapping[str, str] | None = None, to_lose: bool = False) -> RankPool:
+        """n ranks in an environment: to last, or to lose some of."""
+        key = (n, frozenset((env or {}).items()), to_lose)
+        if key not in self:
+            self[key] = RankPool(n, env)
         return self[key]
 
 
@@ -48,13 +51,13 @@ def rank_pools() -> Iterator[Pools]:
 @pytest.fixture
 def rank_pool(rank_pools: Pools) -> Callable[[int], RankPool]:
     """`rank_pool(n)`: n ranks in kept processes; `.run(function, *args)` runs a case on them."""
-    return lambda n: rank_pools[n, False]
+    return rank_pools.pool
 
 
 @pytest.fixture
 def start_pooled(rank_pools: Pools) -> Start:
     """`with start_pooled(n, function, *args) as ranks`: as start_ranks, but in kept processes."""
-    return lambda n, function, *args: rank_pools[n, True].start(function, *args)
+    return lambda n, function, *args: rank_pools.pool(n, to_lose=True).start(function, *args)
 
 
 @pytest.fixture(autouse=True)

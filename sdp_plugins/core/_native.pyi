@@ -102,6 +102,14 @@ def narrow(dtype: DType, target: int, source: int, count: int) -> None:
 def widen(dtype: DType, target: int, source: int, count: int) -> None:
     """Widens a 16-bit type to float32."""
 
+def api() -> int:
+    """Address of the functions of sdp_api.h."""
+
+def make_endpoint(submit: object) -> int:
+    """
+    An SdpEndpoint of a group whose operations are not the native group's own.
+    """
+
 def initialize_segment(fd: int, rank: int, world_size: int, staging_bytes: int) -> None:
     """Sizes a memory file and writes its header, before the rendezvous."""
 
@@ -201,6 +209,9 @@ class NativeGroup:
         """Why the group is unusable, or None."""
 
     def close(self) -> None: ...
+
+    def endpoint(self) -> int:
+        """A new SdpEndpoint, which is never freed."""
 
     @property
     def last_path(self) -> str: ...

@@ -32,6 +32,8 @@ _NAMES = (
     "SDP_INTERNODE",
     "SDP_WIRE_DTYPE",
     "SDP_CALIBRATION",
+    "SDP_NATIVE_OPS",
+    "SDP_CACHE",
 )
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -63,6 +65,9 @@ class Config:
             they are reduced; None leaves them as they are (``SDP_WIRE_DTYPE``).
         calibration: File with measured costs of the network between nodes, written by rank 0 if it
             is not there; None measures once per process (``SDP_CALIBRATION``).
+        native_ops: Compile operations for TensorFlow and JAX at their first use
+            (``SDP_NATIVE_OPS``).
+        cache: Folder for what was compiled; None: ``~/.cache/sdp_plugins`` (``SDP_CACHE``).
     """
 
     timeout_s: float | None = None
@@ -74,6 +79,8 @@ class Config:
     internode: str | None = None
     wire_dtype: str | None = None
     calibration: str | None = None
+    native_ops: bool = True
+    cache: str | None = None
 
     @property
     def wait_s(self) -> float:
@@ -120,6 +127,8 @@ class Config:
             internode=read("SDP_INTERNODE", _internode, cls.internode),
             wire_dtype=read("SDP_WIRE_DTYPE", _wire_dtype, cls.wire_dtype),
             calibration=read("SDP_CALIBRATION", _path, cls.calibration),
+            native_ops=read("SDP_NATIVE_OPS", _switch, cls.native_ops),
+            cache=read("SDP_CACHE", _path, cls.cache),
         )
 
 

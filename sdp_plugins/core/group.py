@@ -500,19 +500,19 @@ class Group:
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         if self.rank not in members or len(members) == 1:  # takes part in what all call
             for _ in range(n_exchanges(len(set(map(self.nodes.node_of, members))))):
-                self._exchange_blobs(b"", limit_s)
+                self.exchange(b"", limit_s)
         if self.rank not in members:
             return None
 
         def exchange(blob: bytes, deadline_s: float) -> list[bytes]:
-            blobs = self._exchange_blobs(blob, deadline_s)
+            blobs = self.exchange(blob, deadline_s)
             return [blobs[member] for member in members]
 
         rank = members.index(self.rank)
         return self._meet(rank, len(members), exchange, label, limit_s, self._config, self._network)
 
-    def _exchange_blobs(self, blob: bytes, timeout_s: float) -> list[bytes]:
-        """All-gather of blobs of different lengths."""
+    def exchange(self, blob: bytes, timeout_s: float | None = None) -> list[bytes]:
+        """Give every rank the bytes of all ranks, of any lengths, in rank order."""
         lengths = np.zeros(self.world_size, np.int64)
         self.all_gather(lengths, np.array([len(blob)], np.int64), timeout_s=timeout_s)
         blobs = [bytearray(length) for length in lengths]

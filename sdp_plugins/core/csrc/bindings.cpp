@@ -14,6 +14,7 @@
 #include <string_view>
 #include <tuple>
 
+#include "api.hpp"
 #include "engine.hpp"
 #include "fusion.hpp"
 #include "point_to_point.hpp"
@@ -33,6 +34,14 @@ std::vector<Piece> as_pieces(const Pieces& pieces) {
     converted.push_back({reinterpret_cast<std::byte*>(address), count});
   }
   return converted;
+}
+
+Pieces as_pairs(const std::vector<Piece>& pieces) {
+  Pieces pairs;
+  for (const Piece& piece : pieces) {
+    pairs.emplace_back(reinterpret_cast<std::uintptr_t>(piece.data), piece.count);
+  }
+  return pairs;
 }
 
 nb::object as_exception(const Failure& failure) {
@@ -290,12 +299,9 @@ class NativeFusionBuffer {
   static FusionBuffer::Submit to(nb::handle submit) {
     return [submit](const Request& request) {
       const nb::gil_scoped_acquire gil;
-      Pieces pieces;
-      for (const Piece& piece : request.recvs) {
-        pieces.emplace_back(reinterpret_cast<std::uintptr_t>(piece.data), piece.count);
-      }
-      return nb::cast<std::shared_ptr<Work>>(
-          submit(request.dtype, request.reduce_op, pieces, request.timeout_s, request.layout));
+      return nb::cast<std::shared_ptr<Work>>(submit(request.dtype, request.reduce_op,
+                                                    as_pairs(request.recvs), request.timeout_s,
+                                                    request.layout));
     };
   }
   nb::object submit_;  // outlives the buffer, whose end does not have the GIL
@@ -396,6 +402,22 @@ NB_MODULE(_native, m) {
                     1.0);
       },
       "dtype"_a, "target"_a, "source"_a, "count"_a, "Widens a 16-bit type to float32.");
+  m.def(
+      "api", [] { return reinterpret_cast<std::uintptr_t>(api()); },
+      "Address of the functions of sdp_api.h.");
+  m.def(
+      "make_endpoint",
+      [](nb::object submit) {
+        // Both are never freed, see SdpEndpoint.
+        const nb::handle held = submit.release();
+        return reinterpret_cast<std::uintptr_t>(make_endpoint([held](const Request& request) {
+          const nb::gil_scoped_acquire gil;
+          return nb::cast<std::shared_ptr<Work>>(
+              held(request.op, request.dtype, request.reduce_op, as_pairs(request.sends),
+                   as_pairs(request.recvs), request.timeout_s, request.layout));
+        }));
+      },
+      "submit"_a, "An SdpEndpoint of a group whose operations are not the native group's own.");
   m.def("initialize_segment", &initialize_segment, "fd"_a, "rank"_a, "world_size"_a,
         "staging_bytes"_a, "Sizes a memory file and writes its header, before the rendezvous.");
   m.def(
@@ -439,13 +461,18 @@ NB_MODULE(_native, m) {
   nb::class_<Work>(m, "Work", "A handle on an operation that an engine will finish.")
       .def(nb::init<>())
       .def(
-          "finish", [](Work& work, int source_rank) { work.finish(std::nullopt, source_rank); },
+          "finish",
+          [](Work& work, int source_rank) {
+            const WithoutGil released;  // callbacks are other frameworks'
+            work.finish(std::nullopt, source_rank);
+          },
           "source_rank"_a = -1, "Done; called once, by whoever ran the operation.")
       .def(
           "fail",
           [](Work& work, const std::string& kind, const std::string& text,
              const std::vector<int>& ranks, const std::string& op, std::uint64_t seq,
              double elapsed_s) {
+            const WithoutGil released;
             work.finish(Failure(failure_kind(kind), text, ranks, op, seq, elapsed_s));
           },
           "kind"_a, "text"_a, "ranks"_a, "op"_a, "seq"_a, "elapsed_s"_a, "Done, with a failure.")
@@ -508,6 +535,12 @@ NB_MODULE(_native, m) {
       .def("failure", &NativeGroup::failure, nb::sig("def failure(self) -> BaseException | None"),
            "Why the group is unusable, or None.")
       .def("close", &NativeGroup::close)
+      .def(
+          "endpoint",
+          [](const NativeGroup& group) {
+            return reinterpret_cast<std::uintptr_t>(make_endpoint(group.engine()));
+          },
+          "A new SdpEndpoint, which is never freed.")
       .def_prop_ro("last_path", &NativeGroup::last_path);
 
   nb::class_<NativeFusionBuffer>(m, "NativeFusionBuffer", "Balanced fusion buffers.")

@@ -9,6 +9,16 @@
 
 namespace sdp {
 
+std::uint32_t layout_of(const std::vector<std::uint64_t>& counts) {  // FNV-1a
+  std::uint32_t value = 2166136261;
+  for (std::uint64_t word : counts) {
+    for (int byte = 0; byte < 8; ++byte) {
+      value = (value ^ static_cast<std::uint8_t>(word >> (8 * byte))) * 16777619;
+    }
+  }
+  return value;
+}
+
 FusionPlan::FusionPlan(const std::vector<TensorSpec>& tensors, std::size_t threshold_bytes)
     : bucket_of_(tensors.size()) {
   if (threshold_bytes == 0 || threshold_bytes % kAlign != 0) {
@@ -32,21 +42,13 @@ FusionPlan::FusionPlan(const std::vector<TensorSpec>& tensors, std::size_t thres
             [](const Bucket& a, const Bucket& b) { return a.tensors.back() < b.tensors.back(); });
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     for (std::size_t tensor : buckets_[b].tensors) bucket_of_[tensor] = b;
-    buckets_[b].layout = hash(buckets_[b], tensors);
-  }
-}
-
-// FNV-1a: ranks whose buffers have one size but hold other tensors must not add them up.
-std::uint32_t FusionPlan::hash(const Bucket& bucket, const std::vector<TensorSpec>& tensors) {
-  std::uint32_t value = 2166136261;
-  for (std::size_t tensor : bucket.tensors) {
-    for (std::uint64_t word : {std::uint64_t{tensor}, tensors[tensor].count}) {
-      for (int byte = 0; byte < 8; ++byte) {
-        value = (value ^ static_cast<std::uint8_t>(word >> (8 * byte))) * 16777619;
-      }
+    // With the tensors' places: those that are ready may be others.
+    std::vector<std::uint64_t> words;
+    for (std::size_t tensor : buckets_[b].tensors) {
+      words.insert(words.end(), {tensor, tensors[tensor].count});
     }
+    buckets_[b].layout = layout_of(words);
   }
-  return value;
 }
 
 void FusionPlan::seal(Bucket& bucket) {

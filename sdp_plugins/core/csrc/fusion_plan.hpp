@@ -16,6 +16,10 @@ struct TensorSpec {
   DType dtype = DType::float32;
 };
 
+// Hash of tensors' sizes: ranks whose buffers have one size but hold other tensors must not add them
+// up.
+std::uint32_t layout_of(const std::vector<std::uint64_t>& counts);
+
 class FusionPlan {
  public:
   struct Bucket {
@@ -34,7 +38,6 @@ class FusionPlan {
 
  private:
   void seal(Bucket& bucket);
-  static std::uint32_t hash(const Bucket& bucket, const std::vector<TensorSpec>& tensors);
 
   std::vector<Bucket> buckets_;
   std::vector<std::size_t> bucket_of_;

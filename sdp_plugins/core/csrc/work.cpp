@@ -44,12 +44,29 @@ bool Work::wait(double timeout_s, const std::function<void()>& interrupt) {
   return true;
 }
 
+void Work::then(Callback callback) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!completed_) {
+      callbacks_.push_back(std::move(callback));
+      return;
+    }
+  }
+  callback(failure_ ? &*failure_ : nullptr);
+}
+
 void Work::finish(std::optional<Failure> failure, int source_rank) {
-  const std::lock_guard lock(mutex_);
-  completed_ = true;
-  failure_ = std::move(failure);
-  source_rank_ = source_rank;
-  done_.notify_all();  // under the lock: the waiter may destroy this object as soon as it is
-                       // released
+  std::vector<Callback> callbacks;
+  const std::optional<Failure> told = failure;
+  {
+    const std::lock_guard lock(mutex_);
+    completed_ = true;
+    failure_ = std::move(failure);
+    source_rank_ = source_rank;
+    callbacks.swap(callbacks_);
+    done_.notify_all();  // under the lock: the waiter may destroy this object as soon as it is
+                         // released
+  }
+  for (const Callback& callback : callbacks) callback(told ? &*told : nullptr);
 }
 }  // namespace sdp

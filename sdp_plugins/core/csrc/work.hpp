@@ -5,6 +5,7 @@
 #include <functional>
 #include <mutex>
 #include <optional>
+#include <vector>
 
 #include "error.hpp"
 
@@ -21,6 +22,11 @@ class Work {
   bool wait(double timeout_s, const std::function<void()>& interrupt = {});
   int source_rank() const;  // recv: who sent; else -1
 
+  // Calls `callback` once, when the work is done: with its failure, or null. In the thread that
+  // finishes it, or here if it has been.
+  using Callback = std::function<void(const Failure*)>;
+  void then(Callback callback);
+
   void finish(std::optional<Failure> failure = std::nullopt, int source_rank = -1);
 
  private:
@@ -30,5 +36,6 @@ class Work {
   bool completed_ = false;
   std::optional<Failure> failure_;
   int source_rank_ = -1;
+  std::vector<Callback> callbacks_;
 };
 }  // namespace sdp

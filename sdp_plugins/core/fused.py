@@ -1,0 +1,69 @@
+"""Tensors of a framework: lists that are reduced together, and rows that are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .buffers import BufferLike, as_buffer
+from .dtypes import DType
+from .fusion import FusionBuffer
+from .group import Group
+
+
+class FusedAllReduce:
+    """Reduces lists of tensors in place, each list in as few operations as fusion buffers take.
+
+    For a framework that hands over all of a step's tensors at once. Lists of the same sizes and
+    types, in the same order, share their buffers' plan; it is made when they come for the first
+    time.
+    """
+
+    def __init__(self, group: Group) -> None:
+        """Reduce among the ranks of a group."""
+        self._group = group
+        self._fusions: dict[tuple[str, tuple[tuple[int, DType], ...]], FusionBuffer] = {}
+
+    def __call__(self, tensors: Sequence[BufferLike], op: str = "sum") -> None:
+        """Combine all ranks' tensors, in place, on all ranks.
+
+        Args:
+            tensors: Writable and contiguous, of equal sizes and types on all ranks.
+            op: The reduction, as for ``Group.all_reduce``.
+
+        Raises:
+            SdpError: See ``Group``.
+        """
+        buffers = [as_buffer(tensor) for tensor in tensors]
+        plan = (op, tuple((buffer.count, buffer.dtype) for buffer in buffers))
+        fusion = self._fusions.get(plan)
+        if fusion is None:
+            fusion = self._fusions[plan] = FusionBuffer(self._group, plan[1], op=op)
+        for index, buffer in enumerate(buffers):
+            fusion.ready(index, buffer)
+        fusion.finish()
+
+
+def gather_uneven(group: Group, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Concatenate the ranks' arrays along the first axis, in which they may differ in length.
+
+    Args:
+        group: The ranks.
+        rows: Of any type, of equal types and other dimensions on all ranks.
+
+    Returns:
+        A new array. It takes two operations, of which the first is for the lengths.
+    """
+    lengths = np.zeros(group.world_size, np.int64)
+    group.all_gather(lengths, np.array([len(rows)], np.int64))
+    whole = np.empty((int(lengths.sum()), *rows.shape[1:]), rows.dtype)
+    parts = np.split(whole, np.cumsum(lengths)[:-1])
+    group.all_gather_uneven([as_bytes(part) for part in parts], as_bytes(rows))
+    return whole
+
+
+def as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """A view of an array's memory: what is only moved may be of any type."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

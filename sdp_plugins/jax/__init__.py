@@ -1,0 +1,1 @@
+"""JAX: the core's collectives as calls of jitted functions."""

@@ -1,0 +1,145 @@
+"""Collectives inside of jitted functions.
+
+A call of XLA's for each fusion buffer, on aliased memory, compiled at its first use (see
+``native_api``); where that is not possible, callbacks to the host, which copy. XLA runs what does
+not depend on each other in any order, which may differ from rank to rank: so each call hands a
+scalar, the turn, to the next.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+from sdp_plugins.core import DType, Group, ReduceOp, native_api
+from sdp_plugins.core._native import Op
+from sdp_plugins.core.buckets import buckets
+from sdp_plugins.core.config import Config
+from sdp_plugins.core.fused import FusedAllReduce, gather_uneven
+
+log = logging.getLogger("sdp_plugins.jax")
+SOURCE = Path(__file__).with_name("csrc") / "all_reduce_ffi.cc"
+TARGET = "sdp_all_reduce"
+
+
+@cache
+def register() -> None:
+    """Make the compiled call known to XLA.
+
+    Raises:
+        CompileError: There is none here.
+    """
+    library = native_api.build(SOURCE, ["-std=c++17", f"-I{jax.ffi.include_dir()}"])
+    handler = ctypes.CDLL(str(library)).SdpAllReduce
+    jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(handler), platform="cpu")
+
+
+def available() -> bool:
+    """Whether the call can be used; else says once why not."""
+    try:
+        register()
+    except native_api.CompileError as error:
+        log.warning("arrays are copied by callbacks, which is slower: %s", error)
+        return False
+    return True
+
+
+class Collectives:
+    """A group's collectives on arrays."""
+
+    def __init__(self, group: Group) -> None:
+        """Use the compiled call if all ranks have it."""
+        self._group = group
+        self._reduce = FusedAllReduce(group)
+        self._threshold = Config.from_env().fusion_bytes
+        everyone_has_it = np.array([available()], np.uint8)
+        group.all_reduce(everyone_has_it, "min")
+        self._endpoint = native_api.endpoint(group) if everyone_has_it[0] else None
+
+    def all_reduce(self, arrays: Sequence[Any], op: str, turn: Any) -> tuple[list[Any], Any]:
+        """Combine lists of arrays.
+
+        Args:
+            arrays: Of equal shapes and types on all ranks.
+            op: ``sum``, ``avg``, ``min`` or ``max``.
+            turn: What the call before has returned; a float32 scalar for the first one.
+
+        Returns:
+            New arrays, and the turn.
+        """
+        arrays = [jnp.asarray(array) for array in arrays]
+        reduced: list[Any] = [None] * len(arrays)
+        sizes = [(array.dtype, array.nbytes) for array in arrays]
+        for members in buckets(sizes, self._threshold):
+            *results, turn = self._bucket([arrays[i] for i in members], op, turn)
+            for index, result in zip(members, results, strict=True):
+                reduced[index] = result
+        return reduced, turn
+
+    def _bucket(self, arrays: Sequence[Any], op: str, turn: Any) -> Sequence[Any]:
+        operands = [*arrays, turn]
+        shapes = [jax.ShapeDtypeStruct(operand.shape, operand.dtype) for operand in operands]
+        if self._endpoint is None:
+
+            def reduce(*given: Any) -> list[np.ndarray[Any, Any]]:
+                copies = [np.array(each) for each in given]
+                self._reduce(copies[:-1], op)
+                return copies
+
+            return io_callback(reduce, shapes, *operands)  # type: ignore[no-any-return]
+        call = jax.ffi.ffi_call(
+            TARGET,
+            shapes,
+            has_side_effect=True,
+            input_output_aliases={i: i for i in range(len(operands))},
+        )
+        return call(  # type: ignore[no-any-return]
+            *operands,
+            api=np.int64(native_api.api()),
+            endpoint=np.int64(self._endpoint),
+            op=np.int32(int(Op.all_reduce)),
+            dtype=np.int32(int(DType.parse(arrays[0].dtype.name).native)),
+            reduce_op=np.int32(int(ReduceOp.parse(op).native)),
+            timeout_s=np.float64(self._group.timeout_s),
+        )
+
+    def all_gather(self, array: Any, rows: int, turn: Any) -> tuple[Any, Any]:
+        """Concatenate the ranks' arrays along the first axis.
+
+        Args:
+            array: This rank's; its length may differ from others'.
+            rows: Length of the result.
+            turn: As for ``all_reduce``.
+        """
+
+        def gather(array: Any, turn: Any) -> list[Any]:
+            return [gather_uneven(self._group, np.asarray(array)), np.asarray(turn)]
+
+        whole = jax.ShapeDtypeStruct((rows, *array.shape[1:]), array.dtype)
+        gathered, turn = io_callback(
+            gather, [whole, jax.ShapeDtypeStruct(turn.shape, turn.dtype)], array, turn
+        )
+        return gathered, turn
+
+
+def after(turn: Any, arrays: Sequence[Any]) -> Any:
+    """A turn that comes after arrays were computed, too.
+
+    By arithmetic: XLA drops barriers before it orders what it runs.
+    """
+    firsts = [jnp.ravel(array)[0].astype(jnp.float32) for array in arrays if array.size]
+    return turn + 0.0 * sum(firsts)
+
+
+def first_turn() -> Any:
+    """The turn of a step's first call."""
+    return jnp.zeros((), jnp.float32)

@@ -1,0 +1,15 @@
+"""Keras 3 on its TensorFlow, torch and JAX backends: one scope, an unchanged ``model.fit``.
+
+import sdp_plugins.keras as sdp
+
+strategy = sdp.SMDDPStrategy()
+with strategy.scope():
+    model = build()
+    model.compile(optimizer, loss, metrics)
+model.fit(x, y, batch_size=256)  # of all ranks together
+"""
+
+from .callbacks import BroadcastVariables, LearningRateWarmup, MetricAverage
+from .strategy import SMDDPStrategy
+
+__all__ = ["BroadcastVariables", "LearningRateWarmup", "MetricAverage", "SMDDPStrategy"]

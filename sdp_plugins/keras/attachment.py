@@ -1,0 +1,299 @@
+"""What joining a strategy changes of a model: its own methods, and nothing of its class.
+
+The model is saved, cloned and pickled as before: none of this is part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import keras
+
+from sdp_plugins.core.errors import is_news
+
+from . import hooks, writers
+from .data import Place, shard
+from .gradients import watch_optimizer
+from .predictions import of_all_ranks
+from .share import DATA, is_marked
+from .start import Start
+
+if TYPE_CHECKING:
+    from .strategy import SMDDPStrategy
+
+_ATTACHED = "_smddp_strategy"
+_Function = Callable[..., Any]
+
+
+def expect(model: Any) -> None:
+    """Refuse to train a model until it is compiled in a scope, too."""
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError(
+            f"model '{model.name}' was made in a strategy's scope, but compiled outside of it: it "
+            "would train on this rank alone. Hint: call compile() inside of `with "
+            "strategy.scope():`."
+        )
+
+    for name in ("fit", "evaluate", "train_on_batch", "test_on_batch"):
+        object.__setattr__(model, name, refuse)
+
+
+def attach(model: Any, strategy: SMDDPStrategy) -> None:
+    """Have a compiled model trained by a strategy."""
+    joined = model.__dict__.get(_ATTACHED)
+    if joined is strategy:
+        return
+    if joined is not None:
+        raise RuntimeError(
+            f"model '{model.name}' belongs to another strategy. Hint: make a new model, or use the "
+            "strategy that it was compiled with."
+        )
+    for name in ("fit", "evaluate", "train_on_batch", "test_on_batch"):
+        model.__dict__.pop(name, None)  # see `expect`
+    methods = _Methods(model, strategy)
+    for name in _REPLACED:
+        if hasattr(model, name):
+            object.__setattr__(
+                model, name, _in_place_of(getattr(model, name), getattr(methods, name))
+            )
+    object.__setattr__(model, _ATTACHED, strategy)
+
+
+def _in_place_of(method: _Function, ours: _Function) -> _Function:
+    """A function with the name and the signature of a model's method."""
+
+    @wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return ours(*args, **kwargs)
+
+    return call
+
+
+class _Methods:
+    """The methods that a model has instead of its class's, which they call."""
+
+    def __init__(self, model: Any, strategy: SMDDPStrategy) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._class: dict[str, Any] = {name: getattr(model, name, None) for name in _REPLACED}
+        self._step = strategy.backend.step(model, strategy)
+
+    # ---- the public methods --------------------------------------------------------------------
+
+    def fit(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        epochs: int = 1,
+        verbose: Any = "auto",
+        callbacks: Any = None,
+        validation_split: float = 0.0,
+        validation_data: Any = None,
+        shuffle: Any = True,
+        class_weight: Any = None,
+        sample_weight: Any = None,
+        initial_epoch: int = 0,
+        steps_per_epoch: int | None = None,
+        validation_steps: int | None = None,
+        validation_batch_size: int | None = None,
+        validation_freq: Any = 1,
+    ) -> Any:
+        """``keras.Model.fit``; ``batch_size`` is that of all ranks together."""
+        self._model._assert_compile_called("fit")
+        if validation_split and validation_data is None:
+            (x, y, sample_weight), validation_data = hooks.array_slicing.train_validation_split(
+                (x, y, sample_weight), validation_split=validation_split
+            )
+        data = self._shard(x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight)
+        if validation_data is not None:
+            val_x, val_y, val_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
+            size = validation_batch_size or batch_size
+            validation_data = self._shard(val_x, val_y, val_weight, size, validation_steps)
+        self._build(data)
+        with self._failing_together():
+            return self._class["fit"](
+                data,
+                epochs=epochs,
+                verbose=self._verbosity(verbose),
+                callbacks=self._callbacks(callbacks),
+                validation_data=validation_data,
+                shuffle=False,
+                initial_epoch=initial_epoch,
+                steps_per_epoch=steps_per_epoch,
+                validation_steps=validation_steps,
+                validation_freq=validation_freq,
+            )
+
+    def evaluate(
+        self,
+        x: Any = None,
+        y: Any = None,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        sample_weight: Any = None,
+        steps: int | None = None,
+        callbacks: Any = None,
+        return_dict: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """``keras.Model.evaluate``; to be called on all ranks."""
+        if "_use_cached_eval_dataset" in kwargs:  # by fit
+            return self._class["evaluate"](
+                x, verbose=verbose, steps=steps, callbacks=callbacks, return_dict=True, **kwargs
+            )
+        self._model._assert_compile_called("evaluate")
+        data = self._shard(x, y, sample_weight, batch_size, steps)
+        self._build(data)
+        with self._failing_together():
+            return self._class["evaluate"](
+                data,
+                verbose=self._verbosity(verbose),
+                steps=steps,
+                callbacks=self._callbacks(callbacks),
+                return_dict=return_dict,
+                **kwargs,
+            )
+
+    def predict(
+        self,
+        x: Any,
+        batch_size: int | None = None,
+        verbose: Any = "auto",
+        steps: int | None = None,
+        callbacks: Any = None,
+    ) -> Any:
+        """``keras.Model.predict``; all ranks call it and get the whole result."""
+        data = self._shard(x, None, None, batch_size, steps)
+        self._build(data)
+        with self._failing_together():
+            return self._class["predict"](
+                data,
+                verbose=self._verbosity(verbose),
+                steps=steps,
+                callbacks=self._callbacks(callbacks),
+            )
+
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """``keras.Model.train_on_batch`` with a global batch; every rank takes its rows."""
+        return self._on_batch("train_on_batch", *args, **kwargs)
+
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """``keras.Model.test_on_batch`` with a global batch."""
+        return self._on_batch("test_on_batch", *args, **kwargs)
+
+    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """``keras.Model.predict_on_batch`` with a global batch."""
+        return self._on_batch("predict_on_batch", *args, **kwargs)
+
+    # ---- what Keras calls ----------------------------------------------------------------------
+
+    def train_step(self, *args: Any) -> Any:
+        """One step on this rank's rows of a batch."""
+        self._watch_optimizers()
+        return self._step.train(self._class["train_step"], *args)
+
+    def test_step(self, *args: Any) -> Any:
+        """One step of an evaluation."""
+        return self._step.test(self._class["test_step"], *args)
+
+    def predict_step(self, *args: Any) -> Any:
+        """One step of a prediction."""
+        return self._step.predict(self._class["predict_step"], *args)
+
+    def make_predict_function(self, *args: Any, **kwargs: Any) -> Any:
+        """Have the function return the rows of all ranks."""
+        self._class["make_predict_function"](*args, **kwargs)
+        model, strategy = self._model, self._strategy
+        model.predict_function = of_all_ranks(model.predict_function, strategy)
+        return model.predict_function
+
+    def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
+        if data_batch is None:
+            for _, _, data in iterator:
+                data_batch = data[0] if isinstance(data, (list, tuple)) else next(data)
+                break
+        if is_marked(data_batch):
+            data_batch = data_batch[DATA]
+        self._class["_symbolic_build"](data_batch=data_batch)
+
+    # ---- parts ---------------------------------------------------------------------------------
+
+    def _shard(
+        self,
+        x: Any,
+        y: Any,
+        sample_weight: Any,
+        batch_size: int | None,
+        steps: int | None,
+        shuffle: Any = False,
+        class_weight: Any = None,
+    ) -> Any:
+        strategy = self._strategy
+        source = hooks.data_adapters.get_data_adapter(
+            x=x,
+            y=y,
+            sample_weight=sample_weight,
+            batch_size=batch_size,
+            steps_per_epoch=steps,
+            shuffle=shuffle,
+            class_weight=class_weight,
+        )
+        seed = strategy.draw_seed() if shuffle else 0
+        return shard(source, Place(strategy.rank, strategy.num_replicas_in_sync, seed))
+
+    def _build(self, data: Any) -> None:
+        """Make all variables before the first step, so that ranks can start from equal ones."""
+        self._strategy.backend.prepare(self._model)
+        self._symbolic_build(data_batch=self._strategy.backend.example(data))
+
+    def _watch_optimizers(self) -> None:
+        for value in list(vars(self._model).values()):
+            if isinstance(value, hooks.BaseOptimizer):
+                watch_optimizer(value, self._strategy)
+
+    def _callbacks(self, callbacks: Any) -> Any:
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            return callbacks
+        if callbacks is None or isinstance(callbacks, keras.callbacks.Callback):
+            callbacks = [callbacks] if callbacks else []
+        return [*writers.for_rank(callbacks, self._strategy.rank), Start(self._strategy)]
+
+    def _verbosity(self, verbose: Any) -> Any:
+        return verbose if self._strategy.rank == 0 else 0
+
+    def _on_batch(self, name: str, *args: Any, **kwargs: Any) -> Any:
+        with self._failing_together():
+            return self._class[name](*args, **kwargs)
+
+    @contextmanager
+    def _failing_together(self) -> Iterator[None]:
+        """Tell the other ranks of a failure here, and give one of theirs its own name."""
+        group = self._strategy.group
+        try:
+            yield
+        except Exception as error:
+            if group.failure is not None and is_news(error):
+                raise group.failure from error  # frameworks have wrapped it
+            if group.world_size > 1:
+                group.abort(error)
+            raise
+
+
+_REPLACED: Sequence[str] = (
+    "fit",
+    "evaluate",
+    "predict",
+    "train_on_batch",
+    "test_on_batch",
+    "predict_on_batch",
+    "train_step",
+    "test_step",
+    "predict_step",
+    "make_predict_function",
+    "_symbolic_build",
+)

@@ -1,0 +1,86 @@
+"""What depends on Keras' backend: one file for each, with the same few functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol
+
+import keras
+import numpy as np
+
+if TYPE_CHECKING:
+    from sdp_plugins.core import Group
+
+    from ..share import Share
+
+
+class Backend(Protocol):
+    """How collectives get into a backend's compiled code, and values out of it.
+
+    ``average``, ``total`` and ``gather_rows`` may be called where a step is traced; the collectives
+    of a step then run in the order in which they were traced.
+    """
+
+    is_stateless: bool
+
+    def step(self, model: Any, strategy: Any) -> Any:
+        """A ``StatefulStep`` or ``StatelessStep``."""
+
+    def prepare(self, model: Any) -> None:
+        """Undo what a model was compiled with that cannot be had here, and say so."""
+
+    def begin(self) -> None:
+        """A step begins to be traced."""
+
+    def passed(self, arrays: Sequence[Any]) -> None:
+        """What comes after an optimizer's ``stateless_apply`` must wait for its results."""
+
+    def average(self, grads: Sequence[Any], factor: Any) -> list[Any]:
+        """The ranks' mean of gradients, each rank's times its factor."""
+
+    def average_of_update(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
+        """The same where an optimizer accumulates, if it is about to use them."""
+
+    def total(self, tensors: Sequence[Any]) -> list[Any]:
+        """The sum over ranks of each tensor."""
+
+    def gather_rows(self, tensor: Any, share: Share) -> Any:
+        """All ranks' rows of a tensor of a batch."""
+
+    def length(self, tensor: Any) -> Any:
+        """Rows of a tensor: an integer if the shape is known, else a tensor."""
+
+    def rows_to_read(self, count: Any, rank: int, world_size: int) -> tuple[Any, Any]:
+        """See ``share.rows_to_read``."""
+
+    def read(self, variable: Any) -> Any:
+        """The value of a variable, which later assignments do not change."""
+
+    def to_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
+        """A tensor's value."""
+
+    def from_numpy(self, array: np.ndarray[Any, Any]) -> Any:
+        """What predict functions of this backend return."""
+
+    def data_of(self, adapter: Any) -> Any:
+        """The batches of an adapter, for loops of one's own."""
+
+    def example(self, adapter: Any) -> Any:
+        """A batch of an adapter, or its shapes."""
+
+
+def load(group: Group) -> Backend:
+    """Return the functions of the backend that Keras runs on.
+
+    Raises:
+        ValueError: There are none for it.
+    """
+    name = keras.backend.backend()
+    if name not in ("tensorflow", "torch", "jax"):
+        raise ValueError(
+            f"SMDDPStrategy: Keras runs on the backend '{name}'. Hint: set KERAS_BACKEND to "
+            "tensorflow, torch or jax."
+        )
+    backend: Backend = import_module(f".{name}", __name__).make(group)
+    return backend

@@ -1,0 +1,156 @@
+"""Keras on TensorFlow: collectives are operations of the step's graph."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from keras import ops
+
+from sdp_plugins.tensorflow.collectives import Collectives
+
+from .. import hooks
+from ..share import DATA, Share, cut, mark, rows
+from ..steps import StatefulStep
+
+if TYPE_CHECKING:
+    from sdp_plugins.core import Group
+
+log = logging.getLogger("sdp_plugins.keras")
+
+
+class TensorFlowBackend:
+    """See ``Backend``."""
+
+    is_stateless = False
+
+    def __init__(self, group: Group) -> None:
+        self._collectives = Collectives(group)
+        self._world_size = group.world_size
+
+    step = staticmethod(StatefulStep)
+
+    def prepare(self, model: Any) -> None:
+        """XLA has no such operations yet."""
+        if model.jit_compile and self._world_size > 1:
+            log.warning("model '%s' is not compiled by XLA: it cannot communicate yet", model.name)
+            model.jit_compile = False
+
+    def begin(self) -> None:
+        """Nothing: turns outlast steps."""
+
+    def passed(self, arrays: Sequence[Any]) -> None:
+        """Nothing: so do they branches."""
+
+    def average(self, grads: Sequence[Any], factor: Any) -> list[Any]:
+        """Last layers first; of sparse gradients, the ranks' slices one after the other."""
+        sparse = {i: grad for i, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)}
+        averaged = {i: self._gather_slices(grad, factor) for i, grad in sparse.items()}
+        dense = [i for i in reversed(range(len(grads))) if i not in sparse]
+        if dense:
+            reduced = self._collectives.all_reduce([grads[i] for i in dense], "avg", factor)
+            averaged.update(zip(dense, reduced, strict=True))
+        return [averaged[i] for i in range(len(grads))]
+
+    def _gather_slices(self, grad: Any, factor: Any) -> Any:
+        weight = tf.cast(factor, grad.values.dtype) / self._world_size
+        ours = tf.where(weight > 0, grad.values * weight, tf.zeros_like(grad.values))
+        values, indices = self._collectives.all_gather([ours, grad.indices])
+        return tf.IndexedSlices(values, indices, grad.dense_shape)
+
+    def average_of_update(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
+        """Keras calls this in updates only."""
+        return self.average(grads, 1.0)
+
+    def total(self, tensors: Sequence[Any]) -> list[Any]:
+        """The sums."""
+        return self._collectives.all_reduce(tensors, "sum")
+
+    def gather_rows(self, tensor: Any, share: Share) -> Any:
+        """By an uneven all_gather."""
+        (whole,) = self._collectives.all_gather([tensor[: share.rows]])
+        return whole
+
+    def length(self, tensor: Any) -> Any:
+        """A number if the shape is known."""
+        return tensor.shape[0] if tensor.shape[0] is not None else tf.shape(tensor)[0]
+
+    def rows_to_read(self, count: Any, rank: int, world_size: int) -> tuple[Any, Any]:
+        """See ``share.rows_to_read``."""
+        begin, length = rows(count, rank, world_size)
+        return tf.minimum(begin, count - 1), tf.maximum(length, 1)
+
+    def read(self, variable: Any) -> Any:
+        """What it holds now."""
+        return tf.identity(variable.value)
+
+    def to_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
+        """By Keras."""
+        return ops.convert_to_numpy(tensor)
+
+    def from_numpy(self, array: np.ndarray[Any, Any]) -> Any:
+        """A tensor."""
+        return tf.convert_to_tensor(array)
+
+    def data_of(self, adapter: Any) -> Any:
+        """A dataset."""
+        return adapter.get_tf_dataset().map(lambda batch: batch[DATA])
+
+    def example(self, adapter: Any) -> Any:
+        """The shapes of a batch."""
+        return adapter.get_tf_dataset().element_spec
+
+
+def make(group: Group) -> TensorFlowBackend:
+    """The functions of this backend."""
+    return TensorFlowBackend(group)
+
+
+def cut_dataset(dataset: Any, rank: int, world_size: int) -> Any:
+    """Cut every batch of a dataset to a rank's rows."""
+
+    def cut_batch(*data: Any) -> dict[str, Any]:
+        batch = data[0] if len(data) == 1 else data
+        count = tf.shape(hooks.tree.flatten(batch)[0])[0]
+        begin, length = rows(count, rank, world_size)
+        begin, length = tf.minimum(begin, count - 1), tf.maximum(length, 1)
+        return mark(cut(batch, begin, length), _whole(count))
+
+    return dataset.map(cut_batch, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+
+
+def array_dataset(arrays: Any, indices: Callable[[], Iterator[tuple[Any, int]]]) -> Any:
+    """Batches of arrays, by an epoch's indices."""
+    inputs = hooks.array_slicing.convert_to_sliceable(arrays, target_backend="tensorflow")
+    inputs = hooks.tree.lists_to_tuples(inputs)
+
+    def numbers() -> Iterator[tuple[Any, int]]:
+        for chosen, count in indices():
+            if isinstance(chosen, slice):
+                chosen = np.arange(chosen.start, chosen.stop)
+            yield chosen.astype(np.int64), count
+
+    def take(chosen: Any, count: Any, data: Any) -> dict[str, Any]:
+        def rows_of(leaf: Any) -> Any:
+            if isinstance(leaf, hooks.array_slicing.TensorflowSparseWrapper):
+                return hooks.array_slicing.slice_tensorflow_sparse_wrapper(leaf, chosen)
+            if isinstance(leaf, (list, tuple, dict)):
+                return None
+            return tf.gather(leaf, chosen, axis=0) if tf.is_tensor(leaf) else leaf
+
+        return mark(hooks.tree.traverse(rows_of, data), _whole(count))
+
+    signature = (tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int32))
+    steps = tf.data.Dataset.from_generator(numbers, output_signature=signature)
+    return (
+        tf.data.Dataset.zip((steps, tf.data.Dataset.from_tensors(inputs).repeat()))
+        .map(lambda step, data: take(step[0], step[1], data), num_parallel_calls=tf.data.AUTOTUNE)
+        .prefetch(tf.data.AUTOTUNE)
+    )
+
+
+def _whole(count: Any) -> Any:
+    return tf.zeros([count, 0], tf.bool)

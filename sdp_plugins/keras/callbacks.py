@@ -1,0 +1,134 @@
+"""Callbacks with the names and the meaning that Horovod's users know.
+
+``fit`` under a strategy broadcasts variables and keeps metrics global by itself. These are for what
+it does not see: values that a program's own callbacks put into the logs, variables that they
+change, and learning rates that grow with the number of ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from .start import optimizer_variables
+from .variables import broadcast
+
+if TYPE_CHECKING:
+    from .strategy import SMDDPStrategy
+
+
+def strategy_of(callback: Any) -> SMDDPStrategy:
+    """The strategy that a callback's model is trained by.
+
+    Raises:
+        RuntimeError: There is none.
+    """
+    strategy: SMDDPStrategy | None = vars(callback.model).get("_smddp_strategy")
+    if strategy is None:
+        raise RuntimeError(
+            f"{type(callback).__name__}: model '{callback.model.name}' has no strategy. Hint: call "
+            "compile() inside of `with strategy.scope():`."
+        )
+    return strategy
+
+
+class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]
+    """Copies a rank's model and optimizer to all ranks after the first batch of a ``fit``."""
+
+    def __init__(self, root: int = 0) -> None:
+        """Copy from one rank.
+
+        Args:
+            root: The rank.
+        """
+        super().__init__()
+        self._root = root
+        self._done = False
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Begin again."""
+        self._done = False
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Copy once."""
+        if not self._done:
+            self._done = True
+            variables = [*self.model.variables, *optimizer_variables(self.model)]
+            broadcast(strategy_of(self).group, variables, self._root)
+
+
+class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]
+    """Averages all numbers in an epoch's logs over the ranks, before the callbacks after it."""
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Average in place."""
+        names = sorted(name for name, value in (logs or {}).items() if np.ndim(value) == 0)
+        if logs and names:
+            values = np.array([float(logs[name]) for name in names])
+            strategy_of(self).group.all_reduce(values, "avg")
+            logs.update(zip(names, values.tolist(), strict=True))
+
+
+class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
+    """Lets the learning rate grow to its value from the N-th part of it, N ranks being used.
+
+    Goyal et al., "Accurate, Large Minibatch SGD", 2017. The rate after b batches of epoch e, with s
+    batches in an epoch, is ``initial_lr / N * (1 + (e + b / s) * (N - 1) / warmup_epochs)``.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        steps_per_epoch: int | None = None,
+        verbose: int = 0,
+    ) -> None:
+        """Plan the growth.
+
+        Args:
+            initial_lr: The rate for all ranks' batch, which is reached in the end.
+            warmup_epochs: How many epochs it takes.
+            steps_per_epoch: Batches in an epoch; None: what ``fit`` knows.
+            verbose: 1 prints the rate when it is reached.
+        """
+        super().__init__()
+        self._initial_lr = initial_lr
+        self._warmup_epochs = warmup_epochs
+        self._steps_per_epoch = steps_per_epoch
+        self._verbose = verbose
+        self._epoch = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Look how long an epoch is.
+
+        Raises:
+            ValueError: Nobody knows.
+        """
+        self._steps_per_epoch = self._steps_per_epoch or self.params.get("steps")
+        if not self._steps_per_epoch:
+            raise ValueError(
+                "LearningRateWarmup: the length of an epoch is not known. Hint: pass "
+                "steps_per_epoch."
+            )
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Remember the epoch."""
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Set the rate."""
+        assert self._steps_per_epoch
+        epochs = self._epoch + batch / self._steps_per_epoch
+        if epochs <= self._warmup_epochs:
+            ranks = strategy_of(self).num_replicas_in_sync
+            growth = 1 + epochs * (ranks - 1) / self._warmup_epochs
+            self.model.optimizer.learning_rate = self._initial_lr / ranks * growth
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Report, and reach the rate exactly."""
+        if self._warmup_epochs - 1 <= epoch < self._warmup_epochs:
+            self.model.optimizer.learning_rate = self._initial_lr
+            if self._verbose and strategy_of(self).rank == 0:
+                print(f"epoch {epoch + 1}: the learning rate has reached {self._initial_lr:g}")

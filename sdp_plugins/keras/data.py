@@ -1,0 +1,162 @@
+"""Global batches, of which every rank reads its own rows.
+
+Keras' own adapters read every source of data; these here stand around them and cut. Arrays are
+indexed by this rank's rows only. Of everything else every rank reads whole batches, which must be
+the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from . import hooks
+from .share import count_rows, cut, mark, rows_to_read
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank stands, and what shuffling starts from.
+
+    Attributes:
+        rank: This rank.
+        world_size: Number of ranks.
+        seed: Equal on all ranks.
+    """
+
+    rank: int
+    world_size: int
+    seed: int
+
+    def rows_to_read(self, count: int) -> tuple[int, int]:
+        """First row and number of rows of a global batch that this rank reads."""
+        return rows_to_read(count, self.rank, self.world_size)
+
+
+def whole(count: int) -> np.ndarray[Any, Any]:
+    """An empty array with so many rows."""
+    return np.empty((count, 0), np.bool_)
+
+
+class ArrayShards(hooks.ArrayDataAdapter):
+    """Arrays; all ranks draw the same order."""
+
+    def __init__(self, arrays: Any, place: Place) -> None:
+        self.__dict__.update(arrays.__dict__)
+        self._place = place
+        self._epoch = 0
+
+    def indices(self) -> Iterator[tuple[Any, int]]:
+        """For every batch of an epoch, this rank's indices and the size of the global batch."""
+        random = np.random.default_rng((self._place.seed, self._epoch))
+        self._epoch += 1
+        order: Any = None
+        if self._shuffle and self._shuffle != "batch":
+            order = random.permutation(self._num_samples)
+        for first in range(0, self._num_samples, self._batch_size):
+            count = min(self._batch_size, self._num_samples - first)
+            begin, length = self._place.rows_to_read(count)
+            if self._shuffle == "batch":
+                yield first + random.permutation(count)[begin : begin + length], count
+            elif order is not None:
+                yield order[first + begin : first + begin + length], count
+            else:
+                yield slice(first + begin, first + begin + length), count
+
+    def _get_iterator(self, slice_and_convert_fn: Callable[..., Any], inputs: Any) -> Iterator[Any]:
+        for indices, count in self.indices():
+            take = partial(slice_and_convert_fn, indices=indices)
+            yield mark(hooks.tree.map_structure(take, inputs, none_is_leaf=False), whole(count))
+
+    def get_tf_dataset(self) -> Any:
+        """A ``tf.data.Dataset`` of cut batches."""
+        from .backends.tensorflow import array_dataset
+
+        return array_dataset(self._inputs, self.indices)
+
+    def get_torch_dataloader(self) -> Iterator[Any]:
+        """An iterator over cut batches."""
+        from .backends.torch import as_tensor
+
+        inputs = hooks.array_slicing.convert_to_sliceable(self._inputs, target_backend="torch")
+        return self._get_iterator(
+            lambda array, indices: as_tensor(array.convert_to_torch_compatible(array[indices])),
+            inputs,
+        )
+
+
+class Shards(hooks.DataAdapter):
+    """Any other source, whose batches are cut after they were read."""
+
+    def __init__(self, source: Any, place: Place) -> None:
+        self._source = source
+        self._place = place
+        self._epoch = 0
+
+    def _cut(self, batches: Any) -> Iterator[Any]:
+        for data in batches:
+            count = count_rows(data)
+            yield mark(cut(data, *self._place.rows_to_read(count)), whole(count))
+
+    def get_numpy_iterator(self) -> Iterator[Any]:
+        """An iterator over cut batches."""
+        return self._cut(self._source.get_numpy_iterator())
+
+    def get_jax_iterator(self) -> Iterator[Any]:
+        """An iterator over cut batches."""
+        return self._cut(self._source.get_jax_iterator())
+
+    def get_torch_dataloader(self) -> Iterator[Any]:
+        """An iterator over cut batches; samplers without a generator draw the same on all ranks."""
+        from .backends.torch import same_order
+
+        self._epoch += 1
+        seed = int(np.random.default_rng((self._place.seed, self._epoch)).integers(2**31))
+        return self._cut(same_order(self._source.get_torch_dataloader(), seed))
+
+    def get_tf_dataset(self) -> Any:
+        """A ``tf.data.Dataset`` of cut batches."""
+        from .backends.tensorflow import cut_dataset
+
+        return cut_dataset(self._source.get_tf_dataset(), self._place.rank, self._place.world_size)
+
+    @property
+    def num_batches(self) -> int | None:
+        """Of an epoch, if known."""
+        return self._source.num_batches  # type: ignore[no-any-return]
+
+    @property
+    def batch_size(self) -> int | None:
+        """Of the global batch, if known."""
+        return self._source.batch_size  # type: ignore[no-any-return]
+
+    @property
+    def has_partial_batch(self) -> bool | None:
+        """Whether the last batch is shorter, if known."""
+        return self._source.has_partial_batch  # type: ignore[no-any-return]
+
+    @property
+    def partial_batch_size(self) -> int | None:
+        """Size of a shorter last batch, if known."""
+        return self._source.partial_batch_size  # type: ignore[no-any-return]
+
+    def on_epoch_begin(self) -> None:
+        """Tell the source."""
+        self._source.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Tell the source."""
+        self._source.on_epoch_end()
+
+
+def shard(source: Any, place: Place) -> Any:
+    """Put one of Keras' adapters, or one that was cut already, behind this rank's rows."""
+    if isinstance(source, (ArrayShards, Shards)):
+        return source
+    if type(source) is hooks.ArrayDataAdapter:
+        return ArrayShards(source, place)
+    return Shards(source, place)

@@ -1,0 +1,68 @@
+"""Gradients, averaged over the ranks where an optimizer is about to use them.
+
+Keras clips after it has accumulated, so what comes just before clipping is done once per update
+instead of once per micro-step, and clips what one process would clip. A loss scale must be lowered
+on all ranks or on none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from keras import ops
+
+from . import hooks
+
+if TYPE_CHECKING:
+    from .strategy import SMDDPStrategy
+
+_WATCHED = "_smddp_strategy"
+
+
+def watch_optimizer(optimizer: Any, strategy: SMDDPStrategy, outermost: bool = True) -> None:
+    """Have an optimizer average gradients over the ranks; a second time changes nothing."""
+    if optimizer.__dict__.get(_WATCHED) is strategy or strategy.num_replicas_in_sync == 1:
+        return
+    object.__setattr__(optimizer, _WATCHED, strategy)
+    if outermost and strategy.backend.is_stateless:
+        _watch_end(optimizer, strategy)
+    if hasattr(optimizer, "inner_optimizer"):
+        _watch_loss_scale(optimizer, strategy)
+        watch_optimizer(optimizer.inner_optimizer, strategy, outermost=False)
+        return
+    clip, apply = optimizer._clip_gradients, optimizer.apply
+    accumulates = bool(optimizer.gradient_accumulation_steps)
+
+    def clip_gradients(grads: Any) -> Any:
+        if accumulates:
+            return clip(strategy.backend.average_of_update(optimizer, grads))
+        return clip(strategy.backend.average(grads, strategy.factor))
+
+    def apply_weighted(grads: Any, trainable_variables: Any = None) -> Any:
+        return apply(strategy.weigh(grads), trainable_variables)
+
+    object.__setattr__(optimizer, "_clip_gradients", clip_gradients)
+    if accumulates:  # batches of different sizes
+        object.__setattr__(optimizer, "apply", apply_weighted)
+
+
+def _watch_loss_scale(optimizer: Any, strategy: SMDDPStrategy) -> None:
+    check = optimizer.check_finite
+
+    def check_finite(grads: Any) -> Any:
+        overflows = ops.cast(ops.logical_not(check(grads)), "int32")
+        (ranks,) = strategy.backend.total([overflows])
+        return ops.equal(ranks, 0)
+
+    object.__setattr__(optimizer, "check_finite", check_finite)
+
+
+def _watch_end(optimizer: Any, strategy: SMDDPStrategy) -> None:
+    apply = optimizer.stateless_apply
+
+    def stateless_apply(*args: Any, **kwargs: Any) -> Any:
+        updated = apply(*args, **kwargs)
+        strategy.backend.passed(hooks.tree.flatten(updated))
+        return updated
+
+    object.__setattr__(optimizer, "stateless_apply", stateless_apply)

@@ -1,0 +1,86 @@
+"""Metrics of the whole batch.
+
+The state of Keras' own metrics is a sum over rows, so that of a batch is the sum over ranks. Means
+that are told one number for a batch, such as its loss, count it as much as this rank's share. What
+a program's own metrics do with a batch is unknown: they are given the rows of all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from keras.metrics import Mean
+
+from . import hooks
+
+if TYPE_CHECKING:
+    from .backends import Backend
+    from .share import Share
+
+_Update = Callable[..., Any]
+
+
+def flat(model: Any) -> list[Any]:
+    """All metrics of a model, each once."""
+    found: dict[int, Any] = {}
+    for metric in model.metrics:
+        parts = metric.metrics if isinstance(metric, hooks.CompileMetrics) else [metric]
+        found.update((id(part), part) for part in parts)
+    return list(found.values())
+
+
+def adds_up(metric: Any) -> bool:
+    """Whether the state after a batch is the sum of the states after its parts."""
+    function = getattr(metric, "_fn", None)  # of a MeanMetricWrapper
+    if function is not None and not _is_keras(function):
+        return False
+    return any(
+        _is_keras(kind) and issubclass(kind, hooks.Metric) and kind is not hooks.Metric
+        for kind in type(metric).__mro__
+    )
+
+
+def _is_keras(thing: Any) -> bool:
+    return str(getattr(thing, "__module__", "")).split(".")[0] == "keras"
+
+
+@contextmanager
+def given_whole_batch(model: Any, share: Share, backend: Backend) -> Iterator[None]:
+    """Have metrics that do not add up see all ranks' rows inside of the block."""
+    with ExitStack() as stack:
+        for metric in flat(model):
+            if not adds_up(metric):
+                update = _gathering(metric.update_state, share, backend)
+            elif type(metric).update_state is Mean.update_state:
+                update = _weighing(metric.update_state, share)
+            else:
+                continue
+            stack.enter_context(hooks.replaced(metric, "update_state", update))
+        yield
+
+
+def _gathering(update: _Update, share: Share, backend: Backend) -> _Update:
+    rows = max(share.rows, 1) if share.is_static else None
+
+    def gather(value: Any) -> Any:
+        shape = getattr(value, "shape", None)
+        if shape is None or len(shape) == 0 or (rows is not None and shape[0] != rows):
+            return value  # no rows of the batch
+        return backend.gather_rows(value, share)
+
+    def update_state(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = hooks.tree.map_structure(gather, (args, kwargs), none_is_leaf=False)
+        return update(*args, **kwargs)
+
+    return update_state
+
+
+def _weighing(update: _Update, share: Share) -> _Update:
+    def update_state(values: Any, sample_weight: Any = None) -> Any:
+        if sample_weight is None and len(getattr(values, "shape", ())) == 0:
+            sample_weight = share.weight
+        return update(values, sample_weight)
+
+    return update_state

@@ -1,0 +1,77 @@
+"""Predictions for whole batches, on every rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sdp_plugins.core.fused import as_bytes
+
+from . import hooks
+from .share import rows, rows_to_read
+
+if TYPE_CHECKING:
+    from sdp_plugins.core import Group
+
+    from .strategy import SMDDPStrategy
+
+_MARK = "_smddp"
+
+
+def of_all_ranks(function: Callable[..., Any], strategy: SMDDPStrategy) -> Callable[..., Any]:
+    """Have a predict function, whose steps tell the sizes of their batches, return all rows."""
+    if strategy.num_replicas_in_sync == 1 or hasattr(function, _MARK):
+        return function
+    backend, group = strategy.backend, strategy.group
+
+    def whole(local: Any) -> Any:
+        outputs, counts = local
+        sizes = [int(count) for count in backend.to_numpy(counts)]
+        return hooks.tree.map_structure(
+            lambda leaf: backend.from_numpy(gather_rows(group, backend.to_numpy(leaf), sizes)),
+            outputs,
+        )
+
+    def predict(*args: Any) -> Any:
+        result = function(*args)
+        if backend.is_stateless:
+            local, state = result
+            return whole(local), state
+        return whole(result)
+
+    setattr(predict, _MARK, True)
+    return predict
+
+
+def gather_rows(
+    group: Group, local: np.ndarray[Any, Any], sizes: list[int]
+) -> np.ndarray[Any, Any]:
+    """Put the ranks' rows of consecutive batches in order.
+
+    Args:
+        group: The ranks.
+        local: This rank's rows of all batches, with those that it computed for want of its own.
+        sizes: Rows of each global batch.
+    """
+    ranks = range(group.world_size)
+    lengths = [[int(rows(size, rank, group.world_size)[1]) for rank in ranks] for size in sizes]
+    read = [rows_to_read(size, group.rank, group.world_size)[1] for size in sizes]
+    starts = np.cumsum([0, *read])
+    own = [
+        local[start : start + length[group.rank]]
+        for start, length in zip(starts[:-1], lengths, strict=True)
+    ]
+    parts = [
+        np.empty((sum(each), *local.shape[1:]), local.dtype) for each in zip(*lengths, strict=True)
+    ]
+    group.all_gather_uneven([as_bytes(part) for part in parts], as_bytes(np.concatenate(own)))
+    begins = [np.cumsum([0, *each]) for each in zip(*lengths, strict=True)]
+    return np.concatenate(
+        [
+            parts[rank][begins[rank][batch] : begins[rank][batch + 1]]
+            for batch in range(len(sizes))
+            for rank in ranks
+        ]
+    )

@@ -1,0 +1,59 @@
+"""The strategy whose scope the program is in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from . import hooks
+
+if TYPE_CHECKING:
+    from .strategy import SMDDPStrategy
+
+_entered: list[SMDDPStrategy] = []
+
+
+@contextmanager
+def entered(strategy: SMDDPStrategy) -> Iterator[SMDDPStrategy]:
+    """Have models that are made and compiled inside of the block trained by a strategy.
+
+    Raises:
+        RuntimeError: The block is inside of another strategy's scope.
+    """
+    if _entered and _entered[-1] is not strategy:
+        raise RuntimeError(
+            "scope() of one strategy inside of the scope of another. Hint: make one SMDDPStrategy "
+            "and use it for all models."
+        )
+    _entered.append(strategy)
+    try:
+        if len(_entered) == 1:
+            with _watching(strategy):
+                yield strategy
+        else:
+            yield strategy
+    finally:
+        _entered.pop()
+
+
+@contextmanager
+def _watching(strategy: SMDDPStrategy) -> Iterator[None]:
+    """Notice models that are made, and those that are compiled."""
+    from .attachment import attach, expect
+
+    make, compile_model = hooks.Trainer.__init__, hooks.Trainer.compile
+
+    def made(model: Any, *args: Any, **kwargs: Any) -> None:
+        make(model, *args, **kwargs)
+        expect(model)
+
+    def compiled(model: Any, *args: Any, **kwargs: Any) -> None:
+        compile_model(model, *args, **kwargs)
+        attach(model, strategy)
+
+    with (
+        hooks.replaced(hooks.Trainer, "__init__", made),
+        hooks.replaced(hooks.Trainer, "compile", compiled),
+    ):
+        yield

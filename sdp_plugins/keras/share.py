@@ -1,0 +1,106 @@
+"""Which rows of a global batch are this rank's, and how much they count.
+
+A global batch of N rows is cut into contiguous parts that differ by one row at most. Where ranks
+outnumber rows, a rank without any computes on one of them, and that counts nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from keras import ops
+
+from . import hooks
+
+DATA, WHOLE = "sdp_data", "sdp_whole"
+"""Keys of a batch that was cut: this rank's data, and an empty array with a row for each of the
+global batch. A shape is what is known to compiled code on all backends, statically on JAX."""
+
+
+def rows(count: Any, rank: int, world_size: int) -> tuple[Any, Any]:
+    """First row and number of rows of a rank; ``count`` may be an integer or a tensor."""
+    begin = count * rank // world_size
+    return begin, count * (rank + 1) // world_size - begin
+
+
+def rows_to_read(count: int, rank: int, world_size: int) -> tuple[int, int]:
+    """As ``rows``, but at least one."""
+    begin, length = rows(count, rank, world_size)
+    return min(begin, count - 1), max(length, 1)
+
+
+@dataclass(frozen=True)
+class Share:
+    """This rank's part of the batch of a step.
+
+    Attributes:
+        count: Rows of the global batch.
+        rows: This rank's; may be 0.
+        world_size: Number of ranks.
+
+    Numbers are Python's where the shape is known when the step is traced, else tensors.
+    """
+
+    count: Any
+    rows: Any
+    world_size: int
+
+    @classmethod
+    def of(cls, count: Any, rank: int, world_size: int) -> Share:
+        """The share of a rank."""
+        return cls(count, rows(count, rank, world_size)[1], world_size)
+
+    @property
+    def is_static(self) -> bool:
+        """Whether the numbers are Python's."""
+        return isinstance(self.count, int)
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all ranks are known to have the same number of rows."""
+        return self.is_static and self.count % self.world_size == 0
+
+    @property
+    def weight(self) -> Any:
+        """The part of all rows, from 0 to 1."""
+        if self.is_static:
+            return self.rows / self.count
+        return ops.cast(self.rows, "float32") / ops.cast(self.count, "float32")
+
+    @property
+    def factor(self) -> Any:
+        """What a mean over this rank's rows counts in a mean over ranks; 1 if shares are even."""
+        if self.is_static:
+            return self.rows * self.world_size / self.count
+        return ops.cast(self.rows * self.world_size, "float32") / ops.cast(self.count, "float32")
+
+    def times(self, tensor: Any, number: Any) -> Any:
+        """Multiply; nothing is left of a rank without rows, whatever it has computed."""
+        if self.is_static:
+            return tensor * ops.cast(number, tensor.dtype) if self.rows else ops.zeros_like(tensor)
+        return ops.where(
+            self.rows > 0, tensor * ops.cast(number, tensor.dtype), ops.zeros_like(tensor)
+        )
+
+
+def cut(data: Any, begin: Any, length: Any) -> Any:
+    """Rows of every tensor of a structure."""
+    return hooks.tree.map_structure(
+        lambda leaf: leaf[begin : begin + length], data, none_is_leaf=False
+    )
+
+
+def mark(data: Any, whole: Any) -> dict[str, Any]:
+    """Say of which batch this rank's data is a part."""
+    return {DATA: data, WHOLE: whole}
+
+
+def is_marked(data: Any) -> bool:
+    """Whether data was cut already."""
+    return isinstance(data, dict) and WHOLE in data
+
+
+def count_rows(data: Any) -> int:
+    """Rows of a global batch."""
+    return int(next(leaf for leaf in hooks.tree.flatten(data) if leaf is not None).shape[0])

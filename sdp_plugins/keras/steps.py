@@ -1,0 +1,238 @@
+"""One step of training, evaluation or prediction on this rank's rows of a batch.
+
+What a step leaves is global: weights by their averaged gradients, the state of layers
+(BatchNormalization) as the mean of what ranks made of it, weighted by their rows, metrics as if one
+process had seen the whole batch. So callbacks on all ranks decide alike, after every batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from keras import ops
+
+from . import hooks, losses, metrics
+from .share import DATA, WHOLE, Share, cut, is_marked
+
+if TYPE_CHECKING:
+    from .strategy import SMDDPStrategy
+
+_Function = Callable[..., Any]
+
+
+class Step:
+    """What both kinds of backends do alike."""
+
+    def __init__(self, model: Any, strategy: SMDDPStrategy) -> None:
+        self._model = model
+        self._strategy = strategy
+        self._backend = strategy.backend
+        self._loss_was_tracked = False
+
+    @property
+    def _alone(self) -> bool:
+        return self._strategy.num_replicas_in_sync == 1
+
+    def _open(self, data: Any) -> tuple[Any, Share]:
+        """This rank's rows, of a batch that was cut or of a whole one."""
+        self._backend.begin()
+        place = (self._strategy.rank, self._strategy.num_replicas_in_sync)
+        if is_marked(data):
+            return data[DATA], Share.of(self._backend.length(data[WHOLE]), *place)
+        first = next(leaf for leaf in hooks.tree.flatten(data) if leaf is not None)
+        count = self._backend.length(first)
+        return cut(data, *self._backend.rows_to_read(count, *place)), Share.of(count, *place)
+
+    @contextmanager
+    def _together(self, share: Share) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(self._strategy.computing(share))
+            stack.enter_context(losses.of_whole_batch(share, self._backend))
+            stack.enter_context(metrics.given_whole_batch(self._model, share, self._backend))
+            stack.enter_context(self._watching_loss())
+            yield
+
+    @contextmanager
+    def _watching_loss(self) -> Iterator[None]:
+        """See whether the step keeps Keras' loss; else what it returns by that name is its own."""
+        tracker = self._model._loss_tracker
+        update, self._loss_was_tracked = tracker.update_state, False
+
+        def update_state(*args: Any, **kwargs: Any) -> Any:
+            self._loss_was_tracked = True
+            return update(*args, **kwargs)
+
+        with hooks.replaced(tracker, "update_state", update_state):
+            yield
+
+    def _adding_up(self) -> list[Any]:
+        """Variables of metrics whose states are summed."""
+        return [
+            variable
+            for metric in metrics.flat(self._model)
+            if metrics.adds_up(metric)
+            for variable in metric.variables
+        ]
+
+    def _layer_states(self) -> list[Any]:
+        """Variables that layers change by themselves."""
+        return [
+            variable
+            for layer in self._model._flatten_layers()
+            for variable in layer._non_trainable_variables
+            if "float" in str(variable.dtype)
+        ]
+
+    def _total(
+        self,
+        share: Share,
+        sums: Sequence[Any],
+        changes: Sequence[Any],
+        logs: Any,
+    ) -> tuple[list[Any], list[Any], dict[str, Any]]:
+        """Sums over ranks; weighted means over ranks; the logs that no metric keeps, as means."""
+        own = self._own_logs(logs)
+        tensors = [share.times(tensor, 1) for tensor in sums]
+        tensors += [share.times(tensor, share.weight) for tensor in (*changes, *own.values())]
+        totals = self._backend.total(tensors) if tensors else []
+        first, second = len(sums), len(sums) + len(changes)
+        means = dict(zip(own, totals[second:], strict=True))
+        return totals[:first], totals[first:second], means
+
+    def _own_logs(self, logs: Any) -> dict[str, Any]:
+        if not isinstance(logs, dict):
+            return {}
+        kept = self._kept_names()
+        found = {}
+        for name, value in logs.items():
+            if name not in kept:
+                tensor = ops.convert_to_tensor(value)
+                if "float" in ops.dtype(tensor):
+                    found[name] = tensor
+        return found
+
+    def _kept_names(self) -> set[str]:
+        names = set(self._model.get_metrics_result())
+        return names if self._loss_was_tracked else names - {self._model._loss_tracker.name}
+
+    def _new_logs(self, logs: Any, means: dict[str, Any]) -> Any:
+        if not isinstance(logs, dict):
+            return logs
+        kept, results = self._kept_names(), self._model.get_metrics_result()
+        return {
+            name: means[name] if name in means else results[name] if name in kept else value
+            for name, value in logs.items()
+        }
+
+
+class StatefulStep(Step):
+    """Of backends whose variables hold their values: TensorFlow and torch."""
+
+    def train(self, function: _Function, data: Any) -> Any:
+        """One training step; returns its logs."""
+        return function(data) if self._alone else self._run(function, data, self._layer_states())
+
+    def test(self, function: _Function, data: Any) -> Any:
+        """One step of an evaluation; returns its logs."""
+        return function(data) if self._alone else self._run(function, data, [])
+
+    def predict(self, function: _Function, data: Any) -> Any:
+        """One step of a prediction; returns its outputs and the size of the batch."""
+        if self._alone:
+            return function(data[DATA] if is_marked(data) else data)
+        batch, share = self._open(data)
+        return function(batch), ops.reshape(ops.convert_to_tensor(share.count), (1,))
+
+    def _run(self, function: _Function, data: Any, layers: Sequence[Any]) -> Any:
+        backend = self._backend
+        batch, share = self._open(data)
+        sums = self._adding_up()
+        before = [backend.read(variable) for variable in (*sums, *layers)]
+        for variable in sums:  # so that their change is exact
+            variable.assign(ops.zeros(variable.shape, variable.dtype))
+        with self._together(share):
+            logs = function(batch)
+        after = [backend.read(variable) for variable in (*sums, *layers)]
+        split = len(sums)
+        changes = [new - old for new, old in zip(after[split:], before[split:], strict=True)]
+        totals, moved, means = self._total(share, after[:split], changes, logs)
+        for variable, old, change in zip((*sums, *layers), before, (*totals, *moved), strict=True):
+            variable.assign(old + change)
+        return self._new_logs(logs, means)
+
+
+class StatelessStep(Step):
+    """Of JAX, whose steps take all values and return new ones."""
+
+    def train(self, function: _Function, state: Any, data: Any) -> Any:
+        """One training step; returns its logs and the new state."""
+        if self._alone:
+            return function(state, data)
+        trainable, others, optimizer, measured = state
+        layers = self._layer_states()
+
+        def run(batch: Any, measured: Any) -> Any:
+            logs, (new, others_after, optimizer_after, measured) = function(
+                (trainable, others, optimizer, measured), batch
+            )
+            return logs, (new, optimizer_after), others_after, measured
+
+        logs, (trainable, optimizer), others, measured = self._run(
+            run, data, others, measured, layers
+        )
+        return logs, (trainable, others, optimizer, measured)
+
+    def test(self, function: _Function, state: Any, data: Any) -> Any:
+        """One step of an evaluation; returns its logs and the new state."""
+        if self._alone:
+            return function(state, data)
+        trainable, others, measured = state
+
+        def run(batch: Any, measured: Any) -> Any:
+            logs, (_, others_after, measured) = function((trainable, others, measured), batch)
+            return logs, None, others_after, measured
+
+        logs, _, others, measured = self._run(run, data, others, measured, [])
+        return logs, (trainable, others, measured)
+
+    def predict(self, function: _Function, state: Any, data: Any) -> Any:
+        """One step of a prediction; returns its outputs, the size of the batch, and the state."""
+        if self._alone:
+            return function(state, data[DATA] if is_marked(data) else data)
+        batch, share = self._open(data)
+        outputs, others = function(state, batch)
+        return (outputs, ops.convert_to_tensor([share.count])), others
+
+    def _run(
+        self, function: _Function, data: Any, others: Any, measured: Any, layers: Sequence[Any]
+    ) -> Any:
+        batch, share = self._open(data)
+        variables = self._model.metrics_variables
+        sums = _places(variables, self._adding_up())
+        moves = _places(self._model.non_trainable_variables, layers)
+        blank = list(measured)
+        for place in sums:
+            blank[place] = ops.zeros_like(measured[place])
+        with self._together(share):
+            logs, rest, others_after, after = function(batch, blank)
+        after, others_after = list(after), list(others_after)
+        changes = [others_after[place] - others[place] for place in moves]
+        with hooks.StatelessScope(state_mapping=list(zip(variables, after, strict=True))):
+            totals, moved, means = self._total(
+                share, [after[place] for place in sums], changes, logs
+            )
+        for place, total in zip(sums, totals, strict=True):
+            after[place] = measured[place] + total
+        for place, change in zip(moves, moved, strict=True):
+            others_after[place] = others[place] + change
+        with hooks.StatelessScope(state_mapping=list(zip(variables, after, strict=True))):
+            logs = self._new_logs(logs, means)
+        return logs, rest, others_after, after
+
+
+def _places(variables: Sequence[Any], some: Sequence[Any]) -> list[int]:
+    """Where some of the variables stand."""
+    wanted = {id(variable) for variable in some}
+    return [place for place, variable in enumerate(variables) if id(variable) in wanted]

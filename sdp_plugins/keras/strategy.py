@@ -1,0 +1,140 @@
+"""The strategy: data parallelism for Keras 3, one process per rank."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import numpy as np
+
+from sdp_plugins.core import Group
+from sdp_plugins.core.fused import gather_uneven
+
+from . import hooks, scope
+from .backends import load
+from .data import Place, shard
+from .share import Share
+from .variables import broadcast
+
+log = logging.getLogger("sdp_plugins.keras")
+
+
+class SMDDPStrategy:
+    """Trains Keras models on all ranks of a job.
+
+        strategy = SMDDPStrategy()
+        with strategy.scope():
+            model = build()
+            model.compile(optimizer, loss, metrics)
+        model.fit(x, y, batch_size=256)
+
+    Every rank runs the same program. ``batch_size`` is that of all ranks together, and everything
+    that goes into ``fit``, ``evaluate`` and ``predict`` means what it means in one process: rank r
+    reads the r-th part of each global batch. Losses and metrics are global, on all ranks; rank 0's
+    initial values are everyone's; files are written by rank 0.
+
+    Attributes:
+        rank: This process's rank.
+        num_replicas_in_sync: Number of ranks.
+        group: The ranks' group, for whatever is not here.
+        backend: What depends on Keras' backend.
+    """
+
+    def __init__(self, group: Group | None = None) -> None:
+        """Meet the ranks of this job.
+
+        Args:
+            group: Ranks that have met; None: the launcher's variables say who they are, and without
+                a launcher this process is alone.
+        """
+        hooks.check()
+        self.group = Group.from_env(name="keras") if group is None else group
+        self.rank = self.group.rank
+        self.num_replicas_in_sync = self.group.world_size
+        self.backend = load(self.group)
+        self._share: Share | None = None
+        if self.group.world_size == 1:
+            log.info("one rank only: nothing is communicated. To start more: sdp run -n 2 ...")
+
+    @property
+    def local_rank(self) -> int:
+        """Rank among the ranks of this node."""
+        return self.group.local_rank
+
+    def scope(self) -> AbstractContextManager[SMDDPStrategy]:
+        """Models that are made and compiled inside are trained by this strategy."""
+        return scope.entered(self)
+
+    # ---- for loops of one's own ----------------------------------------------------------------
+
+    def all_reduce(self, value: Any, op: str = "mean") -> Any:
+        """Combine a tensor of all ranks.
+
+        Args:
+            value: Of the same shape and type on all ranks.
+            op: ``mean``, ``sum``, ``min`` or ``max``.
+
+        Returns:
+            A new tensor of the backend, equal on all ranks.
+        """
+        array = np.array(self.backend.to_numpy(value))
+        self.group.all_reduce(array, "avg" if op == "mean" else op)
+        return self.backend.from_numpy(array)
+
+    def gather(self, value: Any, axis: int = 0) -> Any:
+        """Concatenate the ranks' tensors, whose lengths may differ along the axis."""
+        array = np.moveaxis(np.asarray(self.backend.to_numpy(value)), axis, 0)
+        whole = gather_uneven(self.group, array)
+        return self.backend.from_numpy(np.moveaxis(whole, 0, axis))
+
+    def broadcast_variables(self, variables: Sequence[Any], root: int = 0) -> None:
+        """Copy the values of one rank's variables to all others."""
+        broadcast(self.group, variables, root)
+
+    def distribute_dataset(self, dataset: Any) -> Any:
+        """Have each global batch of a dataset cut to this rank's rows.
+
+        Args:
+            dataset: Yields global batches, the same on all ranks.
+
+        Returns:
+            A dataset on the TensorFlow backend, else an iterable.
+        """
+        source = hooks.data_adapters.get_data_adapter(dataset)
+        place = Place(self.rank, self.num_replicas_in_sync, self.draw_seed())
+        return self.backend.data_of(shard(source, place))
+
+    def close(self) -> None:
+        """Leave the group."""
+        self.group.close()
+
+    # ---- for this package ----------------------------------------------------------------------
+
+    @property
+    def factor(self) -> Any:
+        """What this rank's gradients count in the step under way."""
+        return 1.0 if self._share is None else self._share.factor
+
+    def weigh(self, grads: Sequence[Any]) -> list[Any]:
+        """Gradients as much as they count, for the sum over micro-steps."""
+        share = self._share
+        if share is None or share.is_even:
+            return list(grads)
+        return [None if grad is None else share.times(grad, share.factor) for grad in grads]
+
+    @contextmanager
+    def computing(self, share: Share) -> Iterator[None]:
+        """Inside of the block, a step is traced or run on this share of a batch."""
+        before, self._share = self._share, share
+        try:
+            yield
+        finally:
+            self._share = before
+
+    def draw_seed(self) -> int:
+        """A number from rank 0's NumPy, as Keras itself would draw one to shuffle."""
+        seed = np.array([np.random.randint(2**31) if self.rank == 0 else 0], np.int64)
+        self.group.broadcast(seed, 0)
+        return int(seed[0])

@@ -1,0 +1,44 @@
+"""Variables of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from keras import ops
+
+from sdp_plugins.core.fused import as_bytes
+
+if TYPE_CHECKING:
+    from sdp_plugins.core import Group
+
+_GOLDEN = 0x9E3779B9  # 2^32 over the golden ratio: multiples of it are far apart modulo 2^32
+
+
+def broadcast(group: Group, variables: Sequence[Any], root: int) -> None:
+    """Copy the values of one rank to all others."""
+    if group.world_size == 1:
+        return
+    arrays = [np.array(ops.convert_to_numpy(variable)) for variable in variables]
+    works = [
+        group.broadcast(as_bytes(array), root, async_op=True) for array in arrays if array.size
+    ]
+    for work in works:
+        assert work is not None
+        work.wait()
+    if group.rank != root:
+        for variable, array in zip(variables, arrays, strict=True):
+            variable.assign(array)
+
+
+def diversify(rank: int, states: Iterable[Any]) -> None:
+    """Give equal random generators seeds of this rank's own, the same in every run."""
+    if rank == 0:
+        return
+    for state in states:
+        seed = np.array(ops.convert_to_numpy(state))
+        info = np.iinfo(seed.dtype)
+        mixed = (int(seed[0]) + rank * _GOLDEN) % (min(info.max, 2**32 - 1) + 1)
+        seed[0] = mixed
+        state.assign(seed)

@@ -1,0 +1,1 @@
+"""TensorFlow: the core's collectives as operations of graphs."""

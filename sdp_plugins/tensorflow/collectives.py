@@ -1,0 +1,148 @@
+"""Collectives in TensorFlow's graphs, and eagerly.
+
+One operation for each fusion buffer, compiled at its first use (see ``native_api``); where that is
+not possible, NumPy functions, which copy. Those of one process run one after the other, in the
+order in which they were traced, also in branches of conditionals: TensorFlow orders what reads and
+writes a variable, so each takes its turn by one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from sdp_plugins.core import DType, Group, ReduceOp, native_api
+from sdp_plugins.core._native import Op
+from sdp_plugins.core.buckets import buckets
+from sdp_plugins.core.config import Config
+from sdp_plugins.core.fused import FusedAllReduce, gather_uneven
+
+log = logging.getLogger("sdp_plugins.tensorflow")
+SOURCE = Path(__file__).with_name("csrc") / "all_reduce_op.cc"
+
+
+@cache
+def operation() -> Callable[..., Any]:
+    """The compiled operation.
+
+    Raises:
+        CompileError: There is none here.
+    """
+    flags = [*tf.sysconfig.get_compile_flags(), *tf.sysconfig.get_link_flags()]
+    library = native_api.build(SOURCE, flags)
+    module = tf.load_op_library(str(library))
+    ctypes.CDLL(str(library)).sdp_use_api(ctypes.c_void_p(native_api.api()))
+    made: Callable[..., Any] = module.sdp_all_reduce
+    return made
+
+
+def available() -> bool:
+    """Whether the operation can be used; else says once why not."""
+    try:
+        operation()
+    except native_api.CompileError as error:
+        log.warning("tensors are copied by NumPy functions, which is slower: %s", error)
+        return False
+    return True
+
+
+class Collectives:
+    """A group's collectives on tensors."""
+
+    def __init__(self, group: Group) -> None:
+        """Use the compiled operation if all ranks have it."""
+        self._group = group
+        self._reduce = FusedAllReduce(group)
+        self._threshold = Config.from_env().fusion_bytes
+        self._turn = tf.Variable(0, trainable=False, dtype=tf.int64, name="smddp_turn")
+        everyone_has_it = np.array([available()], np.uint8)
+        group.all_reduce(everyone_has_it, "min")
+        self._endpoint = native_api.endpoint(group) if everyone_has_it[0] else None
+
+    def all_reduce(self, tensors: Sequence[Any], op: str, factor: Any = 1.0) -> list[Any]:
+        """Combine lists of tensors.
+
+        Args:
+            tensors: Of equal shapes and types on all ranks. Their memory is reused where nothing
+                else needs it. In graphs those at the beginning leave as soon as they are computed.
+            op: ``sum``, ``avg``, ``min`` or ``max``.
+            factor: What this rank's tensors are multiplied by before.
+        """
+        tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
+        factor = tf.cast(factor, tf.float32)
+        if self._endpoint is None:
+            reduced = self._by_numpy(tensors, op, factor)
+        else:
+            reduced = self._by_operation(tensors, op, factor)
+        for result, tensor in zip(reduced, tensors, strict=True):
+            result.set_shape(tensor.shape)
+        return reduced
+
+    def _by_operation(self, tensors: Sequence[Any], op: str, factor: Any) -> list[Any]:
+        reduced: list[Any] = [None] * len(tensors)
+        sizes = [(tensor.dtype, _nbytes(tensor)) for tensor in tensors]
+        for members in buckets(sizes, self._threshold):
+            bucket = partial(self._bucket, [tensors[i] for i in members], op, factor)
+            results = self._in_turn(bucket)
+            for index, result in zip(members, results, strict=True):
+                reduced[index] = result
+        return reduced
+
+    def _bucket(self, tensors: Sequence[Any], op: str, factor: Any) -> Any:
+        return operation()(
+            factor=factor,
+            tensors=tensors,
+            endpoint=self._endpoint,
+            op=int(Op.all_reduce),
+            dtype=int(DType.parse(tensors[0].dtype.name).native),
+            reduce_op=int(ReduceOp.parse(op).native),
+            timeout_s=self._group.timeout_s,
+        )
+
+    def _by_numpy(self, tensors: Sequence[Any], op: str, factor: Any) -> list[Any]:
+        def reduce(factor: Any, *arrays: Any) -> list[np.ndarray[Any, Any]]:
+            copies = [np.array(array) for array in arrays]
+            for copy in copies:
+                if factor == 0:
+                    copy[...] = 0
+                elif factor != 1:
+                    np.multiply(copy, copy.dtype.type(factor), out=copy)
+            self._reduce(copies, op)
+            return copies
+
+        types = [tensor.dtype for tensor in tensors]
+        return list(self._in_turn(lambda: tf.numpy_function(reduce, [factor, *tensors], types)))
+
+    def all_gather(self, tensors: Sequence[Any]) -> list[Any]:
+        """Concatenate the ranks' tensors along the first axis, in which they may differ."""
+
+        def gather(*arrays: Any) -> list[np.ndarray[Any, Any]]:
+            return [gather_uneven(self._group, array) for array in arrays]
+
+        types = [tensor.dtype for tensor in tensors]
+        gathered = self._in_turn(lambda: tf.numpy_function(gather, tensors, types))
+        for result, tensor in zip(gathered, tensors, strict=True):
+            result.set_shape([None, *tensor.shape[1:]])
+        return list(gathered)
+
+    def _in_turn(self, call: Callable[[], Any]) -> Any:
+        """Have a collective run after those that were traced before it."""
+        if tf.executing_eagerly():
+            return call()
+        with tf.control_dependencies([self._turn.read_value()]):
+            results = call()
+        with tf.control_dependencies(results):
+            self._turn.assign_add(1)
+        return results
+
+
+def _nbytes(tensor: Any) -> int | None:
+    count = tensor.shape.num_elements()
+    return None if count is None else count * tensor.dtype.size

@@ -1,0 +1,119 @@
+// TensorFlow's side of the core's all_reduce: one fusion buffer, reduced in place, beside whatever
+// else the graph can do meanwhile. It is asynchronous: no thread of TensorFlow waits.
+#include <cstring>
+#include <vector>
+
+#include "sdp_api.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace tf = tensorflow;
+
+namespace {
+const SdpApi* api = nullptr;
+
+template <typename T>
+void scale(tf::Tensor* tensor, float factor) {
+  auto values = tensor->flat<T>();
+  const T by = static_cast<T>(factor);
+  for (tf::int64 i = 0; i < values.size(); ++i) values(i) = values(i) * by;
+}
+
+// A rank without rows has zeros, whatever it has computed.
+void weigh(tf::Tensor* tensor, float factor) {
+  if (factor == 1.0f) return;
+  if (factor == 0.0f) {
+    std::memset(tensor->data(), 0, tensor->TotalBytes());
+    return;
+  }
+  switch (tensor->dtype()) {
+    case tf::DT_FLOAT: return scale<float>(tensor, factor);
+    case tf::DT_DOUBLE: return scale<double>(tensor, factor);
+    case tf::DT_HALF: return scale<Eigen::half>(tensor, factor);
+    case tf::DT_BFLOAT16: return scale<tf::bfloat16>(tensor, factor);
+    default: return;  // whole numbers are sums, which are not weighted
+  }
+}
+
+class AllReduceOp : public tf::AsyncOpKernel {
+ public:
+  explicit AllReduceOp(tf::OpKernelConstruction* context) : tf::AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("endpoint", &endpoint_));
+    OP_REQUIRES_OK(context, context->GetAttr("op", &op_));
+    OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
+    OP_REQUIRES_OK(context, context->GetAttr("reduce_op", &reduce_op_));
+    OP_REQUIRES_OK(context, context->GetAttr("timeout_s", &timeout_s_));
+  }
+
+  void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
+    const float factor = context->input(0).scalar<float>()();
+    std::vector<SdpPiece> pieces;
+    for (int i = 0; i < context->num_outputs(); ++i) {
+      const tf::Tensor& given = context->input(i + 1);
+      tf::Tensor* output = nullptr;
+      OP_REQUIRES_OK_ASYNC(
+          context,
+          context->forward_input_or_allocate_output({i + 1}, i, given.shape(), &output), done);
+      if (output->data() != given.data()) {
+        std::memcpy(output->data(), given.data(), given.TotalBytes());
+      }
+      weigh(output, factor);
+      pieces.push_back({output->data(), static_cast<uint64_t>(output->NumElements())});
+    }
+    const SdpCall call{reinterpret_cast<SdpEndpoint*>(endpoint_),
+                       static_cast<int32_t>(op_),
+                       static_cast<int32_t>(dtype_),
+                       static_cast<int32_t>(reduce_op_),
+                       nullptr,
+                       0,
+                       pieces.data(),
+                       pieces.size(),
+                       timeout_s_};
+    auto* waiting = new Waiting{context, std::move(done)};
+    char error[2048];
+    if (api->submit(&call, &AllReduceOp::Finish, waiting, error, sizeof error) != 0) {
+      Finish(waiting, error);
+    }
+  }
+
+ private:
+  struct Waiting {
+    tf::OpKernelContext* context;
+    DoneCallback done;
+  };
+  static void Finish(void* waiting, const char* error) {
+    auto* held = static_cast<Waiting*>(waiting);
+    if (error != nullptr) held->context->SetStatus(tf::errors::Aborted(error));
+    held->done();
+    delete held;
+  }
+
+  tf::int64 endpoint_ = 0, op_ = 0, dtype_ = 0, reduce_op_ = 0;
+  float timeout_s_ = 0;
+};
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) void sdp_use_api(const SdpApi* given) {
+  api = given;
+}
+
+REGISTER_OP("SdpAllReduce")
+    .Input("factor: float")
+    .Input("tensors: N * T")
+    .Output("reduced: N * T")
+    .Attr("N: int >= 1")
+    .Attr("T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8}")
+    .Attr("endpoint: int")
+    .Attr("op: int")
+    .Attr("dtype: int")
+    .Attr("reduce_op: int")
+    .Attr("timeout_s: float")
+    .SetIsStateful()
+    .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
+      for (int i = 0; i < context->num_outputs(); ++i) {
+        context->set_output(i, context->input(i + 1));
+      }
+      return absl::OkStatus();
+    });
+REGISTER_KERNEL_BUILDER(Name("SdpAllReduce").Device(tf::DEVICE_CPU), AllReduceOp);

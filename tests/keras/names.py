@@ -1,0 +1,49 @@
+"""Names of the cases, for a test process that does not import Keras."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+BACKENDS = ("tensorflow", "torch", "jax")
+RUN = "from tests.keras.cases import run as main"
+WITHOUT_EQUAL = {"Normalized", "Dropout", "Shuffled"}
+"""Cases of which one process makes something else: it draws or normalizes over more rows."""
+
+UNEVEN = (
+    "AccumulationAndClipping",
+    "LastBatchOfOne",
+    "MaskedTokens",
+    "Normalized",
+    "OwnMetrics",
+    "OwnStep",
+    "TwoOutputs",
+)
+"""Cases that are tried on three ranks as well, which do not divide batches evenly."""
+TOLERANCE = {"MixedPrecision": 5e-3}
+"""Of a case's numbers, where it is not 2e-5."""
+
+
+def _cases() -> list[str]:
+    tree = ast.parse(Path(__file__).with_name("cases.py").read_text())
+    kinds = {"Case"}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and kinds & {ast.unparse(base) for base in node.bases}:
+            kinds.add(node.name)
+    return sorted(kinds - {"Case", "Options", "Optimizer"})
+
+
+CASES = _cases()
+
+
+def unsupported(backend: str, case: str) -> str | None:
+    """Why Keras itself has no such case on a backend."""
+    if backend == "torch" and case == "SeveralStepsPerExecution":
+        return "Keras has no steps_per_execution on torch"
+    if backend == "jax" and case == "MovingAverage":
+        return "in one process, too, Keras leaves deleted arrays in the model here"
+    if backend != "tensorflow" and case in ("Dataset", "RepeatedDataset"):
+        return "on this backend like any other iterable, after an import of TensorFlow"
+    if backend != "torch" and case == "Loader":
+        return "on this backend like any other iterable, after an import of torch"
+    return None
