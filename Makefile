@@ -2,6 +2,7 @@
 # constraints.txt, and this checkout installed into it. An environment that is up to date is re-used.
 #
 #   make demo       train on handwritten digits with two workers, over gloo and over smddp
+#   make demo-keras the same task with Keras, on its three backends
 #   make test       the Python tests              make cpp-test   the C++ tests
 #   make test-keras Keras on its three backends
 #   make test-nodes those of several nodes (all of them only as root)
@@ -13,7 +14,7 @@
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-keras test-nodes bench lint types stub stub-check format cpp-test sanitize clean
+.PHONY: help venv demo demo-keras test test-keras test-nodes bench lint types stub stub-check format cpp-test sanitize clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -22,7 +23,8 @@ ARGS ?=
 BIN := $(VENV)/bin
 CORE_SOURCES := $(shell find sdp_plugins/core/csrc -name '*.[chi]*')
 TEST_SOURCES := $(shell find tests/cpp -name '*.[chi]pp')
-CPP_SOURCES := $(CORE_SOURCES) $(TEST_SOURCES)
+PLUGIN_SOURCES := $(shell find sdp_plugins -name '*.cc' -o -name 'sdp_api.h')
+CPP_SOURCES := $(CORE_SOURCES) $(TEST_SOURCES) $(PLUGIN_SOURCES)
 CTEST = $(BIN)/ctest --output-on-failure --no-tests=error --test-dir
 say = @printf '\n==> %s\n' "$(1)"
 
@@ -40,7 +42,7 @@ $(VENV)/.tools: constraints.txt pyproject.toml
 	@touch $@
 
 # The editable install. When it is repeated, only what changed is compiled.
-$(VENV)/.installed: $(VENV)/.tools CMakeLists.txt sdp_plugins/__init__.py $(CORE_SOURCES)
+$(VENV)/.installed: $(VENV)/.tools CMakeLists.txt sdp_plugins/__init__.py $(CORE_SOURCES) sdp_plugins/core/include/sdp_api.h
 	$(call say,sdp_plugins and what it needs (the first time PyTorch takes minutes))
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install --quiet --disable-pip-version-check \
 	  --no-build-isolation -c constraints.txt -e '.[dev]'
@@ -51,6 +53,10 @@ venv: $(VENV)/.installed
 demo: venv
 	$(call say,digits with two workers over gloo and over smddp)
 	$(BIN)/python examples/digits_lightning.py $(ARGS)
+
+demo-keras: venv
+	$(call say,digits with Keras on TensorFlow and torch and JAX: one process and two)
+	$(BIN)/python examples/digits_keras.py $(ARGS)
 
 # Apart from the rest: where mpi4py finds an MPI, Lightning starts it in every process.
 $(VENV)/mpi/.installed: PACKAGE = mpich

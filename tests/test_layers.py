@@ -39,6 +39,19 @@ LAYERS = {
         "sdp_plugins.core",
         "sdp_plugins.torch",
     },
+    "tensorflow": {"tensorflow", "numpy", "sdp_plugins.core"},
+    "jax": {"jax", "numpy", "sdp_plugins.core"},
+    "keras": {"keras", "numpy", "sdp_plugins.core"},
+    "keras/backends": {
+        "keras",
+        "numpy",
+        "tensorflow",
+        "torch",
+        "jax",
+        "sdp_plugins.core",
+        "sdp_plugins.tensorflow",
+        "sdp_plugins.jax",
+    },
 }
 # Who may look at the environment of the process, and why.
 ENVIRONMENT = {
@@ -81,11 +94,17 @@ def test_a_layer_imports_only_what_is_below(layer: str) -> None:
     found = {
         (path, name)
         for path, tree in sources()
-        if path.startswith(f"{layer}/")
+        if path.startswith(f"{layer}/") and (layer == "keras") <= ("/backends/" not in path)
         for name in imports(tree)
         if name not in allowed and name not in sys.stdlib_module_names
     }
     assert found <= {("core/internode/mpi_library.py", "mpi4py")}  # only in jobs that need it
+
+
+@pytest.mark.parametrize("framework", ["tensorflow", "torch", "jax"])
+def test_a_backend_of_keras_imports_one_framework(framework: str) -> None:
+    (tree,) = (tree for path, tree in sources() if path == f"keras/backends/{framework}.py")
+    assert set(imports(tree)) & {"tensorflow", "torch", "jax"} <= {framework}
 
 
 def test_nothing_imports_the_command_line() -> None:

@@ -5,6 +5,7 @@ The model is saved, cloned and pickled as before: none of this is part of it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import wraps
@@ -19,7 +20,7 @@ from .data import Place, shard
 from .gradients import watch_optimizer
 from .predictions import of_all_ranks
 from .share import DATA, is_marked
-from .start import Start
+from .start import Start, meet, start_once
 
 if TYPE_CHECKING:
     from .strategy import SMDDPStrategy
@@ -54,13 +55,15 @@ def attach(model: Any, strategy: SMDDPStrategy) -> None:
         )
     for name in ("fit", "evaluate", "train_on_batch", "test_on_batch"):
         model.__dict__.pop(name, None)  # see `expect`
+    object.__setattr__(model, _ATTACHED, strategy)
+    if strategy.num_replicas_in_sync == 1:
+        return  # Keras as it is
     methods = _Methods(model, strategy)
     for name in _REPLACED:
         if hasattr(model, name):
             object.__setattr__(
                 model, name, _in_place_of(getattr(model, name), getattr(methods, name))
             )
-    object.__setattr__(model, _ATTACHED, strategy)
 
 
 def _in_place_of(method: _Function, ours: _Function) -> _Function:
@@ -109,7 +112,10 @@ class _Methods:
             (x, y, sample_weight), validation_data = hooks.array_slicing.train_validation_split(
                 (x, y, sample_weight), validation_split=validation_split
             )
-        data = self._shard(x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight)
+        seed = meet(self._strategy.group, "fit")
+        data = self._shard(
+            x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight, seed
+        )
         if validation_data is not None:
             val_x, val_y, val_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
             size = validation_batch_size or batch_size
@@ -147,6 +153,7 @@ class _Methods:
                 x, verbose=verbose, steps=steps, callbacks=callbacks, return_dict=True, **kwargs
             )
         self._model._assert_compile_called("evaluate")
+        meet(self._strategy.group, "evaluate")
         data = self._shard(x, y, sample_weight, batch_size, steps)
         self._build(data)
         with self._failing_together():
@@ -168,6 +175,7 @@ class _Methods:
         callbacks: Any = None,
     ) -> Any:
         """``keras.Model.predict``; all ranks call it and get the whole result."""
+        meet(self._strategy.group, "predict")
         data = self._shard(x, None, None, batch_size, steps)
         self._build(data)
         with self._failing_together():
@@ -232,8 +240,8 @@ class _Methods:
         steps: int | None,
         shuffle: Any = False,
         class_weight: Any = None,
+        seed: int = 0,
     ) -> Any:
-        strategy = self._strategy
         source = hooks.data_adapters.get_data_adapter(
             x=x,
             y=y,
@@ -243,8 +251,8 @@ class _Methods:
             shuffle=shuffle,
             class_weight=class_weight,
         )
-        seed = strategy.draw_seed() if shuffle else 0
-        return shard(source, Place(strategy.rank, strategy.num_replicas_in_sync, seed))
+        group = self._strategy.group
+        return shard(source, Place(group.rank, group.world_size, seed))
 
     def _build(self, data: Any) -> None:
         """Make all variables before the first step, so that ranks can start from equal ones."""
@@ -268,6 +276,12 @@ class _Methods:
 
     def _on_batch(self, name: str, *args: Any, **kwargs: Any) -> Any:
         with self._failing_together():
+            if name != "predict_on_batch":
+                given = inspect.signature(self._class[name]).bind(*args, **kwargs).arguments
+                batch = tuple(given.get(part) for part in ("x", "y", "sample_weight"))
+                self._strategy.backend.prepare(self._model)
+                self._symbolic_build(data_batch=batch)
+                start_once(self._model, self._strategy, name)
             return self._class[name](*args, **kwargs)
 
     @contextmanager
@@ -276,11 +290,11 @@ class _Methods:
         group = self._strategy.group
         try:
             yield
+            self._strategy.backend.settle(self._model)
         except Exception as error:
             if group.failure is not None and is_news(error):
                 raise group.failure from error  # frameworks have wrapped it
-            if group.world_size > 1:
-                group.abort(error)
+            group.abort(error)
             raise
 
 

@@ -21,7 +21,7 @@ _WATCHED = "_smddp_strategy"
 
 def watch_optimizer(optimizer: Any, strategy: SMDDPStrategy, outermost: bool = True) -> None:
     """Have an optimizer average gradients over the ranks; a second time changes nothing."""
-    if optimizer.__dict__.get(_WATCHED) is strategy or strategy.num_replicas_in_sync == 1:
+    if vars(optimizer).get(_WATCHED) is strategy:
         return
     object.__setattr__(optimizer, _WATCHED, strategy)
     if outermost and strategy.backend.is_stateless:

@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from sdp_plugins.core import CollectiveMismatchError
+from sdp_plugins.core import CollectiveMismatchError, CollectiveTimeoutError
 
 from . import hooks
 from .variables import broadcast, diversify
 
 if TYPE_CHECKING:
+    from sdp_plugins.core import Group
+
     from .strategy import SMDDPStrategy
+
+_STARTED = "_smddp_started"
 
 
 class Start(keras.callbacks.Callback):  # type: ignore[misc]
@@ -26,21 +30,63 @@ class Start(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Compare, and copy from rank 0."""
-        compare(self.model, self._strategy, "fit")
-        equalize(self.model, self._strategy)
+        start(self.model, self._strategy, "fit")
         epoch = np.array([self.model._initial_epoch or 0], np.int64)
         self._strategy.group.broadcast(epoch, 0)
         self.model._initial_epoch = int(epoch[0]) or None
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """The same before an evaluation."""
-        compare(self.model, self._strategy, "evaluate")
-        equalize(self.model, self._strategy)
+        """The same before an evaluation, if nothing has come before that."""
+        start_once(self.model, self._strategy, "evaluate")
 
     def on_predict_begin(self, logs: Any = None) -> None:
         """The same before a prediction."""
-        compare(self.model, self._strategy, "predict")
-        equalize(self.model, self._strategy)
+        start_once(self.model, self._strategy, "predict")
+
+
+def start(model: Any, strategy: SMDDPStrategy, call: str) -> None:
+    """Begin a ``fit``: weights may have been loaded on some ranks since the last one."""
+    compare(model, strategy, call)
+    equalize(model, strategy)
+    object.__setattr__(model, _STARTED, True)
+
+
+def start_once(model: Any, strategy: SMDDPStrategy, call: str) -> None:
+    """Begin with a model whose ranks may have drawn different initial values."""
+    if not vars(model).get(_STARTED):
+        start(model, strategy, call)
+
+
+def meet(group: Group, call: str) -> int:
+    """See that all ranks make a call.
+
+    Returns:
+        A number from rank 0's NumPy, to shuffle by; as Keras itself would draw one.
+
+    Raises:
+        CollectiveMismatchError: They do not.
+        CollectiveTimeoutError: Ranks did not come in time.
+    """
+    mine = json.dumps([call, np.random.randint(2**31) if group.rank == 0 else 0])
+    try:
+        everyones = [json.loads(text) for text in group.exchange(mine.encode())]
+    except CollectiveTimeoutError as error:
+        raise CollectiveTimeoutError(
+            f"{error} In Keras' terms: all ranks must call {call}(), as each computes a part.",
+            ranks=error.ranks,
+            op=error.op,
+            seq=error.seq,
+            elapsed_s=error.elapsed_s,
+        ) from None
+    for other, (theirs, _) in enumerate(everyones):
+        if theirs != call:
+            raise CollectiveMismatchError(
+                f"[rank {group.rank}/{group.world_size}] {call}(): rank {other} has called "
+                f"{theirs}(). Hint: call the same methods in the same order on all ranks.",
+                ranks=(other,),
+                op=call,
+            )
+    return int(everyones[0][1])
 
 
 def equalize(model: Any, strategy: SMDDPStrategy) -> None:
@@ -72,7 +118,7 @@ def compare(model: Any, strategy: SMDDPStrategy, call: str) -> None:
         CollectiveMismatchError: They are not; it names what differs first.
     """
     group = strategy.group
-    mine = describe(model, call)
+    mine = describe(model)
     everyones = [json.loads(text) for text in group.exchange(json.dumps(mine).encode())]
     for other, theirs in enumerate(everyones):
         if theirs == mine:
@@ -85,19 +131,16 @@ def compare(model: Any, strategy: SMDDPStrategy, call: str) -> None:
             ),
         )
         raise CollectiveMismatchError(
-            f"[rank {group.rank}/{group.world_size}] {call}: rank {other} has another model or "
-            f"call: {there} there, {here} here. Hint: build and compile the same model on all "
-            "ranks, and call the same methods in the same order.",
+            f"[rank {group.rank}/{group.world_size}] {call}(): rank {other} has another model: "
+            f"{there} there, {here} here. Hint: build and compile the same model on all ranks.",
             ranks=(other,),
             op=call,
         )
 
 
-def describe(model: Any, call: str) -> list[str]:
-    """What must be equal, in the order in which to look for a difference."""
-    lines = [f"{call}()"]
-    lines += [
+def describe(model: Any) -> list[str]:
+    """Its variables."""
+    return [
         f"{variable.path} {variable.dtype}{list(variable.shape)}"
         for variable in [*model.variables, *optimizer_variables(model)]
     ]
-    return lines

@@ -31,10 +31,6 @@ class Step:
         self._backend = strategy.backend
         self._loss_was_tracked = False
 
-    @property
-    def _alone(self) -> bool:
-        return self._strategy.num_replicas_in_sync == 1
-
     def _open(self, data: Any) -> tuple[Any, Share]:
         """This rank's rows, of a batch that was cut or of a whole one."""
         self._backend.begin()
@@ -132,16 +128,14 @@ class StatefulStep(Step):
 
     def train(self, function: _Function, data: Any) -> Any:
         """One training step; returns its logs."""
-        return function(data) if self._alone else self._run(function, data, self._layer_states())
+        return self._run(function, data, self._layer_states())
 
     def test(self, function: _Function, data: Any) -> Any:
         """One step of an evaluation; returns its logs."""
-        return function(data) if self._alone else self._run(function, data, [])
+        return self._run(function, data, [])
 
     def predict(self, function: _Function, data: Any) -> Any:
         """One step of a prediction; returns its outputs and the size of the batch."""
-        if self._alone:
-            return function(data[DATA] if is_marked(data) else data)
         batch, share = self._open(data)
         return function(batch), ops.reshape(ops.convert_to_tensor(share.count), (1,))
 
@@ -168,8 +162,6 @@ class StatelessStep(Step):
 
     def train(self, function: _Function, state: Any, data: Any) -> Any:
         """One training step; returns its logs and the new state."""
-        if self._alone:
-            return function(state, data)
         trainable, others, optimizer, measured = state
         layers = self._layer_states()
 
@@ -186,8 +178,6 @@ class StatelessStep(Step):
 
     def test(self, function: _Function, state: Any, data: Any) -> Any:
         """One step of an evaluation; returns its logs and the new state."""
-        if self._alone:
-            return function(state, data)
         trainable, others, measured = state
 
         def run(batch: Any, measured: Any) -> Any:
@@ -199,8 +189,6 @@ class StatelessStep(Step):
 
     def predict(self, function: _Function, state: Any, data: Any) -> Any:
         """One step of a prediction; returns its outputs, the size of the batch, and the state."""
-        if self._alone:
-            return function(state, data[DATA] if is_marked(data) else data)
         batch, share = self._open(data)
         outputs, others = function(state, batch)
         return (outputs, ops.convert_to_tensor([share.count])), others

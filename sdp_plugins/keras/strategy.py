@@ -16,6 +16,7 @@ from . import hooks, scope
 from .backends import load
 from .data import Place, shard
 from .share import Share
+from .start import meet
 from .variables import broadcast
 
 log = logging.getLogger("sdp_plugins.keras")
@@ -103,7 +104,7 @@ class SMDDPStrategy:
             A dataset on the TensorFlow backend, else an iterable.
         """
         source = hooks.data_adapters.get_data_adapter(dataset)
-        place = Place(self.rank, self.num_replicas_in_sync, self.draw_seed())
+        place = Place(self.rank, self.num_replicas_in_sync, meet(self.group, "distribute_dataset"))
         return self.backend.data_of(shard(source, place))
 
     def close(self) -> None:
@@ -132,9 +133,3 @@ class SMDDPStrategy:
             yield
         finally:
             self._share = before
-
-    def draw_seed(self) -> int:
-        """A number from rank 0's NumPy, as Keras itself would draw one to shuffle."""
-        seed = np.array([np.random.randint(2**31) if self.rank == 0 else 0], np.int64)
-        self.group.broadcast(seed, 0)
-        return int(seed[0])

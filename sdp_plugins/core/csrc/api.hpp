@@ -10,7 +10,7 @@
 // Never freed: compiled graphs hold its address for as long as they please. What it leads to is
 // held weakly.
 struct SdpEndpoint {
-  std::function<void(sdp::Request)> run;                          // both throw sdp::Failure
+  std::function<void(sdp::Request)> run;  // both throw sdp::Failure
   std::function<std::shared_ptr<sdp::Work>(sdp::Request)> submit;
 };
 

@@ -16,8 +16,8 @@ struct TensorSpec {
   DType dtype = DType::float32;
 };
 
-// Hash of tensors' sizes: ranks whose buffers have one size but hold other tensors must not add them
-// up.
+// Hash of tensors' sizes: ranks whose buffers have one size but hold other tensors must not add
+// them up.
 std::uint32_t layout_of(const std::vector<std::uint64_t>& counts);
 
 class FusionPlan {

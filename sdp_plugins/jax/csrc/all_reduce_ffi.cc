@@ -1,5 +1,5 @@
-// XLA's side of the core's all_reduce, for jax.ffi. Outputs alias inputs; a last pair of them is the
-// turn, by which calls of one step follow each other.
+// XLA's side of the core's all_reduce, for jax.ffi. Outputs alias inputs; a last pair of them is
+// the turn, by which calls of one step follow each other.
 #include <cstring>
 #include <vector>
 
@@ -23,8 +23,15 @@ static ffi::Error AllReduce(int64_t api, int64_t endpoint, int32_t op, int32_t d
     }
     if (i + 1 < rets.size()) pieces.push_back({to.untyped_data(), to.element_count()});
   }
-  const SdpCall call{reinterpret_cast<SdpEndpoint*>(endpoint), op, dtype, reduce_op, nullptr, 0,
-                     pieces.data(), pieces.size(), timeout_s};
+  const SdpCall call{reinterpret_cast<SdpEndpoint*>(endpoint),
+                     op,
+                     dtype,
+                     reduce_op,
+                     nullptr,
+                     0,
+                     pieces.data(),
+                     pieces.size(),
+                     timeout_s};
   char error[2048];
   if (reinterpret_cast<const SdpApi*>(api)->run(&call, error, sizeof error) != 0) {
     return ffi::Error(ffi::ErrorCode::kAborted, error);

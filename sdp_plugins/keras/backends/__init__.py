@@ -30,6 +30,9 @@ class Backend(Protocol):
     def prepare(self, model: Any) -> None:
         """Undo what a model was compiled with that cannot be had here, and say so."""
 
+    def settle(self, model: Any) -> None:
+        """Wait until a model's variables are computed, so that failures are raised here."""
+
     def begin(self) -> None:
         """A step begins to be traced."""
 

@@ -32,6 +32,10 @@ class JaxBackend:
     def prepare(self, model: Any) -> None:
         """Nothing."""
 
+    def settle(self, model: Any) -> None:
+        """JAX goes on where a step has failed, until somebody looks at what it should have made."""
+        jax.block_until_ready([variable.value for variable in model.variables])
+
     def begin(self) -> None:
         """Take the first turn of a step; those of the last one belong to another trace."""
         self._turn = first_turn()

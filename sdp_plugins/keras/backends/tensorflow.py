@@ -39,6 +39,9 @@ class TensorFlowBackend:
             log.warning("model '%s' is not compiled by XLA: it cannot communicate yet", model.name)
             model.jit_compile = False
 
+    def settle(self, model: Any) -> None:
+        """Nothing: they are."""
+
     def begin(self) -> None:
         """Nothing: turns outlast steps."""
 

@@ -33,6 +33,9 @@ class TorchBackend:
     def prepare(self, model: Any) -> None:
         """Nothing."""
 
+    def settle(self, model: Any) -> None:
+        """Nothing: they are."""
+
     def begin(self) -> None:
         """Nothing: calls run when they are made."""
 

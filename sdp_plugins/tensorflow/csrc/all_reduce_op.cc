@@ -28,11 +28,16 @@ void weigh(tf::Tensor* tensor, float factor) {
     return;
   }
   switch (tensor->dtype()) {
-    case tf::DT_FLOAT: return scale<float>(tensor, factor);
-    case tf::DT_DOUBLE: return scale<double>(tensor, factor);
-    case tf::DT_HALF: return scale<Eigen::half>(tensor, factor);
-    case tf::DT_BFLOAT16: return scale<tf::bfloat16>(tensor, factor);
-    default: return;  // whole numbers are sums, which are not weighted
+    case tf::DT_FLOAT:
+      return scale<float>(tensor, factor);
+    case tf::DT_DOUBLE:
+      return scale<double>(tensor, factor);
+    case tf::DT_HALF:
+      return scale<Eigen::half>(tensor, factor);
+    case tf::DT_BFLOAT16:
+      return scale<tf::bfloat16>(tensor, factor);
+    default:
+      return;  // whole numbers are sums, which are not weighted
   }
 }
 
@@ -53,8 +58,8 @@ class AllReduceOp : public tf::AsyncOpKernel {
       const tf::Tensor& given = context->input(i + 1);
       tf::Tensor* output = nullptr;
       OP_REQUIRES_OK_ASYNC(
-          context,
-          context->forward_input_or_allocate_output({i + 1}, i, given.shape(), &output), done);
+          context, context->forward_input_or_allocate_output({i + 1}, i, given.shape(), &output),
+          done);
       if (output->data() != given.data()) {
         std::memcpy(output->data(), given.data(), given.TotalBytes());
       }

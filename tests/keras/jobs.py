@@ -1,0 +1,351 @@
+"""What ranks do in tests of the strategy itself."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+from sdp_plugins.core import SdpError
+from sdp_plugins.keras import (
+    BroadcastVariables,
+    LearningRateWarmup,
+    MetricAverage,
+    SMDDPStrategy,
+)
+from tests.keras.cases import BATCH, arrays, crossentropy, dense
+
+
+@contextmanager
+def strategy() -> Iterator[SMDDPStrategy]:
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(5 + int(os.environ.get("RANK", 0)))
+    made = SMDDPStrategy()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def compiled(made: SMDDPStrategy, *more: Any, **options: Any) -> Any:
+    with made.scope():
+        model = dense(*more)
+        options = {"optimizer": "sgd", "loss": crossentropy(), "metrics": ["accuracy"]} | options
+        model.compile(**options)
+    return model
+
+
+def values(model: Any) -> list[Any]:
+    return [ops.convert_to_numpy(v) for v in [*model.variables, *model.optimizer.variables]]
+
+
+# ---- failures --------------------------------------------------------------------------------
+
+
+def failure(rank: int, world: int, name: str) -> str:
+    """The error that a misuse ends with on this rank; its text."""
+    with strategy() as made:
+        try:
+            FAILURES[name](rank, made)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return "none"
+
+
+def other_layers(rank: int, made: SMDDPStrategy) -> None:
+    with made.scope():
+        model = keras.Sequential([keras.Input((6,)), layers.Dense(3 + rank, name="last")])
+        model.compile("sgd", "mse")
+    model.fit(np.zeros((8, 6)), np.zeros((8, 3 + rank)), verbose=0)
+
+
+def other_optimizer(rank: int, made: SMDDPStrategy) -> None:
+    model = compiled(made, optimizer="adam" if rank == 1 else "sgd")
+    model.fit(*arrays(), verbose=0)
+
+
+def other_call(rank: int, made: SMDDPStrategy) -> None:
+    model = compiled(made)
+    (model.fit if rank == 0 else model.evaluate)(*arrays(), verbose=0)
+
+
+def alone(rank: int, made: SMDDPStrategy) -> None:
+    """Only rank 0 evaluates; the other one is busy elsewhere."""
+    model = compiled(made)
+    model.fit(*arrays(), verbose=0)
+    made.group.timeout_s = 1.5
+    if rank == 0:
+        model.evaluate(*arrays(), verbose=0)
+    else:
+        import time
+
+        time.sleep(6)
+
+
+def stops_early(rank: int, made: SMDDPStrategy) -> None:
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if rank == 1 and batch == 1:
+                self.model.stop_training = True
+
+    compiled(made).fit(*arrays(), batch_size=4, verbose=0, callbacks=[Stop()])
+
+
+def raises(rank: int, made: SMDDPStrategy) -> None:
+    class Model(keras.Sequential):
+        def train_step(self, *args: Any) -> Any:
+            if rank == 1:
+                raise ArithmeticError("the third layer is tired")
+            return super().train_step(*args)
+
+    with made.scope():
+        model = Model([keras.Input((6,)), layers.Dense(3)])
+        model.compile("sgd", crossentropy())
+    model.fit(*arrays(), verbose=0)
+
+
+def compiled_outside(rank: int, made: SMDDPStrategy) -> None:
+    with made.scope():
+        model = dense()
+    model.compile("sgd", crossentropy())
+    model.fit(*arrays(), verbose=0)
+
+
+def scope_in_scope(rank: int, made: SMDDPStrategy) -> None:
+    other = SMDDPStrategy(made.group)
+    with made.scope(), other.scope():
+        pass
+
+
+def two_strategies(rank: int, made: SMDDPStrategy) -> None:
+    model = compiled(made)
+    with SMDDPStrategy(made.group).scope():
+        model.compile("sgd", "mse")
+
+
+FAILURES = {
+    function.__name__: function
+    for function in (
+        other_layers,
+        other_optimizer,
+        other_call,
+        alone,
+        stops_early,
+        raises,
+        compiled_outside,
+        scope_in_scope,
+        two_strategies,
+    )
+}
+
+
+def same_scope_again(rank: int, world: int) -> None:
+    compile_before, init_before = keras.Model.compile, keras.Model.__init__
+    with strategy() as made:
+        with made.scope(), made.scope():
+            model = dense()
+            model.compile("sgd", crossentropy())
+        model.fit(*arrays(), verbose=0)
+    assert (keras.Model.compile, keras.Model.__init__) == (compile_before, init_before)
+
+
+def compiled_again(rank: int, world: int) -> list[Any]:
+    """A second compile, outside of the scope, keeps the model with its strategy."""
+    with strategy() as made:
+        model = compiled(made)
+        model.fit(*arrays(), verbose=0)
+        model.compile("adam", crossentropy())
+        model.fit(*arrays(), shuffle=True, verbose=0)
+        return values(model)
+
+
+def without_launcher(rank: int, world: int) -> tuple[int, list[str]]:
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logger = logging.getLogger("sdp_plugins.keras")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(handler)
+    with strategy() as made:
+        model = compiled(made)
+        model.fit(*arrays(), batch_size=BATCH, verbose=0)
+        assert len(model.predict(arrays()[0], verbose=0)) == len(arrays()[0])
+        return made.num_replicas_in_sync, lines
+
+
+# ---- callbacks -------------------------------------------------------------------------------
+
+
+def writes(rank: int, world: int, folder: str) -> dict[str, Any]:
+    """Files by callbacks; and what the epochs' logs say."""
+    own = Path(folder) / str(rank)
+    own.mkdir()
+    with strategy() as made:
+        model = compiled(made)
+        history = model.fit(
+            *arrays(),
+            epochs=2,
+            validation_data=arrays(11),
+            verbose=2,
+            callbacks=[
+                keras.callbacks.ModelCheckpoint(str(own / "model.keras")),
+                keras.callbacks.CSVLogger(str(own / "log.csv")),
+            ],
+        )
+        model.save(own / "saved.keras")
+        return {"files": sorted(p.name for p in own.iterdir()), "history": history.history}
+
+
+def decides(rank: int, world: int) -> dict[str, Any]:
+    """Callbacks that look at the logs."""
+    with strategy() as made:
+        model = compiled(made, optimizer=keras.optimizers.SGD(3.0))
+        history = model.fit(
+            *arrays(),
+            epochs=8,
+            batch_size=BATCH,
+            validation_data=arrays(11),
+            verbose=0,
+            callbacks=[
+                keras.callbacks.EarlyStopping("val_loss", patience=2, restore_best_weights=True),
+                keras.callbacks.ReduceLROnPlateau("val_loss", patience=1),
+                keras.callbacks.TerminateOnNaN(),
+            ],
+        )
+        return {"history": history.history, "values": values(model)}
+
+
+def poisoned(rank: int, world: int) -> int:
+    """A NaN in one rank's rows ends training on all; how many batches that took."""
+    x, y = arrays()
+    x[9] = np.nan  # of the second batch of 8, rank 0's
+    with strategy() as made:
+        seen: list[int] = []
+        count = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: seen.append(batch)
+        )
+        compiled(made).fit(
+            x,
+            y,
+            batch_size=BATCH,
+            shuffle=False,
+            verbose=0,
+            callbacks=[count, keras.callbacks.TerminateOnNaN()],
+        )
+        return len(seen)
+
+
+def backs_up(rank: int, world: int, folder: str) -> list[Any]:
+    """Training that was cut off after two of four epochs goes on, on all ranks."""
+    x, y = arrays()
+
+    class CutOff(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 1:
+                raise KeyboardInterrupt
+
+    def backup() -> Any:  # rank 0's disk is not the others'
+        path = Path(folder) / str(rank)
+        return keras.callbacks.BackupAndRestore(str(path), delete_checkpoint=False)
+
+    with strategy() as made, suppress(KeyboardInterrupt):
+        compiled(made).fit(x, y, epochs=4, shuffle=False, verbose=0, callbacks=[backup(), CutOff()])
+    with strategy() as made:
+        model = compiled(made)
+        history = model.fit(x, y, epochs=4, shuffle=False, verbose=0, callbacks=[backup()])
+        return [history.epoch, values(model)]
+
+
+def uninterrupted(rank: int, world: int) -> list[Any]:
+    with strategy() as made:
+        model = compiled(made)
+        model.fit(*arrays(), epochs=4, shuffle=False, verbose=0)
+        return [[2, 3], values(model)]
+
+
+def horovod_callbacks(rank: int, world: int) -> dict[str, Any]:
+    rates: list[float] = []
+    seen: dict[str, Any] = {}
+
+    class Own(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            rates.append(float(self.model.optimizer.learning_rate))
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            logs["mine"] = float(rank)
+
+    class See(keras.callbacks.Callback):
+        def on_train_begin(self, logs: Any = None) -> None:
+            if rank == 1:  # something that the broadcast has to mend
+                kernel = self.model.layers[0].kernel
+                kernel.assign(ops.zeros(kernel.shape))
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            seen.update(logs)
+
+    with strategy() as made:
+        model = compiled(made)
+        warmup = LearningRateWarmup(0.4, warmup_epochs=2)
+        model.fit(
+            *arrays(),
+            batch_size=BATCH,
+            epochs=3,
+            verbose=0,
+            callbacks=[warmup, Own(), MetricAverage(), BroadcastVariables(), See()],
+        )
+        return {"rates": rates, "mine": seen["mine"], "values": values(model)}
+
+
+# ---- for loops of one's own ------------------------------------------------------------------
+
+
+def own_loop(rank: int, world: int) -> dict[str, Any]:
+    with strategy() as made:
+        numbers = ops.convert_to_tensor(np.arange(3, dtype=np.float32) + rank)
+        rows = ops.convert_to_tensor(np.full((rank + 1, 2), rank, np.float32))
+        variable = keras.Variable(np.full(4, rank, np.float32))
+        made.broadcast_variables([variable], root=world - 1)
+        model = compiled(made)
+        logs = [
+            model.train_on_batch(*(part[:7] for part in arrays()), return_dict=True),
+            model.test_on_batch(*arrays(), return_dict=True),
+        ]
+        return {
+            "mean": ops.convert_to_numpy(made.all_reduce(numbers)),
+            "sum": ops.convert_to_numpy(made.all_reduce(numbers, "sum")),
+            "rows": ops.convert_to_numpy(made.gather(rows)),
+            "columns": ops.convert_to_numpy(made.gather(ops.transpose(rows), axis=1)),
+            "variable": ops.convert_to_numpy(variable),
+            "on_batch": json.loads(json.dumps(logs, default=float)),
+            "predicted": np.asarray(model.predict_on_batch(arrays()[0][:7])).shape,
+        }
+
+
+def transport(rank: int, world: int) -> str:
+    """Which one is used; a step by it."""
+    with strategy() as made:
+        model = compiled(made)
+        model.fit(*arrays(17), batch_size=BATCH, verbose=0)
+        collectives = getattr(made.backend, "_collectives", None)
+        native = collectives is None or collectives._endpoint is not None
+        return "native" if native else "copies"
+
+
+def end_of_group(rank: int, world: int) -> str:
+    """A compiled step that outlives its strategy."""
+    with strategy() as made:
+        model = compiled(made)
+        model.fit(*arrays(), verbose=0)
+    try:
+        model.fit(*arrays(), verbose=0)
+    except SdpError as error:
+        return str(error)
+    return "none"

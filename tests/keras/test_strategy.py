@@ -1,0 +1,139 @@
+"""The strategy itself: misuse and failures, callbacks, loops of one's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.keras.conftest import environment
+from tests.keras.names import BACKENDS
+from tests.keras.test_fit import assert_same
+from tests.ranks import run_ranks
+
+FAILURES = {
+    "other_layers": ["rank 1 has another model: ", "last/kernel float32[6, 4] there"],
+    "other_optimizer": ["rank 1 has another model: ", "Hint: build and compile the same"],
+    "other_call": ["fit(): rank 1 has called evaluate()"],
+    "alone": ["did not arrive in 1.5 s", "all ranks must call evaluate()"],
+    "stops_early": ["rank 1"],
+    "raises": ["rank 1 gave up: ArithmeticError: the third layer is tired"],
+    "compiled_outside": ["compiled outside of it", "with strategy.scope():"],
+    "scope_in_scope": ["inside of the scope of another"],
+    "two_strategies": ["belongs to another strategy"],
+}
+ON_ALL_BACKENDS = {"raises", "stops_early"}
+
+
+def job(name: str) -> str:
+    return f"from tests.keras.jobs import {name} as main"
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"),
+    [
+        (backend, name)
+        for name in FAILURES
+        for backend in (BACKENDS if name in ON_ALL_BACKENDS else ["torch"])
+    ],
+)
+def test_failures_are_named(keras_pool: Any, backend: str, name: str) -> None:
+    texts = keras_pool(backend, 2).run(job("failure"), name, timeout_s=60)
+    for part in FAILURES[name]:
+        assert part in texts[0], texts
+    if name == "raises":
+        assert "tired" in texts[1]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scope_may_be_entered_again(keras_pool: Any, backend: str) -> None:
+    keras_pool(backend, 2).run(job("same_scope_again"))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_compiled_again(keras_pool: Any, backend: str) -> None:
+    one, other = keras_pool(backend, 2).run(job("compiled_again"))
+    assert_same(one, other, 0.0, "values")
+
+
+def test_works_without_a_launcher(keras_pool: Any) -> None:
+    ((size, lines),) = keras_pool("torch", 1).run(job("without_launcher"))
+    assert size == 1
+    assert len(lines) == 1
+    assert "one rank only" in lines[0]
+
+
+def test_rank_0_writes(keras_pool: Any, tmp_path: Path) -> None:
+    first, second = keras_pool("torch", 2).run(job("writes"), str(tmp_path))
+    assert first["files"] == ["log.csv", "model.keras", "saved.keras"]
+    assert second["files"] == ["saved.keras"]  # the program's own doing
+    assert_same(first["history"], second["history"], 0.0, "history")
+    load = (
+        "import sys, keras; keras.models.load_model(sys.argv[1]).predict(keras.ops.zeros((2, 6)), "
+        "verbose=0); assert 'sdp_plugins.keras' not in sys.modules"
+    )
+    subprocess.run(
+        [sys.executable, "-c", load, str(tmp_path / "0" / "model.keras")],
+        env={"PATH": "/usr/bin:/bin", "SDP_AUTOLOAD": "0", **environment("jax")},
+        check=True,
+        timeout=100,
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_callbacks_decide_alike(keras_pool: Any, backend: str) -> None:
+    first, second = keras_pool(backend, 2).run(job("decides"))
+    assert len(first["history"]["loss"]) < 8
+    assert_same(first, second, 0.0, "")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_nan_on_one_rank_ends_training_on_all(keras_pool: Any, backend: str) -> None:
+    assert keras_pool(backend, 2).run(job("poisoned")) == [2, 2]
+
+
+def test_backup_resumes_all_ranks(keras_pool: Any, tmp_path: Path) -> None:
+    pool = keras_pool("torch", 2)
+    resumed = pool.run(job("backs_up"), str(tmp_path))
+    whole = pool.run(job("uninterrupted"))
+    assert_same(resumed[0], whole[0], 0.0, "rank 0")
+    assert_same(resumed[1], whole[0], 0.0, "rank 1")
+
+
+def test_horovod_callbacks(keras_pool: Any) -> None:
+    first, second = keras_pool("torch", 2).run(job("horovod_callbacks"))
+    growth = [0.2 * (1 + step / 3 / 2) for step in range(6)]
+    np.testing.assert_allclose(first["rates"], [*growth, 0.4, 0.4, 0.4], rtol=1e-6)
+    assert first["mine"] == second["mine"] == 0.5
+    assert_same(first, second, 0.0, "")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_own_loops(keras_pool: Any, backend: str) -> None:
+    for each in (ranks := keras_pool(backend, 3).run(job("own_loop"))):
+        assert each["mean"].tolist() == [1, 2, 3]
+        assert each["sum"].tolist() == [3, 6, 9]
+        assert each["rows"].tolist() == [[0, 0], *[[1, 1]] * 2, *[[2, 2]] * 3]
+        assert each["columns"].tolist() == np.transpose(each["rows"]).tolist()
+        assert each["variable"].tolist() == [2, 2, 2, 2]
+        assert each["predicted"] == (7, 3)
+        assert each["on_batch"] == ranks[0]["on_batch"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_with_and_without_a_compiler(backend: str, switch: str, tmp_path: Path) -> None:
+    env = environment(backend) | {"SDP_NATIVE_OPS": switch, "SDP_CACHE": str(tmp_path)}
+    found = run_ranks(2, job("transport"), env=env, timeout_s=100)
+    expected = "copies" if switch == "0" and backend != "torch" else "native"
+    assert found == [expected, expected]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_closed_group_is_named(keras_pool: Any, backend: str) -> None:
+    for text in keras_pool(backend, 2).run(job("end_of_group")):
+        assert "closed" in text
