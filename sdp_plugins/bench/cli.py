@@ -11,6 +11,7 @@ from rich.console import Console
 from sdp_plugins.bench import bars as bars_of
 from sdp_plugins.bench import ddp as training
 from sdp_plugins.bench import fusion as fusion_of
+from sdp_plugins.bench import keras as keras_of
 from sdp_plugins.bench import machine, mpi, options, runner, scaling_plan, scaling_table, table
 from sdp_plugins.bench import memory as memory_of
 from sdp_plugins.bench import nodes as nodes_of
@@ -170,6 +171,26 @@ def fusion(
     with Console(stderr=True).status("starting") as status:
         report = _or_exit(lambda: fusion_of.run(plan, status.update))
     options.show(fusion_of.fusion_table(report), [], "fusion", markdown)
+    options.write_json(json, report.to_json())
+
+
+@app.command("keras")
+def keras(
+    backend: Annotated[str, typer.Option(help="tensorflow, torch or jax")] = "tensorflow",
+    ranks: Ranks = 2,
+    rows: Annotated[int, typer.Option(min=1, help="of the global batch")] = 16,
+    width: Annotated[int, typer.Option(min=1, help="of the three hidden layers")] = 4096,
+    repeats: Repeats = 5,
+    json: Json = None,
+    markdown: Markdown = None,
+) -> None:
+    """A training step with Keras, against one without communication, and TensorFlow's strategy."""
+    if backend not in keras_of.BACKENDS:
+        raise typer.BadParameter(f"there is no backend {backend!r} of Keras", param_hint="backend")
+    plan = keras_of.KerasPlan(backend, ranks, rows, width, repeats)
+    with Console(stderr=True).status("starting") as status:
+        report = _or_exit(lambda: keras_of.run(plan, status.update))
+    options.show(keras_of.keras_table(report), [], f"keras {backend}", markdown)
     options.write_json(json, report.to_json())
 
 

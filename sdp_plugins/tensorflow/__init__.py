@@ -1,1 +1,61 @@
-"""TensorFlow: the core's collectives as operations of graphs."""
+"""SMDDP's API for TensorFlow, on the core's collectives.
+
+import sdp_plugins.tensorflow as sdp
+
+sdp.init()
+with tf.GradientTape() as tape:
+    loss = ...
+tape = sdp.DistributedGradientTape(tape)
+optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+"""
+
+from .compression import Compression, FP16Compression, NoneCompression
+from .functions import (
+    ReduceOp,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    broadcast_variables,
+    init,
+    local_rank,
+    local_size,
+    oob_allreduce,
+    overlap,
+    rank,
+    shutdown,
+    size,
+)
+from .job import current
+from .optimizer import DistributedOptimizer
+from .session_hooks import BroadcastGlobalVariablesHook
+from .tape import DistributedGradientTape
+from .worker_comm import WorkerComm
+
+__all__ = [
+    "BroadcastGlobalVariablesHook",
+    "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
+    "FP16Compression",
+    "NoneCompression",
+    "ReduceOp",
+    "WorkerComm",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "broadcast_variables",
+    "get_worker_comm",
+    "init",
+    "local_rank",
+    "local_size",
+    "oob_allreduce",
+    "overlap",
+    "rank",
+    "shutdown",
+    "size",
+]
+
+
+def get_worker_comm() -> WorkerComm:
+    """A communicator of Python objects among all ranks."""
+    return WorkerComm(current.job.group)

@@ -25,6 +25,7 @@ from sdp_plugins.core.config import Config
 from sdp_plugins.core.fused import FusedAllReduce, gather_uneven
 
 log = logging.getLogger("sdp_plugins.tensorflow")
+_LAST = "_sdp_last_collective"
 SOURCE = Path(__file__).with_name("csrc") / "all_reduce_op.cc"
 
 
@@ -118,7 +119,7 @@ class Collectives:
             return copies
 
         types = [tensor.dtype for tensor in tensors]
-        return list(self._in_turn(lambda: tf.numpy_function(reduce, [factor, *tensors], types)))
+        return list(self._in_turn(lambda: _by_host(reduce, [factor, *tensors], types)))
 
     def all_gather(self, tensors: Sequence[Any]) -> list[Any]:
         """Concatenate the ranks' tensors along the first axis, in which they may differ."""
@@ -127,20 +128,48 @@ class Collectives:
             return [gather_uneven(self._group, array) for array in arrays]
 
         types = [tensor.dtype for tensor in tensors]
-        gathered = self._in_turn(lambda: tf.numpy_function(gather, tensors, types))
+        gathered = self._in_turn(lambda: _by_host(gather, tensors, types))
         for result, tensor in zip(gathered, tensors, strict=True):
             result.set_shape([None, *tensor.shape[1:]])
         return list(gathered)
+
+    def broadcast(self, tensors: Sequence[Any], root: int) -> list[Any]:
+        """One rank's tensors, on all ranks."""
+
+        def send(*arrays: Any) -> list[np.ndarray[Any, Any]]:
+            copies = [np.array(array) for array in arrays]
+            for copy in copies:
+                if copy.size:
+                    self._group.broadcast(copy.reshape(-1).view(np.uint8), root)
+            return copies
+
+        types = [tensor.dtype for tensor in tensors]
+        sent = self._in_turn(lambda: _by_host(send, tensors, types))
+        for result, tensor in zip(sent, tensors, strict=True):
+            result.set_shape(tensor.shape)
+        return list(sent)
 
     def _in_turn(self, call: Callable[[], Any]) -> Any:
         """Have a collective run after those that were traced before it."""
         if tf.executing_eagerly():
             return call()
+        graph = tf.compat.v1.get_default_graph()
+        if not graph.building_function:  # of TensorFlow 1: there the order is what it is told
+            with tf.control_dependencies(getattr(graph, _LAST, [])):
+                results = call()
+            setattr(graph, _LAST, [results[0].op])
+            return results
         with tf.control_dependencies([self._turn.read_value()]):
             results = call()
         with tf.control_dependencies(results):
             self._turn.assign_add(1)
         return results
+
+
+def _by_host(function: Callable[..., Any], inputs: Sequence[Any], types: Sequence[Any]) -> Any:
+    """Run a function on NumPy arrays; always a list."""
+    results = tf.numpy_function(function, inputs, types)
+    return results if isinstance(results, (list, tuple)) else [results]
 
 
 def _nbytes(tensor: Any) -> int | None:

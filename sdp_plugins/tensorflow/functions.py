@@ -1,0 +1,163 @@
+"""The functions of SMDDP's TensorFlow API: in graphs and eagerly, on tensors and variables."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from .compression import Compression
+from .job import current
+
+
+class ReduceOp(enum.Enum):
+    """How ranks' tensors are combined."""
+
+    AVERAGE = "avg"
+    SUM = "sum"
+    MIN = "min"
+    MAX = "max"
+
+
+def init() -> None:
+    """Meet the other ranks of the job; once.
+
+    Raises:
+        RuntimeError: It was called before.
+    """
+    current.begin()
+
+
+def shutdown() -> None:
+    """Leave the job."""
+    current.end()
+
+
+def size() -> int:
+    """Number of ranks."""
+    return current.job.group.world_size
+
+
+def rank() -> int:
+    """This process's rank."""
+    return current.job.group.rank
+
+
+def local_size() -> int:
+    """Number of ranks on this node."""
+    return current.job.group.local_size
+
+
+def local_rank() -> int:
+    """Rank among those of this node."""
+    return current.job.group.local_rank
+
+
+def allreduce(
+    tensor: Any = None,
+    param_index: int = 0,
+    num_params: int = 1,
+    compression: Any = Compression.none,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    *,
+    grad: Any = None,
+) -> Any:
+    """Combine a gradient of all ranks.
+
+    Args:
+        tensor: The gradient; also by the name ``grad``.
+        param_index: Which of the step's tensors it is; only checked.
+        num_params: How many the step has.
+        compression: How it travels.
+        op: The reduction.
+        grad: Another name of the first argument.
+
+    Returns:
+        A new tensor. ``DistributedGradientTape`` does the same for all gradients in fewer
+        operations.
+
+    Raises:
+        ValueError: The index is none of so many, or there is no tensor.
+    """
+    if (tensor is None) == (grad is None):
+        raise ValueError("allreduce: give the gradient, as the first argument or by grad=")
+    if not 0 <= param_index < num_params:
+        raise ValueError(f"allreduce: there is no tensor {param_index} of {num_params}")
+    return reduce_all([grad if tensor is None else tensor], compression, op)[0]
+
+
+def oob_allreduce(
+    tensor: Any, compression: Any = Compression.none, op: ReduceOp = ReduceOp.AVERAGE
+) -> Any:
+    """Combine any tensor of all ranks, such as a loss."""
+    return reduce_all([tf.convert_to_tensor(tensor)], compression, op)[0]
+
+
+def reduce_all(
+    tensors: Sequence[Any],
+    compression: Any = Compression.none,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    sparse_as_dense: bool = True,
+) -> list[Any]:
+    """Combine lists of tensors, last ones first; None stays None.
+
+    Sparse ones are made dense, or else the ranks' slices come one after the other.
+
+    Raises:
+        ValueError: Slices cannot be combined so.
+    """
+    collectives, ranks = current.job.collectives, size()
+    found: dict[int, Any] = {}
+    dense: dict[int, tuple[Any, Any]] = {}
+    for index in reversed(range(len(tensors))):
+        tensor = tensors[index]
+        if tensor is None:
+            continue
+        if isinstance(tensor, tf.IndexedSlices) and not sparse_as_dense:
+            if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+                raise ValueError(f"sparse gradients have no {op.name}. Hint: sparse_as_dense=True.")
+            by = 1 / ranks if op is ReduceOp.AVERAGE else 1.0
+            values, indices = collectives.all_gather([tensor.values * by, tensor.indices])
+            found[index] = tf.IndexedSlices(values, indices, tensor.dense_shape)
+        else:
+            dense[index] = compression.compress(tf.convert_to_tensor(tensor))
+    if dense:
+        reduced = collectives.all_reduce([tensor for tensor, _ in dense.values()], op.value)
+        for (index, (_, context)), tensor in zip(dense.items(), reduced, strict=True):
+            found[index] = compression.decompress(tensor, context)
+    return [found.get(index) for index in range(len(tensors))]
+
+
+def broadcast(tensor: Any, root_rank: int) -> Any:
+    """A tensor of one rank, on all ranks."""
+    return current.job.collectives.broadcast([tf.convert_to_tensor(tensor)], root_rank)[0]
+
+
+def broadcast_variables(variables: Iterable[Any], root_rank: int) -> Any:
+    """Copy one rank's variables to all ranks.
+
+    Args:
+        variables: TensorFlow's or Keras'.
+        root_rank: The rank.
+
+    Returns:
+        In a graph of TensorFlow 1, the operation that does it.
+    """
+    variables = list(variables)
+    values = [tf.convert_to_tensor(variable) for variable in variables]
+    sent = current.job.collectives.broadcast(values, root_rank) if values else []
+    return tf.group(
+        *(variable.assign(value) for variable, value in zip(variables, sent, strict=True))
+    )
+
+
+def broadcast_global_variables(root_rank: int) -> Any:
+    """The operation that copies one rank's variables of this graph to all ranks."""
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+def overlap(tensor: Any) -> Any:
+    """Return the tensor: communication overlaps computing by itself."""
+    return tensor

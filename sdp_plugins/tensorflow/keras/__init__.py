@@ -1,0 +1,29 @@
+"""The same for programs that train with Keras and its callbacks, in Horovod's way.
+
+``sdp_plugins.keras.SMDDPStrategy`` does more by itself: global batches, metrics, files.
+"""
+
+from sdp_plugins.tensorflow import (
+    Compression,
+    DistributedOptimizer,
+    init,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+)
+
+from . import callbacks
+
+__all__ = [
+    "Compression",
+    "DistributedOptimizer",
+    "callbacks",
+    "init",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+]

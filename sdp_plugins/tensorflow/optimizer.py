@@ -1,0 +1,105 @@
+"""Optimizers that average gradients over the ranks before they use them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sdp_plugins.core.config import FUSION_ALIGN, MIB
+
+from .compression import Compression
+from .functions import ReduceOp, reduce_all
+from .tape import refuse_devices
+
+
+def DistributedOptimizer(  # noqa: N802  the API's name
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    sparse_as_dense: bool = True,
+    op: ReduceOp = ReduceOp.AVERAGE,
+    bucket_cap_mb: float = 25,
+) -> Any:
+    """Make an optimizer average gradients over the ranks.
+
+    Args:
+        optimizer: One of ``tf.compat.v1.train``, or Keras'.
+        name: Of TensorFlow 1's optimizers.
+        use_locking: As well.
+        device_dense: Not supported.
+        device_sparse: Not supported.
+        compression: How gradients travel.
+        sparse_as_dense: Whether sparse gradients become dense ones.
+        op: Averages only.
+        bucket_cap_mb: Checked only; ``SDP_FUSION_MB`` sets the size of fusion buffers.
+
+    Returns:
+        An optimizer of a subclass of the given one's class, with the same settings.
+
+    Raises:
+        ValueError: An argument is not supported.
+        TypeError: It is no optimizer.
+    """
+    refuse_devices(device_dense, device_sparse)
+    if op is not ReduceOp.AVERAGE:
+        raise ValueError("DistributedOptimizer: op must be ReduceOp.AVERAGE")
+    if bucket_cap_mb <= 0 or bucket_cap_mb * MIB % FUSION_ALIGN:
+        raise ValueError(
+            f"bucket_cap_mb={bucket_cap_mb}: must be positive, and a multiple of {FUSION_ALIGN} "
+            "bytes"
+        )
+
+    def average(gradients: Any) -> list[Any]:
+        return reduce_all(list(gradients), compression, sparse_as_dense=sparse_as_dense)
+
+    if isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        label = name or f"smdistributed.dataparallel{type(optimizer).__name__}"
+        return _first_version(optimizer, label, use_locking, average)
+    if hasattr(optimizer, "apply_gradients") and hasattr(optimizer, "get_config"):
+        return _of_keras(optimizer, average)
+    raise TypeError(f"{type(optimizer).__name__} is no optimizer of Keras or tf.compat.v1.train")
+
+
+def _first_version(optimizer: Any, name: str, use_locking: bool, average: Any) -> Any:
+    class Averaging(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
+        """Asks the given optimizer for everything but gradients."""
+
+        def __init__(self) -> None:
+            super().__init__(name=name, use_locking=use_locking)
+
+        def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+            pairs = optimizer.compute_gradients(*args, **kwargs)
+            gradients, variables = zip(*pairs, strict=True)
+            return list(zip(average(gradients), variables, strict=True))
+
+        def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+            return optimizer.apply_gradients(*args, **kwargs)
+
+        def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+            return optimizer.get_slot(*args, **kwargs)
+
+        def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+            return optimizer.get_slot_names(*args, **kwargs)
+
+        def variables(self) -> Any:
+            return optimizer.variables()
+
+    return Averaging()
+
+
+def _of_keras(optimizer: Any, average: Any) -> Any:
+    kind = type(optimizer)
+
+    def apply_gradients(self: Any, grads_and_vars: Any, **kwargs: Any) -> Any:
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        pairs = list(zip(average(gradients), variables, strict=True))
+        return kind.apply_gradients(self, pairs, **kwargs)
+
+    # A subclass of the same name, so that what is saved with it can be loaded without this package.
+    members = {"apply_gradients": apply_gradients, "__module__": kind.__module__}
+    made: Any = type(kind.__name__, (kind,), members)
+    return made.from_config(optimizer.get_config())

@@ -1,0 +1,42 @@
+"""A communicator of Python objects, in the terms of mpi4py."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from sdp_plugins.core import Group
+
+
+class WorkerComm:
+    """What programs use of an mpi4py communicator: objects, among all ranks."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+
+    def Get_rank(self) -> int:  # noqa: N802  mpi4py's name
+        """This rank."""
+        return self._group.rank
+
+    def Get_size(self) -> int:  # noqa: N802
+        """Number of ranks."""
+        return self._group.world_size
+
+    def Barrier(self) -> None:  # noqa: N802
+        """Wait for all ranks."""
+        self._group.barrier()
+
+    barrier = Barrier
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """All ranks' objects, in rank order."""
+        return [pickle.loads(blob) for blob in self._group.exchange(pickle.dumps(sendobj))]
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        """The same on one rank; None elsewhere."""
+        objects = self.allgather(sendobj)
+        return objects if self._group.rank == root else None
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """One rank's object."""
+        return self.allgather(obj if self._group.rank == root else None)[root]

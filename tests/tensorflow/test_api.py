@@ -1,0 +1,97 @@
+"""SMDDP's TensorFlow API: every name, eagerly and in graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.keras.conftest import environment
+from tests.ranks import RankPool
+
+
+@pytest.fixture
+def ranks(rank_pools: Any) -> Any:
+    """`ranks(n)`: n kept ranks with TensorFlow."""
+    return lambda n: rank_pools.pool(n, environment("tensorflow"))
+
+
+def run(pool: RankPool, name: str, *args: Any) -> list[Any]:
+    return pool.run(f"from tests.tensorflow.jobs import {name} as main", *args)
+
+
+def test_names_of_smddp(ranks: Any) -> None:
+    (found,) = run(ranks(1), "names")
+    assert found == []
+
+
+def test_places(ranks: Any) -> None:
+    assert run(ranks(2), "places") == [(0, 2, 0, 2), (1, 2, 1, 2)]
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_reductions(ranks: Any, in_graph: bool) -> None:
+    for found in run(ranks(2), "reductions", in_graph):
+        base = np.arange(5)
+        expected = {
+            "average": base + 0.5,
+            "by name": base + 0.5,
+            "sum": 2 * base + 1,
+            "max": base + 1,
+            "min": np.array(0),
+            "half": base + 0.5,
+            "root": base + 1,
+            "same": 0 * base,
+        }
+        assert sorted(found) == sorted(expected)
+        for name, value in expected.items():
+            np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+@pytest.mark.parametrize("in_graph", [False, True])
+def test_training_equals_one_rank(ranks: Any, in_graph: bool) -> None:
+    (alone,) = run(ranks(1), "training", in_graph)
+    first, second = run(ranks(2), "training", in_graph)
+    for one, other, single in zip(first, second, alone, strict=True):
+        np.testing.assert_array_equal(one, other)
+        np.testing.assert_allclose(one, single, rtol=1e-5, atol=1e-6)
+
+
+def test_first_version(ranks: Any) -> None:
+    first, second = run(ranks(2), "first_version")
+    assert first == second
+    # The averaged loss of `w` has its least at 4.5; of `v` the slope is 1.5.
+    np.testing.assert_allclose(first, [4.5 - 3.5 / 8, 5 - 3 * 0.25 * 1.5], rtol=1e-6)
+
+
+def test_keras_in_horovods_way(ranks: Any) -> None:
+    first, second = run(ranks(2), "with_keras")
+    assert first == second
+    assert first["optimizer"] == "Adam"
+
+
+def test_worker_comm(ranks: Any) -> None:
+    first, second = run(ranks(2), "comm")
+    everyone = [{"rank": 0}, {"rank": 1}]
+    assert first == [0, 2, everyone, None, 1]
+    assert second == [1, 2, everyone, ["", "x"], 1]
+
+
+def test_mistakes(ranks: Any) -> None:
+    for texts in run(ranks(2), "mistakes"):
+        before, device, op, kind, size, index, nothing = texts
+        assert before == "RuntimeError: this needs a job. Hint: call init() before."
+        assert "device_dense is not supported" in device
+        assert "op must be ReduceOp.AVERAGE" in op
+        assert kind.startswith("TypeError: object is no optimizer")
+        assert "a multiple of 128 bytes" in size
+        assert "there is no tensor 3 of 3" in index
+        assert "give the gradient" in nothing
+
+
+def test_a_mismatch_is_named_in_a_graph(ranks: Any) -> None:
+    for text in run(ranks(2), "other_sizes"):
+        assert "ranks disagree" in text
+        assert "float32[3]" in text
+        assert "float32[4]" in text
