@@ -26,11 +26,12 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "core": (set(), set()),
     "torch": ({"core"}, TORCH),
     "tensorflow": ({"core"}, {"tensorflow"}),
-    "keras": ({"core"}, {"keras", "tensorflow", "torch", "jax"}),
+    "jax": ({"core"}, {"jax"}),
+    "keras": ({"core", "tensorflow", "jax"}, {"keras", "tensorflow", "torch", "jax"}),
     "lightning": ({"core", "torch"}, LIGHTNING),
     "huggingface": ({"core", "torch"}, {"torch", "transformers", "accelerate"}),
     "launch": ({"core"}, set()),
-    "bench": ({"core", "torch", "launch"}, EVERY_FRAMEWORK),
+    "bench": ({"core", "torch", "keras", "launch"}, EVERY_FRAMEWORK),
     "": ({"core", "torch", "lightning", "tensorflow", "keras"}, TORCH),  # _activate
 }
 STANDARD = set(sys.stdlib_module_names)
