@@ -251,8 +251,7 @@ class _Methods:
             shuffle=shuffle,
             class_weight=class_weight,
         )
-        group = self._strategy.group
-        return shard(source, Place(group.rank, group.world_size, seed))
+        return shard(source, Place(self._strategy.group, seed))
 
     def _build(self, data: Any) -> None:
         """Make all variables before the first step, so that ranks can start from equal ones."""

@@ -2,11 +2,13 @@
 
 Keras' own adapters read every source of data; these here stand around them and cut. Arrays are
 indexed by this rank's rows only. Of everything else every rank reads whole batches, which must be
-the same on all ranks.
+the same on all ranks: a shuffle without a seed would have them train on some rows twice and on
+others never, so they are compared.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -14,8 +16,15 @@ from typing import Any
 
 import numpy as np
 
+from sdp_plugins.core import CollectiveMismatchError, Group
+
 from . import hooks
 from .share import count_rows, cut, mark, rows_to_read
+
+OTHER_BATCHES = (
+    "{} reads other batches. Hint: of everything but arrays all ranks must read the same global "
+    "batches, of which each takes its part: give shuffle() a seed, or pass arrays."
+)
 
 
 @dataclass(frozen=True)
@@ -23,14 +32,22 @@ class Place:
     """Where a rank stands, and what shuffling starts from.
 
     Attributes:
-        rank: This rank.
-        world_size: Number of ranks.
+        group: The ranks.
         seed: Equal on all ranks.
     """
 
-    rank: int
-    world_size: int
+    group: Group
     seed: int
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self.group.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.group.world_size
 
     def rows_to_read(self, count: int) -> tuple[int, int]:
         """First row and number of rows of a global batch that this rank reads."""
@@ -96,9 +113,13 @@ class Shards(hooks.DataAdapter):
         self._source = source
         self._place = place
         self._epoch = 0
+        self._compared = False
 
     def _cut(self, batches: Any) -> Iterator[Any]:
         for data in batches:
+            if not self._compared:  # the first one only: no step is under way yet
+                self._compared = True
+                compare_batches(self._place.group, data)
             count = count_rows(data)
             yield mark(cut(data, *self._place.rows_to_read(count)), whole(count))
 
@@ -151,6 +172,28 @@ class Shards(hooks.DataAdapter):
     def on_epoch_end(self) -> None:
         """Tell the source."""
         self._source.on_epoch_end()
+
+
+def compare_batches(group: Group, data: Any) -> None:
+    """See that all ranks have read the same global batch, by its first and last row.
+
+    Raises:
+        CollectiveMismatchError: They have not.
+    """
+    leaf = next(leaf for leaf in hooks.tree.flatten(data) if leaf is not None)
+    try:
+        ends = np.ascontiguousarray(np.concatenate([np.asarray(leaf[:1]), np.asarray(leaf[-1:])]))
+        mine = np.array(ends.shape).tobytes() + ends.tobytes()
+    except (TypeError, ValueError):  # sparse
+        mine = b""
+    digests = group.exchange(hashlib.sha256(mine).digest())
+    for other, digest in enumerate(digests):
+        if digest != digests[group.rank]:
+            raise CollectiveMismatchError(
+                f"[rank {group.rank}/{group.world_size}] {OTHER_BATCHES.format(f'rank {other}')}",
+                ranks=(other,),
+                op="fit",
+            )
 
 
 def shard(source: Any, place: Place) -> Any:

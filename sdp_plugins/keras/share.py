@@ -13,9 +13,10 @@ from keras import ops
 
 from . import hooks
 
-DATA, WHOLE = "sdp_data", "sdp_whole"
-"""Keys of a batch that was cut: this rank's data, and an empty array with a row for each of the
-global batch. A shape is what is known to compiled code on all backends, statically on JAX."""
+DATA, WHOLE, DIGEST = "sdp_data", "sdp_whole", "sdp_digest"
+"""Keys of a batch that was cut: this rank's data; an empty array with a row for each of the global
+batch, because a shape is what is known to compiled code on all backends, statically on JAX; and, if
+that is still to be compared with other ranks', a number made of the global batch."""
 
 
 def rows(count: Any, rank: int, world_size: int) -> tuple[Any, Any]:

@@ -36,6 +36,7 @@ class Step:
         self._backend.begin()
         place = (self._strategy.rank, self._strategy.num_replicas_in_sync)
         if is_marked(data):
+            data = self._backend.compare(data)
             return data[DATA], Share.of(self._backend.length(data[WHOLE]), *place)
         first = next(leaf for leaf in hooks.tree.flatten(data) if leaf is not None)
         count = self._backend.length(first)

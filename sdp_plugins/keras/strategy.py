@@ -104,7 +104,7 @@ class SMDDPStrategy:
             A dataset on the TensorFlow backend, else an iterable.
         """
         source = hooks.data_adapters.get_data_adapter(dataset)
-        place = Place(self.rank, self.num_replicas_in_sync, meet(self.group, "distribute_dataset"))
+        place = Place(self.group, meet(self.group, "distribute_dataset"))
         return self.backend.data_of(shard(source, place))
 
     def close(self) -> None:

@@ -131,6 +131,28 @@ def two_strategies(rank: int, made: SMDDPStrategy) -> None:
         model.compile("sgd", "mse")
 
 
+def other_batches(rank: int, made: SMDDPStrategy) -> None:
+    """A source that is shuffled without a seed."""
+    x, y = arrays()
+    order = np.random.default_rng(rank).permutation(len(x))
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        data: Any = tf.data.Dataset.from_tensor_slices((x[order], y[order])).batch(BATCH)
+    else:
+
+        class Source(keras.utils.PyDataset):
+            def __len__(self) -> int:
+                return 3
+
+            def __getitem__(self, index: int) -> Any:
+                rows = order[BATCH * index : BATCH * index + BATCH]
+                return x[rows], y[rows]
+
+        data = Source()
+    compiled(made).fit(data, verbose=0)
+
+
 FAILURES = {
     function.__name__: function
     for function in (
@@ -140,6 +162,7 @@ FAILURES = {
         alone,
         stops_early,
         raises,
+        other_batches,
         compiled_outside,
         scope_in_scope,
         two_strategies,

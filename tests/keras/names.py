@@ -16,8 +16,6 @@ UNEVEN = (
     "MaskedTokens",
     "Normalized",
     "OwnMetrics",
-    "OwnStep",
-    "TwoOutputs",
 )
 """Cases that are tried on three ranks as well, which do not divide batches evenly."""
 TOLERANCE = {"MixedPrecision": 5e-3}

@@ -22,11 +22,12 @@ FAILURES = {
     "alone": ["did not arrive in 1.5 s", "all ranks must call evaluate()"],
     "stops_early": ["rank 1"],
     "raises": ["rank 1 gave up: ArithmeticError: the third layer is tired"],
+    "other_batches": ["reads other batches. Hint: "],
     "compiled_outside": ["compiled outside of it", "with strategy.scope():"],
     "scope_in_scope": ["inside of the scope of another"],
     "two_strategies": ["belongs to another strategy"],
 }
-ON_ALL_BACKENDS = {"raises", "stops_early"}
+ON_ALL_BACKENDS = {"other_batches", "raises", "stops_early"}
 
 
 def job(name: str) -> str:

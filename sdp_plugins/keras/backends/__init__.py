@@ -51,6 +51,9 @@ class Backend(Protocol):
     def gather_rows(self, tensor: Any, share: Share) -> Any:
         """All ranks' rows of a tensor of a batch."""
 
+    def compare(self, data: Any) -> Any:
+        """Data of a batch that was cut, once it is known to be the other ranks', too."""
+
     def length(self, tensor: Any) -> Any:
         """Rows of a tensor: an integer if the shape is known, else a tensor."""
 

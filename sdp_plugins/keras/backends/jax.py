@@ -75,6 +75,10 @@ class JaxBackend:
         )
         return whole
 
+    def compare(self, data: Any) -> Any:
+        """Nothing: the host has seen to it."""
+        return data
+
     def length(self, tensor: Any) -> int:
         """The first dimension, which JAX always knows."""
         return int(tensor.shape[0])

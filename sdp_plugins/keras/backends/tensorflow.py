@@ -13,7 +13,8 @@ from keras import ops
 from sdp_plugins.tensorflow.collectives import Collectives
 
 from .. import hooks
-from ..share import DATA, Share, cut, mark, rows
+from ..data import OTHER_BATCHES
+from ..share import DATA, DIGEST, WHOLE, Share, cut, mark, rows
 from ..steps import StatefulStep
 
 if TYPE_CHECKING:
@@ -77,6 +78,18 @@ class TensorFlowBackend:
         (whole,) = self._collectives.all_gather([tensor[: share.rows]])
         return whole
 
+    def compare(self, data: Any) -> Any:
+        """See in every step that all ranks have read the same batch."""
+        if DIGEST not in data:
+            return data
+        mine = data[DIGEST]
+        (total,) = self._collectives.all_reduce([mine], "sum")
+        same = tf.debugging.Assert(
+            tf.equal(total, mine * self._world_size), [OTHER_BATCHES.format("a rank")]
+        )
+        with tf.control_dependencies([same] if same is not None else []):
+            return {**data, WHOLE: tf.identity(data[WHOLE])}
+
     def length(self, tensor: Any) -> Any:
         """A number if the shape is known."""
         return tensor.shape[0] if tensor.shape[0] is not None else tf.shape(tensor)[0]
@@ -120,7 +133,9 @@ def cut_dataset(dataset: Any, rank: int, world_size: int) -> Any:
         count = tf.shape(hooks.tree.flatten(batch)[0])[0]
         begin, length = rows(count, rank, world_size)
         begin, length = tf.minimum(begin, count - 1), tf.maximum(length, 1)
-        return mark(cut(batch, begin, length), _whole(count))
+        marked = mark(cut(batch, begin, length), _whole(count))
+        digest = _digest(hooks.tree.flatten(batch)[0])
+        return marked if digest is None else {**marked, DIGEST: digest}
 
     return dataset.map(cut_batch, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
 
@@ -153,6 +168,14 @@ def array_dataset(arrays: Any, indices: Callable[[], Iterator[tuple[Any, int]]])
         .map(lambda step, data: take(step[0], step[1], data), num_parallel_calls=tf.data.AUTOTUNE)
         .prefetch(tf.data.AUTOTUNE)
     )
+
+
+def _digest(leaf: Any) -> Any:
+    """A number made of a batch's first and last row, below 2^31."""
+    if not isinstance(leaf, tf.Tensor):
+        return None
+    ends = tf.io.serialize_tensor(tf.concat([leaf[:1], leaf[-1:]], axis=0))
+    return tf.strings.to_hash_bucket_fast(ends, 2**31)
 
 
 def _whole(count: Any) -> Any:

@@ -78,6 +78,10 @@ class TorchBackend:
         )
         return whole
 
+    def compare(self, data: Any) -> Any:
+        """Nothing: the host has seen to it."""
+        return data
+
     def length(self, tensor: Any) -> int:
         """The first dimension."""
         return int(tensor.shape[0])
