@@ -264,11 +264,14 @@ class _Methods:
                 watch_optimizer(value, self._strategy)
 
     def _callbacks(self, callbacks: Any) -> Any:
-        if isinstance(callbacks, keras.callbacks.CallbackList):
+        start = Start(self._strategy)
+        if isinstance(callbacks, keras.callbacks.CallbackList):  # writes what it writes
+            start.set_model(self._model)
+            callbacks.append(start)
             return callbacks
         if callbacks is None or isinstance(callbacks, keras.callbacks.Callback):
             callbacks = [callbacks] if callbacks else []
-        return [*writers.for_rank(callbacks, self._strategy.rank), Start(self._strategy)]
+        return [*writers.for_rank(callbacks, self._strategy.rank), start]
 
     def _verbosity(self, verbose: Any) -> Any:
         return verbose if self._strategy.rank == 0 else 0

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from keras import ops
 
-from . import hooks
-
 if TYPE_CHECKING:
     from .strategy import SMDDPStrategy
 
@@ -61,8 +59,8 @@ def _watch_end(optimizer: Any, strategy: SMDDPStrategy) -> None:
     apply = optimizer.stateless_apply
 
     def stateless_apply(*args: Any, **kwargs: Any) -> Any:
-        updated = apply(*args, **kwargs)
-        strategy.backend.passed(hooks.tree.flatten(updated))
-        return updated
+        trainable, own = apply(*args, **kwargs)
+        strategy.backend.passed(trainable)
+        return trainable, own
 
     object.__setattr__(optimizer, "stateless_apply", stateless_apply)

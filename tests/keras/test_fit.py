@@ -10,6 +10,8 @@ import pytest
 from tests.keras import names
 from tests.keras.names import BACKENDS
 
+LIMIT_S = 200.0  # of a case: compilers take their time
+
 
 @pytest.fixture(scope="module")
 def alone_results() -> dict[Any, Any]:
@@ -26,18 +28,19 @@ def alone_results() -> dict[Any, Any]:
         for case in cases
     ],
 )
+@pytest.mark.timeout(2 * LIMIT_S)
 def test_equals_one_process(
     keras_pool: Any, alone_results: dict[Any, Any], backend: str, world: int, case: str
 ) -> None:
     if reason := names.unsupported(backend, case):
         pytest.skip(reason)
-    ranks = keras_pool(backend, world).run(names.RUN, case, timeout_s=100)
+    ranks = keras_pool(backend, world).run(names.RUN, case, timeout_s=LIMIT_S)
     for other in ranks[1:]:
         assert_same(other, ranks[0], 0.0, "")
     if case not in names.WITHOUT_EQUAL:
         if (backend, case) not in alone_results:
             pool = keras_pool(backend, 1)
-            (alone_results[backend, case],) = pool.run(names.RUN, case, timeout_s=100)
+            (alone_results[backend, case],) = pool.run(names.RUN, case, timeout_s=LIMIT_S)
         alone = alone_results[backend, case]
         assert_same(ranks[0], alone, names.TOLERANCE.get(case, 2e-5), "")
 
