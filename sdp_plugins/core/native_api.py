@@ -17,6 +17,8 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from . import _native
 from .config import Config, environment
 from .group import Group
@@ -46,6 +48,13 @@ def endpoint(group: Group) -> int:
         else:
             _endpoints[group] = native.endpoint()
     return _endpoints[group]
+
+
+def agreed_endpoint(group: Group, available: bool) -> int | None:
+    """A group's endpoint if native operations are available on all ranks, which must do alike."""
+    everyone_has_it = np.array([available], np.uint8)
+    group.all_reduce(everyone_has_it, "min")
+    return endpoint(group) if everyone_has_it[0] else None
 
 
 def _weak_submit(native: SpanningGroup) -> object:

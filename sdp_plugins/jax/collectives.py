@@ -61,9 +61,7 @@ class Collectives:
         self._group = group
         self._reduce = FusedAllReduce(group)
         self._threshold = Config.from_env().fusion_bytes
-        everyone_has_it = np.array([available()], np.uint8)
-        group.all_reduce(everyone_has_it, "min")
-        self._endpoint = native_api.endpoint(group) if everyone_has_it[0] else None
+        self._endpoint = native_api.agreed_endpoint(group, available())
 
     def all_reduce(self, arrays: Sequence[Any], op: str, turn: Any) -> tuple[list[Any], Any]:
         """Combine lists of arrays.

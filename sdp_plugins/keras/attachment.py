@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .strategy import SMDDPStrategy
 
 _ATTACHED = "_smddp_strategy"
+_NEED_COMPILE = ("fit", "evaluate", "train_on_batch", "test_on_batch")
 _Function = Callable[..., Any]
 
 
@@ -39,7 +40,7 @@ def expect(model: Any) -> None:
             "strategy.scope():`."
         )
 
-    for name in ("fit", "evaluate", "train_on_batch", "test_on_batch"):
+    for name in _NEED_COMPILE:
         object.__setattr__(model, name, refuse)
 
 
@@ -53,7 +54,7 @@ def attach(model: Any, strategy: SMDDPStrategy) -> None:
             f"model '{model.name}' belongs to another strategy. Hint: make a new model, or use the "
             "strategy that it was compiled with."
         )
-    for name in ("fit", "evaluate", "train_on_batch", "test_on_batch"):
+    for name in _NEED_COMPILE:
         model.__dict__.pop(name, None)  # see `expect`
     object.__setattr__(model, _ATTACHED, strategy)
     if strategy.num_replicas_in_sync == 1:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import keras
-import numpy as np
 
-from .start import optimizer_variables
+from sdp_plugins.core.averages import average_numbers
+
+from .start import variables_of
 from .variables import broadcast
 
 if TYPE_CHECKING:
@@ -55,8 +56,7 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]
         """Copy once."""
         if not self._done:
             self._done = True
-            variables = [*self.model.variables, *optimizer_variables(self.model)]
-            broadcast(strategy_of(self).group, variables, self._root)
+            broadcast(strategy_of(self).group, variables_of(self.model), self._root)
 
 
 class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]
@@ -64,11 +64,7 @@ class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Average in place."""
-        names = sorted(name for name, value in (logs or {}).items() if np.ndim(value) == 0)
-        if logs and names:
-            values = np.array([float(logs[name]) for name in names])
-            strategy_of(self).group.all_reduce(values, "avg")
-            logs.update(zip(names, values.tolist(), strict=True))
+        average_numbers(strategy_of(self).group, logs)
 
 
 class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]

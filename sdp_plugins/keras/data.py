@@ -19,7 +19,7 @@ import numpy as np
 from sdp_plugins.core import CollectiveMismatchError, Group
 
 from . import hooks
-from .share import count_rows, cut, mark, rows_to_read
+from .share import cut, first_leaf, mark, rows_to_read
 
 OTHER_BATCHES = (
     "{} reads other batches. Hint: of everything but arrays all ranks must read the same global "
@@ -120,7 +120,7 @@ class Shards(hooks.DataAdapter):
             if not self._compared:  # the first one only: no step is under way yet
                 self._compared = True
                 compare_batches(self._place.group, data)
-            count = count_rows(data)
+            count = int(first_leaf(data).shape[0])
             yield mark(cut(data, *self._place.rows_to_read(count)), whole(count))
 
     def get_numpy_iterator(self) -> Iterator[Any]:
@@ -180,7 +180,7 @@ def compare_batches(group: Group, data: Any) -> None:
     Raises:
         CollectiveMismatchError: They have not.
     """
-    leaf = next(leaf for leaf in hooks.tree.flatten(data) if leaf is not None)
+    leaf = first_leaf(data)
     try:
         ends = np.ascontiguousarray(np.concatenate([np.asarray(leaf[:1]), np.asarray(leaf[-1:])]))
         mine = np.array(ends.shape).tobytes() + ends.tobytes()

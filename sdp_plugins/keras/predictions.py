@@ -63,11 +63,10 @@ def gather_rows(
         local[start : start + length[group.rank]]
         for start, length in zip(starts[:-1], lengths, strict=True)
     ]
-    parts = [
-        np.empty((sum(each), *local.shape[1:]), local.dtype) for each in zip(*lengths, strict=True)
-    ]
+    of_rank = list(zip(*lengths, strict=True))
+    parts = [np.empty((sum(each), *local.shape[1:]), local.dtype) for each in of_rank]
     group.all_gather_uneven([as_bytes(part) for part in parts], as_bytes(np.concatenate(own)))
-    begins = [np.cumsum([0, *each]) for each in zip(*lengths, strict=True)]
+    begins = [np.cumsum([0, *each]) for each in of_rank]
     return np.concatenate(
         [
             parts[rank][begins[rank][batch] : begins[rank][batch + 1]]

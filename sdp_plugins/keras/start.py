@@ -91,13 +91,13 @@ def meet(group: Group, call: str) -> int:
 
 def equalize(model: Any, strategy: SMDDPStrategy) -> None:
     """Copy all variables from rank 0; ranks then draw random numbers of their own."""
-    broadcast(strategy.group, [*model.variables, *optimizer_variables(model)], 0)
+    broadcast(strategy.group, variables_of(model), 0)
     diversify(strategy.group.rank, seed_states(model))
 
 
-def optimizer_variables(model: Any) -> list[Any]:
-    """Of all optimizers that a model holds."""
-    found: dict[int, Any] = {}
+def variables_of(model: Any) -> list[Any]:
+    """Of a model, and of all optimizers that it holds."""
+    found = {id(variable): variable for variable in model.variables}
     for value in vars(model).values():
         if isinstance(value, hooks.BaseOptimizer):
             found.update((id(variable), variable) for variable in value.variables)
@@ -142,5 +142,5 @@ def describe(model: Any) -> list[str]:
     """Its variables."""
     return [
         f"{variable.path} {variable.dtype}{list(variable.shape)}"
-        for variable in [*model.variables, *optimizer_variables(model)]
+        for variable in variables_of(model)
     ]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from keras import ops
 
 from . import hooks, losses, metrics
-from .share import DATA, WHOLE, Share, cut, is_marked
+from .share import DATA, WHOLE, Share, cut, first_leaf, is_marked
 
 if TYPE_CHECKING:
     from .strategy import SMDDPStrategy
@@ -38,8 +38,7 @@ class Step:
         if is_marked(data):
             data = self._backend.compare(data)
             return data[DATA], Share.of(self._backend.length(data[WHOLE]), *place)
-        first = next(leaf for leaf in hooks.tree.flatten(data) if leaf is not None)
-        count = self._backend.length(first)
+        count = self._backend.length(first_leaf(data))
         return cut(data, *self._backend.rows_to_read(count, *place)), Share.of(count, *place)
 
     @contextmanager

@@ -63,9 +63,7 @@ class Collectives:
         self._reduce = FusedAllReduce(group)
         self._threshold = Config.from_env().fusion_bytes
         self._turn = tf.Variable(0, trainable=False, dtype=tf.int64, name="smddp_turn")
-        everyone_has_it = np.array([available()], np.uint8)
-        group.all_reduce(everyone_has_it, "min")
-        self._endpoint = native_api.endpoint(group) if everyone_has_it[0] else None
+        self._endpoint = native_api.agreed_endpoint(group, available())
 
     def all_reduce(self, tensors: Sequence[Any], op: str, factor: Any = 1.0) -> list[Any]:
         """Combine lists of tensors.
@@ -132,6 +130,11 @@ class Collectives:
         for result, tensor in zip(gathered, tensors, strict=True):
             result.set_shape([None, *tensor.shape[1:]])
         return list(gathered)
+
+    def all_gather_slices(self, slices: Any) -> Any:
+        """All ranks' slices, one after the other."""
+        values, indices = self.all_gather([slices.values, slices.indices])
+        return tf.IndexedSlices(values, indices, slices.dense_shape)
 
     def broadcast(self, tensors: Sequence[Any], root: int) -> list[Any]:
         """One rank's tensors, on all ranks."""

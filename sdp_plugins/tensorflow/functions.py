@@ -119,8 +119,9 @@ def reduce_all(
             if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
                 raise ValueError(f"sparse gradients have no {op.name}. Hint: sparse_as_dense=True.")
             by = 1 / ranks if op is ReduceOp.AVERAGE else 1.0
-            values, indices = collectives.all_gather([tensor.values * by, tensor.indices])
-            found[index] = tf.IndexedSlices(values, indices, tensor.dense_shape)
+            found[index] = collectives.all_gather_slices(
+                tf.IndexedSlices(tensor.values * by, tensor.indices, tensor.dense_shape)
+            )
         else:
             dense[index] = compression.compress(tf.convert_to_tensor(tensor))
     if dense:

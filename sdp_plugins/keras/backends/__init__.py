@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
+from keras import ops
+
+from ..share import rows_to_read
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
@@ -15,63 +19,84 @@ if TYPE_CHECKING:
     from ..share import Share
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """How collectives get into a backend's compiled code, and values out of it.
 
     ``average``, ``total`` and ``gather_rows`` may be called where a step is traced; the collectives
-    of a step then run in the order in which they were traced.
+    of a step then run in the order in which they were traced. What is not abstract is right where
+    nothing has to be done.
     """
 
-    is_stateless: bool
+    is_stateless = False
 
+    @abstractmethod
     def step(self, model: Any, strategy: Any) -> Any:
         """A ``StatefulStep`` or ``StatelessStep``."""
 
     def prepare(self, model: Any) -> None:
         """Undo what a model was compiled with that cannot be had here, and say so."""
+        return
 
     def settle(self, model: Any) -> None:
         """Wait until a model's variables are computed, so that failures are raised here."""
+        return
 
     def begin(self) -> None:
         """A step begins to be traced."""
+        return
 
     def passed(self, arrays: Sequence[Any]) -> None:
         """What comes after an optimizer's ``stateless_apply`` must wait for its results."""
+        return
 
+    def compare(self, data: Any) -> Any:
+        """Data of a batch that was cut, once it is known to be the other ranks', too."""
+        return data
+
+    @abstractmethod
     def average(self, grads: Sequence[Any], factor: Any) -> list[Any]:
         """The ranks' mean of gradients, each rank's times its factor."""
 
     def average_of_update(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
-        """The same where an optimizer accumulates, if it is about to use them."""
+        """The same where an optimizer accumulates, if it is about to use them.
 
+        Keras calls this in updates only, but on JAX.
+        """
+        return self.average(grads, 1.0)
+
+    @abstractmethod
     def total(self, tensors: Sequence[Any]) -> list[Any]:
         """The sum over ranks of each tensor."""
 
+    @abstractmethod
     def gather_rows(self, tensor: Any, share: Share) -> Any:
         """All ranks' rows of a tensor of a batch."""
 
-    def compare(self, data: Any) -> Any:
-        """Data of a batch that was cut, once it is known to be the other ranks', too."""
-
     def length(self, tensor: Any) -> Any:
         """Rows of a tensor: an integer if the shape is known, else a tensor."""
+        return int(tensor.shape[0])
 
     def rows_to_read(self, count: Any, rank: int, world_size: int) -> tuple[Any, Any]:
         """See ``share.rows_to_read``."""
+        return rows_to_read(count, rank, world_size)
 
+    @abstractmethod
     def read(self, variable: Any) -> Any:
         """The value of a variable, which later assignments do not change."""
 
     def to_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
         """A tensor's value."""
+        return ops.convert_to_numpy(tensor)
 
     def from_numpy(self, array: np.ndarray[Any, Any]) -> Any:
         """What predict functions of this backend return."""
+        return ops.convert_to_tensor(array)
 
+    @abstractmethod
     def data_of(self, adapter: Any) -> Any:
         """The batches of an adapter, for loops of one's own."""
 
+    @abstractmethod
     def example(self, adapter: Any) -> Any:
         """A batch of an adapter, or its shapes."""
 

@@ -10,14 +10,15 @@ import numpy as np
 
 from sdp_plugins.jax.collectives import Collectives, after, first_turn
 
-from ..share import DATA, Share, rows_to_read
+from ..share import DATA, Share
 from ..steps import StatelessStep
+from . import Backend
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
 
 
-class JaxBackend:
+class JaxBackend(Backend):
     """See ``Backend``."""
 
     is_stateless = True
@@ -27,10 +28,6 @@ class JaxBackend:
         self._turn: Any = None
 
     step = staticmethod(StatelessStep)
-    rows_to_read = staticmethod(rows_to_read)
-
-    def prepare(self, model: Any) -> None:
-        """Nothing."""
 
     def settle(self, model: Any) -> None:
         """JAX goes on where a step has failed, until somebody looks at what it should have made."""
@@ -78,10 +75,6 @@ class JaxBackend:
     def compare(self, data: Any) -> Any:
         """Nothing: the host has seen to it."""
         return data
-
-    def length(self, tensor: Any) -> int:
-        """The first dimension, which JAX always knows."""
-        return int(tensor.shape[0])
 
     def read(self, variable: Any) -> Any:
         """Values do not change."""

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
-from keras import ops
 
 from sdp_plugins.tensorflow.collectives import Collectives
 
@@ -16,6 +15,7 @@ from .. import hooks
 from ..data import OTHER_BATCHES
 from ..share import DATA, DIGEST, WHOLE, Share, cut, mark, rows
 from ..steps import StatefulStep
+from . import Backend
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
@@ -23,31 +23,26 @@ if TYPE_CHECKING:
 log = logging.getLogger("sdp_plugins.keras")
 
 
-class TensorFlowBackend:
-    """See ``Backend``."""
+def _rows_to_read(count: Any, rank: int, world_size: int) -> tuple[Any, Any]:
+    begin, length = rows(count, rank, world_size)
+    return tf.minimum(begin, count - 1), tf.maximum(length, 1)
 
-    is_stateless = False
+
+class TensorFlowBackend(Backend):
+    """See ``Backend``."""
 
     def __init__(self, group: Group) -> None:
         self._collectives = Collectives(group)
         self._world_size = group.world_size
 
     step = staticmethod(StatefulStep)
+    rows_to_read = staticmethod(_rows_to_read)
 
     def prepare(self, model: Any) -> None:
         """XLA has no such operations yet."""
         if model.jit_compile and self._world_size > 1:
             log.warning("model '%s' is not compiled by XLA: it cannot communicate yet", model.name)
             model.jit_compile = False
-
-    def settle(self, model: Any) -> None:
-        """Nothing: they are."""
-
-    def begin(self) -> None:
-        """Nothing: turns outlast steps."""
-
-    def passed(self, arrays: Sequence[Any]) -> None:
-        """Nothing: so do they branches."""
 
     def average(self, grads: Sequence[Any], factor: Any) -> list[Any]:
         """Last layers first; of sparse gradients, the ranks' slices one after the other."""
@@ -62,12 +57,9 @@ class TensorFlowBackend:
     def _gather_slices(self, grad: Any, factor: Any) -> Any:
         weight = tf.cast(factor, grad.values.dtype) / self._world_size
         ours = tf.where(weight > 0, grad.values * weight, tf.zeros_like(grad.values))
-        values, indices = self._collectives.all_gather([ours, grad.indices])
-        return tf.IndexedSlices(values, indices, grad.dense_shape)
-
-    def average_of_update(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
-        """Keras calls this in updates only."""
-        return self.average(grads, 1.0)
+        return self._collectives.all_gather_slices(
+            tf.IndexedSlices(ours, grad.indices, grad.dense_shape)
+        )
 
     def total(self, tensors: Sequence[Any]) -> list[Any]:
         """The sums."""
@@ -94,18 +86,9 @@ class TensorFlowBackend:
         """A number if the shape is known."""
         return tensor.shape[0] if tensor.shape[0] is not None else tf.shape(tensor)[0]
 
-    def rows_to_read(self, count: Any, rank: int, world_size: int) -> tuple[Any, Any]:
-        """See ``share.rows_to_read``."""
-        begin, length = rows(count, rank, world_size)
-        return tf.minimum(begin, count - 1), tf.maximum(length, 1)
-
     def read(self, variable: Any) -> Any:
         """What it holds now."""
         return tf.identity(variable.value)
-
-    def to_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
-        """By Keras."""
-        return ops.convert_to_numpy(tensor)
 
     def from_numpy(self, array: np.ndarray[Any, Any]) -> Any:
         """A tensor."""
@@ -131,9 +114,7 @@ def cut_dataset(dataset: Any, rank: int, world_size: int) -> Any:
     def cut_batch(*data: Any) -> dict[str, Any]:
         batch = data[0] if len(data) == 1 else data
         count = tf.shape(hooks.tree.flatten(batch)[0])[0]
-        begin, length = rows(count, rank, world_size)
-        begin, length = tf.minimum(begin, count - 1), tf.maximum(length, 1)
-        marked = mark(cut(batch, begin, length), _whole(count))
+        marked = mark(cut(batch, *_rows_to_read(count, rank, world_size)), _whole(count))
         digest = _digest(hooks.tree.flatten(batch)[0])
         return marked if digest is None else {**marked, DIGEST: digest}
 

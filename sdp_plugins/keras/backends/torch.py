@@ -5,42 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from keras import ops
 
 from sdp_plugins.core.fused import FusedAllReduce
 
-from ..share import DATA, Share, rows, rows_to_read
+from ..share import DATA, Share, rows
 from ..steps import StatefulStep
+from . import Backend
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
 
 
-class TorchBackend:
+class TorchBackend(Backend):
     """See ``Backend``."""
-
-    is_stateless = False
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self._reduce = FusedAllReduce(group)
 
     step = staticmethod(StatefulStep)
-    rows_to_read = staticmethod(rows_to_read)
-
-    def prepare(self, model: Any) -> None:
-        """Nothing."""
-
-    def settle(self, model: Any) -> None:
-        """Nothing: they are."""
-
-    def begin(self) -> None:
-        """Nothing: calls run when they are made."""
-
-    def passed(self, arrays: Sequence[Any]) -> None:
-        """Nothing."""
 
     @torch.compiler.disable
     @torch.no_grad()
@@ -53,10 +38,6 @@ class TorchBackend:
             torch._foreach_mul_(averaged, factor)
         self._reduce(averaged[::-1], "avg")
         return averaged
-
-    def average_of_update(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
-        """Keras calls this in updates only."""
-        return self.average(grads, 1)
 
     @torch.compiler.disable
     @torch.no_grad()
@@ -78,25 +59,9 @@ class TorchBackend:
         )
         return whole
 
-    def compare(self, data: Any) -> Any:
-        """Nothing: the host has seen to it."""
-        return data
-
-    def length(self, tensor: Any) -> int:
-        """The first dimension."""
-        return int(tensor.shape[0])
-
     def read(self, variable: Any) -> Any:
         """A copy."""
         return variable.value.detach().clone()
-
-    def to_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
-        """By Keras."""
-        return ops.convert_to_numpy(tensor)
-
-    def from_numpy(self, array: np.ndarray[Any, Any]) -> Any:
-        """By Keras."""
-        return ops.convert_to_tensor(array)
 
     def data_of(self, adapter: Any) -> Any:
         """A generator."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
+from sdp_plugins.core.averages import average_numbers
 from sdp_plugins.tensorflow.functions import broadcast_variables
 from sdp_plugins.tensorflow.job import current
 
@@ -34,8 +34,4 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Average in place."""
-        names = sorted(name for name, value in (logs or {}).items() if np.ndim(value) == 0)
-        if logs and names:
-            values = np.array([float(logs[name]) for name in names])
-            current.job.group.all_reduce(values, "avg")
-            logs.update(zip(names, values.tolist(), strict=True))
+        average_numbers(current.job.group, logs)
