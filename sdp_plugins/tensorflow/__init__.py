@@ -9,6 +9,8 @@ tape = sdp.DistributedGradientTape(tape)
 optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
 """
 
+from typing import TYPE_CHECKING, Any
+
 from .compression import Compression, FP16Compression, NoneCompression
 from .functions import (
     ReduceOp,
@@ -31,6 +33,9 @@ from .session_hooks import BroadcastGlobalVariablesHook
 from .tape import DistributedGradientTape
 from .worker_comm import WorkerComm
 
+if TYPE_CHECKING:
+    from .strategy import SMDDPStrategy
+
 __all__ = [
     "BroadcastGlobalVariablesHook",
     "Compression",
@@ -39,6 +44,7 @@ __all__ = [
     "FP16Compression",
     "NoneCompression",
     "ReduceOp",
+    "SMDDPStrategy",
     "WorkerComm",
     "allreduce",
     "broadcast",
@@ -59,3 +65,12 @@ __all__ = [
 def get_worker_comm() -> WorkerComm:
     """A communicator of Python objects among all ranks."""
     return WorkerComm(current.job.group)
+
+
+def __getattr__(name: str) -> Any:
+    # Only who uses the strategy needs the names of TensorFlow that it is made of.
+    if name == "SMDDPStrategy":
+        from .strategy import SMDDPStrategy
+
+        return SMDDPStrategy
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

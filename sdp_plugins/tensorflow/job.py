@@ -36,6 +36,18 @@ class Current:
         group = Group.from_env(name="tensorflow") if group is None else group
         self._job = Job(group, Collectives(group))
 
+    def join(self, group: Group | None = None) -> Job:
+        """The job, begun if there is none.
+
+        Raises:
+            RuntimeError: It has another group than this one.
+        """
+        if self._job is None:
+            self.begin(group)
+        elif group is not None and group is not self._job.group:
+            raise RuntimeError("the job has another group. Hint: call shutdown() before.")
+        return self.job
+
     def end(self) -> None:
         """Leave; nothing happens without a job."""
         job, self._job = self._job, None

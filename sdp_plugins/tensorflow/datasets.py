@@ -1,0 +1,93 @@
+"""Datasets of which every rank reads its part: each global batch is cut by rank.
+
+A global batch of N rows is cut into contiguous parts that differ by one row at most, so that all
+ranks take equally many steps. Where ranks outnumber rows, some have a part without rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import tensorflow as tf
+
+from sdp_plugins.core import Group
+
+NO_ROWS = (
+    "experimental_distribute_dataset: its elements are no batches: {} has no rows. Hint: call "
+    "batch(global batch size) on it."
+)
+OTHER_DATA = (
+    "experimental_distribute_dataset: ranks {} read another dataset than rank 0: every rank takes "
+    "its part of each global batch, so all must read the same ones, in the same order. Hint: give "
+    "shuffle a seed (or call tf.random.set_seed) and list files in one order, or let each rank "
+    "read its own with distribute_datasets_from_function."
+)
+
+
+def distributed(dataset: Any, group: Group) -> Any:
+    """Cut every batch of a dataset to a rank's rows.
+
+    Raises:
+        TypeError: It is no dataset.
+        ValueError: It has no batches, or is not the same on all ranks.
+    """
+    if not isinstance(dataset, tf.data.Dataset):
+        raise TypeError(
+            f"experimental_distribute_dataset: {type(dataset).__name__} is no tf.data.Dataset. "
+            "Hint: tf.data.Dataset.from_tensor_slices(arrays).batch(global batch size)"
+        )
+    for spec in tf.nest.flatten(dataset.element_spec):
+        if getattr(spec, "shape", None) is not None and spec.shape.rank == 0:
+            raise ValueError(NO_ROWS.format(spec))
+    if group.world_size == 1:
+        return dataset
+    _compare(dataset, group)
+
+    def cut(*data: Any) -> Any:
+        element = data[0] if len(data) == 1 else data
+        begin, end = _part(_rows(tf.nest.flatten(element)[0]), group)
+        return tf.nest.map_structure(lambda leaf: _slice(leaf, begin, end), element)
+
+    return dataset.map(cut, tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
+
+
+def _part(count: Any, group: Group) -> tuple[Any, Any]:
+    return count * group.rank // group.world_size, count * (group.rank + 1) // group.world_size
+
+
+def _rows(leaf: Any) -> Any:
+    """A number if it is known, so that the shapes of parts are known as well."""
+    if isinstance(leaf, tf.RaggedTensor):
+        return leaf.nrows()
+    if isinstance(leaf, tf.SparseTensor):
+        return leaf.dense_shape[0]
+    return tf.shape(leaf, tf.int64)[0] if leaf.shape[0] is None else leaf.shape[0]
+
+
+def _slice(leaf: Any, begin: Any, end: Any) -> Any:
+    if not isinstance(leaf, tf.SparseTensor):
+        return leaf[begin:end]
+    shape = leaf.dense_shape
+    begins = tf.concat([[begin], tf.zeros_like(shape[1:])], axis=0)
+    return tf.sparse.slice(leaf, begins, tf.concat([[end - begin], shape[1:]], axis=0))
+
+
+def _compare(dataset: Any, group: Group) -> None:
+    """See that all ranks have the same number of batches, and the same first one.
+
+    Raises:
+        ValueError: They have not.
+    """
+    digests = group.exchange(_digest(dataset))
+    others = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]
+    if others:
+        raise ValueError(OTHER_DATA.format(", ".join(others)))
+
+
+def _digest(dataset: Any) -> bytes:
+    made = hashlib.sha256(f"{dataset.element_spec} {int(dataset.cardinality())}".encode())
+    for batch in dataset.take(1):
+        for leaf in tf.nest.flatten(batch, expand_composites=True):
+            made.update(tf.io.serialize_tensor(leaf).numpy())
+    return made.digest()

@@ -1,0 +1,233 @@
+"""What TensorFlow asks of a distribution strategy: one replica in each process, on our collectives.
+
+What ``strategy.run`` returns is this rank's, plain tensors; what TensorFlow calls a per-replica
+value is these tensors of all ranks together. Variables of the scope are TensorFlow's distributed
+ones, with one component in each process, so that ``synchronization`` and ``aggregation`` mean what
+they mean under MultiWorkerMirroredStrategy.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from . import datasets
+from . import tf_internals as internals
+from .job import Job
+
+KERAS_TRAINER = "keras.src.backend.tensorflow.trainer"
+REFUSED = (
+    "model.fit, evaluate and predict do not work under the strategy of a loop of one's own: "
+    "clipping, metrics, predictions, BatchNormalization and loss scales would be wrong. Hint: use "
+    "sdp_plugins.keras.SMDDPStrategy, or a loop with strategy.run(step, args=(batch,))."
+)
+FINITE_CHECK = "LossScaleOptimizer.check_finite"
+_UNREDUCED = (tf.bool, tf.string)
+
+
+class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc]
+    """See ``tf.distribute.StrategyExtended``; one replica, the rank, of ``world_size``."""
+
+    def __init__(self, strategy: Any, job: Job) -> None:
+        """Communicate by the collectives of a job."""
+        super().__init__(strategy)
+        self.job = job
+        self._rank, self._ranks = job.group.rank, job.group.world_size
+        devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
+        self._device = f"/job:localhost/replica:0/task:0{devices[0].name}"
+
+    # ---- running -------------------------------------------------------------------------------
+
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        if _caller() == KERAS_TRAINER:
+            raise RuntimeError(REFUSED)
+        with tf.distribute.ReplicaContext(self._container_strategy(), self._rank):
+            result = fn(*args, **kwargs)
+        # Keras asks this of one replica only. Were the answers not the same everywhere, some ranks
+        # would reduce gradients, and the others skip the step.
+        if getattr(fn, "__qualname__", "") == FINITE_CHECK:
+            (bad,) = self._all_reduce([tf.cast(tf.logical_not(result), tf.int32)], mean=False)
+            result = tf.equal(bad, 0)
+        return result
+
+    def _update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+        if not isinstance(var, internals.DistributedVariable):
+            raise ValueError(
+                f"variable '{var.name}' was not made in this strategy's scope. Hint: make models "
+                "and optimizers inside of strategy.scope()."
+            )
+        return self._update_non_slot(var, fn, (var.values[0], *args), kwargs, group)
+
+    def _update_non_slot(self, near: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+        args, kwargs = internals.select_replica(0, (tuple(args), kwargs))
+        with internals.UpdateContext(0):
+            return internals.update_regroup(self, (fn(*args, **kwargs),), group)
+
+    # ---- communicating -------------------------------------------------------------------------
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        flat = tf.nest.flatten(value)
+        reduced = self._batch_reduce_to(reduce_op, [(leaf, leaf) for leaf in flat], options)
+        return tf.nest.pack_sequence_as(value, reduced)
+
+    def _batch_reduce_to(self, reduce_op: Any, pairs: Any, options: Any) -> list[Any]:
+        """Last ones first: gradients of the last layers are there before the others."""
+        mean = reduce_op == tf.distribute.ReduceOp.MEAN
+        found: dict[int, Any] = {}
+        dense: dict[int, Any] = {}
+        for index in reversed(range(len(pairs))):
+            value = internals.local(pairs[index][0])
+            if isinstance(value, tf.IndexedSlices):
+                found[index] = self._reduce_slices(value, mean)
+            elif mean and internals.is_mirrored(pairs[index][0]):
+                found[index] = tf.identity(value)  # the same on all ranks, also in its last bit
+            else:
+                dense[index] = tf.convert_to_tensor(value)
+        found.update(zip(dense, self._all_reduce([*dense.values()], mean), strict=True))
+        return [found[index] for index in range(len(pairs))]
+
+    def _all_reduce(self, tensors: Sequence[Any], mean: bool, factor: float = 1.0) -> Sequence[Any]:
+        if self._ranks == 1 or not tensors:
+            return tensors
+        return self.job.collectives.all_reduce(tensors, "avg" if mean else "sum", factor)
+
+    def _reduce_slices(self, slices: Any, mean: bool) -> Any:
+        if self._ranks == 1:
+            return slices
+        by = 1 / self._ranks if mean else 1
+        values = slices.values * tf.cast(by, slices.values.dtype)
+        return self.job.collectives.all_gather_slices(
+            tf.IndexedSlices(values, slices.indices, slices.dense_shape)
+        )
+
+    def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, _: Any) -> Any:
+        tensor = tf.convert_to_tensor(internals.local(value))
+        if tensor.shape.rank == 0:
+            raise ValueError("gather: a tensor without axes. Hint: tf.expand_dims(tensor, 0)")
+        if self._ranks == 1:
+            return tensor
+        order = list(range(tensor.shape.rank))
+        order[0], order[axis] = order[axis], order[0]
+        rows = tensor if order[0] == 0 else tf.transpose(tensor, order)
+        (whole,) = self.job.collectives.all_gather([rows])
+        return whole if order[0] == 0 else tf.transpose(whole, order)
+
+    def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        """Rank 0's value."""
+        if isinstance(tensor, (int, float)) or self._ranks == 1:
+            return tensor
+        tensor = tf.convert_to_tensor(tensor)
+        if tensor.dtype in _UNREDUCED:
+            return self.job.collectives.broadcast([tensor], 0)[0]
+        # In steps the operation is faster than a call of NumPy.
+        return self._all_reduce([tensor], False, 1.0 if self._rank == 0 else 0.0)[0]
+
+    # ---- variables -----------------------------------------------------------------------------
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        kwargs.pop("colocate_with", None)
+
+        def create(**kwargs: Any) -> list[Any]:
+            given, dtype = kwargs.pop("initial_value", None), kwargs.get("dtype")
+            return [next_creator(initial_value=self._first_value(given, dtype), **kwargs)]
+
+        return internals.mirrored_variable(self._container_strategy(), create, **kwargs)
+
+    def _first_value(self, given: Any, dtype: Any) -> Any:
+        """Rank 0's initial value, for all ranks."""
+
+        def value() -> Any:
+            tensor = tf.convert_to_tensor(given() if callable(given) else given, dtype=dtype)
+            return self.job.collectives.broadcast([tensor], 0)[0]
+
+        if given is None or self._ranks == 1:
+            return given
+        if tf.is_tensor(given) and not hasattr(given, "numpy"):
+            return value  # of the graph that is being traced
+        with tf.init_scope():
+            return value()
+
+    def _validate_colocate_with_variable(self, colocate_with_variable: Any) -> None:
+        internals.validate_colocate_distributed_variable(colocate_with_variable, self)
+
+    def read_var(self, v: Any) -> Any:
+        """What is saved of a variable: this rank's value, or that of all ranks for ON_READ ones."""
+        if internals.is_sync_on_read(v):
+            return v._get_cross_replica()
+        return tf.identity(v._get())
+
+    def value_container(self, value: Any) -> Any:
+        """The variable that a component belongs to."""
+        return internals.value_container(value)
+
+    # ---- data ----------------------------------------------------------------------------------
+
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        if _caller() == KERAS_TRAINER:
+            raise RuntimeError(REFUSED)
+        return datasets.distributed(dataset, self.job.group)
+
+    def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
+        return dataset_fn(tf.distribute.InputContext(self._ranks, self._rank, self._ranks))
+
+    def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
+        return value_fn(tf.distribute.experimental.ValueContext(self._rank, self._ranks))
+
+    # ---- who is who ----------------------------------------------------------------------------
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: Any) -> int:
+        return 0
+
+    def _get_replica_id_in_sync_group(self, replica_id: Any) -> int:
+        return self._rank
+
+    def _local_results(self, val: Any) -> tuple[Any, ...]:
+        return (tf.nest.map_structure(internals.local, val),)
+
+    def _in_multi_worker_mode(self) -> bool:
+        return self._ranks > 1
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return self._ranks
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """The device of this rank."""
+        return (self._device,)
+
+    parameter_devices = worker_devices
+
+    def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
+        """The same."""
+        return (self._device,)
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        """Every rank has its own graph."""
+        return True
+
+    experimental_should_init = experimental_between_graph
+    _global_batch_size = experimental_between_graph
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Whether this rank writes what all have: rank 0 does."""
+        return self._rank == 0
+
+    should_save_summary = should_checkpoint
+
+
+def _caller() -> str:
+    """The module that has called TensorFlow."""
+    frame = sys._getframe(1)
+    name = ""
+    while frame.f_back is not None:
+        frame = frame.f_back
+        name = str(frame.f_globals.get("__name__", ""))
+        if name != __name__ and not name.startswith("tensorflow."):
+            break
+    return name

@@ -1,0 +1,53 @@
+"""The private names of TensorFlow that a ``tf.distribute.Strategy`` needs, all in one place.
+
+They make its variables: those of MultiWorkerMirroredStrategy, with one component in each process.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    from tensorflow.python.distribute.distribute_lib import UpdateContext
+    from tensorflow.python.distribute.distribute_utils import (
+        VARIABLE_CLASS_MAPPING,
+        VARIABLE_POLICY_MAPPING,
+        create_mirrored_variable,
+        is_mirrored,
+        is_sync_on_read,
+        select_replica,
+        update_regroup,
+        validate_colocate_distributed_variable,
+        value_container,
+    )
+    from tensorflow.python.distribute.values import DistributedValues, DistributedVariable
+except ImportError as error:
+    raise ImportError(
+        f"this TensorFlow has moved what SMDDPStrategy is made of: {error}. Hint: use TensorFlow "
+        "2.18 to 2.22, or DistributedGradientTape, which needs none of it."
+    ) from error
+
+__all__ = [
+    "DistributedVariable",
+    "UpdateContext",
+    "is_mirrored",
+    "is_sync_on_read",
+    "local",
+    "mirrored_variable",
+    "select_replica",
+    "update_regroup",
+    "validate_colocate_distributed_variable",
+    "value_container",
+]
+
+
+def mirrored_variable(strategy: Any, create: Any, **kwargs: Any) -> Any:
+    """A distributed variable of the kind that ``synchronization`` and ``aggregation`` ask for."""
+    return create_mirrored_variable(
+        strategy, create, VARIABLE_CLASS_MAPPING, VARIABLE_POLICY_MAPPING, **kwargs
+    )
+
+
+def local(value: Any) -> Any:
+    """What this process holds of a value."""
+    return value.values[0] if isinstance(value, DistributedValues) else value
