@@ -15,6 +15,8 @@ from typing import Any
 
 import keras
 from keras.src import tree
+from keras.src.backend import nn as backend_nn
+from keras.src.backend import result_type
 from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.losses import loss as loss_module
 from keras.src.metrics.metric import Metric
@@ -37,10 +39,12 @@ __all__ = [
     "StatelessScope",
     "Trainer",
     "array_slicing",
+    "backend_nn",
     "check",
     "data_adapters",
     "loss_module",
     "replaced",
+    "result_type",
     "tree",
 ]
 
@@ -59,6 +63,7 @@ _MEMBERS: tuple[tuple[object, str, str], ...] = (
     (array_slicing, "train_validation_split", "is what validation_split means"),
     (data_adapters, "get_data_adapter", "reads every source of data"),
     (loss_module, "reduce_weighted_values", "knows what a loss is divided by"),
+    (backend_nn, "moments", "normalizes batches"),
     (StatelessScope, "get_current_value", "holds metrics in JAX steps"),
 )
 _PARAMETERS = (
@@ -67,6 +72,7 @@ _PARAMETERS = (
         data_adapters.get_data_adapter,
         ("x", "y", "sample_weight", "batch_size", "steps_per_epoch", "shuffle", "class_weight"),
     ),
+    (backend_nn.moments, ("x", "axes", "keepdims", "synchronized")),
     (Trainer._symbolic_build, ("self", "iterator", "data_batch")),
     (BaseOptimizer._clip_gradients, ("self", "grads")),
 )

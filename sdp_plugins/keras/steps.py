@@ -46,6 +46,7 @@ class Step:
         with ExitStack() as stack:
             stack.enter_context(self._strategy.computing(share))
             stack.enter_context(losses.of_whole_batch(share, self._backend))
+            stack.enter_context(self._backend.normalizing(share))
             stack.enter_context(metrics.given_whole_batch(self._model, share, self._backend))
             stack.enter_context(self._watching_loss())
             yield

@@ -15,6 +15,7 @@ UNEVEN = (
     "LastBatchOfOne",
     "MaskedTokens",
     "Normalized",
+    "NormalizedTogether",
     "OwnMetrics",
 )
 """Cases that are tried on three ranks as well, which do not divide batches evenly."""
@@ -40,6 +41,8 @@ def unsupported(backend: str, case: str) -> str | None:
         return "Keras has no steps_per_execution on torch"
     if backend == "jax" and case == "MovingAverage":
         return "in one process, too, Keras leaves deleted arrays in the model here"
+    if backend != "tensorflow" and case == "NormalizedTogether":
+        return "Keras has no synchronized=True but on TensorFlow"
     if backend != "tensorflow" and case in ("Dataset", "RepeatedDataset"):
         return "on this backend like any other iterable, after an import of TensorFlow"
     if backend != "torch" and case == "Loader":

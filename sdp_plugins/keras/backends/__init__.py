@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,13 @@ class Backend(ABC):
     @abstractmethod
     def total(self, tensors: Sequence[Any]) -> list[Any]:
         """The sum over ranks of each tensor."""
+
+    def normalizing(self, share: Share) -> AbstractContextManager[None]:
+        """Inside of the block ``synchronized`` moments are those of all ranks' rows.
+
+        Keras refuses layers that ask for them, but on TensorFlow.
+        """
+        return nullcontext()
 
     @abstractmethod
     def gather_rows(self, tensor: Any, share: Share) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from sdp_plugins.tensorflow.collectives import Collectives
 
 from .. import hooks
 from ..data import OTHER_BATCHES
+from ..normalization import over_whole_batch, weighted_gradient
 from ..share import DATA, DIGEST, WHOLE, Share, cut, mark, rows
 from ..steps import StatefulStep
 from . import Backend
@@ -64,6 +66,18 @@ class TensorFlowBackend(Backend):
     def total(self, tensors: Sequence[Any]) -> list[Any]:
         """The sums."""
         return self._collectives.all_reduce(tensors, "sum")
+
+    def normalizing(self, share: Share) -> AbstractContextManager[None]:
+        """By sums that have a gradient."""
+
+        @tf.custom_gradient  # type: ignore[untyped-decorator]
+        def total(*tensors: Any) -> Any:
+            def gradient(*upstream: Any) -> list[Any]:
+                return weighted_gradient(upstream, share, self.total)
+
+            return self.total(tensors), gradient
+
+        return over_whole_batch(share, lambda tensors: total(*tensors))
 
     def gather_rows(self, tensor: Any, share: Share) -> Any:
         """By an uneven all_gather."""
