@@ -62,7 +62,8 @@ def _rows(leaf: Any) -> Any:
         return leaf.nrows()
     if isinstance(leaf, tf.SparseTensor):
         return leaf.dense_shape[0]
-    return tf.shape(leaf, tf.int64)[0] if leaf.shape[0] is None else leaf.shape[0]
+    known = leaf.shape[0] if leaf.shape.rank else None
+    return tf.shape(leaf, tf.int64)[0] if known is None else known
 
 
 def _slice(leaf: Any, begin: Any, end: Any) -> Any:

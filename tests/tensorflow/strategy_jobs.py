@@ -240,8 +240,11 @@ def data(rank: int, world: int) -> dict[str, Any]:
         full = strategy.experimental_distribute_dataset(numbers.batch(4, drop_remainder=True))
         ragged = tf.ragged.constant([[1], [2, 3], [], [4]])
         sparse = tf.sparse.from_dense([[0, 1], [2, 0], [0, 0], [3, 4]])
-        mixed = tf.data.Dataset.from_tensor_slices({"r": ragged, "s": sparse}).batch(4)
+        parts = {"d": tf.range(4), "r": ragged, "s": sparse}
+        mixed = tf.data.Dataset.from_tensor_slices(parts).batch(4, drop_remainder=True)
         (other,) = strategy.experimental_distribute_dataset(mixed)
+        made = tf.data.Dataset.from_generator(lambda: iter([np.arange(4)]), output_types=tf.int64)
+        (unknown,) = strategy.experimental_distribute_dataset(made)
 
         def own(context: Any) -> Any:
             size = context.get_per_replica_batch_size(2 * world)
@@ -251,6 +254,7 @@ def data(rank: int, world: int) -> dict[str, Any]:
         return {
             "cut": [batch.numpy().tolist() for batch in cut],
             "static": full.element_spec.shape[0],
+            "unknown": unknown.numpy().tolist(),
             "ragged": other["r"].to_list(),
             "sparse": tf.sparse.to_dense(other["s"]).numpy().tolist(),
             "own": [b.numpy().tolist() for b in strategy.distribute_datasets_from_function(own)],

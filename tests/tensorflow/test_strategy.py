@@ -123,6 +123,7 @@ def test_data(ranks: Any) -> None:
     assert second["cut"] == [[1], [5], []]
     assert third["cut"] == [[2, 3], [6, 7], [8]]
     assert [found["static"] for found in (first, second, third)] == [1, 1, 2]
+    assert [found["unknown"] for found in (first, second, third)] == [[0], [1], [2, 3]]
     assert third["ragged"] == [[], [4]]
     assert second["sparse"] == [[2, 0]]
     assert third["sparse"] == [[0, 0], [3, 4]]
