@@ -26,6 +26,7 @@ from typing import Any
 from sdp_plugins.bench.cluster import start
 from sdp_plugins.bench.cluster.network import Network
 from sdp_plugins.bench.mpi import MpiInstall
+from sdp_plugins.launch.huge_pages import huge_pages
 
 START_LIMIT_S = 120.0
 CALL_LIMIT_S = 300.0
@@ -165,10 +166,10 @@ class Job:
     def _spawn(self, line: list[str], variables: Mapping[str, str]) -> None:
         path = os.pathsep.join(filter(None, [str(PACKAGE_ROOT), os.environ.get("PYTHONPATH", "")]))
         threads = {"OMP_NUM_THREADS": str(self.spec.threads), "PYTHONPATH": path}
-        env = {**os.environ, **threads, **variables, **self.spec.environment}
+        given = {**os.environ, **threads, **variables, **self.spec.environment}
         process = subprocess.Popen(
             line,
-            env=env,
+            env=given | huge_pages(given),  # as `sdp run` has them, for all peers
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,

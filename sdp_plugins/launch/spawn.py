@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+from sdp_plugins.launch.huge_pages import huge_pages
+
 PR_SET_PDEATHSIG = 1
 
 # What an outer launcher said about itself is wrong for our ranks, and would be believed: Lightning
@@ -121,7 +123,7 @@ def job_environment(job: JobSpec, base: Mapping[str, str]) -> dict[str, str]:
     if job.threads is not None:
         kept["OMP_NUM_THREADS"] = str(job.threads)
     kept.setdefault("OMP_NUM_THREADS", str(threads_each(job.world_size)))
-    return kept
+    return kept | huge_pages(base)
 
 
 def child_setup(mask: set[signal.Signals]) -> Callable[[], None]:

@@ -145,6 +145,19 @@ def test_threads(script: Callable[..., str]) -> None:
         assert done.stdout.split() == [str(threads)] * 2
 
 
+def test_huge_pages(script: Callable[..., str]) -> None:
+    """Asked for, unless somebody has said something about them."""
+    path = script("print(os.environ['GLIBC_TUNABLES'])")
+    unset = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
+    for before, after in (
+        ({}, "glibc.malloc.hugetlb=1"),
+        ({"GLIBC_TUNABLES": "glibc.malloc.check=0"}, "glibc.malloc.check=0:glibc.malloc.hugetlb=1"),
+        ({"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}, "glibc.malloc.hugetlb=0"),
+    ):
+        done = launch("-n", "2", "--no-prefix", path, env=unset | before)
+        assert done.stdout.split() == [after] * 2
+
+
 def test_module(tmp_path: Path) -> None:
     done = launch("-n", "2", "-m", "json.tool", "--help")
     assert done.returncode == 0
