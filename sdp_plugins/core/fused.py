@@ -36,14 +36,19 @@ class FusedAllReduce:
         Raises:
             SdpError: See ``Group``.
         """
-        buffers = [as_buffer(tensor) for tensor in tensors]
-        plan = (op, tuple((buffer.count, buffer.dtype) for buffer in buffers))
+        fusion = self.plan(tensors, op)
+        for index, tensor in enumerate(tensors):
+            fusion.ready(index, tensor)
+        fusion.finish()
+
+    def plan(self, tensors: Sequence[BufferLike], op: str = "sum") -> FusionBuffer:
+        """Fusion buffers for tensors of these sizes and types, made when asked for first."""
+        described = ((buffer.count, buffer.dtype) for buffer in map(as_buffer, tensors))
+        plan = (op, tuple(described))
         fusion = self._fusions.get(plan)
         if fusion is None:
             fusion = self._fusions[plan] = FusionBuffer(self._group, plan[1], op=op)
-        for index, buffer in enumerate(buffers):
-            fusion.ready(index, buffer)
-        fusion.finish()
+        return fusion
 
 
 def gather_uneven(group: Group, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

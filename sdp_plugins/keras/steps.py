@@ -129,7 +129,12 @@ class StatefulStep(Step):
 
     def train(self, function: _Function, data: Any) -> Any:
         """One training step; returns its logs."""
-        return self._run(function, data, self._layer_states())
+
+        def run(batch: Any) -> Any:
+            with self._backend.training(self._model, self._strategy.factor):
+                return function(batch)
+
+        return self._run(run, data, self._layer_states())
 
     def test(self, function: _Function, data: Any) -> Any:
         """One step of an evaluation; returns its logs."""

@@ -46,6 +46,10 @@ class Backend(ABC):
         """A step begins to be traced."""
         return
 
+    def training(self, model: Any, factor: Any) -> AbstractContextManager[None]:
+        """Inside of the block runs a training step, in which gradients count so much."""
+        return nullcontext()
+
     def passed(self, arrays: Sequence[Any]) -> None:
         """What comes after an optimizer's ``stateless_apply`` must wait for its results."""
         return

@@ -1,10 +1,12 @@
-"""Keras on torch: gradients are reduced where they lie."""
+"""Keras on torch: gradients are reduced where they lie, beside Keras' own backward pass."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import keras
 import torch
 from keras import ops
 
@@ -13,6 +15,7 @@ from sdp_plugins.core.fused import FusedAllReduce
 from ..share import DATA, Share, rows
 from ..steps import StatefulStep
 from . import Backend
+from .torch_overlap import Overlap
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
@@ -24,13 +27,29 @@ class TorchBackend(Backend):
     def __init__(self, group: Group) -> None:
         self._group = group
         self._reduce = FusedAllReduce(group)
+        self._overlap: Overlap | None = None
 
     step = staticmethod(StatefulStep)
+
+    @contextmanager
+    def training(self, model: Any, factor: Any) -> Iterator[None]:
+        """Overlap what Keras' own step does: one backward pass and one update."""
+        if not _has_one_backward(model):
+            yield
+            return
+        self._overlap = Overlap(self._reduce, model.trainable_weights, factor)
+        try:
+            with self._overlap.watching():
+                yield
+        finally:
+            self._overlap = None
 
     @torch.compiler.disable
     @torch.no_grad()
     def average(self, grads: Sequence[Any], factor: Any) -> list[Any]:
         """In place, last layers first."""
+        if self._overlap is not None and self._overlap.done:
+            return list(grads)
         averaged = [grad.contiguous() for grad in grads]
         if factor == 0:
             torch._foreach_zero_(averaged)
@@ -70,6 +89,17 @@ class TorchBackend(Backend):
     def example(self, adapter: Any) -> Any:
         """The first batch."""
         return next(iter(adapter.get_torch_dataloader()))
+
+
+def _has_one_backward(model: Any) -> bool:
+    """Whether each step is one backward pass and one update, which nobody compiles."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    return (
+        type(model).train_step is keras.Model.train_step
+        and not model.jit_compile
+        and optimizer is not None
+        and not optimizer.gradient_accumulation_steps
+    )
 
 
 def make(group: Group) -> TorchBackend:

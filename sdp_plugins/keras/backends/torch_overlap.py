@@ -1,0 +1,87 @@
+"""Gradients on torch, averaged while the backward pass goes on.
+
+As torch's DDP does (Li et al., VLDB 2020): a hook on every parameter hands its gradient to the
+fusion buffers as soon as it is complete, and the end of the backward pass waits for them. So no
+code ever sees a gradient that is half reduced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from sdp_plugins.core.fused import FusedAllReduce
+
+# What runs at the end of the backward pass under way; DDP and FSDP use it, too.
+_at_end_of_backward = torch.autograd.Variable._execution_engine.queue_callback
+
+
+class Overlap:
+    """One step's gradients.
+
+    Attributes:
+        done: Whether the parameters' gradients are the ranks' averages by now.
+    """
+
+    def __init__(self, reduce: FusedAllReduce, variables: Sequence[Any], factor: float) -> None:
+        """Plan the buffers.
+
+        Args:
+            reduce: Whose plans are used.
+            variables: Keras'; those that come first in the model get their gradients last.
+            factor: What this rank's gradients are multiplied by before.
+        """
+        self.done = False
+        self._variables = variables[::-1]
+        self._parameters = [variable.value for variable in self._variables]
+        self._factor = factor
+        # 1 for each variable with a gradient, and so the same on all ranks.
+        self._present = torch.zeros(len(self._parameters))
+        self._fusion = reduce.plan([*self._parameters, self._present], "avg")
+        self._begun = False
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Inside of the block a backward pass averages gradients."""
+        with ExitStack() as stack:
+            for index, parameter in enumerate(self._parameters):
+                hook = parameter.register_post_accumulate_grad_hook(partial(self._ready, index))
+                stack.callback(hook.remove)
+            yield
+
+    @torch.no_grad()
+    def _ready(self, index: int, parameter: torch.Tensor) -> None:
+        if self.done:
+            raise RuntimeError(
+                f"'{self._variables[index].path}' got a gradient after the backward pass of its "
+                "step. Hint: a train_step of your own may have several."
+            )
+        if not self._begun:
+            self._begun = True
+            _at_end_of_backward(self._finish)
+        gradient = parameter.grad
+        assert gradient is not None  # that is when the hook is called
+        if not gradient.is_contiguous():
+            gradient = parameter.grad = gradient.contiguous()
+        if self._factor == 0:
+            gradient.zero_()
+        elif self._factor != 1:
+            gradient.mul_(self._factor)
+        self._present[index] = 1
+        self._fusion.ready(index, gradient)
+
+    @torch.no_grad()
+    def _finish(self) -> None:
+        self._fusion.ready(len(self._parameters), self._present)
+        self._fusion.finish()
+        self.done = True
+        for variable, present in zip(self._variables, self._present.tolist(), strict=True):
+            if 0.01 < present < 0.99:
+                raise RuntimeError(
+                    f"'{variable.path}' got a gradient on some ranks only, in the same step. Hint: "
+                    "a model must use the same layers on all ranks, whatever its data."
+                )

@@ -1,0 +1,199 @@
+"""What ranks do in tests of the overlap of communication and backward pass."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers
+
+from tests.keras.jobs import strategy, values
+
+WIDTH = 600  # each kernel is more than a fusion buffer of 1 MiB holds
+Function = Callable[[], Any]
+
+
+def host_function(function: Function) -> Callable[..., Any]:
+    def call(*_: Any) -> Any:
+        function()
+        return np.float32(0)
+
+    return call
+
+
+def after(function: Function, tensor: Any) -> Any:
+    """The tensor, once a function on the host was called; in a compiled step."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        zero = jax.ShapeDtypeStruct((), np.float32)
+        return tensor + jax.pure_callback(host_function(function), zero, tensor[0, 0])
+    import tensorflow as tf
+
+    call = host_function(function)
+    return tensor + tf.numpy_function(call, [tensor[0, 0]], tf.float32, stateful=False)
+
+
+def calling(during_backward: Function) -> Callable[[Any], Any]:
+    """The identity; its backward pass calls a function."""
+    backend = keras.backend.backend()
+    if backend == "jax":
+        import jax
+
+        identity = jax.custom_vjp(lambda x: x)
+        identity.defvjp(lambda x: (x, None), lambda _, grad: (after(during_backward, grad),))
+        return identity
+    if backend == "tensorflow":
+        import tensorflow as tf
+
+        def call(x: Any) -> Any:
+            return tf.identity(x), lambda grad: after(during_backward, grad)
+
+        return tf.custom_gradient(call)
+    import torch
+
+    class Call(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            during_backward()
+            return grad
+
+    return Call.apply
+
+
+class Calling(layers.Layer):
+    """See `calling`."""
+
+    def __init__(self, during_backward: Function) -> None:
+        super().__init__()
+        self._call = calling(during_backward)
+
+    def call(self, x: Any) -> Any:
+        return self._call(x)
+
+
+class Watched(keras.optimizers.SGD):
+    """Calls a function when it has the last layer's gradient."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__(0.01)
+        self._function = function
+
+    def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
+        if "last/kernel" in getattr(variable, "path", variable.name):
+            gradient = after(self._function, gradient)
+        super().update_step(gradient, variable, learning_rate)
+
+
+def deep(
+    made: Any, during_backward: Function, optimizer: Any, kind: type = keras.Sequential
+) -> Any:
+    """Some layers; a function is called before the backward pass of the first one.
+
+    The more layers, the less it matters what a compiler makes of the order.
+    """
+    between = [layers.Dense(WIDTH) for _ in range(4)]
+    with made.scope():
+        model = kind(
+            [
+                keras.Input((WIDTH,)),
+                layers.Dense(WIDTH),
+                Calling(during_backward),
+                *between,
+                layers.Dense(WIDTH, name="last"),
+            ]
+        )
+        model.compile(optimizer, "mse")
+    return model
+
+
+def train(model: Any) -> None:
+    random = np.random.default_rng(1)
+    x, y = random.random((2, 4, WIDTH), np.float32)
+    model.fit(x, y, batch_size=4, verbose=0)
+
+
+def compiled_step_overlaps(rank: int, world: int) -> bool:
+    """Whether the optimizer has the last layer's average while the first layer waits for that."""
+    arrived = threading.Event()
+    seen: list[bool] = []
+    with strategy() as made:
+        train(deep(made, lambda: seen.append(arrived.wait(30)), Watched(arrived.set)))
+    return seen == [True]
+
+
+def torch_overlaps(rank: int, world: int, own_step: bool) -> tuple[bool, list[Any]]:
+    """Whether the last layer's gradient becomes the average while the first layer waits for that.
+
+    And the values afterwards.
+    """
+    own: list[Any] = []
+    seen: list[bool] = []
+
+    def wait_for_average() -> None:
+        end = time.monotonic() + (0.5 if own_step else 30)
+        while (same := bool((kernel.grad == own[0]).all())) and time.monotonic() < end:
+            time.sleep(0.01)
+        seen.append(not same)
+
+    class OwnStep(keras.Sequential):
+        def train_step(self, *args: Any) -> Any:
+            return super().train_step(*args)
+
+    with strategy() as made:
+        kind = OwnStep if own_step else keras.Sequential
+        model = deep(made, wait_for_average, keras.optimizers.SGD(0.01), kind)
+        kernel = model.get_layer("last").kernel.value
+        kernel.register_post_accumulate_grad_hook(lambda it: own.append(it.grad.clone()))
+        train(model)
+        return seen == [True], values(model)
+
+
+def on_some_ranks_only(rank: int, world: int) -> str:
+    """A layer that is used or not as a rank's data will have it."""
+
+    class Model(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.always, self.seldom = layers.Dense(1), layers.Dense(1, name="seldom")
+
+        def build(self, shape: Any) -> None:
+            self.always.build(shape)
+            self.seldom.build(shape)
+
+        def call(self, x: Any) -> Any:
+            y = self.always(x)
+            return y + self.seldom(x) if x.device.type == "cpu" and x.sum() > 0 else y
+
+    with strategy() as made:
+        with made.scope():
+            model = Model()
+            model.compile("sgd", "mse")
+        x = np.repeat(np.array([[1.0], [-1.0]], np.float32), 2, axis=0)  # rank 0's; rank 1's
+        try:
+            model.fit(x, x, batch_size=4, shuffle=False, verbose=0)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return "none"
+
+
+def dies_in_backward(rank: int, world: int) -> str:
+    nothing = time.monotonic
+    with strategy() as made:
+        die = partial(os.kill, os.getpid(), signal.SIGKILL) if rank == 1 else nothing
+        try:
+            train(deep(made, die, keras.optimizers.SGD(0.01)))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return "none"
