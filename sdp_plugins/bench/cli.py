@@ -181,16 +181,25 @@ def keras(
     rows: Annotated[int, typer.Option(min=1, help="of the global batch")] = 16,
     width: Annotated[int, typer.Option(min=1, help="of the three hidden layers")] = 4096,
     repeats: Repeats = 5,
+    gbit: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="each rank on a node with a link of this speed (needs root)"),
+    ] = None,
+    mpi_prefix: Prefixes = [],  # noqa: B006  read only
     json: Json = None,
     markdown: Markdown = None,
 ) -> None:
     """A training step with Keras, against one without communication, and TensorFlow's strategy."""
     if backend not in keras_of.BACKENDS:
         raise typer.BadParameter(f"there is no backend {backend!r} of Keras", param_hint="backend")
-    plan = keras_of.KerasPlan(backend, ranks, rows, width, repeats)
+    plan = keras_of.KerasPlan(backend, ranks, rows, width, repeats, gbit=gbit)
+    found, section = None, f"keras {backend}"
+    if gbit is not None:
+        _enter_sandbox()
+        found, section = _one_mpi(mpi_prefix), f"{section} on nodes"
     with Console(stderr=True).status("starting") as status:
-        report = _or_exit(lambda: keras_of.run(plan, status.update))
-    options.show(keras_of.keras_table(report), [], f"keras {backend}", markdown)
+        report = _or_exit(lambda: keras_of.run(plan, found, status.update))
+    options.show(keras_of.keras_table(report), [], section, markdown)
     options.write_json(json, report.to_json())
 
 
@@ -292,16 +301,19 @@ def cluster(
     if launcher not in ("torchrun", "mpirun"):
         raise typer.BadParameter(f"there is no launcher {launcher!r}: torchrun or mpirun")
     _enter_sandbox()
-    mpis = mpi.discover(mpi_prefix)
-    if launcher == "mpirun" and not mpis:
+    found = _one_mpi(mpi_prefix) if launcher == "mpirun" else None
+    with Network(nodes, gbit) as network:
+        status = program.run(network, ranks_per_node, line, found)
+    raise typer.Exit(status if status >= 0 else 128 - status)
+
+
+def _one_mpi(prefixes: Prefixes) -> mpi.MpiInstall:
+    found = mpi.discover(prefixes)
+    if not found:
         what = "mpirun needs mpi4py where this runs, and an MPI there or under --mpi-prefix"
         typer.echo(f"error: {what}. Hint: pip install mpi4py mpich", err=True)
         raise typer.Exit(1)
-    with Network(nodes, gbit) as network:
-        status = program.run(
-            network, ranks_per_node, line, mpis[0] if launcher == "mpirun" else None
-        )
-    raise typer.Exit(status if status >= 0 else 128 - status)
+    return found[0]
 
 
 def _enter_sandbox() -> None:

@@ -12,13 +12,15 @@ from rich import box
 from rich.table import Table
 
 from sdp_plugins.bench import machine
+from sdp_plugins.bench.cluster.network import Network
 from sdp_plugins.bench.job import Job, JobSpec
+from sdp_plugins.bench.mpi import MpiInstall
 from sdp_plugins.bench.runner import Progress
 from sdp_plugins.bench.units import format_time
 
 TASK = "sdp_plugins.bench.keras_task:KerasTask"
 BACKENDS = ("tensorflow", "torch", "jax")
-NONE, OURS, MIRRORED = "none", "smddp", "mwms"
+NONE, OURS, MIRRORED, ALONE = "none", "smddp", "mwms", "alone"
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class KerasPlan:
         width: Of the hidden layers; 4096 make 38.6 million parameters.
         rounds: Turns of every way.
         steps: Timed steps in a turn; two more go before them.
+        gbit: Speed of the links between ranks, each on a node of a laboratory; None: all ranks are
+            on this machine.
     """
 
     backend: str = "tensorflow"
@@ -40,6 +44,7 @@ class KerasPlan:
     width: int = 4096
     rounds: int = 5
     steps: int = 8
+    gbit: float | None = None
 
 
 @dataclass
@@ -55,47 +60,78 @@ class KerasReport:
         """The median over the rounds."""
         return median(self.rounds_ms[way])
 
+    @property
+    def overlapped(self) -> float | None:
+        """The part of communication that went on beside computing, or of computing, if less."""
+        if ALONE not in self.rounds_ms:
+            return None
+        apart = (self.step_ms(NONE), self.step_ms(ALONE))
+        return max(0.0, sum(apart) - self.step_ms(OURS)) / min(apart)
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         found = {way: round(self.step_ms(way), 3) for way in self.rounds_ms}
         return {"schema": 1, "operation": "keras", **asdict(self), "step_ms": found}
 
 
-def run(plan: KerasPlan, progress: Progress = lambda text: None) -> KerasReport:
-    """Train in all ways in turn.
+def run(
+    plan: KerasPlan, mpi: MpiInstall | None = None, progress: Progress = lambda text: None
+) -> KerasReport:
+    """Train in all ways in turn; across nodes over an MPI.
 
     Raises:
         RankError: A rank failed.
     """
     host = machine.describe()
-    ours = {"backend": plan.backend, "width": plan.width, "rows": plan.rows, "workers": []}
-    specs = {OURS: JobSpec("keras", TASK, plan.ranks, ours)}
-    if plan.backend == "tensorflow" and plan.ranks > 1:
-        mirrored = {**ours, "workers": _addresses(plan.ranks)}
-        specs[MIRRORED] = JobSpec("mwms", TASK, plan.ranks, mirrored)
-    ways = [NONE, *specs]
-    rounds: dict[str, list[float]] = {way: [] for way in ways}
+    ways = [NONE, OURS]
+    rounds: dict[str, list[float]] = {}
     with ExitStack() as stack:
         progress("starting")
-        jobs = {name: stack.enter_context(Job(spec)) for name, spec in specs.items()}
-        jobs[NONE] = jobs[OURS]
+        jobs = {}
+        if plan.gbit:
+            network = stack.enter_context(Network(plan.ranks, plan.gbit))
+            jobs[OURS] = stack.enter_context(Job(_spec(plan, OURS, mpi=mpi, network=network)))
+            ways.append(ALONE)
+        else:
+            jobs[OURS] = stack.enter_context(Job(_spec(plan, OURS)))
+            if plan.backend == "tensorflow" and plan.ranks > 1:
+                jobs[MIRRORED] = stack.enter_context(Job(_spec(plan, MIRRORED)))
+                ways.append(MIRRORED)
         parameters = jobs[OURS].call("parameters")[0]
         for number in range(plan.rounds):
             for way in ways:
                 progress(f"round {number + 1} of {plan.rounds}: {way}")
-                ranks = jobs[way].call("run", {"way": way, "steps": plan.steps})
-                rounds[way].append(1e3 * median(fmean(step) for step in zip(*ranks, strict=True)))
+                job = jobs.get(way, jobs[OURS])
+                ranks = job.call("run", {"way": way, "steps": plan.steps})
+                step_s = median(fmean(step) for step in zip(*ranks, strict=True))
+                rounds.setdefault(way, []).append(1e3 * step_s)
     return KerasReport(asdict(plan), host, parameters, rounds)
+
+
+def _spec(plan: KerasPlan, way: str, **where: Any) -> JobSpec:
+    workers = _addresses(plan.ranks) if way == MIRRORED else []
+    task = {"backend": plan.backend, "width": plan.width, "rows": plan.rows, "workers": workers}
+    environment = {"SDP_INTERNODE": "mpi"} if where else {}
+    return JobSpec(f"keras {way}", TASK, plan.ranks, task, environment=environment, **where)
 
 
 def keras_table(report: KerasReport) -> Table:
     """One row per way."""
     s = report.settings
+    caption = (
+        f"medians of {s['rounds']} alternating rounds of {s['steps']} steps; none: every rank "
+        "trains its own model with its part of the batch"
+    )
+    if report.overlapped is not None:
+        caption += (
+            "; alone: its gradients are averaged, and nothing else; "
+            f"{100 * report.overlapped:.0f} % of the shorter of both overlapped"
+        )
+    where = f"{s['ranks']} nodes on links of {s['gbit']:g} Gbit/s" if s["gbit"] else "one machine"
     table = Table(
         title=f"Keras on {s['backend']}: a step of {report.parameters / 1e6:.1f} M parameters, "
-        f"{s['ranks']} ranks, global batch of {s['rows']}",
-        caption=f"medians of {s['rounds']} alternating rounds of {s['steps']} steps; none: every "
-        "rank trains its own model with its part of the batch",
+        f"{s['ranks']} ranks, global batch of {s['rows']}; {where}",
+        caption=caption,
         box=box.SIMPLE_HEAD,
     )
     table.add_column("way", no_wrap=True)

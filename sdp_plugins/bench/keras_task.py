@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from sdp_plugins.bench.peers.base import Place
+from sdp_plugins.core.fused import FusedAllReduce
 
 FEATURES, OUTPUTS = 1024, 208
 WARM_UP_STEPS = 2
@@ -43,6 +44,8 @@ class KerasTask:
 
     def run(self, way: str, steps: int) -> list[float]:
         """Seconds of each step; all ranks begin together."""
+        if way == "alone":
+            return self._communicate(steps)
         rows = self.rows // self.place.ranks if way == "none" else self.rows
         count = rows * (steps + WARM_UP_STEPS)
         random = np.random.default_rng(1)
@@ -60,6 +63,18 @@ class KerasTask:
         """Leave."""
         if self._strategy is not None:
             self._strategy.close()
+
+    def _communicate(self, steps: int) -> list[float]:
+        """Of averaging tensors like the gradients."""
+        sizes = [tuple(v.shape) for v in self._models["smddp"].trainable_variables]
+        gradients = [np.ones(size, np.float32) for size in reversed(sizes)]
+        reduce, seconds = FusedAllReduce(self._strategy.group), []
+        for _ in range(steps + WARM_UP_STEPS):
+            self._strategy.group.barrier()
+            begin = time.perf_counter()
+            reduce(gradients, "avg")
+            seconds.append(time.perf_counter() - begin)
+        return seconds[WARM_UP_STEPS:]
 
     def _ours(self) -> dict[str, AbstractContextManager[Any]]:
         from sdp_plugins.keras import SMDDPStrategy
