@@ -44,13 +44,14 @@ class Case:
     rows = ROWS
     batch_size: int | None = BATCH
     epochs = 2
+    only_fits = False  # as `evaluate` and `predict` do not meet what the case is about
 
     def build(self) -> Any:
         return dense()
 
     def compile_options(self) -> dict[str, Any]:
         return {
-            "optimizer": keras.optimizers.Adam(0.01),
+            "optimizer": keras.optimizers.SGD(0.1, momentum=0.5),
             "loss": crossentropy(),
             "metrics": ["accuracy"],
         }
@@ -76,9 +77,10 @@ class Case:
             verbose=0,
             callbacks=[*self.callbacks(), batches],
         )
-        return {
-            "history": history.history,
-            "batches": batches.logs,
+        trained = {"history": history.history, "batches": batches.logs}
+        if self.only_fits:
+            return trained
+        return trained | {
             "evaluation": model.evaluate(**self.evaluate_options(), verbose=0, return_dict=True),
             "prediction": keras.tree.map_structure(
                 np.asarray, model.predict(**self.predict_options(), verbose=0)
@@ -151,11 +153,13 @@ class LastBatchOfOne(Case):
 
 
 class ArraysWithoutBatchSize(Case):
+    only_fits = True
     batch_size = None
 
 
 class Dataset(Case):
     rows = 21
+    only_fits = True
 
     def fit_options(self) -> dict[str, Any]:
         import tensorflow as tf
@@ -165,6 +169,8 @@ class Dataset(Case):
 
 
 class RepeatedDataset(Case):
+    only_fits = True
+
     def fit_options(self) -> dict[str, Any]:
         import tensorflow as tf
 
@@ -174,6 +180,7 @@ class RepeatedDataset(Case):
 
 class Loader(Case):
     rows = 21
+    only_fits = True
 
     def fit_options(self) -> dict[str, Any]:
         import torch
@@ -193,12 +200,15 @@ class Sequence(keras.utils.PyDataset):
 
 class PyDataset(Case):
     rows = 21
+    only_fits = True
 
     def fit_options(self) -> dict[str, Any]:
         return {"x": Sequence(), "epochs": self.epochs}
 
 
 class Generator(Case):
+    only_fits = True
+
     def fit_options(self) -> dict[str, Any]:
         def batches() -> Iterator[Any]:
             x, y = arrays(21)
@@ -214,6 +224,7 @@ class Generator(Case):
 
 class ClassWeight(Case):
     rows = 21
+    only_fits = True
 
     def fit_options(self) -> dict[str, Any]:
         return super().fit_options() | {"class_weight": {0: 0.5, 1: 2.0, 2: 1.25}}
@@ -231,6 +242,8 @@ class SampleWeight(Case):
 
 
 class ValidationSplit(Case):
+    only_fits = True
+
     def fit_options(self) -> dict[str, Any]:
         return super().fit_options() | {"validation_split": 0.3}
 
@@ -245,11 +258,15 @@ class ValidationData(Case):
 
 
 class StepsPerEpoch(Case):
+    only_fits = True
+
     def fit_options(self) -> dict[str, Any]:
         return super().fit_options() | {"steps_per_epoch": 2}
 
 
 class Shuffled(Case):
+    only_fits = True
+
     def fit_options(self) -> dict[str, Any]:
         return super().fit_options() | {"shuffle": True}
 
@@ -292,6 +309,7 @@ class Optimizer(Case):
     """A case that differs in its optimizer only."""
 
     rows = 21
+    only_fits = True
     options: ClassVar[dict[str, Any]] = {}
 
     def compile_options(self) -> dict[str, Any]:
@@ -326,6 +344,11 @@ class MovingAverage(Optimizer):
 
 class WeightDecay(Optimizer):
     options: ClassVar = {"weight_decay": 0.01}
+
+
+class Adaptive(Optimizer):
+    def compile_options(self) -> dict[str, Any]:
+        return super().compile_options() | {"optimizer": keras.optimizers.Adam(0.01)}
 
 
 class SummedLoss(Case):
@@ -480,7 +503,7 @@ class Embedding(Case):
             [
                 keras.Input((FEATURES,), dtype="int32"),
                 layers.Embedding(20, 4, mask_zero=True),
-                layers.LSTM(5),
+                layers.SimpleRNN(5),
                 layers.Dense(CLASSES),
             ]
         )
@@ -528,6 +551,7 @@ class MaskedTokens(Embedding):
 
 class Frozen(Case):
     rows = 21
+    only_fits = True
 
     def build(self) -> Any:
         model = dense(layers.Dense(4, name="frozen"))
@@ -553,6 +577,8 @@ class NormalizedTogether(Case):
 
 
 class Dropout(Case):
+    only_fits = True
+
     def build(self) -> Any:
         return dense(layers.Dropout(0.5))
 

@@ -7,23 +7,32 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import RankPool
+from tests.keras.first_ranks import PROCESSES, FirstRanks
 
 
 def environment(backend: str) -> dict[str, str]:
-    """A rank's, with one thread for each of its framework's pools."""
+    """A rank's, with one thread for each of its framework's pools.
+
+    XLA optimizes nothing: most of the time of JAX's cases would be LLVM's.
+    """
     return {
         "KERAS_BACKEND": backend,
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_NUM_INTRAOP_THREADS": "1",
         "TF_NUM_INTEROP_THREADS": "2",
-        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false",
+        "XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false --xla_backend_optimization_level=0 "
+        "--xla_llvm_disable_expensive_passes=true",
         "JAX_PLATFORMS": "cpu",
         "CUDA_VISIBLE_DEVICES": "-1",
     }
 
 
+def first_ranks(rank_pools: Any, backend: str, n: int) -> FirstRanks:
+    """n kept ranks with Keras on a backend."""
+    return FirstRanks(rank_pools.pool(PROCESSES, environment(backend)), n)
+
+
 @pytest.fixture
-def keras_pool(rank_pools: Any) -> Callable[[str, int], RankPool]:
+def keras_pool(rank_pools: Any) -> Callable[[str, int], FirstRanks]:
     """`keras_pool(backend, n)`: n kept ranks with Keras on that backend."""
-    return lambda backend, n: rank_pools.pool(n, environment(backend))
+    return lambda backend, n: first_ranks(rank_pools, backend, n)

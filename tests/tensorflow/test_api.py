@@ -7,17 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.keras.conftest import environment
-from tests.ranks import RankPool
+from tests.keras.conftest import first_ranks
+from tests.keras.first_ranks import FirstRanks
 
 
 @pytest.fixture
 def ranks(rank_pools: Any) -> Any:
     """`ranks(n)`: n kept ranks with TensorFlow."""
-    return lambda n: rank_pools.pool(n, environment("tensorflow"))
+    return lambda n: first_ranks(rank_pools, "tensorflow", n)
 
 
-def run(pool: RankPool, name: str, *args: Any) -> list[Any]:
+def run(pool: FirstRanks, name: str, *args: Any) -> list[Any]:
     return pool.run(f"from tests.tensorflow.jobs import {name} as main", *args)
 
 
