@@ -223,7 +223,7 @@ class _Methods:
 
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         if data_batch is None:
-            for _, _, data in iterator:
+            for *_, data in iterator:  # Keras 3.10 yields no end of the steps
                 data_batch = data[0] if isinstance(data, (list, tuple)) else next(data)
                 break
         if is_marked(data_batch):

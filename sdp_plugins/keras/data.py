@@ -87,7 +87,7 @@ class ArrayShards(hooks.ArrayDataAdapter):
     def _get_iterator(self, slice_and_convert_fn: Callable[..., Any], inputs: Any) -> Iterator[Any]:
         for indices, count in self.indices():
             take = partial(slice_and_convert_fn, indices=indices)
-            yield mark(hooks.tree.map_structure(take, inputs, none_is_leaf=False), whole(count))
+            yield mark(hooks.map_leaves(take, inputs), whole(count))
 
     def get_tf_dataset(self) -> Any:
         """A ``tf.data.Dataset`` of cut batches."""

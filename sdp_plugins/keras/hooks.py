@@ -8,7 +8,7 @@ allows; ``check`` says which one has moved.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -43,6 +43,7 @@ __all__ = [
     "check",
     "data_adapters",
     "loss_module",
+    "map_leaves",
     "replaced",
     "result_type",
     "tree",
@@ -107,6 +108,11 @@ def _moved(what: str) -> ImportError:
         "sdp-plugins was made for (pip install 'sdp-plugins[keras]' takes one), or a newer "
         "sdp-plugins."
     )
+
+
+def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
+    """Replace every leaf but None; Keras has learned to leave out None by itself in 3.12."""
+    return tree.map_structure(lambda leaf: None if leaf is None else function(leaf), structure)
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def _gathering(update: _Update, share: Share, backend: Backend) -> _Update:
         return backend.gather_rows(value, share)
 
     def update_state(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = hooks.tree.map_structure(gather, (args, kwargs), none_is_leaf=False)
+        args, kwargs = hooks.map_leaves(gather, (args, kwargs))
         return update(*args, **kwargs)
 
     return update_state

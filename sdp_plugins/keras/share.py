@@ -87,9 +87,7 @@ class Share:
 
 def cut(data: Any, begin: Any, length: Any) -> Any:
     """Rows of every tensor of a structure."""
-    return hooks.tree.map_structure(
-        lambda leaf: leaf[begin : begin + length], data, none_is_leaf=False
-    )
+    return hooks.map_leaves(lambda leaf: leaf[begin : begin + length], data)
 
 
 def mark(data: Any, whole: Any) -> dict[str, Any]:
