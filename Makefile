@@ -23,7 +23,7 @@ ARGS ?=
 BIN := $(VENV)/bin
 CORE_SOURCES := $(shell find sdp_plugins/core/csrc -name '*.[chi]*')
 TEST_SOURCES := $(shell find tests/cpp -name '*.[chi]pp')
-PLUGIN_SOURCES := $(shell find sdp_plugins -name '*.cc' -o -name 'sdp_api.h')
+PLUGIN_SOURCES := $(shell find sdp_plugins -name '*.cc' -o -name '*.h')
 CPP_SOURCES := $(CORE_SOURCES) $(TEST_SOURCES) $(PLUGIN_SOURCES)
 CTEST = $(BIN)/ctest --output-on-failure --no-tests=error --test-dir
 say = @printf '\n==> %s\n' "$(1)"

@@ -50,11 +50,16 @@ def endpoint(group: Group) -> int:
     return _endpoints[group]
 
 
-def agreed_endpoint(group: Group, available: bool) -> int | None:
-    """A group's endpoint if native operations are available on all ranks, which must do alike."""
+def everywhere(group: Group, available: bool) -> bool:
+    """Whether something is available on all ranks, which must do alike."""
     everyone_has_it = np.array([available], np.uint8)
     group.all_reduce(everyone_has_it, "min")
-    return endpoint(group) if everyone_has_it[0] else None
+    return bool(everyone_has_it[0])
+
+
+def agreed_endpoint(group: Group, available: bool) -> int | None:
+    """A group's endpoint if native operations are available on all ranks."""
+    return endpoint(group) if everywhere(group, available) else None
 
 
 def _weak_submit(native: SpanningGroup) -> object:
@@ -83,11 +88,11 @@ def build(source: Path, flags: Sequence[str]) -> Path:
     Ranks that come at the same time wait for the first of them.
 
     Args:
-        source: C++ that includes ``sdp_api.h``.
+        source: C++ that includes ``sdp_api.h``; its own headers stand beside it, or below.
         flags: For the compiler, of which the last may be for the linker.
 
     Returns:
-        The library. Its name tells source, header, flags and compiler apart.
+        The library. Its name tells source, headers, flags and compiler apart.
 
     Raises:
         CompileError: There is no compiler, or it failed, or ``SDP_NATIVE_OPS`` is 0.
@@ -127,7 +132,8 @@ def _fingerprint(source: Path, command: Sequence[str]) -> str:
     version = subprocess.run(
         [command[0], "--version"], capture_output=True, text=True, timeout=60, check=False
     ).stdout
-    parts = (source.read_text(), (INCLUDE / "sdp_api.h").read_text(), version, *command)
+    headers = [*sorted(INCLUDE.rglob("*.h")), *sorted(source.parent.rglob("*.h"))]
+    parts = (*(path.read_text() for path in (source, *headers)), version, *command)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
 
 

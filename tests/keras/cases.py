@@ -99,15 +99,16 @@ class Batches(keras.callbacks.Callback):
         self.logs.append({name: float(value) for name, value in logs.items()})
 
 
-def run(rank: int, world: int, name: str) -> Result:
+def run(rank: int, world: int, name: str, by_xla: bool = False) -> Result:
     """A case, by plain Keras or under the strategy; and the variables that it ends with."""
     keras.utils.clear_session()
     keras.config.set_dtype_policy("float32")
     keras.utils.set_random_seed(11 + 7 * rank)
     case = CASES[name]()
+    more = {"jit_compile": True} if by_xla else {}
     if world == 1:
         model = case.build()
-        model.compile(**case.compile_options())
+        model.compile(**case.compile_options() | more)
         return finish(case, model)
     from sdp_plugins.keras import SMDDPStrategy
 
@@ -115,8 +116,10 @@ def run(rank: int, world: int, name: str) -> Result:
     try:
         with strategy.scope():
             model = case.build()
-            model.compile(**case.compile_options())
-        return finish(case, model)
+            model.compile(**case.compile_options() | more)
+        result = finish(case, model)
+        assert model.jit_compile or not by_xla
+        return result
     finally:
         strategy.close()
 

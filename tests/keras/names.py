@@ -19,6 +19,20 @@ UNEVEN = (
     "OwnMetrics",
 )
 """Cases that are tried on three ranks as well, which do not divide batches evenly."""
+BY_XLA = (
+    "AccumulationAndClipping",
+    "Dataset",
+    "Embedding",
+    "LastBatchOfOne",
+    "MaskedTokens",
+    "MixedPrecision",
+    "Normalized",
+    "OwnMetrics",
+    "OwnStep",
+    "SampleWeight",
+    "SeveralStepsPerExecution",
+)
+"""Cases that are compiled by XLA on TensorFlow as well, which is not the default on CPUs."""
 TOLERANCE = {"MixedPrecision": 5e-3}
 """Of a case's numbers, where it is not 2e-5."""
 

@@ -51,6 +51,19 @@ def test_equals_one_process(
         assert_same(ranks[0], results[backend, 1, case], tolerance, "")
 
 
+@pytest.mark.parametrize(
+    ("world", "case"), [(2, case) for case in names.BY_XLA] + [(3, "OwnMetrics")]
+)
+@pytest.mark.timeout(2 * LIMIT_S)
+def test_compiled_by_xla_equals_one_process(keras_pool: Any, world: int, case: str) -> None:
+    ranks = keras_pool("tensorflow", world).run(names.RUN, case, True, timeout_s=LIMIT_S)
+    for other in ranks[1:]:
+        assert_same(other, ranks[0], 0.0, "")
+    if case not in names.WITHOUT_EQUAL:
+        (alone,) = keras_pool("tensorflow", 1).run(names.RUN, case, timeout_s=LIMIT_S)
+        assert_same(ranks[0], alone, names.TOLERANCE.get(case, 2e-5), "")
+
+
 def assert_same(one: Any, other: Any, tolerance: float, where: str) -> None:
     if isinstance(one, dict):
         assert sorted(one) == sorted(other), where

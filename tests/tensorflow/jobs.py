@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,17 @@ import pytest
 import tensorflow as tf
 
 import sdp_plugins.tensorflow as sdp
+from sdp_plugins.core import native_api
+from sdp_plugins.tensorflow import operations
 from sdp_plugins.tensorflow import keras as sdp_keras
+from sdp_plugins.tensorflow.job import current
+
+
+WAYS = {
+    "eager": lambda function: function,
+    "graph": tf.function,
+    "xla": partial(tf.function, jit_compile=True),
+}
 
 
 @contextmanager
@@ -54,7 +66,7 @@ def places(rank: int, world: int) -> tuple[int, ...]:
         return (sdp.rank(), sdp.size(), sdp.local_rank(), sdp.local_size())
 
 
-def reductions(rank: int, world: int, in_graph: bool) -> dict[str, Any]:
+def reductions(rank: int, world: int, way: str) -> dict[str, Any]:
     def work() -> dict[str, Any]:
         mine = tf.range(5, dtype=tf.float32) + float(rank)
         return {
@@ -69,11 +81,11 @@ def reductions(rank: int, world: int, in_graph: bool) -> dict[str, Any]:
         }
 
     with job():
-        found = (tf.function(work) if in_graph else work)()
+        found = WAYS[way](work)()
         return {name: value.numpy() for name, value in found.items()}
 
 
-def training(rank: int, world: int, in_graph: bool) -> list[Any]:
+def training(rank: int, world: int, way: str) -> list[Any]:
     """Steps by a tape; an embedding's gradient is sparse, and one variable has none."""
     random = np.random.default_rng(7)
     rows = random.integers(0, 6, (4, 6)).astype(np.int64)
@@ -92,7 +104,7 @@ def training(rank: int, world: int, in_graph: bool) -> list[Any]:
         optimizer.apply_gradients(zip(gradients[:2], [table, kernel], strict=True))
         return sdp.oob_allreduce(loss)
 
-    compiled = tf.function(step) if in_graph else step
+    compiled = WAYS[way](step)
     with job():
         sdp.broadcast_variables([table, kernel], root_rank=0)
         losses = []
@@ -182,11 +194,138 @@ def mistakes(rank: int, world: int) -> list[str]:
     return texts
 
 
-def other_sizes(rank: int, world: int) -> str:
-    """Ranks that reduce other things, in a graph."""
+def other_sizes(rank: int, world: int, way: str) -> str:
+    """Ranks that reduce other things."""
     with job():
         try:
-            tf.function(lambda: sdp.oob_allreduce(tf.zeros(3 + rank)))()
+            WAYS[way](lambda: sdp.oob_allreduce(tf.zeros(3 + rank)))()
         except tf.errors.OpError as error:
             return str(error)
+    return "none"
+
+
+def dead(rank: int, world: int) -> str:
+    """A rank that does not come, where XLA has compiled what waits for it."""
+    with job():
+        current.job.group.timeout_s = 1.5
+        if rank == 1:
+            time.sleep(5)
+            return ""
+        try:
+            WAYS["xla"](lambda: sdp.oob_allreduce(tf.zeros(3)))()
+        except tf.errors.OpError as error:
+            return f"{type(error).__name__}: {error}"
+    return "none"
+
+
+KINDS = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", "int64")
+
+
+def kinds(rank: int, world: int) -> dict[str, Any]:
+    """All types, in several fusion buffers, weighted; beside what is not compiled by XLA."""
+    with job():
+        collectives = current.job.collectives
+
+        def work(factor: Any) -> dict[str, Any]:
+            numbers = tf.range(130) % 7 + rank
+            tensors = [tf.cast(numbers + place, kind) for place in range(3) for kind in KINDS]
+            return {
+                op: collectives.all_reduce(tensors, op, factor if op in ("sum", "avg") else 1.0)
+                for op in ("sum", "avg", "min", "max")
+                if op != "avg" or (tensors := [t for t in tensors if t.dtype.is_floating])
+            }
+
+        factor = tf.constant(0.5 + rank)
+        ways = {way: WAYS[way](work)(factor) for way in ("graph", "xla")}
+        return tf.nest.map_structure(lambda t: tf.cast(t, tf.float64).numpy().tolist(), ways)
+
+
+def without_rows(rank: int, world: int) -> list[Any]:
+    """A rank whose numbers do not count, and are none."""
+    with job():
+        collectives = current.job.collectives
+
+        @partial(tf.function, jit_compile=True)
+        def work(factor: Any) -> Any:
+            mine = tf.fill([3], 4.0 if rank == 0 else np.nan)
+            return collectives.all_reduce([mine, tf.fill([2], rank + 3)], "sum", factor)
+
+        return [each.numpy().tolist() for each in work(tf.constant(1.0 - rank))]
+
+
+def in_order(rank: int, world: int) -> list[Any]:
+    """Many collectives that do not depend on each other, in branches and loops too."""
+    with job():
+        rounds = 20
+
+        @partial(tf.function, jit_compile=True)
+        def work(x: Any, turned: Any) -> Any:
+            parts = [sdp.oob_allreduce(x[: n + 1] * float(n)) for n in range(rounds)]
+            low = tf.cond(
+                turned,
+                lambda: sdp.oob_allreduce(x[:2]) + sdp.oob_allreduce(x[:3])[:2],
+                lambda: x[:2],
+            )
+            for _ in tf.range(3):
+                low = sdp.oob_allreduce(low) + 1.0
+            sdp.oob_allreduce(x[:5])  # nobody needs it
+            return tf.add_n([tf.reduce_sum(part) for part in parts]), low, sdp.oob_allreduce(x)
+
+        x = tf.range(float(rounds)) + float(rank)
+        results = [work(x, tf.constant(bool(turn % 2))) for turn in range(4)]
+        return tf.nest.map_structure(lambda t: t.numpy().tolist(), results)
+
+
+def what_xla_made(rank: int, world: int) -> tuple[str, str]:
+    """A program before and after XLA has made it fast."""
+    with job():
+
+        @partial(tf.function, jit_compile=True)
+        def work(x: Any) -> Any:
+            return sdp.oob_allreduce(x + 1.0), sdp.oob_allreduce(x * 2.0)
+
+        program = work.experimental_get_compiler_ir(tf.zeros(3))
+        return program("hlo"), program("optimized_hlo")
+
+
+def not_by_xla(rank: int, world: int) -> str:
+    """Slices of which XLA cannot know how many there are."""
+    with job():
+        table = tf.Variable(tf.ones([5, 2]))
+
+        @partial(tf.function, jit_compile=True)
+        def work(ids: Any) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.gather(table, ids))
+            made = sdp.DistributedGradientTape(tape, sparse_as_dense=False)
+            return made.gradient(loss, table)
+
+        try:
+            work(tf.constant([1, 2]))
+        except RuntimeError as error:
+            return str(error)
+    return "none"
+
+
+@contextmanager
+def no_kernels() -> Iterator[None]:
+    """As where a compiler does not understand XLA's headers."""
+
+    def fail(source: Any, flags: Any) -> Any:
+        raise native_api.CompileError(f"{source.name}: error: farmhash.h is missing")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native_api, "build", fail)
+        patch.setattr(operations, "require", operations.require.__wrapped__)
+        yield
+
+
+def without_kernels(rank: int, world: int) -> str:
+    """All but XLA works."""
+    with job(), no_kernels():
+        fine = tf.function(lambda: sdp.oob_allreduce(tf.ones(2)))().numpy().tolist()
+        try:
+            WAYS["xla"](lambda: sdp.oob_allreduce(tf.zeros(3)))()
+        except RuntimeError as error:
+            return f"{fine} {error}"
     return "none"

@@ -10,6 +10,8 @@ import pytest
 from tests.keras.conftest import first_ranks
 from tests.keras.first_ranks import FirstRanks
 
+WAYS = ("eager", "graph", "xla")
+
 
 @pytest.fixture
 def ranks(rank_pools: Any) -> Any:
@@ -30,9 +32,9 @@ def test_places(ranks: Any) -> None:
     assert run(ranks(2), "places") == [(0, 2, 0, 2), (1, 2, 1, 2)]
 
 
-@pytest.mark.parametrize("in_graph", [False, True])
-def test_reductions(ranks: Any, in_graph: bool) -> None:
-    for found in run(ranks(2), "reductions", in_graph):
+@pytest.mark.parametrize("way", WAYS)
+def test_reductions(ranks: Any, way: str) -> None:
+    for found in run(ranks(2), "reductions", way):
         base = np.arange(5)
         expected = {
             "average": base + 0.5,
@@ -49,10 +51,10 @@ def test_reductions(ranks: Any, in_graph: bool) -> None:
             np.testing.assert_array_equal(found[name], value, err_msg=name)
 
 
-@pytest.mark.parametrize("in_graph", [False, True])
-def test_training_equals_one_rank(ranks: Any, in_graph: bool) -> None:
-    (alone,) = run(ranks(1), "training", in_graph)
-    first, second = run(ranks(2), "training", in_graph)
+@pytest.mark.parametrize("way", WAYS)
+def test_training_equals_one_rank(ranks: Any, way: str) -> None:
+    (alone,) = run(ranks(1), "training", way)
+    first, second = run(ranks(2), "training", way)
     for one, other, single in zip(first, second, alone, strict=True):
         np.testing.assert_array_equal(one, other)
         np.testing.assert_allclose(one, single, rtol=1e-5, atol=1e-6)
@@ -90,8 +92,9 @@ def test_mistakes(ranks: Any) -> None:
         assert "give the gradient" in nothing
 
 
-def test_a_mismatch_is_named_in_a_graph(ranks: Any) -> None:
-    for text in run(ranks(2), "other_sizes"):
+@pytest.mark.parametrize("way", WAYS)
+def test_a_mismatch_is_named(ranks: Any, way: str) -> None:
+    for text in run(ranks(2), "other_sizes", way):
         assert "ranks disagree" in text
         assert "float32[3]" in text
         assert "float32[4]" in text

@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from sdp_plugins.tensorflow.collectives import Collectives
+from sdp_plugins.tensorflow.operations import in_xla
 
 from .. import hooks
 from ..data import OTHER_BATCHES
@@ -35,19 +36,25 @@ class TensorFlowBackend(Backend):
 
     def __init__(self, group: Group) -> None:
         self._collectives = Collectives(group)
+        self._rank = group.rank
         self._world_size = group.world_size
 
     step = staticmethod(StatefulStep)
     rows_to_read = staticmethod(_rows_to_read)
 
     def prepare(self, model: Any) -> None:
-        """XLA has no such operations yet."""
-        if model.jit_compile and self._world_size > 1:
-            log.warning("model '%s' is not compiled by XLA: it cannot communicate yet", model.name)
+        """XLA, where it cannot compile collectives."""
+        if model.jit_compile and not self._collectives.compiles():
+            log.warning("model '%s' is not compiled by XLA: it cannot communicate", model.name)
             model.jit_compile = False
 
     def average(self, grads: Sequence[Any], factor: Any) -> list[Any]:
-        """Last layers first; of sparse gradients, the ranks' slices one after the other."""
+        """Last layers first; of sparse gradients, the ranks' slices one after the other.
+
+        XLA must know how many there are: where it compiles, sparse gradients become dense.
+        """
+        if in_xla():
+            grads = [tf.convert_to_tensor(grad) for grad in grads]
         sparse = {i: grad for i, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)}
         averaged = {i: self._gather_slices(grad, factor) for i, grad in sparse.items()}
         dense = [i for i in reversed(range(len(grads))) if i not in sparse]
@@ -80,7 +87,10 @@ class TensorFlowBackend(Backend):
         return over_whole_batch(share, lambda tensors: total(*tensors))
 
     def gather_rows(self, tensor: Any, share: Share) -> Any:
-        """By an uneven all_gather."""
+        """By an uneven all_gather, or a sum."""
+        if in_xla():
+            begin, length = rows(share.count, self._rank, self._world_size)
+            return self._collectives.place_rows(tensor[:length], begin, share.count)
         (whole,) = self._collectives.all_gather([tensor[: share.rows]])
         return whole
 
@@ -90,9 +100,11 @@ class TensorFlowBackend(Backend):
             return data
         mine = data[DIGEST]
         (total,) = self._collectives.all_reduce([mine], "sum")
-        same = tf.debugging.Assert(
-            tf.equal(total, mine * self._world_size), [OTHER_BATCHES.format("a rank")]
-        )
+        is_same, text = tf.equal(total, mine * self._world_size), OTHER_BATCHES.format("a rank")
+        if in_xla():
+            self._collectives.require(is_same, text)
+            return data
+        same = tf.debugging.Assert(is_same, [text])
         with tf.control_dependencies([same] if same is not None else []):
             return {**data, WHOLE: tf.identity(data[WHOLE])}
 
