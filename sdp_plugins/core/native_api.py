@@ -25,7 +25,7 @@ from .group import Group
 from .internode.spanning_group import SpanningGroup
 
 INCLUDE = Path(__file__).with_name("include")
-COMPILE_LIMIT_S = 300
+COMPILE_LIMIT_S = 600
 
 _endpoints: weakref.WeakKeyDictionary[Group, int] = weakref.WeakKeyDictionary()
 

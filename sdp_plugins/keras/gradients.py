@@ -34,7 +34,7 @@ def watch_optimizer(optimizer: Any, strategy: SMDDPStrategy, outermost: bool = T
     def clip_gradients(grads: Any) -> Any:
         if accumulates:
             return clip(strategy.backend.average_of_update(optimizer, grads))
-        return clip(strategy.backend.average(grads, strategy.factor))
+        return clip(strategy.backend.average(grads, strategy.factor, strategy.share))
 
     def apply_weighted(grads: Any, trainable_variables: Any = None) -> Any:
         return apply(strategy.weigh(grads), trainable_variables)

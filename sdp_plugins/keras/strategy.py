@@ -114,6 +114,11 @@ class SMDDPStrategy:
     # ---- for this package ----------------------------------------------------------------------
 
     @property
+    def share(self) -> Share | None:
+        """This rank's part of the batch of the step under way."""
+        return self._share
+
+    @property
     def factor(self) -> Any:
         """What this rank's gradients count in the step under way."""
         return 1.0 if self._share is None else self._share.factor

@@ -30,8 +30,8 @@ from .operations import in_xla
 
 _LAST = "_sdp_last_collective"
 _NOT_COMPILED = (
-    "{} cannot be compiled by XLA: {}. Hint: leave jit_compile=True out, or put the call outside of "
-    "the function that has it."
+    "{} cannot be compiled by XLA: {}. Hint: leave jit_compile=True out, or put the call outside "
+    "of the function that has it."
 )
 
 
@@ -133,8 +133,15 @@ class Collectives:
         (whole,) = self.all_reduce([padded], "sum")
         return _from_bits(whole, tensor.dtype)
 
+    def place_slices(self, slices: Any, room: Any) -> Any:
+        """All ranks' slices, with slices of zeros where a rank has fewer than there is room for."""
+        begin, count = self._group.rank * room, self._group.world_size * room
+        values = self.place_rows(slices.values, begin, count)
+        indices = self.place_rows(slices.indices, begin, count)
+        return tf.IndexedSlices(values, indices, slices.dense_shape)
+
     def require(self, condition: Any, text: str) -> None:
-        """End what is compiled by XLA with an error if a condition, alike on all ranks, is false."""
+        """Have what XLA compiles fail if a condition, the same on all ranks, is false."""
         self._prepare_xla()
         self._in_turn(lambda turn: (operations.require()(turn, condition, text=text), []))
 

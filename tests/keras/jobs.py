@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,13 +90,14 @@ def alone(rank: int, made: SMDDPStrategy) -> None:
         time.sleep(6)
 
 
-def stops_early(rank: int, made: SMDDPStrategy) -> None:
+def stops_early(rank: int, made: SMDDPStrategy, **options: Any) -> None:
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if rank == 1 and batch == 1:
                 self.model.stop_training = True
 
-    compiled(made).fit(*arrays(), batch_size=4, verbose=0, callbacks=[Stop()])
+    model = compiled(made, **options)
+    model.fit(*arrays(), batch_size=4, verbose=0, callbacks=[Stop()])
 
 
 def raises(rank: int, made: SMDDPStrategy) -> None:
@@ -131,7 +132,7 @@ def two_strategies(rank: int, made: SMDDPStrategy) -> None:
         model.compile("sgd", "mse")
 
 
-def other_batches(rank: int, made: SMDDPStrategy) -> None:
+def other_batches(rank: int, made: SMDDPStrategy, **options: Any) -> None:
     """A source that is shuffled without a seed."""
     x, y = arrays()
     order = np.random.default_rng(rank).permutation(len(x))
@@ -150,7 +151,15 @@ def other_batches(rank: int, made: SMDDPStrategy) -> None:
                 return x[rows], y[rows]
 
         data = Source()
-    compiled(made).fit(data, verbose=0)
+    compiled(made, **options).fit(data, verbose=0)
+
+
+def stops_early_by_xla(rank: int, made: SMDDPStrategy) -> None:
+    stops_early(rank, made, jit_compile=True)
+
+
+def other_batches_by_xla(rank: int, made: SMDDPStrategy) -> None:
+    other_batches(rank, made, jit_compile=True)
 
 
 FAILURES = {
@@ -163,6 +172,8 @@ FAILURES = {
         stops_early,
         raises,
         other_batches,
+        stops_early_by_xla,
+        other_batches_by_xla,
         compiled_outside,
         scope_in_scope,
         two_strategies,
@@ -360,6 +371,20 @@ def transport(rank: int, world: int) -> str:
         collectives = getattr(made.backend, "_collectives", None)
         native = collectives is None or collectives._endpoint is not None
         return "native" if native else "copies"
+
+
+def xla_undone(rank: int, world: int) -> tuple[bool, list[str], float]:
+    """A model that XLA cannot compile here on one of the ranks."""
+    from tests.tensorflow.jobs import no_kernels
+
+    lines: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("sdp_plugins").addHandler(handler)
+    with strategy() as made, no_kernels() if rank == 1 else nullcontext():
+        model = compiled(made, jit_compile=True)
+        history = model.fit(*arrays(), batch_size=BATCH, shuffle=False, verbose=0)
+        return model.jit_compile, lines, history.history["loss"][0]
 
 
 def end_of_group(rank: int, world: int) -> str:

@@ -23,6 +23,8 @@ FAILURES = {
     "stops_early": ["rank 1"],
     "raises": ["rank 1 gave up: ArithmeticError: the third layer is tired"],
     "other_batches": ["reads other batches. Hint: "],
+    "stops_early_by_xla": ["rank 1"],
+    "other_batches_by_xla": ["reads other batches. Hint: "],
     "compiled_outside": ["compiled outside of it", "with strategy.scope():"],
     "scope_in_scope": ["inside of the scope of another"],
     "two_strategies": ["belongs to another strategy"],
@@ -39,7 +41,11 @@ def job(name: str) -> str:
     [
         (backend, name)
         for name in FAILURES
-        for backend in (BACKENDS if name in ON_ALL_BACKENDS else ["torch"])
+        for backend in (
+            BACKENDS
+            if name in ON_ALL_BACKENDS
+            else ["tensorflow" if name.endswith("_by_xla") else "torch"]
+        )
     ],
 )
 def test_failures_are_named(keras_pool: Any, backend: str, name: str) -> None:
@@ -131,6 +137,15 @@ def test_with_and_without_a_compiler(backend: str, switch: str, tmp_path: Path) 
     env = environment(backend) | {"SDP_NATIVE_OPS": switch, "SDP_CACHE": str(tmp_path)}
     found = run_ranks(2, job("transport"), env=env, timeout_s=100)
     assert found == [{"0": "copies", "1": "native"}[switch]] * 2
+
+
+def test_xla_is_undone_on_all_ranks_or_on_none(keras_pool: Any) -> None:
+    first, second = keras_pool("tensorflow", 2).run(job("xla_undone"))
+    assert first[0] is second[0] is False
+    assert first[2] == second[2]
+    undone = "is not compiled by XLA: its collectives cannot be, on a rank at least"
+    assert undone in first[1][-1], first[1]
+    assert any("farmhash.h is missing" in line for line in second[1]), second[1]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -14,10 +14,9 @@ import tensorflow as tf
 
 import sdp_plugins.tensorflow as sdp
 from sdp_plugins.core import native_api
-from sdp_plugins.tensorflow import operations
 from sdp_plugins.tensorflow import keras as sdp_keras
+from sdp_plugins.tensorflow import operations
 from sdp_plugins.tensorflow.job import current
-
 
 WAYS = {
     "eager": lambda function: function,

@@ -1,7 +1,10 @@
-"""Collectives in functions that XLA compiles (``jit_compile=True``), beside what test_api.py tries."""
+"""Collectives in functions that XLA compiles (``jit_compile=True``), beside test_api.py."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,16 @@ def pool(rank_pools: Any) -> Any:
     """`pool(n)`: n kept ranks with TensorFlow, whose fusion buffers are small."""
     env = environment("tensorflow") | {"SDP_FUSION_MB": "0.0010986328125"}  # 1152 bytes
     return lambda n: rank_pools.pool(n, env)
+
+
+def test_compiled_ahead() -> None:
+    command = [sys.executable, "-m", "sdp_plugins.tensorflow"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    assert done.stdout.splitlines() == ["all_reduce: compiled", "XLA: compiled"], done.stderr
+    env = {**os.environ, "SDP_NATIVE_OPS": "0"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
+    assert done.stdout == "all_reduce: not compiled: SDP_NATIVE_OPS is 0\n", done.stderr
+    assert done.returncode == 1
 
 
 def test_xla_makes_calls_of_it(pool: Any) -> None:

@@ -1,8 +1,9 @@
-/* The core's all_reduce as a call that XLA makes, for the plug-ins of frameworks that compile by it.
+/* The core's all_reduce as a call that XLA makes, for the plug-ins of frameworks that compile by
+ * it.
  *
- * C++, to be compiled against the framework's copy of XLA's FFI. Its last operand and result are the
- * turn, a scalar by which the calls of a program follow each other: XLA runs what does not depend on
- * each other in any order. */
+ * C++, to be compiled against the framework's copy of XLA's FFI. Its last operand and result are
+ * the turn, a scalar by which the calls of a program follow each other: XLA runs what does not
+ * depend on each other in any order. */
 #ifndef SDP_ALL_REDUCE_FFI_H_
 #define SDP_ALL_REDUCE_FFI_H_
 
@@ -16,8 +17,8 @@ namespace sdp {
 
 /* Results are meant to be aliases of operands; where XLA could not make them so, it copies. */
 inline xla::ffi::Error AllReduce(int64_t api, int64_t endpoint, int32_t op, int32_t dtype,
-                                 int32_t reduce_op, double timeout_s,
-                                 xla::ffi::RemainingArgs args, xla::ffi::RemainingRets rets) {
+                                 int32_t reduce_op, double timeout_s, xla::ffi::RemainingArgs args,
+                                 xla::ffi::RemainingRets rets) {
   std::vector<SdpPiece> pieces;
   for (size_t i = 0; i < rets.size(); ++i) {
     auto given = args.get<xla::ffi::AnyBuffer>(i);
@@ -48,16 +49,16 @@ inline xla::ffi::Error AllReduce(int64_t api, int64_t endpoint, int32_t op, int3
 
 }  // namespace sdp
 
-#define SDP_DEFINE_ALL_REDUCE(name)                                 \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, sdp::AllReduce,               \
-                                xla::ffi::Ffi::Bind()               \
-                                    .Attr<int64_t>("api")           \
-                                    .Attr<int64_t>("endpoint")      \
-                                    .Attr<int32_t>("op")            \
-                                    .Attr<int32_t>("dtype")         \
-                                    .Attr<int32_t>("reduce_op")     \
-                                    .Attr<double>("timeout_s")      \
-                                    .RemainingArgs()                \
+#define SDP_DEFINE_ALL_REDUCE(name)                             \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, sdp::AllReduce,           \
+                                xla::ffi::Ffi::Bind()           \
+                                    .Attr<int64_t>("api")       \
+                                    .Attr<int64_t>("endpoint")  \
+                                    .Attr<int32_t>("op")        \
+                                    .Attr<int32_t>("dtype")     \
+                                    .Attr<int32_t>("reduce_op") \
+                                    .Attr<double>("timeout_s")  \
+                                    .RemainingArgs()            \
                                     .RemainingRets())
 
 #endif  // SDP_ALL_REDUCE_FFI_H_

@@ -59,8 +59,14 @@ class Backend(ABC):
         return data
 
     @abstractmethod
-    def average(self, grads: Sequence[Any], factor: Any) -> list[Any]:
-        """The ranks' mean of gradients, each rank's times its factor."""
+    def average(self, grads: Sequence[Any], factor: Any, share: Share | None = None) -> list[Any]:
+        """The ranks' mean of gradients, each rank's times its factor.
+
+        Args:
+            grads: Of this rank.
+            factor: What they count.
+            share: Of the step under way, where it is known.
+        """
 
     def average_of_update(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
         """The same where an optimizer accumulates, if it is about to use them.

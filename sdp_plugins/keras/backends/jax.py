@@ -41,7 +41,7 @@ class JaxBackend(Backend):
         """Have what follows wait for arrays: collectives in a branch pass on no turn."""
         self._turn = after(self._turn, arrays)
 
-    def average(self, grads: Sequence[Any], factor: Any) -> list[Any]:
+    def average(self, grads: Sequence[Any], factor: Any, share: Share | None = None) -> list[Any]:
         """Last layers first."""
         if factor == 0:
             grads = [jax.numpy.zeros_like(grad) for grad in grads]

@@ -45,30 +45,36 @@ class TensorFlowBackend(Backend):
     def prepare(self, model: Any) -> None:
         """XLA, where it cannot compile collectives."""
         if model.jit_compile and not self._collectives.compiles():
-            log.warning("model '%s' is not compiled by XLA: it cannot communicate", model.name)
+            log.warning(
+                "model '%s' is not compiled by XLA: its collectives cannot be, on a rank at least",
+                model.name,
+            )
             model.jit_compile = False
 
-    def average(self, grads: Sequence[Any], factor: Any) -> list[Any]:
+    def average(self, grads: Sequence[Any], factor: Any, share: Share | None = None) -> list[Any]:
         """Last layers first; of sparse gradients, the ranks' slices one after the other.
 
-        XLA must know how many there are: where it compiles, sparse gradients become dense.
+        XLA must know how many there are: by the rows of a batch, or else they become dense there.
         """
-        if in_xla():
+        if in_xla() and share is None:
             grads = [tf.convert_to_tensor(grad) for grad in grads]
         sparse = {i: grad for i, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)}
-        averaged = {i: self._gather_slices(grad, factor) for i, grad in sparse.items()}
+        averaged = {i: self._gather_slices(grad, factor, share) for i, grad in sparse.items()}
         dense = [i for i in reversed(range(len(grads))) if i not in sparse]
         if dense:
             reduced = self._collectives.all_reduce([grads[i] for i in dense], "avg", factor)
             averaged.update(zip(dense, reduced, strict=True))
         return [averaged[i] for i in range(len(grads))]
 
-    def _gather_slices(self, grad: Any, factor: Any) -> Any:
+    def _gather_slices(self, grad: Any, factor: Any, share: Share | None) -> Any:
         weight = tf.cast(factor, grad.values.dtype) / self._world_size
         ours = tf.where(weight > 0, grad.values * weight, tf.zeros_like(grad.values))
-        return self._collectives.all_gather_slices(
-            tf.IndexedSlices(ours, grad.indices, grad.dense_shape)
-        )
+        slices = tf.IndexedSlices(ours, grad.indices, grad.dense_shape)
+        if not in_xla() or share is None:
+            return self._collectives.all_gather_slices(slices)
+        of_a_row = -(-tf.shape(grad.indices)[0] // tf.maximum(share.rows, 1))
+        room = of_a_row * tf.maximum(-(-share.count // self._world_size), 1)
+        return self._collectives.place_slices(slices, room)
 
     def total(self, tensors: Sequence[Any]) -> list[Any]:
         """The sums."""

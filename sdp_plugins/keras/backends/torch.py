@@ -46,7 +46,7 @@ class TorchBackend(Backend):
 
     @torch.compiler.disable
     @torch.no_grad()
-    def average(self, grads: Sequence[Any], factor: Any) -> list[Any]:
+    def average(self, grads: Sequence[Any], factor: Any, share: Share | None = None) -> list[Any]:
         """In place, last layers first."""
         if self._overlap is not None and self._overlap.done:
             return list(grads)

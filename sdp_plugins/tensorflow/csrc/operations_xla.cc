@@ -1,5 +1,5 @@
-// What XLA makes of our operations where it compiles them: calls of functions. A library of its own,
-// as it needs more of TensorFlow's headers than the operation that is not compiled.
+// What XLA makes of our operations where it compiles them: calls of functions. A library of its
+// own, as it needs more of TensorFlow's headers than the operation that is not compiled.
 #include <cstdio>
 #include <string>
 #include <string_view>
@@ -107,9 +107,9 @@ class RequireXla : public tf::XlaOpKernel {
       std::snprintf(code, sizeof code, "\\%02X", static_cast<unsigned char>(c));
       settings += code;
     }
-    context->SetOutput(0, Call(kRequire, context->builder(), {context->Input(1), context->Input(0)},
-                               xla::ShapeUtil::MakeShape(xla::S64, {}), settings + "\"}",
-                               {{{}, {1, {}}}}));
+    context->SetOutput(
+        0, Call(kRequire, context->builder(), {context->Input(1), context->Input(0)},
+                xla::ShapeUtil::MakeShape(xla::S64, {}), settings + "\"}", {{{}, {1, {}}}}));
   }
 
  private:
