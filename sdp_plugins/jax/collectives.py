@@ -1,7 +1,7 @@
 """Collectives inside of jitted functions.
 
 A call of XLA's for each fusion buffer, on aliased memory, compiled at its first use (see
-``native_api``); where that is not possible, callbacks to the host, which copy. XLA runs what does
+``native_build``); where that is not possible, callbacks to the host, which copy. XLA runs what does
 not depend on each other in any order, which may differ from rank to rank: so each call hands a
 scalar, the turn, to the next.
 """
@@ -12,6 +12,7 @@ import ctypes
 import logging
 from collections.abc import Sequence
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from sdp_plugins.core import DType, Group, ReduceOp, native_api
+from sdp_plugins.core import DType, Group, ReduceOp, native_api, native_build
 from sdp_plugins.core._native import Op
 from sdp_plugins.core.buckets import buckets
 from sdp_plugins.core.config import Config
@@ -38,7 +39,9 @@ def register() -> None:
     Raises:
         CompileError: There is none here.
     """
-    library = native_api.build(SOURCE, ["-std=c++17", f"-I{jax.ffi.include_dir()}"])
+    library = native_build.build(
+        SOURCE, version("jaxlib"), ["-std=c++17", f"-I{jax.ffi.include_dir()}"]
+    )
     handler = ctypes.CDLL(str(library)).SdpAllReduce
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(handler), platform="cpu")
 
@@ -47,7 +50,7 @@ def available() -> bool:
     """Whether the call can be used; else says once why not."""
     try:
         register()
-    except native_api.CompileError as error:
+    except native_build.CompileError as error:
         log.warning("arrays are copied by callbacks, which is slower: %s", error)
         return False
     return True

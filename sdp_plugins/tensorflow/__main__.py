@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from sdp_plugins.core.native_api import CompileError
+from sdp_plugins.core.native_build import CompileError
 
 from . import operations
 

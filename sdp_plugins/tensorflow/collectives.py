@@ -24,6 +24,7 @@ from sdp_plugins.core._native import Op
 from sdp_plugins.core.buckets import buckets
 from sdp_plugins.core.config import Config
 from sdp_plugins.core.fused import FusedAllReduce, gather_uneven
+from sdp_plugins.core.native_build import CompileError
 
 from . import operations
 from .operations import in_xla
@@ -116,7 +117,7 @@ class Collectives:
             raise RuntimeError(_NOT_COMPILED.format("all_reduce", "there is no compiled operation"))
         try:
             operations.require()
-        except native_api.CompileError as error:
+        except CompileError as error:
             raise RuntimeError(_NOT_COMPILED.format("all_reduce", error)) from error
 
     def place_rows(self, tensor: Any, begin: Any, count: Any) -> Any:

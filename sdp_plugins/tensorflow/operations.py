@@ -16,7 +16,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-from sdp_plugins.core import native_api
+from sdp_plugins.core import native_api, native_build
+from sdp_plugins.core.native_build import CompileError
 
 log = logging.getLogger("sdp_plugins.tensorflow")
 _SOURCES = Path(__file__).with_name("csrc")
@@ -60,12 +61,16 @@ def require() -> _Operation:
 
 
 def _load(source: str, compiler: list[str], linker: list[str]) -> Any:
-    flags = [*tf.sysconfig.get_compile_flags(), *compiler, *tf.sysconfig.get_link_flags(), *linker]
-    library = native_api.build(_SOURCES / source, flags)
+    library = native_build.build(
+        _SOURCES / source,
+        tf.version.VERSION,
+        [*tf.sysconfig.get_compile_flags(), *compiler],
+        [*tf.sysconfig.get_link_flags(), *linker],
+    )
     try:
         module = tf.load_op_library(str(library))
     except tf.errors.OpError as error:  # symbols that this TensorFlow does not export
-        raise native_api.CompileError(f"{source}: {error.message}") from error
+        raise CompileError(f"{source}: {error.message}") from error
     ctypes.CDLL(str(library)).sdp_use_api(ctypes.c_void_p(native_api.api()))
     return module
 
@@ -74,7 +79,7 @@ def available() -> bool:
     """Whether the operation can be used; else says once why not."""
     try:
         all_reduce()
-    except native_api.CompileError as error:
+    except CompileError as error:
         log.warning("tensors are copied by NumPy functions, which is slower: %s", error)
         return False
     return True
@@ -84,7 +89,7 @@ def xla_available() -> bool:
     """Whether XLA can compile it; else says why not."""
     try:
         require()
-    except native_api.CompileError as error:
+    except CompileError as error:
         log.warning("XLA cannot compile collectives: %s", error)
         return False
     return True

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import sdp_plugins.tensorflow as sdp
-from sdp_plugins.core import native_api
+from sdp_plugins.core import native_build
 from sdp_plugins.tensorflow import keras as sdp_keras
 from sdp_plugins.tensorflow import operations
 from sdp_plugins.tensorflow.job import current
@@ -310,11 +310,11 @@ def not_by_xla(rank: int, world: int) -> str:
 def no_kernels() -> Iterator[None]:
     """As where a compiler does not understand XLA's headers."""
 
-    def fail(source: Any, flags: Any) -> Any:
-        raise native_api.CompileError(f"{source.name}: error: farmhash.h is missing")
+    def fail(source: Any, *flags: Any) -> Any:
+        raise native_build.CompileError(f"{source.name}: error: farmhash.h is missing")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native_api, "build", fail)
+        patch.setattr(native_build, "build", fail)
         patch.setattr(operations, "require", operations.require.__wrapped__)
         yield
 

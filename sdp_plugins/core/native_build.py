@@ -1,0 +1,118 @@
+"""Native code of plug-ins, compiled at its first use.
+
+Frameworks differ from version to version in what their operations are compiled against, so such
+code is compiled where the framework is installed, against the headers of ``core/include``, and kept
+in a cache. The core itself is none of it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from .config import Config, environment
+
+INCLUDE = Path(__file__).with_name("include")
+COMPILE_LIMIT_S = 600
+
+
+class CompileError(RuntimeError):
+    """A plug-in's native code could not be compiled here; the text says why."""
+
+
+def build(source: Path, version: str, compiler: Sequence[str], linker: Sequence[str] = ()) -> Path:
+    """Compile a source file to a shared library, or take it from the cache.
+
+    Ranks that come at the same time wait for the first of them. Where there is no compiler, what
+    another one has made of the same before is taken: so can images be made ahead.
+
+    Args:
+        source: C++ that includes a header of ``core/include``; its own ones stand beside it, or
+            below.
+        version: Of the framework that it is compiled against.
+        compiler: Flags.
+        linker: Flags that come after the source.
+
+    Returns:
+        The library. Its name tells sources, headers, version, flags and compiler apart.
+
+    Raises:
+        CompileError: There is no compiler, or it failed, or ``SDP_NATIVE_OPS`` is 0.
+    """
+    config = Config.from_env()
+    if not config.native_ops:
+        raise CompileError("SDP_NATIVE_OPS is 0")
+    headers = [*sorted(INCLUDE.rglob("*.h")), *sorted(source.parent.rglob("*.h"))]
+    contents = (path.read_text() for path in (source, *headers))
+    name = f"{source.stem}-{_digest(*contents, version, *compiler, *linker)}"
+    wanted = environment().get("CXX") or "g++"
+    found = shutil.which(wanted)
+    if found is None:
+        return _made_before(_cache(config), name, wanted)
+    library = _cache(config) / f"{name}-{_digest(_version(found))[:8]}.so"
+    command = [found, "-O3", "-fPIC", "-shared", f"-I{INCLUDE}", *compiler, str(source), *linker]
+    try:
+        if not library.exists():
+            _compile_once(command, library)
+    except OSError as error:  # a cache that is not ours to write to
+        raise CompileError(
+            f"{source.name}: {error}. Hint: SDP_CACHE names another folder"
+        ) from None
+    return library
+
+
+def _cache(config: Config) -> Path:
+    if config.cache is not None:
+        return Path(config.cache)
+    base = environment().get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "sdp_plugins"
+
+
+def _made_before(cache: Path, name: str, compiler: str) -> Path:
+    for library in sorted(cache.glob(f"{name}-*.so")):
+        return library
+    raise CompileError(f"there is no compiler {compiler}. Hint: install g++, or set CXX")
+
+
+def _version(compiler: str) -> str:
+    return subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, timeout=60, check=False
+    ).stdout
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+
+
+def _compile_once(command: Sequence[str], library: Path) -> None:
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with open(library.with_suffix(".lock"), "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not library.exists():
+            _compile(command, library)
+
+
+def _compile(command: Sequence[str], library: Path) -> None:
+    what = library.name.split("-")[0]
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        output = Path(folder) / library.name
+        try:
+            done = subprocess.run(
+                [*command, "-o", str(output)],
+                capture_output=True,
+                text=True,
+                timeout=COMPILE_LIMIT_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise CompileError(f"{what}: not compiled in {COMPILE_LIMIT_S} s") from None
+        if done.returncode:
+            first = next((line for line in done.stderr.splitlines() if "error" in line), "")
+            raise CompileError(f"{what}: {first or done.stderr[-300:]}")
+        os.replace(output, library)
