@@ -65,10 +65,18 @@ def gather_uneven(group: Group, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, A
     group.all_gather(lengths, np.array([len(rows)], np.int64))
     whole = np.empty((int(lengths.sum()), *rows.shape[1:]), rows.dtype)
     parts = np.split(whole, np.cumsum(lengths)[:-1])
-    group.all_gather_uneven([as_bytes(part) for part in parts], as_bytes(rows))
+    group.all_gather_uneven(
+        [as_bytes(part) for part in parts], as_bytes(np.ascontiguousarray(rows))
+    )
     return whole
 
 
 def as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A view of an array's memory: what is only moved may be of any type."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    """A view of an array's memory: what is only moved may be of any type.
+
+    Raises:
+        ValueError: The array is not contiguous: what a view like this receives would be lost.
+    """
+    if not array.flags.c_contiguous:
+        raise ValueError("as_bytes: the array is not contiguous. Hint: pass a contiguous copy.")
+    return array.reshape(-1).view(np.uint8)

@@ -65,7 +65,8 @@ def gather_rows(
     ]
     of_rank = list(zip(*lengths, strict=True))
     parts = [np.empty((sum(each), *local.shape[1:]), local.dtype) for each in of_rank]
-    group.all_gather_uneven([as_bytes(part) for part in parts], as_bytes(np.concatenate(own)))
+    mine = np.ascontiguousarray(np.concatenate(own))
+    group.all_gather_uneven([as_bytes(part) for part in parts], as_bytes(mine))
     begins = [np.cumsum([0, *each]) for each in of_rank]
     return np.concatenate(
         [

@@ -80,7 +80,7 @@ class SMDDPStrategy:
         Returns:
             A new tensor of the backend, equal on all ranks.
         """
-        array = np.array(self.backend.to_numpy(value))
+        array = np.array(self.backend.to_numpy(value), order="C")
         self.group.all_reduce(array, "avg" if op == "mean" else op)
         return self.backend.from_numpy(array)
 

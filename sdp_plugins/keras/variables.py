@@ -20,7 +20,7 @@ def broadcast(group: Group, variables: Sequence[Any], root: int) -> None:
     """Copy the values of one rank to all others."""
     if group.world_size == 1:
         return
-    arrays = [np.array(ops.convert_to_numpy(variable)) for variable in variables]
+    arrays = [np.array(ops.convert_to_numpy(variable), order="C") for variable in variables]
     works = [
         group.broadcast(as_bytes(array), root, async_op=True) for array in arrays if array.size
     ]

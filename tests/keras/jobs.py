@@ -344,6 +344,7 @@ def horovod_callbacks(rank: int, world: int) -> dict[str, Any]:
 def own_loop(rank: int, world: int) -> dict[str, Any]:
     with strategy() as made:
         numbers = ops.convert_to_tensor(np.arange(3, dtype=np.float32) + rank)
+        square = ops.reshape(ops.arange(4, dtype="float32"), (2, 2))
         rows = ops.convert_to_tensor(np.full((rank + 1, 2), rank, np.float32))
         variable = keras.Variable(np.full(4, rank, np.float32))
         made.broadcast_variables([variable], root=world - 1)
@@ -355,6 +356,7 @@ def own_loop(rank: int, world: int) -> dict[str, Any]:
         return {
             "mean": ops.convert_to_numpy(made.all_reduce(numbers)),
             "sum": ops.convert_to_numpy(made.all_reduce(numbers, "sum")),
+            "transposed": ops.convert_to_numpy(made.all_reduce(ops.transpose(square))),
             "rows": ops.convert_to_numpy(made.gather(rows)),
             "columns": ops.convert_to_numpy(made.gather(ops.transpose(rows), axis=1)),
             "variable": ops.convert_to_numpy(variable),

@@ -124,6 +124,7 @@ def test_own_loops(keras_pool: Any, backend: str) -> None:
     for each in (ranks := keras_pool(backend, 3).run(job("own_loop"))):
         assert each["mean"].tolist() == [1, 2, 3]
         assert each["sum"].tolist() == [3, 6, 9]
+        assert each["transposed"].tolist() == [[0, 2], [1, 3]]
         assert each["rows"].tolist() == [[0, 0], *[[1, 1]] * 2, *[[2, 2]] * 3]
         assert each["columns"].tolist() == np.transpose(each["rows"]).tolist()
         assert each["variable"].tolist() == [2, 2, 2, 2]

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.keras.conftest import environment
-from tests.ranks import RankPool, start_ranks
+from tests.keras.conftest import environment, first_ranks
+from tests.keras.first_ranks import FirstRanks
+from tests.ranks import start_ranks
 
 JOBS = "from tests.tensorflow.strategy_jobs import {} as main"
 LIMIT_S = 110.0  # of a case: Keras takes its time
@@ -19,10 +20,10 @@ modes = pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"
 @pytest.fixture
 def ranks(rank_pools: Any) -> Any:
     """`ranks(n)`: n kept ranks with TensorFlow."""
-    return lambda n: rank_pools.pool(n, environment("tensorflow"))
+    return lambda n: first_ranks(rank_pools, "tensorflow", n)
 
 
-def run(pool: RankPool, name: str, *args: Any) -> list[Any]:
+def run(pool: FirstRanks, name: str, *args: Any) -> list[Any]:
     return pool.run(JOBS.format(name), *args, timeout_s=LIMIT_S)
 
 

@@ -41,7 +41,9 @@ class Overlap:
         self._factor = factor
         # 1 for each variable with a gradient, and so the same on all ranks.
         self._present = torch.zeros(len(self._parameters))
-        self._fusion = reduce.plan([*self._parameters, self._present], "avg")
+        with torch.no_grad():  # a parameter may lie in any order, as orthogonal initial values do
+            sizes = [parameter.contiguous() for parameter in self._parameters]
+        self._fusion = reduce.plan([*sizes, self._present], "avg")
         self._begun = False
 
     @contextmanager
