@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -10,10 +9,9 @@ from multiprocessing import resource_tracker
 
 import pytest
 
+from tests.forked import adopt_orphans, close_servers, server_fds, server_pids
 from tests.leaks import KINDS, Snapshot, descriptors, reap_orphans, remaining
 from tests.ranks import RankPool, Ranks, Start
-
-PR_SET_CHILD_SUBREAPER = 36
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -24,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "test cannot avoid, and why",
     )
     resource_tracker.ensure_running()  # lasts for the session once multiprocessing has used it
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
 
 
 class Pools(dict[object, RankPool]):
@@ -44,6 +42,7 @@ def rank_pools() -> Iterator[Pools]:
     pools = Pools()
     yield pools
     kept = [rank for pool in pools.values() for rank in pool.ranks or ()]
+    close_servers()
     with Ranks(kept) as ranks:
         ranks.finish()
 
@@ -78,11 +77,14 @@ def nothing_left_behind(request: pytest.FixtureRequest, rank_pools: Pools) -> It
 
 
 def with_pools(before: Snapshot, pools: Pools) -> Snapshot:
-    """`before` with the ranks of pools that the test was the first to use, or replaced."""
+    """`before` with the ranks of pools, and what forks them, as the test has made them anew."""
     open_now = descriptors()
-    pids = {pid: "pool" for pool in pools.values() for pid in pool.pids()}
-    fds = {fd: open_now[fd] for pool in pools.values() for fd in pool.fds()}
-    return replace(before, processes=before.processes | pids, fds=before.fds | fds)
+    pids = server_pids().union(*(pool.pids() for pool in pools.values()))
+    fds = server_fds().union(*(pool.fds() for pool in pools.values()))
+    ours = dict.fromkeys(pids, "a pool's")
+    return replace(
+        before, processes=before.processes | ours, fds=before.fds | {fd: open_now[fd] for fd in fds}
+    )
 
 
 def restore(environment: dict[str, str]) -> None:

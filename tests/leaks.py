@@ -65,10 +65,33 @@ class Snapshot:
 def child_processes() -> dict[int, str]:
     """All descendants that still run, with their command lines."""
     found = {}
-    for child in psutil.Process().children(recursive=True):
+    for pid in descendants():
         with suppress(psutil.NoSuchProcess):
+            child = psutil.Process(pid)
             if child.status() != psutil.STATUS_ZOMBIE:
-                found[child.pid] = " ".join(child.cmdline()) or child.name()
+                found[pid] = " ".join(child.cmdline()) or child.name()
+    return found
+
+
+def descendants() -> set[int]:
+    """All processes below this one, without a look at all others of the machine if possible."""
+    if not Path(f"/proc/self/task/{os.getpid()}/children").exists():
+        return {child.pid for child in psutil.Process().children(recursive=True)}
+    before, found = None, listed_below(os.getpid())
+    while found != before:  # the kernel may leave some out while others end
+        before, found = found, listed_below(os.getpid())
+    return found
+
+
+def listed_below(pid: int) -> set[int]:
+    """What the kernel lists as a process's children now, and as theirs."""
+    found: set[int] = set()
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with suppress(FileNotFoundError, ProcessLookupError):
+                children = Path(f"/proc/{pid}/task/{thread}/children").read_text()
+                for child in map(int, children.split()):
+                    found |= {child} | listed_below(child)
     return found
 
 
@@ -146,6 +169,9 @@ def leaks(before: Snapshot, now: Snapshot) -> dict[str, list[str]]:
 
 def reap_orphans() -> None:
     """Collect zombies that came to us as a sub-reaper; a Popen's own are left to it."""
+    with suppress(ChildProcessError):
+        if not os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+            return
     for child in psutil.Process().children():
         with suppress(psutil.Error, ChildProcessError):
             if child.status() == psutil.STATUS_ZOMBIE:
@@ -158,9 +184,10 @@ def remaining(
     """What is still leaked after garbage collection and a grace for things that are ending."""
     end = time.monotonic() + grace_s
     while True:
+        since = time.monotonic()
         found = leaks(before, Snapshot.take())
         items = [item for kind, texts in found.items() if kind not in ignore for item in texts]
-        if not items or time.monotonic() > end:
+        if not items or since > end:
             return items
         gc.collect()  # each time: what a thread that is ending still holds is not garbage yet
         time.sleep(0.02)

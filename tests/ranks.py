@@ -1,4 +1,4 @@
-"""Ranks for tests: fresh subprocesses with a launcher's variables, each with a deadline.
+"""Ranks for tests: fresh processes with a launcher's variables, each with a deadline.
 
     results = run_ranks(4, my_function, arg)            # my_function(rank, world, arg), 4 times
 
@@ -15,8 +15,10 @@
         with start_pooled(4, my_function) as ranks:     # of which those that were lost are replaced
             ...
 
-A function must be importable (module level in a test file). A text in its place is the source of a
-module with `main(rank, world, *args)`. What a function prints is shown when something fails.
+A function must be importable (module level in a test file): its ranks are forked with that module
+in them, so that none has to import torch. A text in its place is the source of a module with
+`main(rank, world, *args)`, and has an interpreter of its own, as have ranks with `env`. What a
+function prints is shown when something fails.
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
+
+from tests.forked import Forked, fork
 
 Function = Callable[..., Any] | str
 CHILD = Path(__file__).with_name("rank_child.py")
@@ -120,7 +124,8 @@ class RankFailure(AssertionError):
 class Rank:
     """One rank's process."""
 
-    def __init__(self, rank: int, environment: Mapping[str, str]) -> None:
+    def __init__(self, rank: int, environment: Mapping[str, str], module: str | None) -> None:
+        """Start it: forked with a module in it, or with an interpreter of its own."""
         self.rank = rank
         self.connection, theirs = Pipe()
         # Shared with the rank, offset and all: so it appends.
@@ -128,18 +133,26 @@ class Rank:
         fcntl.fcntl(self._output, fcntl.F_SETFL, os.O_APPEND)
         self._said: list[Any] = []
         self._outcome: Outcome | None = None
-        self.process = subprocess.Popen(
-            [sys.executable, str(CHILD), str(theirs.fileno()), str(os.getpid())],
+        with theirs:
+            self.process = self._start(environment, module, theirs.fileno())
+        self.pidfd = os.pidfd_open(self.process.pid)  # a forked child may hold the connection open
+
+    def _start(
+        self, environment: Mapping[str, str], module: str | None, theirs: int
+    ) -> subprocess.Popen[bytes] | Forked:
+        if module:
+            return fork(module, self.rank, environment, theirs, self._output.fileno())
+        process = subprocess.Popen(
+            [sys.executable, str(CHILD), "serves", str(theirs), str(os.getpid())],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
-            pass_fds=[theirs.fileno()],
+            pass_fds=[theirs],
             start_new_session=True,
         )
-        theirs.close()
-        self.pidfd = os.pidfd_open(self.process.pid)  # a forked child may hold the connection open
         self._send(pickle.dumps(sys.path))
+        return process
 
     @property
     def pid(self) -> int:
@@ -352,13 +365,22 @@ def report(ranks: list[Rank], title: str) -> str:
     return "\n".join(parts)
 
 
-def spawn(n: int, env: Mapping[str, str | None] | None = None) -> Ranks:
+def module_of(function: Function, env: Mapping[str, str | None] | None) -> str | None:
+    """What ranks may have imported before they start, None if nothing.
+
+    Nothing where they have an environment of their own, which may be read in imports, and nothing
+    for a source, which is to be a whole program.
+    """
+    return None if env or isinstance(function, str) else function.__module__
+
+
+def spawn(n: int, env: Mapping[str, str | None] | None = None, module: str | None = None) -> Ranks:
     """Start n idle ranks of a new job."""
     job = job_environment(n)
     ranks = Ranks([], job)
     try:
         for rank in range(n):
-            ranks.ranks.append(Rank(rank, rank_environment(rank, job, env)))
+            ranks.ranks.append(Rank(rank, rank_environment(rank, job, env), module))
     except BaseException:
         ranks.close()
         raise
@@ -369,7 +391,7 @@ def start_ranks(
     n: int, function: Function, *args: Any, env: Mapping[str, str | None] | None = None
 ) -> Ranks:
     """Start `function(rank, world, *args)` on n fresh ranks and return their handles."""
-    ranks = spawn(n, env)
+    ranks = spawn(n, env, module_of(function, env))
     ranks.give(function, args, {})
     return ranks
 
@@ -417,8 +439,9 @@ class RankPool:
     @contextmanager
     def start(self, function: Function, *args: Any) -> Iterator[Ranks]:
         """Start `function(rank, world, *args)` on all ranks; at the end replace those not idle."""
+        module = module_of(function, self.env)
         if self.ranks is None:
-            self.ranks = spawn(self.n, self.env)
+            self.ranks = spawn(self.n, self.env, module)
         job = self.ranks.environment = job_environment(self.n)
         for rank in self.ranks:
             rank._output.truncate(0)
@@ -432,7 +455,7 @@ class RankPool:
         for i, rank in enumerate(self.ranks):
             if not rank.idle:
                 rank.destroy()
-                self.ranks.ranks[i] = Rank(i, rank_environment(i, job, self.env))
+                self.ranks.ranks[i] = Rank(i, rank_environment(i, job, self.env), module)
 
     def run(self, function: Function, *args: Any, timeout_s: float = 60.0) -> list[Any]:
         """Run `function(rank, world, *args)` on all ranks; their results in rank order."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.leaks import no_leaks
@@ -55,6 +56,53 @@ def test_results_come_in_rank_order() -> None:
 
 def test_source_instead_of_function() -> None:
     assert run_ranks(2, "def main(rank, world, x): return rank * x", 5) == [0, 5]
+
+
+def test_a_source_has_an_interpreter_of_its_own() -> None:
+    source = "import sys\ndef main(rank, world): return 'pytest' in sys.modules"
+    assert run_ranks(2, source) == [False] * 2
+    assert [imported for imported, *_ in run_ranks(2, look_around)] == [True] * 2
+
+
+def look_around(rank: int, world: int) -> tuple[bool, int, int]:
+    return "pytest" in sys.modules, hash("x"), id(look_around)
+
+
+def test_neighbours_share_neither_hashes_nor_addresses() -> None:
+    _, hashes, addresses = zip(*run_ranks(2, look_around), strict=True)
+    assert len(set(hashes)) == 2
+    assert len(set(addresses)) == 2
+
+
+ABANDON = """
+import os, sys
+sys.path.insert(0, {root!r})
+from tests.ranks import start_ranks
+from tests.test_ranks import sleep_long
+ranks = start_ranks(2, sleep_long)
+assert [rank.heard() for rank in ranks] == ["asleep"] * 2
+print(*(rank.pid for rank in ranks), flush=True)
+os._exit(0)
+"""
+
+
+def test_ranks_die_with_the_test_process() -> None:
+    source = ABANDON.format(root=str(Path(__file__).parents[1]))
+    done = subprocess.run(
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True
+    )
+    for pid in map(int, done.stdout.split()):
+        end = time.monotonic() + 10
+        while running(pid):
+            assert time.monotonic() < end, "a rank goes on"
+            time.sleep(0.01)
+
+
+def running(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def test_failure_shows_every_rank() -> None:

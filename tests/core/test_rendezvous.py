@@ -270,8 +270,7 @@ def exchange_after_go(rank: int, world: int) -> list[bytes]:
 
 def go(ranks: Ranks) -> None:
     for rank in ranks:
-        assert rank.heard() == "waiting"
-        rank.kill(signal.SIGUSR1)
+        go_rank(ranks, rank.rank)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -429,7 +428,7 @@ def test_strangers_disturb_nothing(start_pooled: Start, name: str) -> None:
                 sock.send(STRANGE[name])
             if i % 2:
                 sock.close()
-        go_rank_1(ranks)
+        go_rank(ranks, 1)
         assert ranks.results() == [blobs(2)] * 2
         for sock in strangers:
             sock.close()
@@ -441,9 +440,9 @@ def exchange_rank_0_first(rank: int, world: int) -> list[bytes]:
     return exchange_only(rank, world)
 
 
-def go_rank_1(ranks: Ranks) -> None:
-    assert ranks[1].heard() == "waiting"
-    ranks[1].kill(signal.SIGUSR1)
+def go_rank(ranks: Ranks, rank: int) -> None:
+    assert ranks[rank].heard() == "waiting"
+    ranks[rank].kill(signal.SIGUSR1)
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -466,7 +465,7 @@ def test_other_users_are_refused(start_pooled: Start, name: str) -> None:
         reason = Reason.unpack(frame[1])
         assert reason.kind is Kind.REFUSED
         assert f"of user {NOBODY} is not of user 0" in reason.what
-        go_rank_1(ranks)
+        go_rank(ranks, 1)
         assert ranks.results() == [blobs(2)] * 2
 
 
@@ -484,15 +483,16 @@ def test_address_taken_by_another_user(start_pooled: Start) -> None:
 
 
 def test_address_taken_by_another_job_for_a_while(start_pooled: Start) -> None:
-    with start_pooled(2, exchange_rank_0_first) as ranks:
+    with start_pooled(2, exchange_after_go) as ranks:
         address = addresses(ranks.environment)[0]
         with socket.socket(socket.AF_UNIX) as other:
             other.bind(address)
             other.listen()
+            go_rank(ranks, 0)
             hear(ranks, 0)
             ranks[0].until_asleep()
         knock(address).close()
-        go_rank_1(ranks)
+        go_rank(ranks, 1)
         assert ranks.results() == [blobs(2)] * 2
 
 
