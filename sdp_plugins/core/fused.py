@@ -36,15 +36,15 @@ class FusedAllReduce:
         Raises:
             SdpError: See ``Group``.
         """
-        fusion = self.plan(tensors, op)
-        for index, tensor in enumerate(tensors):
-            fusion.ready(index, tensor)
+        buffers = [as_buffer(tensor) for tensor in tensors]
+        fusion = self.plan([(buffer.count, buffer.dtype) for buffer in buffers], op)
+        for index, buffer in enumerate(buffers):
+            fusion.ready(index, buffer)
         fusion.finish()
 
-    def plan(self, tensors: Sequence[BufferLike], op: str = "sum") -> FusionBuffer:
-        """Fusion buffers for tensors of these sizes and types, made when asked for first."""
-        described = ((buffer.count, buffer.dtype) for buffer in map(as_buffer, tensors))
-        plan = (op, tuple(described))
+    def plan(self, sizes: Sequence[tuple[int, DType]], op: str = "sum") -> FusionBuffer:
+        """Fusion buffers for tensors of these lengths and types, made when asked for first."""
+        plan = (op, tuple(sizes))
         fusion = self._fusions.get(plan)
         if fusion is None:
             fusion = self._fusions[plan] = FusionBuffer(self._group, plan[1], op=op)

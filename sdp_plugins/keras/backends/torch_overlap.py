@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from sdp_plugins.core import DType
 from sdp_plugins.core.fused import FusedAllReduce
 
 # What runs at the end of the backward pass under way; DDP and FSDP use it, too.
@@ -41,9 +42,8 @@ class Overlap:
         self._factor = factor
         # 1 for each variable with a gradient, and so the same on all ranks.
         self._present = torch.zeros(len(self._parameters))
-        with torch.no_grad():  # a parameter may lie in any order, as orthogonal initial values do
-            sizes = [parameter.contiguous() for parameter in self._parameters]
-        self._fusion = reduce.plan([*sizes, self._present], "avg")
+        sizes = [(tensor.numel(), _dtype(tensor)) for tensor in (*self._parameters, self._present)]
+        self._fusion = reduce.plan(sizes, "avg")
         self._begun = False
 
     @contextmanager
@@ -87,3 +87,7 @@ class Overlap:
                     f"'{variable.path}' got a gradient on some ranks only, in the same step. Hint: "
                     "a model must use the same layers on all ranks, whatever its data."
                 )
+
+
+def _dtype(tensor: torch.Tensor) -> DType:
+    return DType.parse(str(tensor.dtype).removeprefix("torch."))
