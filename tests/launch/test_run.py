@@ -717,15 +717,13 @@ def test_misuse_is_explained(args: list[str], message: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_lightning_and_torch_recognise_the_job(script: Callable[..., str]) -> None:
-    if find_spec("lightning") is None:
-        pytest.skip("no Lightning here")
+def test_torch_recognises_the_job(script: Callable[..., str]) -> None:
+    """As does Lightning: `tests.lightning.test_jobs` starts one so."""
+    if find_spec("torch") is None:
+        pytest.skip("no torch here")
     path = script(
         """
-        from lightning.fabric.plugins.environments import TorchElasticEnvironment as Environment
         import torch.distributed as dist
-        e = Environment()
-        print(Environment.detect(), e.world_size(), e.global_rank(), e.local_rank(), e.node_rank())
         dist.init_process_group("gloo")
         print(dist.get_rank(), dist.get_world_size())
         dist.destroy_process_group()
@@ -733,7 +731,4 @@ def test_lightning_and_torch_recognise_the_job(script: Callable[..., str]) -> No
     )
     done = launch("-n", "2", path)
     assert done.returncode == 0, done.stderr
-    wanted = [f"[rank {r}] True 2 {r} {r} 0" for r in range(2)]
-    assert sorted(done.stdout.splitlines()) == sorted(
-        wanted + [f"[rank {r}] {r} 2" for r in range(2)]
-    )
+    assert sorted(done.stdout.splitlines()) == [f"[rank {r}] {r} 2" for r in range(2)]
