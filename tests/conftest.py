@@ -15,11 +15,14 @@ from tests.ranks import RankPool, Ranks, Start
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker, and have orphans come to us instead of init, where they are seen."""
+    """Register the markers, and have orphans come to us instead of init, where they are seen."""
     config.addinivalue_line(
         "markers",
         "may_leak(*kinds, reason): kinds of leaks (processes, threads, fds, shm, env) that this "
         "test cannot avoid, and why",
+    )
+    config.addinivalue_line(
+        "markers", "versions: run with other versions of frameworks, too (make test-keras-versions)"
     )
     resource_tracker.ensure_running()  # lasts for the session once multiprocessing has used it
     adopt_orphans()

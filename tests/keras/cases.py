@@ -44,6 +44,7 @@ class Case:
     rows = ROWS
     batch_size: int | None = BATCH
     epochs = 2
+    on_ranks = False
     only_fits = False  # as `evaluate` and `predict` do not meet what the case is about
 
     def build(self) -> Any:
@@ -112,6 +113,7 @@ def run(rank: int, world: int, name: str, by_xla: bool = False) -> Result:
         return finish(case, model)
     from sdp_plugins.keras import SMDDPStrategy
 
+    case.on_ranks = True
     strategy = SMDDPStrategy()
     try:
         with strategy.scope():
@@ -292,14 +294,18 @@ class SeveralStepsPerExecution(Options):
 
 
 class Eager(Options):
+    epochs = 1
     options: ClassVar = {"run_eagerly": True}
 
 
 class Compiled(Options):
-    """On torch every shape takes a compiler half a minute."""
+    """On torch every shape takes a compiler half a minute: one process does without."""
 
     rows = 2 * BATCH
-    options: ClassVar = {"jit_compile": True}
+
+    def compile_options(self) -> dict[str, Any]:
+        by_hand = keras.backend.backend() == "torch" and not self.on_ranks
+        return super().compile_options() | {"jit_compile": not by_hand}
 
     def run(self, model: Any) -> Result:
         if keras.backend.backend() != "torch":
@@ -311,7 +317,6 @@ class Compiled(Options):
 class Optimizer(Case):
     """A case that differs in its optimizer only."""
 
-    rows = 21
     only_fits = True
     options: ClassVar[dict[str, Any]] = {}
 
@@ -334,10 +339,12 @@ class Clipvalue(Optimizer):
 
 
 class Accumulation(Optimizer):
+    rows = 21
     options: ClassVar = {"gradient_accumulation_steps": 2}
 
 
 class AccumulationAndClipping(Optimizer):
+    rows = 21
     options: ClassVar = {"gradient_accumulation_steps": 3, "global_clipnorm": 0.05}
 
 
@@ -553,7 +560,6 @@ class MaskedTokens(Embedding):
 
 
 class Frozen(Case):
-    rows = 21
     only_fits = True
 
     def build(self) -> Any:

@@ -6,9 +6,11 @@ than the largest job needs. The process after a job's ranks can do the job alone
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
+
+import pytest
 
 from tests.ranks import RankPool
 
@@ -17,10 +19,11 @@ PROCESSES = 3
 
 @dataclass
 class FirstRanks:
-    """The first n processes of a pool."""
+    """The first n processes of a pool; and what a job's environment has besides."""
 
     pool: RankPool
     n: int
+    environment: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, source: str, *args: Any, timeout_s: float = 60.0) -> list[Any]:
         """Run a module's `main(rank, world, *args)` on n ranks; their results in rank order."""
@@ -33,15 +36,26 @@ class FirstRanks:
     def _run(self, busy: int, source: str, args: tuple[Any, ...], timeout_s: float) -> list[Any]:
         assert busy <= self.pool.n
         main = "from tests.keras.first_ranks import part as main"
-        results = self.pool.run(main, self.n, busy, source, args, timeout_s=timeout_s)
+        env = {**self.environment, "WORLD_SIZE": str(self.n), "LOCAL_WORLD_SIZE": str(self.n)}
+        results = self.pool.run(main, self.n, busy, env, source, args, timeout_s=timeout_s)
         return results[:busy]
 
 
-def part(rank: int, world: int, n: int, busy: int, source: str, args: tuple[Any, ...]) -> Any:
+def part(
+    rank: int,
+    world: int,
+    n: int,
+    busy: int,
+    environment: dict[str, str],
+    source: str,
+    args: tuple[Any, ...],
+) -> Any:
     """In a process of the pool: its part of a job of n ranks."""
     if rank >= busy:
         return None
-    os.environ.update(WORLD_SIZE=str(n), LOCAL_WORLD_SIZE=str(n))
     namespace: dict[str, Any] = {"__name__": "rank_source"}
-    exec(compile(source, "<rank source>", "exec"), namespace)
-    return namespace["main"](*((rank, n) if rank < n else (0, 1)), *args)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        exec(compile(source, "<rank source>", "exec"), namespace)
+        return namespace["main"](*((rank, n) if rank < n else (0, 1)), *args)

@@ -12,6 +12,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 from keras import layers, ops
 
 from sdp_plugins.core import SdpError
@@ -365,14 +366,29 @@ def own_loop(rank: int, world: int) -> dict[str, Any]:
         }
 
 
-def transport(rank: int, world: int) -> str:
+def transport(rank: int, world: int, native_ops: str) -> str:
     """Which one is used; a step by it."""
-    with strategy() as made:
+    with without_native_ops() if native_ops == "0" else nullcontext(), strategy() as made:
         model = compiled(made)
         model.fit(*arrays(17), batch_size=BATCH, verbose=0)
-        collectives = getattr(made.backend, "_collectives", None)
-        native = collectives is None or collectives._endpoint is not None
-        return "native" if native else "copies"
+        return "copies" if made.backend._collectives._endpoint is None else "native"
+
+
+@contextmanager
+def without_native_ops() -> Iterator[None]:
+    """As in a process that has loaded none, and must not."""
+    if keras.backend.backend() == "jax":
+        from sdp_plugins.jax import collectives as module
+
+        name = "register"
+    else:
+        from sdp_plugins.tensorflow import operations as module
+
+        name = "all_reduce"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SDP_NATIVE_OPS", "0")
+        patch.setattr(module, name, getattr(module, name).__wrapped__)
+        yield
 
 
 def xla_undone(rank: int, world: int) -> tuple[bool, list[str], float]:

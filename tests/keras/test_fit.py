@@ -22,7 +22,10 @@ def results() -> dict[Any, Any]:
 @pytest.mark.parametrize(
     ("backend", "world", "case"),
     [
-        (backend, world, case)
+        pytest.param(
+            *(backend, world, case),
+            marks=[pytest.mark.versions] if world == 2 and case in names.IN_ALL_VERSIONS else [],
+        )
         for backend in BACKENDS
         for world, cases in ((2, names.CASES), (3, names.UNEVEN))
         for case in cases
@@ -44,24 +47,31 @@ def test_equals_one_process(
     for other in ranks[1:]:
         assert_same(other, ranks[0], 0.0, "")
     if compared:
-        if (backend, 1, case) not in results:
-            (alone,) = keras_pool(backend, 1).run(names.RUN, case, timeout_s=LIMIT_S)
-            results[backend, 1, case] = alone
-        tolerance = names.TOLERANCE.get(case, 2e-5)
-        assert_same(ranks[0], results[backend, 1, case], tolerance, "")
+        alone = plain(backend, case, keras_pool, results)
+        assert_same(ranks[0], alone, names.TOLERANCE.get(case, 2e-5), "")
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
     ("world", "case"), [(2, case) for case in names.BY_XLA] + [(3, "OwnMetrics")]
 )
 @pytest.mark.timeout(2 * LIMIT_S)
-def test_compiled_by_xla_equals_one_process(keras_pool: Any, world: int, case: str) -> None:
+def test_compiled_by_xla_equals_one_process(
+    keras_pool: Any, results: dict[Any, Any], world: int, case: str
+) -> None:
     ranks = keras_pool("tensorflow", world).run(names.RUN, case, True, timeout_s=LIMIT_S)
     for other in ranks[1:]:
         assert_same(other, ranks[0], 0.0, "")
     if case not in names.WITHOUT_EQUAL:
-        (alone,) = keras_pool("tensorflow", 1).run(names.RUN, case, timeout_s=LIMIT_S)
+        alone = plain("tensorflow", case, keras_pool, results)
         assert_same(ranks[0], alone, names.TOLERANCE.get(case, 2e-5), "")
+
+
+def plain(backend: str, case: str, keras_pool: Any, results: dict[Any, Any]) -> Any:
+    """What plain Keras makes of a case."""
+    if (key := (backend, 1, case)) not in results:
+        (results[key],) = keras_pool(backend, 1).run(names.RUN, case, timeout_s=LIMIT_S)
+    return results[key]
 
 
 def assert_same(one: Any, other: Any, tolerance: float, where: str) -> None:

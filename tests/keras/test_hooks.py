@@ -8,6 +8,7 @@ import pytest
 
 from tests.keras.names import BACKENDS
 
+pytestmark = pytest.mark.versions
 OBJECTS = """
 import keras, numpy as np
 from sdp_plugins.keras import hooks

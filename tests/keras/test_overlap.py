@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.keras.conftest import environment
+from tests.keras.conftest import environment, first_ranks
+from tests.keras.first_ranks import FirstRanks
 from tests.keras.test_fit import assert_same
-from tests.ranks import RankPool, start_ranks
+from tests.ranks import start_ranks
 
 SMALL_BUFFERS = {"SDP_FUSION_MB": "1"}
 
@@ -18,9 +20,8 @@ def job(name: str) -> str:
     return f"from tests.keras.overlap_jobs import {name} as main"
 
 
-def pool_of(rank_pools: Any, backend: str) -> RankPool:
-    made: RankPool = rank_pools.pool(2, environment(backend) | SMALL_BUFFERS)
-    return made
+def pool_of(rank_pools: Any, backend: str) -> FirstRanks:
+    return replace(first_ranks(rank_pools, backend, 2), environment=SMALL_BUFFERS)
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])

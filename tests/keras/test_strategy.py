@@ -13,7 +13,6 @@ import pytest
 from tests.keras.conftest import environment
 from tests.keras.names import BACKENDS
 from tests.keras.test_fit import assert_same
-from tests.ranks import run_ranks
 
 FAILURES = {
     "other_layers": ["rank 1 has another model: ", "last/kernel float32[6, 4] there"],
@@ -61,6 +60,7 @@ def test_scope_may_be_entered_again(keras_pool: Any, backend: str) -> None:
     keras_pool(backend, 2).run(job("same_scope_again"))
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_compiled_again(keras_pool: Any, backend: str) -> None:
     one, other = keras_pool(backend, 2).run(job("compiled_again"))
@@ -74,6 +74,7 @@ def test_works_without_a_launcher(keras_pool: Any) -> None:
     assert "one rank only" in lines[0]
 
 
+@pytest.mark.versions
 def test_rank_0_writes(keras_pool: Any, tmp_path: Path) -> None:
     first, second = keras_pool("torch", 2).run(job("writes"), str(tmp_path))
     assert first["files"] == ["log.csv", "model.keras", "saved.keras"]
@@ -103,6 +104,7 @@ def test_nan_on_one_rank_ends_training_on_all(keras_pool: Any, backend: str) -> 
     assert keras_pool(backend, 2).run(job("poisoned")) == [2, 2]
 
 
+@pytest.mark.versions
 def test_backup_resumes_all_ranks(keras_pool: Any, tmp_path: Path) -> None:
     pool = keras_pool("torch", 2)
     resumed = pool.run(job("backs_up"), str(tmp_path))
@@ -111,6 +113,7 @@ def test_backup_resumes_all_ranks(keras_pool: Any, tmp_path: Path) -> None:
     assert_same(resumed[1], whole[0], 0.0, "rank 1")
 
 
+@pytest.mark.versions
 def test_horovod_callbacks(keras_pool: Any) -> None:
     first, second = keras_pool("torch", 2).run(job("horovod_callbacks"))
     growth = [0.2 * (1 + step / 3 / 2) for step in range(6)]
@@ -119,6 +122,7 @@ def test_horovod_callbacks(keras_pool: Any) -> None:
     assert_same(first, second, 0.0, "")
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_own_loops(keras_pool: Any, backend: str) -> None:
     for each in (ranks := keras_pool(backend, 3).run(job("own_loop"))):
@@ -132,11 +136,11 @@ def test_own_loops(keras_pool: Any, backend: str) -> None:
         assert each["on_batch"] == ranks[0]["on_batch"]
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 @pytest.mark.parametrize("switch", ["0", "1"])
-def test_with_and_without_a_compiler(backend: str, switch: str, tmp_path: Path) -> None:
-    env = environment(backend) | {"SDP_NATIVE_OPS": switch, "SDP_CACHE": str(tmp_path)}
-    found = run_ranks(2, job("transport"), env=env, timeout_s=100)
+def test_with_and_without_native_operations(keras_pool: Any, backend: str, switch: str) -> None:
+    found = keras_pool(backend, 2).run(job("transport"), switch)
     assert found == [{"0": "copies", "1": "native"}[switch]] * 2
 
 

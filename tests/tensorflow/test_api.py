@@ -11,6 +11,7 @@ from tests.keras.conftest import first_ranks
 from tests.keras.first_ranks import FirstRanks
 
 WAYS = ("eager", "graph", "xla")
+pytestmark = pytest.mark.versions
 
 
 @pytest.fixture

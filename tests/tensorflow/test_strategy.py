@@ -17,6 +17,9 @@ LIMIT_S = 110.0  # of a case: Keras takes its time
 modes = pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
 
 
+pytestmark = pytest.mark.versions
+
+
 @pytest.fixture
 def ranks(rank_pools: Any) -> Any:
     """`ranks(n)`: n kept ranks with TensorFlow."""
