@@ -66,6 +66,7 @@ def compare(epochs: int) -> None:
         table.add_column(name, justify="right")
     for backend in BACKENDS:
         for ranks in (1, 2):
+            print(f"{backend}, {ranks} process{'es' * (ranks > 1)} ...", flush=True)
             found = start(backend, ranks, epochs)
             table.add_row(backend, str(ranks), *(f"{value:.6f}" for value in found.values()))
     Console(width=100).print(table)

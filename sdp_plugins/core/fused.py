@@ -24,6 +24,7 @@ class FusedAllReduce:
     def __init__(self, group: Group) -> None:
         """Reduce among the ranks of a group."""
         self._group = group
+        self.world_size = group.world_size
         self._fusions: dict[tuple[str, tuple[tuple[int, DType], ...]], FusionBuffer] = {}
 
     def __call__(self, tensors: Sequence[BufferLike], op: str = "sum") -> None:

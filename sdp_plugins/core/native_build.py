@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from .config import Config, environment
 
+log = logging.getLogger("sdp_plugins.core")
 INCLUDE = Path(__file__).with_name("include")
 COMPILE_LIMIT_S = 600
 
@@ -95,6 +97,7 @@ def _compile_once(command: Sequence[str], library: Path) -> None:
     with open(library.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
+            log.warning("%s is compiled, once; kept in %s", library.stem, library.parent)
             _compile(command, library)
 
 

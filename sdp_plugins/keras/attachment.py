@@ -6,14 +6,13 @@ The model is saved, cloned and pickled as before: none of this is part of it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import keras
 
-from sdp_plugins.core.errors import is_news
+from sdp_plugins.core.errors import CollectiveMismatchError, is_news
 
 from . import hooks, writers
 from .data import Place, shard
@@ -21,6 +20,7 @@ from .gradients import watch_optimizer
 from .predictions import of_all_ranks
 from .share import DATA, is_marked
 from .start import Start, meet, start_once
+from .variables import optimizers_of
 
 if TYPE_CHECKING:
     from .strategy import SMDDPStrategy
@@ -42,6 +42,11 @@ def expect(model: Any) -> None:
 
     for name in _NEED_COMPILE:
         object.__setattr__(model, name, refuse)
+
+
+def is_attached(model: Any) -> bool:
+    """Whether a strategy trains a model."""
+    return _ATTACHED in vars(model)
 
 
 def attach(model: Any, strategy: SMDDPStrategy) -> None:
@@ -77,6 +82,32 @@ def _in_place_of(method: _Function, ours: _Function) -> _Function:
     return call
 
 
+def _failing_together(method: _Function) -> _Function:
+    """Tell the other ranks of a failure here, and give one of theirs its own name."""
+
+    @wraps(method)
+    def call(self: _Methods, *args: Any, **kwargs: Any) -> Any:
+        strategy = self._strategy
+        group = strategy.group
+        try:
+            result = method(self, *args, **kwargs)
+            strategy.backend.settle(self._model)
+            return result
+        except (KeyboardInterrupt, SystemExit) as end:
+            group.abort(f"{type(end).__name__} in a method of the model")
+            raise
+        except Exception as error:
+            if group.failure is not None and is_news(error):
+                raise group.failure from error  # frameworks have wrapped it
+            group.abort(error)
+            if text := strategy.backend.named(error):
+                place = f"[rank {group.rank}/{group.world_size}]"
+                raise CollectiveMismatchError(f"{place} {text}", ranks=(), op="fit") from None
+            raise
+
+    return call
+
+
 class _Methods:
     """The methods that a model has instead of its class's, which they call."""
 
@@ -88,6 +119,7 @@ class _Methods:
 
     # ---- the public methods --------------------------------------------------------------------
 
+    @_failing_together
     def fit(
         self,
         x: Any = None,
@@ -122,20 +154,20 @@ class _Methods:
             size = validation_batch_size or batch_size
             validation_data = self._shard(val_x, val_y, val_weight, size, validation_steps)
         self._build(data)
-        with self._failing_together():
-            return self._class["fit"](
-                data,
-                epochs=epochs,
-                verbose=self._verbosity(verbose),
-                callbacks=self._callbacks(callbacks),
-                validation_data=validation_data,
-                shuffle=False,
-                initial_epoch=initial_epoch,
-                steps_per_epoch=steps_per_epoch,
-                validation_steps=validation_steps,
-                validation_freq=validation_freq,
-            )
+        return self._class["fit"](
+            data,
+            epochs=epochs,
+            verbose=self._verbosity(verbose),
+            callbacks=self._callbacks(callbacks),
+            validation_data=validation_data,
+            shuffle=False,
+            initial_epoch=initial_epoch,
+            steps_per_epoch=steps_per_epoch,
+            validation_steps=validation_steps,
+            validation_freq=validation_freq,
+        )
 
+    @_failing_together
     def evaluate(
         self,
         x: Any = None,
@@ -157,16 +189,16 @@ class _Methods:
         meet(self._strategy.group, "evaluate")
         data = self._shard(x, y, sample_weight, batch_size, steps)
         self._build(data)
-        with self._failing_together():
-            return self._class["evaluate"](
-                data,
-                verbose=self._verbosity(verbose),
-                steps=steps,
-                callbacks=self._callbacks(callbacks),
-                return_dict=return_dict,
-                **kwargs,
-            )
+        return self._class["evaluate"](
+            data,
+            verbose=self._verbosity(verbose),
+            steps=steps,
+            callbacks=self._callbacks(callbacks),
+            return_dict=return_dict,
+            **kwargs,
+        )
 
+    @_failing_together
     def predict(
         self,
         x: Any,
@@ -179,13 +211,12 @@ class _Methods:
         meet(self._strategy.group, "predict")
         data = self._shard(x, None, None, batch_size, steps)
         self._build(data)
-        with self._failing_together():
-            return self._class["predict"](
-                data,
-                verbose=self._verbosity(verbose),
-                steps=steps,
-                callbacks=self._callbacks(callbacks),
-            )
+        return self._class["predict"](
+            data,
+            verbose=self._verbosity(verbose),
+            steps=steps,
+            callbacks=self._callbacks(callbacks),
+        )
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """``keras.Model.train_on_batch`` with a global batch; every rank takes its rows."""
@@ -203,7 +234,6 @@ class _Methods:
 
     def train_step(self, *args: Any) -> Any:
         """One step on this rank's rows of a batch."""
-        self._watch_optimizers()
         return self._step.train(self._class["train_step"], *args)
 
     def test_step(self, *args: Any) -> Any:
@@ -258,11 +288,11 @@ class _Methods:
         """Make all variables before the first step, so that ranks can start from equal ones."""
         self._strategy.backend.prepare(self._model)
         self._symbolic_build(data_batch=self._strategy.backend.example(data))
+        self._watch_optimizers()
 
     def _watch_optimizers(self) -> None:
-        for value in list(vars(self._model).values()):
-            if isinstance(value, hooks.BaseOptimizer):
-                watch_optimizer(value, self._strategy)
+        for optimizer in optimizers_of(self._model):
+            watch_optimizer(optimizer, self._strategy)
 
     def _callbacks(self, callbacks: Any) -> Any:
         start = Start(self._strategy)
@@ -277,28 +307,16 @@ class _Methods:
     def _verbosity(self, verbose: Any) -> Any:
         return verbose if self._strategy.rank == 0 else 0
 
+    @_failing_together
     def _on_batch(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        with self._failing_together():
-            if name != "predict_on_batch":
-                given = inspect.signature(self._class[name]).bind(*args, **kwargs).arguments
-                batch = tuple(given.get(part) for part in ("x", "y", "sample_weight"))
-                self._strategy.backend.prepare(self._model)
-                self._symbolic_build(data_batch=batch)
-                start_once(self._model, self._strategy, name)
-            return self._class[name](*args, **kwargs)
-
-    @contextmanager
-    def _failing_together(self) -> Iterator[None]:
-        """Tell the other ranks of a failure here, and give one of theirs its own name."""
-        group = self._strategy.group
-        try:
-            yield
-            self._strategy.backend.settle(self._model)
-        except Exception as error:
-            if group.failure is not None and is_news(error):
-                raise group.failure from error  # frameworks have wrapped it
-            group.abort(error)
-            raise
+        if name != "predict_on_batch":
+            given = inspect.signature(self._class[name]).bind(*args, **kwargs).arguments
+            batch = tuple(given.get(part) for part in ("x", "y", "sample_weight"))
+            self._strategy.backend.prepare(self._model)
+            self._symbolic_build(data_batch=batch)
+            self._watch_optimizers()
+            start_once(self._model, self._strategy, name)
+        return self._class[name](*args, **kwargs)
 
 
 _REPLACED: Sequence[str] = (

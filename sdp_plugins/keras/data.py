@@ -180,20 +180,44 @@ def compare_batches(group: Group, data: Any) -> None:
     Raises:
         CollectiveMismatchError: They have not.
     """
-    leaf = first_leaf(data)
+    others = _others(group, _ends(first_leaf(data)))
+    if others:
+        text = OTHER_BATCHES.format(f"rank {others[0]}")
+        raise CollectiveMismatchError(
+            f"[rank {group.rank}/{group.world_size}] {text}", ranks=others, op="fit"
+        )
+
+
+def compare_arrays(group: Group, arrays: Any) -> None:
+    """See that all ranks have passed the same arrays, by their length and first and last rows.
+
+    Raises:
+        CollectiveMismatchError: They have not.
+    """
+    count, size = arrays._num_samples, arrays._batch_size
+    others = _others(group, f"{count} {size} ".encode() + _ends(first_leaf(arrays._inputs)))
+    if others:
+        raise CollectiveMismatchError(
+            f"[rank {group.rank}/{group.world_size}] rank {others[0]} has passed other arrays than "
+            f"this one ({count} rows, batch_size {size}). Hint: pass the whole arrays on all "
+            "ranks; each takes its part of every batch, and batch_size is that of all ranks.",
+            ranks=others,
+            op="fit",
+        )
+
+
+def _ends(leaf: Any) -> bytes:
     try:
         ends = np.ascontiguousarray(np.concatenate([np.asarray(leaf[:1]), np.asarray(leaf[-1:])]))
-        mine = np.array(ends.shape).tobytes() + ends.tobytes()
-    except (TypeError, ValueError):  # sparse
-        mine = b""
+    except (TypeError, ValueError, KeyError, IndexError):  # sparse, or empty
+        return b""
+    return f"{ends.shape} {ends.dtype} ".encode() + ends.tobytes()
+
+
+def _others(group: Group, mine: bytes) -> tuple[int, ...]:
+    """Ranks that have something else."""
     digests = group.exchange(hashlib.sha256(mine).digest())
-    for other, digest in enumerate(digests):
-        if digest != digests[group.rank]:
-            raise CollectiveMismatchError(
-                f"[rank {group.rank}/{group.world_size}] {OTHER_BATCHES.format(f'rank {other}')}",
-                ranks=(other,),
-                op="fit",
-            )
+    return tuple(rank for rank, digest in enumerate(digests) if digest != digests[group.rank])
 
 
 def shard(source: Any, place: Place) -> Any:
@@ -201,5 +225,6 @@ def shard(source: Any, place: Place) -> Any:
     if isinstance(source, (ArrayShards, Shards)):
         return source
     if type(source) is hooks.ArrayDataAdapter:
+        compare_arrays(place.group, source)
         return ArrayShards(source, place)
     return Shards(source, place)

@@ -1,8 +1,8 @@
 """Metrics of the whole batch.
 
 The state of Keras' own metrics is a sum over rows, so that of a batch is the sum over ranks. Means
-that are told one number for a batch, such as its loss, count it as much as this rank's share. What
-a program's own metrics do with a batch is unknown: they are given the rows of all ranks.
+and sums that are told one number for a batch, such as its loss, count it as much as this rank's
+share. What a program's own metrics do with a batch is unknown: they are given all ranks' rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from keras.metrics import Mean
+from keras.metrics import Mean, Sum
 
 from . import hooks
 
@@ -36,6 +36,8 @@ def adds_up(metric: Any) -> bool:
     function = getattr(metric, "_fn", None)  # of a MeanMetricWrapper
     if function is not None and not _is_keras(function):
         return False
+    if not _is_keras(type(metric).update_state):
+        return False
     return any(
         _is_keras(kind) and issubclass(kind, hooks.Metric) and kind is not hooks.Metric
         for kind in type(metric).__mro__
@@ -53,7 +55,7 @@ def given_whole_batch(model: Any, share: Share, backend: Backend) -> Iterator[No
         for metric in flat(model):
             if not adds_up(metric):
                 update = _gathering(metric.update_state, share, backend)
-            elif type(metric).update_state is Mean.update_state:
+            elif type(metric).update_state in (Mean.update_state, Sum.update_state):
                 update = _weighing(metric.update_state, share)
             else:
                 continue

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from . import hooks
@@ -11,7 +12,44 @@ from . import hooks
 if TYPE_CHECKING:
     from .strategy import SMDDPStrategy
 
+log = logging.getLogger("sdp_plugins.keras")
 _entered: list[SMDDPStrategy] = []
+_open: list[SMDDPStrategy] = []  # those of several ranks
+_warning = ExitStack()
+
+
+def opened(strategy: SMDDPStrategy) -> None:
+    """From now on, warn of models that are compiled outside of all scopes."""
+    if not _open:
+        _warning.enter_context(_warning_outside())
+    _open.append(strategy)
+
+
+def closed(strategy: SMDDPStrategy) -> None:
+    """No more of it, unless other strategies are open."""
+    if strategy in _open:
+        _open.remove(strategy)
+        if not _open:
+            _warning.close()
+
+
+@contextmanager
+def _warning_outside() -> Iterator[None]:
+    from .attachment import is_attached
+
+    compile_model = hooks.Trainer.compile
+
+    def compiled(model: Any, *args: Any, **kwargs: Any) -> None:
+        compile_model(model, *args, **kwargs)
+        if not _entered and not is_attached(model):
+            log.warning(
+                "model '%s' is compiled outside of strategy.scope(): fit() will train it on each "
+                "rank alone. Hint: make and compile it inside.",
+                model.name,
+            )
+
+    with hooks.replaced(hooks.Trainer, "compile", compiled):
+        yield
 
 
 @contextmanager

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from sdp_plugins.core import CollectiveMismatchError, CollectiveTimeoutError
+from sdp_plugins.core import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
-from . import hooks
-from .variables import broadcast, diversify
+from .variables import broadcast, diversify, optimizers_of
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
@@ -66,13 +65,15 @@ def meet(group: Group, call: str) -> int:
     Raises:
         CollectiveMismatchError: They do not.
         CollectiveTimeoutError: Ranks did not come in time.
+        PeerLostError: Ranks have ended instead.
     """
     mine = json.dumps([call, np.random.randint(2**31) if group.rank == 0 else 0])
     try:
         everyones = [json.loads(text) for text in group.exchange(mine.encode())]
-    except CollectiveTimeoutError as error:
-        raise CollectiveTimeoutError(
-            f"{error} In Keras' terms: all ranks must call {call}(), as each computes a part.",
+    except (CollectiveTimeoutError, PeerLostError) as error:
+        raise type(error)(
+            f"[rank {group.rank}/{group.world_size}] {call}(): all ranks must call {call}(), as "
+            f"each computes a part. Hint: call it on all, and print on rank 0. {error}",
             ranks=error.ranks,
             op=error.op,
             seq=error.seq,
@@ -98,9 +99,8 @@ def equalize(model: Any, strategy: SMDDPStrategy) -> None:
 def variables_of(model: Any) -> list[Any]:
     """Of a model, and of all optimizers that it holds."""
     found = {id(variable): variable for variable in model.variables}
-    for value in vars(model).values():
-        if isinstance(value, hooks.BaseOptimizer):
-            found.update((id(variable), variable) for variable in value.variables)
+    for optimizer in optimizers_of(model):
+        found.update((id(variable), variable) for variable in optimizer.variables)
     return list(found.values())
 
 
@@ -139,8 +139,15 @@ def compare(model: Any, strategy: SMDDPStrategy, call: str) -> None:
 
 
 def describe(model: Any) -> list[str]:
-    """Its variables."""
-    return [
+    """Its variables, and the settings of its optimizers."""
+    trained = {id(variable) for variable in model.trainable_variables}
+    lines = [
         f"{variable.path} {variable.dtype}{list(variable.shape)}"
+        + ("" if id(variable) in trained else " (not trained)")
         for variable in variables_of(model)
     ]
+    for optimizer in optimizers_of(model):
+        for name, value in sorted(optimizer.get_config().items()):
+            if isinstance(value, (int, float, str)) and name not in ("name", "learning_rate"):
+                lines.append(f"{type(optimizer).__name__} {name}={value!r}")
+    return lines

@@ -30,6 +30,7 @@ class Step:
         self._strategy = strategy
         self._backend = strategy.backend
         self._loss_was_tracked = False
+        self._read: dict[int, tuple[Any, Any]] = {}
 
     def _open(self, data: Any) -> tuple[Any, Share]:
         """This rank's rows, of a batch that was cut or of a whole one."""
@@ -49,6 +50,7 @@ class Step:
             stack.enter_context(self._backend.normalizing(share))
             stack.enter_context(metrics.given_whole_batch(self._model, share, self._backend))
             stack.enter_context(self._watching_loss())
+            stack.enter_context(self._watching_results())
             yield
 
     @contextmanager
@@ -63,6 +65,25 @@ class Step:
 
         with hooks.replaced(tracker, "update_state", update_state):
             yield
+
+    @contextmanager
+    def _watching_results(self) -> Iterator[None]:
+        """See which metrics the step reads: so far they have this rank's rows only."""
+        self._read = {}
+        with ExitStack() as stack:
+            for metric in metrics.flat(self._model):
+                stack.enter_context(hooks.replaced(metric, "result", self._noting(metric)))
+            yield
+
+    def _noting(self, metric: Any) -> _Function:
+        result = metric.result
+
+        def noted() -> Any:
+            value = result()
+            self._read[id(value)] = (value, metric)  # held, or the number might be another's
+            return value
+
+        return noted
 
     def _adding_up(self) -> list[Any]:
         """Variables of metrics whose states are summed."""
@@ -104,7 +125,7 @@ class Step:
         kept = self._kept_names()
         found = {}
         for name, value in logs.items():
-            if name not in kept:
+            if name not in kept and id(value) not in self._read:
                 tensor = ops.convert_to_tensor(value)
                 if "float" in ops.dtype(tensor):
                     found[name] = tensor
@@ -118,10 +139,16 @@ class Step:
         if not isinstance(logs, dict):
             return logs
         kept, results = self._kept_names(), self._model.get_metrics_result()
-        return {
-            name: means[name] if name in means else results[name] if name in kept else value
-            for name, value in logs.items()
-        }
+        new = dict(logs)
+        for name, value in logs.items():
+            if name in means:
+                new[name] = means[name]
+            elif id(value) in self._read:
+                new[name] = self._read[id(value)][1].result()
+            elif name in kept:
+                new[name] = results[name]
+        self._read = {}
+        return new
 
 
 class StatefulStep(Step):
@@ -149,17 +176,20 @@ class StatefulStep(Step):
         backend = self._backend
         batch, share = self._open(data)
         sums = self._adding_up()
-        before = [backend.read(variable) for variable in (*sums, *layers)]
-        for variable in sums:  # so that their change is exact
-            variable.assign(ops.zeros(variable.shape, variable.dtype))
+        with backend.once_read(batch):
+            before = [backend.read(variable) for variable in (*sums, *layers)]
+            for variable in sums:  # so that their change is exact
+                variable.assign(ops.zeros(variable.shape, variable.dtype))
         with self._together(share):
             logs = function(batch)
         after = [backend.read(variable) for variable in (*sums, *layers)]
         split = len(sums)
-        changes = [new - old for new, old in zip(after[split:], before[split:], strict=True)]
+        changes = list(map(_change, before[split:], after[split:]))
         totals, moved, means = self._total(share, after[:split], changes, logs)
-        for variable, old, change in zip((*sums, *layers), before, (*totals, *moved), strict=True):
-            variable.assign(old + change)
+        for variable, old, total in zip(sums, before[:split], totals, strict=True):
+            variable.assign(old + total)
+        for variable, old, change in zip(layers, before[split:], moved, strict=True):
+            variable.assign(_changed(old, change))
         return self._new_logs(logs, means)
 
 
@@ -212,7 +242,7 @@ class StatelessStep(Step):
         with self._together(share):
             logs, rest, others_after, after = function(batch, blank)
         after, others_after = list(after), list(others_after)
-        changes = [others_after[place] - others[place] for place in moves]
+        changes = [_change(others[place], others_after[place]) for place in moves]
         with hooks.StatelessScope(state_mapping=list(zip(variables, after, strict=True))):
             totals, moved, means = self._total(
                 share, [after[place] for place in sums], changes, logs
@@ -220,10 +250,20 @@ class StatelessStep(Step):
         for place, total in zip(sums, totals, strict=True):
             after[place] = measured[place] + total
         for place, change in zip(moves, moved, strict=True):
-            others_after[place] = others[place] + change
+            others_after[place] = _changed(others[place], change)
         with hooks.StatelessScope(state_mapping=list(zip(variables, after, strict=True))):
             logs = self._new_logs(logs, means)
         return logs, rest, others_after, after
+
+
+def _change(old: Any, new: Any) -> Any:
+    """What ranks take the mean of: of what did not change, nothing but zeros is rounded."""
+    return ops.where(ops.isfinite(old), new - old, new)
+
+
+def _changed(old: Any, change: Any) -> Any:
+    """Masks that hold infinities have no differences."""
+    return ops.where(ops.isfinite(old), old + change, change)
 
 
 def _places(variables: Sequence[Any], some: Sequence[Any]) -> list[int]:

@@ -56,7 +56,9 @@ class SMDDPStrategy:
         self.num_replicas_in_sync = self.group.world_size
         self.backend = load(self.group)
         self._share: Share | None = None
-        if self.group.world_size == 1:
+        if self.group.world_size > 1:
+            scope.opened(self)
+        else:
             log.info("one rank only: nothing is communicated. To start more: sdp run -n 2 ...")
 
     @property
@@ -101,7 +103,7 @@ class SMDDPStrategy:
             dataset: Yields global batches, the same on all ranks.
 
         Returns:
-            A dataset on the TensorFlow backend, else an iterable.
+            A dataset on the TensorFlow backend, else an iterable; each iteration is an epoch.
         """
         source = hooks.data_adapters.get_data_adapter(dataset)
         place = Place(self.group, meet(self.group, "distribute_dataset"))
@@ -109,6 +111,7 @@ class SMDDPStrategy:
 
     def close(self) -> None:
         """Leave the group."""
+        scope.closed(self)
         self.group.close()
 
     # ---- for this package ----------------------------------------------------------------------

@@ -10,10 +10,24 @@ from keras import ops
 
 from sdp_plugins.core.fused import as_bytes
 
+from . import hooks
+
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
 
 _GOLDEN = 0x9E3779B9  # 2^32 over the golden ratio: multiples of it are far apart modulo 2^32
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Of a model and the models in it: attributes, and members of lists and dictionaries."""
+    found: dict[int, Any] = {}
+    for layer in model._flatten_layers():
+        for value in list(vars(layer).values()):
+            members = value.values() if isinstance(value, dict) else value
+            for member in members if isinstance(value, (dict, list, tuple)) else (value,):
+                if isinstance(member, hooks.BaseOptimizer):
+                    found[id(member)] = member
+    return list(found.values())
 
 
 def broadcast(group: Group, variables: Sequence[Any], root: int) -> None:

@@ -40,9 +40,9 @@ def distributed(dataset: Any, group: Group) -> Any:
     for spec in tf.nest.flatten(dataset.element_spec):
         if getattr(spec, "shape", None) is not None and spec.shape.rank == 0:
             raise ValueError(NO_ROWS.format(spec))
+    _compare(dataset, group)  # of one rank, too: it counts as an epoch of a shuffled dataset
     if group.world_size == 1:
         return dataset
-    _compare(dataset, group)
 
     def cut(*data: Any) -> Any:
         element = data[0] if len(data) == 1 else data

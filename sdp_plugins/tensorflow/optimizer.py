@@ -94,12 +94,11 @@ def _first_version(optimizer: Any, name: str, use_locking: bool, average: Any) -
 def _of_keras(optimizer: Any, average: Any) -> Any:
     kind = type(optimizer)
 
-    def apply_gradients(self: Any, grads_and_vars: Any, **kwargs: Any) -> Any:
-        gradients, variables = zip(*grads_and_vars, strict=True)
-        pairs = list(zip(average(gradients), variables, strict=True))
-        return kind.apply_gradients(self, pairs, **kwargs)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        """Also what ``apply_gradients`` and a LossScaleOptimizer around it call."""
+        return kind.apply(self, average(grads), trainable_variables)
 
     # A subclass of the same name, so that what is saved with it can be loaded without this package.
-    members = {"apply_gradients": apply_gradients, "__module__": kind.__module__}
+    members = {"apply": apply, "__module__": kind.__module__}
     made: Any = type(kind.__name__, (kind,), members)
     return made.from_config(optimizer.get_config())

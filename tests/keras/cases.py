@@ -173,6 +173,19 @@ class Dataset(Case):
         return {"x": data, "epochs": self.epochs}
 
 
+class UnknownLength(Case):
+    """Ends when it ends."""
+
+    rows = 21
+
+    def fit_options(self) -> dict[str, Any]:
+        import tensorflow as tf
+
+        data = tf.data.Dataset.from_tensor_slices(arrays(self.rows))
+        data = data.filter(lambda *_: True).batch(BATCH)
+        return {"x": data, "validation_data": data, "epochs": self.epochs}
+
+
 class RepeatedDataset(Case):
     only_fits = True
 
@@ -434,6 +447,20 @@ class OwnMetrics(Case):
         return super().compile_options() | {"metrics": [Peak(), spread, "accuracy"]}
 
 
+class RootMean(keras.metrics.Mean):
+    """What it makes of a batch is not the mean of what it makes of the parts."""
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> None:
+        super().update_state(ops.sqrt(ops.mean(ops.square(y_pred))))
+
+
+class OwnKindOfMean(Case):
+    rows = 17
+
+    def compile_options(self) -> dict[str, Any]:
+        return super().compile_options() | {"metrics": [RootMean(name="root")]}
+
+
 # ---- models ----------------------------------------------------------------------------------
 
 
@@ -592,6 +619,41 @@ class Dropout(Case):
         return dense(layers.Dropout(0.5))
 
 
+class Masking(layers.Layer):
+    """Adds a state of its own, which nobody changes and of which there are no differences."""
+
+    def build(self, shape: Any) -> None:
+        self.mask = self.add_weight(
+            shape=(shape[-1],),
+            trainable=False,
+            initializer=lambda shape, dtype=None: ops.convert_to_tensor(
+                [0.0] * (shape[0] - 1) + [-np.inf], dtype
+            ),
+        )
+
+    def call(self, x: Any) -> Any:
+        return ops.relu(x + self.mask)
+
+
+class InfiniteMask(Case):
+    rows = 17
+
+    def build(self) -> Any:
+        return dense(Masking())
+
+
+class OptimizerInDictionary(Case):
+    """An optimizer that is no attribute of the model."""
+
+    rows = 24
+
+    def compile_options(self) -> dict[str, Any]:
+        return super().compile_options() | {"optimizer": "sgd"}
+
+    def build(self) -> Any:
+        return OWN_STEPS[keras.backend.backend()](in_dictionary=True)
+
+
 class OwnStep(Case):
     """The train_step of the guides, with a metric of its own and a value that none keeps."""
 
@@ -619,12 +681,13 @@ class MixedPrecision(Case):
         return options
 
 
-def stateful_step(take_gradients: Callable[..., Any]) -> Any:
+def stateful_step(take_gradients: Callable[..., Any], in_dictionary: bool) -> Any:
     class Model(keras.Model):
         def __init__(self) -> None:
             super().__init__()
             self.inner, self.outer = layers.Dense(8, "tanh"), layers.Dense(CLASSES)
             self.own_loss = keras.metrics.Mean(name="own_loss")
+            self.own = {"a": keras.optimizers.SGD(0.1)} if in_dictionary else {}
 
         def call(self, x: Any) -> Any:
             return self.outer(self.inner(x))
@@ -632,9 +695,11 @@ def stateful_step(take_gradients: Callable[..., Any]) -> Any:
         def train_step(self, data: Any) -> Any:
             x, y = data
             loss, gradients = take_gradients(self, x, y)
-            self.optimizer.apply(gradients, self.trainable_variables)
+            optimizer = self.own["a"] if self.own else self.optimizer
+            optimizer.apply(gradients, self.trainable_variables)
             self.own_loss.update_state(loss, sample_weight=ops.shape(x)[0])
-            return {"own_loss": self.own_loss.result(), "raw": loss}
+            mean = self.own_loss.result()
+            return {"own_loss": mean, "by_another_name": mean, "raw": loss}
 
         @property
         def metrics(self) -> Any:
@@ -650,7 +715,7 @@ def stateful_step(take_gradients: Callable[..., Any]) -> Any:
     return Model()
 
 
-def tensorflow_step() -> Any:
+def tensorflow_step(in_dictionary: bool = False) -> Any:
     def take(model: Any, x: Any, y: Any) -> Any:
         import tensorflow as tf
 
@@ -658,17 +723,17 @@ def tensorflow_step() -> Any:
             loss = model.compute_loss(x, y, model(x, training=True))
         return loss, tape.gradient(loss, model.trainable_variables)
 
-    return stateful_step(take)
+    return stateful_step(take, in_dictionary)
 
 
-def torch_step() -> Any:
+def torch_step(in_dictionary: bool = False) -> Any:
     def take(model: Any, x: Any, y: Any) -> Any:
         model.zero_grad()
         loss = model.compute_loss(x, y, model(x, training=True))
         loss.backward()
         return loss.detach(), [variable.value.grad for variable in model.trainable_variables]
 
-    return stateful_step(take)
+    return stateful_step(take, in_dictionary)
 
 
 def jax_step() -> Any:

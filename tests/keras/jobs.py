@@ -163,6 +163,39 @@ def other_batches_by_xla(rank: int, made: SMDDPStrategy) -> None:
     other_batches(rank, made, jit_compile=True)
 
 
+def ends_instead(rank: int, made: SMDDPStrategy) -> None:
+    """As a script whose last lines are for rank 0 only."""
+    model = compiled(made)
+    model.fit(*arrays(), verbose=0)
+    if rank == 0:
+        model.evaluate(*arrays(), verbose=0)
+
+
+def other_settings(rank: int, made: SMDDPStrategy) -> None:
+    compiled(made, optimizer=keras.optimizers.SGD(momentum=0.5 + rank / 4)).fit(
+        *arrays(), verbose=0
+    )
+
+
+def frozen_on_one_rank(rank: int, made: SMDDPStrategy) -> None:
+    with made.scope():
+        model = dense()
+        model.layers[0].trainable = rank == 0
+        model.compile("sgd", crossentropy())
+    model.fit(*arrays(), verbose=0)
+
+
+def own_arrays(rank: int, made: SMDDPStrategy) -> None:
+    """As where each rank is to read a part."""
+    x, y = arrays()
+    compiled(made).fit(x[rank::2], y[rank::2], verbose=0)
+
+
+def bad_data_on_one_rank(rank: int, made: SMDDPStrategy) -> None:
+    x, y = arrays()
+    compiled(made).fit(x, y, validation_data=(x, y[: len(y) - rank]), verbose=0)
+
+
 FAILURES = {
     function.__name__: function
     for function in (
@@ -178,6 +211,11 @@ FAILURES = {
         compiled_outside,
         scope_in_scope,
         two_strategies,
+        ends_instead,
+        other_settings,
+        frozen_on_one_rank,
+        own_arrays,
+        bad_data_on_one_rank,
     )
 }
 
@@ -202,14 +240,33 @@ def compiled_again(rank: int, world: int) -> list[Any]:
         return values(model)
 
 
-def without_launcher(rank: int, world: int) -> tuple[int, list[str]]:
+@contextmanager
+def logged() -> Iterator[list[str]]:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
     logger = logging.getLogger("sdp_plugins.keras")
     logger.setLevel(logging.INFO)
     logger.addHandler(handler)
-    with strategy() as made:
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+
+
+def outside(rank: int, world: int) -> list[str]:
+    """Compiled under a strategy, but in no scope; and after it."""
+    with logged() as lines:
+        with strategy() as made:
+            compiled(made).compile("adam", "mse")  # knows its strategy
+            model = keras.Sequential([keras.Input((6,)), layers.Dense(3)], name="alone")
+            model.compile("sgd", "mse")
+        model.compile("sgd", "mse")
+    return lines
+
+
+def without_launcher(rank: int, world: int) -> tuple[int, list[str]]:
+    with logged() as lines, strategy() as made:
         model = compiled(made)
         model.fit(*arrays(), batch_size=BATCH, verbose=0)
         assert len(model.predict(arrays()[0], verbose=0)) == len(arrays()[0])

@@ -80,11 +80,13 @@ def unsupported(backend: str, case: str) -> str | None:
         return "Keras has no steps_per_execution on torch"
     if backend == "torch" and case == "Compiled" and KERAS < (3, 12):
         return "in one process, too, torch 2.13 does not compile the steps of Keras before 3.12"
+    if backend == "jax" and case == "OptimizerInDictionary":
+        return "Keras on JAX knows one optimizer of a model only"
     if backend == "jax" and case == "MovingAverage":
         return "in one process, too, Keras leaves deleted arrays in the model here"
     if backend != "tensorflow" and case == "NormalizedTogether":
         return "Keras has no synchronized=True but on TensorFlow"
-    if backend != "tensorflow" and case in ("Dataset", "RepeatedDataset"):
+    if backend != "tensorflow" and case in ("Dataset", "RepeatedDataset", "UnknownLength"):
         return "on this backend like any other iterable, after an import of TensorFlow"
     if backend != "torch" and case == "Loader":
         return "on this backend like any other iterable, after an import of torch"

@@ -21,7 +21,15 @@ FAILURES = {
     "alone": ["did not arrive in 1.5 s", "all ranks must call evaluate()"],
     "stops_early": ["rank 1"],
     "raises": ["rank 1 gave up: ArithmeticError: the third layer is tired"],
-    "other_batches": ["reads other batches. Hint: "],
+    "other_batches": ["CollectiveMismatchError: [rank 0/2] rank 1 reads other batches. Hint: "],
+    "ends_instead": ["PeerLostError: [rank 0/2] evaluate(): all ranks must call evaluate()"],
+    "other_settings": ["rank 1 has another model: SGD momentum=0.75 there, SGD momentum=0.5 here"],
+    "frozen_on_one_rank": [
+        "rank 1 has another model: ",
+        "/kernel float32[6, 8] (not trained) there",
+    ],
+    "own_arrays": ["rank 1 has passed other arrays than this one", "each takes its part"],
+    "bad_data_on_one_rank": ["rank 1 gave up: ValueError: Data cardinality is ambiguous"],
     "stops_early_by_xla": ["rank 1"],
     "other_batches_by_xla": ["reads other batches. Hint: "],
     "compiled_outside": ["compiled outside of it", "with strategy.scope():"],
@@ -61,6 +69,12 @@ def test_scope_may_be_entered_again(keras_pool: Any, backend: str) -> None:
 
 
 @pytest.mark.versions
+def test_a_model_outside_is_warned_of(keras_pool: Any) -> None:
+    for lines in keras_pool("torch", 2).run(job("outside")):
+        assert len(lines) == 1
+        assert "'alone' is compiled outside of strategy.scope(): fit() will train it" in lines[0]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_compiled_again(keras_pool: Any, backend: str) -> None:
     one, other = keras_pool(backend, 2).run(job("compiled_again"))

@@ -129,6 +129,26 @@ def first_version(rank: int, world: int) -> list[Any]:
             return session.run([weight, other])
 
 
+def optimizers_of_keras(rank: int, world: int) -> list[Any]:
+    """By both names of what applies gradients, and inside of a loss scale's optimizer."""
+    found = []
+    with job():
+        for scaled in (False, True):
+            for name in ("apply", "apply_gradients"):
+                weight = tf.Variable([0.0, 0.0])
+                optimizer = sdp.DistributedOptimizer(tf.keras.optimizers.SGD(1.0))
+                gradient = tf.constant([1.0, 2.0]) * (rank + 1)
+                if scaled:
+                    optimizer = tf.keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=4)
+                    gradient *= 4
+                if name == "apply":
+                    optimizer.apply([gradient], [weight])
+                else:
+                    optimizer.apply_gradients([(gradient, weight)])
+                found.append(weight.numpy().tolist())
+    return found
+
+
 def with_keras(rank: int, world: int) -> dict[str, Any]:
     with job():
         tf.keras.utils.set_random_seed(3 + rank)

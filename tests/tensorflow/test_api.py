@@ -99,3 +99,7 @@ def test_a_mismatch_is_named(ranks: Any, way: str) -> None:
         assert "ranks disagree" in text
         assert "float32[3]" in text
         assert "float32[4]" in text
+
+
+def test_optimizers_of_keras_by_all_their_names(ranks: Any) -> None:
+    assert run(ranks(2), "optimizers_of_keras") == [[[-1.5, -3.0]] * 4] * 2

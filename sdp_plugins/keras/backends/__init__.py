@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from ..share import rows_to_read
+from ..share import DATA, rows_to_read
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
@@ -46,6 +46,10 @@ class Backend(ABC):
         """A step begins to be traced."""
         return
 
+    def once_read(self, batch: Any) -> AbstractContextManager[None]:
+        """What is computed inside of the block is not, if there is no batch any more."""
+        return nullcontext()
+
     def training(self, model: Any, factor: Any) -> AbstractContextManager[None]:
         """Inside of the block runs a training step, in which gradients count so much."""
         return nullcontext()
@@ -57,6 +61,10 @@ class Backend(ABC):
     def compare(self, data: Any) -> Any:
         """Data of a batch that was cut, once it is known to be the other ranks', too."""
         return data
+
+    def named(self, error: Exception) -> str | None:
+        """What to tell of a failure that a framework has wrapped."""
+        return None
 
     @abstractmethod
     def average(self, grads: Sequence[Any], factor: Any, share: Share | None = None) -> list[Any]:
@@ -117,6 +125,17 @@ class Backend(ABC):
     @abstractmethod
     def example(self, adapter: Any) -> Any:
         """A batch of an adapter, or its shapes."""
+
+
+class Batches:
+    """This rank's part of every batch; each iteration is an epoch."""
+
+    def __init__(self, begin: Callable[[], Iterable[Any]]) -> None:
+        """Take cut batches from what a function returns."""
+        self._begin = begin
+
+    def __iter__(self) -> Iterator[Any]:
+        return (data[DATA] for data in self._begin())
 
 
 def load(group: Group) -> Backend:

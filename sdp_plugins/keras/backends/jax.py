@@ -10,9 +10,9 @@ import numpy as np
 
 from sdp_plugins.jax.collectives import Collectives, after, first_turn
 
-from ..share import DATA, Share
+from ..share import Share
 from ..steps import StatelessStep
-from . import Backend
+from . import Backend, Batches
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
@@ -89,8 +89,8 @@ class JaxBackend(Backend):
         return array
 
     def data_of(self, adapter: Any) -> Any:
-        """A generator."""
-        return (data[DATA] for data in adapter.get_jax_iterator())
+        """An iterable."""
+        return Batches(adapter.get_jax_iterator)
 
     def example(self, adapter: Any) -> Any:
         """The first batch."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -80,6 +81,13 @@ class TensorFlowBackend(Backend):
         """The sums."""
         return self._collectives.all_reduce(tensors, "sum")
 
+    def once_read(self, batch: Any) -> AbstractContextManager[None]:
+        """TensorFlow finds the end of the data while a step is under way."""
+        made: AbstractContextManager[None] = tf.control_dependencies(
+            [leaf for leaf in tf.nest.flatten(batch, True) if tf.is_tensor(leaf)]
+        )
+        return made
+
     def normalizing(self, share: Share) -> AbstractContextManager[None]:
         """By sums that have a gradient."""
 
@@ -104,15 +112,24 @@ class TensorFlowBackend(Backend):
         """See in every step that all ranks have read the same batch."""
         if DIGEST not in data:
             return data
-        mine = data[DIGEST]
-        (total,) = self._collectives.all_reduce([mine], "sum")
-        is_same, text = tf.equal(total, mine * self._world_size), OTHER_BATCHES.format("a rank")
+        mine = tf.one_hot(self._rank, self._world_size, data[DIGEST], tf.zeros_like(data[DIGEST]))
+        (digests,) = self._collectives.all_reduce([mine], "sum")
+        is_other, text = tf.not_equal(digests, digests[0]), OTHER_BATCHES.format("a rank")
+        is_same = tf.logical_not(tf.reduce_any(is_other))
         if in_xla():
             self._collectives.require(is_same, text)
             return data
-        same = tf.debugging.Assert(is_same, [text])
+        same = tf.debugging.Assert(is_same, [text, "ranks:", tf.where(is_other)[:, 0]])
         with tf.control_dependencies([same] if same is not None else []):
             return {**data, WHOLE: tf.identity(data[WHOLE])}
+
+    def named(self, error: Exception) -> str | None:
+        """What ``compare`` has found lies deep in an error of the graph."""
+        text = OTHER_BATCHES.format("a rank")
+        if text not in str(error):
+            return None
+        ranks = re.search(r"\[ranks:\] \[([\d ]+)", str(error))
+        return text if ranks is None else OTHER_BATCHES.format(f"rank {ranks[1]}")
 
     def length(self, tensor: Any) -> Any:
         """A number if the shape is known."""

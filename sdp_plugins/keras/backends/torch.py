@@ -12,9 +12,9 @@ from keras import ops
 
 from sdp_plugins.core.fused import FusedAllReduce
 
-from ..share import DATA, Share, rows
+from ..share import Share, rows
 from ..steps import StatefulStep
-from . import Backend
+from . import Backend, Batches
 from .torch_overlap import Overlap
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ class TorchBackend(Backend):
         return variable.value.detach().clone()
 
     def data_of(self, adapter: Any) -> Any:
-        """A generator."""
-        return (data[DATA] for data in adapter.get_torch_dataloader())
+        """An iterable."""
+        return Batches(adapter.get_torch_dataloader)
 
     def example(self, adapter: Any) -> Any:
         """The first batch."""

@@ -45,6 +45,7 @@ class Overlap:
         sizes = [(tensor.numel(), _dtype(tensor)) for tensor in (*self._parameters, self._present)]
         self._fusion = reduce.plan(sizes, "avg")
         self._begun = False
+        self._less_than_one_rank = 0.5 / reduce.world_size
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -82,7 +83,7 @@ class Overlap:
         self._fusion.finish()
         self.done = True
         for variable, present in zip(self._variables, self._present.tolist(), strict=True):
-            if 0.01 < present < 0.99:
+            if self._less_than_one_rank < present < 1 - self._less_than_one_rank:
                 raise RuntimeError(
                     f"'{variable.path}' got a gradient on some ranks only, in the same step. Hint: "
                     "a model must use the same layers on all ranks, whatever its data."
