@@ -95,6 +95,7 @@ test-keras-versions: $(KERAS_VERSIONS:%=test-keras-versions-%)
 $(KERAS_VERSIONS:%=test-keras-versions-%): test-keras-versions-%: $(VENV)/versions/%/.installed
 	$(call say,Keras and TensorFlow with other versions: $*)
 	PYTHONPATH="$(abspath $(<D))" $(BIN)/python tools/versions.py tests/keras/versions/$*.txt
+	PYTHONPATH="$(abspath $(<D))" TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m sdp_plugins.tensorflow || :
 	PYTHONPATH="$(abspath $(<D))" $(BIN)/python -m pytest -m versions tests/keras tests/tensorflow $(ARGS)
 
 test-nodes: venv mpis

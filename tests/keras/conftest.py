@@ -9,6 +9,11 @@ from typing import Any
 import pytest
 
 from tests.keras.first_ranks import PROCESSES, FirstRanks
+from tests.keras.names import TENSORFLOW
+
+needs_xla = pytest.mark.skipif(
+    TENSORFLOW < (2, 19), reason="TensorFlow before 2.19 comes without XLA's headers for calls"
+)
 
 
 def environment(backend: str) -> dict[str, str]:

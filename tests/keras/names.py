@@ -7,7 +7,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 BACKENDS = ("tensorflow", "torch", "jax")
-KERAS = tuple(int(part) for part in version("keras").split(".")[:2])
+KERAS, TENSORFLOW = (
+    tuple(int(part) for part in version(name).split(".")[:2])
+    for name in ("keras", "tensorflow-cpu")
+)
 RUN = "from tests.keras.cases import run as main"
 WITHOUT_EQUAL = {"Normalized", "Dropout", "Shuffled"}
 """Cases of which one process makes something else: it draws or normalizes over more rows."""

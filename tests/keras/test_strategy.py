@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.keras.conftest import environment
+from tests.keras.conftest import environment, needs_xla
 from tests.keras.names import BACKENDS
 from tests.keras.test_fit import assert_same
 
@@ -158,6 +158,7 @@ def test_with_and_without_native_operations(keras_pool: Any, backend: str, switc
     assert found == [{"0": "copies", "1": "native"}[switch]] * 2
 
 
+@needs_xla
 def test_xla_is_undone_on_all_ranks_or_on_none(keras_pool: Any) -> None:
     first, second = keras_pool("tensorflow", 2).run(job("xla_undone"))
     assert first[0] is second[0] is False

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.keras.conftest import first_ranks
+from tests.keras.conftest import first_ranks, needs_xla
 from tests.keras.first_ranks import FirstRanks
 
-WAYS = ("eager", "graph", "xla")
+WAYS = ("eager", "graph", pytest.param("xla", marks=needs_xla))
 pytestmark = pytest.mark.versions
 
 

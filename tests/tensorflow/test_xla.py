@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.keras.conftest import environment
+from tests.keras.conftest import first_ranks, needs_xla
 from tests.tensorflow.test_api import run
+
+pytestmark = [pytest.mark.versions, needs_xla]
 
 
 @pytest.fixture
 def pool(rank_pools: Any) -> Any:
     """`pool(n)`: n kept ranks with TensorFlow, whose fusion buffers are small."""
-    env = environment("tensorflow") | {"SDP_FUSION_MB": "0.0010986328125"}  # 1152 bytes
-    return lambda n: rank_pools.pool(n, env)
+    small = {"SDP_FUSION_MB": "0.0010986328125"}  # 1152 bytes
+    return lambda n: replace(first_ranks(rank_pools, "tensorflow", n), environment=small)
 
 
 def test_compiled_ahead() -> None:
