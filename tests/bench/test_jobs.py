@@ -120,6 +120,18 @@ def test_a_job_that_does_not_start_says_why(arguments, words):
         Job(echo(**arguments))
 
 
+def test_why_a_rank_failed_is_told_whoever_else_is_still_to_come(monkeypatch):
+    spawn = Job._spawn
+
+    def rank_0_comes_late(job, line, variables):
+        late = ["sh", "-c", 'sleep 1; exec "$@"', "sh"]
+        spawn(job, line if job._processes else late + line, variables)
+
+    monkeypatch.setattr(Job, "_spawn", rank_0_comes_late)
+    with pytest.raises(RankError, match="rank 1: ValueError: no such thing"):
+        Job(echo(fail_at=1))
+
+
 def test_reference_peers_compute_what_they_say():
     report = runner.run(SMALL, select(["floor", "memcpy"]))
     assert report.skipped == {}
