@@ -73,18 +73,22 @@ def nothing_left_behind(request: pytest.FixtureRequest, rank_pools: Pools) -> It
     before, environment = Snapshot.take(), dict(os.environ)
     yield
     items = remaining(with_pools(before, rank_pools), ignore=allowed)
-    reap_orphans()
+    reap_orphans(but=kept_pids(rank_pools))
     restore(environment)
     if items:
         pytest.fail("the test left behind:\n  " + "\n  ".join(items), pytrace=False)
 
 
+def kept_pids(pools: Pools) -> set[int]:
+    """The processes that stay from test to test."""
+    return server_pids().union(*(pool.pids() for pool in pools.values()))
+
+
 def with_pools(before: Snapshot, pools: Pools) -> Snapshot:
     """`before` with the ranks of pools, and what forks them, as the test has made them anew."""
     open_now = descriptors()
-    pids = server_pids().union(*(pool.pids() for pool in pools.values()))
     fds = server_fds().union(*(pool.fds() for pool in pools.values()))
-    ours = dict.fromkeys(pids, "a pool's")
+    ours = dict.fromkeys(kept_pids(pools), "a pool's")
     return replace(
         before, processes=before.processes | ours, fds=before.fds | {fd: open_now[fd] for fd in fds}
     )

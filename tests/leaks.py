@@ -167,14 +167,14 @@ def leaks(before: Snapshot, now: Snapshot) -> dict[str, list[str]]:
     return {kind: items for kind, items in found.items() if items}
 
 
-def reap_orphans() -> None:
-    """Collect zombies that came to us as a sub-reaper; a Popen's own are left to it."""
+def reap_orphans(but: Collection[int] = ()) -> None:
+    """Collect zombies that came to us as a sub-reaper, but those for whose end somebody asks."""
     with suppress(ChildProcessError):
         if not os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT):
             return
     for child in psutil.Process().children():
         with suppress(psutil.Error, ChildProcessError):
-            if child.status() == psutil.STATUS_ZOMBIE:
+            if child.pid not in but and child.status() == psutil.STATUS_ZOMBIE:
                 os.waitpid(child.pid, os.WNOHANG)
 
 

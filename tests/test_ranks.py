@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.leaks import no_leaks
+from tests.leaks import no_leaks, reap_orphans
 from tests.ranks import RankFailure, RankPool, kept, run_ranks, say, start_ranks
 
 
@@ -153,6 +153,18 @@ def test_pool_keeps_processes_and_recovers(rank_pool: Callable[[int], RankPool])
     assert jobs[0] != jobs[1]
     with pytest.raises(RankFailure, match="the reason"):
         pool.run(fail_on_one)
+    assert pool.run(count_calls) == [1, 1]
+
+
+def test_a_death_between_cases_fails_one_case(rank_pool: Callable[[int], RankPool]) -> None:
+    pool = rank_pool(2)
+    pool.run(count_calls)
+    assert pool.ranks is not None
+    pool.ranks[1].kill()
+    os.waitid(os.P_PID, pool.ranks[1].pid, os.WEXITED | os.WNOWAIT)
+    reap_orphans(pool.pids())
+    with pytest.raises(RankFailure, match=f"exited with -{signal.SIGKILL:d}"):
+        pool.run(count_calls)
     assert pool.run(count_calls) == [1, 1]
 
 
