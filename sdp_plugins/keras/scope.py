@@ -26,11 +26,10 @@ def opened(strategy: SMDDPStrategy) -> None:
 
 
 def closed(strategy: SMDDPStrategy) -> None:
-    """No more of it, unless other strategies are open."""
-    if strategy in _open:
-        _open.remove(strategy)
-        if not _open:
-            _warning.close()
+    """No more of it, unless others have a group that is open."""
+    if strategy in _open and all(each.group.closed for each in _open):
+        _open.clear()
+        _warning.close()
 
 
 @contextmanager

@@ -111,8 +111,8 @@ class SMDDPStrategy:
 
     def close(self) -> None:
         """Leave the group."""
-        scope.closed(self)
         self.group.close()
+        scope.closed(self)
 
     # ---- for this package ----------------------------------------------------------------------
 
