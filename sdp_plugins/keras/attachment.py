@@ -101,8 +101,8 @@ def _failing_together(method: _Function) -> _Function:
                 raise group.failure from error  # frameworks have wrapped it
             group.abort(error)
             if text := strategy.backend.named(error):
-                place = f"[rank {group.rank}/{group.world_size}]"
-                raise CollectiveMismatchError(f"{place} {text}", ranks=(), op="fit") from None
+                text = f"[rank {group.rank}/{group.world_size}] {text}"
+                raise CollectiveMismatchError(text, ranks=(), op=method.__name__) from None
             raise
 
     return call

@@ -122,7 +122,7 @@ class Step:
     def _own_logs(self, logs: Any) -> dict[str, Any]:
         if not isinstance(logs, dict):
             return {}
-        kept = self._kept_names()
+        kept = self._kept_names(self._model.get_metrics_result())
         found = {}
         for name, value in logs.items():
             if name not in kept and id(value) not in self._read:
@@ -131,14 +131,15 @@ class Step:
                     found[name] = tensor
         return found
 
-    def _kept_names(self) -> set[str]:
-        names = set(self._model.get_metrics_result())
+    def _kept_names(self, results: dict[str, Any]) -> set[str]:
+        names = set(results)
         return names if self._loss_was_tracked else names - {self._model._loss_tracker.name}
 
     def _new_logs(self, logs: Any, means: dict[str, Any]) -> Any:
         if not isinstance(logs, dict):
             return logs
-        kept, results = self._kept_names(), self._model.get_metrics_result()
+        results = self._model.get_metrics_result()
+        kept = self._kept_names(results)
         new = dict(logs)
         for name, value in logs.items():
             if name in means:
