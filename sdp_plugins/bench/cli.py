@@ -179,7 +179,8 @@ def keras(
     backend: Annotated[str, typer.Option(help="tensorflow, torch or jax")] = "tensorflow",
     ranks: Ranks = 2,
     rows: Annotated[int, typer.Option(min=1, help="of the global batch")] = 16,
-    width: Annotated[int, typer.Option(min=1, help="of the three hidden layers")] = 4096,
+    layers: Annotated[int, typer.Option(min=1, help="hidden ones")] = 3,
+    width: Annotated[int, typer.Option(min=1, help="of the hidden layers")] = 4096,
     repeats: Repeats = 5,
     gbit: Annotated[
         float | None,
@@ -192,7 +193,7 @@ def keras(
     """A training step with Keras, against one without communication, and TensorFlow's strategy."""
     if backend not in keras_of.BACKENDS:
         raise typer.BadParameter(f"there is no backend {backend!r} of Keras", param_hint="backend")
-    plan = keras_of.KerasPlan(backend, ranks, rows, width, repeats, gbit=gbit)
+    plan = keras_of.KerasPlan(backend, ranks, rows, layers, width, repeats, gbit=gbit)
     found, section = None, f"keras {backend}"
     if gbit is not None:
         _enter_sandbox()

@@ -20,7 +20,10 @@ from sdp_plugins.bench.units import format_time
 
 TASK = "sdp_plugins.bench.keras_task:KerasTask"
 BACKENDS = ("tensorflow", "torch", "jax")
-NONE, OURS, MIRRORED, ALONE = "none", "smddp", "mwms", "alone"
+NONE, OURS, ALONE = "none", "smddp", "alone"
+MIRRORED, MIRRORED_HUGE = "mwms", "mwms, huge pages"
+ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "NPROC": "1"}  # as OMP_NUM_THREADS; NPROC is XLA's
+AS_STARTED_BY_HAND = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}  # only `sdp run` asks for them
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,8 @@ class KerasPlan:
         backend: Keras' backend.
         ranks: Processes.
         rows: Of the global batch.
-        width: Of the hidden layers; 4096 make 38.6 million parameters.
+        layers: Hidden ones.
+        width: Of the hidden layers; three of 4096 make 38.6 million parameters.
         rounds: Turns of every way.
         steps: Timed steps in a turn; two more go before them.
         gbit: Speed of the links between ranks, each on a node of a laboratory; None: all ranks are
@@ -41,6 +45,7 @@ class KerasPlan:
     backend: str = "tensorflow"
     ranks: int = 2
     rows: int = 16
+    layers: int = 3
     width: int = 4096
     rounds: int = 5
     steps: int = 8
@@ -95,33 +100,44 @@ def run(
         else:
             jobs[OURS] = stack.enter_context(Job(_spec(plan, OURS)))
             if plan.backend == "tensorflow" and plan.ranks > 1:
-                jobs[MIRRORED] = stack.enter_context(Job(_spec(plan, MIRRORED)))
-                ways.append(MIRRORED)
+                for way, environment in ((MIRRORED, AS_STARTED_BY_HAND), (MIRRORED_HUGE, {})):
+                    spec = _spec(plan, MIRRORED, environment)
+                    jobs[way] = stack.enter_context(Job(spec))
+                    ways.append(way)
         parameters = jobs[OURS].call("parameters")[0]
         for number in range(plan.rounds):
             for way in ways:
                 progress(f"round {number + 1} of {plan.rounds}: {way}")
                 job = jobs.get(way, jobs[OURS])
-                ranks = job.call("run", {"way": way, "steps": plan.steps})
+                name = MIRRORED if way == MIRRORED_HUGE else way
+                ranks = job.call("run", {"way": name, "steps": plan.steps})
                 step_s = median(fmean(step) for step in zip(*ranks, strict=True))
                 rounds.setdefault(way, []).append(1e3 * step_s)
     return KerasReport(asdict(plan), host, parameters, rounds)
 
 
-def _spec(plan: KerasPlan, way: str, **where: Any) -> JobSpec:
+def _spec(
+    plan: KerasPlan, way: str, environment: dict[str, str] | None = None, **where: Any
+) -> JobSpec:
     workers = _addresses(plan.ranks) if way == MIRRORED else []
-    task = {"backend": plan.backend, "width": plan.width, "rows": plan.rows, "workers": workers}
-    environment = {"SDP_INTERNODE": "mpi"} if where else {}
-    return JobSpec(f"keras {way}", TASK, plan.ranks, task, environment=environment, **where)
+    sizes = {"layers": plan.layers, "width": plan.width, "rows": plan.rows}
+    task = {"backend": plan.backend, "workers": workers, **sizes}
+    variables = ONE_THREAD | (environment or {}) | ({"SDP_INTERNODE": "mpi"} if where else {})
+    return JobSpec(f"keras {way}", TASK, plan.ranks, task, environment=variables, **where)
 
 
 def keras_table(report: KerasReport) -> Table:
     """One row per way."""
     s = report.settings
     caption = (
-        f"medians of {s['rounds']} alternating rounds of {s['steps']} steps; none: every rank "
-        "trains its own model with its part of the batch"
+        f"medians of {s['rounds']} alternating rounds of {s['steps']} steps, one thread for each "
+        "rank; none: every rank trains its own model with its part of the batch"
     )
+    if MIRRORED in report.rounds_ms:
+        caption += (
+            "; mwms: MultiWorkerMirroredStrategy, as it is started by hand and with the huge pages "
+            "that sdp run gives to all other ways"
+        )
     if report.overlapped is not None:
         caption += (
             "; alone: its gradients are averaged, and nothing else; "

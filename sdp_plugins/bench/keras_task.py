@@ -24,16 +24,23 @@ class KerasTask:
     Args:
         place: Where this rank stands.
         backend: Keras' backend.
-        width: Of the three hidden layers.
+        layers: Hidden ones.
+        width: Of the hidden layers.
         rows: Of the global batch.
         workers: Addresses of the ranks, for MultiWorkerMirroredStrategy; none: it is not measured.
     """
 
     def __init__(
-        self, place: Place, backend: str, width: int, rows: int, workers: list[str]
+        self,
+        place: Place,
+        backend: str,
+        layers: int,
+        width: int,
+        rows: int,
+        workers: list[str],
     ) -> None:
         os.environ.update(KERAS_BACKEND=backend, TF_CPP_MIN_LOG_LEVEL="3", JAX_PLATFORMS="cpu")
-        self.place, self.rows, self._width = place, rows, width
+        self.place, self.rows, self._layers, self._width = place, rows, layers, width
         self._strategy: Any = None
         scopes = {"mwms": self._mirrored(workers)} if workers else self._ours()
         self._models = {way: self._build(scope) for way, scope in scopes.items()}
@@ -100,7 +107,7 @@ class KerasTask:
         import keras
 
         with scope:
-            hidden = [keras.layers.Dense(self._width, "relu") for _ in range(3)]
+            hidden = [keras.layers.Dense(self._width, "relu") for _ in range(self._layers)]
             model = keras.Sequential(
                 [keras.Input((FEATURES,)), *hidden, keras.layers.Dense(OUTPUTS)]
             )

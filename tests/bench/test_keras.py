@@ -22,10 +22,12 @@ def shown(found: KerasReport) -> str:
 
 
 def test_ratios_of_medians() -> None:
-    text = shown(report(none=[100, 90, 110], smddp=[150, 140, 400], mwms=[600, 600, 600]))
+    rounds: dict[str, list[float]] = {"none": [100, 90, 110], "smddp": [150, 140, 400]}
+    text = shown(report(**rounds, mwms=[600, 600, 600], **{"mwms, huge pages": [500, 510, 490]}))
     row = text[text.index("smddp") : text.index(" mwms 600")]
     assert row.split()[:2] == ["smddp", "150"]
     assert row.split()[-2:] == ["1.50", "0.25"]
+    assert "490 ms - 510 ms 5.00 0.83" in text
     assert "one machine" in text
 
 
