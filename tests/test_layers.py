@@ -35,7 +35,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "lightning": ({"core", "torch"}, LIGHTNING),
     "huggingface": ({"core", "torch"}, {"torch", "transformers", "accelerate"}),
-    "launch": (set(), {"typer"}),
+    "launch": ({"core"}, {"typer"}),
     "bench": (
         {"core", "torch", "keras", "launch"},
         {"numpy", "torch", "tensorflow", "jax", "keras", "mpi4py", "typer", "rich", "matplotlib"},
@@ -48,7 +48,9 @@ EXCEPTIONS = {("core/internode/mpi_library.py", "mpi4py")}
 # Who may look at the environment of the process, and why.
 ENVIRONMENT = {
     "core/config.py": "the settings",
+    "torch/launched_by_mpi.py": "sets torchrun's variables where mpirun has set its own only",
     "launch/supervise.py": "prepares the ranks' environment",
+    "launch/smddprun.py": "completes that of the command which it becomes",
     "bench/keras_task.py": "sets what Keras and TensorFlow read when they are imported",
     "bench/job.py": "prepares the ranks' environment",
     "bench/cluster/program.py": "prepares the ranks' environment",
@@ -223,6 +225,8 @@ LAZY = (
     "sdp_plugins.core",
     "sdp_plugins.core.errors, sdp_plugins.core.topology",
     "sdp_plugins.launch",
+    "sdp_plugins.launch.smddprun",
+    "smdistributed.dataparallel.exceptions",
 )
 
 
@@ -230,7 +234,7 @@ def test_nothing_is_loaded_before_it_is_needed() -> None:
     for names, (modules, maps) in zip(
         LAZY, side_by_side(load, [(f"import {names}",) for names in LAZY], at_once=2), strict=True
     ):
-        assert others(modules) == {"sdp_plugins"}, names
+        assert others(modules) - {"smdistributed"} == {"sdp_plugins"}, names
         assert "sdp_plugins.core._native" not in modules, names
         assert "_native" not in maps, names
 
@@ -259,5 +263,6 @@ def test_metadata_of_the_installed_package() -> None:
     for group in ("torch.backends", "torch.distributed.backends"):
         (entry,) = (e for e in metadata.entry_points(group=group) if e.name == "sdp_plugins")
         assert callable(entry.load())
-    (script,) = (e for e in metadata.entry_points(group="console_scripts") if e.name == "sdp")
-    assert callable(script.load())
+    scripts = {e.name: e for e in metadata.entry_points(group="console_scripts")}
+    for name in ("sdp", "smddprun", "smddpsinglenode", "smddpmprun"):
+        assert callable(scripts[name].load())

@@ -1,7 +1,7 @@
 """The command line: `sdp run -n 4 [options] script.py [arguments of the script]`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -69,7 +69,8 @@ def run(
     """
     if not module and not Path(command[0]).exists():
         raise typer.BadParameter(f"there is no script {command[0]!r} (a module is started with -m)")
-    job = JobSpec(command=command, module=module, world_size=ranks, threads=threads)
+    kind: Literal["script", "module"] = "module" if module else "script"
+    job = JobSpec(command=command, kind=kind, world_size=ranks, threads=threads)
     raise typer.Exit(run_job(job, timeout_s=timeout_s, prefix=prefix))
 
 

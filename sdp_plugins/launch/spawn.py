@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Literal
 
 from sdp_plugins.launch.huge_pages import huge_pages
 
@@ -33,16 +34,27 @@ STALE_NAMES = {
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What to start."""
+    """What to start.
+
+    Attributes:
+        command: A Python script, module or any program, and its arguments.
+        kind: Which of these.
+        world_size: Number of ranks.
+        threads: OMP_NUM_THREADS of each; None: its share of the cores, unless it is set.
+        environment: What the ranks' is made from; None: this process's.
+    """
 
     command: Sequence[str]
-    module: bool
+    kind: Literal["script", "module", "program"]
     world_size: int
     threads: int | None = None
+    environment: Mapping[str, str] | None = None
 
     def argv(self) -> list[str]:
         """A rank's command line; -u, because a pipe would make Python buffer its output."""
-        return [sys.executable, "-u", *(["-m"] if self.module else []), *self.command]
+        if self.kind == "program":
+            return [*self.command]
+        return [sys.executable, "-u", *(["-m"] if self.kind == "module" else []), *self.command]
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Supervisor:
 
     def start(self, job: JobSpec, *, prefix: bool) -> None:
         """Start all ranks; a signal that comes meanwhile finds all of them."""
-        environment = job_environment(job, os.environ)
+        environment = job_environment(job, job.environment or os.environ)
         with signals_held_back() as mask:
             setup = child_setup(mask)
             for number in range(job.world_size):

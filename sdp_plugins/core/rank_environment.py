@@ -1,0 +1,77 @@
+"""The variables that torch's and SMDDP's scripts look for, in a rank that mpirun has started."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+
+from .topology import Topology
+
+SAGEMAKER_PORT = 7777  # the one that SageMaker's PyTorch toolkit names, too
+FIRST_PORT, PORTS = 10_000, 20_000  # below those that kernels hand out
+HOST_NAME_LIBRARY = "gethostname.cpython"
+RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
+
+
+def rank_environment(
+    topology: Topology, given: Mapping[str, str], resources: Path = RESOURCES
+) -> dict[str, str]:
+    """`given`, and what is not in it of torchrun's and SMDDP's variables.
+
+    SageMaker's toolkit preloads a library for gethostname() that reads `resources` and crashes
+    where there is none: elsewhere it is dropped.
+
+    Args:
+        topology: Where this rank stands.
+        given: Its environment.
+        resources: SageMaker's list of hosts.
+    """
+    place = {
+        "RANK": topology.rank,
+        "WORLD_SIZE": topology.world_size,
+        "LOCAL_RANK": topology.local_rank,
+        "LOCAL_WORLD_SIZE": topology.local_size,
+        "NODE_RANK": topology.node_rank,
+        "GROUP_RANK": topology.node_rank,
+        "SMDATAPARALLEL_WORLD_RANK": topology.rank,
+        "SMDATAPARALLEL_WORLD_SIZE": topology.world_size,
+        "SMDATAPARALLEL_LOCAL_RANK": topology.local_rank,
+    }
+    found = {name: str(value) for name, value in place.items()}
+    if address := _address(topology, given):
+        found["MASTER_ADDR"] = address
+    found["MASTER_PORT"] = given.get("SM_MASTER_PORT", "") or str(_port(topology, given))
+    found |= {name: value for name, value in given.items() if value or name not in found}
+    preloaded = given.get("LD_PRELOAD", "")
+    if HOST_NAME_LIBRARY in preloaded and not resources.exists():
+        libraries = preloaded.replace(":", " ").split()
+        kept = " ".join(library for library in libraries if HOST_NAME_LIBRARY not in library)
+        found["LD_PRELOAD"] = kept
+    return found
+
+
+def _address(topology: Topology, given: Mapping[str, str]) -> str:
+    """Of rank 0's host; empty if nothing tells it.
+
+    mpirun does not say where rank 0 runs, so on several nodes a job outside of SageMaker needs
+    MASTER_ADDR if it asks for torch's env:// rendezvous.
+    """
+    for name in ("SMDATAPARALLEL_SERVER_ADDR", "SM_MASTER_ADDR"):
+        if given.get(name):
+            return given[name]
+    try:
+        hosts = json.loads(given.get("SM_HOSTS", "") or "[]")
+    except ValueError:
+        hosts = []
+    if hosts:
+        return str(hosts[0])
+    return "127.0.0.1" if topology.local_size == topology.world_size else ""
+
+
+def _port(topology: Topology, given: Mapping[str, str]) -> int:
+    """SageMaker's in its containers; elsewhere one that other jobs on the host hardly have."""
+    if any(name.startswith(("SM_", "SMDATAPARALLEL_")) for name in given):
+        return SAGEMAKER_PORT
+    return FIRST_PORT + zlib.crc32(topology.job_key.encode()) % PORTS

@@ -1,0 +1,130 @@
+"""SMDDP's launch commands: `smddprun`, `smddpsinglenode` and `smddpmprun`.
+
+In a rank that mpirun (or another launcher) has started they add what SMDDP's scripts look for to
+the environment and become the command: same process, same streams, arguments untouched. Started by
+hand they start the ranks themselves, as `sdp run` does. SageMaker's toolkit puts `smddprun` before
+the script of every job with a data-parallel distribution, also of those that do not use this
+package: nothing is overridden, and nothing else is changed. It starts once for every rank, so
+it imports next to nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import sys
+from collections.abc import Sequence
+from glob import glob
+
+from sdp_plugins.core.rank_environment import rank_environment
+from sdp_plugins.core.topology import Topology
+from sdp_plugins.launch.binding import undo_one_core_binding
+
+NOT_FOUND, NOT_STARTED, USAGE = 127, 126, 2  # as shells say it
+MOST_RANKS = 8
+
+
+def arguments(name: str, given: Sequence[str]) -> argparse.Namespace:
+    """Options end at the command, whose own arguments stay as they are."""
+    parser = argparse.ArgumentParser(
+        prog=name,
+        allow_abbrev=False,
+        description="In a rank that mpirun started: set RANK, WORLD_SIZE, SMDATAPARALLEL_* and "
+        "become COMMAND. Started by hand: start the ranks on this machine.",
+    )
+    parser.add_argument(
+        "-n", dest="ranks", type=int, help="how many to start by hand; default: one for each GPU"
+    )
+    parser.add_argument(
+        "-x", dest="exported", action="append", default=[], metavar="NAME[=VALUE]", help="set it"
+    )
+    if name == "smddpmprun":  # of the model-parallel library: both say nothing here
+        parser.add_argument("-i", dest="instance_type", help=argparse.SUPPRESS)
+        parser.add_argument("--allow-bypass", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...")
+    found = parser.parse_args(given)
+    if not found.command:
+        parser.error("there is no command to start")
+    if found.ranks is not None and found.ranks < 1:
+        parser.error(f"-n {found.ranks}: a job has at least one rank")
+    return found
+
+
+def run(name: str, given: Sequence[str]) -> int:
+    """Become the command, or start it on this machine; an exit code if that has come to an end.
+
+    Args:
+        name: Of the program, for messages.
+        given: Its arguments.
+    """
+    options = arguments(name, given)
+    environment = dict(os.environ)
+    for text in options.exported:
+        variable, equals, value = text.partition("=")
+        if equals:
+            environment[variable] = value
+    try:
+        topology = Topology.from_env(environment)
+    except ValueError as error:
+        return _say(name, str(error), USAGE)
+    if topology.source == "single":
+        return _start_here(name, options, environment)
+    if topology.source == "openmpi":
+        undo_one_core_binding(environment)
+    return _become(name, options.command, rank_environment(topology, environment))
+
+
+def _become(name: str, command: Sequence[str], environment: dict[str, str]) -> int:
+    try:
+        os.execvpe(command[0], list(command), environment)
+    except OSError as error:
+        missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
+        text = f"cannot start {command[0]!r}: {error.strerror}"
+        return _say(name, text, NOT_FOUND if missing else NOT_STARTED)
+
+
+def _start_here(name: str, options: argparse.Namespace, environment: dict[str, str]) -> int:
+    import shutil
+
+    from sdp_plugins.launch.spawn import JobSpec
+    from sdp_plugins.launch.supervise import run_job
+
+    if shutil.which(options.command[0]) is None:
+        return _say(name, f"there is no program {options.command[0]!r}", NOT_FOUND)
+    ranks = options.ranks or _ranks_here()
+    if options.ranks is None:
+        _say(name, f"starts {ranks} ranks on this machine (-n sets another number)")
+    environment.setdefault("PYTHONUNBUFFERED", "1")  # to a pipe Python would write late
+    in_a_rank = [sys.executable, "-m", __spec__.name, *options.command]
+    return run_job(JobSpec(in_a_rank, "program", ranks, environment=environment))
+
+
+def _ranks_here() -> int:
+    """One for each GPU; without any, one for each core, but no more than a large instance has."""
+    gpus = len(glob("/dev/nvidia[0-9]*"))
+    return gpus or min(MOST_RANKS, len(os.sched_getaffinity(0)))
+
+
+def _say(name: str, text: str, code: int = 0) -> int:
+    print(f"{name}: {text}", file=sys.stderr)
+    return code
+
+
+def smddprun() -> None:
+    """Entry point of `smddprun`."""
+    raise SystemExit(run("smddprun", sys.argv[1:]))
+
+
+def smddpsinglenode() -> None:
+    """Entry point of `smddpsinglenode`."""
+    raise SystemExit(run("smddpsinglenode", sys.argv[1:]))
+
+
+def smddpmprun() -> None:
+    """Entry point of `smddpmprun`."""
+    raise SystemExit(run("smddpmprun", sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    smddprun()

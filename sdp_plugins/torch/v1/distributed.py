@@ -1,0 +1,155 @@
+"""SMDDP 1.0 to 1.3's collectives: torch's on the default group, by SMDDP's names.
+
+What scripts pass for parity with torch (a backend, an init_method, a rank) is accepted and ignored;
+the only group is that of all ranks. CPU tensors.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from sdp_plugins.core.topology import Topology
+from sdp_plugins.torch.v1.launched import join
+
+IGNORED = frozenset({"backend", "init_method", "rank", "world_size", "store", "group_name"})
+
+
+class ReduceOp(enum.Enum):
+    """How values are combined."""
+
+    AVERAGE = dist.ReduceOp.AVG
+    SUM = dist.ReduceOp.SUM
+    MIN = dist.ReduceOp.MIN
+    MAX = dist.ReduceOp.MAX
+
+
+class group:  # noqa: N801  as torch.distributed calls it
+    """The groups that there are: all ranks."""
+
+    WORLD = "WORLD"
+
+
+def is_available() -> bool:
+    """Whether a launcher has started this process, so that the library is of use."""
+    return Topology.from_env().source != "single"
+
+
+def init_process_group(*args: Any, **kwargs: Any) -> None:
+    """Join all ranks; a second time changes nothing.
+
+    Args:
+        *args: Ignored.
+        **kwargs: `timeout` and `device_id` as in torch; what else torch takes is ignored.
+
+    Raises:
+        TypeError: torch does not know such an argument either.
+        RendezvousError: The ranks did not find each other.
+    """
+    if dist.is_initialized():
+        return
+    join(**{name: value for name, value in kwargs.items() if name not in IGNORED})
+
+
+def is_initialized() -> bool:
+    """Whether the ranks have been joined."""
+    return dist.is_initialized()
+
+
+def get_world_size(group: Any = group.WORLD) -> int:
+    """The number of ranks."""
+    _check(group)
+    return dist.get_world_size() if dist.is_initialized() else Topology.from_env().world_size
+
+
+def get_rank(group: Any = group.WORLD) -> int:
+    """This process's rank among all."""
+    _check(group)
+    return dist.get_rank() if dist.is_initialized() else Topology.from_env().rank
+
+
+def get_local_rank() -> int:
+    """This process's rank on its node; known before `init_process_group`, too."""
+    return Topology.from_env().local_rank
+
+
+def all_reduce(
+    tensor: torch.Tensor,
+    op: ReduceOp | None = ReduceOp.SUM,
+    group: Any = group.WORLD,
+    async_op: bool = False,
+) -> Any:
+    """Combine all ranks' tensors, in place; bitwise the same on all ranks."""
+    _check(group)
+    return dist.all_reduce(tensor, _reduction(op), async_op=async_op)
+
+
+def reduce(
+    tensor: torch.Tensor,
+    dst: int = 0,
+    op: ReduceOp | None = ReduceOp.SUM,
+    group: Any = group.WORLD,
+    async_op: bool = False,
+) -> Any:
+    """Combine all ranks' tensors on rank `dst`, in place there."""
+    _check(group)
+    return dist.reduce(tensor, dst, _reduction(op), async_op=async_op)
+
+
+def broadcast(
+    tensor: torch.Tensor, src: int = 0, group: Any = group.WORLD, async_op: bool = False
+) -> Any:
+    """Send rank `src`'s tensor to all, in place."""
+    _check(group)
+    return dist.broadcast(tensor, src, async_op=async_op)
+
+
+def all_gather(
+    tensor_list: list[torch.Tensor],
+    tensor: torch.Tensor,
+    group: Any = group.WORLD,
+    async_op: bool = False,
+) -> Any:
+    """Collect every rank's tensor in `tensor_list`, by rank."""
+    _check(group)
+    return dist.all_gather(tensor_list, tensor, async_op=async_op)
+
+
+def all_to_all_single(
+    output_t: torch.Tensor,
+    input_t: torch.Tensor,
+    output_split_sizes: Sequence[int] | None = None,
+    input_split_sizes: Sequence[int] | None = None,
+    group: Any = group.WORLD,
+    async_op: bool = False,
+) -> Any:
+    """Send a part of `input_t`, along its first axis, to each rank; `output_t` gets theirs."""
+    _check(group)
+    outputs, inputs = (
+        None if sizes is None else list(sizes) for sizes in (output_split_sizes, input_split_sizes)
+    )
+    return dist.all_to_all_single(output_t, input_t, outputs, inputs, async_op=async_op)
+
+
+def barrier(group: Any = group.WORLD, async_op: bool = False) -> Any:
+    """Wait until all ranks are here."""
+    _check(group)
+    return dist.barrier(async_op=async_op)
+
+
+def _reduction(op: Any) -> Any:
+    """The operation of torch; torch's own is taken as well."""
+    return dist.ReduceOp.SUM if op is None else getattr(op, "value", op)
+
+
+def _check(given: Any) -> None:
+    known = given is None or given == group.WORLD
+    if not known and not (dist.is_initialized() and given is dist.group.WORLD):
+        raise ValueError(
+            f"The only group is group.WORLD, but got {given!r}. "
+            "Hint: for other groups use torch.distributed with the backend 'smddp'."
+        )

@@ -1,0 +1,64 @@
+"""Joining the ranks of this job, whoever has started them."""
+
+from __future__ import annotations
+
+import socket
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, TCPStore
+
+from sdp_plugins.core.config import Config, environment
+from sdp_plugins.core.internode.choice import for_environment
+from sdp_plugins.core.topology import Topology
+from sdp_plugins.torch.identity import BACKEND
+
+TORCHS_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def join(**options: Any) -> None:
+    """Make the default process group of all ranks.
+
+    With torchrun's variables as torch does it; in ranks that know their place by mpirun's or srun's
+    alone, through a store of rank 0's, whose address they tell each other.
+
+    Args:
+        **options: More keyword arguments of init_process_group().
+    """
+    given = environment()
+    if all(given.get(name) for name in TORCHS_VARIABLES):
+        dist.init_process_group(BACKEND, **options)
+        return
+    topology = Topology.from_env(given)
+    config = Config.from_env(given)
+    store = _store(topology, config)
+    where: dict[str, Any] = {"rank": topology.rank, "world_size": topology.world_size}
+    dist.init_process_group(BACKEND, store=store, **where, **options)
+
+
+def _store(topology: Topology, config: Config) -> Any:
+    timeout = timedelta(seconds=config.wait_s)
+    if topology.world_size == 1:
+        return HashStore()
+    exchange, _ = for_environment(topology, "torch's store", config)
+    if topology.rank == 0:
+        address = own_address() if topology.local_size < topology.world_size else "127.0.0.1"
+        store = TCPStore(address, 0, topology.world_size, True, timeout, wait_for_workers=False)
+        exchange(f"{address} {store.port}".encode(), config.wait_s)
+        return store
+    address, port = exchange(b"", config.wait_s)[0].decode().split()
+    return TCPStore(address, int(port), topology.world_size, False, timeout)
+
+
+def own_address() -> str:
+    """This host's address as other nodes see it: that of its name, unless this is the loopback."""
+    try:
+        found = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        found = "127.0.1.1"
+    if not found.startswith("127."):
+        return found
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing: it only chooses the way out
+        return str(probe.getsockname()[0])

@@ -1,0 +1,123 @@
+"""SMDDP 1.0 to 1.3's DistributedDataParallel, over torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+DEFAULT_BUCKET_MB = 25
+BUCKET_ALIGNMENT = 128  # bytes
+
+
+class DistributedDataParallel(nn.Module):
+    """A module whose gradients are averaged over all ranks in the backward pass.
+
+    It may be wrapped before it goes to its device, and parameters are rank 0's from the start.
+    torch's DistributedDataParallel, which does the work, is made at the first training step: a
+    forward pass in evaluation, or without gradients, communicates nothing and may run on one rank.
+
+    Args:
+        module: What to train.
+        device_ids: The GPU of a module on one; meaningless for one on the CPU.
+        output_device: As in torch.
+        broadcast_buffers: Whether buffers are rank 0's in every training step.
+        process_group: None or group.WORLD.
+        bucket_cap_mb: Size of a bucket in MiB, of which bytes are a multiple of 128; None: 25.
+        find_unused_parameters: As in torch.
+        **ignored: What versions of SMDDP took in addition: `gradient_accumulation_steps` (sums
+            over several backward passes are right without it).
+
+    Raises:
+        RuntimeError: init_process_group() has not been called.
+        ValueError: Of a bucket size or a group that cannot be had.
+        TypeError: Of any other argument.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        device_ids: list[int] | None = None,
+        output_device: int | None = None,
+        broadcast_buffers: bool = True,
+        process_group: Any = None,
+        bucket_cap_mb: float | None = None,
+        find_unused_parameters: bool = False,
+        **ignored: Any,
+    ) -> None:
+        from sdp_plugins.torch.v1.distributed import _check
+
+        super().__init__()
+        if not dist.is_initialized():
+            raise RuntimeError(
+                "DistributedDataParallel needs init_process_group() before it. "
+                "Hint: call smdistributed.dataparallel.torch.distributed.init_process_group()."
+            )
+        if unknown := ignored.keys() - {"gradient_accumulation_steps"}:
+            raise TypeError(f"DistributedDataParallel() knows no argument {sorted(unknown)[0]!r}")
+        _check(process_group)
+        self.module = module
+        self._device_ids, self._output_device = device_ids, output_device
+        self._options: dict[str, Any] = {
+            "forward_sync_buffers": broadcast_buffers,
+            "bucket_cap_mb": _bucket_mb(bucket_cap_mb),
+            "find_unused_parameters": find_unused_parameters,
+        }
+        self._forget()
+        self._take_rank_0s_state()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's, through torch's DistributedDataParallel in training."""
+        if self.training and torch.is_grad_enabled():
+            return self._averaging()(*args, **kwargs)
+        return self.module(*args, **kwargs)
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Backward passes inside only sum up gradients on this rank."""
+        with self._averaging().no_sync():
+            yield
+
+    def _averaging(self) -> Any:
+        device = next(self.module.parameters()).device
+        made: Any = self.__dict__["_made"]
+        if made is None or made[0] != device:
+            on_gpu = device.type == "cuda"
+            wrapped = nn.parallel.DistributedDataParallel(
+                self.module,
+                device_ids=(self._device_ids or None) if on_gpu else None,
+                output_device=self._output_device if on_gpu else None,
+                **self._options,
+            )
+            made = self.__dict__["_made"] = (device, wrapped)
+        return made[1]
+
+    def _take_rank_0s_state(self) -> None:
+        with torch.no_grad():
+            for tensor in (*self.module.parameters(), *self.module.buffers()):
+                dist.broadcast(tensor.detach(), 0)
+
+    def _forget(self) -> None:
+        # Not an attribute as nn.Module has them: it would be in state_dict() a second time.
+        self.__dict__["_made"] = None
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Moves parameters, which torch's DistributedDataParallel may not have happen."""
+        self._forget()
+        return super()._apply(*args, **kwargs)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_made": None}
+
+
+def _bucket_mb(given: float | None) -> float:
+    size = DEFAULT_BUCKET_MB if given is None else given
+    if size <= 0 or size * 2**20 % BUCKET_ALIGNMENT:
+        raise ValueError(
+            f"bucket_cap_mb={given}: a bucket has a multiple of {BUCKET_ALIGNMENT} bytes."
+        )
+    return size

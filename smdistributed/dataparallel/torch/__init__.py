@@ -1,0 +1,1 @@
+"""SMDDP's names for PyTorch."""

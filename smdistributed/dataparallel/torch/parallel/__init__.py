@@ -1,0 +1,5 @@
+"""SMDDP 1.0 to 1.3's DistributedDataParallel."""
+
+from smdistributed.dataparallel.torch.parallel.distributed import DistributedDataParallel
+
+__all__ = ["DistributedDataParallel"]
