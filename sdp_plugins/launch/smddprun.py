@@ -10,12 +10,11 @@ it imports next to nothing.
 
 from __future__ import annotations
 
-import argparse
 import errno
 import os
 import sys
 from collections.abc import Sequence
-from glob import glob
+from typing import NamedTuple
 
 from sdp_plugins.core.rank_environment import rank_environment
 from sdp_plugins.core.topology import Topology
@@ -25,8 +24,26 @@ NOT_FOUND, NOT_STARTED, USAGE = 127, 126, 2  # as shells say it
 MOST_RANKS = 8
 
 
-def arguments(name: str, given: Sequence[str]) -> argparse.Namespace:
+class Options(NamedTuple):
+    """What is to be done.
+
+    Attributes:
+        command: The program to become or to start, and its arguments.
+        ranks: How many to start by hand; None: chosen by the machine.
+        exported: NAME=VALUE, or NAME, which is exported anyway.
+    """
+
+    command: Sequence[str]
+    ranks: int | None = None
+    exported: Sequence[str] = ()
+
+
+def parsed(name: str, given: Sequence[str]) -> Options:
     """Options end at the command, whose own arguments stay as they are."""
+    if given and not given[0].startswith("-"):  # as in every rank of SageMaker's
+        return Options(given)
+    import argparse
+
     parser = argparse.ArgumentParser(
         prog=name,
         allow_abbrev=False,
@@ -48,7 +65,7 @@ def arguments(name: str, given: Sequence[str]) -> argparse.Namespace:
         parser.error("there is no command to start")
     if found.ranks is not None and found.ranks < 1:
         parser.error(f"-n {found.ranks}: a job has at least one rank")
-    return found
+    return Options(found.command, found.ranks, found.exported)
 
 
 def run(name: str, given: Sequence[str]) -> int:
@@ -58,7 +75,7 @@ def run(name: str, given: Sequence[str]) -> int:
         name: Of the program, for messages.
         given: Its arguments.
     """
-    options = arguments(name, given)
+    options = parsed(name, given)
     environment = dict(os.environ)
     for text in options.exported:
         variable, equals, value = text.partition("=")
@@ -84,7 +101,7 @@ def _become(name: str, command: Sequence[str], environment: dict[str, str]) -> i
         return _say(name, text, NOT_FOUND if missing else NOT_STARTED)
 
 
-def _start_here(name: str, options: argparse.Namespace, environment: dict[str, str]) -> int:
+def _start_here(name: str, options: Options, environment: dict[str, str]) -> int:
     import shutil
 
     from sdp_plugins.launch.spawn import JobSpec
@@ -102,6 +119,8 @@ def _start_here(name: str, options: argparse.Namespace, environment: dict[str, s
 
 def _ranks_here() -> int:
     """One for each GPU; without any, one for each core, but no more than a large instance has."""
+    from glob import glob
+
     gpus = len(glob("/dev/nvidia[0-9]*"))
     return gpus or min(MOST_RANKS, len(os.sched_getaffinity(0)))
 
