@@ -15,12 +15,12 @@ import keras
 from sdp_plugins.core.errors import CollectiveMismatchError, is_news
 
 from . import hooks, writers
-from .data import Place, shard
+from .data import Place, in_one_order, shard
 from .gradients import watch_optimizer
 from .predictions import of_all_ranks
 from .share import DATA, is_marked
 from .start import Start, meet, start_once
-from .variables import optimizers_of
+from .variables import average_partial_sums, optimizers_of
 
 if TYPE_CHECKING:
     from .strategy import SMDDPStrategy
@@ -62,6 +62,7 @@ def attach(model: Any, strategy: SMDDPStrategy) -> None:
     for name in _NEED_COMPILE:
         model.__dict__.pop(name, None)  # see `expect`
     object.__setattr__(model, _ATTACHED, strategy)
+    strategy.models.add(model)
     if strategy.num_replicas_in_sync == 1:
         return  # Keras as it is
     methods = _Methods(model, strategy)
@@ -90,6 +91,7 @@ def _failing_together(method: _Function) -> _Function:
         strategy = self._strategy
         group = strategy.group
         try:
+            strategy.backend.settle(self._model)
             result = method(self, *args, **kwargs)
             strategy.backend.settle(self._model)
             return result
@@ -154,7 +156,7 @@ class _Methods:
             size = validation_batch_size or batch_size
             validation_data = self._shard(val_x, val_y, val_weight, size, validation_steps)
         self._build(data)
-        return self._class["fit"](
+        history = self._class["fit"](
             data,
             epochs=epochs,
             verbose=self._verbosity(verbose),
@@ -166,6 +168,10 @@ class _Methods:
             validation_steps=validation_steps,
             validation_freq=validation_freq,
         )
+        self._strategy.backend.settle(self._model)
+        average_partial_sums(self._strategy.group, optimizers_of(self._model))
+        self._strategy.group.barrier()  # what rank 0 has written may be read now
+        return history
 
     @_failing_together
     def evaluate(
@@ -253,9 +259,7 @@ class _Methods:
 
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         if data_batch is None:
-            for *_, data in iterator:  # Keras 3.10 yields no end of the steps
-                data_batch = data[0] if isinstance(data, (list, tuple)) else next(data)
-                break
+            return  # `_build` has done it, and datasets may shuffle anew at every iteration
         if is_marked(data_batch):
             data_batch = data_batch[DATA]
         self._class["_symbolic_build"](data_batch=data_batch)
@@ -273,6 +277,9 @@ class _Methods:
         class_weight: Any = None,
         seed: int = 0,
     ) -> Any:
+        place = Place(self._strategy.group, seed)
+        if shuffle and isinstance(x, keras.utils.PyDataset):
+            x, shuffle = in_one_order(x, place.seed)
         source = hooks.data_adapters.get_data_adapter(
             x=x,
             y=y,
@@ -282,10 +289,20 @@ class _Methods:
             shuffle=shuffle,
             class_weight=class_weight,
         )
-        return shard(source, Place(self._strategy.group, seed))
+        return shard(source, place)
 
     def _build(self, data: Any) -> None:
-        """Make all variables before the first step, so that ranks can start from equal ones."""
+        """Make all variables before the first step, so that ranks can start from equal ones.
+
+        Raises:
+            ValueError: A layer keeps something for each row of a batch.
+        """
+        for layer in self._model._flatten_layers():
+            if getattr(layer, "stateful", False):
+                raise ValueError(
+                    f"layer '{layer.name}' is stateful: it keeps a state for each row of a batch, "
+                    "of which every rank has a part. Hint: make it with stateful=False."
+                )
         self._strategy.backend.prepare(self._model)
         self._symbolic_build(data_batch=self._strategy.backend.example(data))
         self._watch_optimizers()
@@ -315,7 +332,7 @@ class _Methods:
             self._strategy.backend.prepare(self._model)
             self._symbolic_build(data_batch=batch)
             self._watch_optimizers()
-            start_once(self._model, self._strategy, name)
+        start_once(self._model, self._strategy, name)
         return self._class[name](*args, **kwargs)
 
 

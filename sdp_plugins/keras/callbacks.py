@@ -14,7 +14,6 @@ import keras
 from sdp_plugins.core.averages import average_numbers
 
 from .start import variables_of
-from .variables import broadcast
 
 if TYPE_CHECKING:
     from .strategy import SMDDPStrategy
@@ -56,7 +55,7 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]
         """Copy once."""
         if not self._done:
             self._done = True
-            broadcast(strategy_of(self).group, variables_of(self.model), self._root)
+            strategy_of(self).broadcast_variables(variables_of(self.model), self._root)
 
 
 class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]
@@ -64,7 +63,9 @@ class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Average in place."""
-        average_numbers(strategy_of(self).group, logs)
+        strategy = strategy_of(self)
+        strategy.settle()
+        average_numbers(strategy.group, logs)
 
 
 class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import keras
 import numpy as np
 
 from sdp_plugins.core import CollectiveMismatchError, Group
@@ -21,9 +22,10 @@ from sdp_plugins.core import CollectiveMismatchError, Group
 from . import hooks
 from .share import cut, first_leaf, mark, rows_to_read
 
+COMPARED_ROWS = 8  # of every array: equal distances apart
 OTHER_BATCHES = (
     "{} reads other batches. Hint: of everything but arrays all ranks must read the same global "
-    "batches, of which each takes its part: give shuffle() a seed, or pass arrays."
+    "batches, of which each takes its part: give shuffles a seed, or pass arrays."
 )
 
 
@@ -174,6 +176,53 @@ class Shards(hooks.DataAdapter):
         self._source.on_epoch_end()
 
 
+class InOneOrder(keras.utils.PyDataset):  # type: ignore[misc]
+    """A PyDataset whose batches come in a new order in every epoch, the same on all ranks.
+
+    Keras would draw it from Python's global generator.
+    """
+
+    def __init__(self, source: Any, seed: int) -> None:
+        super().__init__(workers=source.workers, max_queue_size=source.max_queue_size)
+        self._source = source
+        self._seed = seed
+        self._epoch = 0
+        self._shuffle()
+
+    def __getitem__(self, index: int) -> Any:
+        return self._source[self._order[index]]
+
+    @property
+    def num_batches(self) -> int:
+        """Of an epoch."""
+        return self._source.num_batches  # type: ignore[no-any-return]
+
+    def on_epoch_begin(self) -> None:
+        """Tell the source."""
+        self._source.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Tell the source, and draw the next order."""
+        self._source.on_epoch_end()
+        self._epoch += 1
+        self._shuffle()
+
+    def _shuffle(self) -> None:
+        random = np.random.default_rng((self._seed, self._epoch))
+        self._order = random.permutation(self.num_batches).tolist()
+
+
+def in_one_order(dataset: Any, seed: int) -> tuple[Any, bool]:
+    """A PyDataset that is to be shuffled, and whether Keras has to do it.
+
+    Processes that read it would not hear of a new order, and one without an end has none.
+    """
+    batches = dataset.num_batches
+    if dataset.use_multiprocessing or batches is None or batches == float("inf"):
+        return dataset, True
+    return InOneOrder(dataset, seed), False
+
+
 def compare_batches(group: Group, data: Any) -> None:
     """See that all ranks have read the same global batch, by its first and last row.
 
@@ -189,13 +238,18 @@ def compare_batches(group: Group, data: Any) -> None:
 
 
 def compare_arrays(group: Group, arrays: Any) -> None:
-    """See that all ranks have passed the same arrays, by their length and first and last rows.
+    """See that all ranks have passed the same arrays, by their length and some of their rows.
 
     Raises:
         CollectiveMismatchError: They have not.
     """
     count, size = arrays._num_samples, arrays._batch_size
-    others = _others(group, f"{count} {size} ".encode() + _ends(first_leaf(arrays._inputs)))
+    leaves = [leaf for leaf in hooks.tree.flatten(arrays._inputs) if leaf is not None]
+    rows = [count * step // COMPARED_ROWS for step in range(1, COMPARED_ROWS)]
+    mine = [f"{count} {size} ".encode()]
+    for leaf in leaves:
+        mine += [_ends(leaf), *(_ends(leaf[row : row + 1]) for row in rows)]
+    others = _others(group, b"".join(mine))
     if others:
         raise CollectiveMismatchError(
             f"[rank {group.rank}/{group.world_size}] rank {others[0]} has passed other arrays than "

@@ -82,7 +82,8 @@ ATTRIBUTES = {
     "Layer": ("_non_trainable_variables", "_seed_generators"),
     "Model": ("_initial_epoch", "_loss_tracker"),
     "MeanMetricWrapper": ("_fn",),
-    "Optimizer": ("_iterations", "gradient_accumulation_steps"),
+    "Optimizer": ("_accumulated_gradients", "_iterations", "gradient_accumulation_steps"),
+    "JAX's Model": ("_jax_state", "_jax_state_synced"),
 }
 """What objects have besides; ``tests/keras/test_hooks.py`` looks at some."""
 

@@ -42,8 +42,9 @@ def _warning_outside() -> Iterator[None]:
         compile_model(model, *args, **kwargs)
         if not _entered and not is_attached(model):
             log.warning(
-                "model '%s' is compiled outside of strategy.scope(): fit() will train it on each "
-                "rank alone. Hint: make and compile it inside.",
+                "model '%s' is compiled outside of strategy.scope(): fit() would train it on each "
+                "rank alone. Hint: call compile() inside of `with strategy.scope():`, unless you "
+                "want this.",
                 model.name,
             )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
+from keras import ops
 
 from sdp_plugins.core import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from .strategy import SMDDPStrategy
 
 _STARTED = "_smddp_started"
+COMPARED_ELEMENTS = 16
 
 
 class Start(keras.callbacks.Callback):  # type: ignore[misc]
@@ -26,20 +29,27 @@ class Start(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, strategy: SMDDPStrategy) -> None:
         super().__init__()
         self._strategy = strategy
+        self._in_fit = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Compare, and copy from rank 0."""
+        self._in_fit = True
         start(self.model, self._strategy, "fit")
         epoch = np.array([self.model._initial_epoch or 0], np.int64)
         self._strategy.group.broadcast(epoch, 0)
         self.model._initial_epoch = int(epoch[0]) or None
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """The same before an evaluation, if nothing has come before that."""
-        start_once(self.model, self._strategy, "evaluate")
+        """The same before an evaluation of a program's own, where it is needed."""
+        if not self._in_fit:
+            start_once(self.model, self._strategy, "evaluate")
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Keras goes on with evaluations that are a program's own."""
+        self._in_fit = False
 
     def on_predict_begin(self, logs: Any = None) -> None:
-        """The same before a prediction."""
+        """The same before a prediction, where it is needed."""
         start_once(self.model, self._strategy, "predict")
 
 
@@ -51,9 +61,18 @@ def start(model: Any, strategy: SMDDPStrategy, call: str) -> None:
 
 
 def start_once(model: Any, strategy: SMDDPStrategy, call: str) -> None:
-    """Begin with a model whose ranks may have drawn different initial values."""
-    if not vars(model).get(_STARTED):
+    """Begin with a model whose ranks may have drawn, or loaded, different values."""
+    if not vars(model).get(_STARTED) or not are_equal(model, strategy.group):
         start(model, strategy, call)
+
+
+def are_equal(model: Any, group: Group) -> bool:
+    """Whether ranks have the same weights, by the first elements of each."""
+    digest = hashlib.sha256()
+    for variable in model.weights:
+        first = ops.reshape(ops.convert_to_tensor(variable), (-1,))[:COMPARED_ELEMENTS]
+        digest.update(np.ascontiguousarray(ops.convert_to_numpy(first)).tobytes())
+    return len(set(group.exchange(digest.digest()))) == 1
 
 
 def meet(group: Group, call: str) -> int:
@@ -148,6 +167,10 @@ def describe(model: Any) -> list[str]:
     ]
     for optimizer in optimizers_of(model):
         for name, value in sorted(optimizer.get_config().items()):
-            if isinstance(value, (int, float, str)) and name not in ("name", "learning_rate"):
+            if isinstance(value, dict):  # such as a schedule
+                value = json.dumps(value, sort_keys=True, default=str)
+            elif name == "learning_rate":
+                continue  # a variable, which rank 0's value is copied to
+            if isinstance(value, (int, float, str)) and name != "name":
                 lines.append(f"{type(optimizer).__name__} {name}={value!r}")
     return lines

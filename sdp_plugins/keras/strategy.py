@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -41,6 +42,7 @@ class SMDDPStrategy:
         num_replicas_in_sync: Number of ranks.
         group: The ranks' group, for whatever is not here.
         backend: What depends on Keras' backend.
+        models: Those that it trains.
     """
 
     def __init__(self, group: Group | None = None) -> None:
@@ -55,6 +57,7 @@ class SMDDPStrategy:
         self.rank = self.group.rank
         self.num_replicas_in_sync = self.group.world_size
         self.backend = load(self.group)
+        self.models: WeakSet[Any] = WeakSet()
         self._share: Share | None = None
         if self.group.world_size > 1:
             scope.opened(self)
@@ -82,18 +85,21 @@ class SMDDPStrategy:
         Returns:
             A new tensor of the backend, equal on all ranks.
         """
+        self.settle()
         array = np.array(self.backend.to_numpy(value), order="C")
         self.group.all_reduce(array, "avg" if op == "mean" else op)
         return self.backend.from_numpy(array)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
         """Concatenate the ranks' tensors, whose lengths may differ along the axis."""
+        self.settle()
         array = np.moveaxis(np.asarray(self.backend.to_numpy(value)), axis, 0)
         whole = gather_uneven(self.group, array)
         return self.backend.from_numpy(np.moveaxis(whole, 0, axis))
 
     def broadcast_variables(self, variables: Sequence[Any], root: int = 0) -> None:
         """Copy the values of one rank's variables to all others."""
+        self.settle()
         broadcast(self.group, variables, root)
 
     def distribute_dataset(self, dataset: Any) -> Any:
@@ -115,6 +121,11 @@ class SMDDPStrategy:
         scope.closed(self)
 
     # ---- for this package ----------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Have the host's next collective come after those of a step that may be under way."""
+        for model in list(self.models):
+            self.backend.settle(model)
 
     @property
     def share(self) -> Share | None:

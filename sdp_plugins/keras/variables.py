@@ -46,6 +46,23 @@ def broadcast(group: Group, variables: Sequence[Any], root: int) -> None:
             variable.assign(array)
 
 
+def average_partial_sums(group: Group, optimizers: Iterable[Any]) -> None:
+    """Have all ranks hold the mean of the gradients that they have accumulated so far.
+
+    Each rank's are its own until an update uses their mean. So the sums that a `fit` leaves are
+    those of all ranks, wherever they are saved or copied from.
+    """
+    arrays = []
+    for optimizer in optimizers:
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        for variable in getattr(inner, "_accumulated_gradients", ()):
+            array = np.array(ops.convert_to_numpy(variable), order="C")
+            arrays.append((variable, array))
+            group.all_reduce(array, "avg")
+    for variable, array in arrays:
+        variable.assign(array)
+
+
 def diversify(rank: int, states: Iterable[Any]) -> None:
     """Give equal random generators seeds of this rank's own, the same in every run."""
     if rank == 0:

@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -196,6 +197,26 @@ def bad_data_on_one_rank(rank: int, made: SMDDPStrategy) -> None:
     compiled(made).fit(x, y, validation_data=(x, y[: len(y) - rank]), verbose=0)
 
 
+def other_targets(rank: int, made: SMDDPStrategy) -> None:
+    x, y = arrays()
+    y[len(y) // 2] = rank
+    compiled(made).fit(x, y, verbose=0)
+
+
+def other_schedule(rank: int, made: SMDDPStrategy) -> None:
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 10 + rank, 0.5)
+    compiled(made, optimizer=keras.optimizers.SGD(rate)).fit(*arrays(), verbose=0)
+
+
+def stateful(rank: int, made: SMDDPStrategy) -> None:
+    with made.scope():
+        model = keras.Sequential(
+            [keras.Input((4, 2), batch_size=8), layers.LSTM(3, stateful=True, name="keeps")]
+        )
+        model.compile("sgd", "mse")
+    model.fit(np.zeros((8, 4, 2)), np.zeros((8, 3)), batch_size=8, verbose=0)
+
+
 FAILURES = {
     function.__name__: function
     for function in (
@@ -216,8 +237,106 @@ FAILURES = {
         frozen_on_one_rank,
         own_arrays,
         bad_data_on_one_rank,
+        other_targets,
+        other_schedule,
+        stateful,
     )
 }
+
+
+class Batches(keras.utils.PyDataset):
+    """The arrays' batches; notes what it was asked for."""
+
+    def __init__(self, rows: int = 40) -> None:
+        super().__init__()
+        self.x, self.y = arrays(rows)
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.x) // BATCH
+
+    def __getitem__(self, index: int) -> Any:
+        self.read.append(index)
+        rows = slice(index * BATCH, (index + 1) * BATCH)
+        return self.x[rows], self.y[rows]
+
+
+class Communicates(keras.callbacks.Callback):
+    """Where a step may be under way."""
+
+    def __init__(self, made: SMDDPStrategy) -> None:
+        super().__init__()
+        self.made = made
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        total = ops.convert_to_numpy(self.made.all_reduce(np.ones(3, np.float32), "sum"))
+        assert total.tolist() == [2.0, 2.0, 2.0]
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.predict(self.model_input, verbose=0)
+
+    model_input = arrays()[0]
+
+
+def between_steps(rank: int, world: int) -> list[Any]:
+    """The host communicates while JAX's steps may be under way; wide, so that they take a while."""
+    with strategy() as made:
+        model = compiled(made, layers.Dense(1500), layers.Dense(1500))
+        model.fit(
+            Batches(),
+            validation_data=Batches(),
+            callbacks=[Communicates(made)],
+            epochs=3,
+            shuffle=False,
+            verbose=0,
+        )
+        return [float(ops.convert_to_numpy(v).sum()) for v in model.trainable_variables]
+
+
+def shuffled_batches(rank: int, world: int) -> list[list[int]]:
+    """What a PyDataset was asked for in each epoch."""
+    with strategy() as made:
+        model, data, epochs = compiled(made), Batches(), []
+        seen = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: epochs.append([*data.read])
+        )
+        model.fit(data, epochs=3, verbose=0, callbacks=[seen])
+        return [epochs[0], *(b[len(a) :] for a, b in pairwise(epochs))]
+
+
+def accumulates_over_two_fits(rank: int, world: int) -> list[Any]:
+    """Three steps each, of which four make an update."""
+    with strategy() as made:
+        keras.utils.set_random_seed(1)
+        optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=4)
+        model = compiled(made, optimizer=optimizer)
+        x, y = arrays(21)
+        for _ in range(3):
+            model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        return values(model)
+
+
+def reads_what_rank_0_wrote(rank: int, world: int, folder: str) -> float:
+    """As tutorials do: train with a checkpoint, then load the best weights on all ranks."""
+    path = f"{folder}/best.weights.h5"
+    with strategy() as made:
+        model = compiled(made, layers.Dense(1500), layers.Dense(1500))
+        for _ in range(3):
+            saves = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
+            model.fit(*arrays(), callbacks=[saves], verbose=0)
+            model.load_weights(path)
+        return float(model.evaluate(*arrays(), verbose=0)[0])
+
+
+def loaded_on_one_rank(rank: int, world: int) -> list[float]:
+    """Rank 0's weights are everyone's in evaluations, too."""
+    with strategy() as made:
+        model = compiled(made)
+        model.fit(*arrays(), verbose=0)
+        if rank == 0:
+            model.set_weights([np.zeros_like(each) for each in model.get_weights()])
+        predicted = model.predict(arrays()[0], verbose=0)
+        return [float(model.evaluate(*arrays(), verbose=0)[0]), float(np.abs(predicted).max())]
 
 
 def same_scope_again(rank: int, world: int) -> None:

@@ -16,14 +16,20 @@ from sdp_plugins.keras import hooks
 def main(rank, world):
     hooks.check()
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.compile()
-    objects = [
-        hooks.data_adapters.get_data_adapter(np.zeros((3, 2)), batch_size=2),
-        model.layers[0], model, keras.metrics.MeanSquaredError(), keras.optimizers.SGD(),
-    ]
-    names = ["ArrayDataAdapter", "Layer", "Model", "MeanMetricWrapper", "Optimizer"]
-    assert names == list(hooks.ATTRIBUTES)
-    for name, each in zip(names, objects):
+    optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
+    model.compile(optimizer, "mse")
+    model.fit(np.zeros((2, 2)), np.zeros((2, 1)), verbose=0)
+    objects = {
+        "ArrayDataAdapter": hooks.data_adapters.get_data_adapter(np.zeros((3, 2)), batch_size=2),
+        "Layer": model.layers[0],
+        "Model": model,
+        "MeanMetricWrapper": keras.metrics.MeanSquaredError(),
+        "Optimizer": optimizer,
+    }
+    if keras.backend.backend() == "jax":
+        objects["JAX's Model"] = model
+    assert hooks.ATTRIBUTES.keys() - objects.keys() <= {"JAX's Model"}
+    for name, each in objects.items():
         for attribute in hooks.ATTRIBUTES[name]:
             assert hasattr(each, attribute), f"Keras {keras.__version__}: {name}.{attribute}"
 """

@@ -30,6 +30,9 @@ FAILURES = {
     ],
     "own_arrays": ["rank 1 has passed other arrays than this one", "each takes its part"],
     "bad_data_on_one_rank": ["rank 1 gave up: ValueError: Data cardinality is ambiguous"],
+    "other_targets": ["rank 1 has passed other arrays than this one"],
+    "other_schedule": ["rank 1 has another model: SGD learning_rate=", '"decay_steps": 11'],
+    "stateful": ["ValueError: layer 'keeps' is stateful", "stateful=False"],
     "stops_early_by_xla": ["rank 1"],
     "other_batches_by_xla": ["reads other batches. Hint: "],
     "compiled_outside": ["compiled outside of it", "with strategy.scope():"],
@@ -172,3 +175,42 @@ def test_xla_is_undone_on_all_ranks_or_on_none(keras_pool: Any) -> None:
 def test_a_closed_group_is_named(keras_pool: Any, backend: str) -> None:
     for text in keras_pool(backend, 2).run(job("end_of_group")):
         assert "closed" in text
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_host_communicates_between_steps(keras_pool: Any, backend: str) -> None:
+    ranks = keras_pool(backend, 2).run(job("between_steps"), timeout_s=60)
+    assert ranks[0] == ranks[1]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_dataset_is_shuffled_alike(keras_pool: Any, backend: str) -> None:
+    """By default, with other random numbers on every rank; anew in every epoch."""
+    ranks = keras_pool(backend, 2).run(job("shuffled_batches"), timeout_s=60)
+    orders = [epoch[-5:] for epoch in ranks[0]]
+    assert [epoch[-5:] for epoch in ranks[1]] == orders
+    assert all(sorted(order) == [0, 1, 2, 3, 4] for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_accumulate_from_fit_to_fit(keras_pool: Any, backend: str) -> None:
+    (alone,) = keras_pool(backend, 1).run(job("accumulates_over_two_fits"), timeout_s=60)
+    ranks = keras_pool(backend, 2).run(job("accumulates_over_two_fits"), timeout_s=60)
+    for mine, other, expected in zip(*ranks, alone, strict=True):
+        np.testing.assert_array_equal(mine, other)
+        if mine.dtype.kind == "f":  # the others are counters, and random states of one rank's own
+            np.testing.assert_allclose(mine, expected, atol=2e-5)
+
+
+def test_all_ranks_may_read_what_rank_0_has_written(keras_pool: Any, tmp_path: Path) -> None:
+    ranks = keras_pool("torch", 2).run(job("reads_what_rank_0_wrote"), str(tmp_path), timeout_s=60)
+    assert ranks[0] == ranks[1]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_weights_that_one_rank_has_loaded(keras_pool: Any, backend: str) -> None:
+    ranks = keras_pool(backend, 2).run(job("loaded_on_one_rank"), timeout_s=60)
+    assert ranks[0] == ranks[1]
+    assert ranks[0][0] == pytest.approx(np.log(3), rel=1e-5)
+    assert ranks[0][1] == 0.0

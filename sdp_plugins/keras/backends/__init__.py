@@ -39,7 +39,10 @@ class Backend(ABC):
         return
 
     def settle(self, model: Any) -> None:
-        """Wait until a model's variables are computed, so that failures are raised here."""
+        """Wait until a model's variables are computed.
+
+        So a failure is raised here, and what the host communicates next comes after the step.
+        """
         return
 
     def begin(self) -> None:

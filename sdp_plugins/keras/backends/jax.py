@@ -30,8 +30,15 @@ class JaxBackend(Backend):
     step = staticmethod(StatelessStep)
 
     def settle(self, model: Any) -> None:
-        """JAX goes on where a step has failed, until somebody looks at what it should have made."""
-        jax.block_until_ready([variable.value for variable in model.variables])
+        """JAX goes on while a step runs, or has failed, until somebody looks at what it makes.
+
+        Within an epoch Keras' trainer holds the newest values, and the variables have none.
+        """
+        if (state := getattr(model, "_jax_state", None)) and not model._jax_state_synced:
+            arrays = [array for part in state.values() for array in part or ()]  # of Keras' types
+        else:
+            arrays = [variable.value for variable in model.variables]
+        jax.block_until_ready(arrays)
 
     def begin(self) -> None:
         """Take the first turn of a step; those of the last one belong to another trace."""
