@@ -23,10 +23,6 @@ SHOW = [
     "import json, os, sys; print(json.dumps([os.getpid(), sys.argv[1:], dict(os.environ), "
     "[*os.sched_getaffinity(0)]]))",
 ]
-MPIS = {
-    "Open MPI": os.environ.get("SDP_TEST_OPEN_MPI", ""),
-    "MPICH": os.environ.get("SDP_TEST_MPI", ""),
-}
 
 
 def open_mpi(rank: int = 3, size: int = 4, local: int = 1, each: int = 2) -> dict[str, str]:
@@ -173,23 +169,6 @@ def test_a_binding_to_one_core_is_undone(added: dict[str, str], undone: bool) ->
         preexec_fn=lambda: os.sched_setaffinity(0, {core}),
     )
     assert (len(json.loads(done.stdout)[3]) > 1) is undone
-
-
-@pytest.mark.parametrize("name", MPIS)
-def test_under_mpirun(name: str) -> None:
-    if not MPIS[name]:
-        pytest.skip(f"no variable names an {name}")
-    options = ["--allow-run-as-root", "--oversubscribe"] if name == "Open MPI" else []
-    show = 'echo "$RANK of $WORLD_SIZE, $SMDATAPARALLEL_LOCAL_RANK at $MASTER_ADDR"; exit 0'
-    line = [f"{MPIS[name]}/bin/mpirun", *options, "-n", "2", *SMDDPRUN, "sh", "-c", show]
-    done = subprocess.run(
-        line, env=clean(), capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.split("\n"))[1:] == [
-        "0 of 2, 0 at 127.0.0.1",
-        "1 of 2, 1 at 127.0.0.1",
-    ]
 
 
 # ---- by hand ------------------------------------------------------------------------------------
