@@ -173,6 +173,19 @@ class Dataset(Case):
         return {"x": data, "epochs": self.epochs}
 
 
+class ShuffledDataset(Case):
+    """In another order at every iteration, of which plain Keras takes some more than epochs."""
+
+    only_fits = True
+
+    def fit_options(self) -> dict[str, Any]:
+        import tensorflow as tf
+
+        tf.random.set_seed(1)  # counts beside the other
+        data = tf.data.Dataset.from_tensor_slices(arrays()).shuffle(ROWS, seed=3).batch(BATCH)
+        return {"x": data, "validation_data": data, "epochs": 3}
+
+
 class UnknownLength(Case):
     """Ends when it ends."""
 

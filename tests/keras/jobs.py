@@ -64,9 +64,10 @@ def failure(rank: int, world: int, name: str) -> str:
 
 def other_layers(rank: int, made: SMDDPStrategy) -> None:
     with made.scope():
-        model = keras.Sequential([keras.Input((6,)), layers.Dense(3 + rank, name="last")])
+        first = layers.Dense(3 + rank, name="first")
+        model = keras.Sequential([keras.Input((6,)), first, layers.Dense(3)])
         model.compile("sgd", "mse")
-    model.fit(np.zeros((8, 6)), np.zeros((8, 3 + rank)), verbose=0)
+    model.fit(np.zeros((8, 6)), np.zeros((8, 3)), verbose=0)
 
 
 def other_optimizer(rank: int, made: SMDDPStrategy) -> None:

@@ -89,6 +89,8 @@ def unsupported(backend: str, case: str) -> str | None:
         return "in one process, too, Keras leaves deleted arrays in the model here"
     if backend != "tensorflow" and case == "NormalizedTogether":
         return "Keras has no synchronized=True but on TensorFlow"
+    if backend == "jax" and case == "ShuffledDataset":
+        return "as on torch, after an import of TensorFlow"
     if backend != "tensorflow" and case in ("Dataset", "RepeatedDataset", "UnknownLength"):
         return "on this backend like any other iterable, after an import of TensorFlow"
     if backend != "torch" and case == "Loader":
