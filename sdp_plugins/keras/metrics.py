@@ -2,7 +2,8 @@
 
 The state of Keras' own metrics is a sum over rows, so that of a batch is the sum over ranks. Means
 and sums that are told one number for a batch, such as its loss, count it as much as this rank's
-share. What a program's own metrics do with a batch is unknown: they are given all ranks' rows.
+share. What a program's own metrics do with a batch is unknown: they are given all ranks' rows, and
+of one number for a batch the ranks' mean.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from keras import ops
+from keras.losses import Loss
 from keras.metrics import Mean, Sum
 
 from . import hooks
@@ -34,8 +37,8 @@ def flat(model: Any) -> list[Any]:
 def adds_up(metric: Any) -> bool:
     """Whether the state after a batch is the sum of the states after its parts."""
     function = getattr(metric, "_fn", None)  # of a MeanMetricWrapper
-    if function is not None and not _is_keras(function):
-        return False
+    if function is not None and (not _is_keras(function) or isinstance(function, Loss)):
+        return False  # of a loss object there is one number for a batch
     if not _is_keras(type(metric).update_state):
         return False
     return any(
@@ -68,6 +71,10 @@ def _gathering(update: _Update, share: Share, backend: Backend) -> _Update:
 
     def gather(value: Any) -> Any:
         shape = getattr(value, "shape", None)
+        if shape is not None and len(shape) == 0 and "float" in str(value.dtype):
+            ours = share.times(ops.stop_gradient(value), share.weight)
+            (mean,) = backend.total([ours])
+            return mean
         if shape is None or len(shape) == 0 or (rows is not None and shape[0] != rows):
             return value  # no rows of the batch
         return backend.gather_rows(value, share)

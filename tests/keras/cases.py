@@ -474,6 +474,50 @@ class OwnKindOfMean(Case):
         return super().compile_options() | {"metrics": [RootMean(name="root")]}
 
 
+class LossObjectAsMetric(Case):
+    rows = 21
+
+    def compile_options(self) -> dict[str, Any]:
+        return super().compile_options() | {"metrics": [crossentropy(name="object"), "accuracy"]}
+
+
+class Latest(keras.metrics.Metric):
+    """Keeps the last number that it was told."""
+
+    def __init__(self) -> None:
+        super().__init__(name="latest")
+        self.value = self.add_weight(name="value", initializer="zeros")
+
+    def update_state(self, value: Any) -> None:
+        self.value.assign(value)
+
+    def result(self) -> Any:
+        return ops.convert_to_tensor(self.value)
+
+
+class MetricOfOneNumber(Case):
+    """A metric of the program's own is told of the loss."""
+
+    rows = 21
+
+    def build(self) -> Any:
+        class Model(keras.Model):
+            def __init__(self) -> None:
+                super().__init__()
+                self.inner = dense()
+                self.latest = Latest()
+
+            def call(self, x: Any) -> Any:
+                return self.inner(x)
+
+            def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
+                loss = super().compute_loss(*args, **kwargs)
+                self.latest.update_state(loss)
+                return loss
+
+        return Model()
+
+
 # ---- models ----------------------------------------------------------------------------------
 
 
