@@ -62,13 +62,13 @@ def is_initialized() -> bool:
 
 def get_world_size(group: Any = group.WORLD) -> int:
     """The number of ranks."""
-    _check(group)
+    check_group(group)
     return dist.get_world_size() if dist.is_initialized() else Topology.from_env().world_size
 
 
 def get_rank(group: Any = group.WORLD) -> int:
     """This process's rank among all."""
-    _check(group)
+    check_group(group)
     return dist.get_rank() if dist.is_initialized() else Topology.from_env().rank
 
 
@@ -84,7 +84,7 @@ def all_reduce(
     async_op: bool = False,
 ) -> Any:
     """Combine all ranks' tensors, in place; bitwise the same on all ranks."""
-    _check(group)
+    check_group(group)
     return dist.all_reduce(tensor, _reduction(op), async_op=async_op)
 
 
@@ -96,7 +96,7 @@ def reduce(
     async_op: bool = False,
 ) -> Any:
     """Combine all ranks' tensors on rank `dst`, in place there."""
-    _check(group)
+    check_group(group)
     return dist.reduce(tensor, dst, _reduction(op), async_op=async_op)
 
 
@@ -104,7 +104,7 @@ def broadcast(
     tensor: torch.Tensor, src: int = 0, group: Any = group.WORLD, async_op: bool = False
 ) -> Any:
     """Send rank `src`'s tensor to all, in place."""
-    _check(group)
+    check_group(group)
     return dist.broadcast(tensor, src, async_op=async_op)
 
 
@@ -115,7 +115,7 @@ def all_gather(
     async_op: bool = False,
 ) -> Any:
     """Collect every rank's tensor in `tensor_list`, by rank."""
-    _check(group)
+    check_group(group)
     return dist.all_gather(tensor_list, tensor, async_op=async_op)
 
 
@@ -128,7 +128,7 @@ def all_to_all_single(
     async_op: bool = False,
 ) -> Any:
     """Send a part of `input_t`, along its first axis, to each rank; `output_t` gets theirs."""
-    _check(group)
+    check_group(group)
     outputs, inputs = (
         None if sizes is None else list(sizes) for sizes in (output_split_sizes, input_split_sizes)
     )
@@ -137,7 +137,7 @@ def all_to_all_single(
 
 def barrier(group: Any = group.WORLD, async_op: bool = False) -> Any:
     """Wait until all ranks are here."""
-    _check(group)
+    check_group(group)
     return dist.barrier(async_op=async_op)
 
 
@@ -146,7 +146,12 @@ def _reduction(op: Any) -> Any:
     return dist.ReduceOp.SUM if op is None else getattr(op, "value", op)
 
 
-def _check(given: Any) -> None:
+def check_group(given: Any) -> None:
+    """See that a group is that of all ranks.
+
+    Raises:
+        ValueError: It is not.
+    """
     known = given is None or given == group.WORLD
     if not known and not (dist.is_initialized() and given is dist.group.WORLD):
         raise ValueError(

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from sdp_plugins.torch.v1.distributed import check_group
+
 DEFAULT_BUCKET_MB = 25
 BUCKET_ALIGNMENT = 128  # bytes
 
@@ -49,8 +51,6 @@ class DistributedDataParallel(nn.Module):
         find_unused_parameters: bool = False,
         **ignored: Any,
     ) -> None:
-        from sdp_plugins.torch.v1.distributed import _check
-
         super().__init__()
         if not dist.is_initialized():
             raise RuntimeError(
@@ -59,7 +59,7 @@ class DistributedDataParallel(nn.Module):
             )
         if unknown := ignored.keys() - {"gradient_accumulation_steps"}:
             raise TypeError(f"DistributedDataParallel() knows no argument {sorted(unknown)[0]!r}")
-        _check(process_group)
+        check_group(process_group)
         self.module = module
         self._device_ids, self._output_device = device_ids, output_device
         self._options: dict[str, Any] = {
