@@ -132,6 +132,18 @@ class Config:
         )
 
 
+def check_bucket_mb(size: float) -> None:
+    """See that a size that SMDDP's API is given for its buckets, in MiB, is one.
+
+    Raises:
+        ValueError: It is not positive, or not a multiple of ``FUSION_ALIGN`` bytes.
+    """
+    if size <= 0 or size * MIB % FUSION_ALIGN:
+        raise ValueError(
+            f"bucket_cap_mb={size}: must be positive, and a multiple of {FUSION_ALIGN} bytes"
+        )
+
+
 def autoload(env: Mapping[str, str] | None = None) -> bool:
     """Look at ``SDP_AUTOLOAD`` alone, and never fail.
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sdp_plugins.core.config import FUSION_ALIGN, MIB
+from sdp_plugins.core.config import check_bucket_mb
 
 from .compression import Compression
 from .functions import ReduceOp, reduce_all
@@ -47,11 +47,7 @@ def DistributedOptimizer(  # noqa: N802  the API's name
     refuse_devices(device_dense, device_sparse)
     if op is not ReduceOp.AVERAGE:
         raise ValueError("DistributedOptimizer: op must be ReduceOp.AVERAGE")
-    if bucket_cap_mb <= 0 or bucket_cap_mb * MIB % FUSION_ALIGN:
-        raise ValueError(
-            f"bucket_cap_mb={bucket_cap_mb}: must be positive, and a multiple of {FUSION_ALIGN} "
-            "bytes"
-        )
+    check_bucket_mb(bucket_cap_mb)
 
     def average(gradients: Any) -> list[Any]:
         return reduce_all(list(gradients), compression, sparse_as_dense=sparse_as_dense)

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from sdp_plugins.core.config import check_bucket_mb
 from sdp_plugins.torch.v1.distributed import check_group
 
 DEFAULT_BUCKET_MB = 25
-BUCKET_ALIGNMENT = 128  # bytes
 
 
 class DistributedDataParallel(nn.Module):
@@ -60,11 +60,13 @@ class DistributedDataParallel(nn.Module):
         if unknown := ignored.keys() - {"gradient_accumulation_steps"}:
             raise TypeError(f"DistributedDataParallel() knows no argument {sorted(unknown)[0]!r}")
         check_group(process_group)
+        bucket_mb = DEFAULT_BUCKET_MB if bucket_cap_mb is None else bucket_cap_mb
+        check_bucket_mb(bucket_mb)
         self.module = module
         self._device_ids, self._output_device = device_ids, output_device
         self._options: dict[str, Any] = {
             "forward_sync_buffers": broadcast_buffers,
-            "bucket_cap_mb": _bucket_mb(bucket_cap_mb),
+            "bucket_cap_mb": bucket_mb,
             "find_unused_parameters": find_unused_parameters,
         }
         self._forget()
@@ -112,12 +114,3 @@ class DistributedDataParallel(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_made": None}
-
-
-def _bucket_mb(given: float | None) -> float:
-    size = DEFAULT_BUCKET_MB if given is None else given
-    if size <= 0 or size * 2**20 % BUCKET_ALIGNMENT:
-        raise ValueError(
-            f"bucket_cap_mb={given}: a bucket has a multiple of {BUCKET_ALIGNMENT} bytes."
-        )
-    return size
