@@ -52,6 +52,34 @@ def rank_environment(
     return found
 
 
+def misplaced(topology: Topology, given: Mapping[str, str]) -> str:
+    """What is wrong if all ranks of a job of several hosts run on this one; empty: they do not.
+
+    Open MPI 5 places them so where SageMaker's toolkit starts it, and the job would go on with a
+    part of the machines that are paid for.
+
+    Args:
+        topology: Where this rank stands.
+        given: Its environment.
+    """
+    hosts = _hosts(given)
+    several = "SMDATAPARALLEL_USE_HOMOGENEOUS" in given and len(hosts) > 1
+    if not several or topology.local_size != topology.world_size or topology.world_size == 1:
+        return ""
+    return (
+        f"all {topology.world_size} ranks run on one of the hosts {', '.join(hosts)}. Hint: Open "
+        "MPI 5 places them so; give custom_mpi_options='--map-by slot:oversubscribe'."
+    )
+
+
+def _hosts(given: Mapping[str, str]) -> list[str]:
+    """SageMaker's list of them."""
+    try:
+        return [str(host) for host in json.loads(given.get("SM_HOSTS", "") or "[]")]
+    except (ValueError, TypeError):
+        return []
+
+
 def _address(topology: Topology, given: Mapping[str, str]) -> str:
     """Of rank 0's host; empty if nothing tells it.
 
@@ -61,12 +89,8 @@ def _address(topology: Topology, given: Mapping[str, str]) -> str:
     for name in ("SMDATAPARALLEL_SERVER_ADDR", "SM_MASTER_ADDR"):
         if given.get(name):
             return given[name]
-    try:
-        hosts = json.loads(given.get("SM_HOSTS", "") or "[]")
-    except ValueError:
-        hosts = []
-    if hosts:
-        return str(hosts[0])
+    if hosts := _hosts(given):
+        return hosts[0]
     return "127.0.0.1" if topology.local_size == topology.world_size else ""
 
 

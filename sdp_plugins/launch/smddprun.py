@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sdp_plugins.core.rank_environment import rank_environment
+from sdp_plugins.core.rank_environment import misplaced, rank_environment
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.launch.binding import undo_one_core_binding
 
@@ -89,6 +89,8 @@ def run(name: str, given: Sequence[str]) -> int:
         return _start_here(name, options, environment)
     if topology.source == "openmpi":
         undo_one_core_binding(environment)
+        if topology.rank == 0 and (text := misplaced(topology, environment)):
+            _say(name, text)
     return _become(name, options.command, rank_environment(topology, environment))
 
 

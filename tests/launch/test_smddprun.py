@@ -113,6 +113,17 @@ def test_a_preloaded_library_that_would_crash_is_dropped(tmp_path: Path) -> None
     assert completed(given, resources=tmp_path)["LD_PRELOAD"] == given["LD_PRELOAD"]
 
 
+def test_all_ranks_on_one_of_two_hosts() -> None:
+    """Where Open MPI 5 puts them for SageMaker's toolkit: rank 0 says so, and goes on."""
+    job = {"SM_HOSTS": '["algo-1", "algo-2"]', "SMDATAPARALLEL_USE_HOMOGENEOUS": "1"}
+    for rank, each, said in ((0, 4, True), (1, 4, False), (0, 2, False)):
+        env = clean(**open_mpi(rank, 4, rank, each), **job)
+        done = start("true", env=env)
+        assert done.returncode == 0
+        assert ("all 4 ranks run on one of the hosts algo-1, algo-2" in done.stderr) == said
+        assert ("--map-by slot:oversubscribe" in done.stderr) == said
+
+
 # ---- in a rank ----------------------------------------------------------------------------------
 
 
