@@ -36,6 +36,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "lightning": ({"core", "torch"}, LIGHTNING),
     "huggingface": ({"core", "torch"}, {"torch", "transformers", "accelerate"}),
     "launch": ({"core"}, {"typer"}),
+    "sagemaker": ({"launch"}, set()),
     "bench": (
         {"core", "torch", "keras", "launch"},
         {"numpy", "torch", "tensorflow", "jax", "keras", "mpi4py", "typer", "rich", "matplotlib"},
@@ -51,6 +52,7 @@ ENVIRONMENT = {
     "torch/launched_by_mpi.py": "sets torchrun's variables where mpirun has set its own only",
     "launch/supervise.py": "prepares the ranks' environment",
     "launch/smddprun.py": "completes that of the command which it becomes",
+    "sagemaker/rank.py": "becomes the script, which finds SageMaker's variables",
     "bench/keras_task.py": "sets what Keras and TensorFlow read when they are imported",
     "bench/job.py": "prepares the ranks' environment",
     "bench/cluster/program.py": "prepares the ranks' environment",
@@ -227,6 +229,7 @@ LAZY = (
     "sdp_plugins.launch",
     "sdp_plugins.launch.smddprun",
     "smdistributed.dataparallel.exceptions",
+    "sdp_plugins.sagemaker",
 )
 
 

@@ -1,0 +1,19 @@
+"""SageMaker's training jobs on this machine: no AWS account, no Docker.
+
+    from sdp_plugins.sagemaker import PyTorch
+
+    estimator = PyTorch(
+        entry_point="train.py",
+        instance_count=2,
+        instance_type="local",
+        distribution={"smdistributed": {"dataparallel": {"enabled": True}}},
+    )
+    estimator.fit({"training": "file://data"})
+
+The scripts find SageMaker's folders and variables, and are started as SageMaker's toolkit starts
+them; see docs/sagemaker.md.
+"""
+
+from sdp_plugins.sagemaker.estimator import Estimator, PyTorch, TensorFlow, TrainingJobError
+
+__all__ = ["Estimator", "PyTorch", "TensorFlow", "TrainingJobError"]

@@ -1,0 +1,104 @@
+"""What SageMaker puts into the containers of a job, in folders of this machine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+INTERFACE = "lo"
+GROUP = "homogeneousCluster"
+
+
+@dataclass(frozen=True)
+class Container:
+    """One instance of a job.
+
+    Attributes:
+        ml: The folder that is /opt/ml in SageMaker.
+        hosts: Names of all instances.
+        host: Its own.
+        instance_type: As the user gave it.
+        given: All hyperparameters, decoded.
+        channels: Names and folders of the job's data.
+        entry_point: The script, relative to the source's folder.
+        framework: The module that runs the script in SageMaker.
+        gpus: How many it has.
+    """
+
+    ml: Path
+    hosts: Sequence[str]
+    host: str
+    instance_type: str
+    given: Mapping[str, Any]
+    channels: Mapping[str, Path]
+    entry_point: str
+    framework: str
+    gpus: int
+
+    @property
+    def data(self) -> Path:
+        """Where the channels are."""
+        return self.ml / "input" / "data"
+
+    @property
+    def code(self) -> Path:
+        """The folder in which the script runs."""
+        return self.ml / "code"
+
+    @property
+    def model(self) -> Path:
+        """Where the script leaves its model."""
+        return self.ml / "model"
+
+    @property
+    def output(self) -> Path:
+        """Where the script leaves what else it makes, in `data`."""
+        return self.ml / "output"
+
+    def prepare(self, source: Path) -> None:
+        """Make its folders: the code is copied, the channels are links.
+
+        Args:
+            source: A folder of code, or a script.
+        """
+        for folder in (self.model, self.output / "data", self.output / "intermediate"):
+            folder.mkdir(parents=True)
+        if source.is_dir():
+            shutil.copytree(source, self.code)
+        else:
+            self.code.mkdir()
+            shutil.copy(source, self.code)
+        self.data.mkdir(parents=True)
+        for channel, folder in self.channels.items():
+            (self.data / channel).symlink_to(folder, target_is_directory=True)
+        config = self.data.parent / "config"
+        config.mkdir()
+        encoded = {key: json.dumps(value) for key, value in self.given.items()}
+        (config / "hyperparameters.json").write_text(json.dumps(encoded))
+        (config / "resourceconfig.json").write_text(json.dumps(self.resources()))
+        (config / "inputdataconfig.json").write_text(json.dumps(self.inputs()))
+
+    def resources(self) -> dict[str, Any]:
+        """What resourceconfig.json says."""
+        group = {
+            "instance_group_name": GROUP,
+            "instance_type": self.instance_type,
+            "hosts": [*self.hosts],
+        }
+        return {
+            "current_host": self.host,
+            "hosts": [*self.hosts],
+            "network_interface_name": INTERFACE,
+            "current_instance_type": self.instance_type,
+            "current_group_name": GROUP,
+            "instance_groups": [group],
+        }
+
+    def inputs(self) -> dict[str, Any]:
+        """What inputdataconfig.json says."""
+        one = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
+        return dict.fromkeys(self.channels, one)

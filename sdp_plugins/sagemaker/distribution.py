@@ -1,0 +1,127 @@
+"""An estimator's `distribution`: which library runs the ranks, and with which options.
+
+The first sentences of the errors are those of SageMaker's SDK, for which users search.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+EXAMPLE = 'distribution={"smdistributed": {"dataparallel": {"enabled": True}}}'
+PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
+_DATA_PARALLEL = "sagemaker_distributed_dataparallel"
+_STRATEGIES = ("dataparallel", "modelparallel")
+_LOCAL = ("smdistributed", "torch_distributed", "pytorchddp", "mpi")
+_ELSEWHERE = ("parameter_server", "multi_worker_mirrored_strategy", "pytorchxla")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What a distribution says.
+
+    Attributes:
+        distributed: Whether there are ranks at all; else the script is one process.
+        mpi_options: Those that the user gave to mpirun.
+        hyperparameters: What the SDK adds to a job's for its container.
+    """
+
+    distributed: bool = False
+    mpi_options: str = ""
+    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+def read_distribution(distribution: object, instance_type: str) -> Launch:
+    """Check what a user gave.
+
+    Args:
+        distribution: The estimator's; None: no ranks.
+        instance_type: The estimator's.
+
+    Raises:
+        ValueError: It is none, or one that cannot be played on this machine.
+    """
+    if distribution is None:
+        return Launch()
+    if not isinstance(distribution, dict):
+        raise ValueError(f"distribution must be a dictionary, not {distribution!r}")
+    known = (*_LOCAL, *_ELSEWHERE, "instance_groups")
+    if unknown := [name for name in distribution if name not in known]:
+        raise ValueError(f"Invalid distribution strategy provided: {unknown[0]}. Hint: {EXAMPLE}")
+    if "smdistributed" in distribution:
+        _check_smdistributed(distribution["smdistributed"])
+    enabled = [name for name in distribution if _enabled(distribution, name)]
+    if elsewhere := [name for name in enabled if name in _ELSEWHERE]:
+        raise ValueError(
+            f"{elsewhere[0]} is not played on this machine. Hint: {EXAMPLE}, or the SDK itself."
+        )
+    if len(enabled) > 1:
+        raise ValueError(f"Cannot use more than 1 distribution strategy: {', '.join(enabled)}")
+    if not enabled:
+        return Launch()
+    return _READERS[enabled[0]](distribution[enabled[0]], instance_type)
+
+
+def _check_smdistributed(given: object) -> None:
+    if not isinstance(given, dict):
+        raise ValueError(f"smdistributed strategy requires a dictionary. Hint: {EXAMPLE}")
+    if len(given) > 1:
+        raise ValueError(
+            "Cannot use more than 1 smdistributed strategy. \n"
+            f"Choose one of the following supported strategies:{[*_STRATEGIES]}"
+        )
+    for strategy, options in given.items():
+        if strategy not in _STRATEGIES:
+            raise ValueError(
+                f"Invalid smdistributed strategy provided: {strategy} \n"
+                f"Supported strategies: {[*_STRATEGIES]}"
+            )
+        if strategy == "modelparallel":
+            raise ValueError(f"modelparallel is not played on this machine. Hint: {EXAMPLE}")
+        if not isinstance(options, dict):
+            raise ValueError(f"dataparallel strategy requires a dictionary. Hint: {EXAMPLE}")
+
+
+def _enabled(distribution: Mapping[str, Any], name: str) -> bool:
+    options = distribution[name]
+    if name == "smdistributed":
+        options = options.get("dataparallel", {})
+    return isinstance(options, dict) and bool(options.get("enabled", False))
+
+
+def _data_parallel(options: Mapping[str, Any], instance_type: str) -> Launch:
+    mpi_options = options["dataparallel"].get("custom_mpi_options", "")
+    if not isinstance(mpi_options, str):
+        raise ValueError(f"custom_mpi_options must be a string, not {mpi_options!r}")
+    sent = {
+        f"{_DATA_PARALLEL}_enabled": True,
+        f"{_DATA_PARALLEL}_custom_mpi_options": mpi_options,
+        "sagemaker_instance_type": instance_type,
+    }
+    return Launch(True, mpi_options, sent)
+
+
+def _mpi(options: Mapping[str, Any], instance_type: str) -> Launch:
+    mpi_options = options.get("custom_mpi_options", "")
+    sent = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_custom_mpi_options": mpi_options}
+    if processes := options.get("processes_per_host"):
+        sent[PROCESSES] = processes
+    return Launch(True, mpi_options, sent)
+
+
+def _torch(options: Mapping[str, Any], instance_type: str) -> Launch:
+    return Launch(True, "", {"sagemaker_torch_distributed_enabled": True})
+
+
+def _ddp(options: Mapping[str, Any], instance_type: str) -> Launch:
+    sent = {"sagemaker_pytorch_ddp_enabled": True, "sagemaker_instance_type": instance_type}
+    return Launch(True, "", sent)
+
+
+_READERS = {
+    "smdistributed": _data_parallel,
+    "mpi": _mpi,
+    "torch_distributed": _torch,
+    "pytorchddp": _ddp,
+}

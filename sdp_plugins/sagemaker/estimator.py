@@ -1,0 +1,218 @@
+"""Estimators that run their jobs on this machine, as those of SageMaker's SDK run them on AWS."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from sdp_plugins.sagemaker import artifacts, hyperparameters
+from sdp_plugins.sagemaker.command import command_line, variables_for_mpirun
+from sdp_plugins.sagemaker.container import Container
+from sdp_plugins.sagemaker.distribution import EXAMPLE, PROCESSES, read_distribution
+from sdp_plugins.sagemaker.inputs import folder_of, read_channels
+from sdp_plugins.sagemaker.process import count_gpus, run
+from sdp_plugins.sagemaker.script import write_script
+from sdp_plugins.sagemaker.variables import variables
+
+log = logging.getLogger(__name__)
+
+LOCAL = ("local", "local_cpu", "local_gpu")
+
+
+class TrainingJobError(RuntimeError):
+    """A job's script has failed.
+
+    Attributes:
+        exit_code: Of the rank that failed first; 128 + n if signal n ended it.
+        failure: What the job says of it, as SageMaker shows it for a failed job.
+    """
+
+    def __init__(self, job: str, exit_code: int, failure: str) -> None:
+        super().__init__(f"training job {job} failed with exit code {exit_code}. Reason: {failure}")
+        self.exit_code = exit_code
+        self.failure = failure
+
+
+class Estimator:
+    """A training job on this machine: no AWS account, no Docker, this Python's packages.
+
+    The arguments are those of SageMaker's SDK. What has no meaning here (role, image_uri,
+    volume_size, framework_version, ...) is taken and left alone.
+
+    Args:
+        entry_point: The script; in `source_dir`, if that is given.
+        source_dir: A folder of code, which is copied.
+        instance_count: How many hosts to play; each has folders and variables of its own.
+        instance_type: "local", "local_cpu" or "local_gpu".
+        hyperparameters: The script's arguments. `sagemaker_mpi_num_of_processes_per_host` sets how
+            many ranks a host has; else it is the number of GPUs, or 1.
+        distribution: As for the SDK; `{"smdistributed": {"dataparallel": {"enabled": True}}}`.
+        environment: Variables for the script.
+        output_path: `file://FOLDER` in which to leave model.tar.gz; else it is in a folder in /tmp.
+        base_job_name: The beginning of the job's name.
+        **others: Taken, for the sake of scripts that are written for the SDK.
+
+    Raises:
+        ValueError: An argument is not what it should be, in the SDK's words where it has some.
+    """
+
+    framework = ""
+
+    def __init__(
+        self,
+        entry_point: str,
+        source_dir: str | None = None,
+        instance_count: int = 1,
+        instance_type: str = "local",
+        hyperparameters: Mapping[str, Any] | None = None,
+        distribution: object = None,
+        environment: Mapping[str, str] | None = None,
+        output_path: str | None = None,
+        base_job_name: str | None = None,
+        **others: object,
+    ) -> None:
+        if instance_type not in LOCAL:
+            raise ValueError(
+                f"instance_type {instance_type!r} is not on this machine. Hint: one of "
+                f"{', '.join(LOCAL)}; for instances of AWS take the estimator of SageMaker's SDK."
+            )
+        if instance_count < 1:
+            raise ValueError(f"instance_count must be 1 or more, not {instance_count}")
+        self.entry_point = entry_point
+        self.source_dir = source_dir
+        self.instance_count = instance_count
+        self.instance_type = instance_type
+        self.environment = dict(environment or {})
+        self.output_path = output_path
+        self.base_job_name = base_job_name or "sdp-training"
+        self.model_data: str | None = None
+        self._launch = read_distribution(distribution, instance_type)
+        if instance_count > 1 and not self._launch.distributed:
+            raise ValueError(f"{instance_count} hosts would each run all of it. Hint: {EXAMPLE}")
+        self._given = dict(hyperparameters or {})
+        if others:
+            log.info("these arguments mean nothing on this machine: %s", ", ".join(sorted(others)))
+
+    def hyperparameters(self) -> dict[str, Any]:
+        """The script's, and those that the distribution adds."""
+        return {**self._given, **self._launch.hyperparameters}
+
+    def fit(
+        self,
+        inputs: str | Mapping[str, str] | None = None,
+        wait: bool = True,
+        logs: object = "All",
+        job_name: str | None = None,
+        **others: object,
+    ) -> None:
+        """Run the job to its end.
+
+        Its output is printed as it comes, each line with its rank. Afterwards `model_data` is where
+        what the script left in SM_MODEL_DIR is.
+
+        Args:
+            inputs: `file://FOLDER` for the channel "training", or one for each channel by its name.
+            wait: Jobs on this machine are always waited for.
+            logs: "None" or False prints nothing.
+            job_name: Its name; else one is made.
+            **others: Taken, for the sake of scripts that are written for the SDK.
+
+        Raises:
+            ValueError: There is no such script, or a channel is no folder of this machine.
+            TrainingJobError: A rank failed.
+        """
+        name = job_name or f"{self.base_job_name}-{time.strftime('%Y-%m-%d-%H-%M-%S')}"
+        channels = read_channels(inputs)
+        with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
+            containers = self._containers(Path(folder), name, channels)
+            for container in containers:
+                container.prepare(self._source())
+                write_script(container.ml.parent, *self._script_of(container))
+            processes = int(containers[0].given.get(PROCESSES) or containers[0].gpus or 1)
+            ranks = processes * len(containers) if self._launch.distributed else 0
+            code, words = run(Path(folder), ranks, processes, quiet=logs in (False, None, "None"))
+            self.model_data = artifacts.collect(containers, self._output())
+        if code:
+            raise TrainingJobError(name, code, words)
+
+    def _script_of(self, container: Container) -> tuple[list[str], dict[str, str]]:
+        """What the ranks of a container become, and their variables."""
+        given = hyperparameters.of_the_script(container.given)
+        line = command_line(container.code, self._script(), hyperparameters.arguments(given))
+        of_mpirun = variables_for_mpirun(self._launch.mpi_options)
+        return line, {**variables(container), **of_mpirun, **self.environment}
+
+    def _source(self) -> Path:
+        """The folder of code, or the script.
+
+        Raises:
+            ValueError: It is not there.
+        """
+        script = Path(folder_of(self.source_dir or "."), self.entry_point)
+        if not script.is_file():
+            raise ValueError(f"there is no script {self.entry_point!r} in {script.parent}")
+        return Path(folder_of(self.source_dir)) if self.source_dir else script
+
+    def _script(self) -> str:
+        return self.entry_point if self.source_dir else Path(self.entry_point).name
+
+    def _output(self) -> Path | None:
+        return Path(folder_of(self.output_path)) if self.output_path else None
+
+    def _containers(self, folder: Path, name: str, channels: dict[str, Path]) -> list[Container]:
+        hosts = [f"algo-{number + 1}" for number in range(self.instance_count)]
+        return [
+            Container(
+                ml=folder / host / "ml",
+                hosts=hosts,
+                host=host,
+                instance_type=self.instance_type,
+                given=hyperparameters.decoded(self._sent(folder / host / "ml", name)),
+                channels=channels,
+                entry_point=self._script(),
+                framework=self.framework,
+                gpus=count_gpus(),
+            )
+            for host in hosts
+        ]
+
+    def _sent(self, ml: Path, name: str) -> dict[str, Any]:
+        """The hyperparameters that the SDK sends."""
+        return {
+            **self.hyperparameters(),
+            "sagemaker_program": self._script(),
+            "sagemaker_job_name": name,
+            "sagemaker_container_log_level": 20,
+        }
+
+
+class PyTorch(Estimator):
+    """Runs a PyTorch script; arguments as `Estimator`."""
+
+    framework = "sagemaker_pytorch_container.training:main"
+
+
+class TensorFlow(Estimator):
+    """Runs a TensorFlow script, which also gets `--model_dir`; arguments as `Estimator`.
+
+    Args:
+        model_dir: What the script gets as `--model_dir`; None: the folder of SM_MODEL_DIR, as in
+            the SDK's local mode; False: it gets none.
+        **arguments: See `Estimator`.
+    """
+
+    framework = "sagemaker_tensorflow_container.training:main"
+
+    def __init__(self, *, model_dir: str | Literal[False] | None = None, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.model_dir = model_dir
+
+    def _sent(self, ml: Path, name: str) -> dict[str, Any]:
+        chosen = (
+            {} if self.model_dir is False else {"model_dir": self.model_dir or str(ml / "model")}
+        )
+        return {**chosen, **super()._sent(ml, name)}

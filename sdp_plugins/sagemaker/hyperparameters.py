@@ -1,0 +1,54 @@
+"""Hyperparameters as SageMaker's toolkit hands them to a script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+_PREFIX = "sagemaker_"
+# The toolkit's own: neither the script's nor the framework's.
+_OF_THE_JOB = {
+    f"{_PREFIX}{name}"
+    for name in ("program", "submit_directory", "container_log_level", "job_name", "region")
+}
+
+
+def decoded(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What arrives of them: they travel as JSON.
+
+    Raises:
+        ValueError: JSON has no such value.
+    """
+    try:
+        return {str(key): json.loads(json.dumps(value)) for key, value in given.items()}
+    except TypeError as error:
+        raise ValueError(f"hyperparameters must be what JSON can say: {error}") from None
+
+
+def of_the_script(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are the script's arguments."""
+    return {key: value for key, value in given.items() if not key.startswith(_PREFIX)}
+
+
+def of_the_framework(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of which SageMaker's toolkit for a framework takes note."""
+    return {
+        key: value
+        for key, value in given.items()
+        if key.startswith(_PREFIX) and key not in _OF_THE_JOB
+    }
+
+
+def arguments(given: Mapping[str, Any]) -> list[str]:
+    """The script's command line: sorted, ``--name value``, ``-n value`` for names of one letter."""
+    found = []
+    for key in sorted(given):
+        found += [f"--{key}" if len(key) > 1 else f"-{key}", _text(given[key])]
+    return found
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{key}={item}" for key, item in sorted(value.items()))
+    return "" if value is None else str(value)

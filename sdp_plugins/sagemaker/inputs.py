@@ -1,0 +1,36 @@
+"""The `file://` addresses of channels and outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+_FILE = "file://"
+
+
+def folder_of(address: str) -> Path:
+    """The path that `file://PATH`, or a bare path, stands for.
+
+    Raises:
+        ValueError: It is in S3, or elsewhere.
+    """
+    text = str(address)
+    if "://" in text and not text.startswith(_FILE):
+        raise ValueError(
+            f"{text} is not on this machine. Hint: download it and give file://FOLDER."
+        )
+    return Path(text.removeprefix(_FILE)).expanduser().absolute()
+
+
+def read_channels(inputs: str | Mapping[str, str] | None) -> dict[str, Path]:
+    """Names and folders of the channels that were given to `fit`.
+
+    Raises:
+        ValueError: One is no folder.
+    """
+    given = {"training": inputs} if isinstance(inputs, str) else dict(inputs or {})
+    channels = {name: folder_of(address) for name, address in given.items()}
+    for name, folder in channels.items():
+        if not folder.is_dir():
+            raise ValueError(f"channel {name!r}: there is no folder {folder}")
+    return channels

@@ -1,0 +1,54 @@
+"""One rank of a job here: `python -m sdp_plugins.sagemaker.rank JOB PROCESSES`.
+
+JOB has a folder for each host, which says what its ranks are. This process becomes that.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from sdp_plugins.sagemaker.script import read_script
+
+
+def place(rank: int, size: int, processes: int) -> dict[str, str]:
+    """Where a rank stands on its host.
+
+    What says how ranks meet is left as it is: they are on one machine.
+
+    Args:
+        rank: Among all.
+        size: How many there are.
+        processes: How many each host has.
+    """
+    local, host, hosts = rank % processes, rank // processes, size // processes
+    mode = "SMDATAPARALLEL_USE_HOMOGENEOUS" if hosts > 1 else "SMDATAPARALLEL_USE_SINGLENODE"
+    found = {
+        "LOCAL_RANK": local,
+        "LOCAL_WORLD_SIZE": processes,
+        "NODE_RANK": host,
+        "GROUP_RANK": host,
+        "GROUP_WORLD_SIZE": hosts,
+        "SMDATAPARALLEL_LOCAL_RANK": local,
+        mode: 1,
+    }
+    return {name: str(value) for name, value in found.items()}
+
+
+def become(job: Path, processes: int) -> None:
+    """Become this rank's script, or the job's only process if no launcher has made it a rank."""
+    rank = int(os.environ.get("RANK", "0"))
+    host = job / f"algo-{rank // processes + 1}"
+    command, variables = read_script(host)
+    env = {**os.environ, **variables}
+    if "RANK" in env:
+        env |= place(rank, int(env["WORLD_SIZE"]), processes)
+    os.chdir(host / "ml" / "code")
+    paths = [os.getcwd(), env.get("PYTHONPATH", "")]
+    env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    os.execvpe(command[0], command, env)
+
+
+if __name__ == "__main__":
+    become(Path(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,259 @@
+"""Estimators that run SageMaker's jobs on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sdp_plugins.sagemaker import Estimator, PyTorch, TensorFlow, TrainingJobError
+from tests.leaks import reap_orphans
+from tests.sagemaker.distributions import BAD, DATA_PARALLEL
+
+PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
+SHOW = """
+import json, os, sys
+from pathlib import Path
+found = {"cwd": os.getcwd(), "arguments": sys.argv[1:], "environment": dict(os.environ)}
+channel = os.environ.get("SM_CHANNEL_TRAINING")
+found["data"] = channel and Path(channel, "numbers").read_text()
+Path(os.environ["SM_MODEL_DIR"], os.environ.get("RANK", "alone")).write_text(json.dumps(found))
+Path(os.environ["SM_OUTPUT_DATA_DIR"], "notes").write_text("noted")
+"""
+COLLECT = """
+import os
+import torch, torch.distributed as dist
+dist.init_process_group("smddp")
+ones = torch.ones(3)
+dist.all_reduce(ones)
+print(f"sum={{ones[0]:.0f}};", flush=True)
+if os.environ["SM_CURRENT_HOST"] == "algo-2" and os.environ["LOCAL_RANK"] == "1":
+    {ending}
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    folder.mkdir()
+    (folder / "show.py").write_text(SHOW)
+    (folder / "run.sh").write_text('#!/bin/sh\nexec "$PYTHON" show.py "$@"\n')
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "numbers").write_text("1 2 3")
+    return folder
+
+
+def fitted(tmp_path: Path, source: Path, inputs: Any = None, **options: Any) -> dict[str, Any]:
+    """What the script said of every rank, by the names of its files."""
+    options = {"entry_point": "show.py", "framework": PyTorch, **options}
+    output = f"file://{tmp_path / 'out'}"
+    estimator = options.pop("framework")(source_dir=str(source), output_path=output, **options)
+    estimator.fit(inputs)
+    assert estimator.model_data == f"{output}/model.tar.gz"
+    with tarfile.open(tmp_path / "out" / "model.tar.gz") as archive:
+        archive.extractall(tmp_path / "model", filter="data")
+    with tarfile.open(tmp_path / "out" / "output.tar.gz") as archive:
+        assert "data/notes" in archive.getnames()
+    return {path.name: json.loads(path.read_text()) for path in (tmp_path / "model").iterdir()}
+
+
+def test_two_ranks_on_each_of_two_hosts(tmp_path: Path, source: Path, data: Path) -> None:
+    """Each host has folders and variables of its own, as in SageMaker."""
+    distribution = {
+        "smdistributed": {
+            "dataparallel": {"enabled": True, "custom_mpi_options": "-verbose -x GIVEN=1 -x HOME"}
+        }
+    }
+    ranks = fitted(
+        tmp_path,
+        source,
+        {"training": f"file://{data}"},
+        instance_count=2,
+        hyperparameters={"text": "a  $b", "n": 2, "flag": True, PROCESSES: 2},
+        environment={"MINE": "x"},
+        distribution=distribution,
+    )
+    assert sorted(ranks) == ["0", "1", "2", "3"]
+    last = ranks["3"]["environment"]
+    assert ranks["3"]["arguments"] == ["--flag", "True", "-n", "2", "--text", "a  $b"]
+    assert all(rank["data"] == "1 2 3" for rank in ranks.values())
+    expected = {
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+        "NODE_RANK": "1",
+        "SMDATAPARALLEL_WORLD_RANK": "3",
+        "SMDATAPARALLEL_LOCAL_RANK": "1",
+        "SMDATAPARALLEL_USE_HOMOGENEOUS": "1",
+        "SM_HOSTS": '["algo-1","algo-2"]',
+        "SM_CURRENT_HOST": "algo-2",
+        "SM_HP_TEXT": "a  $b",
+        "SM_HPS": '{"flag":true,"n":2,"text":"a  $b"}',
+        "GIVEN": "1",
+        "MINE": "x",
+        "MASTER_ADDR": "127.0.0.1",
+    }
+    assert expected.items() <= last.items()
+    parameters = json.loads(last["SM_FRAMEWORK_PARAMS"])
+    assert parameters["sagemaker_distributed_dataparallel_enabled"] is True
+    assert len({rank["environment"]["SM_MODEL_DIR"] for rank in ranks.values()}) == 2
+    assert ranks["3"]["cwd"] == last["SM_MODULE_DIR"]
+    assert not Path(ranks["3"]["cwd"]).exists()  # the job's folders are gone
+
+
+def test_a_job_without_ranks(tmp_path: Path, source: Path) -> None:
+    ranks = fitted(tmp_path, source)
+    assert sorted(ranks) == ["alone"]
+    assert "WORLD_SIZE" not in ranks["alone"]["environment"]
+
+
+def test_a_shells_script(tmp_path: Path, source: Path) -> None:
+    found = fitted(
+        tmp_path,
+        source,
+        entry_point="run.sh",
+        hyperparameters={"text": "a 'b' $c"},
+        environment={"PYTHON": sys.executable},
+        distribution=DATA_PARALLEL,
+    )
+    assert found["0"]["arguments"] == ["--text", "a 'b' $c"]
+
+
+@pytest.mark.parametrize(
+    ("model_dir", "expected"), [(None, "{SM_MODEL_DIR}"), ("s3://b", "s3://b"), (False, "")]
+)
+def test_tensorflows_model_dir(tmp_path: Path, source: Path, model_dir: Any, expected: str) -> None:
+    (found,) = fitted(tmp_path, source, framework=TensorFlow, model_dir=model_dir).values()
+    expected = expected.format(**found["environment"])
+    assert found["arguments"] == (["--model_dir", expected] if expected else [])
+
+
+def job(source: Path, ending: str) -> PyTorch:
+    (source / "train.py").write_text(COLLECT.format(ending=ending))
+    return PyTorch(
+        entry_point=str(source / "train.py"),
+        instance_count=2,
+        hyperparameters={PROCESSES: 2},
+        distribution=DATA_PARALLEL,
+        output_path=f"file://{source / 'out'}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "reason"),
+    [
+        ("raise KeyError('no such word')", 1, "rank 3 .*KeyError: 'no such word'"),
+        ("os.kill(os.getpid(), 9)", 137, "rank 3 .*SIGKILL"),
+        ("os._exit(3)", 3, "rank 3 .*exit code 3"),
+    ],
+)
+def test_a_rank_that_fails(
+    source: Path, capfd: pytest.CaptureFixture[str], ending: str, code: int, reason: str
+) -> None:
+    with pytest.raises(TrainingJobError, match=f"(?s){reason}") as caught:
+        job(source, ending).fit()
+    assert caught.value.exit_code == code
+    assert capfd.readouterr().out.count("sum=4;") == 4
+
+
+def test_quiet(source: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job(source, "pass").fit(logs="None")
+    assert capfd.readouterr().out == ""
+
+
+INTERRUPTED = """
+import sys
+from sdp_plugins.sagemaker import PyTorch
+PyTorch(entry_point=sys.argv[1], distribution={"mpi": {"enabled": True}}).fit()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_goes_on_without_the_program(tmp_path: Path, number: int) -> None:
+    """Ctrl-C in a notebook ends the job; so does the notebook's own end."""
+    (tmp_path / "sleep.py").write_text(
+        "import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+    )
+    line = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "sleep.py")]
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=env, text=True
+    ) as program:
+        assert program.stdout
+        lines = iter(program.stdout)
+        pid = next(int(line.split()[-1]) for line in lines if line.split()[-1].isdecimal())
+        program.send_signal(number)
+        program.wait(20)
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+        reap_orphans()
+    assert not Path(f"/proc/{pid}").exists()
+
+
+# ---- what is refused ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("no dictionary", "smdistributed strategy requires a dictionary"),
+        ("two strategies", "Cannot use more than 1 smdistributed strategy"),
+        ("misspelt", "Invalid smdistributed strategy provided: dataparalel"),
+    ],
+)
+def test_distributions_that_the_sdk_refuses(name: str, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        PyTorch(entry_point="train.py", distribution=BAD[name])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"distribution": []}, "must be a dictionary"),
+        ({"distribution": {"smdistribute": {}}}, "Invalid distribution strategy"),
+        ({"distribution": {"parameter_server": {"enabled": True}}}, "not played on this machine"),
+        ({"distribution": {"smdistributed": {"modelparallel": {}}}}, "not played on this machine"),
+        ({"distribution": {**DATA_PARALLEL, "mpi": {"enabled": True}}}, "more than 1"),
+        ({"instance_type": "ml.c5.xlarge"}, "not on this machine"),
+        ({"instance_count": 0}, "1 or more"),
+        ({"instance_count": 2}, "Hint: distribution="),
+    ],
+)
+def test_arguments_that_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        Estimator(entry_point="train.py", **options)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        ("s3://bucket/data", "not on this machine. Hint: download"),
+        ({"test": "file:///nowhere"}, "channel 'test': there is no folder /nowhere"),
+    ],
+)
+def test_channels_that_are_refused(source: Path, inputs: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        PyTorch(entry_point="show.py", source_dir=str(source)).fit(inputs)
+
+
+def test_a_script_that_is_not_there(source: Path) -> None:
+    with pytest.raises(ValueError, match=r"no script 'shw\.py'"):
+        PyTorch(entry_point="shw.py", source_dir=str(source)).fit()
