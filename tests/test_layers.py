@@ -36,7 +36,9 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "lightning": ({"core", "torch"}, LIGHTNING),
     "huggingface": ({"core", "torch"}, {"torch", "transformers", "accelerate"}),
     "launch": ({"core"}, {"typer"}),
-    "sagemaker": ({"launch"}, set()),
+    "sagemaker": ({"launch"}, {"sagemaker"}),
+    # SageMaker's SDK puts it beside modules of its own.
+    "sagemaker/driver": (set(), {"common", "distributed_drivers"}),
     "bench": (
         {"core", "torch", "keras", "launch"},
         {"numpy", "torch", "tensorflow", "jax", "keras", "mpi4py", "typer", "rich", "matplotlib"},
@@ -53,6 +55,7 @@ ENVIRONMENT = {
     "launch/supervise.py": "prepares the ranks' environment",
     "launch/smddprun.py": "completes that of the command which it becomes",
     "sagemaker/rank.py": "becomes the script, which finds SageMaker's variables",
+    "sagemaker/driver/smddp_driver.py": "is told by it what to start",
     "bench/keras_task.py": "sets what Keras and TensorFlow read when they are imported",
     "bench/job.py": "prepares the ranks' environment",
     "bench/cluster/program.py": "prepares the ranks' environment",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,6 +33,8 @@ class Job:
         framework: Whose toolkit runs it.
         mpi: Prefix of an Open MPI 5; empty: Debian's 4.1.
         environment: What the user gave to the estimator as `environment`.
+        command: What the container runs; the toolkit's `train`, unless the SDK says otherwise.
+        data: A folder of more channels.
     """
 
     hyperparameters: Mapping[str, str]
@@ -42,6 +44,8 @@ class Job:
     framework: str = "pytorch"
     mpi: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
+    command: Sequence[str] = ("train",)
+    data: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,7 @@ def run_job(job: Job, toolkit: Path, folder: Path) -> Ended:
     image = open_mpi_5.installed(job.mpi, folder) if job.mpi else {}
     key = ["ssh-keygen", "-q", "-t", "rsa", "-m", "PEM", "-N", "", "-f", str(folder / "key")]
     subprocess.run(key, check=True)
-    line = in_sandbox(folder, [str(toolkit / "bin" / "train")])
+    line = in_sandbox(folder, job.command)
     env = environment(job, toolkit, image)
     subprocess.run(line, env=env, timeout=JOB_LIMIT_S, check=False)
     return Ended(
@@ -155,8 +159,9 @@ def write_container(ml: Path, job: Job, hosts: list[str], host: str) -> None:
     (config / "hyperparameters.json").write_text(json.dumps(dict(job.hyperparameters)))
     (config / "resourceconfig.json").write_text(json.dumps(resources))
     (config / "inputdataconfig.json").write_text(json.dumps({key: {} for key in channels}))
-    shutil.copytree(job.source, ml / "input" / "data" / "code")
+    data = ml / "input" / "data"
+    shutil.copytree(job.data, data) if job.data else shutil.copytree(job.source, data / "code")
     for channel, files in job.channels.items():
-        (ml / "input" / "data" / channel).mkdir()
+        (data / channel).mkdir()
         for file, text in files.items():
-            (ml / "input" / "data" / channel / file).write_text(text)
+            (data / channel / file).write_text(text)
