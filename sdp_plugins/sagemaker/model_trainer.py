@@ -1,4 +1,4 @@
-"""`distributed=SMDDP()` for the ModelTrainer of SageMaker's SDK 3, which has no SMDDP of its own."""
+"""`distributed=SMDDP()` for ModelTrainer of SageMaker's SDK 3, which has no SMDDP of its own."""
 
 from __future__ import annotations
 
