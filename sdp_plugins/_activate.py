@@ -17,18 +17,20 @@ STRATEGY_MODULES = (
     "lightning.fabric.strategies",
     "lightning_fabric.strategies",
 )
+ACCELERATE_MODULE = "accelerate.state"
 
 log = logging.getLogger(__name__)
 
 
 def activate() -> None:
-    """Make "smddp" known to torch, and to Lightning when that is imported."""
+    """Make "smddp" known to torch, and to Lightning and accelerate when these are imported."""
     try:
         from sdp_plugins.core.config import autoload
 
         if autoload():
             register_backend()
             watch_for_lightning()
+            watch_for_accelerate()
     except Exception:
         log.debug("smddp was not activated", exc_info=True)
 
@@ -65,3 +67,23 @@ def register_strategies(module: ModuleType) -> None:
         register(module)
     except Exception:
         log.debug("strategy 'smddp' was not registered with %s", module.__name__, exc_info=True)
+
+
+def watch_for_accelerate() -> None:
+    """Mend accelerate's choice of a backend once that is imported, or now if it is already."""
+    import wrapt
+
+    wrapt.register_post_import_hook(mend_accelerate, ACCELERATE_MODULE)
+
+
+def mend_accelerate(module: ModuleType) -> None:
+    """Have accelerate choose smddp where a job on CPUs means it."""
+    try:
+        from sdp_plugins.core.config import mends_huggingface
+
+        if mends_huggingface():
+            from sdp_plugins.huggingface.backend_choice import mend
+
+            mend(module)
+    except Exception:
+        log.debug("%s was not mended", module.__name__, exc_info=True)

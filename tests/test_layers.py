@@ -34,7 +34,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "keras", "tensorflow", "torch", "jax"},
     ),
     "lightning": ({"core", "torch"}, LIGHTNING),
-    "huggingface": ({"core", "torch"}, {"torch", "transformers", "accelerate"}),
+    "huggingface": ({"core", "torch"}, {"torch", "wrapt", "transformers", "accelerate"}),
     "launch": ({"core"}, {"typer"}),
     "sagemaker": ({"launch"}, {"sagemaker"}),
     # SageMaker's SDK puts it beside modules of its own.
@@ -43,7 +43,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"core", "torch", "keras", "launch"},
         {"numpy", "torch", "tensorflow", "jax", "keras", "mpi4py", "typer", "rich", "matplotlib"},
     ),
-    "_activate": ({"core", "torch", "lightning"}, {"torch", "wrapt"}),
+    "_activate": ({"core", "torch", "lightning", "huggingface"}, {"torch", "wrapt"}),
 }
 # Imports that only some jobs reach: see `test_nothing_is_loaded_before_it_is_needed`.
 EXCEPTIONS = {("core/internode/mpi_library.py", "mpi4py")}

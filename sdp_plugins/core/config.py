@@ -6,6 +6,7 @@ Nothing else in ``core`` reads ``os.environ``: the launchers' variables come thr
 
 from __future__ import annotations
 
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -34,6 +35,7 @@ _NAMES = (
     "SDP_CALIBRATION",
     "SDP_NATIVE_OPS",
     "SDP_CACHE",
+    "SDP_HUGGINGFACE",
 )
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -68,6 +70,7 @@ class Config:
         native_ops: Compile operations for TensorFlow and JAX at their first use
             (``SDP_NATIVE_OPS``).
         cache: Folder for what was compiled; None: ``~/.cache/sdp_plugins`` (``SDP_CACHE``).
+        huggingface: Mend HuggingFace's libraries for smddp on CPUs (``SDP_HUGGINGFACE``).
     """
 
     timeout_s: float | None = None
@@ -81,6 +84,7 @@ class Config:
     calibration: str | None = None
     native_ops: bool = True
     cache: str | None = None
+    huggingface: bool = True
 
     @property
     def wait_s(self) -> float:
@@ -129,6 +133,7 @@ class Config:
             calibration=read("SDP_CALIBRATION", _path, cls.calibration),
             native_ops=read("SDP_NATIVE_OPS", _switch, cls.native_ops),
             cache=read("SDP_CACHE", _path, cls.cache),
+            huggingface=read("SDP_HUGGINGFACE", _switch, cls.huggingface),
         )
 
 
@@ -153,8 +158,27 @@ def autoload(env: Mapping[str, str] | None = None) -> bool:
     Args:
         env: Variables to read; None reads the environment of this process.
     """
+    return _is_on("SDP_AUTOLOAD", env)
+
+
+def mends_huggingface(env: Mapping[str, str] | None = None) -> bool:
+    """Look at ``SDP_HUGGINGFACE`` alone, as `autoload` does at its variable."""
+    return _is_on("SDP_HUGGINGFACE", env)
+
+
+def sagemaker_wants_smddp(env: Mapping[str, str] | None = None) -> bool:
+    """Whether SageMaker's toolkit says that the job was started with SMDDP.
+
+    Args:
+        env: Variables to read; None reads the environment of this process.
+    """
     given = environment() if env is None else env
-    return given.get("SDP_AUTOLOAD", "").strip().lower() not in _FALSE
+    try:
+        params = json.loads(given.get("SM_FRAMEWORK_PARAMS", "") or "{}")
+    except ValueError:
+        return False
+    flag = "sagemaker_distributed_dataparallel_enabled"
+    return isinstance(params, dict) and bool(params.get(flag))
 
 
 def environment() -> dict[str, str]:
@@ -172,6 +196,11 @@ def defaults(variables: Mapping[str, str]) -> Iterator[None]:
     finally:
         for name in added:
             del os.environ[name]
+
+
+def _is_on(name: str, env: Mapping[str, str] | None) -> bool:
+    given = environment() if env is None else env
+    return given.get(name, "").strip().lower() not in _FALSE
 
 
 def _warn_of_misspelt(env: Mapping[str, str]) -> None:

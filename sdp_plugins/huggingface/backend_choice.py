@@ -1,0 +1,89 @@
+"""accelerate's choice of a backend: smddp where the job means it and trains on CPUs.
+
+accelerate knows smddp for GPUs only. On a machine without, `ddp_backend="smddp"` is refused, or
+taken for a job of single processes that train apart; SageMaker's variables lead to a division by
+the number of GPUs. With the type MULTI_CPU, which else stands for gloo and MPI, all that follows
+is right: the device, DDP without device_ids, gathering, random states, barriers.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch.distributed as dist
+
+from sdp_plugins.core.config import sagemaker_wants_smddp
+from sdp_plugins.core.topology import Topology
+from sdp_plugins.huggingface.sagemaker_flag import keep_from_transformers
+from sdp_plugins.huggingface.upstream import Upstream, mentions
+from sdp_plugins.torch.launched_by_mpi import set_torchs_variables
+
+BACKEND = "smddp"
+
+
+def is_unchanged(state: Any) -> bool:
+    """Whether accelerate still chooses there, between the types that are known here."""
+    choose = state.PartialState._prepare_backend
+    parameters = choose.__code__.co_varnames[: choose.__code__.co_argcount]
+    return parameters == ("self", "cpu", "sagemaker_dp", "backend") and mentions(
+        choose, "MULTI_CPU", "MULTI_GPU", "gloo", BACKEND
+    )
+
+
+CHOICE = Upstream(
+    "accelerate", ((1, 3), (1, 16)), "PartialState._prepare_backend (state.py)", is_unchanged
+)
+
+
+def mend(state: ModuleType) -> None:
+    """Stand before the choice, if it is as it was.
+
+    Args:
+        state: The module `accelerate.state`.
+    """
+    import accelerate
+
+    if CHOICE.may_be_mended(state, accelerate.__version__):
+        partial_state: Any = state.PartialState  # type: ignore[attr-defined]
+        cpu_type = state.DistributedType.MULTI_CPU  # type: ignore[attr-defined]
+        partial_state._prepare_backend = choosing(partial_state._prepare_backend, cpu_type)
+
+
+def choosing(choose: Callable[..., Any], cpu_type: Any) -> Callable[..., Any]:
+    """Make of accelerate's function one that knows jobs over smddp on CPUs."""
+
+    @functools.wraps(choose)
+    def prepare_backend(
+        state: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
+    ) -> Any:
+        if not (is_meant(sagemaker_dp, backend) and on_cpu(state, cpu)):
+            return choose(state, cpu, sagemaker_dp, backend)
+        set_torchs_variables()
+        keep_from_transformers()
+        return BACKEND, cpu_type
+
+    return prepare_backend
+
+
+def is_meant(sagemaker_dp: bool, backend: str | None) -> bool:
+    """Whether this is a rank of a job over smddp.
+
+    Args:
+        sagemaker_dp: Whether transformers or accelerate has found SageMaker's variables.
+        backend: The script's wish, if it has one.
+    """
+    if backend not in (None, BACKEND):
+        return False
+    if dist.is_initialized():
+        return bool(dist.get_backend() == BACKEND)
+    asked = backend == BACKEND or sagemaker_dp or sagemaker_wants_smddp()
+    return asked and Topology.from_env().source != "single"
+
+
+def on_cpu(state: Any, cpu: bool) -> bool:
+    """Whether the model will be on the CPU: by the script, ACCELERATE_TORCH_DEVICE or for want."""
+    device = state.device or state.default_device
+    return cpu or device.type == "cpu"

@@ -1,0 +1,75 @@
+"""A place in another library that is mended only where it is known to be as it was."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import CodeType, ModuleType
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+Version = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """The place, and how to tell that it has not changed.
+
+    Attributes:
+        package: Name of the library.
+        checked: The first version in which the tests have passed, and the first after these.
+        place: File and function, for messages.
+        is_unchanged: Given the module, whether what is mended is still there.
+    """
+
+    package: str
+    checked: tuple[Version, Version]
+    place: str
+    is_unchanged: Callable[[Any], bool]
+
+    def may_be_mended(self, module: ModuleType, version: str) -> bool:
+        """Whether it is the code that was checked; else says once that it stays as it is.
+
+        Args:
+            module: In which the place is.
+            version: The library's.
+        """
+        first, after = self.checked
+        if not first <= major_and_minor(version) < after:
+            allowed = f"checked with {dotted(first)} and later, before {dotted(after)}"
+        elif not self._looks_unchanged(module):
+            allowed = "the code that is mended is no longer there"
+        else:
+            return True
+        log.warning(
+            "smddp leaves %s of %s %s as it is (%s): ddp_backend='smddp' may not work on CPUs. "
+            "Hint: install another version, or set SDP_HUGGINGFACE=0 to silence this.",
+            *(self.place, self.package, version, allowed),
+        )
+        return False
+
+    def _looks_unchanged(self, module: ModuleType) -> bool:
+        try:
+            return self.is_unchanged(module)
+        except (AttributeError, TypeError):
+            return False
+
+
+def major_and_minor(version: str) -> Version:
+    """Of a version such as "5.23.0" or "1.15.0.dev0"."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def dotted(version: Version) -> str:
+    """As people write it."""
+    return ".".join(map(str, version))
+
+
+def mentions(function: Any, *words: str) -> bool:
+    """Whether the function's code uses these names and texts."""
+    code: CodeType = function.__code__
+    return {*words} <= {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}
