@@ -59,17 +59,18 @@ def choosing(choose: Callable[..., Any], cpu_type: Any) -> Callable[..., Any]:
     def prepare_backend(
         state: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
     ) -> Any:
-        if not (is_meant(sagemaker_dp, backend) and on_cpu(state, cpu)):
+        if not (is_meant(sagemaker_dp, backend) and on_cpu(state, cpu) and is_rank()):
             return choose(state, cpu, sagemaker_dp, backend)
         set_torchs_variables()
-        keep_from_transformers()
+        if sagemaker_wants_smddp():
+            keep_from_transformers()
         return BACKEND, cpu_type
 
     return prepare_backend
 
 
 def is_meant(sagemaker_dp: bool, backend: str | None) -> bool:
-    """Whether this is a rank of a job over smddp.
+    """Whether the job is to train over smddp.
 
     Args:
         sagemaker_dp: Whether transformers or accelerate has found SageMaker's variables.
@@ -79,11 +80,15 @@ def is_meant(sagemaker_dp: bool, backend: str | None) -> bool:
         return False
     if dist.is_initialized():
         return bool(dist.get_backend() == BACKEND)
-    asked = backend == BACKEND or sagemaker_dp or sagemaker_wants_smddp()
-    return asked and Topology.from_env().source != "single"
+    return backend == BACKEND or sagemaker_dp or sagemaker_wants_smddp()
 
 
 def on_cpu(state: Any, cpu: bool) -> bool:
     """Whether the model will be on the CPU: by the script, ACCELERATE_TORCH_DEVICE or for want."""
     device = state.device or state.default_device
     return cpu or device.type == "cpu"
+
+
+def is_rank() -> bool:
+    """Whether this process belongs to a job; one that no launcher has started does not."""
+    return dist.is_initialized() or Topology.from_env().source != "single"

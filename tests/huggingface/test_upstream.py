@@ -1,0 +1,216 @@
+"""What is mended is mended only where it was checked, and not at all where that is switched off."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("accelerate")
+
+from accelerate.state import DistributedType, PartialState
+
+from sdp_plugins import _activate
+from sdp_plugins.core.config import mends_huggingface, sagemaker_wants_smddp
+from sdp_plugins.huggingface import backend_choice, sagemaker_flag
+from sdp_plugins.huggingface.upstream import major_and_minor
+from tests.huggingface.jobs import run
+from tests.ranks import free_port
+from tests.side_by_side import side_by_side
+
+pytestmark = pytest.mark.timeout(120)
+SAGEMAKER = '{"sagemaker_distributed_dataparallel_enabled": true}'
+
+
+def choose(self: Any, cpu: Any = False, sagemaker_dp: Any = False, backend: Any = None) -> Any:
+    """Looks like accelerate's, as far as it is looked at."""
+    known = (DistributedType.MULTI_CPU, DistributedType.MULTI_GPU, "gloo", "smddp")
+    return known[0], backend
+
+
+def other(self: Any, cpu: Any = False, backend: Any = None) -> Any:
+    """Has other parameters."""
+    return choose(self, cpu, False, backend)
+
+
+def state_module(function: Any) -> Any:
+    """A module like `accelerate.state`."""
+    module = ModuleType("accelerate.state")
+    module.PartialState = type("PartialState", (), {"_prepare_backend": function})  # type: ignore[attr-defined]
+    module.DistributedType = DistributedType  # type: ignore[attr-defined]
+    return module
+
+
+@pytest.mark.parametrize(
+    ("version", "function", "mended"),
+    [
+        ("1.15.0", choose, True),
+        ("1.15.1.dev0", choose, True),
+        ("1.3.0", choose, True),
+        ("1.2.1", choose, False),
+        ("1.16.0", choose, False),
+        ("2.0", choose, False),
+        ("1.15.0", other, False),
+        ("1.15.0", None, False),
+    ],
+)
+def test_only_what_was_checked_is_mended(
+    version: str,
+    function: Any,
+    mended: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", SimpleNamespace(__version__=version))
+    module = state_module(function)
+    _activate.mend_accelerate(module)
+    assert (module.PartialState._prepare_backend is not function) == mended
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(told) == (not mended)
+    for text in told:
+        assert text.startswith(
+            "smddp leaves PartialState._prepare_backend (state.py) of accelerate "
+        )
+        assert "SDP_HUGGINGFACE=0" in text
+
+
+def test_a_fault_does_not_break_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_choice, "mend", lambda module: 1 / 0)
+    _activate.mend_accelerate(state_module(choose))
+
+
+@pytest.mark.parametrize("version", ["4.47.0", "5.24.0", "4.48.0"])
+def test_versions_of_transformers(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrap(self: Any) -> Any:
+        return sagemaker_flag.FLAG, is_sagemaker_dp_enabled(), "SMDATAPARALLEL_LOCAL_RANK"
+
+    def is_sagemaker_dp_enabled() -> bool:
+        return True
+
+    wrap.__code__ = wrap.__code__.replace(co_names=(sagemaker_flag.FLAG,))
+    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(__version__=version))
+    module: Any = ModuleType("transformers.trainer")
+    module.Trainer = type("Trainer", (), {"_wrap_model": wrap})
+    module.is_sagemaker_dp_enabled = is_sagemaker_dp_enabled
+    sagemaker_flag.mend(module)
+    mended = module.is_sagemaker_dp_enabled
+    assert (mended is not is_sagemaker_dp_enabled) == (version == "4.48.0")
+    assert mended() is True  # accelerate is not in a job on CPUs
+    monkeypatch.setitem(PartialState._shared_state, "distributed_type", DistributedType.MULTI_CPU)
+    assert mended() == (version != "4.48.0")
+
+
+def test_other_backends_are_chosen_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    mended = PartialState._prepare_backend
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    for local_rank, cpu, backend in itertools.product(
+        ("1", "-1"), (True, False), (None, "gloo", "nccl", "mpi")
+    ):
+        monkeypatch.setenv("LOCAL_RANK", local_rank)
+        state = SimpleNamespace(device=None, default_device=SimpleNamespace(type="cpu"))
+        theirs = mended.__wrapped__(state, cpu, False, backend)
+        assert mended(state, cpu, False, backend) == theirs
+
+
+@pytest.mark.parametrize(
+    ("launched", "sagemaker", "device", "cpu", "backend", "chosen"),
+    [
+        (True, "", "cpu", False, "smddp", True),
+        (True, "", "cpu", True, "smddp", True),
+        (True, "", "cuda", True, "smddp", True),  # use_cpu on a machine with GPUs
+        (True, "", "cuda", False, "smddp", False),
+        (False, "", "cpu", True, "smddp", False),
+        (True, SAGEMAKER, "cpu", False, None, True),
+        (True, SAGEMAKER, "cpu", True, None, True),
+        (True, SAGEMAKER, "cpu", True, "gloo", False),
+        (True, SAGEMAKER, "cuda", False, None, False),
+        (False, SAGEMAKER, "cpu", False, None, False),
+        (True, "", "cpu", False, None, False),
+    ],
+)
+def test_when_smddp_is_chosen(
+    launched: bool,
+    sagemaker: str,
+    device: str,
+    cpu: bool,
+    backend: str | None,
+    chosen: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+        if launched:
+            monkeypatch.setenv(name, "2" if "SIZE" in name else "0")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setenv("SM_FRAMEWORK_PARAMS", sagemaker)
+    monkeypatch.setattr(backend_choice, "set_torchs_variables", lambda: None)
+    mended = backend_choice.choosing(lambda *given: None, "cpus")
+    state = SimpleNamespace(device=None, default_device=SimpleNamespace(type=device))
+    assert mended(state, cpu, False, backend) == (("smddp", "cpus") if chosen else None)
+
+
+def test_settings() -> None:
+    assert mends_huggingface({})
+    assert mends_huggingface({"SDP_HUGGINGFACE": "soon"})  # Config.from_env refuses it
+    assert not mends_huggingface({"SDP_HUGGINGFACE": "off"})
+    assert sagemaker_wants_smddp({"SM_FRAMEWORK_PARAMS": SAGEMAKER})
+    for text in ("", "{}", "[1]", "{", SAGEMAKER.replace("true", "false")):
+        assert not sagemaker_wants_smddp({"SM_FRAMEWORK_PARAMS": text})
+
+
+def test_versions() -> None:
+    assert [major_and_minor(text) for text in ("5.23.0", "1.15.0.dev0", "?")] == [
+        (5, 23),
+        (1, 15),
+        (0, 0),
+    ]
+
+
+ERRORS = """if True:
+    import tempfile, torch
+    from accelerate.state import AcceleratorState, PartialState
+
+    def error_of(function):
+        AcceleratorState._reset_state(True)
+        try:
+            function()
+        except Exception as error:
+            print(f"{type(error).__name__}: {error}")
+        else:
+            print("none")
+
+    error_of(lambda: PartialState(cpu=True, backend="smddp"))
+    error_of(lambda: PartialState(_use_sagemaker_dp=True))
+"""
+DEVICE_IDS = """
+    import os
+    from tests.huggingface.training import trainer
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"  # which gets it further
+    error_of(lambda: trainer(tempfile.gettempdir(), max_steps=1).train())
+"""
+
+
+def errors(code: str, setting: str) -> list[str]:
+    """What upstream says in a job of one rank in which something is switched off."""
+    job = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    sagemaker = {"SM_FRAMEWORK_PARAMS": SAGEMAKER, "SMDATAPARALLEL_LOCAL_RANK": "0"}
+    own = {"MASTER_PORT": str(free_port()), setting: "0"}
+    ended = run("-c", code, environment={**job, **sagemaker, **own})
+    return [line for line in ended.output.splitlines() if re.match(r"\w+Error: |none$", line)]
+
+
+def test_the_switches_bring_upstreams_errors_back() -> None:
+    calls = [(ERRORS + DEVICE_IDS, "SDP_HUGGINGFACE"), (ERRORS, "SDP_AUTOLOAD")]
+    found_all = side_by_side(errors, calls, at_once=2)
+    assert [len(found) for found in found_all] == [3, 2]
+    for found in found_all:
+        assert "smddp is not available, please use gloo" in found[0]
+        assert found[1].startswith("ZeroDivisionError")
+        for text in found[2:]:
+            assert "device_ids and output_device arguments only work with" in text
