@@ -6,6 +6,7 @@
 #   make test       the Python tests              make cpp-test   the C++ tests
 #   make test-keras Keras on its three backends, and TensorFlow
 #   make test-keras-versions: a part of that with older versions of Keras, TensorFlow and JAX
+#   make test-huggingface-versions: the tests of HuggingFace with older versions of its libraries
 #   make test-nodes those of several nodes (all of them only as root)
 #   make test-sagemaker: jobs of SageMaker's own toolkits (as root, with Open MPI and sshd)
 #   make lint       ruff, codespell, clang-format make types      mypy
@@ -16,7 +17,8 @@
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help tools venv mpis demo demo-keras test test-keras test-keras-versions test-nodes test-sagemaker bench lint types stub stub-check format cpp-test sanitize clean
+.PHONY: help tools venv mpis demo demo-keras test test-keras test-keras-versions test-huggingface-versions \
+  test-nodes test-sagemaker bench lint types stub stub-check format cpp-test sanitize clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -99,6 +101,20 @@ $(KERAS_VERSIONS:%=test-keras-versions-%): test-keras-versions-%: $(VENV)/versio
 	PYTHONPATH="$(abspath $(<D))" $(BIN)/python tools/versions.py tests/keras/versions/$*.txt
 	PYTHONPATH="$(abspath $(<D))" TF_CPP_MIN_LOG_LEVEL=2 $(BIN)/python -m sdp_plugins.tensorflow || :
 	PYTHONPATH="$(abspath $(<D))" $(BIN)/python -m pytest -m versions tests/keras tests/tensorflow $(ARGS)
+
+HF_VERSIONS := $(basename $(notdir $(wildcard tests/huggingface/versions/*.txt)))
+$(VENV)/hf-versions/%/.installed: tests/huggingface/versions/%.txt
+	$(call say,versions: $*)
+	rm -rf $(@D)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(@D) -r $<
+	@touch $@
+$(HF_VERSIONS:%=$(VENV)/hf-versions/%/.installed): | venv
+
+test-huggingface-versions: $(HF_VERSIONS:%=test-huggingface-versions-%)
+$(HF_VERSIONS:%=test-huggingface-versions-%): test-huggingface-versions-%: $(VENV)/hf-versions/%/.installed
+	$(call say,HuggingFace with other versions: $*)
+	PYTHONPATH="$(abspath $(<D))" $(BIN)/python tools/versions.py tests/huggingface/versions/$*.txt
+	PYTHONPATH="$(abspath $(<D))" USE_TF=0 $(BIN)/python -m pytest tests/huggingface $(ARGS)
 
 test-nodes: venv mpis
 	$(call say,tests of several nodes; those that need root or MPI are skipped without)

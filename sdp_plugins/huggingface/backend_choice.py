@@ -13,13 +13,13 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from sdp_plugins.core.config import sagemaker_wants_smddp
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.huggingface.sagemaker_flag import keep_from_transformers
 from sdp_plugins.huggingface.upstream import Upstream, mentions
-from sdp_plugins.torch.launched_by_mpi import set_torchs_variables
 
 BACKEND = "smddp"
 
@@ -61,7 +61,11 @@ def choosing(choose: Callable[..., Any], cpu_type: Any) -> Callable[..., Any]:
     ) -> Any:
         if not (is_meant(sagemaker_dp, backend) and on_cpu(state, cpu) and is_rank()):
             return choose(state, cpu, sagemaker_dp, backend)
+        from sdp_plugins.torch.launched_by_mpi import set_torchs_variables  # and the backend
+
         set_torchs_variables()
+        if state.device is None:  # without an index: torch.load refuses cpu:0, see the docs
+            state.device = torch.device("cpu")
         if sagemaker_wants_smddp():
             keep_from_transformers()
         return BACKEND, cpu_type

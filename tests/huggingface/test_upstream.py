@@ -19,6 +19,7 @@ from sdp_plugins import _activate
 from sdp_plugins.core.config import mends_huggingface, sagemaker_wants_smddp
 from sdp_plugins.huggingface import backend_choice, sagemaker_flag
 from sdp_plugins.huggingface.upstream import major_and_minor
+from sdp_plugins.torch import launched_by_mpi
 from tests.huggingface.jobs import run
 from tests.ranks import free_port
 from tests.side_by_side import side_by_side
@@ -149,7 +150,7 @@ def test_when_smddp_is_chosen(
             monkeypatch.setenv(name, "2" if "SIZE" in name else "0")
     monkeypatch.setenv("MASTER_PORT", "29500")
     monkeypatch.setenv("SM_FRAMEWORK_PARAMS", sagemaker)
-    monkeypatch.setattr(backend_choice, "set_torchs_variables", lambda: None)
+    monkeypatch.setattr(launched_by_mpi, "set_torchs_variables", lambda: None)
     mended = backend_choice.choosing(lambda *given: None, "cpus")
     state = SimpleNamespace(device=None, default_device=SimpleNamespace(type=device))
     assert mended(state, cpu, False, backend) == (("smddp", "cpus") if chosen else None)
@@ -170,6 +171,14 @@ def test_versions() -> None:
         (1, 15),
         (0, 0),
     ]
+
+
+def test_accelerate_alone_does_not_load_the_backend() -> None:
+    code = "import accelerate, sys; print('loaded', [m for m in sys.modules if 'sdp_' in m])"
+    (found,) = re.findall("loaded (.*)", run("-c", code).output)
+    assert "'sdp_plugins.huggingface.backend_choice'" in found
+    assert "sdp_plugins.torch" not in found
+    assert "_native" not in found
 
 
 ERRORS = """if True:
@@ -210,7 +219,7 @@ def test_the_switches_bring_upstreams_errors_back() -> None:
     found_all = side_by_side(errors, calls, at_once=2)
     assert [len(found) for found in found_all] == [3, 2]
     for found in found_all:
-        assert "smddp is not available, please use gloo" in found[0]
+        assert re.search("backend smddp is not .* please use gloo", found[0])
         assert found[1].startswith("ZeroDivisionError")
         for text in found[2:]:
             assert "device_ids and output_device arguments only work with" in text
