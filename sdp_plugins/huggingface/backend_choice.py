@@ -61,9 +61,10 @@ def choosing(choose: Callable[..., Any], cpu_type: Any) -> Callable[..., Any]:
     ) -> Any:
         if not (is_meant(sagemaker_dp, backend) and on_cpu(state, cpu) and is_rank()):
             return choose(state, cpu, sagemaker_dp, backend)
-        from sdp_plugins.torch.launched_by_mpi import set_torchs_variables  # and the backend
+        if not dist.is_initialized():
+            from sdp_plugins.torch.launched_by_mpi import set_torchs_variables
 
-        set_torchs_variables()
+            set_torchs_variables()
         if state.device is None:  # without an index: torch.load refuses cpu:0, see the docs
             state.device = torch.device("cpu")
         if sagemaker_wants_smddp():

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 
 pytest.importorskip("accelerate")
+pytest.importorskip("transformers")
 
 from accelerate.state import DistributedType, PartialState
 
 from sdp_plugins import _activate
 from sdp_plugins.core.config import mends_huggingface, sagemaker_wants_smddp
 from sdp_plugins.huggingface import backend_choice, sagemaker_flag
-from sdp_plugins.huggingface.upstream import major_and_minor
+from sdp_plugins.huggingface.upstream import Upstream, dotted, major_and_minor
 from sdp_plugins.torch import launched_by_mpi
-from tests.huggingface.jobs import run
+from tests.huggingface.jobs import ROOT, run
 from tests.ranks import free_port
 from tests.side_by_side import side_by_side
 
@@ -163,6 +164,12 @@ def test_settings() -> None:
     assert sagemaker_wants_smddp({"SM_FRAMEWORK_PARAMS": SAGEMAKER})
     for text in ("", "{}", "[1]", "{", SAGEMAKER.replace("true", "false")):
         assert not sagemaker_wants_smddp({"SM_FRAMEWORK_PARAMS": text})
+
+
+@pytest.mark.parametrize("upstream", [backend_choice.CHOICE, sagemaker_flag.TRAINER])
+def test_the_extra_installs_what_is_mended(upstream: Upstream) -> None:
+    first, after = map(dotted, upstream.checked)
+    assert f'"{upstream.package}>={first},<{after}"' in (ROOT / "pyproject.toml").read_text()
 
 
 def test_versions() -> None:
