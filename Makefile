@@ -123,7 +123,7 @@ test-nodes: venv mpis
 
 # SageMaker's own toolkits, each in an environment such as its containers have, with this package's wheel.
 TOOLKITS := $(VENV)/sagemaker/pytorch/.installed $(VENV)/sagemaker/tensorflow/.installed
-$(VENV)/sagemaker/pytorch/.installed: PACKAGES = torch scikit-learn
+$(VENV)/sagemaker/pytorch/.installed: PACKAGES = torch scikit-learn transformers accelerate
 $(VENV)/sagemaker/tensorflow/.installed: PACKAGES = tensorflow-cpu keras scikit-learn
 $(TOOLKITS): $(VENV)/sagemaker/%/.installed: constraints.txt
 	$(call say,SageMaker's toolkit for $*)

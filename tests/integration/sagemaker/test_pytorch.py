@@ -59,6 +59,7 @@ JOBS = {
     "example": Job(
         parameters("train.py"), source=EXAMPLE, channels={"training": {"digits.csv": digits()}}
     ),
+    "HuggingFace": Job(parameters("bert.py"), hosts=2),
     "not ours": Job(PYTORCH_DDP),
     "raise": Job(parameters("fail.py", how="raise")),
     "mismatch": Job(parameters("fail.py", how="mismatch"), hosts=2),
@@ -156,6 +157,16 @@ def test_the_example(end: End, name: str) -> None:
     accuracies = re.findall(METRICS["test:accuracy"], ended.logs[0])
     assert len(accuracies) == 10
     assert float(accuracies[-1]) > 0.9
+
+
+@pytest.mark.parametrize("name", ["HuggingFace"])
+def test_a_script_for_huggingfaces_trainer(end: End, name: str) -> None:
+    """SageMaker's variables alone make it train over smddp, on CPUs, too."""
+    ended = end(name)
+    assert succeeded(ended)
+    said = re.findall(r"ranks=(\d); backend=(\w+); train_loss=([\d.]+);", ended.logs[0])
+    assert said == [("4", "smddp", said[0][2])] * 4
+    assert (ended.ml[0] / "model" / "model.safetensors").exists()
 
 
 @pytest.mark.parametrize("name", ["not ours"])
