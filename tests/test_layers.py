@@ -52,7 +52,7 @@ EXCEPTIONS = {("core/internode/mpi_library.py", "mpi4py")}
 ENVIRONMENT = {
     "core/config.py": "the settings",
     "torch/launched_by_mpi.py": "sets torchrun's variables where mpirun has set its own only",
-    "launch/supervise.py": "prepares the ranks' environment",
+    "launch/local_ranks.py": "prepares the ranks' environment",
     "launch/smddprun.py": "completes that of the command which it becomes",
     "sagemaker/rank.py": "becomes the script, which finds SageMaker's variables",
     "sagemaker/driver/smddp_driver.py": "is told by it what to start",

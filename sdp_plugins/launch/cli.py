@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from sdp_plugins import __version__
+from sdp_plugins.launch.local_ranks import LocalRanks
 from sdp_plugins.launch.spawn import JobSpec
 from sdp_plugins.launch.supervise import run_job
 
@@ -71,7 +72,7 @@ def run(
         raise typer.BadParameter(f"there is no script {command[0]!r} (a module is started with -m)")
     kind: Literal["script", "module"] = "module" if module else "script"
     job = JobSpec(command=command, kind=kind, world_size=ranks, threads=threads)
-    raise typer.Exit(run_job(job, timeout_s=timeout_s, prefix=prefix))
+    raise typer.Exit(run_job(LocalRanks(job), timeout_s=timeout_s, prefix=prefix))
 
 
 def main() -> None:

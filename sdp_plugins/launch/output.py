@@ -16,6 +16,7 @@ import stat
 import time
 from collections import deque
 from contextlib import suppress
+from typing import Protocol
 
 CHUNK = 1 << 20  # no pipe holds more
 BACKLOG_LIMIT = 1 << 20
@@ -103,11 +104,24 @@ def sinks(stdout: int = 1, stderr: int = 2) -> tuple[Sink, Sink]:
     return out, out if os.path.sameopenfile(stdout, stderr) else Sink(stderr)
 
 
+class Source(Protocol):
+    """A descriptor to read from, one stream's or several's."""
+
+    fd: int
+
+    def pump(self) -> bool:
+        """Take what there is to read; False at the end."""
+
+    def held_back(self) -> bool:
+        """Whether to read no further for now."""
+
+
 class Stream:
     """One rank's stdout or stderr on its way to a sink."""
 
     def __init__(self, fd: int, prefix: str, sink: Sink) -> None:
         self.fd = fd
+        self.source: Source = self  # what is read when there is something at `fd`
         self.prefix = prefix.encode()
         self.sink = sink
         self.rewrites = False  # its last line ended in a carriage return: a progress bar
@@ -126,6 +140,10 @@ class Stream:
         else:
             self.flush()
         return bool(data)
+
+    def held_back(self) -> bool:
+        """Whether the rank has to wait, because the sink's reader is far behind."""
+        return self.sink.full
 
     def feed(self, data: bytes) -> None:
         """Show the lines that `data` completes, keep the rest for a moment."""

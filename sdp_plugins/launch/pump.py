@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 
-from sdp_plugins.launch.output import Sink, Stream
+from sdp_plugins.launch.output import Sink, Source, Stream
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LONGEST_WAIT_S = 3600.0  # epoll takes no more than 24 days
@@ -25,20 +25,42 @@ class Pump:
         self._sinks = set(sinks)
         self._selector = selectors.DefaultSelector()
         self._streams: list[Stream] = []
-        self._open: set[int] = set()  # streams that have not ended
+        self._sources: list[Source] = []
+        self._open: set[int] = set()  # sources that have not ended
         self._watched: set[int] = set()
 
     def add(self, fd: int, prefix: str, sink: Sink) -> Stream:
         """Take on the reading end of a rank's pipe."""
         os.set_blocking(fd, False)
-        stream = Stream(fd, prefix, sink)
-        self._streams.append(stream)
-        self._open.add(fd)
+        stream = self.add_stream(prefix, sink)
+        stream.fd = fd
+        self.add_source(stream)
         return stream
 
-    def add_alarm(self, fd: int) -> None:
-        """Wake up when this pipe has something; it is emptied."""
-        self._selector.register(fd, selectors.EVENT_READ, lambda: empty(fd))
+    def add_stream(self, prefix: str, sink: Sink) -> Stream:
+        """A stream that is fed by a source of its own, now or later."""
+        stream = Stream(-1, prefix, sink)
+        self._streams.append(stream)
+        return stream
+
+    def add_source(self, source: Source) -> None:
+        """Read from it until its end."""
+        self._sources.append(source)
+        self._open.add(source.fd)
+
+    def drop_source(self, source: Source) -> None:
+        """Read no more from it; its descriptor may be closed."""
+        self._watch(source.fd, selectors.EVENT_READ, lambda: None, False)
+        self._open.discard(source.fd)
+        self._sources.remove(source)
+
+    def add_alarm(self, fd: int, then: Callable[[], None] | None = None) -> None:
+        """Wake up when this descriptor has something: `then` takes it, or a pipe is emptied."""
+        self._selector.register(fd, selectors.EVENT_READ, then or partial(empty, fd))
+
+    def drop_alarm(self, fd: int) -> None:
+        """Wake up for it no more."""
+        self._selector.unregister(fd)
 
     def backlogged(self) -> bool:
         """Whether a reader has not yet taken all that was written."""
@@ -48,9 +70,9 @@ class Pump:
         """What to wait for: a backlog's reader, and output, unless its backlog is long."""
         for sink in self._sinks:
             self._watch(sink.fd, selectors.EVENT_WRITE, sink.drain, bool(sink.backlog))
-        for stream in self._streams:
-            wanted = stream.fd in self._open and not stream.sink.full
-            self._watch(stream.fd, selectors.EVENT_READ, partial(self.read, stream), wanted)
+        for source in self._sources:
+            wanted = source.fd in self._open and not source.held_back()
+            self._watch(source.fd, selectors.EVENT_READ, partial(self.read, source), wanted)
 
     def _watch(self, fd: int, event: int, then: Callable[[], None], wanted: bool) -> None:
         if wanted and fd not in self._watched:
@@ -78,15 +100,15 @@ class Pump:
             if (due := stream.due()) is not None and due <= now:
                 stream.flush()
 
-    def read(self, stream: Stream) -> None:
-        """Pass on what a stream has now."""
-        if stream.fd in self._open and not stream.pump():
-            self._open.discard(stream.fd)
+    def read(self, source: Source) -> None:
+        """Pass on what a source has now."""
+        if source.fd in self._open and not source.pump():
+            self._open.discard(source.fd)
 
     def finish(self, timeout_s: float) -> None:
         """Take on what is still in the pipes, until all have ended or the time is over."""
-        for stream in self._streams * 2:  # what there is, then the end
-            self.read(stream)
+        for source in self._sources * 2:  # what there is, then the end
+            self.read(source)
         end = time.monotonic() + timeout_s
         while self._open and time.monotonic() < end:
             self.run_once(end)

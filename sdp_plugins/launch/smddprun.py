@@ -106,6 +106,7 @@ def _become(name: str, command: Sequence[str], environment: dict[str, str]) -> i
 def _start_here(name: str, options: Options, environment: dict[str, str]) -> int:
     import shutil
 
+    from sdp_plugins.launch.local_ranks import LocalRanks
     from sdp_plugins.launch.spawn import JobSpec
     from sdp_plugins.launch.supervise import run_job
 
@@ -116,7 +117,7 @@ def _start_here(name: str, options: Options, environment: dict[str, str]) -> int
         _say(name, f"starts {ranks} ranks on this machine (-n sets another number)")
     environment.setdefault("PYTHONUNBUFFERED", "1")  # to a pipe Python would write late
     in_a_rank = [sys.executable, "-m", __spec__.name, *options.command]
-    return run_job(JobSpec(in_a_rank, "program", ranks, environment=environment))
+    return run_job(LocalRanks(JobSpec(in_a_rank, "program", ranks, environment=environment)))
 
 
 def _ranks_here() -> int:

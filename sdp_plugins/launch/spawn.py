@@ -61,7 +61,6 @@ class JobSpec:
 class RankProcess:
     """A rank that was started: the leader of a session of its own."""
 
-    rank: int
     process: subprocess.Popen[bytes]
     stdout: int  # the reading ends of its pipes
     stderr: int
@@ -70,6 +69,16 @@ class RankProcess:
     def pid(self) -> int:
         """Process id, which is also the id of the rank's session and process group."""
         return self.process.pid
+
+    @property
+    def where(self) -> str:
+        """The process, for a report."""
+        return f"pid {self.pid}"
+
+    @property
+    def started(self) -> bool:
+        """Whether its program runs, or has run."""
+        return True
 
     def exit_code(self) -> int | None:
         """128 + signal or exit status once it has ended; leaves it unreaped.
@@ -108,18 +117,22 @@ def threads_each(world_size: int) -> int:
     return max(1, len(os.sched_getaffinity(0)) // world_size)
 
 
+def without_launchers(base: Mapping[str, str]) -> dict[str, str]:
+    """`base` less what other launchers have said about this process."""
+    return {
+        name: value
+        for name, value in base.items()
+        if not name.startswith(STALE_PREFIXES) and name not in STALE_NAMES
+    }
+
+
 def job_environment(job: JobSpec, base: Mapping[str, str]) -> dict[str, str]:
     """`base` less other launchers' variables, with those that are equal on all ranks.
 
     TORCHELASTIC_RUN_ID is how torch and Lightning recognise that ranks were started for them.
     """
     job_id = uuid.uuid4().hex
-    kept = {
-        name: value
-        for name, value in base.items()
-        if not name.startswith(STALE_PREFIXES) and name not in STALE_NAMES
-    }
-    kept |= {
+    kept = without_launchers(base) | {
         "WORLD_SIZE": str(job.world_size),
         "LOCAL_WORLD_SIZE": str(job.world_size),
         "GROUP_RANK": "0",
@@ -160,21 +173,35 @@ def open_pipe(reading: ExitStack, writing: ExitStack) -> tuple[int, int]:
     return reader, writer
 
 
-def start_rank(
-    job: JobSpec, rank: int, environment: Mapping[str, str], setup: Callable[[], None]
+def start_process(
+    argv: Sequence[str],
+    environment: Mapping[str, str],
+    setup: Callable[[], None],
+    *,
+    stdin: bool,
+    inherit: bool = False,
 ) -> RankProcess:
-    """Start one rank with pipes for its output; only rank 0 has the launcher's stdin."""
+    """Start a rank's process, or another in its place, with pipes for its output.
+
+    Args:
+        argv: Its command line.
+        environment: Its variables, all of them.
+        setup: What it does before its program.
+        stdin: Whether it has the launcher's.
+        inherit: Whether it gets the descriptors that the launcher was given to hand on.
+    """
     with ExitStack() as ours, ExitStack() as theirs:
         stdout, child_stdout = open_pipe(ours, theirs)
         stderr, child_stderr = open_pipe(ours, theirs)
         process = subprocess.Popen(
-            job.argv(),
-            env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdin=None if rank == 0 else subprocess.DEVNULL,
+            argv,
+            env=environment,
+            stdin=None if stdin else subprocess.DEVNULL,
             stdout=child_stdout,
             stderr=child_stderr,
             start_new_session=True,
             preexec_fn=setup,
+            close_fds=not inherit,
         )
-        ours.pop_all()  # they are the rank's from now on
-    return RankProcess(rank, process, stdout, stderr)
+        ours.pop_all()  # they are the process's from now on
+    return RankProcess(process, stdout, stderr)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import time
@@ -10,10 +9,9 @@ from contextlib import closing, suppress
 from types import FrameType
 
 from sdp_plugins.launch import report
-from sdp_plugins.launch.output import Sink, Stream, open_standard_streams, sinks, unblock
-from sdp_plugins.launch.pump import Pump, signals_handled, signals_held_back
-from sdp_plugins.launch.sessions import Guardian, kill_sessions
-from sdp_plugins.launch.spawn import JobSpec, RankProcess, child_setup, job_environment, start_rank
+from sdp_plugins.launch.crew import Crew, Outlets, Rank
+from sdp_plugins.launch.output import Sink, open_standard_streams, sinks, unblock
+from sdp_plugins.launch.pump import Pump, signals_handled
 
 SURVIVOR_GRACE_S = 2.0  # from a failure to SIGTERM: the others notice it and end by themselves
 TERMINATE_GRACE_S = 3.0  # from SIGTERM to SIGKILL
@@ -27,13 +25,14 @@ BROKEN_PIPE = 128 + signal.SIGPIPE
 class Supervisor:
     """One job: its ranks, their output, and the steps towards their end."""
 
-    def __init__(self, stdout: Sink, stderr: Sink, timeout_s: float | None) -> None:
+    def __init__(
+        self, crew: Crew, stdout: Sink, stderr: Sink, *, timeout_s: float | None, prefix: bool
+    ) -> None:
+        self.crew = crew
         self.stdout, self.stderr = stdout, stderr
-        self.guardian = Guardian()
+        self.prefix = prefix
         self.pump = Pump(stdout, stderr)
-        self.ranks: list[RankProcess] = []
-        self.running: dict[int, RankProcess] = {}
-        self.errors: dict[int, Stream] = {}  # each rank's stderr
+        self.running: dict[int, Rank] = {}
         self.failed: dict[int, int] = {}  # exit codes, in the order of failing, until one is blamed
         self.blamed: int | None = None
         self.blame_at: float | None = None  # until then the cause may show itself
@@ -42,22 +41,14 @@ class Supervisor:
         self.timed_out = False  # this, or the next, is what ended the job
         self.output_lost = False
         self.not_started = False
+        self.trouble = ""  # why the job could not go on
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self.steps: list[tuple[float, int]] = []  # when to send which signal to all that still run
 
-    def start(self, job: JobSpec, *, prefix: bool) -> None:
-        """Start all ranks; a signal that comes meanwhile finds all of them."""
-        environment = job_environment(job, job.environment or os.environ)
-        with signals_held_back() as mask:
-            setup = child_setup(mask)
-            for number in range(job.world_size):
-                rank = start_rank(job, number, environment, setup)
-                self.ranks.append(rank)
-                self.guardian.watch(rank.pid)
-                self.running[number] = rank
-                text = f"[rank {number}] " if prefix else ""
-                self.pump.add(rank.stdout, text, self.stdout)
-                self.errors[number] = self.pump.add(rank.stderr, text, self.stderr)
+    def start(self) -> None:
+        """Start all ranks."""
+        self.crew.start(Outlets(self.pump, self.stdout, self.stderr, self.prefix))
+        self.running = dict(enumerate(self.crew.ranks))
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Pass the first signal on; kill at the second. Runs as a signal handler."""
@@ -87,15 +78,19 @@ class Supervisor:
     def watch(self) -> None:
         """Return when every rank has ended."""
         while self.running:
-            times = [*(when for when, _ in self.steps[:1]), self.deadline, self.blame_at]
+            steps = (when for when, _ in self.steps[:1])
+            times = [*steps, self.deadline, self.blame_at, self.crew.due()]
             self.pump.run_once(min((when for when in times if when is not None), default=None))
             self.take_steps(time.monotonic())
             self.collect(time.monotonic())
 
     def take_steps(self, now: float) -> None:
-        """Notice that the output is lost or the time up, and send the signals that are due."""
+        """Notice what ends the job, and send the signals that are due."""
         if not self.steps and not self.failed and self.output_error():
             self.output_lost = True
+            self.end_all(now)
+        if not self.steps and not self.failed and (trouble := self.crew.trouble()):
+            self.trouble = trouble
             self.end_all(now)
         if self.deadline is not None and self.deadline <= now:
             self.deadline, self.time_is_up = None, True
@@ -118,10 +113,11 @@ class Supervisor:
             if code is None:
                 continue
             del self.running[number]
-            if code and self.blamed is None and not self.output_lost:
+            if code and self.blamed is None and not self.output_lost and not self.trouble:
                 self.failed[number] = code
-                self.pump.read(self.errors[number])
-                self.errors[number].flush()
+                errors = self.crew.errors[number]
+                self.pump.read(errors.source)
+                errors.flush()
         if self.failed and self.blamed is None:
             self.blame(now)
 
@@ -133,7 +129,7 @@ class Supervisor:
         """
         if self.blame_at is None:
             self.blame_at = now + CAUSE_GRACE_S
-        tails = {number: self.errors[number].tail for number in self.failed}
+        tails = {number: self.crew.errors[number].tail for number in self.failed}
         may_wait = self.running and not self.steps and now < self.blame_at
         kinds = {report.kind(self.failed[number], tail) for number, tail in tails.items()}
         if may_wait and report.Kind.OWN not in kinds:
@@ -154,13 +150,11 @@ class Supervisor:
             self.take_steps(time.monotonic())
 
     def close(self) -> None:
-        """Kill what is left of the ranks' sessions, show the last output, reap."""
-        kill_sessions({rank.pid for rank in self.ranks})
+        """Kill what is left of the ranks, show the last output, reap."""
+        self.crew.kill()
         self.pump.finish(DRAIN_S)
         self.deliver()
-        for rank in self.ranks:
-            rank.close()
-        self.guardian.dismiss()
+        self.crew.reap()
 
     def conclude(self) -> int:
         """Say what went wrong, if anything; the exit code of the job."""
@@ -171,7 +165,10 @@ class Supervisor:
         if self.timed_out:
             return TIMED_OUT
         if self.blamed is not None:
-            return self.conclude_failure(self.ranks[self.blamed], self.failed[self.blamed])
+            return self.conclude_failure(self.blamed, self.failed[self.blamed])
+        if self.trouble:
+            self.stderr.announce(f"sdp run: {self.trouble}")
+            return 1
         if self.signals and self.pump.backlogged():  # the user did not wait for the rest
             return 128 + self.signals[-1]
         error = self.output_error()
@@ -182,15 +179,15 @@ class Supervisor:
         self.stderr.announce(f"sdp run: cannot write the ranks' output: {error.strerror}")
         return 1
 
-    def conclude_failure(self, rank: RankProcess, code: int) -> int:
+    def conclude_failure(self, rank: int, code: int) -> int:
         """Report the rank that is to blame, unless the user has ended the job."""
         if not self.signals:
-            tail = self.errors[rank.rank].tail
-            self.stderr.announce(report.failure(rank.rank, rank.pid, code, tail))
+            tail, where = self.crew.errors[rank].tail, self.crew.ranks[rank].where
+            self.stderr.announce(report.failure(rank, where, code, tail))
         return code
 
 
-def run_job(job: JobSpec, *, timeout_s: float | None = None, prefix: bool = True) -> int:
+def run_job(crew: Crew, *, timeout_s: float | None = None, prefix: bool = True) -> int:
     """Run a job to its end; the exit code for the launcher.
 
     That is 0, the exit code of the rank that is to blame (128 + n if signal n ended it), 124 when
@@ -199,12 +196,12 @@ def run_job(job: JobSpec, *, timeout_s: float | None = None, prefix: bool = True
     open_standard_streams()
     unblock(1)
     unblock(2)
-    supervisor = Supervisor(*sinks(), timeout_s)
+    supervisor = Supervisor(crew, *sinks(), timeout_s=timeout_s, prefix=prefix)
     pump = supervisor.pump
     with signals_handled(supervisor.on_signal, pump), closing(pump):
         with closing(supervisor):
             try:
-                supervisor.start(job, prefix=prefix)
+                supervisor.start()
             except (OSError, subprocess.SubprocessError) as error:
                 supervisor.not_started = True
                 supervisor.stderr.announce(f"sdp run: cannot start the ranks: {error}")

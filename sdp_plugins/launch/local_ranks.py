@@ -1,0 +1,66 @@
+"""The ranks of a job on this machine: children of the launcher."""
+
+from __future__ import annotations
+
+import os
+
+from sdp_plugins.launch.crew import Outlets
+from sdp_plugins.launch.output import Stream
+from sdp_plugins.launch.pump import signals_held_back
+from sdp_plugins.launch.sessions import Guardian, kill_sessions
+from sdp_plugins.launch.spawn import (
+    JobSpec,
+    RankProcess,
+    child_setup,
+    job_environment,
+    start_process,
+)
+
+
+class LocalRanks:
+    """A crew of child processes, each the leader of a session.
+
+    Args:
+        job: What to start.
+    """
+
+    def __init__(self, job: JobSpec) -> None:
+        self.job = job
+        self.guardian: Guardian | None = None
+        self.ranks: list[RankProcess] = []
+        self.errors: dict[int, Stream] = {}
+
+    def start(self, outlets: Outlets) -> None:
+        """Start all ranks; a signal that comes meanwhile finds all of them."""
+        self.guardian = guardian = Guardian()
+        environment = job_environment(self.job, self.job.environment or os.environ)
+        with signals_held_back() as mask:
+            setup = child_setup(mask)
+            for number in range(self.job.world_size):
+                place = {"RANK": str(number), "LOCAL_RANK": str(number)}
+                # Only rank 0 has the launcher's stdin.
+                rank = start_process(self.job.argv(), environment | place, setup, stdin=number == 0)
+                self.ranks.append(rank)
+                guardian.watch(rank.pid)
+                text = outlets.label(number)
+                outlets.pump.add(rank.stdout, text, outlets.stdout)
+                self.errors[number] = outlets.pump.add(rank.stderr, text, outlets.stderr)
+
+    def trouble(self) -> str:
+        """None: children tell of their end themselves."""
+        return ""
+
+    def due(self) -> float | None:
+        """Never: a child's end is a signal."""
+        return None
+
+    def kill(self) -> None:
+        """Kill what is left of the ranks' sessions."""
+        kill_sessions({rank.pid for rank in self.ranks})
+
+    def reap(self) -> None:
+        """Reap the ranks."""
+        for rank in self.ranks:
+            rank.close()
+        if self.guardian:
+            self.guardian.dismiss()
