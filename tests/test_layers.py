@@ -53,6 +53,8 @@ ENVIRONMENT = {
     "core/config.py": "the settings",
     "torch/launched_by_mpi.py": "sets torchrun's variables where mpirun has set its own only",
     "launch/local_ranks.py": "prepares the ranks' environment",
+    "launch/hosts/request.py": "prepares the ranks' environment",
+    "launch/hosts/agent.py": "completes that of the rank which it starts",
     "launch/smddprun.py": "completes that of the command which it becomes",
     "sagemaker/rank.py": "becomes the script, which finds SageMaker's variables",
     "sagemaker/driver/smddp_driver.py": "is told by it what to start",

@@ -1,18 +1,21 @@
 """The command line: `sdp run -n 4 [options] script.py [arguments of the script]`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from sdp_plugins import __version__
+from sdp_plugins.launch.crew import Crew
+from sdp_plugins.launch.hosts.failure import LaunchError
+from sdp_plugins.launch.hosts.request import How, Where, requested
 from sdp_plugins.launch.local_ranks import LocalRanks
-from sdp_plugins.launch.spawn import JobSpec
+from sdp_plugins.launch.spawn import JobSpec, Kind, python_line
 from sdp_plugins.launch.supervise import run_job
 
 app = typer.Typer(
     name="sdp",
-    help="Data-parallel jobs on this machine.",
+    help="Data-parallel jobs.",
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -33,7 +36,7 @@ def sdp(
         bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print it.")
     ] = False,
 ) -> None:
-    """Data-parallel jobs on this machine."""
+    """Data-parallel jobs."""
 
 
 # Options end at the script, as for `python`: what follows is the script's and stays untouched.
@@ -43,7 +46,56 @@ def run(
         list[str],
         typer.Argument(metavar="SCRIPT", help="A Python script and its arguments."),
     ],
-    ranks: Annotated[int, typer.Option("-n", "--ranks", min=1, help="How many ranks to start.")],
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "-n",
+            "--ranks",
+            min=1,
+            help="How many ranks to start; with hosts, if fewer than these have slots.",
+        ),
+    ] = None,
+    hosts: Annotated[
+        str,
+        typer.Option(
+            "--hosts",
+            metavar="a:4,b:4",
+            help="Start them by mpirun on these hosts, filled in this order, with so many slots. A "
+            "host without a number has one; if none has, -n ranks are spread evenly.",
+        ),
+    ] = "",
+    hostfile: Annotated[
+        Path | None,
+        typer.Option(
+            "--hostfile", metavar="FILE", help="The same, a line each: `a slots=4`, `a:4` or `a`."
+        ),
+    ] = None,
+    mpirun: Annotated[
+        str | None,
+        typer.Option(
+            "--mpirun",
+            metavar="PATH",
+            help="Of Open MPI, MPICH or Intel MPI; if not given, the one in PATH or beside Python.",
+        ),
+    ] = None,
+    master_port: Annotated[
+        int,
+        typer.Option(
+            "--master-port",
+            min=0,
+            max=65535,
+            help="MASTER_PORT of a job on hosts; 0: one that is free on the first.",
+        ),
+    ] = 0,
+    exported: Annotated[
+        list[str] | None,
+        typer.Option(
+            "-x",
+            metavar="NAME[=VALUE]",
+            help="A variable for ranks on other hosts, besides those of Python, threads, MPI and "
+            "frameworks.",
+        ),
+    ] = None,
     module: Annotated[
         bool, typer.Option("-m", "--module", help="SCRIPT is a module, as for `python -m`.")
     ] = False,
@@ -59,20 +111,38 @@ def run(
         typer.Option(
             "--threads",
             min=1,
-            help="OMP_NUM_THREADS of each rank; if neither is given, its share of the cores.",
+            help="OMP_NUM_THREADS of each rank; if neither is given, its share of the cores (on "
+            "hosts: as it is there).",
         ),
     ] = None,
 ) -> None:
-    """Start RANKS processes of a Python script on this machine and wait for them.
+    """Start processes of a Python script, on this machine or on hosts, and wait for them.
 
     They find torchrun's variables in their environment. The first rank that fails ends the others;
     its traceback is printed last and its exit code returned.
     """
     if not module and not Path(command[0]).exists():
         raise typer.BadParameter(f"there is no script {command[0]!r} (a module is started with -m)")
-    kind: Literal["script", "module"] = "module" if module else "script"
-    job = JobSpec(command=command, kind=kind, world_size=ranks, threads=threads)
-    raise typer.Exit(run_job(LocalRanks(job), timeout_s=timeout_s, prefix=prefix))
+    kind: Kind = "module" if module else "script"
+    crew: Crew
+    if hosts or hostfile:
+        where = Where(hosts, hostfile, ranks, mpirun)
+        how = How(python_line(command, kind), threads, master_port, exported or [])
+        crew = on_hosts(where, how)
+    elif ranks is None:
+        raise typer.BadParameter("-n says how many ranks to start; --hosts a:4,b:4 does, too")
+    else:
+        crew = LocalRanks(JobSpec(command=command, kind=kind, world_size=ranks, threads=threads))
+    raise typer.Exit(run_job(crew, timeout_s=timeout_s, prefix=prefix))
+
+
+def on_hosts(where: Where, how: How) -> Crew:
+    """Ranks on hosts; leaves with one line if they cannot be started."""
+    try:
+        return requested(where, how)
+    except LaunchError as error:
+        typer.echo(f"sdp run: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 def main() -> None:

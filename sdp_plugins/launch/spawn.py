@@ -32,6 +32,16 @@ STALE_NAMES = {
 }
 
 
+Kind = Literal["script", "module", "program"]
+
+
+def python_line(command: Sequence[str], kind: Kind) -> list[str]:
+    """A rank's command line; -u, because a pipe would make Python buffer its output."""
+    if kind == "program":
+        return [*command]
+    return [sys.executable, "-u", *(["-m"] if kind == "module" else []), *command]
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """What to start.
@@ -45,16 +55,14 @@ class JobSpec:
     """
 
     command: Sequence[str]
-    kind: Literal["script", "module", "program"]
+    kind: Kind
     world_size: int
     threads: int | None = None
     environment: Mapping[str, str] | None = None
 
     def argv(self) -> list[str]:
-        """A rank's command line; -u, because a pipe would make Python buffer its output."""
-        if self.kind == "program":
-            return [*self.command]
-        return [sys.executable, "-u", *(["-m"] if self.kind == "module" else []), *self.command]
+        """A rank's command line."""
+        return python_line(self.command, self.kind)
 
 
 @dataclass(frozen=True)

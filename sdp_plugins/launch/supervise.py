@@ -89,7 +89,8 @@ class Supervisor:
         if not self.steps and not self.failed and self.output_error():
             self.output_lost = True
             self.end_all(now)
-        if not self.steps and not self.failed and (trouble := self.crew.trouble()):
+        trouble = self.crew.trouble()
+        if trouble and not self.steps and not self.failed:
             self.trouble = trouble
             self.end_all(now)
         if self.deadline is not None and self.deadline <= now:

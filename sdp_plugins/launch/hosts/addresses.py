@@ -1,0 +1,64 @@
+"""Addresses by which hosts reach each other."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+from contextlib import suppress
+
+from sdp_plugins.launch.hosts.failure import LaunchError
+
+LOOPBACK = "127.0.0.1"
+_DISCARD = 9  # a port; nothing is sent to it
+
+
+def resolve(name: str) -> str:
+    """A host's address.
+
+    Raises:
+        LaunchError: The name has none.
+    """
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise LaunchError(
+            f"there is no host {name!r}: its name has no address here ({reason}). Hint: check its "
+            f"spelling, and what `getent hosts {name}` says."
+        ) from None
+    return str(min(found, key=lambda info: info[0] != socket.AF_INET)[4][0])
+
+
+def is_here(address: str) -> bool:
+    """Whether an address is one of this machine's."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def ours_towards(address: str) -> str:
+    """Which of this machine's addresses is seen by the host with `address`."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
+        probe.connect((address, _DISCARD))
+        return str(probe.getsockname()[0])
+    return LOOPBACK
+
+
+def launchers(addresses: Sequence[str]) -> list[str]:
+    """This machine's addresses, as the hosts with `addresses` see it."""
+    found = (LOOPBACK if is_here(address) else ours_towards(address) for address in addresses)
+    return list(dict.fromkeys(found))
+
+
+def first_hosts(addresses: Sequence[str]) -> str:
+    """The first host's address, as the other hosts see it: a name may be a loopback's there."""
+    first = addresses[0]
+    others = [address for address in addresses if not is_here(address)]
+    if not is_here(first) or not others:
+        return LOOPBACK if is_here(first) else first
+    return ours_towards(others[0])

@@ -1,0 +1,217 @@
+"""The ranks of a job on a list of hosts: mpirun starts their agents, which call here."""
+
+from __future__ import annotations
+
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Sequence
+
+from sdp_plugins.launch.crew import Outlets
+from sdp_plugins.launch.hosts import addresses, messages
+from sdp_plugins.launch.hosts.diagnosis import explained
+from sdp_plugins.launch.hosts.far_ranks import FarRank, Link
+from sdp_plugins.launch.hosts.plan import Plan
+from sdp_plugins.launch.hosts.voice import Voice
+from sdp_plugins.launch.output import Stream
+from sdp_plugins.launch.pump import signals_held_back
+from sdp_plugins.launch.sessions import Guardian, kill_sessions
+from sdp_plugins.launch.spawn import RankProcess, child_setup, start_process
+
+START_S = 120.0  # for all agents to call
+LOST_S = 5.0  # from an agent's silent end to its rank's: mpirun may say more
+END_S = 5.0  # for mpirun to end after its agents
+TERMINATE_S = 3.0  # from SIGTERM to SIGKILL
+
+
+class RanksOnHosts:
+    """A crew on hosts.
+
+    Args:
+        plan: What to start.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.ranks: list[FarRank] = []
+        self.errors: dict[int, Stream] = {}
+        self.links: list[Link] = []
+        self.met = 0
+        self.refused = ""
+        self.hurried = False  # the job ends: nobody waits for a reader of our output
+        self.mpirun: RankProcess | None = None
+        self.guardian: Guardian | None = None
+
+    def start(self, outlets: Outlets) -> None:
+        """Start mpirun; the ranks follow."""
+        self.guardian, self.outlets = Guardian(), outlets
+        self.ports = listener(self.plan.addresses)
+        outlets.pump.add_alarm(self.ports.fileno(), self.accept)
+        self._expect_ranks()
+        self.start_by = time.monotonic() + START_S
+        command = self.plan.command(self.ports.getsockname()[1])
+        with signals_held_back() as mask:
+            self.mpirun = start_process(
+                command, self.plan.environment, child_setup(mask), stdin=True
+            )
+            self.guardian.watch(self.mpirun.pid)
+        self.voice = Voice(outlets.pump, outlets.stderr, self.mpirun)
+
+    def _expect_ranks(self) -> None:
+        places = self.plan.job.places
+        hosts = [host for host, slots in places.items() for _ in range(slots)]
+        for number, host in enumerate(hosts):
+            text, pump = self.outlets.label(number), self.outlets.pump
+            errors = pump.add_stream(text, self.outlets.stderr)
+            self.ranks.append(FarRank(host, pump.add_stream(text, self.outlets.stdout), errors))
+            self.errors[number] = errors
+
+    def accept(self) -> None:
+        """Take a call; who it is, it has to say."""
+        for link in [link for link in self.links if link.ended]:
+            self.outlets.pump.drop_source(link)
+            link.connection.close()
+            self.links.remove(link)
+        try:
+            connection, _ = self.ports.accept()
+        except OSError:  # it has left, or we have no descriptors
+            return
+        connection.setblocking(False)
+        messages.keep_alive(connection)
+        link = Link(connection, self.meet, self.held_back)
+        self.links.append(link)
+        self.outlets.pump.add_source(link)
+
+    def held_back(self, rank: FarRank) -> bool:
+        """Whether a rank has to wait for the reader of our output."""
+        return not self.hurried and any(stream.held_back() for stream in rank.streams.values())
+
+    def meet(self, link: Link, kind: bytes, body: bytes) -> None:
+        """Take an agent's first words, or its refusal; when all have called, they may start.
+
+        Raises:
+            ValueError: It is a stranger.
+        """
+        if kind == messages.REFUSED and link.rank:
+            self.refused = self.refused or body.decode(errors="replace")
+            return
+        hello = messages.read_json(body)
+        if kind != messages.HELLO or not secrets.compare_digest(hello["token"], self.plan.token):
+            raise ValueError("a stranger")
+        rank = self.ranks[hello["rank"]]
+        link.rank, rank.link = rank, link
+        for stream in rank.streams.values():
+            stream.fd, stream.source = link.fd, link
+        self.refused = self.refused or hello.get("refused", "")
+        self.met += 1
+        if hello["rank"] == 0:
+            self.master_port = hello["master_port"]
+        if self.met == len(self.ranks) and not self.refused:
+            self._let_start()
+
+    def _let_start(self) -> None:
+        self.voice.live = True
+        for rank in self.ranks:
+            if rank.link:
+                rank.link.say(messages.START, {"master_port": self.master_port})
+
+    def trouble(self) -> str:
+        """Why the job cannot go on: an agent's refusal, mpirun's end or the time for starting."""
+        if self.refused:
+            return self.refused
+        code = self.mpirun.exit_code() if self.mpirun else None
+        self._settle(code)
+        if self.met == len(self.ranks):
+            return ""
+        if code is not None:
+            return self._not_started(code)
+        if time.monotonic() >= self.start_by:
+            missing = ", ".join({rank.host for rank in self.ranks if rank.link is None})
+            return (
+                f"the ranks on {missing} did not start in {START_S:.0f} s. Hint: let firewalls "
+                "pass TCP between the hosts."
+            )
+        return ""
+
+    def _settle(self, code: int | None) -> None:
+        """Give those whose agents have gone without a word an exit code."""
+        for rank in self.ranks:
+            if rank.gone is None or rank.lost_code is not None:
+                continue
+            if code is not None or time.monotonic() >= rank.gone + LOST_S:
+                rank.lost_code = code or 1
+
+    def _not_started(self, code: int) -> str:
+        """What mpirun has said, as one line where it is known."""
+        self.voice.listen()
+        text = self.voice.text()
+        for rank in self.ranks:
+            rank.lost_code = code or 1
+        ours = [line for line in text.splitlines() if "sdp run: " in line]
+        if ours:
+            return ours[-1].partition("sdp run: ")[2]
+        others = [
+            host
+            for host, address in zip(self.plan.job.places, self.plan.addresses, strict=True)
+            if not addresses.is_here(address)
+        ]
+        named = next((host for host in others if host in text), ", ".join(others) or "this host")
+        if known := explained(text, named):
+            return known
+        self.voice.show()
+        return f"{self.plan.mpirun} could not start the ranks: exit code {code}. It says why above."
+
+    def due(self) -> float | None:
+        """When the time for starting is over, or a lost rank is given up."""
+        times = [rank.kill_by for rank in self.ranks if rank.kill_by is not None]
+        times += [rank.gone + LOST_S for rank in self.ranks if rank.gone is not None]
+        if self.met < len(self.ranks):
+            times.append(self.start_by)
+        now = time.monotonic()
+        return min((when for when in times if when > now), default=None)
+
+    def kill(self) -> None:
+        """Let the agents go, which end their ranks; then mpirun should end."""
+        if self.mpirun is None:
+            return
+        self.hurried, self.voice.live = True, False
+        for link in self.links:
+            link.let_go()
+        if self.met == len(self.ranks) and self._ends(END_S):
+            return
+        self.mpirun.send(signal.SIGTERM)
+        if not self._ends(TERMINATE_S):
+            kill_sessions({self.mpirun.pid})
+
+    def _ends(self, timeout_s: float) -> bool:
+        """Whether mpirun ends in time; what comes meanwhile is shown."""
+        assert self.mpirun
+        end = time.monotonic() + timeout_s
+        while self.mpirun.exit_code() is None and time.monotonic() < end:
+            self.outlets.pump.run_once(end)
+        return self.mpirun.exit_code() is not None
+
+    def reap(self) -> None:
+        """Let go of mpirun and the connections."""
+        if self.mpirun:
+            kill_sessions({self.mpirun.pid})
+            self.mpirun.close()
+        for link in self.links:
+            link.connection.close()
+        if self.guardian:
+            self.guardian.dismiss()
+            self.outlets.pump.drop_alarm(self.ports.fileno())
+            self.ports.close()
+
+
+def listener(hosts: Sequence[str]) -> socket.socket:
+    """Where agents call: for other hosts only if there are any."""
+    if all(addresses.is_here(address) for address in hosts):
+        found = socket.create_server((addresses.LOOPBACK, 0), backlog=1024)
+    else:
+        both = any(":" in address for address in hosts) and socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
+        found = socket.create_server(("", 0), family=family, backlog=1024, dualstack_ipv6=both)
+    found.setblocking(False)
+    return found

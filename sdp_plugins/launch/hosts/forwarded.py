@@ -1,0 +1,79 @@
+"""The variables that ranks on other hosts get from the launcher's environment.
+
+mpirun is told their names alone and passes the values on its own connections: command lines, which
+everybody on a host can read, have no values. What is not listed here stays at home, since an
+environment may hold passwords; `-x NAME` adds a variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from sdp_plugins.launch.hosts.agent import TOKEN
+from sdp_plugins.launch.hosts.failure import LaunchError
+from sdp_plugins.launch.huge_pages import huge_pages
+from sdp_plugins.launch.spawn import without_launchers
+
+NAMES = {
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "VIRTUAL_ENV",
+    "GLIBC_TUNABLES",
+    "LANG",
+    "TZ",
+    TOKEN,
+}
+PREFIXES = (
+    *("SDP_", "PYTHON", "LC_"),
+    *("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "NUMEXPR_"),  # threads
+    *("TORCH", "PYTORCH", "GLOO_", "NCCL_", "KERAS_", "TF_", "XLA_", "JAX_"),
+    *("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "MPIR_CVAR_", "MPICH_", "I_MPI_", "MPI4PY_"),
+    *("UCX_", "FI_"),
+)
+# Torchrun's variables, should this process have some, are not the ranks'.
+_PLACE = {
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SDP_JOB_ID",
+}
+
+
+def environment(
+    base: Mapping[str, str], *, token: str, threads: int | None, exported: Sequence[str]
+) -> dict[str, str]:
+    """What mpirun gets, and with it the ranks on this machine.
+
+    Args:
+        base: This process's.
+        token: By which the agents show that they are of this job.
+        threads: OMP_NUM_THREADS; None leaves it as it is.
+        exported: NAME or NAME=VALUE, the user's `-x`.
+    """
+    kept = {name: value for name, value in without_launchers(base).items() if name not in _PLACE}
+    kept |= huge_pages(base)
+    if threads is not None:
+        kept["OMP_NUM_THREADS"] = str(threads)
+    for text in exported:
+        name, equals, value = text.partition("=")
+        if equals:
+            kept[name] = value
+        elif name not in kept:
+            raise LaunchError(f"-x {name}: it is not set here. Hint: -x {name}=VALUE sets it.")
+    return kept | {TOKEN: token}
+
+
+def names(environment: Mapping[str, str], exported: Sequence[str]) -> list[str]:
+    """Which of them mpirun passes on."""
+    asked = {text.partition("=")[0] for text in exported}
+    chosen = (n for n in environment if n in NAMES or n in asked or n.startswith(PREFIXES))
+    return sorted(chosen)

@@ -1,0 +1,129 @@
+"""The hosts of a job and how many ranks each takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sdp_plugins.launch.hosts.failure import LaunchError
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_SLOTS = re.compile(r"slots\s*=\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Host:
+    """A host.
+
+    Attributes:
+        name: As it was given.
+        slots: How many ranks it takes; None where that was not said.
+    """
+
+    name: str
+    slots: int | None = None
+
+
+def parse_hosts(text: str) -> list[Host]:
+    """Read `a:4,b:4` or `a,b`.
+
+    Raises:
+        LaunchError: It is no such list.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    return merged([_host(part, f"--hosts {text!r}") for part in parts if part])
+
+
+def parse_hostfile(path: Path) -> list[Host]:
+    """Read a file with a host in each line: `a slots=4` (Open MPI), `a:4` (MPICH) or `a`.
+
+    Raises:
+        LaunchError: It cannot be read, or a line is none of these.
+    """
+    try:
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise LaunchError(f"cannot read the hostfile {path}: {reason}") from None
+    found = []
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        if text:
+            found.append(_host(_as_colon(text), f"{path}, line {number}: {text!r}"))
+    return merged(found)
+
+
+def _as_colon(text: str) -> str:
+    """Open MPI's `a slots=4 max_slots=8` as MPICH's `a:4`."""
+    name, _, rest = _SLOTS.sub("slots=", text.replace("\t", " ")).partition(" ")
+    options = dict(option.partition("=")[::2] for option in rest.split())
+    slots = options.pop("slots", "")
+    options.pop("max_slots", "")
+    options.pop("max-slots", "")
+    if options:
+        return f"{name} {' '.join(options)}"  # which is no host's name
+    return f"{name}:{slots}" if slots else name
+
+
+def _host(text: str, where: str) -> Host:
+    name, colon, slots = text.partition(":")
+    if not _NAME.fullmatch(name) or (colon and not slots.isdecimal()):
+        raise LaunchError(
+            f"{where}: {text!r} is no host. Hint: write NAME or NAME:SLOTS (in a hostfile also "
+            "NAME slots=SLOTS); an IPv6 address needs a name."
+        )
+    if colon and not int(slots):
+        raise LaunchError(f"{where}: {name} has no slot. Hint: leave it out, or give it one.")
+    return Host(name, int(slots) if colon else None)
+
+
+def merged(hosts: Sequence[Host]) -> list[Host]:
+    """Each name once, at its first place: of `a:2,b:2,a:1` a has three slots."""
+    slots: dict[str, int | None] = {}
+    for host in hosts:
+        if host.name in slots:
+            slots[host.name] = (slots[host.name] or 1) + (host.slots or 1)
+        else:
+            slots[host.name] = host.slots
+    return [Host(name, number) for name, number in slots.items()]
+
+
+def placed(hosts: Sequence[Host], ranks: int | None) -> dict[str, int]:
+    """How many ranks each host has; those without are left out.
+
+    A host without a number of slots has one. Where no host has a number, `ranks` are spread evenly,
+    the first hosts having one more.
+
+    Args:
+        hosts: At least one.
+        ranks: Of the job; None: as many as there are slots.
+
+    Raises:
+        LaunchError: There are no hosts, or too few slots.
+    """
+    if not hosts:
+        raise LaunchError("the list of hosts is empty. Hint: --hosts a:4,b:4 starts eight ranks.")
+    if ranks is not None and all(host.slots is None for host in hosts):
+        each, more = divmod(ranks, len(hosts))
+        shares = [each + (i < more) for i in range(len(hosts))]
+    else:
+        shares = _filled([host.slots or 1 for host in hosts], ranks)
+    names = (host.name for host in hosts)
+    return {name: share for name, share in zip(names, shares, strict=True) if share}
+
+
+def _filled(slots: Sequence[int], ranks: int | None) -> list[int]:
+    """Host after host takes what it can."""
+    left = sum(slots) if ranks is None else ranks
+    if left > sum(slots):
+        raise LaunchError(
+            f"-n {ranks}: the hosts have {sum(slots)} slots. Hint: give them more (a:4,b:4), or "
+            "start fewer ranks."
+        )
+    shares = []
+    for number in slots:
+        shares.append(min(number, left))
+        left -= shares[-1]
+    return shares

@@ -1,0 +1,71 @@
+"""Messages between the launcher and the agents: a kind, a length, and so many bytes."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+# From an agent.
+HELLO = b"H"  # JSON: who it is
+STARTED = b"S"  # JSON: the rank's process
+STDOUT, STDERR = b"O", b"E"
+EXIT = b"X"  # JSON: the exit code
+REFUSED = b"R"  # text: why it cannot start its rank
+# From the launcher.
+START = b"P"  # JSON: what was not known before
+SIGNAL = b"K"  # JSON: a signal's number
+
+_HEAD = struct.Struct(">cI")
+LONGEST = 1 << 24
+# A host that is switched off says no word: after so long its connections count as broken.
+_IDLE_S, _INTERVAL_S, _PROBES = 20, 5, 4
+
+
+def message(kind: bytes, body: bytes | object = b"") -> bytes:
+    """One message; what is not bytes becomes JSON."""
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    return _HEAD.pack(kind, len(data)) + data
+
+
+class Inbox:
+    """Bytes that come in pieces, cut into messages again."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """The messages, kind and body, that `data` completes.
+
+        Raises:
+            ValueError: This is somebody else's language.
+        """
+        self._data += data
+        while len(self._data) >= _HEAD.size:
+            kind, nbytes = _HEAD.unpack_from(self._data)
+            if nbytes > LONGEST:
+                raise ValueError(f"a message of {nbytes} bytes")
+            end = _HEAD.size + nbytes
+            if len(self._data) < end:
+                return
+            body = bytes(self._data[_HEAD.size : end])
+            del self._data[:end]
+            yield kind, body
+
+
+def read_json(body: bytes) -> Any:
+    """What `message` made into JSON."""
+    return json.loads(body)
+
+
+def keep_alive(link: socket.socket) -> None:
+    """Have the kernel notice the loss of the other host, and send small messages at once."""
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    with suppress(OSError):
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_S)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _INTERVAL_S)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)

@@ -1,0 +1,174 @@
+"""The mpirun that starts a job: which one, of which MPI, and whether the ranks' MPI is the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sdp_plugins.launch.hosts.failure import LaunchError
+
+ASK_S = 30.0
+OPEN_MPI, MPICH, INTEL_MPI = "Open MPI", "MPICH", "Intel MPI"
+# What `mpirun --version` and MPI_Get_library_version say.
+_FAMILIES = {
+    OPEN_MPI: re.compile(r"Open ?MPI\)?,? v?([\d.]+)|\(Open MPI\) ([\d.]+)", re.IGNORECASE),
+    INTEL_MPI: re.compile(r"Intel\(R\) MPI Library.*?Version ([\d.]+)", re.DOTALL),
+    MPICH: re.compile(
+        r"HYDRA build details.*?Version:\s*([\w.]+)|MPICH Version:\s*([\w.]+)", re.DOTALL
+    ),
+}
+_ASK_LIBRARY = """
+import mpi4py
+mpi4py.rc.initialize = False
+from mpi4py import MPI
+print(MPI.Get_library_version())
+"""
+INSTALL = "pip install 'sdp-plugins[mpi]', or apt-get install openmpi-bin"
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """An mpirun.
+
+    Attributes:
+        path: Absolute.
+        family: Of which MPI.
+        version: Of that.
+    """
+
+    path: Path
+    family: str
+    version: str
+
+    def __str__(self) -> str:
+        return f"{self.path} ({self.family} {self.version})"
+
+    @property
+    def major(self) -> int:
+        """The version's first number."""
+        found = re.match(r"\d+", self.version)
+        return int(found.group()) if found else 0
+
+
+def family_of(text: str) -> tuple[str, str] | None:
+    """Which MPI calls itself so, and its version."""
+    for family, pattern in _FAMILIES.items():
+        if found := pattern.search(text):
+            return family, next(group for group in found.groups() if group)
+    return None
+
+
+def identified(path: Path, environment: Mapping[str, str]) -> Mpirun:
+    """Ask an mpirun what it is.
+
+    Raises:
+        LaunchError: It does not run, or says nothing that is known.
+    """
+    try:
+        answer = _ask([path, "--version"], environment)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LaunchError(
+            f"{path} does not run ({error}). Hint: --mpirun names another; {INSTALL}."
+        ) from None
+    found = family_of(answer.stdout + answer.stderr)
+    if found is None:
+        raise LaunchError(
+            f"`{path} --version` names neither Open MPI nor MPICH nor Intel MPI. Hint: --mpirun "
+            f"names another; {INSTALL}."
+        )
+    return Mpirun(path, *found)
+
+
+def candidates(environment: Mapping[str, str]) -> list[Path]:
+    """The mpirun in PATH and the one beside this Python, where MPI's wheels put it."""
+    found = [shutil.which("mpirun", path=environment.get("PATH", os.defpath))]
+    found.append(shutil.which("mpirun", path=str(Path(sys.executable).parent)))
+    paths = [Path(path).absolute() for path in found if path]
+    return list({path.resolve(): path for path in reversed(paths)}.values())[::-1]
+
+
+def library(environment: Mapping[str, str]) -> tuple[str, str] | None:
+    """The MPI that mpi4py loads in the ranks, and its version; None if there is none."""
+    try:
+        asked = _ask([sys.executable, "-c", _ASK_LIBRARY], environment)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return family_of(asked.stdout) if asked.returncode == 0 else None
+
+
+def _ask(
+    line: Sequence[str | Path], environment: Mapping[str, str]
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        line,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=ASK_S,
+        check=False,
+    )
+
+
+def find(chosen: str | None, environment: Mapping[str, str]) -> Mpirun:
+    """The mpirun to take.
+
+    Args:
+        chosen: By the user; None: the one that there is.
+        environment: What PATH is taken from, and the ranks' MPI found by.
+
+    Raises:
+        LaunchError: There is none, there are two, or it is not the one of the ranks' MPI.
+    """
+    loaded = library(environment)
+    if chosen is not None:
+        path = shutil.which(chosen, path=environment.get("PATH", os.defpath))
+        if path is None:
+            raise LaunchError(
+                f"there is no program {chosen!r}. Hint: --mpirun takes mpirun's path."
+            )
+        found = [identified(Path(path).absolute(), environment)]
+    else:
+        found = [identified(path, environment) for path in candidates(environment)]
+    if not found:
+        raise LaunchError(
+            "no mpirun, in PATH or beside this Python, to start ranks with --hosts. "
+            f"Hint: {INSTALL} (on every host)."
+        )
+    check_one(found, loaded)
+    check_library(found[0], loaded)
+    return found[0]
+
+
+def check_one(found: list[Mpirun], loaded: tuple[str, str] | None) -> None:
+    """Refuse to choose between different ones."""
+    if len({(mpirun.family, mpirun.version) for mpirun in found}) < 2:
+        return
+    fitting = [m for m in found if loaded and m.family == loaded[0]]
+    why = f"; mpi4py loads {loaded[0]} {loaded[1]}" if loaded else ""
+    advice = f"--mpirun {(fitting or found)[0].path}" + ("" if fitting else ", or the other")
+    raise LaunchError(
+        f"two MPIs: {found[0]} in PATH and {found[1]} beside this Python{why}. Hint: choose, with "
+        f"{advice}."
+    )
+
+
+def check_library(mpirun: Mpirun, loaded: tuple[str, str] | None) -> None:
+    """Refuse an mpirun whose ranks would load another MPI.
+
+    MPICH's and Intel MPI's know each other's ranks.
+    """
+    if loaded is None or (mpirun.family == OPEN_MPI) == (loaded[0] == OPEN_MPI):
+        return
+    raise LaunchError(
+        f"two MPIs: {mpirun} would start ranks whose mpi4py loads {loaded[0]} {loaded[1]}. Hint: "
+        f"take the mpirun of {loaded[0]} (--mpirun PATH), or point MPI4PY_LIBMPI to the library of "
+        f"{mpirun.family}."
+    )

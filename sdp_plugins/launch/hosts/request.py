@@ -1,0 +1,68 @@
+"""What the command line asks for, made into a crew on hosts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sdp_plugins.launch.hosts.crew import RanksOnHosts
+from sdp_plugins.launch.hosts.failure import LaunchError
+from sdp_plugins.launch.hosts.host_list import parse_hostfile, parse_hosts, placed
+from sdp_plugins.launch.hosts.plan import HostJob, planned
+
+
+@dataclass(frozen=True)
+class Where:
+    """Which hosts, and what starts ranks there.
+
+    Attributes:
+        hosts: As in `a:4,b:4`.
+        hostfile: The same in a file.
+        ranks: How many; None: as many as there are slots.
+        mpirun: The user's choice.
+    """
+
+    hosts: str
+    hostfile: Path | None
+    ranks: int | None
+    mpirun: str | None
+
+
+@dataclass(frozen=True)
+class How:
+    """What to start there.
+
+    Attributes:
+        command: A rank's command line.
+        threads: OMP_NUM_THREADS of each.
+        master_port: On the first host; 0: one that is free.
+        exported: NAME or NAME=VALUE.
+    """
+
+    command: Sequence[str]
+    threads: int | None
+    master_port: int
+    exported: Sequence[str]
+
+
+def requested(where: Where, how: How) -> RanksOnHosts:
+    """A crew that can be started, as far as checks tell.
+
+    Raises:
+        LaunchError: It cannot.
+    """
+    if where.hosts and where.hostfile:
+        raise LaunchError("--hosts and --hostfile are two lists. Hint: give one.")
+    found = parse_hostfile(where.hostfile) if where.hostfile else parse_hosts(where.hosts)
+    job = HostJob(
+        command=how.command,
+        places=placed(found, where.ranks),
+        environment=os.environ,
+        mpirun=where.mpirun,
+        threads=how.threads,
+        master_port=how.master_port,
+        exported=how.exported,
+    )
+    return RanksOnHosts(planned(job))

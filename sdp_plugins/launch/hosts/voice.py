@@ -1,0 +1,85 @@
+"""What mpirun itself says, and the agents before they reach the launcher."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+
+from sdp_plugins.launch.output import CHUNK, Sink
+from sdp_plugins.launch.pump import Pump
+from sdp_plugins.launch.spawn import RankProcess
+
+MOST_PIECES = 256
+
+
+class Voice:
+    """mpirun's output: kept while the job starts, shown while it runs, and ignored when it ends.
+
+    Of a job that fails, our report comes last, and not mpirun's of how it ended the others.
+
+    Args:
+        pump: Reads it.
+        sink: Where it is shown.
+        mpirun: The process.
+    """
+
+    def __init__(self, pump: Pump, sink: Sink, mpirun: RankProcess) -> None:
+        self.live = False
+        self.kept: deque[bytes] = deque(maxlen=MOST_PIECES)
+        self.stream = pump.add_stream("[mpirun] ", sink)
+        self.ears = [Ear(self, fd) for fd in (mpirun.stdout, mpirun.stderr)]
+        for ear in self.ears:
+            os.set_blocking(ear.fd, False)
+            pump.add_source(ear)
+
+    def listen(self) -> None:
+        """Take what mpirun has said until now."""
+        for ear in self.ears:
+            while ear.take():
+                pass
+
+    def text(self) -> str:
+        """What was kept."""
+        return b"".join(self.kept).decode(errors="replace")
+
+    def show(self) -> None:
+        """Show what was kept."""
+        self.stream.feed(b"".join(self.kept).rstrip() + b"\n")
+        self.kept.clear()
+
+
+class Ear:
+    """One of mpirun's two pipes."""
+
+    def __init__(self, voice: Voice, fd: int) -> None:
+        self.voice = voice
+        self.fd = fd
+
+    def held_back(self) -> bool:
+        """Never: it is not much."""
+        return False
+
+    def pump(self) -> bool:
+        """Take what there is; False at the end."""
+        try:
+            data = os.read(self.fd, CHUNK)
+        except BlockingIOError:
+            return True
+        self.hear(data)
+        return bool(data)
+
+    def take(self) -> bool:
+        """Take what there is; False if there is nothing."""
+        try:
+            data = os.read(self.fd, CHUNK)
+        except BlockingIOError:
+            return False
+        self.hear(data)
+        return bool(data)
+
+    def hear(self, data: bytes) -> None:
+        """Keep it, or show it."""
+        if data and self.voice.live:
+            self.voice.stream.feed(data)
+        elif data:
+            self.voice.kept.append(data)
