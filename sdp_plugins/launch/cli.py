@@ -106,6 +106,10 @@ def run(
     prefix: Annotated[
         bool, typer.Option("--prefix/--no-prefix", help="Start every output line with its rank.")
     ] = True,
+    status: Annotated[
+        bool,
+        typer.Option("--status/--no-status", help="Show on a terminal what each rank does."),
+    ] = True,
     threads: Annotated[
         int | None,
         typer.Option(
@@ -133,7 +137,7 @@ def run(
         raise typer.BadParameter("-n says how many ranks to start; --hosts a:4,b:4 does, too")
     else:
         crew = LocalRanks(JobSpec(command=command, kind=kind, world_size=ranks, threads=threads))
-    raise typer.Exit(run_job(crew, timeout_s=timeout_s, prefix=prefix))
+    raise typer.Exit(run_job(crew, timeout_s=timeout_s, prefix=prefix, status=status))
 
 
 def on_hosts(where: Where, how: How) -> Crew:

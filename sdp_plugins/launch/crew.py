@@ -31,6 +31,19 @@ class Outlets:
         return f"[rank {rank}] " if self.prefix else ""
 
 
+@dataclass(frozen=True)
+class Trouble:
+    """What ends a job besides its ranks.
+
+    Attributes:
+        text: One line.
+        code: The launcher's exit code then.
+    """
+
+    text: str
+    code: int = 1
+
+
 class Rank(Protocol):
     """One rank."""
 
@@ -65,8 +78,8 @@ class Crew(Protocol):
             OSError, subprocess.SubprocessError: They cannot be started.
         """
 
-    def trouble(self) -> str:
-        """Why the job cannot go on although no rank has failed; empty if it can."""
+    def trouble(self) -> Trouble | None:
+        """Why the job cannot go on although no rank has failed; None if it can. Asked often."""
 
     def due(self) -> float | None:
         """When to look again at `trouble` and exit codes, on the monotonic clock."""

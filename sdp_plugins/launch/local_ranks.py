@@ -46,9 +46,8 @@ class LocalRanks:
                 outlets.pump.add(rank.stdout, text, outlets.stdout)
                 self.errors[number] = outlets.pump.add(rank.stderr, text, outlets.stderr)
 
-    def trouble(self) -> str:
+    def trouble(self) -> None:
         """None: children tell of their end themselves."""
-        return ""
 
     def due(self) -> float | None:
         """Never: a child's end is a signal."""

@@ -27,6 +27,13 @@ ERASE_LINE = b"\r\x1b[K"
 PIECE = re.compile(rb"[^\r\n]*(?:\r?\n|\r(?!\n)(?=.))|[^\r\n]+\r?\Z|\r\Z", re.DOTALL)
 
 
+class Erasable(Protocol):
+    """Something on the terminal that every output takes away first."""
+
+    def erased(self) -> bytes:
+        """What takes it away, if it is there."""
+
+
 class Sink:
     """A descriptor of the launcher to which many streams write.
 
@@ -41,6 +48,7 @@ class Sink:
         self.backlog = bytearray()
         self.owner: Stream | None = None  # whose unfinished line or bar is the last
         self.midline = False  # the next byte does not start a line
+        self.region: Erasable | None = None  # lines below the output
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 
@@ -51,6 +59,10 @@ class Sink:
 
     def write(self, data: bytes) -> None:
         """Write, now or later."""
+        self.write_over(self.region.erased() + data if self.region else data)
+
+    def write_over(self, data: bytes) -> None:
+        """Write, now or later, even where the region is."""
         if self.error is None:
             self.backlog += data
             self.drain()

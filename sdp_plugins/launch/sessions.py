@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Collection
 from contextlib import suppress
 
 ROUNDS = 20  # a member may fork while we look
+LOOK_S = 0.05
 
 
 def members(sessions: Collection[int]) -> list[int]:
@@ -38,15 +40,18 @@ class Guardian:
     """A process that kills the ranks' sessions if the launcher ends without saying goodbye.
 
     The kernel kills the ranks themselves (PDEATHSIG), but not what they have started.
+
+    Args:
+        grace_s: So long it leaves them to end by themselves.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, grace_s: float = 0.0) -> None:
         reader, self._writer = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
             try:
                 os.close(self._writer)
-                guard(reader)
+                guard(reader, grace_s)
             finally:
                 os._exit(0)
         os.close(reader)
@@ -65,7 +70,7 @@ class Guardian:
             os.waitpid(self._pid, 0)
 
 
-def guard(reader: int) -> None:
+def guard(reader: int, grace_s: float) -> None:
     """The guardian's life: wait for the end of the pipe, then kill unless it was dismissed."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
@@ -76,4 +81,8 @@ def guard(reader: int) -> None:
     with open(reader, "rb") as pipe:
         words = pipe.read().split()
     if b"done" not in words:
-        kill_sessions({int(word) for word in words})
+        sessions = {int(word) for word in words}
+        end = time.monotonic() + grace_s
+        while time.monotonic() < end and members(sessions):
+            time.sleep(LOOK_S)
+        kill_sessions(sessions)

@@ -159,13 +159,20 @@ def job_environment(job: JobSpec, base: Mapping[str, str]) -> dict[str, str]:
     return kept | huge_pages(base)
 
 
-def child_setup(mask: set[signal.Signals]) -> Callable[[], None]:
-    """What a rank does before its program: die with the launcher, take signals again."""
+def child_setup(
+    mask: set[signal.Signals], farewell: signal.Signals = signal.SIGKILL
+) -> Callable[[], None]:
+    """What a rank does before its program: die with the launcher, take signals again.
+
+    Args:
+        mask: Signals that it holds back.
+        farewell: What the kernel sends it when the launcher ends.
+    """
     prctl = ctypes.CDLL(None).prctl
     launcher = os.getpid()
 
     def setup() -> None:
-        prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        prctl(PR_SET_PDEATHSIG, int(farewell))
         if os.getppid() != launcher:  # it ended before the kernel knew
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -9,9 +9,10 @@ from contextlib import closing, suppress
 from types import FrameType
 
 from sdp_plugins.launch import report
-from sdp_plugins.launch.crew import Crew, Outlets, Rank
+from sdp_plugins.launch.crew import Crew, Outlets, Rank, Trouble
 from sdp_plugins.launch.output import Sink, open_standard_streams, sinks, unblock
 from sdp_plugins.launch.pump import Pump, signals_handled
+from sdp_plugins.launch.status import Status
 
 SURVIVOR_GRACE_S = 2.0  # from a failure to SIGTERM: the others notice it and end by themselves
 TERMINATE_GRACE_S = 3.0  # from SIGTERM to SIGKILL
@@ -26,11 +27,19 @@ class Supervisor:
     """One job: its ranks, their output, and the steps towards their end."""
 
     def __init__(
-        self, crew: Crew, stdout: Sink, stderr: Sink, *, timeout_s: float | None, prefix: bool
+        self,
+        crew: Crew,
+        stdout: Sink,
+        stderr: Sink,
+        *,
+        timeout_s: float | None,
+        prefix: bool,
+        status: bool,
     ) -> None:
         self.crew = crew
         self.stdout, self.stderr = stdout, stderr
         self.prefix = prefix
+        self.status = Status(stderr) if status and stderr.terminal else None
         self.pump = Pump(stdout, stderr)
         self.running: dict[int, Rank] = {}
         self.failed: dict[int, int] = {}  # exit codes, in the order of failing, until one is blamed
@@ -41,7 +50,7 @@ class Supervisor:
         self.timed_out = False  # this, or the next, is what ended the job
         self.output_lost = False
         self.not_started = False
-        self.trouble = ""  # why the job could not go on
+        self.trouble: Trouble | None = None  # why the job could not go on
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self.steps: list[tuple[float, int]] = []  # when to send which signal to all that still run
 
@@ -79,10 +88,13 @@ class Supervisor:
         """Return when every rank has ended."""
         while self.running:
             steps = (when for when, _ in self.steps[:1])
-            times = [*steps, self.deadline, self.blame_at, self.crew.due()]
+            shown = self.status.due() if self.status else None
+            times = [*steps, self.deadline, self.blame_at, self.crew.due(), shown]
             self.pump.run_once(min((when for when in times if when is not None), default=None))
             self.take_steps(time.monotonic())
             self.collect(time.monotonic())
+            if self.status:
+                self.status.refresh(self.crew.ranks, self.running, time.monotonic())
 
     def take_steps(self, now: float) -> None:
         """Notice what ends the job, and send the signals that are due."""
@@ -152,6 +164,8 @@ class Supervisor:
 
     def close(self) -> None:
         """Kill what is left of the ranks, show the last output, reap."""
+        if self.status:
+            self.status.close()
         self.crew.kill()
         self.pump.finish(DRAIN_S)
         self.deliver()
@@ -168,8 +182,8 @@ class Supervisor:
         if self.blamed is not None:
             return self.conclude_failure(self.blamed, self.failed[self.blamed])
         if self.trouble:
-            self.stderr.announce(f"sdp run: {self.trouble}")
-            return 1
+            self.stderr.announce(f"sdp run: {self.trouble.text}")
+            return self.trouble.code
         if self.signals and self.pump.backlogged():  # the user did not wait for the rest
             return 128 + self.signals[-1]
         error = self.output_error()
@@ -188,16 +202,25 @@ class Supervisor:
         return code
 
 
-def run_job(crew: Crew, *, timeout_s: float | None = None, prefix: bool = True) -> int:
+def run_job(
+    crew: Crew, *, timeout_s: float | None = None, prefix: bool = True, status: bool = False
+) -> int:
     """Run a job to its end; the exit code for the launcher.
 
-    That is 0, the exit code of the rank that is to blame (128 + n if signal n ended it), 124 when
-    the time was up, 1 when the ranks cannot be started or their output cannot be written.
+    Args:
+        crew: Its ranks.
+        timeout_s: After which it is ended.
+        prefix: Whether every line of output starts with its rank.
+        status: Whether a terminal shows what each rank does.
+
+    Returns:
+        0, the exit code of the rank that is to blame (128 + n if signal n ended it), 124 when the
+        time was up, 1 when the ranks cannot be started or their output cannot be written.
     """
     open_standard_streams()
     unblock(1)
     unblock(2)
-    supervisor = Supervisor(crew, *sinks(), timeout_s=timeout_s, prefix=prefix)
+    supervisor = Supervisor(crew, *sinks(), timeout_s=timeout_s, prefix=prefix, status=status)
     pump = supervisor.pump
     with signals_handled(supervisor.on_signal, pump), closing(pump):
         with closing(supervisor):

@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 
 MARK = "SDP_BENCH_SANDBOX"
@@ -45,20 +46,25 @@ def enter() -> None:
         OSError: There can be none; the text says why.
     """
     if inside():
-        _prepare()
+        prepare()
         return
     if reason := reason_against():
         raise OSError(reason)
-    line = [
+    line = command([sys.executable, "-m", "sdp_plugins.bench", *sys.argv[1:]])
+    # In a session of its own: Ctrl-C comes to us, and ends it in order first.
+    child = subprocess.Popen(line, env={**os.environ, MARK: "1"}, start_new_session=True)
+    sys.exit(_wait(child))
+
+
+def command(line: Sequence[str]) -> list[str]:
+    """A command line as the first process of a sandbox, which has to call `prepare`."""
+    return [
         *("setpriv", "--pdeathsig", "KILL"),  # should this process be killed
         "unshare",
         *("--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"),
         *("--mount", "--net", "--uts"),
-        *(sys.executable, "-m", "sdp_plugins.bench", *sys.argv[1:]),
+        *line,
     ]
-    # In a session of its own: Ctrl-C comes to us, and ends it in order first.
-    child = subprocess.Popen(line, env={**os.environ, MARK: "1"}, start_new_session=True)
-    sys.exit(_wait(child))
 
 
 def _wait(child: subprocess.Popen[bytes]) -> int:
@@ -73,7 +79,7 @@ def _wait(child: subprocess.Popen[bytes]) -> int:
         child.wait()
 
 
-def _prepare() -> None:
+def prepare() -> None:
     """Where `ip netns` keeps its names, and programs their shared memory, must be ours.
 
     So must be their temporary files: launchers name some by process numbers, which sandboxes share.

@@ -57,7 +57,7 @@ def by_mpirun(
 ) -> list[str]:
     """One mpiexec on the first node; `lines` are those of the ranks, equally many on each node."""
     per_node = len(lines) // network.nodes
-    agent = _agent(network, folder)
+    agent = remote_shell(network, folder)
     hosts = [f"{network.address(node)}:{per_node}" for node in range(network.nodes)]
     if mpi.flavour == "openmpi":
         options = ["--prtemca", "plm_ssh_agent", str(agent)]
@@ -71,7 +71,7 @@ def by_mpirun(
     return network.command(0, mpi.command(lines, options, places))
 
 
-def _agent(network: Network, folder: str) -> Path:
+def remote_shell(network: Network, folder: str) -> Path:
     """What mpiexec takes for ssh."""
     path = Path(folder) / "agent"
     cases = "\n".join(

@@ -28,7 +28,6 @@ from sdp_plugins.launch.pump import empty
 from sdp_plugins.launch.sessions import Guardian, kill_sessions
 from sdp_plugins.launch.spawn import RankProcess, child_setup, start_process
 
-TOKEN = "SDP_LAUNCH_TOKEN"
 CONNECT_S = 10.0
 START_S = 120.0
 CHUNK = 1 << 16
@@ -340,7 +339,7 @@ def main() -> None:
     """Entry point."""
     for number in (signal.SIGINT, signal.SIGHUP):  # `sdp run` passes them on
         signal.signal(number, nothing)
-    token = os.environ.pop(TOKEN, "")
+    token = os.environ.pop(messages.TOKEN, "")
     sys.exit(run(parsed(sys.argv[1:]), token))
 
 

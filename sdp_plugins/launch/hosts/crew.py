@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import signal
 import socket
 import time
 from collections.abc import Sequence
 
-from sdp_plugins.launch.crew import Outlets
+from sdp_plugins.launch.crew import Outlets, Trouble
 from sdp_plugins.launch.hosts import addresses, messages
 from sdp_plugins.launch.hosts.diagnosis import explained
 from sdp_plugins.launch.hosts.far_ranks import FarRank, Link
@@ -23,6 +24,7 @@ START_S = 120.0  # for all agents to call
 LOST_S = 5.0  # from an agent's silent end to its rank's: mpirun may say more
 END_S = 5.0  # for mpirun to end after its agents
 TERMINATE_S = 3.0  # from SIGTERM to SIGKILL
+ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)|\(rank (\d+) in comm 0\): .*MPI_Abort")
 
 
 class RanksOnHosts:
@@ -45,7 +47,7 @@ class RanksOnHosts:
 
     def start(self, outlets: Outlets) -> None:
         """Start mpirun; the ranks follow."""
-        self.guardian, self.outlets = Guardian(), outlets
+        self.guardian, self.outlets = Guardian(TERMINATE_S), outlets
         self.ports = listener(self.plan.addresses)
         outlets.pump.add_alarm(self.ports.fileno(), self.accept)
         self._expect_ranks()
@@ -53,7 +55,10 @@ class RanksOnHosts:
         command = self.plan.command(self.ports.getsockname()[1])
         with signals_held_back() as mask:
             self.mpirun = start_process(
-                command, self.plan.environment, child_setup(mask), stdin=True
+                command,
+                self.plan.environment,
+                child_setup(mask, signal.SIGTERM),  # it removes its files and ends its daemons
+                stdin=True,
             )
             self.guardian.watch(self.mpirun.pid)
         self.voice = Voice(outlets.pump, outlets.stderr, self.mpirun)
@@ -116,31 +121,47 @@ class RanksOnHosts:
             if rank.link:
                 rank.link.say(messages.START, {"master_port": self.master_port})
 
-    def trouble(self) -> str:
+    def trouble(self) -> Trouble | None:
         """Why the job cannot go on: an agent's refusal, mpirun's end or the time for starting."""
         if self.refused:
-            return self.refused
+            return Trouble(self.refused)
         code = self.mpirun.exit_code() if self.mpirun else None
-        self._settle(code)
         if self.met == len(self.ranks):
-            return ""
+            return self._lost(code)
         if code is not None:
-            return self._not_started(code)
-        if time.monotonic() >= self.start_by:
-            missing = ", ".join({rank.host for rank in self.ranks if rank.link is None})
-            return (
-                f"the ranks on {missing} did not start in {START_S:.0f} s. Hint: let firewalls "
-                "pass TCP between the hosts."
-            )
-        return ""
+            return Trouble(self._not_started(code))
+        if time.monotonic() < self.start_by:
+            return None
+        missing = ", ".join(dict.fromkeys(rank.host for rank in self.ranks if rank.link is None))
+        return Trouble(
+            f"the ranks on {missing} did not start in {START_S:.0f} s. Hint: let firewalls pass "
+            "TCP between the hosts."
+        )
 
-    def _settle(self, code: int | None) -> None:
-        """Give those whose agents have gone without a word an exit code."""
-        for rank in self.ranks:
-            if rank.gone is None or rank.lost_code is not None:
-                continue
-            if code is not None or time.monotonic() >= rank.gone + LOST_S:
-                rank.lost_code = code or 1
+    def _lost(self, code: int | None) -> Trouble | None:
+        """Whether agents have gone without a word, and mpirun has said what it has to say."""
+        gone = {number: rank for number, rank in enumerate(self.ranks) if rank.gone is not None}
+        since = min((rank.gone for rank in gone.values() if rank.gone is not None), default=None)
+        if since is None or (code is None and time.monotonic() < since + LOST_S):
+            return None
+        self.voice.listen()
+        for rank in gone.values():
+            rank.lost_code = code or 1
+        which = ", ".join(f"{number} (on {rank.host})" for number, rank in gone.items())
+        said = [
+            self.voice.text(),
+            *(b"".join(e.tail).decode("utf-8", "replace") for e in self.errors.values()),
+        ]
+        if aborted := next((found for text in said if (found := ABORTED.search(text))), None):
+            number = aborted.group(1) or aborted.group(2)
+            return Trouble(
+                f"rank {number} called MPI_Abort, and mpirun ended the others.", code or 1
+            )
+        return Trouble(
+            f"rank {which} ended without a word. Hint: it has called MPI_Abort, somebody killed "
+            "its agent, or the host is gone; mpirun may say more above.",
+            code or 1,
+        )
 
     def _not_started(self, code: int) -> str:
         """What mpirun has said, as one line where it is known."""
@@ -148,19 +169,15 @@ class RanksOnHosts:
         text = self.voice.text()
         for rank in self.ranks:
             rank.lost_code = code or 1
-        ours = [line for line in text.splitlines() if "sdp run: " in line]
-        if ours:
+        if ours := [line for line in text.splitlines() if "sdp run: " in line]:
             return ours[-1].partition("sdp run: ")[2]
-        others = [
-            host
-            for host, address in zip(self.plan.job.places, self.plan.addresses, strict=True)
-            if not addresses.is_here(address)
-        ]
+        pairs = zip(self.plan.job.places, self.plan.addresses, strict=True)
+        others = [host for host, address in pairs if not addresses.is_here(address)]
         named = next((host for host in others if host in text), ", ".join(others) or "this host")
         if known := explained(text, named):
             return known
         self.voice.show()
-        return f"{self.plan.mpirun} could not start the ranks: exit code {code}. It says why above."
+        return f"{self.plan.mpirun} could not start the ranks: exit code {code}; see above."
 
     def due(self) -> float | None:
         """When the time for starting is over, or a lost rank is given up."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sdp_plugins.launch.hosts.failure import LaunchError
 
-_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # not what ssh would take for an option
 _SLOTS = re.compile(r"slots\s*=\s*", re.IGNORECASE)
 
 
@@ -59,12 +59,12 @@ def _as_colon(text: str) -> str:
     """Open MPI's `a slots=4 max_slots=8` as MPICH's `a:4`."""
     name, _, rest = _SLOTS.sub("slots=", text.replace("\t", " ")).partition(" ")
     options = dict(option.partition("=")[::2] for option in rest.split())
-    slots = options.pop("slots", "")
+    slots = options.pop("slots", None)
     options.pop("max_slots", "")
     options.pop("max-slots", "")
     if options:
         return f"{name} {' '.join(options)}"  # which is no host's name
-    return f"{name}:{slots}" if slots else name
+    return name if slots is None else f"{name}:{slots}"
 
 
 def _host(text: str, where: str) -> Host:

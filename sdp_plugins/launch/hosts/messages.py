@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+TOKEN = "SDP_LAUNCH_TOKEN"
+"""The variable by which agents know the word that makes them this job's."""
+
 # From an agent.
 HELLO = b"H"  # JSON: who it is
 STARTED = b"S"  # JSON: the rank's process

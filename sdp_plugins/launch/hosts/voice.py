@@ -13,7 +13,7 @@ MOST_PIECES = 256
 
 
 class Voice:
-    """mpirun's output: kept while the job starts, shown while it runs, and ignored when it ends.
+    """mpirun's output: kept, and shown while the job runs, but not when it starts or ends.
 
     Of a job that fails, our report comes last, and not mpirun's of how it ended the others.
 
@@ -44,8 +44,8 @@ class Voice:
 
     def show(self) -> None:
         """Show what was kept."""
-        self.stream.feed(b"".join(self.kept).rstrip() + b"\n")
-        self.kept.clear()
+        if words := b"".join(self.kept).strip():
+            self.stream.feed(words + b"\n")
 
 
 class Ear:
@@ -78,8 +78,8 @@ class Ear:
         return bool(data)
 
     def hear(self, data: bytes) -> None:
-        """Keep it, or show it."""
+        """Keep it, and show it in a job that runs."""
+        if data:
+            self.voice.kept.append(data)
         if data and self.voice.live:
             self.voice.stream.feed(data)
-        elif data:
-            self.voice.kept.append(data)

@@ -1,0 +1,259 @@
+"""What `sdp run --hosts` makes of lists, names and mpirun's words, without any mpirun."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sdp_plugins.launch.hosts import addresses, forwarded, messages
+from sdp_plugins.launch.hosts.agent import node_of
+from sdp_plugins.launch.hosts.command_line import mpirun_line
+from sdp_plugins.launch.hosts.diagnosis import explained
+from sdp_plugins.launch.hosts.failure import LaunchError
+from sdp_plugins.launch.hosts.host_list import Host, parse_hostfile, parse_hosts, placed
+from sdp_plugins.launch.hosts.messages import TOKEN
+from sdp_plugins.launch.hosts.mpirun import (
+    INTEL_MPI,
+    MPICH,
+    OPEN_MPI,
+    Mpirun,
+    check_library,
+    family_of,
+    find,
+)
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_list_of_hosts() -> None:
+    assert parse_hosts("a:4, b:2") == [Host("a", 4), Host("b", 2)]
+    assert parse_hosts("a,b") == [Host("a"), Host("b")]
+    assert parse_hosts("a:2,b:2,a:1") == [Host("a", 3), Host("b", 2)]
+    assert parse_hosts("a,a,10.0.0.1:8") == [Host("a", 2), Host("10.0.0.1", 8)]
+
+
+@pytest.mark.parametrize("text", ["a:", "a:x", "a:-1", "a b", "::1", "a:2:3", "-x", "a:0", "a;b"])
+def test_what_is_no_list_is_refused(text: str) -> None:
+    with pytest.raises(LaunchError, match="Hint: "):
+        parse_hosts(text)
+
+
+def test_a_hostfile_in_both_forms(tmp_path: Path) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(
+        "# ours\n\na slots=4   # the big one\nb:2\n  c\nd slots = 3 max_slots=5\na:1\ne\tslots=2\n"
+    )
+    found = {host.name: host.slots for host in parse_hostfile(path)}
+    assert found == {"a": 5, "b": 2, "c": None, "d": 3, "e": 2}
+
+
+@pytest.mark.parametrize("line", ["a slot=4", "a 4", "a:4 slots=4", "a slots=", "a slots=x"])
+def test_a_wrong_line_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "hosts"
+    path.write_text(f"b:1\n{line}\n")
+    with pytest.raises(LaunchError, match=r"hosts, line 2: .*Hint: "):
+        parse_hostfile(path)
+
+
+def test_a_hostfile_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match=r"cannot read the hostfile .*No such file"):
+        parse_hostfile(tmp_path / "hosts")
+
+
+def test_ranks_fill_one_host_after_the_other() -> None:
+    hosts = parse_hosts("a:4,b:4")
+    assert placed(hosts, None) == {"a": 4, "b": 4}
+    assert placed(hosts, 5) == {"a": 4, "b": 1}
+    assert placed(hosts, 3) == {"a": 3}
+    assert placed(parse_hosts("a,b"), None) == {"a": 1, "b": 1}
+    assert placed(parse_hosts("a,b:2"), None) == {"a": 1, "b": 2}
+    assert placed(parse_hosts("a,b"), 5) == {"a": 3, "b": 2}
+
+
+@pytest.mark.parametrize(("text", "ranks"), [("a:4,b:4", 9), ("a,b:2", 4), ("", None)])
+def test_hosts_that_do_not_fit(text: str, ranks: int | None) -> None:
+    with pytest.raises(LaunchError, match="Hint: "):
+        placed(parse_hosts(text), ranks)
+
+
+def test_the_node_of_a_rank() -> None:
+    assert [node_of(rank, [3, 1, 2]) for rank in range(6)] == [0, 0, 0, 1, 2, 2]
+
+
+def test_messages_in_pieces() -> None:
+    data = messages.message(b"O", b"x" * 70000) + messages.message(b"X", {"code": 3})
+    inbox = messages.Inbox()
+    found = [one for i in range(0, len(data), 999) for one in inbox.feed(data[i : i + 999])]
+    assert found == [(b"O", b"x" * 70000), (b"X", b'{"code": 3}')]
+    with pytest.raises(ValueError, match="a message of"):
+        list(messages.Inbox().feed(b"GET / HTTP/1.1\r\n"))
+
+
+def test_addresses() -> None:
+    assert addresses.is_here("127.0.0.1") and not addresses.is_here("192.0.2.1")
+    assert addresses.resolve("localhost") == "127.0.0.1"
+    assert addresses.launchers(["127.0.0.1", "127.0.0.1"]) == ["127.0.0.1"]
+    assert addresses.first_hosts(["127.0.0.1"]) == "127.0.0.1"
+    assert addresses.first_hosts(["192.0.2.1", "127.0.0.1"]) == "192.0.2.1"
+    with pytest.raises(LaunchError, match=r"no host 'no-such-host\.invalid'.*Hint: "):
+        addresses.resolve("no-such-host.invalid")
+
+
+def test_the_first_host_is_named_as_others_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine's own name is often that of its loopback."""
+    monkeypatch.setattr(addresses, "ours_towards", lambda other: f"seen from {other}")
+    assert addresses.first_hosts(["127.0.0.1", "192.0.2.7"]) == "seen from 192.0.2.7"
+
+
+def test_command_lines() -> None:
+    places, names, command = {"a": 2, "b": 1}, ["PATH", "SDP_X"], ["python", "x.py"]
+    open_mpi = mpirun_line(Mpirun(Path("/m"), OPEN_MPI, "5"), places, names, command)
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    assert open_mpi == [
+        *("/m", *root, "--host", "a:2,b:1", "--map-by", "slot", "--bind-to", "none"),
+        *("-x", "PATH", "-x", "SDP_X", "-n", "3", *command),
+    ]
+    mpich = mpirun_line(Mpirun(Path("/m"), MPICH, "5"), places, names, command)
+    assert mpich == ["/m", "-genvlist", "PATH,SDP_X", "-hosts", "a:2,b:1", "-n", "3", *command]
+    intel = mpirun_line(Mpirun(Path("/m"), INTEL_MPI, "2021"), places, names, command)
+    assert intel[3:] == ["-n", "2", "-host", "a", *command, ":", "-n", "1", "-host", "b", *command]
+
+
+def test_what_is_passed_on() -> None:
+    base = {
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "HF_TOKEN": "x",
+        "PATH": "/bin",
+        "PYTHONPATH": "/p",
+        "SDP_TIMEOUT_S": "5",
+        "RANK": "7",
+        "MASTER_ADDR": "elsewhere",
+        "OMPI_COMM_WORLD_RANK": "3",
+        "UCX_TLS": "tcp",
+    }
+    ours = forwarded.environment(base, token="t", threads=None, exported=["HF_TOKEN", "A=b"])
+    names = forwarded.names(ours, ["HF_TOKEN", "A=b"])
+    assert names == sorted(
+        ["A", "GLIBC_TUNABLES", "HF_TOKEN", "PATH", "PYTHONPATH", TOKEN, "SDP_TIMEOUT_S", "UCX_TLS"]
+    )
+    assert not {"RANK", "MASTER_ADDR", "OMPI_COMM_WORLD_RANK", "OMP_NUM_THREADS"} & set(ours)
+    assert ours["AWS_SECRET_ACCESS_KEY"] == "x" and ours["A"] == "b"  # mpirun's own, here
+    threads = forwarded.environment(base, token="t", threads=3, exported=[])
+    assert threads["OMP_NUM_THREADS"] == "3" and "OMP_NUM_THREADS" in forwarded.names(threads, [])
+    with pytest.raises(LaunchError, match="-x NOPE: it is not set here"):
+        forwarded.environment(base, token="t", threads=None, exported=["NOPE"])
+
+
+@pytest.mark.parametrize(
+    ("text", "family", "version"),
+    [
+        ("mpirun (Open MPI) 5.0.11\n\nReport bugs", OPEN_MPI, "5.0.11"),
+        ("mpirun (Open MPI) 4.1.4\n", OPEN_MPI, "4.1.4"),
+        ("Open MPI v4.1.4, package: Debian OpenMPI, ident: 4.1.4", OPEN_MPI, "4.1.4"),
+        ("HYDRA build details:\n    Version:    5.0.2\n    Release", MPICH, "5.0.2"),
+        ("MPICH Version:      4.3.0b1\nMPICH Release date", MPICH, "4.3.0b1"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.18 Build 2", INTEL_MPI, "2021.18"),
+    ],
+)
+def test_families(text: str, family: str, version: str) -> None:
+    assert family_of(text) == (family, version)
+
+
+# ---- which mpirun --------------------------------------------------------------------------------
+
+
+def program(folder: Path, name: str, text: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+def test_two_mpis_have_to_be_chosen_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = program(tmp_path / "beside", "mpirun", "echo 'HYDRA build details: Version: 5.0.2'")
+    in_path = program(tmp_path / "bin", "mpirun", "echo 'mpirun (Open MPI) 4.1.4'")
+    monkeypatch.setattr(sys, "executable", str(beside.with_name("python")))
+    path = {"PATH": f"{in_path.parent}:/usr/bin:/bin"}
+    with pytest.raises(LaunchError) as error:
+        find(None, path)
+    for part in (f"{in_path} (Open MPI 4.1.4)", f"{beside} (MPICH 5.0.2)", "Hint: ", "--mpirun "):
+        assert part in str(error.value)
+    assert find(str(beside), path).family == MPICH
+    beside.unlink()
+    assert find(None, path).path == in_path
+    in_path.unlink()
+    with pytest.raises(LaunchError, match=r"no mpirun.*pip install 'sdp-plugins\[mpi\]'"):
+        find(None, {"PATH": str(in_path.parent)})
+
+
+def test_an_mpirun_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(LaunchError, match="there is no program '/nowhere/mpirun'"):
+        find("/nowhere/mpirun", {})
+    wrong = program(tmp_path, "mpirun", "echo what?")
+    with pytest.raises(LaunchError, match="names neither Open MPI nor"):
+        find(str(wrong), dict(os.environ))
+
+
+def test_the_ranks_mpi_has_to_be_mpiruns() -> None:
+    mpirun = Mpirun(Path("/m"), MPICH, "5.0")
+    check_library(mpirun, None)
+    check_library(mpirun, (INTEL_MPI, "2021"))
+    with pytest.raises(LaunchError, match=r"two MPIs: /m \(MPICH 5.0\).*Open MPI 4.1.*Hint: "):
+        check_library(mpirun, (OPEN_MPI, "4.1"))
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("ssh: Could not resolve hostname b: Name or service not known", "spelling"),
+        ("Host key verification failed.\r\n", "known_hosts"),
+        ("root@b: Permission denied (publickey,password).", "ssh-copy-id b"),
+        ("ssh: connect to host b port 22: Connection refused", "sshd"),
+        ("ssh: connect to host b port 22: Connection timed out", "switched on"),
+        ("ModuleNotFoundError: No module named 'sdp_plugins'", "install it there"),
+        (f"bash: line 1: {sys.executable}: No such file or directory", "same Python"),
+        (f"env: '{sys.executable}': No such file or directory", "same Python"),
+        ("something else", ""),
+    ],
+)
+def test_known_complaints(text: str, part: str) -> None:
+    line = explained(text, "b")
+    assert bool(line) == bool(part) and part in line and "\n" not in line
+    assert not line or ("Hint: " in line and "b" in line)
+
+
+# ---- the command line ----------------------------------------------------------------------------
+
+
+def sdp_run(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "sdp_plugins.launch", "run", *args],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "part"),
+    [
+        (["--hosts", "a:0"], "a has no slot"),
+        (["--hosts", "localhost:2", "-n", "3"], "the hosts have 2 slots"),
+        (["--hosts", "a", "--hostfile", "b"], "two lists"),
+        (["--hosts", "no-such-host.invalid:2"], "there is no host 'no-such-host.invalid'"),
+        (["--hosts", "localhost", "--mpirun", "/nowhere"], "there is no program '/nowhere'"),
+    ],
+)
+def test_what_cannot_be_started_is_said_in_one_line(args: list[str], part: str) -> None:
+    done = sdp_run(*args, "-m", "platform")
+    assert done.returncode == 1, done.stderr
+    assert part in done.stderr and "Hint: " in done.stderr
+    assert done.stderr.startswith("sdp run: ") and done.stderr.count("\n") == 1

@@ -1,0 +1,33 @@
+"""Runs a command on the first of two nodes, which are namespaces of this process' own.
+
+Programs that start others on a node find a stand-in for ssh as the MPIs' settings name it; its path
+is in SDP_TEST_SHELL.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+
+from sdp_plugins.bench.cluster import sandbox, start
+from sdp_plugins.bench.cluster.network import Network
+
+SHELLS = (
+    *("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC"),
+    "SDP_TEST_SHELL",
+)
+
+
+def main() -> int:
+    """Run it; its exit code."""
+    sandbox.prepare()
+    with Network(2, 1.0) as network, tempfile.TemporaryDirectory() as folder:
+        shell = str(start.remote_shell(network, folder))
+        ours = {**os.environ, **start.environment(network), **dict.fromkeys(SHELLS, shell)}
+        return subprocess.run(network.command(0, sys.argv[1:]), env=ours, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())
