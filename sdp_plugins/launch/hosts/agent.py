@@ -167,13 +167,13 @@ class Agent:
             self.link.setblocking(True)
             self.link.sendall(messages.message(messages.REFUSED, text.encode()))
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], *, stdin: bool) -> None:
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the rank's program.
 
         Raises:
             OSError, subprocess.SubprocessError: It cannot be started.
         """
-        rank = start_process(command, environment, child_setup(set()), stdin=stdin, inherit=True)
+        rank = start_process(command, environment, child_setup(set()), stdin=False, inherit=True)
         self.rank = rank
         self.guardian.watch(rank.pid)
         self.pipes = {rank.stdout: messages.STDOUT, rank.stderr: messages.STDERR}
@@ -305,7 +305,7 @@ def run(options: Options, token: str) -> int:
         port = agent.ask(hello)
         environment = variables(options, topology, port, os.environ)
         with woken(agent) as alarm:
-            agent.start(options.command, environment, stdin=topology.rank == 0)
+            agent.start(options.command, environment)
             agent.serve(alarm)
     except (OSError, subprocess.SubprocessError) as error:
         agent.refuse(f"{socket.gethostname()} cannot start {options.command[0]!r}: {error}")

@@ -17,6 +17,7 @@ from sdp_plugins.launch.hosts.plan import Plan
 from sdp_plugins.launch.hosts.voice import Voice
 from sdp_plugins.launch.output import Stream
 from sdp_plugins.launch.pump import signals_held_back
+from sdp_plugins.launch.report import how_it_ended
 from sdp_plugins.launch.sessions import Guardian, kill_sessions
 from sdp_plugins.launch.spawn import RankProcess, child_setup, start_process
 
@@ -58,7 +59,7 @@ class RanksOnHosts:
                 command,
                 self.plan.environment,
                 child_setup(mask, signal.SIGTERM),  # it removes its files and ends its daemons
-                stdin=True,
+                stdin=False,
             )
             self.guardian.watch(self.mpirun.pid)
         self.voice = Voice(outlets.pump, outlets.stderr, self.mpirun)
@@ -142,8 +143,11 @@ class RanksOnHosts:
         """Whether agents have gone without a word, and mpirun has said what it has to say."""
         gone = {number: rank for number, rank in enumerate(self.ranks) if rank.gone is not None}
         since = min((rank.gone for rank in gone.values() if rank.gone is not None), default=None)
-        if since is None or (code is None and time.monotonic() < since + LOST_S):
+        if code is None and (since is None or time.monotonic() < since + LOST_S):
             return None
+        if not gone:
+            how = how_it_ended(code or 0)
+            return Trouble(f"mpirun has ended before the ranks: {how}. Hint: was it killed?", 1)
         self.voice.listen()
         for rank in gone.values():
             rank.lost_code = code or 1

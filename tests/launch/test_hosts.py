@@ -1,0 +1,385 @@
+"""`sdp run --hosts`, under Open MPI and MPICH: on this machine, and on two nodes that it plays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sdp_plugins.bench.cluster import sandbox
+from tests.side_by_side import side_by_side
+
+MPIS = {
+    "Open MPI": os.environ.get("SDP_TEST_OPEN_MPI", ""),
+    "MPICH": os.environ.get("SDP_TEST_MPI", ""),
+}
+ROOT = Path(__file__).parents[2]
+SDP_RUN = [sys.executable, "-m", "sdp_plugins.launch", "run"]
+TWO_NODES = sandbox.command([sys.executable, "-m", "tests.launch.two_nodes"])
+reason = sandbox.reason_against()
+needs_nodes = pytest.mark.skipif(bool(reason), reason=reason)
+
+HEADER = """
+import json, os, pathlib, signal, subprocess, sys, time
+rank = int(os.environ["RANK"])
+"""
+Done = subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(params=MPIS)
+def mpi(request: pytest.FixtureRequest) -> str:
+    """An MPI's prefix."""
+    prefix = MPIS[request.param]
+    if not prefix:
+        pytest.skip(f"no variable names an {request.param}")
+    return prefix
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], str]:
+    """Writes a script."""
+
+    def write(text: str) -> str:
+        path = tmp_path / f"script {len(list(tmp_path.iterdir()))}.py"
+        path.write_text(HEADER + textwrap.dedent(text))
+        return str(path)
+
+    return write
+
+
+def on(mpi: str, *args: str, hosts: str = "localhost:2") -> list[str]:
+    return [*SDP_RUN, "--mpirun", f"{mpi}/bin/mpirun", "--hosts", hosts, *args]
+
+
+def environment(mpi: str = "", **more: str) -> dict[str, str]:
+    """Without threads that were asked for, and mpi4py only where an MPI is given."""
+    base = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "PYTHONPATH")}
+    if mpi:
+        base["PYTHONPATH"] = str(next(Path(mpi).glob("lib/python*/site-packages")))
+        libraries = (Path(mpi, "lib", name) for name in ("libmpi.so.40", "libmpi.so.12"))
+        base["MPI4PY_LIBMPI"] = str(next(path for path in libraries if path.exists()))
+    return base | {"PYTHONWARNINGS": "ignore"} | more
+
+
+def run(line: list[str], env: dict[str, str] | None = None, **options: object) -> Done:
+    return subprocess.run(  # type: ignore[call-overload,no-any-return]
+        line,
+        cwd=ROOT,
+        env=env or environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **options,
+    )
+
+
+@contextmanager
+def started(line: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A launcher in a session of its own, so that signals reach it alone."""
+    pipe = subprocess.PIPE
+    launcher = subprocess.Popen(
+        line,
+        cwd=ROOT,
+        env=environment(),
+        stdout=pipe,
+        stderr=pipe,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        yield launcher
+    finally:
+        launcher.kill()
+        launcher.communicate()
+
+
+def everything_below(launcher: subprocess.Popen[str], lines: int) -> list[psutil.Process]:
+    """All that the launcher has started, once its ranks have printed so many lines."""
+    assert launcher.stdout
+    for _ in range(lines):
+        assert launcher.stdout.readline()
+    return psutil.Process(launcher.pid).children(recursive=True)
+
+
+def wait_until_gone(processes: list[psutil.Process], timeout_s: float = 8.0) -> None:
+    end = time.monotonic() + timeout_s
+    while left := [process for process in processes if alive(process)]:
+        assert time.monotonic() < end, f"still there: {left}"
+        time.sleep(0.02)
+
+
+def alive(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+# ---- what the ranks get --------------------------------------------------------------------------
+
+
+def test_what_ranks_find(mpi: str, script: Callable[[str], str]) -> None:
+    path = script(
+        """
+        names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR"]
+        names += ["OMP_NUM_THREADS", "SDP_LAUNCH_TOKEN", "HERE"]
+        cores = len(os.sched_getaffinity(0))
+        port = os.environ["MASTER_PORT"]
+        given = {name: os.environ.get(name) for name in names}
+        print(json.dumps([given, sys.argv[1:], sys.stdin.read(), cores, port]))
+        """
+    )
+    arguments = ["a b", "", "--", "-n", "'\"", "*"]
+    outer = {"RANK": "7", "WORLD_SIZE": "9", "OMPI_COMM_WORLD_RANK": "5", "PMI_RANK": "4"}
+    line = on(mpi, "-x", "HERE=x y", "--no-prefix", path, *arguments)
+    done = run(line, environment(**outer), input="nobody's")
+    assert done.returncode == 0 and done.stderr == "", done.stderr
+    found = [json.loads(text) for text in done.stdout.splitlines()]
+    found.sort(key=lambda one: one[0]["RANK"])
+    for rank, (given, argv, stdin, cores, port) in enumerate(found):
+        assert given == {
+            **{"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "NODE_RANK": "0"},
+            **{"LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "HERE": "x y"},
+            **{"OMP_NUM_THREADS": None, "SDP_LAUNCH_TOKEN": None},
+        }
+        assert argv == arguments
+        assert stdin == ""
+        assert cores == len(os.sched_getaffinity(0))
+        assert port == found[0][4]
+
+
+def test_threads_and_a_hostfile(mpi: str, script: Callable[[str], str], tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("# this machine\nlocalhost slots=4\n")
+    line = [*SDP_RUN, "--mpirun", f"{mpi}/bin/mpirun", "--hostfile", str(tmp_path / "hosts")]
+    path = script("print(os.environ['OMP_NUM_THREADS'], os.environ['WORLD_SIZE'])")
+    done = run([*line, "-n", "3", "--threads", "2", path])
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[rank {r}] 2 3" for r in range(3)]
+
+
+# ---- how jobs end --------------------------------------------------------------------------------
+
+ENDINGS = {
+    "if rank == 1: sys.exit(7)\ntime.sleep(600)": (7, "exit code 7."),
+    "if rank == 1: {}['key']\ntime.sleep(600)": (1, "KeyError: 'key'"),
+    "if rank == 1: import nothing_of_that_name\ntime.sleep(600)": (1, "No module named 'nothing_"),
+    "if rank == 1: os.kill(os.getpid(), 9)\ntime.sleep(600)": (137, "killed by SIGKILL"),
+}
+
+
+def test_the_first_failure_ends_the_job(mpi: str, script: Callable[[str], str]) -> None:
+    begin = time.monotonic()
+    lines = [(on(mpi, script(text)),) for text in ENDINGS]
+    for done, (code, text) in zip(side_by_side(run, lines, 4), ENDINGS.values(), strict=True):
+        assert done.returncode == code, done.stderr
+        _, _, last = done.stderr.rpartition("sdp run: rank 1 (pid ")
+        assert "on localhost) failed first" in last and text in last
+        assert "[mpirun]" not in done.stderr and "[rank 0]" not in done.stderr
+    assert time.monotonic() - begin < 30
+
+
+def test_the_time_is_up(mpi: str, script: Callable[[str], str]) -> None:
+    done = run(on(mpi, "--timeout", "3", script("if rank: time.sleep(600)")))
+    assert done.returncode == 124
+    assert done.stderr == "sdp run: the time is up; still running: rank 1\n"
+
+
+SLEEP = """
+    subprocess.Popen(["sleep", "600"])
+    print("here")
+    while True: time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_nothing(mpi: str, script: Callable[[str], str], number: int) -> None:
+    with started(on(mpi, script(SLEEP))) as launcher:
+        below = everything_below(launcher, 2)
+        names = [process.name() for process in below]
+        assert names.count("sleep") == 2 and len(below) >= 9  # with mpirun, agents and guardians
+        launcher.send_signal(number)
+        wait_until_gone(below)
+        code = launcher.wait(timeout=10)
+        assert code == (-number if number == signal.SIGKILL else 128 + number)
+
+
+@pytest.mark.parametrize("what", ["agent", "mpirun"])
+def test_what_is_no_rank_may_be_killed(mpi: str, script: Callable[[str], str], what: str) -> None:
+    """Nobody tells then how the ranks have ended."""
+    with started(on(mpi, script(SLEEP))) as launcher:
+        below = everything_below(launcher, 2)
+        sleep = next(process for process in below if process.name() == "sleep")
+        agent = sleep.parents()[1]
+        (mpirun,) = (p for p in psutil.Process(launcher.pid).children() if len(p.children()) > 0)
+        {"agent": agent, "mpirun": mpirun}[what].kill()
+        _, errors = launcher.communicate(timeout=20)
+        wait_until_gone(below)
+    assert launcher.returncode in (1, 9, 137)  # mpirun's: MPICH's gives the signal as it is
+    last = errors.splitlines()[-1]
+    assert last.startswith("sdp run: ") and "Hint: " in last
+    assert "ended without a word" in last or (what == "mpirun" and "mpirun has ended" in last)
+
+
+def test_a_stranger_is_not_listened_to(mpi: str, script: Callable[[str], str]) -> None:
+    with started(on(mpi, "--timeout", "20", script(SLEEP))) as launcher:
+        everything_below(launcher, 2)
+        (port,) = {
+            c.laddr.port
+            for c in psutil.Process(launcher.pid).net_connections("tcp")
+            if c.status == psutil.CONN_LISTEN
+        }
+        for words in (b"GET / HTTP/1.1\r\n\r\n", b"H\0\0\0\x1b" + b'{"token": "x", "rank": 0}  '):
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as link:
+                link.sendall(words)
+                link.shutdown(socket.SHUT_WR)
+        time.sleep(0.3)
+        assert launcher.poll() is None
+        launcher.terminate()
+        assert launcher.wait(timeout=10) == 143
+
+
+# ---- what keeps a job from starting --------------------------------------------------------------
+
+
+def one_line(done: Done) -> str:
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stderr.startswith("sdp run: ") and done.stderr.count("\n") == 1, done.stderr
+    assert "Hint: " in done.stderr
+    return done.stderr
+
+
+def test_a_port_in_use(mpi: str, script: Callable[[str], str]) -> None:
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        text = one_line(run(on(mpi, "--master-port", str(port), script("print('never')"))))
+    assert f"MASTER_PORT {port} on " in text and "Address already in use" in text
+
+
+SSH = {
+    "ssh: connect to host 192.0.2.1 port 22: Connection refused": "start sshd there",
+    "Host key verification failed.": "ssh-keyscan 192.0.2.1",
+    "root@192.0.2.1: Permission denied (publickey).": "ssh-copy-id 192.0.2.1",
+    f"sh: 1: {sys.executable}: not found": "every host needs the same Python",
+    "ModuleNotFoundError: No module named 'sdp_plugins'": "has no sdp-plugins",
+    "something else": "something else",
+}
+
+
+@pytest.mark.parametrize("words", SSH)
+def test_a_host_that_cannot_be_used(mpi: str, tmp_path: Path, words: str) -> None:
+    (tmp_path / "shell").write_text(f'#!/bin/sh\necho "{words}" >&2\nexit 255\n')
+    (tmp_path / "shell").chmod(0o755)
+    names = ("PRTE_MCA_plm_ssh_agent", "HYDRA_LAUNCHER_EXEC")
+    env = environment(**dict.fromkeys(names, str(tmp_path / "shell")))
+    done = run(on(mpi, "-m", "platform", hosts="localhost:1,192.0.2.1:1"), env)
+    assert SSH[words] in one_line(done) and "192.0.2.1" in done.stderr
+
+
+def test_two_mpis(mpi: str) -> None:
+    """The ranks' mpi4py loads another one's library than that of mpirun."""
+    if not all(MPIS.values()):
+        pytest.skip("it takes two")
+    (other,) = set(MPIS.values()) - {mpi}
+    text = one_line(run(on(mpi, "-m", "platform"), environment(other)))
+    assert "two MPIs: " in text and all(name in text for name in MPIS)
+
+
+def test_an_mpirun_that_fails(tmp_path: Path) -> None:
+    (tmp_path / "mpirun").write_text(
+        '#!/bin/sh\n[ "$1" = --version ] && exec echo "mpirun (Open MPI) 5.0"\n'
+        "echo 'a long story'\nexit 3\n"
+    )
+    (tmp_path / "mpirun").chmod(0o755)
+    done = run([*SDP_RUN, "--hosts", "localhost", "--mpirun", f"{tmp_path}/mpirun", "-m", "this"])
+    assert done.returncode == 1
+    first, last = done.stderr.splitlines()
+    assert first == "[mpirun] a long story"
+    assert last.endswith("(Open MPI 5.0) could not start the ranks: exit code 3; see above.")
+
+
+# ---- two nodes -----------------------------------------------------------------------------------
+
+NODES = "node0:1,node1:2"
+
+
+@needs_nodes
+def test_all_reduce_over_two_nodes(mpi: str, script: Callable[[str], str]) -> None:
+    path = script(
+        """
+        import socket, torch, torch.distributed as dist
+        dist.init_process_group("smddp")
+        one = torch.ones(3)
+        dist.all_reduce(one)
+        place = [os.environ[name] for name in ("LOCAL_RANK", "NODE_RANK", "MASTER_ADDR")]
+        print(socket.gethostname(), *place, f"{one.sum():.0f}", "mpi4py.MPI" in sys.modules)
+        dist.destroy_process_group()
+        """
+    )
+    lean = {"SDP_TIMEOUT_S": "30", "OMP_NUM_THREADS": "1"}
+    done = run([*TWO_NODES, *on(mpi, path, hosts=NODES)], environment(mpi, **lean))
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [
+        "[rank 0] node0 0 0 10.77.0.1 9 True",
+        "[rank 1] node1 0 1 10.77.0.1 9 True",
+        "[rank 2] node1 1 1 10.77.0.1 9 True",
+    ]
+
+
+# Runs on the first node: starts a job, does something to it, and prints what is left of it.
+LEFT = """
+    import psutil
+    def names():
+        found = (p for p in psutil.process_iter(["name", "cmdline", "status"]))
+        return sorted(" ".join(p.info["cmdline"] or [p.info["name"]]) for p in found
+                      if p.info["status"] != "zombie" and p.pid not in before)
+    before = {p.pid for p in psutil.process_iter()}
+    job = subprocess.Popen(sys.argv[2:], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    lines = sorted(job.stdout.readline() for _ in range(3))
+    there = len(names())
+    if sys.argv[1] != "nothing": job.send_signal(int(sys.argv[1]))
+    end = time.monotonic() + 8
+    _, errors = job.communicate()
+    while (left := names()) and time.monotonic() < end: time.sleep(0.02)
+    print(json.dumps([job.returncode, lines, there, left, errors]))
+"""
+
+
+def outcome(mpi: str, what: str, observer: str, path: str) -> tuple[int, list[str], str]:
+    """The job's code, lines and errors; nothing of it is left."""
+    inner = [sys.executable, observer, what, *on(mpi, path, hosts=NODES)]
+    done = run([*TWO_NODES, *inner], environment(RANK="0"))
+    assert done.returncode == 0, done.stderr
+    code, lines, there, left, errors = json.loads(done.stdout)
+    assert there >= 3 * 3 and not left
+    return code, lines, errors
+
+
+@needs_nodes
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_signal_leaves_nothing_on_two_nodes(
+    mpi: str, script: Callable[[str], str], number: int
+) -> None:
+    code, lines, _ = outcome(mpi, str(int(number)), script(LEFT), script(SLEEP))
+    assert lines == [f"[rank {rank}] here\n" for rank in range(3)]
+    assert code == (-9 if number == signal.SIGKILL else 143)
+
+
+@needs_nodes
+def test_a_failure_on_the_other_node(mpi: str, script: Callable[[str], str]) -> None:
+    text = "print('here')\ntime.sleep(1)\nif rank == 2: raise ValueError('boom')\ntime.sleep(600)"
+    code, _, errors = outcome(mpi, "nothing", script(LEFT), script(text))
+    assert code == 1
+    _, _, last = errors.rpartition("sdp run: rank 2 (pid ")
+    assert "on node1) failed first" in last and last.rstrip().endswith("ValueError: boom")
