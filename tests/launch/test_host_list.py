@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from sdp_plugins.launch.hosts import addresses, forwarded, messages
-from sdp_plugins.launch.hosts.agent import node_of
 from sdp_plugins.launch.hosts.command_line import mpirun_line
 from sdp_plugins.launch.hosts.diagnosis import explained
 from sdp_plugins.launch.hosts.failure import LaunchError
@@ -81,10 +80,6 @@ def test_hosts_that_do_not_fit(text: str, ranks: int | None) -> None:
         placed(parse_hosts(text), ranks)
 
 
-def test_the_node_of_a_rank() -> None:
-    assert [node_of(rank, [3, 1, 2]) for rank in range(6)] == [0, 0, 0, 1, 2, 2]
-
-
 def test_messages_in_pieces() -> None:
     data = messages.message(b"O", b"x" * 70000) + messages.message(b"X", {"code": 3})
     inbox = messages.Inbox()
@@ -98,8 +93,8 @@ def test_addresses() -> None:
     assert addresses.is_here("127.0.0.1") and not addresses.is_here("192.0.2.1")
     assert addresses.resolve("localhost") == "127.0.0.1"
     assert addresses.launchers(["127.0.0.1", "127.0.0.1"]) == ["127.0.0.1"]
-    assert addresses.first_hosts(["127.0.0.1"]) == "127.0.0.1"
-    assert addresses.first_hosts(["192.0.2.1", "127.0.0.1"]) == "192.0.2.1"
+    assert addresses.first_ones(["127.0.0.1"]) == "127.0.0.1"
+    assert addresses.first_ones(["192.0.2.1", "127.0.0.1"]) == "192.0.2.1"
     with pytest.raises(LaunchError, match=r"no host 'no-such-host\.invalid'.*Hint: "):
         addresses.resolve("no-such-host.invalid")
 
@@ -107,7 +102,7 @@ def test_addresses() -> None:
 def test_the_first_host_is_named_as_others_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine's own name is often that of its loopback."""
     monkeypatch.setattr(addresses, "ours_towards", lambda other: f"seen from {other}")
-    assert addresses.first_hosts(["127.0.0.1", "192.0.2.7"]) == "seen from 192.0.2.7"
+    assert addresses.first_ones(["127.0.0.1", "192.0.2.7"]) == "seen from 192.0.2.7"
 
 
 def test_command_lines() -> None:
@@ -115,9 +110,12 @@ def test_command_lines() -> None:
     open_mpi = mpirun_line(Mpirun(Path("/m"), OPEN_MPI, "5"), places, names, command)
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     assert open_mpi == [
-        *("/m", *root, "--host", "a:2,b:1", "--map-by", "slot", "--bind-to", "none"),
-        *("-x", "PATH", "-x", "SDP_X", "-n", "3", *command),
+        *("/m", *root, "--map-by", "slot", "--bind-to", "none", "-x", "PATH", "-x", "SDP_X"),
+        *("--host", "a:2,b:1", "-n", "3", *command),
     ]
+    older = mpirun_line(Mpirun(Path("/m"), OPEN_MPI, "4.1"), places, names, command)
+    parts = ["-n", "2", "-host", "a:2", *command, ":", "-n", "1", "-host", "b:1", *command]
+    assert older[-len(parts) :] == parts
     mpich = mpirun_line(Mpirun(Path("/m"), MPICH, "5"), places, names, command)
     assert mpich == ["/m", "-genvlist", "PATH,SDP_X", "-hosts", "a:2,b:1", "-n", "3", *command]
     intel = mpirun_line(Mpirun(Path("/m"), INTEL_MPI, "2021"), places, names, command)

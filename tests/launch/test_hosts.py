@@ -185,7 +185,7 @@ def test_the_first_failure_ends_the_job(mpi: str, script: Callable[[str], str]) 
     for done, (code, text) in zip(side_by_side(run, lines, 4), ENDINGS.values(), strict=True):
         assert done.returncode == code, done.stderr
         _, _, last = done.stderr.rpartition("sdp run: rank 1 (pid ")
-        assert "on localhost) failed first" in last and text in last
+        assert f" on {socket.gethostname()}) failed first" in last and text in last
         assert "[mpirun]" not in done.stderr and "[rank 0]" not in done.stderr
     assert time.monotonic() - begin < 30
 
@@ -311,7 +311,7 @@ def test_an_mpirun_that_fails(tmp_path: Path) -> None:
 
 # ---- two nodes -----------------------------------------------------------------------------------
 
-NODES = "node0:1,node1:2"
+NODES = "node1:2,node0:1"  # not the launcher's first
 
 
 @needs_nodes
@@ -331,9 +331,9 @@ def test_all_reduce_over_two_nodes(mpi: str, script: Callable[[str], str]) -> No
     done = run([*TWO_NODES, *on(mpi, path, hosts=NODES)], environment(mpi, **lean))
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [
-        "[rank 0] node0 0 0 10.77.0.1 9 True",
-        "[rank 1] node1 0 1 10.77.0.1 9 True",
-        "[rank 2] node1 1 1 10.77.0.1 9 True",
+        "[rank 0] node1 0 0 10.77.0.2 9 True",
+        "[rank 1] node1 1 0 10.77.0.2 9 True",
+        "[rank 2] node0 0 1 10.77.0.2 9 True",
     ]
 
 
@@ -378,8 +378,8 @@ def test_a_signal_leaves_nothing_on_two_nodes(
 
 @needs_nodes
 def test_a_failure_on_the_other_node(mpi: str, script: Callable[[str], str]) -> None:
-    text = "print('here')\ntime.sleep(1)\nif rank == 2: raise ValueError('boom')\ntime.sleep(600)"
+    text = "print('here')\ntime.sleep(1)\nif rank == 1: raise ValueError('boom')\ntime.sleep(600)"
     code, _, errors = outcome(mpi, "nothing", script(LEFT), script(text))
     assert code == 1
-    _, _, last = errors.rpartition("sdp run: rank 2 (pid ")
+    _, _, last = errors.rpartition("sdp run: rank 1 (pid ")
     assert "on node1) failed first" in last and last.rstrip().endswith("ValueError: boom")

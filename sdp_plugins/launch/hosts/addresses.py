@@ -51,14 +51,20 @@ def ours_towards(address: str) -> str:
 
 def launchers(addresses: Sequence[str]) -> list[str]:
     """This machine's addresses, as the hosts with `addresses` see it."""
-    found = (LOOPBACK if is_here(address) else ours_towards(address) for address in addresses)
-    return list(dict.fromkeys(found))
+    others = [address for address in addresses if not is_here(address)]
+    return list(dict.fromkeys(map(ours_towards, others))) or [LOOPBACK]
 
 
-def first_hosts(addresses: Sequence[str]) -> str:
-    """The first host's address, as the other hosts see it: a name may be a loopback's there."""
+def first_ones(addresses: Sequence[str]) -> str:
+    """The first address as the others see it: that of this machine depends on who looks."""
     first = addresses[0]
     others = [address for address in addresses if not is_here(address)]
-    if not is_here(first) or not others:
-        return LOOPBACK if is_here(first) else first
-    return ours_towards(others[0])
+    if not others:
+        return LOOPBACK
+    return ours_towards(others[0]) if is_here(first) else first
+
+
+def peer(connection: socket.socket) -> str:
+    """The address from which a connection comes."""
+    address = str(connection.getpeername()[0])
+    return address.removeprefix("::ffff:")  # IPv4's on a socket for both

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from sdp_plugins.core.internode import mpi_library
 from sdp_plugins.core.rank_environment import rank_environment
@@ -40,16 +40,12 @@ class Options(argparse.Namespace):
 
     Attributes:
         launcher: The addresses by which the launcher may be reached, and its port.
-        places: How many ranks each host has.
-        master_addr: Of the first host.
-        master_port: Wanted there; 0: one that is free.
+        master_port: Wanted on rank 0's host; 0: one that is free.
         job: Its id.
         command: The rank's command line.
     """
 
     launcher: str
-    places: str
-    master_addr: str
     master_port: int
     job: str
     command: list[str]
@@ -59,8 +55,6 @@ def parsed(given: Sequence[str]) -> Options:
     """Read the command line that `sdp run` has written."""
     parser = argparse.ArgumentParser(prog="sdp run's agent", allow_abbrev=False)
     parser.add_argument("--launcher", required=True, metavar="PORT@ADDRESS,ADDRESS")
-    parser.add_argument("--places", required=True, metavar="N,N")
-    parser.add_argument("--master-addr", required=True)
     parser.add_argument("--master-port", type=int, required=True)
     parser.add_argument("--job", required=True)
     parser.add_argument("command", nargs=argparse.REMAINDER)
@@ -104,35 +98,40 @@ def free_port(wanted: int) -> int:
         return port
 
 
-def node_of(rank: int, places: Sequence[int]) -> int:
-    """The index of a rank's host: mpirun fills one after the other."""
-    node, first = 0, 0
-    while rank >= first + places[node]:
-        first += places[node]
-        node += 1
-    return node
+class Start(NamedTuple):
+    """What only the launcher knows, when all agents have called.
+
+    Attributes:
+        master_addr: Of rank 0's host.
+        master_port: On that.
+        node: The index of our host.
+        nodes: How many there are.
+    """
+
+    master_addr: str
+    master_port: int
+    node: int
+    nodes: int
 
 
 def variables(
-    options: Options, topology: Topology, port: int, given: Mapping[str, str]
+    job: str, topology: Topology, start: Start, given: Mapping[str, str]
 ) -> dict[str, str]:
     """The rank's environment.
 
     TORCHELASTIC_RUN_ID makes torch and Lightning recognise the job; it also says that ranks are not
     MPI's, so it is set only where they cannot be.
     """
-    places = [int(number) for number in options.places.split(",")]
-    node = str(node_of(topology.rank, places))
     ours = {
-        "MASTER_ADDR": options.master_addr,
-        "MASTER_PORT": str(port),
-        "NODE_RANK": node,
-        "GROUP_RANK": node,
-        "GROUP_WORLD_SIZE": str(len(places)),
-        "SDP_JOB_ID": options.job,
+        "MASTER_ADDR": start.master_addr,
+        "MASTER_PORT": str(start.master_port),
+        "NODE_RANK": str(start.node),
+        "GROUP_RANK": str(start.node),
+        "GROUP_WORLD_SIZE": str(start.nodes),
+        "SDP_JOB_ID": job,
     }
     if not mpi_library.installed():
-        ours |= {"TORCHELASTIC_RUN_ID": options.job, "TORCHELASTIC_RESTART_COUNT": "0"}
+        ours |= {"TORCHELASTIC_RUN_ID": job, "TORCHELASTIC_RESTART_COUNT": "0"}
         ours["TORCHELASTIC_MAX_RESTARTS"] = "0"
     return rank_environment(topology, {**given, **ours})
 
@@ -150,15 +149,15 @@ class Agent:
         self.exit_told = False
         self.guardian = Guardian()
 
-    def ask(self, hello: Mapping[str, object]) -> int:
-        """Say who we are; the job's MASTER_PORT, once all ranks have done so."""
+    def ask(self, hello: Mapping[str, object]) -> Start:
+        """Say who we are; what the launcher answers, once all agents have done so."""
         self.link.sendall(messages.message(messages.HELLO, hello))
         self.link.settimeout(START_S)
         while data := self.link.recv(CHUNK):
             for kind, body in self.inbox.feed(data):
                 if kind == messages.START:
                     self.link.setblocking(False)
-                    return int(messages.read_json(body)["master_port"])
+                    return Start(**messages.read_json(body))
         raise ConnectionResetError("the launcher has left")
 
     def refuse(self, text: str) -> None:
@@ -302,8 +301,7 @@ def run(options: Options, token: str) -> int:
             "Hint: --master-port takes another, or leave it out for one that is free."
         )
     try:
-        port = agent.ask(hello)
-        environment = variables(options, topology, port, os.environ)
+        environment = variables(options.job, topology, agent.ask(hello), os.environ)
         with woken(agent) as alarm:
             agent.start(options.command, environment)
             agent.serve(alarm)

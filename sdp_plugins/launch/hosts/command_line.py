@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from sdp_plugins.launch.hosts.mpirun import INTEL_MPI, OPEN_MPI, Mpirun
+from sdp_plugins.launch.hosts.mpirun import INTEL_MPI, MPICH, Mpirun
 
 
 def mpirun_line(
@@ -20,20 +20,23 @@ def mpirun_line(
         command: What to start.
     """
     hosts = ",".join(f"{host}:{slots}" for host, slots in places.items())
-    if mpirun.family == OPEN_MPI:
-        options = _open_mpi(hosts, names)
-    elif mpirun.family == INTEL_MPI:
-        return [str(mpirun.path), *_hydra(names), *_intel_mpi(places, command)]
-    else:
-        options = [*_hydra(names), "-hosts", hosts]
-    return [str(mpirun.path), *options, "-n", str(sum(places.values())), *command]
+    line = [str(mpirun.path)]
+    if mpirun.family == INTEL_MPI:  # its list of hosts has no numbers
+        return [*line, *_hydra(names), *_in_parts(places, command, lambda host, slots: host)]
+    if mpirun.family == MPICH:
+        return [*line, *_hydra(names), "-hosts", hosts, "-n", str(sum(places.values())), *command]
+    if mpirun.major < 5:  # it would begin with this host, wherever that stands
+        parts = _in_parts(places, command, lambda host, slots: f"{host}:{slots}")
+        return [*line, *_open_mpi(names), *parts]
+    ranks = ["-n", str(sum(places.values()))]
+    return [*line, *_open_mpi(names), "--host", hosts, *ranks, *command]
 
 
-def _open_mpi(hosts: str, names: Sequence[str]) -> list[str]:
+def _open_mpi(names: Sequence[str]) -> list[str]:
     """Ranks may use all cores: they have more threads than one, and Open MPI would bind them."""
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     exported = [part for name in names for part in ("-x", name)]
-    return [*root, "--host", hosts, "--map-by", "slot", "--bind-to", "none", *exported]
+    return [*root, "--map-by", "slot", "--bind-to", "none", *exported]
 
 
 def _hydra(names: Sequence[str]) -> list[str]:
@@ -41,9 +44,12 @@ def _hydra(names: Sequence[str]) -> list[str]:
     return ["-genvlist", ",".join(names)]
 
 
-def _intel_mpi(places: Mapping[str, int], command: Sequence[str]) -> list[str]:
-    """Its list of hosts has no numbers: each host gets a part of the line."""
+def _in_parts(
+    places: Mapping[str, int], command: Sequence[str], host_option: Callable[[str, int], str]
+) -> list[str]:
+    """A part of the line for each host."""
     line: list[str] = []
     for host, slots in places.items():
-        line += [*([":"] if line else []), "-n", str(slots), "-host", host, *command]
+        part = ["-n", str(slots), "-host", host_option(host, slots), *command]
+        line += [*([":"] if line else []), *part]
     return line

@@ -65,12 +65,10 @@ class RanksOnHosts:
         self.voice = Voice(outlets.pump, outlets.stderr, self.mpirun)
 
     def _expect_ranks(self) -> None:
-        places = self.plan.job.places
-        hosts = [host for host, slots in places.items() for _ in range(slots)]
-        for number, host in enumerate(hosts):
+        for number in range(sum(self.plan.job.places.values())):
             text, pump = self.outlets.label(number), self.outlets.pump
             errors = pump.add_stream(text, self.outlets.stderr)
-            self.ranks.append(FarRank(host, pump.add_stream(text, self.outlets.stdout), errors))
+            self.ranks.append(FarRank(pump.add_stream(text, self.outlets.stdout), errors))
             self.errors[number] = errors
 
     def accept(self) -> None:
@@ -107,6 +105,7 @@ class RanksOnHosts:
             raise ValueError("a stranger")
         rank = self.ranks[hello["rank"]]
         link.rank, rank.link = rank, link
+        rank.host, rank.address = hello["host"], addresses.peer(link.connection)
         for stream in rank.streams.values():
             stream.fd, stream.source = link.fd, link
         self.refused = self.refused or hello.get("refused", "")
@@ -118,9 +117,13 @@ class RanksOnHosts:
 
     def _let_start(self) -> None:
         self.voice.live = True
-        for rank in self.ranks:
+        places = [(rank.host, rank.address) for rank in self.ranks]
+        nodes = list(dict.fromkeys(places))
+        first = addresses.first_ones([address for _, address in places])
+        job = {"master_addr": first, "master_port": self.master_port, "nodes": len(nodes)}
+        for rank, place in zip(self.ranks, places, strict=True):
             if rank.link:
-                rank.link.say(messages.START, {"master_port": self.master_port})
+                rank.link.say(messages.START, {**job, "node": nodes.index(place)})
 
     def trouble(self) -> Trouble | None:
         """Why the job cannot go on: an agent's refusal, mpirun's end or the time for starting."""
@@ -133,10 +136,11 @@ class RanksOnHosts:
             return Trouble(self._not_started(code))
         if time.monotonic() < self.start_by:
             return None
-        missing = ", ".join(dict.fromkeys(rank.host for rank in self.ranks if rank.link is None))
+        here = ", ".join(dict.fromkeys(rank.host for rank in self.ranks if rank.host))
         return Trouble(
-            f"the ranks on {missing} did not start in {START_S:.0f} s. Hint: let firewalls pass "
-            "TCP between the hosts."
+            f"{len(self.ranks) - self.met} of {len(self.ranks)} ranks did not start in "
+            f"{START_S:.0f} s ({f'those on {here} did' if here else 'none did'}). Hint: let "
+            "firewalls pass TCP between the hosts."
         )
 
     def _lost(self, code: int | None) -> Trouble | None:

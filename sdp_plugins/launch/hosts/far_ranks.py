@@ -20,13 +20,13 @@ class FarRank:
     """A rank: its agent may not have come yet, or be gone.
 
     Args:
-        host: The name that the user has given.
         stdout: Where its output goes.
         stderr: The same.
     """
 
-    def __init__(self, host: str, stdout: Stream, stderr: Stream) -> None:
-        self.host = host
+    def __init__(self, stdout: Stream, stderr: Stream) -> None:
+        self.host = ""  # as it calls itself
+        self.address = ""  # from which its agent has called
         self.streams = {messages.STDOUT: stdout, messages.STDERR: stderr}
         self.link: Link | None = None
         self.pid: int | None = None

@@ -59,8 +59,6 @@ class Plan:
         job, ours = self.job, ",".join(addresses.launchers(self.addresses))
         agent = [sys.executable, "-u", "-m", "sdp_plugins.launch.hosts.agent"]
         agent += ["--launcher", f"{port}@{ours}", "--job", uuid.uuid4().hex]
-        agent += ["--places", ",".join(map(str, job.places.values()))]
-        agent += ["--master-addr", addresses.first_hosts(self.addresses)]
         agent += ["--master-port", str(job.master_port), *job.command]
         names = forwarded.names(self.environment, job.exported)
         return mpirun_line(self.mpirun, job.places, names, agent)
