@@ -1,7 +1,7 @@
 """Runs a command on the first of two nodes, which are namespaces of this process' own.
 
-Programs that start others on a node find a stand-in for ssh as the MPIs' settings name it; its path
-is in SDP_TEST_SHELL.
+Programs that start others on a node find a stand-in for ssh as the MPIs' settings name it. Like ssh
+it hands no variables on.
 """
 
 from __future__ import annotations
@@ -10,22 +10,27 @@ import os
 import subprocess
 import sys
 import tempfile
+from pathlib import Path
 
 from sdp_plugins.bench.cluster import sandbox, start
 from sdp_plugins.bench.cluster.network import Network
 
-SHELLS = (
-    *("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC"),
-    "SDP_TEST_SHELL",
-)
+SHELLS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
+LOGIN = "PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TMPDIR=/dev/shm"
 
 
 def main() -> int:
     """Run it; its exit code."""
     sandbox.prepare()
     with Network(2, 1.0) as network, tempfile.TemporaryDirectory() as folder:
-        shell = str(start.remote_shell(network, folder))
-        ours = {**os.environ, **start.environment(network), **dict.fromkeys(SHELLS, shell)}
+        shell = Path(folder, "ssh")
+        there = start.remote_shell(network, folder)
+        shell.write_text(
+            '#!/bin/sh\nwhile [ "${1#-o}" != "$1" ]; do shift; done\n'
+            f'exec env -i {LOGIN} {there} "$@"\n'
+        )
+        shell.chmod(0o755)
+        ours = {**os.environ, **start.environment(network), **dict.fromkeys(SHELLS, str(shell))}
         return subprocess.run(network.command(0, sys.argv[1:]), env=ours, check=False).returncode
 
 

@@ -288,6 +288,8 @@ def run(options: Options, token: str) -> int:
     topology = Topology.from_env()
     if topology.source == "single":
         give_up(f"{SINGLE}. Hint: does the mpirun belong to another MPI than it says?")
+    if not token:
+        give_up(f"mpirun has not passed on {messages.TOKEN}. Hint: --mpirun takes another one.")
     if topology.source == "openmpi":
         undo_one_core_binding(os.environ)
     agent = Agent(connected(options.launcher))

@@ -115,6 +115,8 @@ class Link:
             self.ended = True
         if self.ended and self.rank:
             self.rank.leave()
+        elif self.ended:
+            self.let_go()
         return not self.ended
 
     def _take(self, data: bytes) -> bool:

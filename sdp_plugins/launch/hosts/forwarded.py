@@ -31,6 +31,8 @@ PREFIXES = (
     *("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "MPIR_CVAR_", "MPICH_", "I_MPI_", "MPI4PY_"),
     *("UCX_", "FI_"),
 )
+# MPICH's mpirun (5.0), given a list of names, loses the last variable of its environment.
+_LAST = "SDP_LAUNCH_END"
 # Torchrun's variables, should this process have some, are not the ranks'.
 _PLACE = {
     "RANK",
@@ -69,11 +71,11 @@ def environment(
             kept[name] = value
         elif name not in kept:
             raise LaunchError(f"-x {name}: it is not set here. Hint: -x {name}=VALUE sets it.")
-    return kept | {TOKEN: token}
+    return kept | {TOKEN: token, _LAST: ""}
 
 
 def names(environment: Mapping[str, str], exported: Sequence[str]) -> list[str]:
     """Which of them mpirun passes on."""
     asked = {text.partition("=")[0] for text in exported}
-    chosen = (n for n in environment if n in NAMES or n in asked or n.startswith(PREFIXES))
-    return sorted(chosen)
+    chosen = {n for n in environment if n in NAMES or n in asked or n.startswith(PREFIXES)}
+    return sorted(chosen - {_LAST})
