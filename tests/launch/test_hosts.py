@@ -377,6 +377,17 @@ def test_a_signal_leaves_nothing_on_two_nodes(
 
 
 @needs_nodes
+def test_a_host_that_cannot_call_back(mpi: str, script: Callable[[str], str]) -> None:
+    """As behind a firewall: mpirun is reached, and we are not."""
+    line = on(mpi, script("print('never')"), hosts="node1:1,node0:1")
+    code = "import sys; from sdp_plugins.launch.hosts import addresses; "
+    code += "addresses.launchers = lambda hosts: ['10.77.0.200']; "
+    code += "from sdp_plugins.launch.cli import main; sys.argv[1:] = sys.argv[2:]; main()"
+    text = one_line(run([*TWO_NODES, sys.executable, "-c", code, *line[2:]], environment()))
+    assert "cannot reach sdp run on port" in text and "firewall" in text
+
+
+@needs_nodes
 def test_a_failure_on_the_other_node(mpi: str, script: Callable[[str], str]) -> None:
     text = "print('here')\ntime.sleep(1)\nif rank == 1: raise ValueError('boom')\ntime.sleep(600)"
     code, _, errors = outcome(mpi, "nothing", script(LEFT), script(text))

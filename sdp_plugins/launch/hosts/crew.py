@@ -134,6 +134,8 @@ class RanksOnHosts:
             return self._lost(code)
         if code is not None:
             return Trouble(self._not_started(code))
+        if complaint := self._agents_complaint():  # for which MPICH's mpirun does not end
+            return Trouble(complaint)
         if time.monotonic() < self.start_by:
             return None
         here = ", ".join(dict.fromkeys(rank.host for rank in self.ranks if rank.host))
@@ -174,11 +176,11 @@ class RanksOnHosts:
     def _not_started(self, code: int) -> str:
         """What mpirun has said, as one line where it is known."""
         self.voice.listen()
-        text = self.voice.text()
         for rank in self.ranks:
             rank.lost_code = code or 1
-        if ours := [line for line in text.splitlines() if "sdp run: " in line]:
-            return ours[-1].partition("sdp run: ")[2]
+        if complaint := self._agents_complaint():
+            return complaint
+        text = self.voice.text()
         pairs = zip(self.plan.job.places, self.plan.addresses, strict=True)
         others = [host for host, address in pairs if not addresses.is_here(address)]
         named = next((host for host in others if host in text), ", ".join(others) or "this host")
@@ -186,6 +188,12 @@ class RanksOnHosts:
             return known
         self.voice.show()
         return f"{self.plan.mpirun} could not start the ranks: exit code {code}; see above."
+
+    def _agents_complaint(self) -> str:
+        """What agents have said that did not reach us; empty if nothing."""
+        lines = self.voice.text().splitlines(keepends=True)
+        ours = [line for line in lines if "sdp run: " in line and line.endswith("\n")]
+        return ours[-1].partition("sdp run: ")[2].strip() if ours else ""
 
     def due(self) -> float | None:
         """When the time for starting is over, or a lost rank is given up."""
