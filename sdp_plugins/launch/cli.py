@@ -125,6 +125,8 @@ def run(
     They find torchrun's variables in their environment. The first rank that fails ends the others;
     its traceback is printed last and its exit code returned.
     """
+    if ranks is None and not hosts and not hostfile:
+        raise typer.BadParameter("-n says how many ranks to start; --hosts a:4,b:4 does, too")
     if not module and not Path(command[0]).exists():
         raise typer.BadParameter(f"there is no script {command[0]!r} (a module is started with -m)")
     kind: Kind = "module" if module else "script"
@@ -133,9 +135,8 @@ def run(
         where = Where(hosts, hostfile, ranks, mpirun)
         how = How(python_line(command, kind), threads, master_port, exported or [])
         crew = on_hosts(where, how)
-    elif ranks is None:
-        raise typer.BadParameter("-n says how many ranks to start; --hosts a:4,b:4 does, too")
     else:
+        assert ranks
         crew = LocalRanks(JobSpec(command=command, kind=kind, world_size=ranks, threads=threads))
     raise typer.Exit(run_job(crew, timeout_s=timeout_s, prefix=prefix, status=status))
 
