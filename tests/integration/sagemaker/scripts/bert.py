@@ -1,4 +1,4 @@
-"""An unmodified script for HuggingFace's Trainer: a small BERT learns English from Python's help."""
+"""An unmodified script for HuggingFace's Trainer: a small BERT learns the language of help texts."""
 
 import argparse
 import os
