@@ -1,4 +1,4 @@
-"""An unmodified script for HuggingFace's Trainer: a small BERT learns the language of help texts."""
+"""An unmodified script for HuggingFace's Trainer: a small BERT learns the help texts' language."""
 
 import argparse
 import os
