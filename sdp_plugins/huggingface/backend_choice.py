@@ -9,6 +9,7 @@ is right: the device, DDP without device_ids, gathering, random states, barriers
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -84,7 +85,7 @@ def is_meant(sagemaker_dp: bool, backend: str | None) -> bool:
     if backend not in (None, BACKEND):
         return False
     if dist.is_initialized():
-        return bool(dist.get_backend() == BACKEND)
+        return BACKEND in re.split("[:,]", dist.get_backend())  # as in cpu:smddp,cuda:nccl
     return backend == BACKEND or sagemaker_dp or sagemaker_wants_smddp()
 
 

@@ -68,7 +68,9 @@ class Container:
         for folder in (self.model, self.output / "data", self.output / "intermediate"):
             folder.mkdir(parents=True)
         if source.is_dir():
-            shutil.copytree(source, self.code)
+            shutil.copytree(
+                source, self.code, ignore=self._but_ourselves, ignore_dangling_symlinks=True
+            )
         else:
             self.code.mkdir()
             shutil.copy(source, self.code)
@@ -81,6 +83,15 @@ class Container:
         (config / "hyperparameters.json").write_text(json.dumps(encoded))
         (config / "resourceconfig.json").write_text(json.dumps(self.resources()))
         (config / "inputdataconfig.json").write_text(json.dumps(self.inputs()))
+
+    def fail(self, reason: str) -> None:
+        """Leave the file by which SageMaker shows why a job has failed."""
+        (self.output / "failure").write_text(reason)
+
+    def _but_ourselves(self, folder: str, names: list[str]) -> list[str]:
+        """The job's own folder, where that is made in the source's."""
+        job = self.ml.parent.parent
+        return [name for name in names if job == Path(folder).resolve() / name]
 
     def resources(self) -> dict[str, Any]:
         """What resourceconfig.json says."""

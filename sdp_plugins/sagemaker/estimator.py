@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import tempfile
 import time
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from sdp_plugins.sagemaker import artifacts, hyperparameters
 from sdp_plugins.sagemaker.command import command_line, variables_for_mpirun
 from sdp_plugins.sagemaker.container import Container
 from sdp_plugins.sagemaker.distribution import EXAMPLE, PROCESSES, read_distribution
-from sdp_plugins.sagemaker.inputs import folder_of, read_channels
+from sdp_plugins.sagemaker.inputs import folder_of, made, read_channels
 from sdp_plugins.sagemaker.process import count_gpus, run
 from sdp_plugins.sagemaker.script import write_script
 from sdp_plugins.sagemaker.variables import variables
@@ -80,13 +81,15 @@ class Estimator:
                 f"instance_type {instance_type!r} is not on this machine. Hint: one of "
                 f"{', '.join(LOCAL)}; for instances of AWS take the estimator of SageMaker's SDK."
             )
-        if instance_count < 1:
-            raise ValueError(f"instance_count must be 1 or more, not {instance_count}")
+        if not isinstance(instance_count, int) or instance_count < 1:
+            raise ValueError(f"instance_count must be 1 or more, not {instance_count!r}")
+        if output_path:
+            folder_of(output_path)  # before anything is trained in vain
         self.entry_point = entry_point
         self.source_dir = source_dir
         self.instance_count = instance_count
         self.instance_type = instance_type
-        self.environment = dict(environment or {})
+        self.environment = {str(name): str(value) for name, value in (environment or {}).items()}
         self.output_path = output_path
         self.base_job_name = base_job_name or "sdp-training"
         self.model_data: str | None = None
@@ -126,18 +129,46 @@ class Estimator:
             TrainingJobError: A rank failed.
         """
         name = job_name or f"{self.base_job_name}-{time.strftime('%Y-%m-%d-%H-%M-%S')}"
-        channels = read_channels(inputs)
+        if not re.fullmatch(r"[A-Za-z0-9](-*[A-Za-z0-9])*", name):
+            raise ValueError(f"job_name {name!r}: a name has letters, digits and '-'")
+        channels, source = read_channels(inputs), self._source()
+        output = made(self.output_path) if self.output_path else None
         with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
-            containers = self._containers(Path(folder), name, channels)
+            containers = self._containers(Path(folder).resolve(), name, channels)
             for container in containers:
-                container.prepare(self._source())
+                container.prepare(source)
                 write_script(container.ml.parent, *self._script_of(container))
-            processes = int(containers[0].given.get(PROCESSES) or containers[0].gpus or 1)
-            ranks = processes * len(containers) if self._launch.distributed else 0
+            processes = self._processes(containers[0]) if self._launch.distributed else 0
+            ranks = max(1, processes * len(containers))
             code, words = run(Path(folder), ranks, processes, quiet=logs in (False, None, "None"))
-            self.model_data = artifacts.collect(containers, self._output())
+            if code:
+                containers[0].fail(words)
+            self._keep(containers, output, name, failed=bool(code))
         if code:
             raise TrainingJobError(name, code, words)
+
+    def _processes(self, container: Container) -> int:
+        """How many ranks a host has.
+
+        Raises:
+            ValueError: The user's number is none.
+        """
+        given = container.given.get(PROCESSES) or container.gpus or 1
+        if not isinstance(given, int) or given < 1:
+            raise ValueError(f"{PROCESSES} must be a number of 1 or more, not {given!r}")
+        return given
+
+    def _keep(
+        self, containers: list[Container], output: Path | None, name: str, failed: bool
+    ) -> None:
+        """Pack what the script has left; of a job that has failed no model, as on SageMaker."""
+        if failed and output is None:
+            return
+        folder = output or Path(tempfile.mkdtemp(prefix=f"{name}-"))
+        artifacts.pack(folder / artifacts.OUTPUT, [container.output for container in containers])
+        if not failed:
+            artifacts.pack(folder / artifacts.MODEL, [container.model for container in containers])
+            self.model_data = f"file://{folder / artifacts.MODEL}"
 
     def _script_of(self, container: Container) -> tuple[list[str], dict[str, str]]:
         """What the ranks of a container become, and their variables."""
@@ -159,9 +190,6 @@ class Estimator:
 
     def _script(self) -> str:
         return self.entry_point if self.source_dir else Path(self.entry_point).name
-
-    def _output(self) -> Path | None:
-        return Path(folder_of(self.output_path)) if self.output_path else None
 
     def _containers(self, folder: Path, name: str, channels: dict[str, Path]) -> list[Container]:
         hosts = [f"algo-{number + 1}" for number in range(self.instance_count)]

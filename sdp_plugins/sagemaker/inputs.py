@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,6 +32,22 @@ def read_channels(inputs: str | Mapping[str, str] | None) -> dict[str, Path]:
     given = {"training": inputs} if isinstance(inputs, str) else dict(inputs or {})
     channels = {name: folder_of(address) for name, address in given.items()}
     for name, folder in channels.items():
+        if not re.fullmatch(r"[A-Za-z0-9._-]+", name):
+            raise ValueError(f"channel {name!r}: a name has letters, digits, '.', '_' and '-'")
         if not folder.is_dir():
             raise ValueError(f"channel {name!r}: there is no folder {folder}")
     return channels
+
+
+def made(address: str) -> Path:
+    """The folder of an output, which is made.
+
+    Raises:
+        ValueError: It cannot be.
+    """
+    folder = folder_of(address)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"output_path {address}: {error.strerror}") from None
+    return folder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from collections import deque
@@ -12,7 +13,6 @@ from pathlib import Path
 from sdp_plugins.launch.spawn import child_setup
 
 _LAST_LINES = 100
-_END_LIMIT_S = 30.0
 
 
 def count_gpus() -> int:
@@ -23,43 +23,48 @@ def count_gpus() -> int:
 def run(job: Path, ranks: int, processes: int, quiet: bool) -> tuple[int, str]:
     """Run a job's ranks to their end.
 
+    Ctrl-C interrupts the ranks, which may save what they have; the second one kills them.
+
     Args:
         job: The job's folder.
-        ranks: How many there are; 0: one process that is no rank.
-        processes: How many of them a host has.
+        ranks: How many there are.
+        processes: How many of them a host has; 0: the only one is to know of no ranks.
         quiet: Whether to print nothing.
 
     Returns:
         The exit code, and the launcher's last words, which end in the traceback to blame.
     """
-    line = [sys.executable, "-m", "sdp_plugins.sagemaker.rank", str(job), str(processes)]
-    if ranks:
-        launcher = [sys.executable, "-m", "sdp_plugins.launch.smddprun", "-n", str(ranks)]
-        line = [*launcher, *line]
+    launcher = [sys.executable, "-m", "sdp_plugins.launch.smddprun", "-n", str(ranks)]
+    rank = [sys.executable, "-m", "sdp_plugins.sagemaker.rank", str(job), str(processes)]
     last: deque[str] = deque(maxlen=_LAST_LINES)
     with subprocess.Popen(
-        line,
+        [*launcher, *rank],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
+        start_new_session=True,  # or a terminal's Ctrl-C would reach it beside ours
         preexec_fn=child_setup(set()),  # should this process be killed, so are they
     ) as process:
         try:
-            for text in process.stdout or ():
-                last.append(text)
-                if not quiet:  # by `print`, or notebooks would not show it
-                    print(text, end="", flush=True)
-            return process.wait(), _reason(last)
-        except BaseException:  # Ctrl-C, in a notebook too: nothing may go on
-            process.terminate()
-            try:
-                process.wait(_END_LIMIT_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
+            _pass_on(process, last, quiet)
+        except KeyboardInterrupt:
+            process.send_signal(signal.SIGINT)
+            _pass_on(process, last, quiet)
             raise
+        finally:
+            process.kill()  # its ranks die with it
+        return process.returncode, _reason(last)
+
+
+def _pass_on(process: subprocess.Popen[str], last: deque[str], quiet: bool) -> None:
+    for text in process.stdout or ():
+        last.append(text)
+        if not quiet:  # by `print`, or notebooks would not show it
+            print(text, end="", flush=True)
+    process.wait()
 
 
 def _reason(lines: Iterable[str]) -> str:
     text = "".join(lines).strip()
-    return text[max(text.rfind("\nsdp run: "), 0) :].strip()
+    return text[max(text.rfind("\nsdp run: "), 0) :].strip() or "it has said nothing"

@@ -11,6 +11,12 @@ from pathlib import Path
 
 from sdp_plugins.sagemaker.script import read_script
 
+# What launchers say to a rank.
+_OF_RANKS = (
+    *("RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_", "MASTER_", "TORCHELASTIC_"),
+    *("SMDATAPARALLEL_", "SDP_JOB_ID", "SDP_LAUNCHER_PID"),
+)
+
 
 def place(rank: int, size: int, processes: int) -> dict[str, str]:
     """Where a rank stands on its host.
@@ -37,13 +43,20 @@ def place(rank: int, size: int, processes: int) -> dict[str, str]:
 
 
 def become(job: Path, processes: int) -> None:
-    """Become this rank's script, or the job's only process if no launcher has made it a rank."""
-    rank = int(os.environ.get("RANK", "0"))
-    host = job / f"algo-{rank // processes + 1}"
+    """Become this rank's script.
+
+    Args:
+        job: The job's folder.
+        processes: How many ranks a host has; 0: this is the only process, and no rank.
+    """
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    host = job / f"algo-{rank // processes + 1 if processes else 1}"
     command, variables = read_script(host)
     env = {**os.environ, **variables}
-    if "RANK" in env:
-        env |= place(rank, int(env["WORLD_SIZE"]), processes)
+    if processes:
+        env |= place(rank, size, processes)
+    else:
+        env = {name: value for name, value in env.items() if not name.startswith(_OF_RANKS)}
     os.chdir(host / "ml" / "code")
     paths = [os.getcwd(), env.get("PYTHONPATH", "")]
     env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
