@@ -173,7 +173,7 @@ def _no_network(rank: int, nodes: Nodes) -> Reason:
     return ReasonError.refused(
         f"{nodes.name(others)} and this rank on {nodes.hosts[here]} share no memory, and there is "
         "no network between them",
-        "several nodes need MPI (pip install 'sdp-plugins[mpi]', start with mpirun) or PyTorch; on "
+        "several nodes need MPI (pip install mpi4py mpich, start with mpirun) or PyTorch; on "
         "one machine run all ranks in one network namespace (containers: one pod, or "
         "--network=host)",
         others,

@@ -1,5 +1,6 @@
 """The command line: `sdp run -n 4 [options] script.py [arguments of the script]`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -125,10 +126,9 @@ def run(
     They find torchrun's variables in their environment. The first rank that fails ends the others;
     its traceback is printed last and its exit code returned.
     """
-    if ranks is None and not hosts and not hostfile:
-        raise typer.BadParameter("-n says how many ranks to start; --hosts a:4,b:4 does, too")
-    if not module and not Path(command[0]).exists():
-        raise typer.BadParameter(f"there is no script {command[0]!r} (a module is started with -m)")
+    check(command, module, wanted=bool(ranks or hosts or hostfile))
+    if exported and not (hosts or hostfile):
+        raise typer.BadParameter("-x is for ranks on other hosts; here: NAME=VALUE sdp run -n ...")
     kind: Kind = "module" if module else "script"
     crew: Crew
     if hosts or hostfile:
@@ -139,6 +139,27 @@ def run(
         assert ranks
         crew = LocalRanks(JobSpec(command=command, kind=kind, world_size=ranks, threads=threads))
     raise typer.Exit(run_job(crew, timeout_s=timeout_s, prefix=prefix, status=status))
+
+
+def check(command: Sequence[str], module: bool, wanted: bool) -> None:
+    """Say what is wrong with a command line.
+
+    Args:
+        command: What stands behind the options.
+        module: Whether that is a module.
+        wanted: Whether ranks are asked for.
+
+    Raises:
+        typer.BadParameter: It cannot be run.
+    """
+    if not wanted:
+        behind = {"-n", "--ranks", "--hosts", "--hostfile", "-np"} & {*command[1:]}
+        where = f" before {command[0]}, not behind it" if behind else ""
+        text = f"-n says how many ranks to start{where}; --hosts a:4,b:4 does, too"
+        raise typer.BadParameter(text)
+    if not module and not Path(command[0]).exists():
+        python = "leave out `python`" if command[0].startswith("python") else "a module needs -m"
+        raise typer.BadParameter(f"there is no script {command[0]!r} ({python})")
 
 
 def on_hosts(where: Where, how: How) -> Crew:

@@ -51,7 +51,11 @@ def parsed(name: str, given: Sequence[str]) -> Options:
         "become COMMAND. Started by hand: start the ranks on this machine.",
     )
     parser.add_argument(
-        "-n", dest="ranks", type=int, help="how many to start by hand; default: one for each GPU"
+        "-n",
+        dest="ranks",
+        type=int,
+        help="how many to start by hand; default: one for each GPU, "
+        f"without any one for each core, {MOST_RANKS} at most",
     )
     parser.add_argument(
         "-x", dest="exported", action="append", default=[], metavar="NAME[=VALUE]", help="set it"
@@ -111,7 +115,8 @@ def _start_here(name: str, options: Options, environment: dict[str, str]) -> int
     from sdp_plugins.launch.supervise import run_job
 
     if shutil.which(options.command[0]) is None:
-        return _say(name, f"there is no program {options.command[0]!r}", NOT_FOUND)
+        hint = f" (python {options.command[0]} ...)" if options.command[0].endswith(".py") else ""
+        return _say(name, f"there is no program {options.command[0]!r}{hint}", NOT_FOUND)
     ranks = options.ranks or _ranks_here()
     if options.ranks is None:
         _say(name, f"starts {ranks} ranks on this machine (-n sets another number)")

@@ -157,6 +157,13 @@ def test_when_smddp_is_chosen(
     assert mended(state, cpu, False, backend) == (("smddp", "cpus") if chosen else None)
 
 
+@pytest.mark.parametrize("group", ["smddp", "cpu:smddp", "cpu:smddp,cuda:nccl", "gloo"])
+def test_a_group_that_the_script_has_made(group: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_choice.dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(backend_choice.dist, "get_backend", lambda: group)
+    assert backend_choice.is_meant(False, None) == (group != "gloo")
+
+
 def test_settings() -> None:
     assert mends_huggingface({})
     assert mends_huggingface({"SDP_HUGGINGFACE": "soon"})  # Config.from_env refuses it

@@ -203,6 +203,24 @@ SLEEP = """
 """
 
 
+@pytest.mark.parametrize("ending", ["time-out", "SIGTERM"])
+def test_the_end_does_not_wait_for_the_reader(
+    mpi: str, script: Callable[[str], str], ending: str
+) -> None:
+    """Nor is its exit code another when nobody reads what the ranks have printed."""
+    flood = script("print('begun', flush=True)\nwhile True: print('x' * 1000)")
+    limit = ["--timeout", "3"] if ending == "time-out" else []
+    with started(on(mpi, *limit, flood)) as launcher:
+        assert launcher.stdout
+        launcher.stdout.readline()
+        if ending == "SIGTERM":
+            launcher.terminate()
+        assert launcher.wait(30) == (124 if ending == "time-out" else 143)
+        launcher.stdout.read()
+        assert launcher.stderr
+        assert "Traceback" not in launcher.stderr.read()
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_signal_leaves_nothing(mpi: str, script: Callable[[str], str], number: int) -> None:
     with started(on(mpi, script(SLEEP))) as launcher:
@@ -232,22 +250,41 @@ def test_what_is_no_rank_may_be_killed(mpi: str, script: Callable[[str], str], w
     assert "ended without a word" in last or (what == "mpirun" and "mpirun has ended" in last)
 
 
-def test_a_stranger_is_not_listened_to(mpi: str, script: Callable[[str], str]) -> None:
+def test_nobody_can_call_once_the_ranks_run(mpi: str, script: Callable[[str], str]) -> None:
     with started(on(mpi, "--timeout", "20", script(SLEEP))) as launcher:
         everything_below(launcher, 2)
-        (port,) = {
-            c.laddr.port
-            for c in psutil.Process(launcher.pid).net_connections("tcp")
-            if c.status == psutil.CONN_LISTEN
-        }
-        for words in (b"GET / HTTP/1.1\r\n\r\n", b"H\0\0\0\x1b" + b'{"token": "x", "rank": 0}  '):
-            with socket.create_connection(("127.0.0.1", port), timeout=5) as link:
-                link.sendall(words)
-                link.shutdown(socket.SHUT_WR)
-        time.sleep(0.3)
-        assert launcher.poll() is None
+        connections = psutil.Process(launcher.pid).net_connections("tcp")
+        assert psutil.CONN_LISTEN not in {connection.status for connection in connections}
         launcher.terminate()
         assert launcher.wait(timeout=10) == 143
+
+
+def test_strangers_who_call_first_keep_nobody_out(
+    script: Callable[[str], str], tmp_path: Path
+) -> None:
+    """Agents find their place behind a crowd that says nothing, or nonsense."""
+    crowd = """
+    import socket, sys, time
+    port = int(sys.argv[sys.argv.index("--launcher") + 1].split("@")[0])
+    calls = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+    for call in calls[::2]:
+        call.sendall(b"H" + (200000).to_bytes(4, "big") + b"[" * 4000)
+    time.sleep(0.3)
+    """
+    (tmp_path / "crowd.py").write_text(textwrap.dedent(crowd))
+    mpirun = tmp_path / "mpirun"
+    mpirun.write_text(
+        "#!/bin/sh\n"
+        'if [ "$1" = --version ]; then echo "mpirun (Open MPI) 5.0.0"; exit; fi\n'
+        f'{sys.executable} "{tmp_path}/crowd.py" "$@" || exit\n'
+        'while [ "$1" != -n ]; do shift; done; shift 2\n'
+        "export OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1 OMPI_COMM_WORLD_LOCAL_RANK=0\n"
+        'export OMPI_COMM_WORLD_LOCAL_SIZE=1; exec "$@"\n'
+    )
+    mpirun.chmod(0o755)
+    line = [*SDP_RUN, "--mpirun", str(mpirun), "--hosts", "localhost:1", "--timeout", "30"]
+    done = run([*line, script("print('began')")])
+    assert (done.returncode, done.stdout) == (0, "[rank 0] began\n"), done.stderr
 
 
 # ---- what keeps a job from starting --------------------------------------------------------------

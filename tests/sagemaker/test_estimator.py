@@ -118,6 +118,27 @@ def test_two_ranks_on_each_of_two_hosts(tmp_path: Path, source: Path, data: Path
     assert not Path(ranks["3"]["cwd"]).exists()  # the job's folders are gone
 
 
+def test_files_of_all_hosts_are_kept(tmp_path: Path) -> None:
+    """Also those that have a folder of one name on each host, as checkpoints have."""
+    (tmp_path / "write.py").write_text(
+        "import os\nfrom pathlib import Path\n"
+        "for name in ('SM_MODEL_DIR', 'SM_OUTPUT_DATA_DIR'):\n"
+        "    folder = Path(os.environ[name], 'step')\n"
+        "    folder.mkdir(exist_ok=True)\n"
+        "    (folder / os.environ['RANK']).touch()\n"
+    )
+    out = tmp_path / "out"
+    PyTorch(
+        entry_point=str(tmp_path / "write.py"),
+        instance_count=2,
+        distribution=DATA_PARALLEL,
+        output_path=str(out),
+    ).fit()
+    with tarfile.open(out / "model.tar.gz") as model, tarfile.open(out / "output.tar.gz") as output:
+        assert {"step/0", "step/1"} <= {*model.getnames()}
+        assert {"data/step/0", "data/step/1"} <= {*output.getnames()}
+
+
 def test_a_job_without_ranks(tmp_path: Path, source: Path) -> None:
     ranks = fitted(tmp_path, source)
     assert sorted(ranks) == ["alone"]
@@ -170,6 +191,11 @@ def test_a_rank_that_fails(
     with pytest.raises(TrainingJobError, match=f"(?s){reason}") as caught:
         job(source, ending).fit()
     assert caught.value.exit_code == code
+    out = source / "out"
+    assert {path.name for path in out.iterdir()} == {"output.tar.gz"}  # and no model
+    with tarfile.open(out / "output.tar.gz") as archive:
+        failure = archive.extractfile("failure")
+        assert failure and failure.read().decode() == caught.value.failure
     assert capfd.readouterr().out.count("sum=4;") == 4
 
 
@@ -234,6 +260,8 @@ def test_distributions_that_the_sdk_refuses(name: str, text: str) -> None:
         ({"distribution": {**DATA_PARALLEL, "mpi": {"enabled": True}}}, "more than 1"),
         ({"instance_type": "ml.c5.xlarge"}, "not on this machine"),
         ({"instance_count": 0}, "1 or more"),
+        ({"instance_count": "2"}, "1 or more, not '2'"),
+        ({"output_path": "s3://bucket/out"}, "not on this machine"),
         ({"instance_count": 2}, "Hint: distribution="),
     ],
 )
@@ -247,11 +275,72 @@ def test_arguments_that_are_refused(options: dict[str, Any], text: str) -> None:
     [
         ("s3://bucket/data", "not on this machine. Hint: download"),
         ({"test": "file:///nowhere"}, "channel 'test': there is no folder /nowhere"),
+        ({"my/test": "file:///tmp"}, "letters, digits"),
     ],
 )
 def test_channels_that_are_refused(source: Path, inputs: Any, text: str) -> None:
     with pytest.raises(ValueError, match=text):
         PyTorch(entry_point="show.py", source_dir=str(source)).fit(inputs)
+
+
+def test_what_is_refused_before_anything_is_trained(source: Path) -> None:
+    estimator = PyTorch(entry_point="show.py", source_dir=str(source), output_path="/dev/null/out")
+    with pytest.raises(ValueError, match="output_path /dev/null/out: Not a directory"):
+        estimator.fit()
+    with pytest.raises(ValueError, match="job_name 'a/b'"):
+        estimator.fit(job_name="a/b")
+    for wrong in (-1, "x"):
+        given = {PROCESSES: wrong}
+        with pytest.raises(ValueError, match=f"{PROCESSES} must be a number"):
+            PyTorch(
+                entry_point=str(source / "show.py"),
+                hyperparameters=given,
+                distribution=DATA_PARALLEL,
+            ).fit()
+
+
+SAVES = """
+import pathlib, sys, time
+try:
+    print("begun", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    time.sleep(0.5)
+    pathlib.Path(sys.argv[2]).touch()
+"""
+FITS = """
+import sys
+from sdp_plugins.sagemaker import PyTorch
+PyTorch(
+    entry_point=sys.argv[1], hyperparameters={"saved": sys.argv[2]},
+    distribution={"mpi": {"enabled": True}},
+).fit()
+"""
+
+
+def test_scripts_may_save_at_ctrl_c(tmp_path: Path) -> None:
+    """A terminal's Ctrl-C goes to the whole group of processes."""
+    (tmp_path / "save.py").write_text(SAVES)
+    saved = tmp_path / "saved"
+    line = [sys.executable, "-c", FITS, str(tmp_path / "save.py"), str(saved)]
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(
+        line, stdout=pipe, stderr=null, text=True, start_new_session=True
+    ) as program:
+        assert program.stdout
+        assert any("begun" in text for text in program.stdout)
+        os.killpg(program.pid, signal.SIGINT)
+        program.communicate(timeout=30)
+    assert saved.exists()
+
+
+def test_a_daemon_of_a_script_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "leave.py").write_text(
+        "import subprocess\nsubprocess.Popen(['sleep', '61'])\nprint('left')"
+    )
+    began = time.monotonic()
+    PyTorch(entry_point=str(tmp_path / "leave.py"), output_path=str(tmp_path / "out")).fit()
+    assert time.monotonic() - began < 50
 
 
 def test_a_script_that_is_not_there(source: Path) -> None:

@@ -19,7 +19,7 @@ ONE_JOB_HINT = (
 )
 NODES_HINT = (
     "on several nodes mpirun, or srun --mpi=pmix or pmi2, has to start them, and mpi4py has to be "
-    "installed (pip install 'sdp-plugins[mpi]')"
+    "installed (pip install mpi4py mpich)"
 )
 LOST_HINT = "the cause is in the lost rank's own output or exit status"
 

@@ -26,17 +26,21 @@ def mpirun_line(
     if mpirun.family == MPICH:
         return [*line, *_hydra(names), "-hosts", hosts, "-n", str(sum(places.values())), *command]
     if mpirun.major < 5:  # it would begin with this host, wherever that stands
-        parts = _in_parts(places, command, lambda host, slots: f"{host}:{slots}")
-        return [*line, *_open_mpi(names), *parts]
+        described = [*_exported(names), *command]  # its -x is of one part of the line
+        parts = _in_parts(places, described, lambda host, slots: f"{host}:{slots}")
+        return [*line, *_open_mpi(), *parts]
     ranks = ["-n", str(sum(places.values()))]
-    return [*line, *_open_mpi(names), "--host", hosts, *ranks, *command]
+    return [*line, *_open_mpi(), *_exported(names), "--host", hosts, *ranks, *command]
 
 
-def _open_mpi(names: Sequence[str]) -> list[str]:
+def _open_mpi() -> list[str]:
     """Ranks may use all cores: they have more threads than one, and Open MPI would bind them."""
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    exported = [part for name in names for part in ("-x", name)]
-    return [*root, "--map-by", "slot", "--bind-to", "none", *exported]
+    return [*root, "--map-by", "slot", "--bind-to", "none"]
+
+
+def _exported(names: Sequence[str]) -> list[str]:
+    return [part for name in names for part in ("-x", name)]
 
 
 def _hydra(names: Sequence[str]) -> list[str]:

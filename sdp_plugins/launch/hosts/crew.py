@@ -23,6 +23,7 @@ from sdp_plugins.launch.spawn import RankProcess, child_setup, start_process
 
 START_S = 120.0  # for all agents to call
 LOST_S = 5.0  # from an agent's silent end to its rank's: mpirun may say more
+MOST_STRANGERS = 64  # who have called and not said the token
 END_S = 5.0  # for mpirun to end after its agents
 TERMINATE_S = 3.0  # from SIGTERM to SIGKILL
 ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)|\(rank (\d+) in comm 0\): .*MPI_Abort")
@@ -74,12 +75,15 @@ class RanksOnHosts:
     def accept(self) -> None:
         """Take a call; who it is, it has to say."""
         for link in [link for link in self.links if link.ended]:
-            self.outlets.pump.drop_source(link)
-            link.connection.close()
-            self.links.remove(link)
+            self._drop(link)
+        strangers = [link for link in self.links if link.rank is None]
+        if len(strangers) >= MOST_STRANGERS:  # they may be agents of which we know nothing yet
+            self._drop(strangers[0])
         try:
             connection, _ = self.ports.accept()
         except OSError:  # it has left, or we have no descriptors
+            if strangers:
+                self._drop(strangers[0])
             return
         connection.setblocking(False)
         messages.keep_alive(connection)
@@ -87,9 +91,16 @@ class RanksOnHosts:
         self.links.append(link)
         self.outlets.pump.add_source(link)
 
+    def _drop(self, link: Link) -> None:
+        self.outlets.pump.drop_source(link)
+        link.connection.close()
+        self.links.remove(link)
+
     def held_back(self, rank: FarRank) -> bool:
         """Whether a rank has to wait for the reader of our output."""
-        return not self.hurried and any(stream.held_back() for stream in rank.streams.values())
+        if self.hurried or rank.kill_by is not None:
+            return False
+        return any(stream.held_back() for stream in rank.streams.values())
 
     def meet(self, link: Link, kind: bytes, body: bytes) -> None:
         """Take an agent's first words, or its refusal; when all have called, they may start.
@@ -105,6 +116,7 @@ class RanksOnHosts:
             raise ValueError("a stranger")
         rank = self.ranks[hello["rank"]]
         link.rank, rank.link = rank, link
+        link.inbox.longest = messages.LONGEST
         rank.host, rank.address = hello["host"], addresses.peer(link.connection)
         for stream in rank.streams.values():
             stream.fd, stream.source = link.fd, link
@@ -117,6 +129,7 @@ class RanksOnHosts:
 
     def _let_start(self) -> None:
         self.voice.live = True
+        self._hang_up()
         places = [(rank.host, rank.address) for rank in self.ranks]
         nodes = list(dict.fromkeys(places))
         first = addresses.first_ones([address for _, address in places])
@@ -125,11 +138,19 @@ class RanksOnHosts:
             if rank.link:
                 rank.link.say(messages.START, {**job, "node": nodes.index(place)})
 
+    def _hang_up(self) -> None:
+        """Take no more calls."""
+        if self.ports.fileno() >= 0:
+            self.outlets.pump.drop_alarm(self.ports.fileno())
+            self.ports.close()
+
     def trouble(self) -> Trouble | None:
         """Why the job cannot go on: an agent's refusal, mpirun's end or the time for starting."""
+        if self.mpirun is None:  # it is over: only output is left
+            return None
         if self.refused:
             return Trouble(self.refused)
-        code = self.mpirun.exit_code() if self.mpirun else None
+        code = self.mpirun.exit_code()
         if self.met == len(self.ranks):
             return self._lost(code)
         if code is not None:
@@ -230,12 +251,12 @@ class RanksOnHosts:
         if self.mpirun:
             kill_sessions({self.mpirun.pid})
             self.mpirun.close()
+            self.mpirun = None
         for link in self.links:
             link.connection.close()
         if self.guardian:
             self.guardian.dismiss()
-            self.outlets.pump.drop_alarm(self.ports.fileno())
-            self.ports.close()
+            self._hang_up()
 
 
 def listener(hosts: Sequence[str]) -> socket.socket:

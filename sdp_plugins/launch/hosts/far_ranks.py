@@ -97,7 +97,7 @@ class Link:
         self.fd = connection.fileno()
         self.rank: FarRank | None = None
         self.ended = False
-        self._inbox = messages.Inbox()
+        self.inbox = messages.Inbox()
         self._meet = meet
         self._held_back = held_back
 
@@ -120,7 +120,7 @@ class Link:
         return not self.ended
 
     def _take(self, data: bytes) -> bool:
-        for kind, body in self._inbox.feed(data):
+        for kind, body in self.inbox.feed(data):
             if self.rank is None or kind == messages.REFUSED:
                 self._meet(self, kind, body)
             else:

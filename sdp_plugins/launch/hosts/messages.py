@@ -24,6 +24,7 @@ SIGNAL = b"K"  # JSON: a signal's number
 
 _HEAD = struct.Struct(">cI")
 LONGEST = 1 << 24
+LONGEST_OF_STRANGERS = 1 << 12  # of who has not said the token yet
 # A host that is switched off says no word: after so long its connections count as broken.
 _IDLE_S, _INTERVAL_S, _PROBES = 20, 5, 4
 
@@ -39,6 +40,7 @@ class Inbox:
 
     def __init__(self) -> None:
         self._data = bytearray()
+        self.longest = LONGEST_OF_STRANGERS
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
         """The messages, kind and body, that `data` completes.
@@ -49,7 +51,7 @@ class Inbox:
         self._data += data
         while len(self._data) >= _HEAD.size:
             kind, nbytes = _HEAD.unpack_from(self._data)
-            if nbytes > LONGEST:
+            if nbytes > self.longest:
                 raise ValueError(f"a message of {nbytes} bytes")
             end = _HEAD.size + nbytes
             if len(self._data) < end:
@@ -61,7 +63,10 @@ class Inbox:
 
 def read_json(body: bytes) -> Any:
     """What `message` made into JSON."""
-    return json.loads(body)
+    try:
+        return json.loads(body)
+    except RecursionError:
+        raise ValueError("brackets in brackets without end") from None
 
 
 def keep_alive(link: socket.socket) -> None:

@@ -29,7 +29,7 @@ mpi4py.rc.initialize = False
 from mpi4py import MPI
 print(MPI.Get_library_version())
 """
-INSTALL = "pip install 'sdp-plugins[mpi]', or apt-get install openmpi-bin"
+INSTALL = "pip install mpi4py mpich, or apt-get install openmpi-bin"
 
 
 @dataclass(frozen=True)

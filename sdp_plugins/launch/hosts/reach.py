@@ -6,13 +6,16 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 import sdp_plugins
 from sdp_plugins.launch.hosts.diagnosis import explained
 from sdp_plugins.launch.hosts.failure import LaunchError
 from sdp_plugins.launch.hosts.mpirun import OPEN_MPI, Mpirun
+from sdp_plugins.launch.sessions import kill_sessions
+from sdp_plugins.launch.spawn import child_setup
 
 CONNECT_S, ANSWER_S = 5, 20.0
 AT_ONCE = 32
@@ -56,12 +59,11 @@ def check(mpirun: Mpirun, hosts: Sequence[str], environment: Mapping[str, str]) 
         LaunchError: It does not on one of them.
     """
     program = agent(mpirun, environment)
-    if program is None or not hosts:
+    if program is None:
         return
-    with ThreadPoolExecutor(min(AT_ONCE, len(hosts))) as executor:
-        for text in executor.map(lambda host: complaint(program, host, environment), hosts):
-            if text:
-                raise LaunchError(text)
+    for first in range(0, len(hosts), AT_ONCE):
+        if text := complaint(program, hosts[first : first + AT_ONCE], environment):
+            raise LaunchError(text)
 
 
 def question(environment: Mapping[str, str]) -> str:
@@ -72,32 +74,55 @@ def question(environment: Mapping[str, str]) -> str:
     return shlex.join(["env", f"PYTHONPATH={path}", *python] if path else python)
 
 
-def complaint(program: Sequence[str], host: str, environment: Mapping[str, str]) -> str:
-    """What is wrong with a host; empty if nothing is."""
+def complaint(program: Sequence[str], hosts: Sequence[str], environment: Mapping[str, str]) -> str:
+    """What is wrong with one of some hosts, all of which are asked at once; empty if nothing is."""
+    with ExitStack() as started:
+        try:
+            asked = {host: started.enter_context(ask(program, host, environment)) for host in hosts}
+        except OSError as error:
+            return (
+                f"{program[0]!r}, by which mpirun reaches other hosts, cannot be started "
+                f"({error.strerror}). Hint: apt-get install openssh-client."
+            )
+        end = time.monotonic() + ANSWER_S
+        for host, process in asked.items():
+            try:
+                output, errors = process.communicate(timeout=max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return (
+                    f"{host} does not answer {program[0]} in {ANSWER_S:.0f} s. Hint: try "
+                    f"`{program[0]} {host}`."
+                )
+            done = subprocess.CompletedProcess(program, process.returncode, output, errors)
+            if text := _judged(program[0], host, done):
+                return text
+    return ""
+
+
+@contextmanager
+def ask(
+    program: Sequence[str], host: str, environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[str]]:
+    """Have a host asked; who has not answered in the end, or when we are killed, is not heard."""
     own = os.path.basename(program[0]) == "ssh"
     # Never ask for a password: nobody would see the question of several at once.
     options = ["-oBatchMode=yes", f"-oConnectTimeout={CONNECT_S}"] if own else []
-    line = [*program, *options, host, question(environment)]
+    process = subprocess.Popen(
+        [*program, *options, host, question(environment)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        preexec_fn=child_setup(set()),
+    )
     try:
-        done = subprocess.run(
-            line,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=ANSWER_S,
-            start_new_session=True,
-            check=False,
-        )
-    except FileNotFoundError:
-        return (
-            f"there is no {program[0]!r} here, by which mpirun reaches {host}. Hint: apt-get "
-            "install openssh-client."
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{host} does not answer {program[0]} ({error}). Hint: try `{program[0]} {host}`."
-    return _judged(program[0], host, done)
+        yield process
+    finally:
+        kill_sessions({process.pid})
+        process.communicate()
 
 
 def _judged(program: str, host: str, done: subprocess.CompletedProcess[str]) -> str:
