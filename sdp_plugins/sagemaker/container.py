@@ -59,11 +59,12 @@ class Container:
         """Where the script leaves what else it makes, in `data`."""
         return self.ml / "output"
 
-    def prepare(self, source: Path) -> None:
+    def prepare(self, source: Path, dependencies: Sequence[Path] = ()) -> None:
         """Make its folders: the code is copied, the channels are links.
 
         Args:
             source: A folder of code, or a script.
+            dependencies: More folders and files, to stand beside the code.
         """
         for folder in (self.model, self.output / "data", self.output / "intermediate"):
             folder.mkdir(parents=True)
@@ -74,6 +75,9 @@ class Container:
         else:
             self.code.mkdir()
             shutil.copy(source, self.code)
+        for path in dependencies:
+            copy = shutil.copytree if path.is_dir() else shutil.copy
+            copy(path, self.code / path.name)
         self.data.mkdir(parents=True)
         for channel, folder in self.channels.items():
             (self.data / channel).symlink_to(folder, target_is_directory=True)

@@ -6,7 +6,7 @@ import logging
 import re
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from sdp_plugins.sagemaker import artifacts, hyperparameters
 from sdp_plugins.sagemaker.command import command_line, variables_for_mpirun
 from sdp_plugins.sagemaker.container import Container
 from sdp_plugins.sagemaker.distribution import EXAMPLE, PROCESSES, read_distribution
-from sdp_plugins.sagemaker.inputs import folder_of, made, read_channels
+from sdp_plugins.sagemaker.inputs import existing, folder_of, made, read_channels
 from sdp_plugins.sagemaker.process import count_gpus, run
 from sdp_plugins.sagemaker.script import write_script
 from sdp_plugins.sagemaker.variables import variables
@@ -22,6 +22,16 @@ from sdp_plugins.sagemaker.variables import variables
 log = logging.getLogger(__name__)
 
 LOCAL = ("local", "local_cpu", "local_gpu")
+# Of the SDK's estimators, and without a meaning on this machine.
+WITHOUT_MEANING = {
+    *("role", "framework_version", "py_version", "image_uri", "sagemaker_session", "volume_size"),
+    *("max_run", "max_wait", "use_spot_instances", "keep_alive_period_in_seconds", "tags"),
+    *("metric_definitions", "enable_sagemaker_metrics", "container_log_level", "code_location"),
+    *("subnets", "security_group_ids", "encrypt_inter_container_traffic", "output_kms_key"),
+    *("volume_kms_key", "input_mode", "model_uri", "checkpoint_s3_uri", "checkpoint_local_path"),
+    *("debugger_hook_config", "profiler_config", "rules", "disable_profiler", "git_config"),
+    *("tensorboard_output_config", "enable_network_isolation", "max_retry_attempts"),
+}
 
 
 class TrainingJobError(RuntimeError):
@@ -55,6 +65,7 @@ class Estimator:
         environment: Variables for the script.
         output_path: `file://FOLDER` in which to leave model.tar.gz; else it is in a folder in /tmp.
         base_job_name: The beginning of the job's name.
+        dependencies: More folders and files, which are copied beside the code.
         **others: Taken, for the sake of scripts that are written for the SDK.
 
     Raises:
@@ -74,6 +85,7 @@ class Estimator:
         environment: Mapping[str, str] | None = None,
         output_path: str | None = None,
         base_job_name: str | None = None,
+        dependencies: Sequence[str] = (),
         **others: object,
     ) -> None:
         if instance_type not in LOCAL:
@@ -97,8 +109,9 @@ class Estimator:
         if instance_count > 1 and not self._launch.distributed:
             raise ValueError(f"{instance_count} hosts would each run all of it. Hint: {EXAMPLE}")
         self._given = dict(hyperparameters or {})
-        if others:
-            log.info("these arguments mean nothing on this machine: %s", ", ".join(sorted(others)))
+        self.dependencies = [existing(path) for path in dependencies]
+        if unknown := sorted(set(others) - WITHOUT_MEANING):
+            log.warning("%s: unknown here, and left alone", ", ".join(unknown))
 
     def hyperparameters(self) -> dict[str, Any]:
         """The script's, and those that the distribution adds."""
@@ -136,7 +149,7 @@ class Estimator:
         with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
             containers = self._containers(Path(folder).resolve(), name, channels)
             for container in containers:
-                container.prepare(source)
+                container.prepare(source, self.dependencies)
                 write_script(container.ml.parent, *self._script_of(container))
             processes = self._processes(containers[0]) if self._launch.distributed else 0
             ranks = max(1, processes * len(containers))

@@ -51,3 +51,15 @@ def made(address: str) -> Path:
     except OSError as error:
         raise ValueError(f"output_path {address}: {error.strerror}") from None
     return folder
+
+
+def existing(address: str) -> Path:
+    """The path of a dependency.
+
+    Raises:
+        ValueError: There is nothing.
+    """
+    path = folder_of(address)
+    if not path.exists():
+        raise ValueError(f"dependencies: there is no {path}")
+    return path

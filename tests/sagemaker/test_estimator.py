@@ -145,6 +145,19 @@ def test_a_job_without_ranks(tmp_path: Path, source: Path) -> None:
     assert "WORLD_SIZE" not in ranks["alone"]["environment"]
 
 
+def test_dependencies_and_unknown_arguments(
+    tmp_path: Path, source: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "lib" / "mine").mkdir(parents=True)
+    (tmp_path / "lib" / "mine" / "__init__.py").write_text("ANSWER = 42")
+    (source / "use.py").write_text(f"import mine\nassert mine.ANSWER == 42\n{SHOW}")
+    options = {"dependencies": [str(tmp_path / "lib" / "mine")], "role": "x", "misspelt": 1}
+    assert fitted(tmp_path, source, entry_point="use.py", **options)
+    assert [record.getMessage() for record in caplog.records] == [
+        "misspelt: unknown here, and left alone"
+    ]
+
+
 def test_a_shells_script(tmp_path: Path, source: Path) -> None:
     found = fitted(
         tmp_path,
@@ -260,6 +273,7 @@ def test_distributions_that_the_sdk_refuses(name: str, text: str) -> None:
         ({"distribution": {**DATA_PARALLEL, "mpi": {"enabled": True}}}, "more than 1"),
         ({"instance_type": "ml.c5.xlarge"}, "not on this machine"),
         ({"instance_count": 0}, "1 or more"),
+        ({"dependencies": ["/nowhere"]}, "there is no /nowhere"),
         ({"instance_count": "2"}, "1 or more, not '2'"),
         ({"output_path": "s3://bucket/out"}, "not on this machine"),
         ({"instance_count": 2}, "Hint: distribution="),
