@@ -85,6 +85,11 @@ def reduces(op: Op) -> bool:
 def counts_must_agree(op: Op) -> bool:
     """Whether all ranks' buffers have one length."""
 
+def path_name(path: int) -> str:
+    """What `last_path` calls the path of a traced event."""
+
+TRACE_EVENTS: int = 32768
+
 def accumulator_size(dtype: DType, op: ReduceOp) -> int:
     """Bytes in which a reduction keeps an element until it is complete."""
 
@@ -147,6 +152,11 @@ class Work:
 
     def source_rank(self) -> int: ...
 
+    def waiter(self) -> tuple[int, int]:
+        """
+        (since, thread) of the first to wait for it before it was done, by the monotonic clock in nanoseconds; 0 if nobody did.
+        """
+
 class NativeGroup:
     """The ranks of a group on this node."""
 
@@ -207,6 +217,22 @@ class NativeGroup:
 
     def failure(self) -> BaseException | None:
         """Why the group is unusable, or None."""
+
+    def start_trace(self) -> None:
+        """Records operations from now on."""
+
+    def stop_trace(self) -> None: ...
+
+    @property
+    def traced(self) -> bool: ...
+
+    def trace_events(self) -> tuple[bytes, int]:
+        """
+        Recorded events, packed, oldest first; how many older ones were dropped.
+        """
+
+    def add_trace_event(self, event: bytes) -> None:
+        """Records an event of an operation that is not run here."""
 
     def close(self) -> None: ...
 

@@ -36,6 +36,7 @@ _NAMES = (
     "SDP_NATIVE_OPS",
     "SDP_CACHE",
     "SDP_HUGGINGFACE",
+    "SDP_TRACE",
 )
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -71,6 +72,8 @@ class Config:
             (``SDP_NATIVE_OPS``).
         cache: Folder for what was compiled; None: ``~/.cache/sdp_plugins`` (``SDP_CACHE``).
         huggingface: Mend HuggingFace's libraries for smddp on CPUs (``SDP_HUGGINGFACE``).
+        trace: Folder for a timeline of each rank's operations; None: none is recorded
+            (``SDP_TRACE``).
     """
 
     timeout_s: float | None = None
@@ -85,6 +88,7 @@ class Config:
     native_ops: bool = True
     cache: str | None = None
     huggingface: bool = True
+    trace: str | None = None
 
     @property
     def wait_s(self) -> float:
@@ -134,6 +138,7 @@ class Config:
             native_ops=read("SDP_NATIVE_OPS", _switch, cls.native_ops),
             cache=read("SDP_CACHE", _path, cls.cache),
             huggingface=read("SDP_HUGGINGFACE", _switch, cls.huggingface),
+            trace=read("SDP_TRACE", _path, cls.trace),
         )
 
 

@@ -25,6 +25,7 @@ from .internode.wire import Network
 from .rendezvous import Exchange, StoreExchange
 from .store import Store
 from .topology import Topology
+from .trace.recorder import recorder
 from .work import Work
 
 _NO_REDUCTION = ReduceOp.SUM
@@ -85,6 +86,13 @@ class Group:
         # Takes an operation's memory when that has ended: a network may not be done with it.
         self._release: Callable[[list[Buffer]], None] = (
             native.let_go if isinstance(native, SpanningGroup) else list.clear
+        )
+        self._traced = recorder.join(
+            self.name,
+            self.rank,
+            self.world_size,
+            native.native if isinstance(native, SpanningGroup) else native,
+            config.trace,
         )
 
     @classmethod
@@ -202,6 +210,7 @@ class Group:
             )
         except BaseException:
             self._release([target])
+            recorder.failed()
             raise
         return None
 
@@ -540,15 +549,18 @@ class Group:
         Memory and descriptors go with the object itself.
         """
         self._closed = True
+        self._leave()
+
+    def _leave(self) -> None:
+        failure = self._native.failure() if recorder.on else None  # a closed group has none
         self._native.close()
         self._let_all_go()
+        recorder.leave(self._traced, failure)
 
     def __del__(self) -> None:
         # Before anything that operations in flight write can be freed, in whatever order.
-        native = getattr(self, "_native", None)
-        if native is not None:
-            native.close()
-            self._let_all_go()
+        if hasattr(self, "_traced"):
+            self._leave()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "failed" if self.failure else "open"
@@ -597,6 +609,7 @@ class Group:
                 self._native.run(*arguments)
             except BaseException:
                 self._release([*sends, *recvs])
+                recorder.failed()
                 raise
             return None
         return self._track(self._native.submit(*arguments), op.name, (*sends, *recvs))

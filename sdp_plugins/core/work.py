@@ -7,6 +7,7 @@ from collections.abc import Callable
 from . import _native
 from .buffers import Buffer
 from .errors import CollectiveTimeoutError
+from .trace.recorder import recorder
 
 _FOREVER_S = 1e9
 
@@ -46,6 +47,9 @@ class Work:
         limit_s = _FOREVER_S if timeout_s is None else timeout_s
         try:
             done = self._native.wait(limit_s)
+        except BaseException:
+            recorder.failed()
+            raise
         finally:
             self.is_completed()
         if not done:

@@ -11,6 +11,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <string_view>
 #include <tuple>
 
@@ -215,6 +216,20 @@ class NativeGroup {
     }
     return nb::none();
   }
+  void start_trace() { communicator_->trace().start(); }
+  void stop_trace() { communicator_->trace().stop(); }
+  bool traced() const { return communicator_->trace().on(); }
+  std::pair<nb::bytes, std::uint64_t> trace_events() const {
+    std::uint64_t dropped = 0;
+    const std::vector<TraceEvent> events = communicator_->trace().events(dropped);
+    return {nb::bytes(events.data(), events.size() * sizeof(TraceEvent)), dropped};
+  }
+  void add_trace_event(const nb::bytes& packed) {
+    TraceEvent event;
+    if (packed.size() != sizeof event) throw nb::value_error("no event is of this size");
+    std::memcpy(&event, packed.c_str(), sizeof event);
+    if (traced()) communicator_->trace().add(event);
+  }
   void close() {
     const WithoutGil released;
     engine_->close();
@@ -340,6 +355,10 @@ NB_MODULE(_native, m) {
   m.def("reduces", &reduces, "op"_a, "Whether an operation carries a reduction.");
   m.def("counts_must_agree", &counts_must_agree, "op"_a,
         "Whether all ranks' buffers have one length.");
+  m.def(
+      "path_name", [](int path) { return name(static_cast<Path>(path)); }, "path"_a,
+      "What `last_path` calls the path of a traced event.");
+  m.attr("TRACE_EVENTS") = Trace::kEvents;
   m.def(
       "accumulator_size",
       [](DType dtype, ReduceOp op) {
@@ -493,7 +512,16 @@ NB_MODULE(_native, m) {
           },
           nb::sig("def failure(self) -> BaseException | None"),
           "The operation's failure, if it has completed with one.")
-      .def("source_rank", &Work::source_rank);
+      .def("source_rank", &Work::source_rank)
+      .def(
+          "waiter",
+          [](const Work& work) {
+            const Work::Waiter waiter = work.waiter();
+            return std::make_pair(waiter.since_ns, waiter.thread);
+          },
+          "(since, thread) of the first to wait for it before it was done, by the monotonic clock "
+          "in "
+          "nanoseconds; 0 if nobody did.");
 
   nb::class_<NativeGroup>(m, "NativeGroup", "The ranks of a group on this node.")
       .def(nb::init<int, int, std::vector<int>, std::vector<int>, std::vector<int>, std::size_t,
@@ -534,6 +562,13 @@ NB_MODULE(_native, m) {
       .def("abort", &NativeGroup::abort, "reason"_a)
       .def("failure", &NativeGroup::failure, nb::sig("def failure(self) -> BaseException | None"),
            "Why the group is unusable, or None.")
+      .def("start_trace", &NativeGroup::start_trace, "Records operations from now on.")
+      .def("stop_trace", &NativeGroup::stop_trace)
+      .def_prop_ro("traced", &NativeGroup::traced)
+      .def("trace_events", &NativeGroup::trace_events,
+           "Recorded events, packed, oldest first; how many older ones were dropped.")
+      .def("add_trace_event", &NativeGroup::add_trace_event, "event"_a,
+           "Records an event of an operation that is not run here.")
       .def("close", &NativeGroup::close)
       .def(
           "endpoint",

@@ -65,20 +65,35 @@ Communicator::~Communicator() {
   close();
 }
 
-void Communicator::run(const Request& request, const Patience& patience) {
+namespace {
+// Whoever is to blame stands where else the last one to arrive does.
+void note_failure(TraceEvent* event, const Failure& failure) {
+  if (event == nullptr) return;
+  event->flags |= TraceEvent::kFailed;
+  event->last_rank = failure.ranks.empty() ? -1 : failure.ranks[0];
+}
+}  // namespace
+
+void Communicator::run(const Request& request, const Patience& patience, TraceEvent* event) {
   throw_if_failed();
-  const Operation::Context context{peers_, regions_, kernels_, patience, last_completed_};
+  const Operation::Context context{peers_, regions_, kernels_, patience, last_completed_, event};
   Operation op(context, request, ++seq_, step_);
+  if (event != nullptr) event->seq = op.shown_seq();
   try {
     dispatch(op);
   } catch (const Failure& failure) {
+    note_failure(event, failure);
     throw fail(failure);
   } catch (const Interrupted&) {
+    note_failure(event, interruption(""));
     fail(interruption(std::string(name(request.op)) + " #" + std::to_string(op.shown_seq())));
     throw;
   } catch (const std::exception& error) {  // out of memory, ...
-    throw fail(Failure(FailureKind::aborted, error.what(), {id()}));
+    const Failure failure(FailureKind::aborted, error.what(), {id()});
+    note_failure(event, failure);
+    throw fail(failure);
   }
+  if (event != nullptr) event->path = static_cast<std::uint8_t>(op.path());
   last_path_.store(op.path());
   last_completed_ = std::string(name(request.op)) + " #" + std::to_string(op.shown_seq());
 }

@@ -11,6 +11,7 @@
 #include "operation.hpp"
 #include "peers.hpp"
 #include "regions.hpp"
+#include "trace.hpp"
 
 namespace sdp {
 
@@ -26,7 +27,9 @@ class Communicator {
   KernelTable kernels() const { return kernels_; }
 
   // Runs a collective; one thread at a time. Throws Failure; the first one stays the group's cause.
-  void run(const Request& request, const Patience& patience);
+  // `event`: told what is seen, if not null.
+  void run(const Request& request, const Patience& patience, TraceEvent* event = nullptr);
+  Trace& trace() { return trace_; }
 
   // Records why the group is unusable, once, and tells the peers. Returns the first cause.
   Failure fail(const Failure& failure);
@@ -64,6 +67,7 @@ class Communicator {
   std::string last_completed_;
   std::atomic<Path> last_path_{Path::none};
   std::atomic<bool> closed_{false};
+  Trace trace_;
   mutable std::mutex cause_mutex_;
   std::optional<Failure> cause_;
   std::mutex memory_mutex_;

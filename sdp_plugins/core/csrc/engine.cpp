@@ -51,7 +51,8 @@ void Engine::run(Request request, const std::function<void()>& interrupt) {
     changed_.notify_all();
   };
   try {
-    communicator_->run(request, patience);
+    TracedRun traced(communicator_->trace(), request, nullptr);
+    communicator_->run(request, patience, traced.event());
   } catch (...) {
     release();
     throw;
@@ -82,6 +83,7 @@ std::shared_ptr<Work> Engine::enqueue(Request request) {
   auto work = std::make_shared<Work>();
   if (stopping_) communicator_->throw_if_failed();
   if (!thread_.started()) thread_.start([this] { loop(); }, "sdp-engine");  // it may throw
+  if (communicator_->trace().on()) request.issued_ns = now_ns();
   queue_.push_back({std::move(request), work});
   changed_.notify_all();
   return work;
@@ -102,7 +104,8 @@ void Engine::loop() {
     lock.unlock();
     std::optional<Failure> failure;
     try {
-      communicator_->run(item.request, background_);
+      TracedRun traced(communicator_->trace(), item.request, item.work.get());
+      communicator_->run(item.request, background_, traced.event());
     } catch (const Failure& error) {
       failure = error;
     } catch (const std::exception& error) {

@@ -68,13 +68,31 @@ Record Operation::announcement() const {
 
 void Operation::arrive(Record announced) {
   announced.region_news = regions().news();
+  if (context_.event != nullptr) announced.arrived_ns = now_ns();
   own().record(seq_) = announced;
   publish();
   await_all();
+  if (context_.event != nullptr) note_last_arrival();
   compare_records();
   // In every operation: what peers have taken back is given up, whatever runs next.
   for (int r = 0; r < world_size(); ++r) {
     if (r != rank()) regions().catch_up(r, record(r).region_news);
+  }
+}
+
+// Exact, as all ranks here read one clock; unless a rank is not traced.
+void Operation::note_last_arrival() const {
+  TraceEvent& event = *context_.event;
+  for (int r = 0; r < world_size(); ++r) {
+    const std::int64_t arrived_ns = record(r).arrived_ns;
+    if (arrived_ns == 0) {
+      event.arrived_ns = 0;
+      event.last_rank = -1;
+      return;
+    }
+    if (arrived_ns <= event.arrived_ns) continue;
+    event.arrived_ns = arrived_ns;
+    event.last_rank = id(r);
   }
 }
 

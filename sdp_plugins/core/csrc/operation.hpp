@@ -14,6 +14,7 @@
 #include "plan.hpp"
 #include "regions.hpp"
 #include "request.hpp"
+#include "trace.hpp"
 
 namespace sdp {
 
@@ -31,6 +32,7 @@ class Operation {
     KernelTable kernels;
     const Patience& patience;
     const std::string& last_completed;  // "broadcast #1041"
+    TraceEvent* event = nullptr;        // of this operation, if it is traced
   };
   // `step`: this rank's step counter, equal on all ranks between operations; advanced here.
   Operation(const Context& context, const Request& request, std::uint64_t seq, std::uint32_t& step);
@@ -86,6 +88,7 @@ class Operation {
   Announcements disagreement(const std::vector<int>& absent) const;
   void compare_records() const;
   void check_withdrawn() const;
+  void note_last_arrival() const;
   double limit_s(std::uint32_t step) const;
   std::vector<int> missing(std::uint32_t step) const;
   void time_out(std::uint32_t step) const;

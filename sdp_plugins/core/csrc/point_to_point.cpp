@@ -23,6 +23,12 @@ std::size_t ring_used(std::uint64_t head, std::uint64_t tail, const Peers& peers
                 rank_list(blamed) + " has put the channel to this rank out of order", blamed);
 }
 
+// The first bytes of a traced message move now.
+template <class Message>
+void begin(Message& message) {
+  if (message.request.issued_ns != 0 && message.moving_ns == 0) message.moving_ns = now_ns();
+}
+
 bool accepts(const Request& recv, int src, std::uint32_t tag) {
   return (recv.peer < 0 || recv.peer == src) && recv.tag == tag;
 }
@@ -46,6 +52,7 @@ std::shared_ptr<Work> PointToPoint::submit(Request request) {
     if (stopping_)
       communicator_->throw_if_failed();  // the thread may have looked for the last time
     if (!thread_.started()) thread_.start([this] { loop(); }, "sdp-p2p");
+    if (communicator_->trace().on()) request.issued_ns = now_ns();
     Pending pending{std::move(request), work, ++seq_, now_s()};
     if (pending.request.op == Op::send) {
       sends_[static_cast<std::size_t>(pending.request.peer)].push_back(std::move(pending));
@@ -65,6 +72,25 @@ void PointToPoint::post_recv(Pending recv) {
     recvs_.pop_back();
     throw communicator_->fail(failure);
   }
+}
+
+void PointToPoint::finish(const Pending& pending, const std::optional<Failure>& failure,
+                          int source) {
+  if (pending.request.issued_ns != 0 && communicator_->trace().on()) {
+    TraceEvent event = TraceEvent::of(pending.request);
+    event.seq = pending.seq;
+    event.finished_ns = now_ns();
+    event.started_ns = pending.moving_ns != 0 ? pending.moving_ns : event.finished_ns;
+    if (source >= 0) event.peer = source;
+    if (event.peer >= 0) event.peer = communicator_->peers().id(event.peer);
+    if (failure) event.flags |= TraceEvent::kFailed;
+    event.flags |= TraceEvent::kAsync;
+    event.thread = this_thread();
+    event.waited_ns = pending.work->waiter().since_ns;
+    event.waiter = pending.work->waiter().thread;
+    communicator_->trace().add(event);
+  }
+  pending.work->finish(failure, source);
 }
 
 void PointToPoint::close() {
@@ -128,6 +154,7 @@ bool PointToPoint::progress_send(int dst) {
     const Piece& piece = send.request.sends[0];
     const Frame frame{piece.count * itemsize(send.request.dtype), send.request.tag,
                       send.request.dtype};
+    begin(send);
     if (send.moved < sizeof frame) {  // a full ring may have taken a part of it
       const std::size_t n = ring_write(dst, reinterpret_cast<const std::byte*>(&frame) + send.moved,
                                        sizeof frame - send.moved);
@@ -140,9 +167,9 @@ bool PointToPoint::progress_send(int dst) {
     send.moved += n;
     moved = moved || n > 0;
     if (done + n < frame.nbytes) return moved;
-    const auto work = std::move(send.work);
+    const Pending done_now = std::move(send);
     queue.pop_front();
-    work->finish();
+    finish(done_now, std::nullopt, -1);
     moved = true;
   }
   return moved;
@@ -193,6 +220,7 @@ PointToPoint::Pending* PointToPoint::match(int src, const Frame& frame) {
     if (recv.matched || !accepts(recv.request, src, frame.tag)) continue;
     check_size(recv, src, frame);
     recv.matched = true;
+    begin(recv);
     return &recv;
   }
   return nullptr;
@@ -223,9 +251,11 @@ void PointToPoint::finish_message(int src) {
 }
 
 void PointToPoint::deliver(Pending* recv, int src) {
-  const auto work = recv->work;
-  recvs_.remove_if([&](const Pending& pending) { return &pending == recv; });
-  work->finish(std::nullopt, src);
+  const auto at = std::find_if(recvs_.begin(), recvs_.end(),
+                               [&](const Pending& pending) { return &pending == recv; });
+  const Pending done = std::move(*at);
+  recvs_.erase(at);
+  finish(done, std::nullopt, src);
 }
 
 // Completes a receive from what was set aside; the caller removes it from the list.
@@ -238,7 +268,8 @@ bool PointToPoint::claim_unexpected(Pending& recv) {
     }
     const int source = message->source;
     unexpected_.erase(message);
-    recv.work->finish(std::nullopt, source);
+    begin(recv);
+    finish(recv, std::nullopt, source);
     return true;
   }
   return false;
@@ -281,10 +312,10 @@ void PointToPoint::fail(const Pending& pending, FailureKind kind, const std::str
 
 void PointToPoint::fail_all(const Failure& failure) {
   for (auto& queue : sends_) {
-    for (Pending& send : queue) send.work->finish(failure);
+    for (const Pending& send : queue) finish(send, failure, -1);
     queue.clear();
   }
-  for (Pending& recv : recvs_) recv.work->finish(failure);
+  for (const Pending& recv : recvs_) finish(recv, failure, -1);
   recvs_.clear();
   for (Incoming& incoming : incoming_) incoming = Incoming{};
 }

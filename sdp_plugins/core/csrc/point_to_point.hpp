@@ -35,8 +35,9 @@ class PointToPoint {
     std::shared_ptr<Work> work;
     std::uint64_t seq;
     double started_s;
-    std::uint64_t moved = 0;  // bytes, the frame of a send included
-    bool matched = false;     // a recv whose message has begun to arrive
+    std::uint64_t moved = 0;     // bytes, the frame of a send included
+    bool matched = false;        // a recv whose message has begun to arrive
+    std::int64_t moving_ns = 0;  // since when, if it is traced
   };
   // A message that arrives from one rank: into a posted recv, or aside until one is posted.
   struct Incoming {
@@ -53,6 +54,7 @@ class PointToPoint {
   };
 
   void loop();
+  void finish(const Pending& pending, const std::optional<Failure>& failure, int source);
   void post_recv(Pending recv);
   bool progress();
   bool progress_send(int dst);

@@ -44,6 +44,7 @@ struct Request {
   std::uint32_t tag = 0;
   double timeout_s = 300.0;
   std::optional<Part> part = {};
+  std::int64_t issued_ns = 0;  // where it had to queue and is traced
 
   std::uint64_t count() const;   // elements of all_reduce's buffer, or else of the largest piece
   std::string describe() const;  // "float32[25165824] sum"

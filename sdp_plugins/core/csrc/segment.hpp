@@ -18,7 +18,7 @@
 
 namespace sdp {
 
-inline constexpr std::uint64_t kMagic = 0x32306b6c61706473;  // "sdpalk02"
+inline constexpr std::uint64_t kMagic = 0x33306b6c61706473;  // "sdpalk03"
 inline constexpr std::size_t kAlign = 128;  // two cache lines: the prefetcher's pair
 inline constexpr std::size_t kInlineBytes = 32 * 1024;
 inline constexpr int kSlots = 3;  // a slot is filled, reduced and read in three successive rounds
@@ -44,6 +44,7 @@ struct Record {
   std::uint64_t offset;       // bytes
   std::uint64_t shown_seq;    // as messages number the operation
   std::uint64_t region_news;  // messages about regions sent to each peer so far
+  std::int64_t arrived_ns;    // when the rank came, for a trace; 0: it has none
 };
 static_assert(sizeof(Record) <= kAlign);
 

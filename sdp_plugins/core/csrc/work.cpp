@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "signal.hpp"
+#include "trace.hpp"
 
 namespace sdp {
 
@@ -26,9 +27,15 @@ int Work::source_rank() const {
   return source_rank_;
 }
 
+Work::Waiter Work::waiter() const {
+  const std::lock_guard lock(mutex_);
+  return waiter_;
+}
+
 bool Work::wait(double timeout_s, const std::function<void()>& interrupt) {
   const double deadline_s = now_s() + timeout_s;
   std::unique_lock lock(mutex_);
+  if (!completed_ && waiter_.since_ns == 0) waiter_ = {now_ns(), this_thread()};
   while (!completed_) {
     if (getpid() != owner_pid_) throw forked("");  // nobody in this process would finish it
     const double slice_s = std::min(0.1, deadline_s - now_s());

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <cstdint>
 #include <functional>
 #include <mutex>
 #include <optional>
@@ -22,6 +23,13 @@ class Work {
   bool wait(double timeout_s, const std::function<void()>& interrupt = {});
   int source_rank() const;  // recv: who sent; else -1
 
+  // Who was the first to wait for it before it was done, and since when; 0: nobody.
+  struct Waiter {
+    std::int64_t since_ns = 0;
+    std::uint32_t thread = 0;
+  };
+  Waiter waiter() const;
+
   // Calls `callback` once, when the work is done: with its failure, or null. In the thread that
   // finishes it, or here if it has been.
   using Callback = std::function<void(const Failure*)>;
@@ -36,6 +44,7 @@ class Work {
   bool completed_ = false;
   std::optional<Failure> failure_;
   int source_rank_ = -1;
+  Waiter waiter_;
   std::vector<Callback> callbacks_;
 };
 }  // namespace sdp

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .. import _native
 from ..errors import SdpError, name_error
@@ -19,6 +19,7 @@ from .call import Call, Here, Request, closed
 from .kept import abandon
 from .notice import Notice, failure_fields
 from .reduce_scatter import reduce_scatter
+from .traced import record
 
 Op = _native.Op
 PROGRAMS: dict[_native.Op, Callable[[Call], None]] = {
@@ -48,6 +49,8 @@ class Task:
         call: Once something is known of it.
         follows: Whether it is of a kind that can begin before the operation ahead has ended; None
             until that is asked.
+        issued_ns: When it was queued.
+        started_ns: When it began to run; 0: it has not.
     """
 
     request: Request
@@ -56,6 +59,8 @@ class Task:
     numbered: bool = True
     call: Call | None = None
     follows: bool | None = None
+    issued_ns: int = field(default_factory=time.monotonic_ns)
+    started_ns: int = 0
 
 
 class Engine:
@@ -164,7 +169,14 @@ class Engine:
         if task.call is not None:
             memory = (*self._here.pools.values(), task.call, error)
             self.abandoned = abandon(task.call, *memory) or self.abandoned
+        self._record(task, failure)
         task.work.fail(*failure_fields(failure))
+
+    def _record(self, task: Task, failure: SdpError | None = None) -> None:
+        if task.numbered and task.call is not None:
+            times = task.issued_ns, task.started_ns
+            blamed = None if failure is None else failure.ranks
+            record(self._here, task.request, task.call.seq, times, task.work, blamed)
 
     def _head(self) -> Task | None:
         return self._queue[0] if self._queue else None
@@ -178,6 +190,7 @@ class Engine:
 
     def _take(self, task: Task) -> Call:
         self._queue.popleft()
+        task.started_ns = time.monotonic_ns()
         self._running.append(task)
         return self._call_of(task)
 
@@ -187,6 +200,7 @@ class Engine:
         if task.numbered:
             self._here.last_completed = f"{call.op} #{call.seq}"
         self._running.remove(task)
+        self._record(task)
         task.work.finish()
 
     # ---- for the operation that runs, in this thread: see ``Queue`` ----------------------------

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import struct
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ..errors import CollectiveMismatchError, SdpError
 from .call import Call, Here, Request, closed
 from .kept import abandon
 from .notice import failure_fields
+from .traced import record
 from .wire import Channel, Way
 
 _ENVELOPE = struct.Struct("<QQII")
@@ -29,6 +31,22 @@ class Post:
 
     call: Call
     work: _native.Work
+    issued_ns: int = field(default_factory=time.monotonic_ns)
+    started_ns: int = 0
+
+    def finish(self, source: int = -1) -> None:
+        """It is done."""
+        self._record()
+        self.work.finish(source)
+
+    def fail(self, failure: SdpError) -> None:
+        """It, or one before it, has failed."""
+        self._record(failure.ranks)
+        self.work.fail(*failure_fields(failure))
+
+    def _record(self, blamed: Sequence[int] | None = None) -> None:
+        call, times = self.call, (self.issued_ns, self.started_ns)
+        record(call.here, call.request, call.seq, times, self.work, blamed)
 
 
 @dataclass
@@ -81,7 +99,7 @@ class Stream:
         while (post := self._next()) is not None:
             failure = failure or self._failure_of(post)
             if failure is not None:
-                post.work.fail(*failure_fields(failure))
+                post.fail(failure)
 
     def _next(self) -> Post | None:
         with self._changed:
@@ -91,6 +109,7 @@ class Stream:
 
     def _failure_of(self, post: Post) -> SdpError | None:
         """Carry out a post; what has failed, if something has."""
+        post.started_ns = time.monotonic_ns()
         try:
             self._carry_out(post)
             post.call.end()
@@ -124,7 +143,7 @@ class Sender(Stream):
                 call.send(request.peer, address, nbytes),
             ]
         )
-        post.work.finish()
+        post.finish()
 
 
 class Receiver(Stream):
@@ -142,7 +161,7 @@ class Receiver(Stream):
         if not self._from_aside(post):
             while not self._next_message(post):
                 pass
-        post.work.finish(post.call.request.peer)
+        post.finish(post.call.request.peer)
 
     def _from_aside(self, post: Post) -> bool:
         address, nbytes = self._room(post)

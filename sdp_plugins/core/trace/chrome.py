@@ -1,0 +1,189 @@
+"""A rank's events as a Chrome trace: one process per rank, lanes as its threads.
+
+The format is that of "Trace Event Format", which Perfetto and chrome://tracing read. Times are
+microseconds of this node's CLOCK_MONOTONIC.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .. import _native
+from .events import ASYNC, COMPARE, FAILED, STEP, Event
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What is known of one group.
+
+    Attributes:
+        label: Its name; a second group of that name has a number behind it.
+        rank: This rank in it.
+        world_size: Its size.
+        events: Its operations here.
+        dropped: How many earlier ones there was no room for.
+        failure: Why it failed; empty if it did not.
+    """
+
+    label: str
+    rank: int
+    world_size: int
+    events: Sequence[Event]
+    dropped: int
+    failure: str = ""
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of the program's own: a step, a backward pass."""
+
+    name: str
+    begin: int
+    end: int
+    thread: str
+
+
+class Lanes:
+    """The threads of a trace: of each name as many as it takes so that nothing overlaps.
+
+    Args:
+        pid: Of the trace's process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._ends: dict[str, list[int]] = {}
+        self._tids: dict[tuple[str, int], int] = {}
+        self.events: list[Json] = []
+
+    def slice(self, lane: str, name: str, cat: str, begin: int, end: int, args: Json) -> int:
+        """Draw a slice; slices of a lane must come in the order in which they begin.
+
+        Returns:
+            The thread in which it is drawn.
+        """
+        ends = self._ends.setdefault(lane, [])
+        row = next((row for row, other in enumerate(ends) if other <= begin), len(ends))
+        ends[row:] = [end, *ends[row + 1 :]]
+        return self.inner(self._tid(lane, row), name, cat, begin, end, args)
+
+    def inner(self, tid: int, name: str, cat: str, begin: int, end: int, args: Json) -> int:
+        """Draw a slice inside of one that is there."""
+        self.events.append(
+            {
+                "name": name,
+                "cat": cat,
+                "ph": "X",
+                "ts": begin / 1000,
+                "dur": max(0, end - begin) / 1000,
+                "pid": self._pid,
+                "tid": tid,
+                "args": args,
+            }
+        )
+        return tid
+
+    def _tid(self, lane: str, row: int) -> int:
+        if (lane, row) not in self._tids:
+            tid = self._tids[lane, row] = len(self._tids) + 1
+            self.events.append(metadata("thread_name", self._pid, tid, name=_numbered(lane, row)))
+            self.events.append(metadata("thread_sort_index", self._pid, tid, sort_index=tid))
+        return self._tids[lane, row]
+
+
+def metadata(kind: str, pid: int, tid: int = 0, /, **args: Any) -> Json:
+    """A metadata event."""
+    return {"name": kind, "ph": "M", "pid": pid, "tid": tid, "args": args}
+
+
+def draw(rank: int, host: str, groups: Sequence[Recorded], spans: Iterable[Span]) -> list[Json]:
+    """All events of a rank's trace."""
+    lanes = Lanes(rank)
+    lanes.events += [
+        metadata("process_name", rank, name=f"rank {rank} ({host})"),
+        metadata("process_sort_index", rank, sort_index=rank),
+    ]
+    for span in sorted(spans, key=lambda span: (span.begin, -span.end)):
+        lanes.slice(f"program: {span.thread}", span.name, "span", span.begin, span.end, {})
+    for group in groups:
+        _draw_group(lanes, group)
+    return lanes.events
+
+
+def _draw_group(lanes: Lanes, group: Recorded) -> None:
+    for event in sorted(group.events, key=lambda event: event.started):
+        _draw_running(lanes, group, event)
+    for event in sorted(group.events, key=lambda event: event.issued):
+        if event.started > event.issued:
+            lane = f"{_lane(group, event)}, queued"
+            lanes.slice(lane, event.name, "queued", event.issued, event.started, {"seq": event.seq})
+    waited = (event for event in group.events if event.flags & ASYNC and event.waited)
+    for event in sorted(waited, key=lambda event: event.waited):
+        lane = f"{group.label}, callers wait"
+        args = {"seq": event.seq, "thread": _thread(event.waiter)}
+        begin = min(event.waited, event.finished)
+        lanes.slice(lane, f"wait for {event.name}", "wait", begin, event.finished, args)
+
+
+def _draw_running(lanes: Lanes, group: Recorded, event: Event) -> None:
+    cat = "step" if event.flags & STEP else "message" if event.between_two else "collective"
+    name = "compare" if event.flags & COMPARE else event.name
+    args = _arguments(group, event)
+    tid = lanes.slice(_lane(group, event), name, cat, event.started, event.finished, args)
+    if event.arrived > event.started:
+        who = f"waits for rank {event.last_rank}"
+        lanes.inner(tid, who, "late", event.started, min(event.arrived, event.finished), {})
+
+
+def _lane(group: Recorded, event: Event) -> str:
+    if event.flags & STEP:
+        return f"{group.label}, steps in the node"
+    return f"{group.label}, send and receive" if event.between_two else group.label
+
+
+def _arguments(group: Recorded, event: Event) -> Json:
+    args: Json = {
+        "group": group.label,
+        "seq": event.seq,
+        "data": event.shape,
+        "bytes": event.nbytes,
+        "queued_us": (event.started - event.issued) / 1000,
+        "runs in": _where(event),
+        "thread": _thread(event.thread),
+    }
+    if event.nbytes and _native.reduces(_native.Op(event.op)):
+        args["reduction"] = _native.ReduceOp(event.reduce_op).name
+    if event.layout:
+        args["fusion buffer"] = f"{event.layout:08x}"
+    if event.peer >= 0:
+        args["peer" if event.between_two else "root"] = event.peer
+    if event.between_two:
+        args["tag"] = event.tag
+    if event.path:
+        args["path"] = _native.path_name(event.path)
+    if event.arrived:
+        args["waiting_us"] = max(0, event.arrived - event.started) / 1000
+    if event.last_rank >= 0:
+        args["blamed" if event.flags & FAILED else "last to arrive"] = f"rank {event.last_rank}"
+    if event.flags & FAILED:
+        args["failed"] = group.failure or True
+    return args
+
+
+def _where(event: Event) -> str:
+    if not event.flags & ASYNC:
+        return "the caller's thread"
+    return "the messages' thread" if event.between_two else "the engine's thread"
+
+
+def _thread(tid: int) -> str:
+    return "main" if tid == os.getpid() else str(tid)
+
+
+def _numbered(lane: str, row: int) -> str:
+    return f"{lane} ({row + 1})" if row else lane

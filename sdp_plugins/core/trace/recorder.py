@@ -1,0 +1,236 @@
+"""Which groups of this process are traced, and where what they recorded is written."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import threading
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .. import _native
+from .chrome import Recorded, Span, draw
+from .events import unpack
+
+MOST_SPANS = _native.TRACE_EVENTS
+MOST_OF_CLOSED_GROUPS = 4 * _native.TRACE_EVENTS
+"""Events that are kept of groups that have been closed."""
+
+Write = Callable[[int, dict[str, Any]], Path]
+"""Writes the trace of a rank; returns where."""
+
+
+@dataclass(eq=False)
+class Member:
+    """A group that is open in this process."""
+
+    label: str
+    rank: int
+    world_size: int
+    native: _native.NativeGroup
+
+    def recorded(self, failure: BaseException | None) -> Recorded:
+        """What it has recorded so far."""
+        packed, dropped = self.native.trace_events()
+        text = "" if failure is None else str(failure)
+        return Recorded(self.label, self.rank, self.world_size, [*unpack(packed)], dropped, text)
+
+
+def in_folder(folder: str | os.PathLike[str]) -> Write:
+    """Write ``rank-00003.json`` in a folder."""
+
+    def write(rank: int, trace: dict[str, Any]) -> Path:
+        return write_json(Path(folder) / f"rank-{rank:05d}.json", trace)
+
+    return write
+
+
+def write_json(path: Path, content: object) -> Path:
+    """Write a file that is whole as soon as it is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    with unfinished.open("w") as file:
+        file.write(json.dumps(content))
+    unfinished.replace(path)
+    return path
+
+
+class Recorder:
+    """The trace of this process. A forked child begins with none.
+
+    Not a group's: a trace shows the groups of a process beside each other.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a signal handler or a finalizer may close a group
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._pid = os.getpid()
+        self._members: list[Member] = []
+        self._labels: dict[str, int] = {}
+        self._write: Write | None = None
+        self._since = (0, 0)
+        self._lasts = False  # until the process ends; otherwise until `stop`
+        self._closed: deque[Recorded] = deque()
+        self._spans: deque[Span] = deque(maxlen=MOST_SPANS)
+        self._written = False  # all there is so far
+        self._place = (0, 0)  # largest group's size; rank in it
+
+    @property
+    def on(self) -> bool:
+        """Whether operations are recorded."""
+        return self._write is not None and self._pid == os.getpid()
+
+    # ---- groups --------------------------------------------------------------------------------
+
+    def join(
+        self, name: str, rank: int, size: int, native: _native.NativeGroup, folder: str | None
+    ) -> Member:
+        """A group has been made here, by a process that is to be traced if a folder is given."""
+        if self._pid != os.getpid():
+            self._lock = threading.RLock()
+            self._begin_anew()
+        with self._lock:
+            self._written = False
+            self._place = max(self._place, (size, rank), key=lambda place: place[0])
+            self._labels[name] = number = self._labels.get(name, 0) + 1
+            member = Member(name if number == 1 else f"{name} ({number})", rank, size, native)
+            self._members.append(member)
+            if folder is not None and self._write is None:
+                self._start(in_folder(folder), lasts=True)
+            elif self._write is not None:
+                native.start_trace()
+        return member
+
+    def leave(self, member: Member, failure: BaseException | None) -> None:
+        """A group has been closed here; the last one to go has the trace written."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            if member not in self._members:
+                return
+            self._members.remove(member)
+            if self._write is None:
+                return
+            self._written = False
+            self._keep(member.recorded(failure))
+            member.native.stop_trace()
+            if self._lasts and not self._members:
+                self._write_or_warn()
+
+    def _keep(self, recorded: Recorded) -> None:
+        self._closed.append(recorded)
+        excess = sum(len(kept.events) for kept in self._closed) - MOST_OF_CLOSED_GROUPS
+        for index, kept in enumerate(self._closed):
+            n = min(max(excess, 0), len(kept.events))
+            excess -= n
+            if n:
+                self._closed[index] = replace(
+                    kept, events=kept.events[n:], dropped=kept.dropped + n
+                )
+
+    def failed(self) -> None:
+        """An operation has failed: whoever started this process may end it at any moment."""
+        if self.on and self._lasts:
+            self._write_or_warn()
+
+    # ---- the trace -----------------------------------------------------------------------------
+
+    def start(self, write: Write) -> None:
+        """Record from now on.
+
+        Raises:
+            RuntimeError: A trace is being recorded.
+        """
+        if self._pid != os.getpid():
+            self._begin_anew()
+        with self._lock:
+            if self._write is not None:
+                raise RuntimeError(
+                    "a trace is being recorded already. Hint: stop it before, or unset SDP_TRACE."
+                )
+            self._start(write, lasts=False)
+
+    def _start(self, write: Write, *, lasts: bool) -> None:
+        self._write, self._lasts = write, lasts
+        self._since = time.time_ns(), time.monotonic_ns()
+        self._closed.clear()
+        self._spans.clear()
+        for member in self._members:
+            member.native.start_trace()
+        atexit.unregister(self._at_exit)
+        atexit.register(self._at_exit)
+
+    def stop(self) -> Path | None:
+        """Write the trace and end it; where it is, None if there was none."""
+        with self._lock:
+            if not self.on:
+                return None
+            for member in self._members:
+                member.native.stop_trace()
+            try:
+                return self._write_now()
+            finally:
+                self._write = None
+
+    def add_span(self, name: str, begin_ns: int, end_ns: int) -> None:
+        """Draw a stretch of the program, by ``time.monotonic_ns()``."""
+        if self.on:
+            self._written = False
+            self._spans.append(Span(name, begin_ns, end_ns, threading.current_thread().name))
+
+    def _at_exit(self) -> None:
+        if self.on and (self._members or not self._written):
+            self._write_or_warn()
+
+    def _write_or_warn(self) -> None:
+        try:
+            with self._lock:
+                self._write_now()
+        except Exception as error:  # a trace must not end what it shows
+            with suppress(Exception):
+                warnings.warn(f"the trace of this rank is not written: {error}", stacklevel=2)
+
+    def _write_now(self) -> Path:
+        assert self._write is not None
+        members = [member.recorded(member.native.failure()) for member in self._members]
+        path = self._write(self._place[1], self._trace([*self._closed, *members]))
+        self._written = True
+        return path
+
+    def _trace(self, groups: list[Recorded]) -> dict[str, Any]:
+        size, rank = self._place
+        host, (wall_ns, monotonic_ns) = socket.gethostname(), self._since
+        about = {
+            "rank": rank,
+            "world_size": size,
+            "host": host,
+            "clock": _clock(),
+            "wall_minus_monotonic_us": (wall_ns - monotonic_ns) / 1000,
+            "started_us": monotonic_ns / 1000,
+            "dropped": {group.label: group.dropped for group in groups if group.dropped},
+            "failures": {group.label: group.failure for group in groups if group.failure},
+            "groups": {group.label: [group.rank, group.world_size] for group in groups},
+        }
+        events = draw(rank, host, groups, list(self._spans))
+        return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+
+
+def _clock() -> str:
+    """Equal where CLOCK_MONOTONIC is the same: in one boot of one kernel."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+recorder = Recorder()
