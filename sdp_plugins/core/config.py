@@ -154,6 +154,20 @@ def check_bucket_mb(size: float) -> None:
         )
 
 
+def set_fusion_bytes(nbytes: int) -> None:
+    """Set ``SDP_FUSION_MB`` for this process, and those that it starts.
+
+    Raises:
+        ValueError: It is not a positive multiple of ``FUSION_ALIGN``, or more than 64 GiB.
+    """
+    if nbytes <= 0 or nbytes % FUSION_ALIGN or _fusion_bytes("size", str(nbytes / MIB)) != nbytes:
+        raise ValueError(
+            f"{nbytes} bytes are no size of a fusion buffer. Hint: a multiple of {FUSION_ALIGN}, "
+            "from 1152 to 64 GiB."
+        )
+    os.environ["SDP_FUSION_MB"] = str(nbytes / MIB)
+
+
 def autoload(env: Mapping[str, str] | None = None) -> bool:
     """Look at ``SDP_AUTOLOAD`` alone, and never fail.
 

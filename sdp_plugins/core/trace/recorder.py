@@ -90,6 +90,11 @@ class Recorder:
         """Whether operations are recorded."""
         return self._write is not None and self._pid == os.getpid()
 
+    @property
+    def lasts(self) -> bool:
+        """Whether it goes on until the process ends."""
+        return self.on and self._lasts
+
     # ---- groups --------------------------------------------------------------------------------
 
     def join(
@@ -140,7 +145,7 @@ class Recorder:
 
     def failed(self) -> None:
         """An operation has failed: whoever started this process may end it at any moment."""
-        if self.on and self._lasts:
+        if self.lasts:
             self._write_or_warn()
 
     # ---- the trace -----------------------------------------------------------------------------

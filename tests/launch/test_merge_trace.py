@@ -1,0 +1,155 @@
+"""One trace of all ranks: their clocks, who was late, what ran beside backward passes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sdp_plugins.core import Group, trace
+from sdp_plugins.launch.merge_trace import merge
+from sdp_plugins.launch.trace_files import clear
+from sdp_plugins.launch.trace_summary import overlap, summary, united
+from tests.core.chrome_schema import check
+from tests.ranks import run_ranks
+
+Json = dict[str, Any]
+
+
+def train(rank: int, world: int) -> None:
+    with Group.from_env(timeout_s=30) as group:
+        for _ in range(3):
+            with trace.span("step"):
+                group.all_reduce(np.ones(1000))
+        group.barrier()
+
+
+def test_a_job_s_traces_are_merged(tmp_path: Path) -> None:
+    run_ranks(3, train, env={"SDP_TRACE": str(tmp_path)})
+    path = merge(tmp_path)
+    found = json.loads(path.read_text())
+    check(found)
+    collectives = [e for e in found["traceEvents"] if e.get("cat") == "collective"]
+    assert len(collectives) == 3 * 4
+    arrows = [e for e in found["traceEvents"] if e["ph"] in "stf"]
+    assert sorted(e["ph"] for e in arrows if e["id"] == 1) == ["f", "s", "t"]
+    assert min(e["ts"] for e in found["traceEvents"] if "ts" in e) == 0
+    assert found["otherData"]["ranks_without_a_trace"] == []
+    command = [sys.executable, "-m", "sdp_plugins.launch.merge_trace", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert "last to arrive" in done.stdout and str(path) in done.stdout
+    clear(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+# ---- traces as a test wants them -----------------------------------------------------------------
+
+
+def collective(seq: int, begin: float, end: float, **args: Any) -> Json:
+    about = {"group": "default", "seq": seq, "bytes": 4096, "queued_us": 0.0, **args}
+    slice_ = {"name": "all_reduce", "cat": "collective", "ph": "X", "pid": 0, "tid": 1}
+    return {**slice_, "ts": begin, "dur": end - begin, "args": about}
+
+
+def write(folder: Path, rank: int, events: list[Json], **about: Any) -> None:
+    other = {
+        "rank": rank,
+        "world_size": 2,
+        "clock": "one",
+        "wall_minus_monotonic_us": 0.0,
+        "dropped": {},
+        "failures": {},
+        "groups": {"default": [rank, 2]},
+        **about,
+    }
+    whole = {"traceEvents": [{**e, "pid": rank} for e in events], "otherData": other}
+    (folder / f"rank-{rank:05d}.json").write_text(json.dumps(whole))
+
+
+def merged(folder: Path) -> Json:
+    found: Json = json.loads(merge(folder).read_text())
+    return found
+
+
+def by_rank(found: Json) -> dict[int, list[Json]]:
+    slices = [e for e in found["traceEvents"] if e.get("cat") == "collective"]
+    return {rank: [e for e in slices if e["pid"] == rank] for rank in (0, 1)}
+
+
+def test_clocks_are_aligned_by_collectives(tmp_path: Path) -> None:
+    """Rank 1's clock is 5 s ahead; the shortest operation says how well that is known."""
+    shift = 5e6
+    write(tmp_path, 0, [collective(1, 0, 1000), collective(2, 2000, 2100)])
+    mine = [collective(1, 500 + shift, 1010 + shift), collective(2, 2010 + shift, 2090 + shift)]
+    write(tmp_path, 1, mine, clock="two")
+    found = merged(tmp_path)
+    offset = found["otherData"]["clocks"]["two"]
+    assert abs(offset["us"] + shift) <= offset["accuracy_us"] <= 100
+    zero, one = by_rank(found).values()
+    assert all(abs(b["ts"] - a["ts"]) < 600 for a, b in zip(zero, one, strict=True))
+    assert "aligned to 0.0" in summary(found)
+
+
+def test_without_common_collectives_wall_clocks_have_to_do(tmp_path: Path) -> None:
+    write(tmp_path, 0, [collective(1, 1000, 2000)], wall_minus_monotonic_us=100.0)
+    write(tmp_path, 1, [collective(2, 1000, 2000)], clock="two", wall_minus_monotonic_us=400.0)
+    found = merged(tmp_path)
+    assert found["otherData"]["clocks"]["two"] == {"us": 300.0, "accuracy_us": None}
+    assert "wall clocks only" in summary(found)
+
+
+def test_the_last_of_all_ranks_is_named(tmp_path: Path) -> None:
+    """Also where a rank has seen those of its own node only."""
+    write(tmp_path, 0, [collective(1, 0, 1000, **{"last to arrive": "rank 0"})])
+    write(tmp_path, 1, [collective(1, 700, 1000)])
+    for (event,) in by_rank(merged(tmp_path)).values():
+        assert event["args"]["last to arrive"] == "rank 1"
+        assert event["args"]["late_us"] == 700
+
+
+def test_who_did_not_come_to_a_failed_operation(tmp_path: Path) -> None:
+    write(tmp_path, 0, [collective(1, 0, 10), collective(2, 20, 99, failed="a time-out")])
+    write(tmp_path, 1, [collective(1, 0, 10)])
+    found = merged(tmp_path)
+    assert by_rank(found)[0][1]["args"]["did not come"] == "rank 1"
+
+
+def test_ranks_without_a_trace_are_named(tmp_path: Path) -> None:
+    write(tmp_path, 0, [collective(1, 0, 10)], world_size=3)
+    write(tmp_path, 1, [collective(1, 0, 10)], world_size=3)
+    assert "no trace of rank 2" in summary(merged(tmp_path))
+
+
+def test_what_cannot_be_merged(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="SDP_TRACE"):
+        merge(tmp_path)
+    write(tmp_path, 0, [])
+    write(tmp_path, 1, [], world_size=4)
+    with pytest.raises(ValueError, match="2 and 4 ranks"):
+        merge(tmp_path)
+    (tmp_path / "rank-00001.json").write_text("{")
+    with pytest.raises(ValueError, match=r"rank-00001.json is no trace"):
+        merge(tmp_path)
+
+
+def test_overlap_is_what_ran_before_the_last_gradients_were_ready(tmp_path: Path) -> None:
+    step = {"name": "step", "cat": "span", "ph": "X", "ts": 0, "dur": 1000, "tid": 9, "args": {}}
+    buckets = [
+        collective(1, 100, 200),  # beside
+        collective(2, 300, 500, queued_us=100.0),  # half of it
+        collective(3, 500, 600, queued_us=100.0),  # the last one, issued at 400
+        collective(4, 700, 710, bytes=8),  # a loss
+    ]
+    write(tmp_path, 0, [step, *buckets], world_size=1)
+    ((rank, numbers),) = overlap(merged(tmp_path)).items()
+    assert (rank, numbers["steps"], numbers["communication_ms"]) == (0, 1, 0.4)
+    assert numbers["overlapped"] == pytest.approx(200 / 400)
+
+
+def test_united() -> None:
+    assert united([(5, 6), (0, 2), (1, 3), (2, 2.5), (9, 8)]) == 4
