@@ -25,7 +25,7 @@ from .internode.wire import Network
 from .rendezvous import Exchange, StoreExchange
 from .store import Store
 from .topology import Topology
-from .trace.recorder import recorder
+from .trace.recording import recorder
 from .work import Work
 
 _NO_REDUCTION = ReduceOp.SUM
@@ -559,8 +559,14 @@ class Group:
 
     def __del__(self) -> None:
         # Before anything that operations in flight write can be freed, in whatever order.
-        if hasattr(self, "_traced"):
+        native = getattr(self, "_native", None)
+        if native is None:
+            return
+        try:
             self._leave()
+        except Exception:  # at the interpreter's end no module may be left to trace with
+            native.close()
+            self._let_all_go()
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "failed" if self.failure else "open"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from . import _native
 from .buffers import Buffer
 from .errors import CollectiveTimeoutError
-from .trace.recorder import recorder
+from .trace.recording import recorder
 
 _FOREVER_S = 1e9
 

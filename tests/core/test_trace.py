@@ -6,15 +6,18 @@ import json
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from sdp_plugins.core import CollectiveTimeoutError, FusionBuffer, Group, _native, trace
+from sdp_plugins.core.trace import recording
 from sdp_plugins.core.trace.events import Event, unpack
 from tests.core.chrome_schema import check
 from tests.core.test_fork import in_child
@@ -230,6 +233,24 @@ def test_memory_is_bounded() -> None:
     ((dropped, seqs),) = run_ranks(1, overflow, timeout_s=60)
     assert dropped == 100
     assert seqs == list(range(101, n + 101))
+
+
+def close_many_groups(rank: int, world: int, folder: str) -> None:
+    trace.start(folder)
+    with mock.patch.multiple(recording, MOST_OF_CLOSED_GROUPS=25, MOST_CLOSED_GROUPS=4):
+        for number in range(6):
+            with Group.from_env(name=f"group {number}", timeout_s=30) as group:
+                for _ in range(10):
+                    group.barrier()
+    trace.stop()
+
+
+def test_closed_groups_take_bounded_memory(rank_pool: Pool, tmp_path: Path) -> None:
+    rank_pool(1).run(close_many_groups, str(tmp_path))
+    found = read(tmp_path, 0)
+    counts = Counter(event["args"]["group"] for event in slices(found))
+    assert counts == {"group 3": 5, "group 4": 10, "group 5": 10}
+    assert found["otherData"]["dropped"] == {"groups closed long ago": 30, "group 3": 5}
 
 
 # ---- groups -------------------------------------------------------------------------------------

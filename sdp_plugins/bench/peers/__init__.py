@@ -57,6 +57,12 @@ _ALL = (
         options={"registered": False},
     ),
     PeerSpec(
+        "core-traced",
+        f"{_HERE}.core:Core",
+        "Group.all_reduce, memory of Group.allocate, recorded",
+        options={"traced": True},
+    ),
+    PeerSpec(
         "smddp-gloo",
         f"{_HERE}.smddp:Smddp",
         "torch.distributed, smddp, gloo between nodes",

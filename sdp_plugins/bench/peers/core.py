@@ -12,6 +12,7 @@ import sdp_plugins
 from sdp_plugins.bench.peers.base import Place, UnsupportedError
 from sdp_plugins.bench.values import itemsize, storage
 from sdp_plugins.core import Buffer, DType, Group
+from sdp_plugins.core.internode.spanning_group import SpanningGroup
 
 
 class Core:
@@ -19,7 +20,7 @@ class Core:
 
     reduces = True
 
-    def __init__(self, place: Place, *, registered: bool = True) -> None:
+    def __init__(self, place: Place, *, registered: bool = True, traced: bool = False) -> None:
         self.registered = registered
         self.version = f"sdp_plugins {sdp_plugins.__version__}"
         self.array = np.empty(0)
@@ -28,6 +29,9 @@ class Core:
         found = (self.group.rank, self.group.world_size)
         if found != (place.rank, place.ranks):
             raise RuntimeError(f"Group.from_env took this for rank {found[0]} of {found[1]}")
+        if traced:
+            native = self.group._native
+            (native.native if isinstance(native, SpanningGroup) else native).start_trace()
 
     def allocate(self, count: int, dtype: str) -> None:
         """Drop the former buffer first: its memory belongs to the group."""

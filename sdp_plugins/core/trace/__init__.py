@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .recorder import in_folder, recorder
+from .recording import in_folder, recorder
 
 __all__ = ["add_span", "span", "start", "stop"]
 

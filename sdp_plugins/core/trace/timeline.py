@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from .recorder import Write, recorder, write_json
+from .recording import Write, recorder, write_json
 
 SUFFIX = "smdataparallel_timeline.json"
 

@@ -23,6 +23,7 @@ from .events import unpack
 MOST_SPANS = _native.TRACE_EVENTS
 MOST_OF_CLOSED_GROUPS = 4 * _native.TRACE_EVENTS
 """Events that are kept of groups that have been closed."""
+MOST_CLOSED_GROUPS = 1000
 
 Write = Callable[[int, dict[str, Any]], Path]
 """Writes the trace of a rank; returns where."""
@@ -70,11 +71,11 @@ class Recorder:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # a signal handler or a finalizer may close a group
         self._begin_anew()
 
     def _begin_anew(self) -> None:
         self._pid = os.getpid()
+        self._lock = threading.RLock()  # a signal handler or a finalizer may close a group
         self._members: list[Member] = []
         self._labels: dict[str, int] = {}
         self._write: Write | None = None
@@ -83,7 +84,13 @@ class Recorder:
         self._closed: deque[Recorded] = deque()
         self._spans: deque[Span] = deque(maxlen=MOST_SPANS)
         self._written = False  # all there is so far
+        self._forgotten = 0  # events of groups that have been closed
+        self._failures = 0  # groups that had failed when this was written
         self._place = (0, 0)  # largest group's size; rank in it
+
+    def _own(self) -> None:
+        if self._pid != os.getpid():
+            self._begin_anew()
 
     @property
     def on(self) -> bool:
@@ -101,9 +108,7 @@ class Recorder:
         self, name: str, rank: int, size: int, native: _native.NativeGroup, folder: str | None
     ) -> Member:
         """A group has been made here, by a process that is to be traced if a folder is given."""
-        if self._pid != os.getpid():
-            self._lock = threading.RLock()
-            self._begin_anew()
+        self._own()
         with self._lock:
             self._written = False
             self._place = max(self._place, (size, rank), key=lambda place: place[0])
@@ -133,19 +138,26 @@ class Recorder:
                 self._write_or_warn()
 
     def _keep(self, recorded: Recorded) -> None:
+        """Keep a closed group's events, at the cost of those of groups closed before it."""
         self._closed.append(recorded)
         excess = sum(len(kept.events) for kept in self._closed) - MOST_OF_CLOSED_GROUPS
-        for index, kept in enumerate(self._closed):
-            n = min(max(excess, 0), len(kept.events))
-            excess -= n
-            if n:
-                self._closed[index] = replace(
-                    kept, events=kept.events[n:], dropped=kept.dropped + n
-                )
+        while excess > 0 or len(self._closed) > MOST_CLOSED_GROUPS:
+            kept = self._closed.popleft()
+            cut = max(0, min(excess, len(kept.events)))
+            excess -= cut
+            if cut < len(kept.events) and len(self._closed) < MOST_CLOSED_GROUPS:
+                rest, dropped = kept.events[cut:], kept.dropped + cut
+                self._closed.appendleft(replace(kept, events=rest, dropped=dropped))
+            else:
+                self._forgotten += kept.dropped + len(kept.events)
 
     def failed(self) -> None:
         """An operation has failed: whoever started this process may end it at any moment."""
-        if self.lasts:
+        if not self.lasts:
+            return
+        failures = sum(member.native.failure() is not None for member in self._members)
+        if failures > self._failures:  # later operations fail for the same reason
+            self._failures = failures
             self._write_or_warn()
 
     # ---- the trace -----------------------------------------------------------------------------
@@ -156,8 +168,7 @@ class Recorder:
         Raises:
             RuntimeError: A trace is being recorded.
         """
-        if self._pid != os.getpid():
-            self._begin_anew()
+        self._own()
         with self._lock:
             if self._write is not None:
                 raise RuntimeError(
@@ -170,6 +181,7 @@ class Recorder:
         self._since = time.time_ns(), time.monotonic_ns()
         self._closed.clear()
         self._spans.clear()
+        self._forgotten = self._failures = 0
         for member in self._members:
             member.native.start_trace()
         atexit.unregister(self._at_exit)
@@ -177,9 +189,9 @@ class Recorder:
 
     def stop(self) -> Path | None:
         """Write the trace and end it; where it is, None if there was none."""
+        if not self.on:
+            return None
         with self._lock:
-            if not self.on:
-                return None
             for member in self._members:
                 member.native.stop_trace()
             try:
@@ -212,6 +224,10 @@ class Recorder:
         self._written = True
         return path
 
+    def _dropped(self, groups: list[Recorded]) -> dict[str, int]:
+        dropped = {group.label: group.dropped for group in groups if group.dropped}
+        return dropped | ({"groups closed long ago": self._forgotten} if self._forgotten else {})
+
     def _trace(self, groups: list[Recorded]) -> dict[str, Any]:
         size, rank = self._place
         host, (wall_ns, monotonic_ns) = socket.gethostname(), self._since
@@ -222,7 +238,7 @@ class Recorder:
             "clock": _clock(),
             "wall_minus_monotonic_us": (wall_ns - monotonic_ns) / 1000,
             "started_us": monotonic_ns / 1000,
-            "dropped": {group.label: group.dropped for group in groups if group.dropped},
+            "dropped": self._dropped(groups),
             "failures": {group.label: group.failure for group in groups if group.failure},
             "groups": {group.label: [group.rank, group.world_size] for group in groups},
         }

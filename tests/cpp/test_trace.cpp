@@ -1,0 +1,125 @@
+// What is recorded of operations, and that neither writers nor readers wait for each other.
+#include <atomic>
+#include <chrono>
+#include <thread>
+
+#include "check.hpp"
+#include "ranks.hpp"
+#include "trace.hpp"
+
+using namespace sdp;
+using ranks::Rank;
+using ranks::World;
+using Ints = std::vector<std::int32_t>;
+
+namespace {
+// All of its words say the same.
+TraceEvent numbered(std::uint64_t number) {
+  TraceEvent event;
+  event.seq = event.count = event.nbytes = number;
+  event.issued_ns = event.started_ns = event.finished_ns = static_cast<std::int64_t>(number);
+  return event;
+}
+bool whole(const TraceEvent& event) {
+  const auto number = static_cast<std::int64_t>(event.seq);
+  return event.count == event.seq && event.nbytes == event.seq && event.issued_ns == number &&
+         event.started_ns == number && event.finished_ns == number;
+}
+std::vector<TraceEvent> events_of(Rank& rank) {
+  std::uint64_t dropped = 0;
+  return rank.communicator->trace().events(dropped);
+}
+}  // namespace
+
+TEST(the_last_events_are_kept_and_the_others_counted) {
+  Trace trace;
+  trace.start();
+  for (std::uint64_t i = 0; i < Trace::kEvents + 10; ++i) trace.add(numbered(i));
+  std::uint64_t dropped = 0;
+  const auto events = trace.events(dropped);
+  CHECK_EQ(dropped, 10U);
+  CHECK_EQ(events.size(), Trace::kEvents);
+  CHECK_EQ(events.front().seq, 10U);
+  CHECK_EQ(events.back().seq, Trace::kEvents + 9);
+  trace.start();
+  CHECK_EQ(trace.events(dropped).size(), 0U);
+  CHECK_EQ(dropped, 0U);
+}
+
+TEST(a_reader_sees_whole_events_while_others_write) {
+  Trace trace;
+  trace.start();
+  std::atomic<bool> done{false};
+  std::vector<std::thread> writers;
+  for (int w = 0; w < 2; ++w) {
+    writers.emplace_back([&] {
+      for (std::uint64_t i = 1; i <= 2 * Trace::kEvents; ++i) trace.add(numbered(i));
+    });
+  }
+  std::thread reader([&] {
+    while (!done.load()) {
+      std::uint64_t dropped = 0;
+      for (const TraceEvent& event : trace.events(dropped)) CHECK(whole(event));
+    }
+  });
+  for (std::thread& writer : writers) writer.join();
+  done.store(true);
+  reader.join();
+}
+
+TEST(nothing_is_recorded_while_it_is_off) {
+  World world(2);
+  world.each([](int, Rank& rank) {
+    Ints buffer(10, 1);
+    rank.run(ranks::in_place(Op::all_reduce, DType::int32, ranks::piece(buffer)));
+    CHECK_EQ(events_of(rank).size(), 0U);
+  });
+}
+
+TEST(all_ranks_know_who_came_last) {
+  World world(3);
+  world.each([](int r, Rank& rank) {
+    rank.communicator->trace().start();
+    Ints buffer(1000, 1);
+    rank.run(ranks::request(Op::barrier, DType::uint8));
+    if (r == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    ranks::expect_done(
+        *rank.submit(ranks::in_place(Op::all_reduce, DType::int32, ranks::piece(buffer))));
+    const auto events = events_of(rank);
+    CHECK_EQ(events.size(), 2U);
+    CHECK_EQ(events[1].last_rank, 1);
+    CHECK_EQ(events[1].nbytes, 4000U);
+    CHECK_EQ(events[1].seq, 2U);
+    CHECK(events[1].arrived_ns - events[1].issued_ns > 25'000'000 || r == 1);
+    CHECK(events[1].flags & TraceEvent::kAsync);
+  });
+}
+
+// A rank that is not traced says nothing of when it came.
+TEST(the_last_is_not_known_unless_all_are_traced) {
+  World world(2);
+  world.each([](int r, Rank& rank) {
+    if (r == 0) rank.communicator->trace().start();
+    rank.run(ranks::request(Op::barrier, DType::uint8));
+    if (r == 0) {
+      CHECK_EQ(events_of(rank)[0].last_rank, -1);
+      CHECK_EQ(events_of(rank)[0].arrived_ns, 0);
+    }
+  });
+}
+
+TEST(whoever_is_missing_is_blamed) {
+  World world(2);
+  world[0].communicator->trace().start();
+  Request request = ranks::request(Op::barrier, DType::uint8);
+  request.timeout_s = 0.2;
+  try {
+    world[0].run(request);
+    CHECK(false);
+  } catch (const Failure&) {
+  }
+  const auto events = events_of(world[0]);
+  CHECK_EQ(events.size(), 1U);
+  CHECK(events[0].flags & TraceEvent::kFailed);
+  CHECK_EQ(events[0].last_rank, 1);
+}
