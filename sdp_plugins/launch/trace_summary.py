@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from sdp_plugins.launch.trace_files import Json, end_of
 
@@ -62,53 +62,81 @@ def _lateness(by_rank: dict[int, list[Json]]) -> dict[int, list[float]]:
 # ---- steps --------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Overlap:
+    """A rank's steps; microseconds.
+
+    Attributes:
+        steps: How many.
+        step: Of one, in the median.
+        running: Of communication in one, in the median.
+        beside: Part of the communication that ran beside the backward pass.
+        moving: As `running`, from when the last rank of the node had come.
+        moving_beside: Part of that beside the backward pass.
+    """
+
+    steps: int
+    step: float
+    running: float
+    beside: float
+    moving: float
+    moving_beside: float
+
+
 def _steps(trace: Json) -> list[str]:
     found = overlap(trace)
     if not found:
         return []
-    lines = ["", "rank  steps  step ms  communication ms  before the last gradients were ready"]
-    for rank, numbers in sorted(found.items()):
+    lines = ["", "rank  steps  step ms  communication ms  beside backward  of it moving ms  beside"]
+    for rank, one in sorted(found.items()):
         lines.append(
-            f"{rank:4}  {numbers['steps']:5}  {numbers['step_ms']:7.1f}  "
-            f"{numbers['communication_ms']:16.1f}  {numbers['overlapped']:.0%}"
+            f"{rank:4}  {one.steps:5}  {one.step / 1e3:7.1f}  {one.running / 1e3:16.1f}  "
+            f"{one.beside:15.0%}  {one.moving / 1e3:15.1f}  {one.moving_beside:6.0%}"
         )
     return lines
 
 
-def overlap(trace: Json) -> dict[int, dict[str, Any]]:
+def overlap(trace: Json) -> dict[int, Overlap]:
     """How much of the communication of spans called ``step`` went on beside the backward pass.
 
     A bucket of gradients is handed over when its last gradient is there, so the last one to be
-    issued marks the end of the backward pass: what has run before that has run beside it. What a
-    rank spends on waiting for others in an operation counts as communication.
+    issued marks the end of the backward pass: what has run before that has run beside it.
     """
     running, found = slices(trace, "collective"), {}
     steps = [span for span in slices(trace, "span") if span["name"] == "step"]
     for rank in sorted({step["pid"] for step in steps}):
         mine = [event for event in running if event["pid"] == rank]
-        parts = [_step(step, mine) for step in steps if step["pid"] == rank]
-        parts = [part for part in parts if part[0] > 0]
-        if parts:
-            found[rank] = {
-                "steps": len(parts),
-                "step_ms": median(part[2] for part in parts) / 1e3,
-                "communication_ms": median(part[0] for part in parts) / 1e3,
-                "overlapped": sum(part[1] for part in parts) / sum(part[0] for part in parts),
-            }
+        durations = [step["dur"] for step in steps if step["pid"] == rank]
+        buckets = [_buckets(step, mine) for step in steps if step["pid"] == rank]
+        if all(buckets):
+            whole = [_beside(part, waiting=True) for part in buckets]
+            moving = [_beside(part, waiting=False) for part in buckets]
+            found[rank] = Overlap(len(buckets), median(durations), *_parts(whole), *_parts(moving))
     return found
 
 
-def _step(step: Json, events: Iterable[Json]) -> tuple[float, float, float]:
-    """Microseconds of communication of gradients, of it beside the backward pass, and in all."""
+def _parts(measured: list[tuple[float, float]]) -> tuple[float, float]:
+    """The median of a step's, and the part of all that ran beside the backward pass."""
+    in_all = sum(all_ for all_, _ in measured)
+    beside = sum(beside for _, beside in measured) / in_all if in_all else 0.0
+    return median(all_ for all_, _ in measured), beside
+
+
+def _buckets(step: Json, events: Iterable[Json]) -> list[Json]:
+    """What carries gradients in a step."""
     inside = [e for e in events if step["ts"] <= _issued(e) < end_of(step)]
     least = SMALL * sum(event["args"]["bytes"] for event in inside)
-    buckets = [event for event in inside if event["args"]["bytes"] > least]
-    if not buckets:
-        return 0.0, 0.0, step["dur"]
+    return [event for event in inside if event["args"]["bytes"] > least]
+
+
+def _beside(buckets: list[Json], *, waiting: bool) -> tuple[float, float]:
+    """How long a step's communication runs, and of it beside the backward pass."""
     end = max(map(_issued, buckets))
-    busy = united((event["ts"], end_of(event)) for event in buckets)
-    beside = united((event["ts"], min(end, end_of(event))) for event in buckets)
-    return busy, beside, step["dur"]
+    stretches = [
+        (event["ts"] + (0.0 if waiting else event["args"].get("waiting_us", 0.0)), end_of(event))
+        for event in buckets
+    ]
+    return united(stretches), united((begin, min(end, until)) for begin, until in stretches)
 
 
 def _issued(event: Json) -> float:

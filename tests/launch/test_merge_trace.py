@@ -140,15 +140,17 @@ def test_what_cannot_be_merged(tmp_path: Path) -> None:
 def test_overlap_is_what_ran_before_the_last_gradients_were_ready(tmp_path: Path) -> None:
     step = {"name": "step", "cat": "span", "ph": "X", "ts": 0, "dur": 1000, "tid": 9, "args": {}}
     buckets = [
-        collective(1, 100, 200),  # beside
+        collective(1, 100, 200, waiting_us=50.0),  # beside
         collective(2, 300, 500, queued_us=100.0),  # half of it
         collective(3, 500, 600, queued_us=100.0),  # the last one, issued at 400
         collective(4, 700, 710, bytes=8),  # a loss
     ]
     write(tmp_path, 0, [step, *buckets], world_size=1)
-    ((rank, numbers),) = overlap(merged(tmp_path)).items()
-    assert (rank, numbers["steps"], numbers["communication_ms"]) == (0, 1, 0.4)
-    assert numbers["overlapped"] == pytest.approx(200 / 400)
+    ((rank, found),) = overlap(merged(tmp_path)).items()
+    assert (rank, found.steps, found.step, found.running) == (0, 1, 1000, 400)
+    assert found.beside == pytest.approx(200 / 400)
+    assert found.moving == 400 - 50
+    assert found.moving_beside == pytest.approx(150 / 350)
 
 
 def test_united() -> None:

@@ -4,7 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstring>
+#include <bit>
 #include <ctime>
 #include <new>
 #include <numeric>
@@ -58,8 +58,7 @@ void Trace::start() {
 void Trace::add(const TraceEvent& event) {
   const std::uint64_t index = next_.fetch_add(1, std::memory_order_relaxed);
   Slot& slot = slots_[index % kEvents];
-  std::array<std::uint64_t, kWords> words;
-  std::memcpy(words.data(), &event, sizeof event);
+  const auto words = std::bit_cast<std::array<std::uint64_t, kWords>>(event);
   slot.stamp.store(0, std::memory_order_relaxed);
   // Each word is released: whoever has seen one of them sees that the slot is being written.
   for (std::size_t i = 0; i < kWords; ++i) slot.words[i].store(words[i], std::memory_order_release);
@@ -82,7 +81,7 @@ std::vector<TraceEvent> Trace::events(std::uint64_t& dropped) const {
       words[i] = slot.words[i].load(std::memory_order_acquire);
     }
     if (slot.stamp.load(std::memory_order_relaxed) != index + 1) continue;
-    std::memcpy(&found.emplace_back(), words.data(), sizeof(TraceEvent));
+    found.push_back(std::bit_cast<TraceEvent>(words));
   }
   return found;
 }
