@@ -40,7 +40,7 @@ def slices(found: Json, cat: str = "collective") -> list[Json]:
 
 
 def traced(rank: int, world: int, folder: str, body: Callable[[Group], None]) -> None:
-    with Group.from_env(timeout_s=30) as group:
+    with Group.from_env(name="traced", timeout_s=30) as group:  # a pool may keep a default one
         trace.start(folder)
         body(group)
         assert trace.stop() == Path(folder) / f"rank-{rank:05d}.json"
@@ -102,7 +102,7 @@ def test_every_operation_is_there_once(rank_pool: Pool, tmp_path: Path) -> None:
         wanted = [(name, other if rank == 0 else root) for name, root, other in EXPECTED]
         assert [(e["name"], e["args"]["bytes"]) for e in seen] == wanted
         assert [e["args"]["seq"] for e in seen] == list(range(1, len(EXPECTED) + 1))
-        assert {e["args"]["group"] for e in seen} == {"default"}
+        assert {e["args"]["group"] for e in seen} == {"traced"}
         assert seen[0]["args"]["data"] == "float32[100]"
         assert seen[1]["args"]["reduction"] == "avg"
         assert seen[2]["args"]["root"] == 1

@@ -33,10 +33,11 @@ Write = Callable[[int, dict[str, Any]], Path]
 class Member:
     """A group that is open in this process."""
 
-    label: str
+    name: str
     rank: int
     world_size: int
     native: _native.NativeGroup
+    label: str = ""
 
     def recorded(self, failure: BaseException | None) -> Recorded:
         """What it has recorded so far."""
@@ -77,7 +78,7 @@ class Recorder:
         self._pid = os.getpid()
         self._lock = threading.RLock()  # a signal handler or a finalizer may close a group
         self._members: list[Member] = []
-        self._labels: dict[str, int] = {}
+        self._made: dict[str, int] = {}  # groups of each name in the trace
         self._write: Write | None = None
         self._since = (0, 0)
         self._lasts = False  # until the process ends; otherwise until `stop`
@@ -112,14 +113,19 @@ class Recorder:
         with self._lock:
             self._written = False
             self._place = max(self._place, (size, rank), key=lambda place: place[0])
-            self._labels[name] = number = self._labels.get(name, 0) + 1
-            member = Member(name if number == 1 else f"{name} ({number})", rank, size, native)
+            member = Member(name, rank, size, native)
             self._members.append(member)
             if folder is not None and self._write is None:
                 self._start(in_folder(folder), lasts=True)
             elif self._write is not None:
-                native.start_trace()
+                self._record(member)
         return member
+
+    def _record(self, member: Member) -> None:
+        """Have a group recorded, as the n-th of its name in this trace."""
+        self._made[member.name] = number = self._made.get(member.name, 0) + 1
+        member.label = member.name if number == 1 else f"{member.name} ({number})"
+        member.native.start_trace()
 
     def leave(self, member: Member, failure: BaseException | None) -> None:
         """A group has been closed here; the last one to go has the trace written."""
@@ -182,8 +188,9 @@ class Recorder:
         self._closed.clear()
         self._spans.clear()
         self._forgotten = self._failures = 0
+        self._made.clear()
         for member in self._members:
-            member.native.start_trace()
+            self._record(member)
         atexit.unregister(self._at_exit)
         atexit.register(self._at_exit)
 
