@@ -21,7 +21,7 @@ from .chrome import Recorded, Span, draw
 from .events import unpack
 
 MOST_SPANS = _native.TRACE_EVENTS
-MOST_OF_CLOSED_GROUPS = 4 * _native.TRACE_EVENTS
+MOST_OF_CLOSED_GROUPS = _native.TRACE_EVENTS
 """Events that are kept of groups that have been closed."""
 MOST_CLOSED_GROUPS = 1000
 
