@@ -18,6 +18,11 @@ DDP = {
     "DistributedDataParallel.no_sync": "self",
 }
 TORCH = {
+    "": {
+        "start_profiler": "path append_rank",
+        "stop_profiler": "",
+        "_get_id_for_herring_task": "",
+    },
     "torch.torch_smddp": {},
     "torch.distributed": {
         "is_available": "",
@@ -85,7 +90,7 @@ WALK = """
 import importlib, inspect, json, sys
 
 def look(module, name, arguments):
-    thing = importlib.import_module("smdistributed.dataparallel." + module)
+    thing = importlib.import_module(("smdistributed.dataparallel." + module).strip("."))
     *path, last = name.split(".")
     for part in path:
         thing = getattr(thing, part)

@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from sdp_plugins import __version__
+from sdp_plugins.launch import trace_files
 from sdp_plugins.launch.crew import Crew
 from sdp_plugins.launch.hosts.failure import LaunchError
 from sdp_plugins.launch.hosts.request import How, Where, requested
 from sdp_plugins.launch.local_ranks import LocalRanks
+from sdp_plugins.launch.merge_trace import described
 from sdp_plugins.launch.spawn import JobSpec, Kind, python_line
 from sdp_plugins.launch.supervise import run_job
 
@@ -111,6 +113,14 @@ def run(
         bool,
         typer.Option("--status/--no-status", help="Show on a terminal what each rank does."),
     ] = True,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            "--trace",
+            metavar="FOLDER",
+            help="Leave a timeline of all ranks there, for Perfetto; on hosts a folder of all.",
+        ),
+    ] = None,
     threads: Annotated[
         int | None,
         typer.Option(
@@ -130,15 +140,20 @@ def run(
     if exported and not (hosts or hostfile):
         raise typer.BadParameter("-x is for ranks on other hosts; here: NAME=VALUE sdp run -n ...")
     kind: Kind = "module" if module else "script"
+    traced = trace_files.prepared(trace) if trace else {}
     crew: Crew
     if hosts or hostfile:
         where = Where(hosts, hostfile, ranks, mpirun)
-        how = How(python_line(command, kind), threads, master_port, exported or [])
+        named = [*(exported or []), *(f"{name}={value}" for name, value in traced.items())]
+        how = How(python_line(command, kind), threads, master_port, named)
         crew = on_hosts(where, how)
     else:
         assert ranks
-        crew = LocalRanks(JobSpec(command=command, kind=kind, world_size=ranks, threads=threads))
-    raise typer.Exit(run_job(crew, timeout_s=timeout_s, prefix=prefix, status=status))
+        crew = LocalRanks(JobSpec(command, kind, ranks, threads, more=traced))
+    code = run_job(crew, timeout_s=timeout_s, prefix=prefix, status=status)
+    if trace:
+        typer.echo(f"sdp run: {described(trace)}", err=True)
+    raise typer.Exit(code)
 
 
 def check(command: Sequence[str], module: bool, wanted: bool) -> None:

@@ -34,6 +34,7 @@ class LocalRanks:
         """Start all ranks; a signal that comes meanwhile finds all of them."""
         self.guardian = guardian = Guardian()
         environment = job_environment(self.job, self.job.environment or os.environ)
+        environment |= self.job.more
         with signals_held_back() as mask:
             setup = child_setup(mask)
             for number in range(self.job.world_size):

@@ -33,6 +33,15 @@ def merge(folder: str | Path) -> Path:
     return path
 
 
+def described(folder: Path) -> str:
+    """Merge the traces in a folder, and say where the result is and who was late, or why not."""
+    try:
+        path = merge(folder)
+    except (OSError, ValueError) as error:
+        return f"there is no trace: {error}"
+    return f"{path}: open it in https://ui.perfetto.dev\n{summary(json.loads(path.read_text()))}"
+
+
 def merged(traces: list[RankTrace]) -> Json:
     """All ranks' traces as one, by one clock that begins with the first event."""
     offsets = align(traces)

@@ -11,7 +11,7 @@ import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from sdp_plugins.launch.huge_pages import huge_pages
@@ -52,6 +52,7 @@ class JobSpec:
         world_size: Number of ranks.
         threads: OMP_NUM_THREADS of each; None: its share of the cores, unless it is set.
         environment: What the ranks' is made from; None: this process's.
+        more: Variables that are put into it.
     """
 
     command: Sequence[str]
@@ -59,6 +60,7 @@ class JobSpec:
     world_size: int
     threads: int | None = None
     environment: Mapping[str, str] | None = None
+    more: Mapping[str, str] = field(default_factory=dict)
 
     def argv(self) -> list[str]:
         """A rank's command line."""

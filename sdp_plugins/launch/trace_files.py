@@ -61,6 +61,13 @@ def end_of(event: Json) -> float:
     return float(event["ts"]) + float(event["dur"])
 
 
+def prepared(folder: Path) -> dict[str, str]:
+    """Make the folder for a new job's traces; the variable that tells the ranks of it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    clear(folder)
+    return {"SDP_TRACE": str(folder.resolve())}
+
+
 def clear(folder: Path) -> None:
     """Remove what an earlier job has left, before the ranks of a new one start."""
     for path in (*folder.glob("rank-*.json"), *folder.glob(MERGED)):

@@ -734,3 +734,28 @@ def test_torch_recognises_the_job(script: Callable[..., str]) -> None:
     done = launch("-n", "2", path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"[rank {r}] {r} 2" for r in range(2)]
+
+
+def test_a_trace_is_left_also_by_a_job_that_fails(
+    script: Callable[..., str], tmp_path: Path
+) -> None:
+    path = script(
+        """
+        from sdp_plugins.core import Group
+        with Group.from_env() as group:
+            group.all_reduce(bytearray(4))
+            group.barrier()
+        if rank == 1: sys.exit(7)
+        """
+    )
+    folder = tmp_path / "traces"
+    done = launch("-n", "2", "--trace", str(folder), path)
+    assert done.returncode == 7
+    last = done.stderr[done.stderr.rindex("sdp run: ") :]
+    assert last.startswith(f"sdp run: {folder}/trace.json: open it in ")
+    assert [line.split()[:2] for line in last.splitlines()[2:4]] == [["0", "2"], ["1", "2"]]
+    names = [e["name"] for e in json.loads((folder / "trace.json").read_text())["traceEvents"]]
+    assert names.count("all_reduce") >= 2 and names.count("barrier") >= 2
+    done = launch("-n", "1", "--trace", str(folder), script("sys.exit(0)"))
+    assert done.returncode == 0
+    assert "there is no trace: " in done.stderr
