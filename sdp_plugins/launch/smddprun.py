@@ -127,10 +127,9 @@ def _start_here(name: str, options: Options, environment: dict[str, str]) -> int
 
 def _ranks_here() -> int:
     """One for each GPU; without any, one for each core, but no more than a large instance has."""
-    from glob import glob
+    from sdp_plugins.launch.gpus import count_gpus
 
-    gpus = len(glob("/dev/nvidia[0-9]*"))
-    return gpus or min(MOST_RANKS, len(os.sched_getaffinity(0)))
+    return count_gpus() or min(MOST_RANKS, len(os.sched_getaffinity(0)))
 
 
 def _say(name: str, text: str, code: int = 0) -> int:

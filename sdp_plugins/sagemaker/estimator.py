@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from sdp_plugins.launch.gpus import count_gpus
 from sdp_plugins.sagemaker import artifacts, hyperparameters
 from sdp_plugins.sagemaker.command import command_line, variables_for_mpirun
 from sdp_plugins.sagemaker.container import Container
 from sdp_plugins.sagemaker.distribution import EXAMPLE, PROCESSES, read_distribution
 from sdp_plugins.sagemaker.inputs import existing, folder_of, made, read_channels
-from sdp_plugins.sagemaker.process import count_gpus, run
+from sdp_plugins.sagemaker.process import run
 from sdp_plugins.sagemaker.script import write_script
 from sdp_plugins.sagemaker.variables import variables
 

@@ -7,17 +7,11 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Iterable
-from glob import glob
 from pathlib import Path
 
 from sdp_plugins.launch.spawn import child_setup
 
 _LAST_LINES = 100
-
-
-def count_gpus() -> int:
-    """How many this machine has."""
-    return len(glob("/dev/nvidia[0-9]*"))
 
 
 def run(job: Path, ranks: int, processes: int, quiet: bool) -> tuple[int, str]:
