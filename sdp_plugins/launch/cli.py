@@ -10,7 +10,7 @@ from sdp_plugins import __version__
 from sdp_plugins.launch import trace_files
 from sdp_plugins.launch.crew import Crew
 from sdp_plugins.launch.hosts.failure import LaunchError
-from sdp_plugins.launch.hosts.request import How, Where, requested
+from sdp_plugins.launch.hosts.request import Where, requested
 from sdp_plugins.launch.local_ranks import LocalRanks
 from sdp_plugins.launch.merge_trace import described
 from sdp_plugins.launch.spawn import JobSpec, Kind, python_line
@@ -145,8 +145,12 @@ def run(
     if hosts or hostfile:
         where = Where(hosts, hostfile, ranks, mpirun)
         named = [*(exported or []), *(f"{name}={value}" for name, value in traced.items())]
-        how = How(python_line(command, kind), threads, master_port, named)
-        crew = on_hosts(where, how)
+        line = python_line(command, kind)
+        try:
+            crew = requested(where, line, threads=threads, master_port=master_port, exported=named)
+        except LaunchError as error:
+            typer.echo(f"sdp run: {error}", err=True)
+            raise typer.Exit(1) from None
     else:
         assert ranks
         crew = LocalRanks(JobSpec(command, kind, ranks, threads, more=traced))
@@ -175,15 +179,6 @@ def check(command: Sequence[str], module: bool, wanted: bool) -> None:
     if not module and not Path(command[0]).exists():
         python = "leave out `python`" if command[0].startswith("python") else "a module needs -m"
         raise typer.BadParameter(f"there is no script {command[0]!r} ({python})")
-
-
-def on_hosts(where: Where, how: How) -> Crew:
-    """Ranks on hosts; leaves with one line if they cannot be started."""
-    try:
-        return requested(where, how)
-    except LaunchError as error:
-        typer.echo(f"sdp run: {error}", err=True)
-        raise typer.Exit(1) from None
 
 
 def main() -> None:

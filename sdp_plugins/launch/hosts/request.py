@@ -30,25 +30,22 @@ class Where:
     mpirun: str | None
 
 
-@dataclass(frozen=True)
-class How:
-    """What to start there.
+def requested(
+    where: Where,
+    command: Sequence[str],
+    *,
+    threads: int | None,
+    master_port: int,
+    exported: Sequence[str],
+) -> RanksOnHosts:
+    """A crew that can be started, as far as checks tell.
 
-    Attributes:
+    Args:
+        where: On which hosts.
         command: A rank's command line.
-        threads: OMP_NUM_THREADS of each.
+        threads: OMP_NUM_THREADS of each; None: as it is.
         master_port: On the first host; 0: one that is free.
         exported: NAME or NAME=VALUE.
-    """
-
-    command: Sequence[str]
-    threads: int | None
-    master_port: int
-    exported: Sequence[str]
-
-
-def requested(where: Where, how: How) -> RanksOnHosts:
-    """A crew that can be started, as far as checks tell.
 
     Raises:
         LaunchError: It cannot.
@@ -57,12 +54,12 @@ def requested(where: Where, how: How) -> RanksOnHosts:
         raise LaunchError("--hosts and --hostfile are two lists. Hint: give one.")
     found = parse_hostfile(where.hostfile) if where.hostfile else parse_hosts(where.hosts)
     job = HostJob(
-        command=how.command,
+        command=command,
         places=placed(found, where.ranks),
         environment=os.environ,
         mpirun=where.mpirun,
-        threads=how.threads,
-        master_port=how.master_port,
-        exported=how.exported,
+        threads=threads,
+        master_port=master_port,
+        exported=exported,
     )
     return RanksOnHosts(planned(job))

@@ -35,7 +35,7 @@ class Voice:
     def listen(self) -> None:
         """Take what mpirun has said until now."""
         for ear in self.ears:
-            while ear.take():
+            while ear.hear():
                 pass
 
     def text(self) -> str:
@@ -61,25 +61,16 @@ class Ear:
 
     def pump(self) -> bool:
         """Take what there is; False at the end."""
+        return self.hear() is not False
+
+    def hear(self) -> bool | None:
+        """Keep what there is; False at the end, None if there is nothing yet."""
         try:
             data = os.read(self.fd, CHUNK)
         except BlockingIOError:
-            return True
-        self.hear(data)
-        return bool(data)
-
-    def take(self) -> bool:
-        """Take what there is; False if there is nothing."""
-        try:
-            data = os.read(self.fd, CHUNK)
-        except BlockingIOError:
-            return False
-        self.hear(data)
-        return bool(data)
-
-    def hear(self, data: bytes) -> None:
-        """Keep it, and show it in a job that runs."""
+            return None
         if data:
             self.voice.kept.append(data)
         if data and self.voice.live:
             self.voice.stream.feed(data)
+        return bool(data)
