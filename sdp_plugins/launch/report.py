@@ -125,9 +125,9 @@ def blamed(codes: Mapping[int, int], tails: Mapping[int, Sequence[bytes]]) -> in
     return min([*reversed(named), *kinds], key=kinds.__getitem__)
 
 
-def failure(rank: int, where: str, code: int, tail: Sequence[bytes]) -> str:
-    """The report about the rank that is to blame."""
+def failure(program: str, rank: int, where: str, code: int, tail: Sequence[bytes]) -> str:
+    """What the program says about the rank that is to blame."""
     lines = excerpt(tail)
-    how = f"sdp run: rank {rank} ({where}) failed first: {how_it_ended(code)}."
+    how = f"{program}: rank {rank} ({where}) failed first: {how_it_ended(code)}."
     head = how + (" The end of its stderr:" if lines else " It wrote nothing to stderr.")
     return "\n".join(["", head, *lines, *([hint(code)] if hint(code) else [])])

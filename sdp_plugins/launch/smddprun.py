@@ -122,7 +122,8 @@ def _start_here(name: str, options: Options, environment: dict[str, str]) -> int
         _say(name, f"starts {ranks} ranks on this machine (-n sets another number)")
     environment.setdefault("PYTHONUNBUFFERED", "1")  # to a pipe Python would write late
     in_a_rank = [sys.executable, "-m", __spec__.name, *options.command]
-    return run_job(LocalRanks(JobSpec(in_a_rank, "program", ranks, environment=environment)))
+    job = JobSpec(in_a_rank, "program", ranks, environment=environment)
+    return run_job(LocalRanks(job), program=name)
 
 
 def _ranks_here() -> int:

@@ -35,8 +35,10 @@ class Supervisor:
         timeout_s: float | None,
         prefix: bool,
         status: bool,
+        program: str,
     ) -> None:
         self.crew = crew
+        self.program = program
         self.stdout, self.stderr = stdout, stderr
         self.prefix = prefix
         self.status = Status(stderr) if status and stderr.terminal else None
@@ -80,6 +82,10 @@ class Supervisor:
             with suppress(ProcessLookupError):
                 rank.send(number)
 
+    def say(self, text: str) -> None:
+        """Write a line of our own."""
+        self.stderr.announce(f"{self.program}: {text}")
+
     def output_error(self) -> OSError | None:
         """Why the ranks' output cannot be passed on, if so."""
         return self.stdout.error or self.stderr.error
@@ -109,7 +115,7 @@ class Supervisor:
             self.deadline, self.time_is_up = None, True
             if not self.steps and not self.failed:
                 self.timed_out = True
-                self.stderr.announce(f"sdp run: the time is up; {self.what_is_left()}")
+                self.say(f"the time is up; {self.what_is_left()}")
                 self.end_all(now)
         while self.steps and self.steps[0][0] <= now:
             self.signal_all(self.steps.pop(0)[1])
@@ -182,7 +188,7 @@ class Supervisor:
         if self.blamed is not None:
             return self.conclude_failure(self.blamed, self.failed[self.blamed])
         if self.trouble:
-            self.stderr.announce(f"sdp run: {self.trouble.text}")
+            self.say(self.trouble.text)
             return self.trouble.code
         if self.signals and self.pump.backlogged():  # the user did not wait for the rest
             return 128 + self.signals[-1]
@@ -191,19 +197,24 @@ class Supervisor:
             return 0
         if isinstance(error, BrokenPipeError):  # whoever read our output has left
             return BROKEN_PIPE
-        self.stderr.announce(f"sdp run: cannot write the ranks' output: {error.strerror}")
+        self.say(f"cannot write the ranks' output: {error.strerror}")
         return 1
 
     def conclude_failure(self, rank: int, code: int) -> int:
         """Report the rank that is to blame, unless the user has ended the job."""
         if not self.signals:
             tail, where = self.crew.errors[rank].tail, self.crew.ranks[rank].where
-            self.stderr.announce(report.failure(rank, where, code, tail))
+            self.stderr.announce(report.failure(self.program, rank, where, code, tail))
         return code
 
 
 def run_job(
-    crew: Crew, *, timeout_s: float | None = None, prefix: bool = True, status: bool = False
+    crew: Crew,
+    *,
+    timeout_s: float | None = None,
+    prefix: bool = True,
+    status: bool = False,
+    program: str = "sdp run",
 ) -> int:
     """Run a job to its end; the exit code for the launcher.
 
@@ -212,6 +223,7 @@ def run_job(
         timeout_s: After which it is ended.
         prefix: Whether every line of output starts with its rank.
         status: Whether a terminal shows what each rank does.
+        program: What the user has called; its own lines start with it.
 
     Returns:
         0, the exit code of the rank that is to blame (128 + n if signal n ended it), 124 when the
@@ -220,7 +232,9 @@ def run_job(
     open_standard_streams()
     unblock(1)
     unblock(2)
-    supervisor = Supervisor(crew, *sinks(), timeout_s=timeout_s, prefix=prefix, status=status)
+    supervisor = Supervisor(
+        crew, *sinks(), timeout_s=timeout_s, prefix=prefix, status=status, program=program
+    )
     pump = supervisor.pump
     with signals_handled(supervisor.on_signal, pump), closing(pump):
         with closing(supervisor):
@@ -228,7 +242,7 @@ def run_job(
                 supervisor.start()
             except (OSError, subprocess.SubprocessError) as error:
                 supervisor.not_started = True
-                supervisor.stderr.announce(f"sdp run: cannot start the ranks: {error}")
+                supervisor.say(f"cannot start the ranks: {error}")
             else:
                 supervisor.watch()
         code = supervisor.conclude()

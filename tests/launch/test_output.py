@@ -285,6 +285,6 @@ def test_how_a_rank_failed(code: int, text: bytes, wanted: Kind) -> None:
 
 
 def test_failure_names_signal_and_hint() -> None:
-    text = failure(3, "pid 42", 128 + 7, [])
+    text = failure("sdp run", 3, "pid 42", 128 + 7, [])
     assert "rank 3 (pid 42) failed first: killed by SIGBUS" in text
     assert "nothing to stderr" in text and "/dev/shm" in text

@@ -198,7 +198,7 @@ def test_by_hand_it_starts_the_ranks() -> None:
 def test_by_hand_a_failing_rank_is_the_jobs_exit_code() -> None:
     done = start("-n", "2", "sh", "-c", 'test "$RANK" = 0 || exit 5', env=clean())
     assert done.returncode == 5
-    assert "rank 1" in done.stderr
+    assert "\nsmddprun: rank 1 (pid " in done.stderr and "sdp run" not in done.stderr
 
 
 def test_by_hand_a_program_that_is_not_there() -> None:
