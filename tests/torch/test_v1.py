@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,9 @@ def collectives() -> None:
         mine = values(rank, 1000)
         assert d.all_reduce(mine, op=d.ReduceOp[name], group=d.group.WORLD) is None
         assert_same(mine, value)
+    mine = torch.tensor(rank + 2)
+    d.all_reduce(mine, d.ReduceOp.PRODUCT)
+    assert mine == math.factorial(world + 1)
     mine = values(rank, 10)
     d.all_reduce(mine, op=None, async_op=True).wait()
     assert_same(mine, sum(values(r, 10) for r in range(world)))

@@ -20,10 +20,11 @@ IGNORED = frozenset({"backend", "init_method", "rank", "world_size", "store", "g
 
 
 class ReduceOp(enum.Enum):
-    """How values are combined."""
+    """How values are combined; scripts name `PRODUCT`, too, which is not documented."""
 
     AVERAGE = dist.ReduceOp.AVG
     SUM = dist.ReduceOp.SUM
+    PRODUCT = dist.ReduceOp.PRODUCT
     MIN = dist.ReduceOp.MIN
     MAX = dist.ReduceOp.MAX
 
