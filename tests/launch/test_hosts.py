@@ -141,7 +141,8 @@ def test_what_ranks_find(mpi: str, script: Callable[[str], str]) -> None:
         print(json.dumps([given, sys.argv[1:], sys.stdin.read(), cores, port]))
         """
     )
-    arguments = ["a b", "", "--", "-n", "'\"", "*"]
+    # To mpirun a colon begins another program.
+    arguments = ["a b", "", "--", "-n", "'\"", "*", ":", "-n", "1", "ls", "ü\n", "x" * 9000]
     outer = {"RANK": "7", "WORLD_SIZE": "9", "OMPI_COMM_WORLD_RANK": "5", "PMI_RANK": "4"}
     line = on(mpi, "-x", "HERE=x y", "--no-prefix", path, *arguments)
     done = run(line, environment(**outer), input="nobody's")

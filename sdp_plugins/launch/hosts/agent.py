@@ -34,13 +34,11 @@ class Options(argparse.Namespace):
         launcher: The addresses by which the launcher may be reached, and its port.
         master_port: Wanted on rank 0's host; 0: one that is free.
         job: Its id.
-        command: The rank's command line.
     """
 
     launcher: str
     master_port: int
     job: str
-    command: list[str]
 
 
 def parsed(given: Sequence[str]) -> Options:
@@ -49,7 +47,6 @@ def parsed(given: Sequence[str]) -> Options:
     parser.add_argument("--launcher", required=True, metavar="PORT@ADDRESS,ADDRESS")
     parser.add_argument("--master-port", type=int, required=True)
     parser.add_argument("--job", required=True)
-    parser.add_argument("command", nargs=argparse.REMAINDER)
     return parser.parse_args(given, Options())
 
 
@@ -132,12 +129,13 @@ def run(options: Options, token: str) -> int:
             "Hint: --master-port takes another, or leave it out for one that is free."
         )
     try:
-        environment = variables(options.job, topology, relay.ask(hello), os.environ)
+        start = relay.ask(hello)
+        environment = variables(options.job, topology, start, os.environ)
         with woken(relay) as alarm:
-            relay.start(options.command, environment)
+            relay.start(start.command, environment)
             relay.serve(alarm)
     except (OSError, subprocess.SubprocessError) as error:
-        relay.refuse(f"{socket.gethostname()} cannot start {options.command[0]!r}: {error}")
+        relay.refuse(f"{socket.gethostname()} cannot start its rank: {error}")
     finally:
         relay.close()
     return 0

@@ -134,6 +134,7 @@ class RanksOnHosts:
         nodes = list(dict.fromkeys(places))
         first = addresses.first_ones([address for _, address in places])
         job = {"master_addr": first, "master_port": self.master_port, "nodes": len(nodes)}
+        job["command"] = list(self.plan.job.command)
         for rank, place in zip(self.ranks, places, strict=True):
             if rank.link:
                 rank.link.say(messages.START, {**job, "node": nodes.index(place)})

@@ -59,7 +59,7 @@ class Plan:
         job, ours = self.job, ",".join(addresses.launchers(self.addresses))
         agent = [sys.executable, "-u", "-m", "sdp_plugins.launch.hosts.agent"]
         agent += ["--launcher", f"{port}@{ours}", "--job", uuid.uuid4().hex]
-        agent += ["--master-port", str(job.master_port), *job.command]
+        agent += ["--master-port", str(job.master_port)]
         names = forwarded.names(self.environment, job.exported)
         return mpirun_line(self.mpirun, job.places, names, agent)
 

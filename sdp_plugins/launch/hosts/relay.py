@@ -29,12 +29,14 @@ class Start(NamedTuple):
         master_port: On that.
         node: The index of our host.
         nodes: How many there are.
+        command: The rank's command line; to mpirun a `:` in it would begin another program.
     """
 
     master_addr: str
     master_port: int
     node: int
     nodes: int
+    command: list[str]
 
 
 class Relay:
@@ -47,6 +49,7 @@ class Relay:
     def __init__(self, link: socket.socket) -> None:
         self.link = link
         self.inbox = messages.Inbox()
+        self.inbox.longest = messages.LONGEST
         self.outbox = bytearray()
         self.selector = selectors.DefaultSelector()
         self.rank: RankProcess | None = None
