@@ -21,7 +21,7 @@ def rank_environment(
     """`given`, and what is not in it of torchrun's and SMDDP's variables.
 
     SageMaker's toolkit preloads a library for gethostname() that reads `resources` and crashes
-    where there is none: elsewhere it is dropped.
+    where there is none: elsewhere it is dropped, and the port is the job's own.
 
     Args:
         topology: Where this rank stands.
@@ -42,7 +42,9 @@ def rank_environment(
     found = {name: str(value) for name, value in place.items()}
     if address := _address(topology, given):
         found["MASTER_ADDR"] = address
-    found["MASTER_PORT"] = given.get("SM_MASTER_PORT", "") or str(_port(topology, given))
+    found["MASTER_PORT"] = given.get("SM_MASTER_PORT", "") or str(
+        SAGEMAKER_PORT if resources.exists() else _own_port(topology)
+    )
     found |= {name: value for name, value in given.items() if value or name not in found}
     preloaded = given.get("LD_PRELOAD", "")
     if HOST_NAME_LIBRARY in preloaded and not resources.exists():
@@ -94,8 +96,6 @@ def _address(topology: Topology, given: Mapping[str, str]) -> str:
     return "127.0.0.1" if topology.local_size == topology.world_size else ""
 
 
-def _port(topology: Topology, given: Mapping[str, str]) -> int:
-    """SageMaker's in its containers; elsewhere one that other jobs on the host hardly have."""
-    if any(name.startswith(("SM_", "SMDATAPARALLEL_")) for name in given):
-        return SAGEMAKER_PORT
+def _own_port(topology: Topology) -> int:
+    """One that other jobs on the host hardly have; the same on all ranks."""
     return FIRST_PORT + zlib.crc32(topology.job_key.encode()) % PORTS

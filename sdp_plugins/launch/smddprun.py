@@ -65,8 +65,15 @@ def parsed(name: str, given: Sequence[str]) -> Options:
         parser.add_argument("--allow-bypass", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...")
     found = parser.parse_args(given)
+    if found.command[:1] == ["--"]:
+        del found.command[0]
     if not found.command:
         parser.error("there is no command to start")
+    for text in found.exported:
+        if text.startswith("="):
+            parser.error(f"-x {text}: there is no name before the =")
+        if "=" not in text and text not in os.environ:
+            parser.error(f"-x {text}: it is not set. Hint: -x {text}=VALUE sets it")
     if found.ranks is not None and found.ranks < 1:
         parser.error(f"-n {found.ranks}: a job has at least one rank")
     return Options(found.command, found.ranks, found.exported)
@@ -74,6 +81,9 @@ def parsed(name: str, given: Sequence[str]) -> Options:
 
 def run(name: str, given: Sequence[str]) -> int:
     """Become the command, or start it on this machine; an exit code if that has come to an end.
+
+    A job of one rank may be what is left of another launcher's variables, as in a shell of srun or
+    a container that sets RANK: who then asks for more ranks by `-n` gets them.
 
     Args:
         name: Of the program, for messages.
@@ -89,8 +99,16 @@ def run(name: str, given: Sequence[str]) -> int:
         topology = Topology.from_env(environment)
     except ValueError as error:
         return _say(name, str(error), USAGE)
-    if topology.source == "single":
+    wanted = options.ranks or topology.world_size
+    if topology.source == "single" or (wanted > 1 and topology.world_size == 1):
         return _start_here(name, options, environment)
+    if wanted != topology.world_size:
+        return _say(
+            name,
+            f"this is rank {topology.rank} of {topology.world_size} ({topology.source}), and -n "
+            f"asks for {wanted}. Hint: leave out -n where a launcher has started the ranks.",
+            USAGE,
+        )
     if topology.source == "openmpi":
         undo_one_core_binding(environment)
         if topology.rank == 0 and (text := misplaced(topology, environment)):
@@ -111,7 +129,7 @@ def _start_here(name: str, options: Options, environment: dict[str, str]) -> int
     import shutil
 
     from sdp_plugins.launch.local_ranks import LocalRanks
-    from sdp_plugins.launch.spawn import JobSpec
+    from sdp_plugins.launch.spawn import JobSpec, own_program
     from sdp_plugins.launch.supervise import run_job
 
     if shutil.which(options.command[0]) is None:
@@ -121,7 +139,7 @@ def _start_here(name: str, options: Options, environment: dict[str, str]) -> int
     if options.ranks is None:
         _say(name, f"starts {ranks} ranks on this machine (-n sets another number)")
     environment.setdefault("PYTHONUNBUFFERED", "1")  # to a pipe Python would write late
-    in_a_rank = [sys.executable, "-m", __spec__.name, *options.command]
+    in_a_rank = [*own_program(f"{__spec__.name}:smddprun"), *options.command]
     job = JobSpec(in_a_rank, "program", ranks, environment=environment)
     return run_job(LocalRanks(job), program=name)
 

@@ -42,6 +42,18 @@ def python_line(command: Sequence[str], kind: Kind) -> list[str]:
     return [sys.executable, "-u", *(["-m"] if kind == "module" else []), *command]
 
 
+def own_program(entry: str) -> list[str]:
+    """The command line that calls a function of ours, given as `module:function`.
+
+    Unlike with -m, modules in the current folder do not stand before Python's own.
+    """
+    module, _, function = entry.partition(":")
+    code = (
+        f"import sys; sys.path[:] = sys.path[sys.path[0] == '':]; from {module} import {function}"
+    )
+    return [sys.executable, "-u", "-c", f"{code}; {function}()"]
+
+
 @dataclass(frozen=True)
 class JobSpec:
     """What to start.

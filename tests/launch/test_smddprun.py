@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -98,12 +99,15 @@ def test_one_node_meets_on_the_loopback() -> None:
     assert completed(open_mpi(each=4))["MASTER_ADDR"] == "127.0.0.1"
 
 
-def test_the_port_is_sagemakers_or_the_jobs_own() -> None:
+def test_the_port_is_sagemakers_or_the_jobs_own(tmp_path: Path) -> None:
     port = completed(open_mpi())["MASTER_PORT"]
     assert port == completed(open_mpi(rank=0, local=0))["MASTER_PORT"]
     assert 10_000 <= int(port) < 30_000
     assert port != completed(open_mpi() | {"PMIX_NAMESPACE": "prterun-a-2@1"})["MASTER_PORT"]
-    assert completed(open_mpi() | {"SM_HOSTS": '["algo-1"]'})["MASTER_PORT"] == "7777"
+    hosts = {"SM_HOSTS": '["algo-1"]', "SMDATAPARALLEL_USE_HOMOGENEOUS": "1"}
+    assert completed(open_mpi() | hosts, resources=tmp_path)["MASTER_PORT"] == "7777"
+    # Elsewhere two such jobs may be on one machine.
+    assert completed(open_mpi() | hosts, resources=tmp_path / "none")["MASTER_PORT"] == port
     assert completed(open_mpi() | {"SM_MASTER_PORT": "7"})["MASTER_PORT"] == "7"
 
 
@@ -152,6 +156,9 @@ def test_exit_codes_and_signals_are_the_commands() -> None:
         (["no-such-program"], 127, "cannot start 'no-such-program': No such file or directory"),
         (["/etc"], 126, "cannot start '/etc': Permission denied"),
         (["-n", "0", "true"], 2, "a job has at least one rank"),
+        (["-n", "3", "true"], 2, "this is rank 3 of 4 (openmpi), and -n asks for 3"),
+        (["-x", "=a", "true"], 2, "-x =a: there is no name before the ="),
+        (["-x", "NOT_SET", "true"], 2, "-x NOT_SET: it is not set"),
     ],
 )
 def test_what_cannot_be_started(command: list[str], code: int, text: str) -> None:
@@ -167,7 +174,10 @@ def test_contradicting_launchers_are_named() -> None:
     assert "RANK=0 WORLD_SIZE=2 and OMPI_COMM_WORLD_RANK=3" in done.stderr
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core only")
+CORES = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core only")
+
+
+@CORES
 @pytest.mark.parametrize(
     ("added", "undone"),
     [({}, True), ({"OMPI_MCA_hwloc_base_binding_policy": "core"}, False)],
@@ -182,6 +192,22 @@ def test_a_binding_to_one_core_is_undone(added: dict[str, str], undone: bool) ->
     assert (len(json.loads(done.stdout)[3]) > 1) is undone
 
 
+@CORES
+def test_a_binding_of_mpirun_itself_is_kept() -> None:
+    """As by taskset; between mpirun and smddprun there may be a shell."""
+    core = min(os.sched_getaffinity(0))
+    names = " ".join(f"{name}={value}" for name, value in open_mpi().items())
+    line = shlex.join([*SMDDPRUN, *SHOW])
+    script = f"env {names} sh -c {shlex.quote(line + '; true')}; true"
+    done = subprocess.run(
+        ["sh", "-c", script],
+        env=clean(),
+        preexec_fn=lambda: os.sched_setaffinity(0, {core}),
+        **{"capture_output": True, "text": True, "timeout": 60, "check": True},
+    )
+    assert json.loads(done.stdout)[3] == [core]
+
+
 # ---- by hand ------------------------------------------------------------------------------------
 
 
@@ -193,6 +219,28 @@ def test_by_hand_it_starts_the_ranks() -> None:
         assert arguments == ["a b", ""]
         names = ("RANK", "LOCAL_RANK", "SMDATAPARALLEL_WORLD_RANK", "SMDATAPARALLEL_LOCAL_RANK")
         assert [environment[name] for name in names] == [str(rank)] * 4
+
+
+@pytest.mark.parametrize(
+    "shell",
+    [
+        {"RANK": "0", "WORLD_SIZE": "1"},  # as containers have it
+        {f"SLURM_{name}": "0" for name in ("PROCID", "STEP_ID")}
+        | {"SLURM_NTASKS": "1", "SLURM_JOB_ID": "7"},  # of srun --pty
+    ],
+)
+def test_by_hand_in_the_shell_of_another_launcher(shell: dict[str, str]) -> None:
+    done = start("-n", "2", "--", "sh", "-c", "echo $RANK of $WORLD_SIZE", env=clean(**shell))
+    assert sorted(done.stdout.splitlines()) == ["[rank 0] 0 of 2", "[rank 1] 1 of 2"]
+
+
+def test_modules_in_the_current_folder_do_not_stand_before_pythons_own(tmp_path: Path) -> None:
+    (tmp_path / "typing.py").write_text("raise SystemExit('not this one')")
+    smddprun = [sys.executable, "-c", "import sys; sys.path.remove(''); from sdp_plugins.launch."]
+    smddprun[-1] += "smddprun import smddprun; smddprun()"
+    line = [*smddprun, "-n", "1", "echo", "hi"]
+    done = subprocess.run(line, env=clean(), cwd=tmp_path, stdout=subprocess.PIPE, timeout=60)
+    assert done.stdout == b"[rank 0] hi\n"
 
 
 def test_by_hand_a_failing_rank_is_the_jobs_exit_code() -> None:

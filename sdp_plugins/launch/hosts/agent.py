@@ -147,7 +147,3 @@ def main() -> None:
         signal.signal(number, nothing)
     token = os.environ.pop(messages.TOKEN, "")
     sys.exit(run(parsed(sys.argv[1:]), token))
-
-
-if __name__ == "__main__":
-    main()

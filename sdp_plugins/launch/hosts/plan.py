@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from dataclasses import dataclass
 from sdp_plugins.launch.hosts import addresses, forwarded, reach
 from sdp_plugins.launch.hosts import mpirun as mpis
 from sdp_plugins.launch.hosts.command_line import mpirun_line
+from sdp_plugins.launch.spawn import own_program
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Plan:
     def command(self, port: int) -> list[str]:
         """Mpirun's command line, for agents that call at this port."""
         job, ours = self.job, ",".join(addresses.launchers(self.addresses))
-        agent = [sys.executable, "-u", "-m", "sdp_plugins.launch.hosts.agent"]
+        agent = own_program("sdp_plugins.launch.hosts.agent:main")
         agent += ["--launcher", f"{port}@{ours}", "--job", uuid.uuid4().hex]
         agent += ["--master-port", str(job.master_port)]
         names = forwarded.names(self.environment, job.exported)
