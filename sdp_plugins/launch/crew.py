@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import signal
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +30,19 @@ class Outlets:
     def label(self, rank: int) -> str:
         """What a rank's lines start with."""
         return f"[rank {rank}] " if self.prefix else ""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """While ranks are started, signals are held back: so one that ends the job reaches all.
+
+    Attributes:
+        mask: The signals that were held back before, for the ranks to take over.
+        is_over: Whether the job is to end already, so that no more ranks are worth starting.
+    """
+
+    mask: set[signal.Signals]
+    is_over: Callable[[], bool]
 
 
 @dataclass(frozen=True)
@@ -71,8 +85,8 @@ class Crew(Protocol):
     def ranks(self) -> Sequence[Rank]:
         """In order."""
 
-    def start(self, outlets: Outlets) -> None:
-        """Start them, or begin to.
+    def start(self, outlets: Outlets, beginning: Beginning) -> bool:
+        """Start them, or begin to; False if it was over before that.
 
         Raises:
             OSError, subprocess.SubprocessError: They cannot be started.

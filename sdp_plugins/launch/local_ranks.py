@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from sdp_plugins.launch.crew import Outlets
+from sdp_plugins.launch.crew import Beginning, Outlets
 from sdp_plugins.launch.output import Stream
-from sdp_plugins.launch.pump import signals_held_back
 from sdp_plugins.launch.sessions import Guardian, kill_sessions
 from sdp_plugins.launch.spawn import (
     JobSpec,
@@ -30,22 +29,24 @@ class LocalRanks:
         self.ranks: list[RankProcess] = []
         self.errors: dict[int, Stream] = {}
 
-    def start(self, outlets: Outlets) -> None:
-        """Start all ranks; a signal that comes meanwhile finds all of them."""
+    def start(self, outlets: Outlets, beginning: Beginning) -> bool:
+        """Start all ranks; False if the job was over before that."""
         self.guardian = guardian = Guardian()
         environment = job_environment(self.job, self.job.environment or os.environ)
         environment |= self.job.more
-        with signals_held_back() as mask:
-            setup = child_setup(mask)
-            for number in range(self.job.world_size):
-                place = {"RANK": str(number), "LOCAL_RANK": str(number)}
-                # Only rank 0 has the launcher's stdin.
-                rank = start_process(self.job.argv(), environment | place, setup, stdin=number == 0)
-                self.ranks.append(rank)
-                guardian.watch(rank.pid)
-                text = outlets.label(number)
-                outlets.pump.add(rank.stdout, text, outlets.stdout)
-                self.errors[number] = outlets.pump.add(rank.stderr, text, outlets.stderr)
+        setup = child_setup(beginning.mask)
+        for number in range(self.job.world_size):
+            if beginning.is_over():
+                return False
+            place = {"RANK": str(number), "LOCAL_RANK": str(number)}
+            # Only rank 0 has the launcher's stdin.
+            rank = start_process(self.job.argv(), environment | place, setup, stdin=number == 0)
+            self.ranks.append(rank)
+            guardian.watch(rank.pid)
+            text = outlets.label(number)
+            outlets.pump.add(rank.stdout, text, outlets.stdout)
+            self.errors[number] = outlets.pump.add(rank.stderr, text, outlets.stderr)
+        return True
 
     def trouble(self) -> None:
         """None: children tell of their end themselves."""

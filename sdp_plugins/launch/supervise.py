@@ -9,9 +9,9 @@ from contextlib import closing, suppress
 from types import FrameType
 
 from sdp_plugins.launch import report
-from sdp_plugins.launch.crew import Crew, Outlets, Rank, Trouble
+from sdp_plugins.launch.crew import Beginning, Crew, Outlets, Rank, Trouble
 from sdp_plugins.launch.output import Sink, open_standard_streams, sinks, unblock
-from sdp_plugins.launch.pump import Pump, signals_handled
+from sdp_plugins.launch.pump import FORWARDED, Pump, signals_handled, signals_held_back
 from sdp_plugins.launch.status import Status
 
 SURVIVOR_GRACE_S = 2.0  # from a failure to SIGTERM: the others notice it and end by themselves
@@ -52,14 +52,23 @@ class Supervisor:
         self.timed_out = False  # this, or the next, is what ended the job
         self.output_lost = False
         self.not_started = False
+        self.complete = True  # all ranks were started
         self.trouble: Trouble | None = None  # why the job could not go on
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self.steps: list[tuple[float, int]] = []  # when to send which signal to all that still run
 
     def start(self) -> None:
-        """Start all ranks."""
-        self.crew.start(Outlets(self.pump, self.stdout, self.stderr, self.prefix))
-        self.running = dict(enumerate(self.crew.ranks))
+        """Start all ranks, unless the job is over before that."""
+        outlets = Outlets(self.pump, self.stdout, self.stderr, self.prefix)
+        with signals_held_back() as mask:
+            self.complete = self.crew.start(outlets, Beginning(mask, self.is_over))
+            self.running = dict(enumerate(self.crew.ranks))
+
+    def is_over(self) -> bool:
+        """Whether a signal waits for us, or the time is up."""
+        late = self.deadline is not None and self.deadline <= time.monotonic()
+        waiting = signal.sigpending().intersection(FORWARDED)
+        return late or any(signal.getsignal(n) is not signal.SIG_IGN for n in waiting)
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Pass the first signal on; kill at the second. Runs as a signal handler."""
@@ -92,6 +101,7 @@ class Supervisor:
 
     def watch(self) -> None:
         """Return when every rank has ended."""
+        self.take_steps(time.monotonic())
         while self.running:
             steps = (when for when, _ in self.steps[:1])
             shown = self.status.due() if self.status else None
@@ -185,6 +195,8 @@ class Supervisor:
             return 128 + self.signals[-1]
         if self.timed_out:
             return TIMED_OUT
+        if not self.complete:
+            return 128 + self.signals[0]
         if self.blamed is not None:
             return self.conclude_failure(self.blamed, self.failed[self.blamed])
         if self.trouble:

@@ -435,6 +435,24 @@ def test_second_ctrl_c_kills(script: Callable[..., str]) -> None:
     wait_until_gone(pids)
 
 
+def test_ctrl_c_while_ranks_are_started(script: Callable[..., str]) -> None:
+    path = script("time.sleep(60)")
+    launcher = start("-n", "40", path)
+    ranks = psutil.Process(launcher.pid)
+    while not ranks.children():
+        time.sleep(0.001)
+    launcher.send_signal(signal.SIGINT)
+    launcher.communicate(timeout=50)
+    # Had it not reached them, they would end by SIGTERM, later.
+    assert launcher.returncode == 128 + signal.SIGINT
+
+
+def test_the_time_is_up_while_ranks_are_started(script: Callable[..., str]) -> None:
+    done = launch("-n", "400", "--timeout", "0.3", script("time.sleep(60)"))
+    assert done.returncode == 124
+    assert "sdp run: the time is up; " in done.stderr and "399" not in done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_sigterm_ends_the_job(script: Callable[..., str], number: signal.Signals) -> None:
     launcher = start("-n", "2", script("print(os.getpid()); time.sleep(600)"))

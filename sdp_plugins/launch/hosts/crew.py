@@ -9,14 +9,13 @@ import socket
 import time
 from collections.abc import Sequence
 
-from sdp_plugins.launch.crew import Outlets, Trouble
+from sdp_plugins.launch.crew import Beginning, Outlets, Trouble
 from sdp_plugins.launch.hosts import addresses, messages
 from sdp_plugins.launch.hosts.diagnosis import explained
 from sdp_plugins.launch.hosts.far_ranks import FarRank, Link
 from sdp_plugins.launch.hosts.plan import Plan
 from sdp_plugins.launch.hosts.voice import Voice
 from sdp_plugins.launch.output import Stream
-from sdp_plugins.launch.pump import signals_held_back
 from sdp_plugins.launch.report import how_it_ended
 from sdp_plugins.launch.sessions import Guardian, kill_sessions
 from sdp_plugins.launch.spawn import RankProcess, child_setup, start_process
@@ -47,7 +46,7 @@ class RanksOnHosts:
         self.mpirun: RankProcess | None = None
         self.guardian: Guardian | None = None
 
-    def start(self, outlets: Outlets) -> None:
+    def start(self, outlets: Outlets, beginning: Beginning) -> bool:
         """Start mpirun; the ranks follow."""
         self.guardian, self.outlets = Guardian(TERMINATE_S), outlets
         self.ports = listener(self.plan.addresses)
@@ -55,15 +54,12 @@ class RanksOnHosts:
         self._expect_ranks()
         self.start_by = time.monotonic() + START_S
         command = self.plan.command(self.ports.getsockname()[1])
-        with signals_held_back() as mask:
-            self.mpirun = start_process(
-                command,
-                self.plan.environment,
-                child_setup(mask, signal.SIGTERM),  # it removes its files and ends its daemons
-                stdin=False,
-            )
-            self.guardian.watch(self.mpirun.pid)
+        # With SIGTERM mpirun removes its files and ends its daemons.
+        setup = child_setup(beginning.mask, signal.SIGTERM)
+        self.mpirun = start_process(command, self.plan.environment, setup, stdin=False)
+        self.guardian.watch(self.mpirun.pid)
         self.voice = Voice(outlets.pump, outlets.stderr, self.mpirun)
+        return True
 
     def _expect_ranks(self) -> None:
         for number in range(sum(self.plan.job.places.values())):
