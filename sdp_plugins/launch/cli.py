@@ -137,8 +137,8 @@ def run(
     its traceback is printed last and its exit code returned.
     """
     check(command, module, wanted=bool(ranks or hosts or hostfile))
-    if exported and not (hosts or hostfile):
-        raise typer.BadParameter("-x is for ranks on other hosts; here: NAME=VALUE sdp run -n ...")
+    if not (hosts or hostfile):
+        check_local(exported, mpirun)
     kind: Kind = "module" if module else "script"
     traced = trace_files.prepared(trace) if trace else {}
     crew: Crew
@@ -179,6 +179,18 @@ def check(command: Sequence[str], module: bool, wanted: bool) -> None:
     if not module and not Path(command[0]).exists():
         python = "leave out `python`" if command[0].startswith("python") else "a module needs -m"
         raise typer.BadParameter(f"there is no script {command[0]!r} ({python})")
+
+
+def check_local(exported: Sequence[str] | None, mpirun: str | None) -> None:
+    """See that nothing is asked for that only jobs on hosts have.
+
+    Raises:
+        typer.BadParameter: It is.
+    """
+    if exported:
+        raise typer.BadParameter("-x is for ranks on other hosts; here: NAME=VALUE sdp run -n ...")
+    if mpirun is not None:
+        raise typer.BadParameter("--mpirun is for ranks on hosts; it goes with --hosts")
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from enum import IntEnum
 
 LAST_LINES = 20
 LONGEST = 80
+MOST_LISTED = 8
 TRACEBACK = "Traceback (most recent call last):"
 IGNORED = "Exception ignored "
 CHAINED = re.compile(r"^(During handling of|The above exception was)", re.MULTILINE)
@@ -125,9 +126,28 @@ def blamed(codes: Mapping[int, int], tails: Mapping[int, Sequence[bytes]]) -> in
     return min([*reversed(named), *kinds], key=kinds.__getitem__)
 
 
-def failure(program: str, rank: int, where: str, code: int, tail: Sequence[bytes]) -> str:
-    """What the program says about the rank that is to blame."""
+def listed(ranks: Sequence[int]) -> str:
+    """The first of them, and how many there are."""
+    shown = ", ".join(map(str, ranks[:MOST_LISTED]))
+    more = len(ranks) - MOST_LISTED
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def failure(
+    program: str, rank: int, where: str, code: int, tail: Sequence[bytes], ended: Sequence[int] = ()
+) -> str:
+    """What the program says about the rank that is to blame.
+
+    Args:
+        program: What the user has called.
+        rank: Which.
+        where: Its process.
+        code: Its exit code.
+        tail: The end of its stderr.
+        ended: Ranks that had ended before, with 0: this one may have waited for them.
+    """
     lines = excerpt(tail)
-    how = f"{program}: rank {rank} ({where}) failed first: {how_it_ended(code)}."
+    how = f"{program}: rank {rank} ({where}) failed first: {how_it_ended(code)}"
+    how += f", after rank {listed(ended)} had ended without an error." if ended else "."
     head = how + (" The end of its stderr:" if lines else " It wrote nothing to stderr.")
     return "\n".join(["", head, *lines, *([hint(code)] if hint(code) else [])])

@@ -45,6 +45,7 @@ class Supervisor:
         self.pump = Pump(stdout, stderr)
         self.running: dict[int, Rank] = {}
         self.failed: dict[int, int] = {}  # exit codes, in the order of failing, until one is blamed
+        self.ended: list[int] = []  # with 0, before one failed
         self.blamed: int | None = None
         self.blame_at: float | None = None  # until then the cause may show itself
         self.signals: list[int] = []  # received by us, in order
@@ -142,6 +143,8 @@ class Supervisor:
             if code is None:
                 continue
             del self.running[number]
+            if code == 0 and not self.failed:
+                self.ended.append(number)
             if code and self.blamed is None and not self.output_lost and not self.trouble:
                 self.failed[number] = code
                 errors = self.crew.errors[number]
@@ -216,7 +219,7 @@ class Supervisor:
         """Report the rank that is to blame, unless the user has ended the job."""
         if not self.signals:
             tail, where = self.crew.errors[rank].tail, self.crew.ranks[rank].where
-            self.stderr.announce(report.failure(self.program, rank, where, code, tail))
+            self.stderr.announce(report.failure(self.program, rank, where, code, tail, self.ended))
         return code
 
 

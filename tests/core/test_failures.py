@@ -266,7 +266,7 @@ def test_never_arrives(start_pooled: Start) -> None:
         "[rank 1/3] all_reduce #2 float64[25] max: rank 2 did not arrive in 1 s; rank 2 last "
         "announced broadcast #1 int16[3] root 0 (last completed: broadcast #1). Hint: that rank is "
         "stopped, still computing, or took another path through the program; if it is only slow, "
-        "raise the group's timeout (SDP_TIMEOUT_S)."
+        "raise the group's timeout (SDP_TIMEOUT_S, unless the program gives one)."
     )
     assert "rank 1 gave up: " in str(told) and str(told).count("last completed") == 1
 

@@ -45,7 +45,7 @@ def test_what_is_no_list_is_refused(text: str) -> None:
 def test_a_hostfile_in_both_forms(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text(
-        "# ours\n\na slots=4   # the big one\nb:2\n  c\nd slots = 3 max_slots=5\na:1\ne\tslots=2\n"
+        "\ufeff# ours\n\na slots=4   # the big one\nb:2\n  c\nd slots = 3 max_slots=5\na:1\ne\tslots=2\n"
     )
     found = {host.name: host.slots for host in parse_hostfile(path)}
     assert found == {"a": 5, "b": 2, "c": None, "d": 3, "e": 2}
@@ -72,6 +72,15 @@ def test_ranks_fill_one_host_after_the_other() -> None:
     assert placed(parse_hosts("a,b"), None) == {"a": 1, "b": 1}
     assert placed(parse_hosts("a,b:2"), None) == {"a": 1, "b": 2}
     assert placed(parse_hosts("a,b"), 5) == {"a": 3, "b": 2}
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [("me@a:2", "as whom to log in"), ("a:٣", "NAME:SLOTS"), ("a:4 ifname=x", "no other option")],
+)
+def test_what_is_no_host(text: str, hint: str) -> None:
+    with pytest.raises(LaunchError, match=hint):
+        parse_hosts(text)
 
 
 @pytest.mark.parametrize(("text", "ranks"), [("a:4,b:4", 9), ("a,b:2", 4), ("", None)])

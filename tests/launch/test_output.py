@@ -284,6 +284,13 @@ def test_how_a_rank_failed(code: int, text: bytes, wanted: Kind) -> None:
     assert kind(code, text.splitlines(keepends=True)) is wanted
 
 
+def test_failure_names_ranks_that_it_may_have_waited_for() -> None:
+    text = failure("sdp run", 3, "pid 42", 1, [], [0, 2])
+    assert "failed first: exit code 1, after rank 0, 2 had ended without an error. It" in text
+    text = failure("sdp run", 30, "pid 42", 1, [], range(30))
+    assert "after rank 0, 1, 2, 3, 4, 5, 6, 7 and 22 more had ended" in text
+
+
 def test_failure_names_signal_and_hint() -> None:
     text = failure("sdp run", 3, "pid 42", 128 + 7, [])
     assert "rank 3 (pid 42) failed first: killed by SIGBUS" in text

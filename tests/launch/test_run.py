@@ -221,6 +221,12 @@ def test_exit_code_of_the_first_failure(script: Callable[..., str]) -> None:
     assert [job.returncode for job in done] == codes
 
 
+def test_a_rank_that_others_waited_for_in_vain(script: Callable[..., str]) -> None:
+    text = "if os.environ['RANK'] == '1': sys.exit()\ntime.sleep(1.5)\nraise OSError('no peer')"
+    done = launch("-n", "2", script(text))
+    assert "failed first: exit code 1, after rank 1 had ended without an error." in done.stderr
+
+
 def test_exit_code_of_a_signal(script: Callable[..., str]) -> None:
     path = script("if rank == 2: os.kill(os.getpid(), int(sys.argv[1]))\ntime.sleep(600)")
     numbers = [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM]
@@ -723,6 +729,7 @@ def test_ranks_that_cannot_be_started(script: Callable[..., str], files: int) ->
 @pytest.mark.parametrize(
     ("args", "message"),
     [
+        (["-n", "2", "--mpirun", "/usr/bin/mpirun", __file__], "--mpirun is for ranks on hosts"),
         (["-n", "2", "no such script.py"], "there is no script 'no such script.py'"),
         (["-n", "0", "x.py"], "-n"),
         (["-n", "two", "x.py"], "-n"),

@@ -39,7 +39,8 @@ const char* hint(FailureKind kind) {
              "out-of-memory kills; if it has neither, it had less to do than this one.";
     case FailureKind::timeout:
       return " Hint: that rank is stopped, still computing, or took another path through the "
-             "program; if it is only slow, raise the group's timeout (SDP_TIMEOUT_S).";
+             "program; if it is only slow, raise the group's timeout (SDP_TIMEOUT_S, unless the "
+             "program gives one).";
     case FailureKind::mismatch:
       return " Hint: all ranks must call the same operations in the same order, with the same "
              "types and sizes, and fusion buffers of the same tensors.";

@@ -459,7 +459,7 @@ _HINTS: dict[type[SdpError], str] = {
     PeerLostError: "look for that rank's own error or traceback, and whether its node is up.",
     CollectiveTimeoutError: "that rank is stopped, still computing, or took another path through "
     "the program, or the network to its node is down; if it is only slow, raise the group's "
-    "timeout (SDP_TIMEOUT_S).",
+    "timeout (SDP_TIMEOUT_S, unless the program gives one).",
     CollectiveMismatchError: "all ranks must call the same operations in the same order, with the "
     "same types and sizes, and fusion buffers of the same tensors.",
 }

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sdp_plugins.launch.hosts.failure import LaunchError
 
+_SLOT_COUNT = re.compile(r"[0-9]{1,6}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # not what ssh would take for an option
 _SLOTS = re.compile(r"slots\s*=\s*", re.IGNORECASE)
 
@@ -43,7 +44,7 @@ def parse_hostfile(path: Path) -> list[Host]:
         LaunchError: It cannot be read, or a line is none of these.
     """
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise LaunchError(f"cannot read the hostfile {path}: {reason}") from None
@@ -69,10 +70,15 @@ def _as_colon(text: str) -> str:
 
 def _host(text: str, where: str) -> Host:
     name, colon, slots = text.partition(":")
-    if not _NAME.fullmatch(name) or (colon and not slots.isdecimal()):
+    if "@" in name:
+        raise LaunchError(
+            f"{where}: {text!r} names a user. Hint: ~/.ssh/config says as whom to log in (Host "
+            "NAME, User NAME)."
+        )
+    if not _NAME.fullmatch(name) or (colon and not _SLOT_COUNT.fullmatch(slots)):
         raise LaunchError(
             f"{where}: {text!r} is no host. Hint: write NAME or NAME:SLOTS (in a hostfile also "
-            "NAME slots=SLOTS); an IPv6 address needs a name."
+            "NAME slots=SLOTS, and no other option); an IPv6 address needs a name."
         )
     if colon and not int(slots):
         raise LaunchError(f"{where}: {name} has no slot. Hint: leave it out, or give it one.")
