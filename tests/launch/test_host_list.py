@@ -45,7 +45,8 @@ def test_what_is_no_list_is_refused(text: str) -> None:
 def test_a_hostfile_in_both_forms(tmp_path: Path) -> None:
     path = tmp_path / "hosts"
     path.write_text(
-        "\ufeff# ours\n\na slots=4   # the big one\nb:2\n  c\nd slots = 3 max_slots=5\na:1\ne\tslots=2\n"
+        "\ufeff# ours\n\na slots=4   # the big one\n"
+        "b:2\n  c\nd slots = 3 max_slots=5\na:1\ne\tslots=2\n"
     )
     found = {host.name: host.slots for host in parse_hostfile(path)}
     assert found == {"a": 5, "b": 2, "c": None, "d": 3, "e": 2}
