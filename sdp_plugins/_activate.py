@@ -18,19 +18,20 @@ STRATEGY_MODULES = (
     "lightning_fabric.strategies",
 )
 ACCELERATE_MODULE = "accelerate.state"
+ARGUMENTS_MODULE = "transformers.training_args"
 
 log = logging.getLogger(__name__)
 
 
 def activate() -> None:
-    """Make "smddp" known to torch, and to Lightning and accelerate when these are imported."""
+    """Make "smddp" known to torch, and to Lightning and HuggingFace's libraries once imported."""
     try:
         from sdp_plugins.core.config import autoload
 
         if autoload():
             register_backend()
             watch_for_lightning()
-            watch_for_accelerate()
+            watch_for_huggingface()
     except Exception:
         log.debug("smddp was not activated", exc_info=True)
 
@@ -69,21 +70,25 @@ def register_strategies(module: ModuleType) -> None:
         log.debug("strategy 'smddp' was not registered with %s", module.__name__, exc_info=True)
 
 
-def watch_for_accelerate() -> None:
-    """Mend accelerate's choice of a backend once that is imported, or now if it is already."""
+def watch_for_huggingface() -> None:
+    """Mend accelerate and transformers once they are imported, or now if they are already."""
     import wrapt
 
-    wrapt.register_post_import_hook(mend_accelerate, ACCELERATE_MODULE)
+    for name in (ACCELERATE_MODULE, ARGUMENTS_MODULE):
+        wrapt.register_post_import_hook(mend_huggingface, name)
 
 
-def mend_accelerate(module: ModuleType) -> None:
-    """Have accelerate choose smddp where a job on CPUs means it."""
+def mend_huggingface(module: ModuleType) -> None:
+    """Have one of their modules know smddp; a second time changes nothing."""
     try:
         from sdp_plugins.core.config import mends_huggingface
 
-        if mends_huggingface():
+        if not mends_huggingface():
+            return
+        if module.__name__ == ACCELERATE_MODULE:
             from sdp_plugins.huggingface.backend_choice import mend
-
-            mend(module)
+        else:
+            from sdp_plugins.huggingface.command_line import mend
+        mend(module)
     except Exception:
         log.debug("%s was not mended", module.__name__, exc_info=True)

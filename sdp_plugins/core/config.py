@@ -200,6 +200,16 @@ def sagemaker_wants_smddp(env: Mapping[str, str] | None = None) -> bool:
     return isinstance(params, dict) and bool(params.get(flag))
 
 
+def started_by_smddprun() -> bool:
+    """Whether this is a rank that `smddprun` has started or prepared."""
+    return "SMDATAPARALLEL_WORLD_SIZE" in os.environ
+
+
+def started_by_us() -> bool:
+    """Whether this is a rank of `sdp run` or `smddprun`."""
+    return "SDP_JOB_ID" in os.environ or started_by_smddprun()
+
+
 def environment() -> dict[str, str]:
     """Return a copy of the environment of this process."""
     return dict(os.environ)

@@ -9,6 +9,7 @@ is right: the device, DDP without device_ids, gathering, random states, barriers
 from __future__ import annotations
 
 import functools
+import logging
 import re
 from collections.abc import Callable
 from types import ModuleType
@@ -17,12 +18,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sdp_plugins.core.config import sagemaker_wants_smddp
+from sdp_plugins.core.config import sagemaker_wants_smddp, started_by_smddprun, started_by_us
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.huggingface.sagemaker_flag import keep_from_transformers
 from sdp_plugins.huggingface.upstream import Upstream, mentions
 
+log = logging.getLogger(__name__)
+
 BACKEND = "smddp"
+MENDED = "mended_for_smddp"
 
 
 def is_unchanged(state: Any) -> bool:
@@ -39,18 +43,38 @@ CHOICE = Upstream(
 )
 
 
-def mend(state: ModuleType) -> None:
+def mend(module: ModuleType) -> None:
     """Stand before the choice, if it is as it was.
 
     Args:
-        state: The module `accelerate.state`.
+        module: `accelerate.state`.
     """
     import accelerate
 
-    if CHOICE.may_be_mended(state, accelerate.__version__):
-        partial_state: Any = state.PartialState  # type: ignore[attr-defined]
-        cpu_type = state.DistributedType.MULTI_CPU  # type: ignore[attr-defined]
-        partial_state._prepare_backend = choosing(partial_state._prepare_backend, cpu_type)
+    partial_state: Any = module.PartialState  # type: ignore[attr-defined]
+    choose = partial_state._prepare_backend
+    if hasattr(choose, MENDED):
+        return
+    if why := CHOICE.why_not(module, accelerate.__version__):
+        mended = complaining(choose, why)
+    else:
+        cpu_type = module.DistributedType.MULTI_CPU  # type: ignore[attr-defined]
+        mended = choosing(choose, cpu_type)
+    setattr(mended, MENDED, True)
+    partial_state._prepare_backend = mended
+
+
+def complaining(choose: Callable[..., Any], why: str) -> Callable[..., Any]:
+    """Make of accelerate's function one that says, in jobs over smddp, that it was not mended."""
+
+    @functools.wraps(choose)
+    def prepare_backend(*given: Any, **named: Any) -> Any:
+        wishes = (*given[1:], *named.values())
+        if is_meant(False, BACKEND if BACKEND in wishes else None) and is_rank():
+            CHOICE.complain(why)
+        return choose(*given, **named)
+
+    return prepare_backend
 
 
 def choosing(choose: Callable[..., Any], cpu_type: Any) -> Callable[..., Any]:
@@ -61,7 +85,9 @@ def choosing(choose: Callable[..., Any], cpu_type: Any) -> Callable[..., Any]:
         state: Any, cpu: bool = False, sagemaker_dp: bool = False, backend: str | None = None
     ) -> Any:
         if not (is_meant(sagemaker_dp, backend) and on_cpu(state, cpu) and is_rank()):
-            return choose(state, cpu, sagemaker_dp, backend)
+            found = choose(state, cpu, sagemaker_dp, backend)
+            warn_if_alone(found[1])
+            return found
         if not dist.is_initialized():
             from sdp_plugins.torch.launched_by_mpi import set_torchs_variables
 
@@ -86,7 +112,25 @@ def is_meant(sagemaker_dp: bool, backend: str | None) -> bool:
         return False
     if dist.is_initialized():
         return BACKEND in re.split("[:,]", dist.get_backend())  # as in cpu:smddp,cuda:nccl
-    return backend == BACKEND or sagemaker_dp or sagemaker_wants_smddp()
+    return backend == BACKEND or sagemaker_dp or sagemaker_wants_smddp() or started_by_smddprun()
+
+
+def warn_if_alone(kind: Any) -> None:
+    """Say that accelerate takes a rank of `sdp run` for a job of its own.
+
+    So it does without GPUs where nobody names a backend, and each rank trains by itself: N times
+    the same, into the same folder.
+    """
+    if kind != "NO" or not started_by_us():
+        return
+    place = Topology.from_env()
+    if place.world_size > 1:
+        log.warning(
+            "accelerate trains rank %d of %d alone: on CPUs it joins ranks only if it is told to. "
+            "Hint: TrainingArguments(ddp_backend='smddp'), or init_process_group('smddp') before "
+            "Accelerator(), or start the script with smddprun.",
+            *(place.rank, place.world_size),
+        )
 
 
 def on_cpu(state: Any, cpu: bool) -> bool:

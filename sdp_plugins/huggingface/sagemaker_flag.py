@@ -47,7 +47,10 @@ def mend(module: ModuleType) -> None:
     if hasattr(asked, "mended_for_smddp"):
         return
     version = sys.modules["transformers"].__version__
-    if PLACES[module.__name__].may_be_mended(module, version):
+    place = PLACES[module.__name__]
+    if why := place.why_not(module, version):
+        place.complain(why)
+    else:
         setattr(module, FLAG, answering(asked))
 
 

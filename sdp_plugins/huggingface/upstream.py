@@ -30,8 +30,8 @@ class Upstream:
     place: str
     is_unchanged: Callable[[Any], bool]
 
-    def may_be_mended(self, module: ModuleType, version: str) -> bool:
-        """Whether it is the code that was checked; else says once that it stays as it is.
+    def why_not(self, module: ModuleType, version: str) -> str:
+        """Why it stays as it is; empty if it is the code that was checked.
 
         Args:
             module: In which the place is.
@@ -39,17 +39,18 @@ class Upstream:
         """
         first, after = self.checked
         if not first <= major_and_minor(version) < after:
-            allowed = f"checked with {dotted(first)} and later, before {dotted(after)}"
-        elif not self._looks_unchanged(module):
-            allowed = "the code that is mended is no longer there"
-        else:
-            return True
+            return f"{version} is not among {dotted(first)} and later, before {dotted(after)}"
+        if not self._looks_unchanged(module):
+            return f"in {version} the code that is mended is no longer there"
+        return ""
+
+    def complain(self, why: str) -> None:
+        """Say in a job over smddp that it stays as it is."""
         log.warning(
-            "smddp leaves %s of %s %s as it is (%s): ddp_backend='smddp' may not work on CPUs. "
+            "smddp leaves %s of %s as it is (%s): ddp_backend='smddp' may not work on CPUs. "
             "Hint: install another version, or set SDP_HUGGINGFACE=0 to silence this.",
-            *(self.place, self.package, version, allowed),
+            *(self.place, self.package, why),
         )
-        return False
 
     def _looks_unchanged(self, module: ModuleType) -> bool:
         try:

@@ -58,7 +58,6 @@ def state_module(function: Any) -> Any:
         ("1.16.0", choose, False),
         ("2.0", choose, False),
         ("1.15.0", other, False),
-        ("1.15.0", None, False),
     ],
 )
 def test_only_what_was_checked_is_mended(
@@ -70,8 +69,16 @@ def test_only_what_was_checked_is_mended(
 ) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", SimpleNamespace(__version__=version))
     module = state_module(function)
-    _activate.mend_accelerate(module)
-    assert (module.PartialState._prepare_backend is not function) == mended
+    _activate.mend_huggingface(module)
+    assert not caplog.records  # whoever has nothing to do with smddp is left in peace
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setattr(launched_by_mpi, "set_torchs_variables", lambda: None)
+    state = SimpleNamespace(device=None, default_device=SimpleNamespace(type="cpu"))
+    for backend in ("gloo", "smddp"):
+        found = module.PartialState._prepare_backend(state, False, backend=backend)
+    assert (found == ("smddp", DistributedType.MULTI_CPU)) == mended
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(told) == (not mended)
     for text in told:
@@ -81,9 +88,26 @@ def test_only_what_was_checked_is_mended(
         assert "SDP_HUGGINGFACE=0" in text
 
 
+def test_a_second_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", SimpleNamespace(__version__="1.15.0"))
+    module = state_module(choose)
+    _activate.mend_huggingface(module)
+    once = module.PartialState._prepare_backend
+    _activate.mend_huggingface(module)
+    assert module.PartialState._prepare_backend is once
+
+
+def test_the_command_line_offers_smddp() -> None:
+    from transformers import HfArgumentParser, TrainingArguments
+
+    parser = HfArgumentParser(TrainingArguments)
+    given = ["--output_dir", "out", "--ddp_backend", "smddp"]
+    assert parser.parse_args(given).ddp_backend == "smddp"
+
+
 def test_a_fault_does_not_break_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend_choice, "mend", lambda module: 1 / 0)
-    _activate.mend_accelerate(state_module(choose))
+    _activate.mend_huggingface(state_module(choose))
 
 
 @pytest.mark.parametrize("version", ["4.47.0", "5.24.0", "4.48.0"])
@@ -152,9 +176,9 @@ def test_when_smddp_is_chosen(
     monkeypatch.setenv("MASTER_PORT", "29500")
     monkeypatch.setenv("SM_FRAMEWORK_PARAMS", sagemaker)
     monkeypatch.setattr(launched_by_mpi, "set_torchs_variables", lambda: None)
-    mended = backend_choice.choosing(lambda *given: None, "cpus")
+    mended = backend_choice.choosing(lambda *given: ("gloo", "cpus"), "cpus")
     state = SimpleNamespace(device=None, default_device=SimpleNamespace(type=device))
-    assert mended(state, cpu, False, backend) == (("smddp", "cpus") if chosen else None)
+    assert mended(state, cpu, False, backend) == ("smddp" if chosen else "gloo", "cpus")
 
 
 @pytest.mark.parametrize("group", ["smddp", "cpu:smddp", "cpu:smddp,cuda:nccl", "gloo"])

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.huggingface.jobs import Ended, Result, ways
+from tests.huggingface.jobs import HERE, Ended, Result, run, ways
 from tests.ranks import free_port
 
 pytest.importorskip("transformers")
@@ -79,3 +79,22 @@ def test_sagemakers_variables() -> None:
     assert job.code == 0, job.output
     assert curve(job, plain[0], TRAINER) == curve(job, plain[1], TRAINER)
     curve(job, plain[2], ACCELERATOR)
+
+
+def test_unmodified_scripts_under_smddprun() -> None:
+    job = ways(SMDDPRUN, "trainer, plain", "accelerator, plain")
+    assert job.code == 0, job.output
+    curve(job, "trainer, plain", TRAINER)
+    curve(job, "accelerator, plain", ACCELERATOR)
+
+
+def test_ranks_that_train_alone_are_told() -> None:
+    """accelerate makes single processes of ranks on CPUs that name no backend."""
+    script = str(HERE / "scripts" / "alone.py")
+    job = run(*SDP_RUN, script)
+    assert job.output.count("ranks 1\n") == 2
+    for rank in (0, 1):
+        assert f"accelerate trains rank {rank} of 2 alone" in job.output
+    registered = run(*SDP_RUN, script, "import", environment={"SDP_AUTOLOAD": "0"})
+    assert registered.output.count("ranks 2\n") == 2, registered.output
+    assert "alone" not in registered.output

@@ -14,8 +14,13 @@ import torch
 import torch.distributed as torch_dist
 from torch import nn
 
+from sdp_plugins.core.config import Config
+from sdp_plugins.core.topology import Topology
+from sdp_plugins.torch.v1 import launched
 from tests.ranks import RankPool
 from tests.torch.jobs import assert_same, values
+
+Pool = Callable[[int], RankPool]
 
 pytestmark = pytest.mark.filterwarnings("ignore:smdistributed.dataparallel:DeprecationWarning")
 
@@ -91,7 +96,7 @@ def collectives() -> None:
         d.all_reduce(mine, group="half of them")
 
 
-def test_collectives(rank_pool: Callable[[int], RankPool]) -> None:
+def test_collectives(rank_pool: Pool) -> None:
     rank_pool(2).run(joined, collectives)
 
 
@@ -136,10 +141,63 @@ def as_torchs(accumulate: bool, dtype: torch.dtype) -> None:
         assert ours(torch.zeros(2, 8, dtype=torch.float64)).shape == (2, 4)
 
 
+def buffers() -> None:
+    rank = torch_dist.get_rank()
+    for wanted in (True, False):
+        made = module("torch.parallel").DistributedDataParallel(
+            nn.BatchNorm1d(2), broadcast_buffers=wanted
+        )
+        for _ in range(2):  # buffers travel before a step
+            made(torch.randn(4, 2) + 100 * rank).sum().backward()
+        seen = [torch.empty(2), torch.empty(2)]
+        before = made.module.running_mean.clone()
+        made(torch.zeros(4, 2))
+        torch_dist.all_gather(seen, made.module.running_mean)
+        assert torch.equal(*seen) is wanted
+        assert (before.mean().item() > 5) is bool(rank)  # until then each has its own
+
+
+def test_buffers_are_rank_0s_if_wanted(rank_pool: Pool) -> None:
+    rank_pool(2).run(joined, buffers)
+
+
+def what_torch_refuses() -> None:
+    wrap = module("torch.parallel").DistributedDataParallel
+    with pytest.raises(RuntimeError, match="doesn't have any parameter"):
+        wrap(nn.ReLU())(torch.zeros(2))
+    with pytest.raises(RuntimeError, match=r"uninitialized parameters\. Hint: "):
+        wrap(nn.LazyLinear(2))
+
+
+def test_modules_without_parameters_or_without_shapes(rank_pool: Pool) -> None:
+    rank_pool(2).run(joined, what_torch_refuses)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_host_without_a_way_out(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for an address that cannot come."""
+    told = []
+
+    def exchange(blob: bytes, timeout_s: float) -> list[bytes]:
+        told.append(blob)
+        return [b"", b""]
+
+    monkeypatch.setattr(launched, "for_environment", lambda *given: (exchange, None))
+    monkeypatch.setattr(launched, "own_address", lambda: 1 / 0 if rank else no_route())
+    topology = Topology(rank, 2, 0, 1, rank, "job", "openmpi")
+    with pytest.raises(RuntimeError, match="Hint: give all ranks MASTER_ADDR"):
+        launched._store(topology, Config())
+    assert told == [b""]
+
+
+def no_route() -> str:
+    raise OSError(101, "Network is unreachable")
+
+
 @pytest.mark.parametrize("accumulate", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_module_trains_as_by_torchs(
-    rank_pool: Callable[[int], RankPool], accumulate: bool, dtype: torch.dtype
+    rank_pool: Pool, accumulate: bool, dtype: torch.dtype
 ) -> None:
     rank_pool(2).run(joined, as_torchs, accumulate, dtype)
 
@@ -154,7 +212,7 @@ def wrong_arguments() -> None:
         wrap(network(0), process_group="mine")
 
 
-def test_wrong_arguments(rank_pool: Callable[[int], RankPool]) -> None:
+def test_wrong_arguments(rank_pool: Pool) -> None:
     with pytest.raises(RuntimeError, match=r"needs init_process_group\(\)"):
         module("torch.parallel").DistributedDataParallel(network(0))
     rank_pool(2).run(joined, wrong_arguments)

@@ -43,16 +43,35 @@ def _store(topology: Topology, config: Config) -> Any:
         return HashStore()
     exchange, _ = for_environment(topology, "torch's store", config)
     if topology.rank == 0:
-        address = own_address() if topology.local_size < topology.world_size else "127.0.0.1"
+        try:
+            address = own_address() if topology.local_size < topology.world_size else "127.0.0.1"
+        except OSError:
+            exchange(b"", config.wait_s)  # or the others would wait
+            raise no_address() from None
         store = TCPStore(address, 0, topology.world_size, True, timeout, wait_for_workers=False)
         exchange(f"{address} {store.port}".encode(), config.wait_s)
         return store
-    address, port = exchange(b"", config.wait_s)[0].decode().split()
+    found = exchange(b"", config.wait_s)[0].decode()
+    if not found:
+        raise no_address()
+    address, port = found.split()
     return TCPStore(address, int(port), topology.world_size, False, timeout)
 
 
+def no_address() -> RuntimeError:
+    """What all ranks are told where rank 0's host has no way out."""
+    return RuntimeError(
+        "rank 0's host has no address for the other nodes: its name is the loopback's, and it has "
+        "no route to elsewhere. Hint: give all ranks MASTER_ADDR and MASTER_PORT."
+    )
+
+
 def own_address() -> str:
-    """This host's address as other nodes see it: that of its name, unless this is the loopback."""
+    """This host's address as other nodes see it: that of its name, unless this is the loopback.
+
+    Raises:
+        OSError: It has no route to other nodes.
+    """
     try:
         found = socket.gethostbyname(socket.gethostname())
     except OSError:

@@ -35,7 +35,7 @@ class DistributedDataParallel(nn.Module):
             over several backward passes are right without it).
 
     Raises:
-        RuntimeError: init_process_group() has not been called.
+        RuntimeError: init_process_group() has not been called, or parameters have no shape yet.
         ValueError: Of a bucket size or a group that cannot be had.
         TypeError: Of any other argument.
     """
@@ -59,6 +59,13 @@ class DistributedDataParallel(nn.Module):
             )
         if unknown := ignored.keys() - {"gradient_accumulation_steps"}:
             raise TypeError(f"DistributedDataParallel() knows no argument {sorted(unknown)[0]!r}")
+        if any(
+            nn.parameter.is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())
+        ):
+            raise RuntimeError(
+                "DistributedDataParallel cannot take a module with uninitialized parameters. Hint: "
+                "call it once before, so that they get their shapes."
+            )
         check_group(process_group)
         bucket_mb = DEFAULT_BUCKET_MB if bucket_cap_mb is None else bucket_cap_mb
         check_bucket_mb(bucket_mb)
@@ -85,7 +92,7 @@ class DistributedDataParallel(nn.Module):
             yield
 
     def _averaging(self) -> Any:
-        device = next(self.module.parameters()).device
+        device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
         made: Any = self.__dict__["_made"]
         if made is None or made[0] != device:
             on_gpu = device.type == "cuda"

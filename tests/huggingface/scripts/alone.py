@@ -1,0 +1,14 @@
+"""A user's script without a word about the backend; with "import", one that registers it itself."""
+
+import sys
+
+import torch.distributed as dist
+from accelerate import Accelerator
+
+if sys.argv[1:]:
+    import sdp_plugins.torch  # noqa: F401  it registers the backend
+
+    dist.init_process_group("smddp")
+print("ranks", Accelerator().num_processes)
+if dist.is_initialized():
+    dist.destroy_process_group()
