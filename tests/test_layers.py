@@ -56,6 +56,7 @@ ENVIRONMENT = {
     "launch/hosts/request.py": "prepares the ranks' environment",
     "launch/hosts/agent.py": "completes that of the rank which it starts",
     "launch/smddprun.py": "completes that of the command which it becomes",
+    "sagemaker/process.py": "prepares the ranks' environment",
     "sagemaker/rank.py": "becomes the script, which finds SageMaker's variables",
     "sagemaker/driver/smddp_driver.py": "is told by it what to start",
     "bench/keras_task.py": "sets what Keras and TensorFlow read when they are imported",

@@ -30,6 +30,21 @@ STALE_NAMES = {
     "SLURM_NODEID",
     "SLURM_TASK_PID",
 }
+# Torchrun's variables, which also this package's launchers set: the place of one rank of one job.
+PLACE = {
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "NODE_RANK",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    "ROLE_RANK",
+    "ROLE_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SDP_JOB_ID",
+}
 
 
 Kind = Literal["script", "module", "program"]
@@ -146,6 +161,11 @@ def without_launchers(base: Mapping[str, str]) -> dict[str, str]:
         for name, value in base.items()
         if not name.startswith(STALE_PREFIXES) and name not in STALE_NAMES
     }
+
+
+def without_place(base: Mapping[str, str]) -> dict[str, str]:
+    """`base` less all that makes a process a rank of some job, whoever has said it."""
+    return {name: value for name, value in without_launchers(base).items() if name not in PLACE}
 
 
 def job_environment(job: JobSpec, base: Mapping[str, str]) -> dict[str, str]:

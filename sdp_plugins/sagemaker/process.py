@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
-from sdp_plugins.launch.spawn import child_setup
+from sdp_plugins.launch.spawn import child_setup, without_place
 
 _LAST_LINES = 100
 
@@ -33,6 +34,7 @@ def run(job: Path, ranks: int, processes: int, quiet: bool) -> tuple[int, str]:
     last: deque[str] = deque(maxlen=_LAST_LINES)
     with subprocess.Popen(
         [*launcher, *rank],
+        env=without_place(os.environ),  # or the launcher would be a rank of what started us
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -17,17 +17,8 @@ import pytest
 from sdp_plugins.sagemaker import Estimator, PyTorch, TensorFlow, TrainingJobError
 from tests.leaks import reap_orphans
 from tests.sagemaker.distributions import BAD, DATA_PARALLEL
+from tests.sagemaker.jobs import PROCESSES, SHOW, fitted
 
-PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
-SHOW = """
-import json, os, sys
-from pathlib import Path
-found = {"cwd": os.getcwd(), "arguments": sys.argv[1:], "environment": dict(os.environ)}
-channel = os.environ.get("SM_CHANNEL_TRAINING")
-found["data"] = channel and Path(channel, "numbers").read_text()
-Path(os.environ["SM_MODEL_DIR"], os.environ.get("RANK", "alone")).write_text(json.dumps(found))
-Path(os.environ["SM_OUTPUT_DATA_DIR"], "notes").write_text("noted")
-"""
 COLLECT = """
 import os
 import torch, torch.distributed as dist
@@ -40,37 +31,6 @@ if os.environ["SM_CURRENT_HOST"] == "algo-2" and os.environ["LOCAL_RANK"] == "1"
 dist.barrier()
 dist.destroy_process_group()
 """
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> Path:
-    folder = tmp_path / "source"
-    folder.mkdir()
-    (folder / "show.py").write_text(SHOW)
-    (folder / "run.sh").write_text('#!/bin/sh\nexec "$PYTHON" show.py "$@"\n')
-    return folder
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    (folder / "numbers").write_text("1 2 3")
-    return folder
-
-
-def fitted(tmp_path: Path, source: Path, inputs: Any = None, **options: Any) -> dict[str, Any]:
-    """What the script said of every rank, by the names of its files."""
-    options = {"entry_point": "show.py", "framework": PyTorch, **options}
-    output = f"file://{tmp_path / 'out'}"
-    estimator = options.pop("framework")(source_dir=str(source), output_path=output, **options)
-    estimator.fit(inputs)
-    assert estimator.model_data == f"{output}/model.tar.gz"
-    with tarfile.open(tmp_path / "out" / "model.tar.gz") as archive:
-        archive.extractall(tmp_path / "model", filter="data")
-    with tarfile.open(tmp_path / "out" / "output.tar.gz") as archive:
-        assert "data/notes" in archive.getnames()
-    return {path.name: json.loads(path.read_text()) for path in (tmp_path / "model").iterdir()}
 
 
 def test_two_ranks_on_each_of_two_hosts(tmp_path: Path, source: Path, data: Path) -> None:

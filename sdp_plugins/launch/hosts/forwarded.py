@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from sdp_plugins.launch.hosts.failure import LaunchError
 from sdp_plugins.launch.hosts.messages import TOKEN
 from sdp_plugins.launch.huge_pages import huge_pages
-from sdp_plugins.launch.spawn import without_launchers
+from sdp_plugins.launch.spawn import without_place
 
 NAMES = {
     "PATH",
@@ -33,21 +33,6 @@ PREFIXES = (
 )
 # MPICH's mpirun (5.0), given a list of names, loses the last variable of its environment.
 _LAST = "SDP_LAUNCH_END"
-# Torchrun's variables, should this process have some, are not the ranks'.
-_PLACE = {
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "NODE_RANK",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "SDP_JOB_ID",
-}
 
 
 def environment(
@@ -61,8 +46,7 @@ def environment(
         threads: OMP_NUM_THREADS; None leaves it as it is.
         exported: NAME or NAME=VALUE, the user's `-x`.
     """
-    kept = {name: value for name, value in without_launchers(base).items() if name not in _PLACE}
-    kept |= huge_pages(base)
+    kept = without_place(base) | huge_pages(base)
     if threads is not None:
         kept["OMP_NUM_THREADS"] = str(threads)
     for text in exported:

@@ -1,0 +1,59 @@
+"""What the shell of a job says of something else does not reach the job's ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.sagemaker.distributions import DATA_PARALLEL
+from tests.sagemaker.jobs import PROCESSES, fitted
+
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_NTASKS": "1",
+    "SLURM_LOCALID": "0",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "0",
+    "OMPI_COMM_WORLD_SIZE": "1",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "0",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "1",
+}
+
+
+@pytest.mark.parametrize(
+    "stray",
+    [
+        {"RANK": "0", "WORLD_SIZE": "1"},
+        {
+            "RANK": "0",
+            "WORLD_SIZE": "1",
+            "SDP_JOB_ID": "x",
+            "MASTER_ADDR": "far",
+            "LOCAL_RANK": "0",
+        },
+        SLURM,
+        OPEN_MPI,
+        {"PMI_RANK": "0", "PMI_SIZE": "1"},
+        {"RANK": "1"},
+    ],
+    ids=["by hand", "torchrun", "srun", "mpirun", "mpiexec", "half"],
+)
+def test_all_ranks_start_where_another_launcher_has_started_this_process(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, stray: dict[str, str]
+) -> None:
+    """They would take this process for a rank, and train with one of them."""
+    for name, value in stray.items():
+        monkeypatch.setenv(name, value)
+    ranks = fitted(
+        tmp_path,
+        source,
+        instance_count=2,
+        hyperparameters={PROCESSES: 2},
+        distribution=DATA_PARALLEL,
+    )
+    assert sorted(ranks) == ["0", "1", "2", "3"]
+    assert {rank["environment"]["MASTER_ADDR"] for rank in ranks.values()} == {"127.0.0.1"}
