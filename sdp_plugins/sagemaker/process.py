@@ -63,4 +63,4 @@ def _pass_on(process: subprocess.Popen[str], last: deque[str], quiet: bool) -> N
 
 def _reason(lines: Iterable[str]) -> str:
     text = "".join(lines).strip()
-    return text[max(text.rfind("\nsdp run: "), 0) :].strip() or "it has said nothing"
+    return text[max(text.rfind("\nsmddprun: "), 0) :].strip() or "it has said nothing"

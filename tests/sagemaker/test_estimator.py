@@ -164,6 +164,7 @@ def test_a_rank_that_fails(
     with pytest.raises(TrainingJobError, match=f"(?s){reason}") as caught:
         job(source, ending).fit()
     assert caught.value.exit_code == code
+    assert caught.value.failure.startswith("smddprun: rank 3 ")  # not in what the ranks have said
     out = source / "out"
     assert {path.name for path in out.iterdir()} == {"output.tar.gz"}  # and no model
     with tarfile.open(out / "output.tar.gz") as archive:
