@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
 
-from sdp_plugins.launch.spawn import child_setup, without_place
+from sdp_plugins.launch.spawn import child_setup
+from sdp_plugins.sagemaker.outer import without_other_jobs
 
 _LAST_LINES = 100
 
@@ -34,7 +35,7 @@ def run(job: Path, ranks: int, processes: int, quiet: bool) -> tuple[int, str]:
     last: deque[str] = deque(maxlen=_LAST_LINES)
     with subprocess.Popen(
         [*launcher, *rank],
-        env=without_place(os.environ),  # or the launcher would be a rank of what started us
+        env=without_other_jobs(os.environ),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -57,3 +57,24 @@ def test_all_ranks_start_where_another_launcher_has_started_this_process(
     )
     assert sorted(ranks) == ["0", "1", "2", "3"]
     assert {rank["environment"]["MASTER_ADDR"] for rank in ranks.values()} == {"127.0.0.1"}
+
+
+def test_a_ranks_variables_are_its_own_jobs(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of another job, left in a shell or a SageMaker container, would be believed."""
+    for name in ("SM_CHANNEL_OLD", "SM_HP_LR", "SM_MASTER_PORT", "SMDATAPARALLEL_SERVER_ADDR"):
+        monkeypatch.setenv(name, "1234")
+    for name in ("SAGEMAKER_JOB_NAME", "TRAINING_JOB_NAME", "TRAINING_JOB_ARN"):
+        monkeypatch.setenv(name, "other")
+    monkeypatch.setenv("SAGEMAKER_ADMIN_CONFIG_OVERRIDE", "x")  # of no job
+    ranks = fitted(
+        tmp_path, source, distribution=DATA_PARALLEL, environment={"SM_HP_MINE": "wanted"}
+    )
+    found = ranks["0"]["environment"]
+    stale = {"SM_CHANNEL_OLD", "SM_HP_LR", "SM_MASTER_PORT", "SMDATAPARALLEL_SERVER_ADDR"}
+    assert not stale & set(found)
+    assert not {"SAGEMAKER_JOB_NAME", "TRAINING_JOB_ARN"} & set(found)
+    assert found["TRAINING_JOB_NAME"].startswith("sdp-training-")
+    assert found["MASTER_PORT"] != "1234"
+    assert found["SAGEMAKER_ADMIN_CONFIG_OVERRIDE"] == "x" and found["SM_HP_MINE"] == "wanted"
