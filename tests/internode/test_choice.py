@@ -43,3 +43,27 @@ def test_mpirun_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(choice.for_environment(topology, "g", Config())[1], MpiNetwork)
     with pytest.raises(ValueError, match="SDP_INTERNODE=gloo"):
         choice.for_environment(topology, "g", Config(internode="gloo"))
+
+
+@pytest.mark.parametrize(
+    ("address", "here"),
+    [
+        ("127.0.0.1", True),
+        ("localhost", True),
+        ("::1", True),
+        ("127.0.1.1", False),  # what Debian's /etc/hosts makes of a host's own name
+        ("node0", False),
+        ("", False),
+    ],
+)
+def test_ranks_that_meet_at_this_machines_own_address_are_all_here(
+    monkeypatch: pytest.MonkeyPatch, address: str, here: bool
+) -> None:
+    """The local SageMaker estimator plays hosts, each with some of the ranks."""
+    monkeypatch.setattr(choice, "mpi_is_there", lambda: False)
+    monkeypatch.setenv("MASTER_ADDR", address)
+    topology = Topology.from_env(TORCHRUN | {"LOCAL_WORLD_SIZE": "2"})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        choice.for_environment(topology, "g", Config())
+    assert not caught if here else len(caught) == 1

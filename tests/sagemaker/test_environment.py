@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from sdp_plugins.sagemaker import PyTorch
 from tests.sagemaker.distributions import DATA_PARALLEL
 from tests.sagemaker.jobs import PROCESSES, fitted
 
@@ -78,3 +79,18 @@ def test_a_ranks_variables_are_its_own_jobs(
     assert found["TRAINING_JOB_NAME"].startswith("sdp-training-")
     assert found["MASTER_PORT"] != "1234"
     assert found["SAGEMAKER_ADMIN_CONFIG_OVERRIDE"] == "x" and found["SM_HP_MINE"] == "wanted"
+
+
+def test_ranks_of_two_hosts_meet_without_alarm(tmp_path: Path) -> None:
+    (tmp_path / "meet.py").write_text(
+        "import numpy as np\nfrom sdp_plugins.core import Group\n"
+        "with Group.from_env() as group:\n"
+        "    ones = np.ones(3, np.float32)\n    group.all_reduce(ones)\n    assert ones[0] == 2\n"
+    )
+    PyTorch(
+        entry_point=str(tmp_path / "meet.py"),
+        instance_count=2,
+        distribution=DATA_PARALLEL,
+        environment={"PYTHONWARNINGS": "error::UserWarning"},
+        output_path=str(tmp_path / "out"),
+    ).fit()

@@ -12,6 +12,9 @@ from ..topology import Topology
 from . import mpi, mpi_library
 from .wire import Network
 
+# Where ranks of other machines would look for rank 0 on their own.
+_HERE = ("127.0.0.1", "localhost", "::1")
+
 
 def mpi_is_there(env: Environment | None = None) -> bool:
     """Whether mpirun, or what does the same, has started this job's ranks, and mpi4py is installed.
@@ -53,7 +56,8 @@ def for_environment(
         )
     rank, size = topology.rank, topology.world_size
     if size == 1 or not mpi_is_there():
-        if topology.local_size < size:
+        # A launcher may play hosts on one machine, each with some of the ranks.
+        if topology.local_size < size and environment().get("MASTER_ADDR") not in _HERE:
             _warn_of_others(topology)
         return EnvHub(topology, name), None
     if topology.local_size == size:
