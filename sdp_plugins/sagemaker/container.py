@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sdp_plugins.sagemaker.artifacts import UNFINISHED
+
 INTERFACE = "lo"
 GROUP = "homogeneousCluster"
 
@@ -93,9 +95,13 @@ class Container:
         (self.output / "failure").write_text(reason)
 
     def _but_ourselves(self, folder: str, names: list[str]) -> list[str]:
-        """The job's own folder, where that is made in the source's."""
+        """The job's own folder, and archives that other jobs make, if they are in the source's."""
         job = self.ml.parent.parent
-        return [name for name in names if job == Path(folder).resolve() / name]
+        return [
+            name
+            for name in names
+            if name.endswith(UNFINISHED) or job == Path(folder).resolve() / name
+        ]
 
     def resources(self) -> dict[str, Any]:
         """What resourceconfig.json says."""

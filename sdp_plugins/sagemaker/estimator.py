@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-import re
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +13,9 @@ from sdp_plugins.sagemaker import artifacts, hyperparameters
 from sdp_plugins.sagemaker.command import command_line, variables_for_mpirun
 from sdp_plugins.sagemaker.container import Container
 from sdp_plugins.sagemaker.distribution import EXAMPLE, PROCESSES, read_distribution
-from sdp_plugins.sagemaker.inputs import existing, folder_of, made, read_channels
+from sdp_plugins.sagemaker.inputs import existing, folder_of, read_channels
+from sdp_plugins.sagemaker.job_folder import job_folder
+from sdp_plugins.sagemaker.names import check_name, new_name
 from sdp_plugins.sagemaker.process import run
 from sdp_plugins.sagemaker.script import write_script
 from sdp_plugins.sagemaker.variables import variables
@@ -64,7 +64,8 @@ class Estimator:
             many ranks a host has; else it is the number of GPUs, or 1.
         distribution: As for the SDK; `{"smdistributed": {"dataparallel": {"enabled": True}}}`.
         environment: Variables for the script.
-        output_path: `file://FOLDER` in which to leave model.tar.gz; else it is in a folder in /tmp.
+        output_path: `file://FOLDER` in which to leave JOB_NAME/output/model.tar.gz; else that is in
+            a new folder in /tmp. `model_data` says where.
         base_job_name: The beginning of the job's name.
         dependencies: More folders and files, which are copied beside the code.
         **others: Taken, for the sake of scripts that are written for the SDK.
@@ -118,6 +119,10 @@ class Estimator:
         """The script's, and those that the distribution adds."""
         return {**self._given, **self._launch.hyperparameters}
 
+    def set_hyperparameters(self, **more: Any) -> None:
+        """Add some, or change them, for the next job."""
+        self._given |= more
+
     def fit(
         self,
         inputs: str | Mapping[str, str] | None = None,
@@ -135,26 +140,26 @@ class Estimator:
             inputs: `file://FOLDER` for the channel "training", or one for each channel by its name.
             wait: Jobs on this machine are always waited for.
             logs: "None" or False prints nothing.
-            job_name: Its name; else one is made.
+            job_name: Its name, which no job before it has left archives under; else one is made.
             **others: Taken, for the sake of scripts that are written for the SDK.
 
         Raises:
-            ValueError: There is no such script, or a channel is no folder of this machine.
+            ValueError: There is no such script, a channel is no folder of this machine, or there
+                was a job of this name.
             TrainingJobError: A rank failed.
         """
-        name = job_name or f"{self.base_job_name}-{time.strftime('%Y-%m-%d-%H-%M-%S')}"
-        if not re.fullmatch(r"[A-Za-z0-9](-*[A-Za-z0-9])*", name):
-            raise ValueError(f"job_name {name!r}: a name has letters, digits and '-'")
+        name = job_name or new_name(self.base_job_name)
+        check_name(name)
         channels, source = read_channels(inputs), self._source()
-        output = made(self.output_path) if self.output_path else None
-        with tempfile.TemporaryDirectory(prefix=f"{name}-") as folder:
-            containers = self._containers(Path(folder).resolve(), name, channels)
+        self.model_data = None
+        with artifacts.claimed(self.output_path, name) as output, job_folder(name) as folder:
+            containers = self._containers(folder, name, channels)
             for container in containers:
                 container.prepare(source, self.dependencies)
                 write_script(container.ml.parent, *self._script_of(container))
             processes = self._processes(containers[0]) if self._launch.distributed else 0
             ranks = max(1, processes * len(containers))
-            code, words = run(Path(folder), ranks, processes, quiet=logs in (False, None, "None"))
+            code, words = run(folder, ranks, processes, quiet=logs in (False, None, "None"))
             if code:
                 containers[0].fail(words)
             self._keep(containers, output, name, failed=bool(code))
@@ -178,7 +183,8 @@ class Estimator:
         """Pack what the script has left; of a job that has failed no model, as on SageMaker."""
         if failed and output is None:
             return
-        folder = output or Path(tempfile.mkdtemp(prefix=f"{name}-"))
+        folder = output or Path(tempfile.mkdtemp(prefix=f"{name}-"), "output")
+        folder.mkdir(exist_ok=True)
         artifacts.pack(folder / artifacts.OUTPUT, [container.output for container in containers])
         if not failed:
             artifacts.pack(folder / artifacts.MODEL, [container.model for container in containers])

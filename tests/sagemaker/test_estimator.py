@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from sdp_plugins.sagemaker import Estimator, PyTorch, TensorFlow, TrainingJobError
-from tests.leaks import reap_orphans
+from tests.leaks import child_processes, reap_orphans
 from tests.sagemaker.distributions import BAD, DATA_PARALLEL
-from tests.sagemaker.jobs import PROCESSES, SHOW, fitted
+from tests.sagemaker.jobs import PROCESSES, SHOW, fitted, folder_of_archives
 
 COLLECT = """
 import os
@@ -87,13 +87,14 @@ def test_files_of_all_hosts_are_kept(tmp_path: Path) -> None:
         "    folder.mkdir(exist_ok=True)\n"
         "    (folder / os.environ['RANK']).touch()\n"
     )
-    out = tmp_path / "out"
-    PyTorch(
+    estimator = PyTorch(
         entry_point=str(tmp_path / "write.py"),
         instance_count=2,
         distribution=DATA_PARALLEL,
-        output_path=str(out),
-    ).fit()
+        output_path=str(tmp_path / "out"),
+    )
+    estimator.fit()
+    out = folder_of_archives(estimator, tmp_path / "out")
     with tarfile.open(out / "model.tar.gz") as model, tarfile.open(out / "output.tar.gz") as output:
         assert {"step/0", "step/1"} <= {*model.getnames()}
         assert {"data/step/0", "data/step/1"} <= {*output.getnames()}
@@ -165,7 +166,7 @@ def test_a_rank_that_fails(
         job(source, ending).fit()
     assert caught.value.exit_code == code
     assert caught.value.failure.startswith("smddprun: rank 3 ")  # not in what the ranks have said
-    out = source / "out"
+    (out,) = (source / "out").glob("sdp-training-*/output")
     assert {path.name for path in out.iterdir()} == {"output.tar.gz"}  # and no model
     with tarfile.open(out / "output.tar.gz") as archive:
         failure = archive.extractfile("failure")
@@ -185,7 +186,7 @@ PyTorch(entry_point=sys.argv[1], distribution={"mpi": {"enabled": True}}).fit()
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
 def test_nothing_goes_on_without_the_program(tmp_path: Path, number: int) -> None:
     """Ctrl-C in a notebook ends the job; so does the notebook's own end."""
     (tmp_path / "sleep.py").write_text(
@@ -201,11 +202,18 @@ def test_nothing_goes_on_without_the_program(tmp_path: Path, number: int) -> Non
         pid = next(int(line.split()[-1]) for line in lines if line.split()[-1].isdecimal())
         program.send_signal(number)
         program.wait(20)
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
+    deadline = time.monotonic() + 30
+    while still_there(tmp_path, pid) and time.monotonic() < deadline:
         time.sleep(0.05)
         reap_orphans()
-    assert not Path(f"/proc/{pid}").exists()
+    assert not still_there(tmp_path, pid)
+
+
+def still_there(folder: Path, pid: int) -> list[object]:
+    """A rank, the job's folder, which holds a copy of the code, and who removes that."""
+    rank = Path(f"/proc/{pid}")
+    sweepers = [line for line in child_processes().values() if str(folder) in line]
+    return [*folder.glob("sdp-training-*"), *sweepers, *([rank] if rank.exists() else [])]
 
 
 # ---- what is refused ----------------------------------------------------------------------------
