@@ -14,6 +14,7 @@ The scripts find SageMaker's folders and variables, and are started as SageMaker
 them; see docs/sagemaker.md.
 """
 
-from sdp_plugins.sagemaker.estimator import Estimator, PyTorch, TensorFlow, TrainingJobError
+from sdp_plugins.sagemaker.estimator import Estimator, TrainingJobError
+from sdp_plugins.sagemaker.frameworks import HuggingFace, PyTorch, TensorFlow
 
-__all__ = ["Estimator", "PyTorch", "TensorFlow", "TrainingJobError"]
+__all__ = ["Estimator", "HuggingFace", "PyTorch", "TensorFlow", "TrainingJobError"]

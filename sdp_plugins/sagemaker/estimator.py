@@ -6,7 +6,7 @@ import logging
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sdp_plugins.launch.gpus import count_gpus
 from sdp_plugins.sagemaker import artifacts, hyperparameters
@@ -236,31 +236,3 @@ class Estimator:
             "sagemaker_job_name": name,
             "sagemaker_container_log_level": 20,
         }
-
-
-class PyTorch(Estimator):
-    """Runs a PyTorch script; arguments as `Estimator`."""
-
-    framework = "sagemaker_pytorch_container.training:main"
-
-
-class TensorFlow(Estimator):
-    """Runs a TensorFlow script, which also gets `--model_dir`; arguments as `Estimator`.
-
-    Args:
-        model_dir: What the script gets as `--model_dir`; None: the folder of SM_MODEL_DIR, as in
-            the SDK's local mode; False: it gets none.
-        **arguments: See `Estimator`.
-    """
-
-    framework = "sagemaker_tensorflow_container.training:main"
-
-    def __init__(self, *, model_dir: str | Literal[False] | None = None, **arguments: Any) -> None:
-        super().__init__(**arguments)
-        self.model_dir = model_dir
-
-    def _sent(self, ml: Path, name: str) -> dict[str, Any]:
-        chosen = (
-            {} if self.model_dir is False else {"model_dir": self.model_dir or str(ml / "model")}
-        )
-        return {**chosen, **super()._sent(ml, name)}
