@@ -5,15 +5,26 @@ The first sentences of the errors are those of SageMaker's SDK, for which users 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from sdp_plugins.sagemaker.misspelt import warn_of_unknown
+
+log = logging.getLogger(__name__)
 
 EXAMPLE = 'distribution={"smdistributed": {"dataparallel": {"enabled": True}}}'
 PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
 _DATA_PARALLEL = "sagemaker_distributed_dataparallel"
 _STRATEGIES = ("dataparallel", "modelparallel")
 _LOCAL = ("smdistributed", "torch_distributed", "pytorchddp", "mpi")
+_OPTIONS = {
+    "dataparallel": ("enabled", "custom_mpi_options"),
+    "mpi": ("enabled", "processes_per_host", "custom_mpi_options"),
+    "torch_distributed": ("enabled",),
+    "pytorchddp": ("enabled",),
+}
 _ELSEWHERE = ("parameter_server", "multi_worker_mirrored_strategy", "pytorchxla")
 
 
@@ -32,18 +43,21 @@ class Launch:
     hyperparameters: Mapping[str, Any] = field(default_factory=dict)
 
 
-def read_distribution(distribution: object, instance_type: str) -> Launch:
+def read_distribution(
+    distribution: object, instance_type: str, hyperparameters: Mapping[str, Any]
+) -> Launch:
     """Check what a user gave.
 
     Args:
-        distribution: The estimator's; None: no ranks.
+        distribution: The estimator's; None: no ranks, unless a hyperparameter stands for it.
         instance_type: The estimator's.
+        hyperparameters: The estimator's; scripts for SDK 1 ask for ranks there.
 
     Raises:
         ValueError: It is none, or one that cannot be played on this machine.
     """
     if distribution is None:
-        return Launch()
+        return _as_sdk_1(hyperparameters, instance_type)
     if not isinstance(distribution, dict):
         raise ValueError(f"distribution must be a dictionary, not {distribution!r}")
     known = (*_LOCAL, *_ELSEWHERE, "instance_groups")
@@ -51,6 +65,10 @@ def read_distribution(distribution: object, instance_type: str) -> Launch:
         raise ValueError(f"Invalid distribution strategy provided: {unknown[0]}. Hint: {EXAMPLE}")
     if "smdistributed" in distribution:
         _check_smdistributed(distribution["smdistributed"])
+    inner = {**distribution, **distribution.get("smdistributed", {})}
+    for name in _OPTIONS:
+        if isinstance(options := inner.get(name), dict):
+            _warn_of_options(name, options)
     enabled = [name for name in distribution if _enabled(distribution, name)]
     if elsewhere := [name for name in enabled if name in _ELSEWHERE]:
         raise ValueError(
@@ -83,6 +101,14 @@ def _check_smdistributed(given: object) -> None:
             raise ValueError(f"dataparallel strategy requires a dictionary. Hint: {EXAMPLE}")
 
 
+def _warn_of_options(name: str, options: Mapping[str, Any]) -> None:
+    """The SDK takes them, too, and says nothing."""
+    warn_of_unknown(map(str, options), _OPTIONS[name], name)
+    enabled = options.get("enabled")
+    if isinstance(enabled, str) and enabled.lower() == "false":
+        log.warning("%s: enabled=%r is a text, which counts as True, as for the SDK", name, enabled)
+
+
 def _enabled(distribution: Mapping[str, Any], name: str) -> bool:
     options = distribution[name]
     if name == "smdistributed":
@@ -90,10 +116,15 @@ def _enabled(distribution: Mapping[str, Any], name: str) -> bool:
     return isinstance(options, dict) and bool(options.get("enabled", False))
 
 
+def _mpi_options(options: Mapping[str, Any]) -> str:
+    given = options.get("custom_mpi_options", "")
+    if not isinstance(given, str):
+        raise ValueError(f"custom_mpi_options must be a string, not {given!r}")
+    return given
+
+
 def _data_parallel(options: Mapping[str, Any], instance_type: str) -> Launch:
-    mpi_options = options["dataparallel"].get("custom_mpi_options", "")
-    if not isinstance(mpi_options, str):
-        raise ValueError(f"custom_mpi_options must be a string, not {mpi_options!r}")
+    mpi_options = _mpi_options(options["dataparallel"])
     sent = {
         f"{_DATA_PARALLEL}_enabled": True,
         f"{_DATA_PARALLEL}_custom_mpi_options": mpi_options,
@@ -103,7 +134,7 @@ def _data_parallel(options: Mapping[str, Any], instance_type: str) -> Launch:
 
 
 def _mpi(options: Mapping[str, Any], instance_type: str) -> Launch:
-    mpi_options = options.get("custom_mpi_options", "")
+    mpi_options = _mpi_options(options)
     sent = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_custom_mpi_options": mpi_options}
     if processes := options.get("processes_per_host"):
         sent[PROCESSES] = processes
@@ -117,6 +148,14 @@ def _torch(options: Mapping[str, Any], instance_type: str) -> Launch:
 def _ddp(options: Mapping[str, Any], instance_type: str) -> Launch:
     sent = {"sagemaker_pytorch_ddp_enabled": True, "sagemaker_instance_type": instance_type}
     return Launch(True, "", sent)
+
+
+def _as_sdk_1(given: Mapping[str, Any], instance_type: str) -> Launch:
+    """Its users gave to the container what later SDKs make of `distribution`."""
+    if not given.get(f"{_DATA_PARALLEL}_enabled"):
+        return Launch()
+    options = {"custom_mpi_options": given.get(f"{_DATA_PARALLEL}_custom_mpi_options", "")}
+    return _data_parallel({"dataparallel": options}, instance_type)
 
 
 _READERS = {

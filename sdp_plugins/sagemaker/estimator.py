@@ -10,11 +10,14 @@ from typing import Any
 
 from sdp_plugins.launch.gpus import count_gpus
 from sdp_plugins.sagemaker import artifacts, hyperparameters
+from sdp_plugins.sagemaker.arguments import OF_FIT, known_to
 from sdp_plugins.sagemaker.command import command_line, variables_for_mpirun
 from sdp_plugins.sagemaker.container import Container
 from sdp_plugins.sagemaker.distribution import EXAMPLE, PROCESSES, read_distribution
 from sdp_plugins.sagemaker.inputs import existing, folder_of, read_channels
 from sdp_plugins.sagemaker.job_folder import job_folder
+from sdp_plugins.sagemaker.metrics import Metrics
+from sdp_plugins.sagemaker.misspelt import warn_of_unknown
 from sdp_plugins.sagemaker.names import check_name, new_name
 from sdp_plugins.sagemaker.process import run
 from sdp_plugins.sagemaker.script import write_script
@@ -23,16 +26,6 @@ from sdp_plugins.sagemaker.variables import variables
 log = logging.getLogger(__name__)
 
 LOCAL = ("local", "local_cpu", "local_gpu")
-# Of the SDK's estimators, and without a meaning on this machine.
-WITHOUT_MEANING = {
-    *("role", "framework_version", "py_version", "image_uri", "sagemaker_session", "volume_size"),
-    *("max_run", "max_wait", "use_spot_instances", "keep_alive_period_in_seconds", "tags"),
-    *("metric_definitions", "enable_sagemaker_metrics", "container_log_level", "code_location"),
-    *("subnets", "security_group_ids", "encrypt_inter_container_traffic", "output_kms_key"),
-    *("volume_kms_key", "input_mode", "model_uri", "checkpoint_s3_uri", "checkpoint_local_path"),
-    *("debugger_hook_config", "profiler_config", "rules", "disable_profiler", "git_config"),
-    *("tensorboard_output_config", "enable_network_isolation", "max_retry_attempts"),
-}
 
 
 class TrainingJobError(RuntimeError):
@@ -68,6 +61,8 @@ class Estimator:
             a new folder in /tmp. `model_data` says where.
         base_job_name: The beginning of the job's name.
         dependencies: More folders and files, which are copied beside the code.
+        metric_definitions: As for the SDK, `[{"Name": ..., "Regex": ...}]`: the numbers that the
+            first group of each finds in the job's output are in `metrics` after `fit`.
         **others: Taken, for the sake of scripts that are written for the SDK.
 
     Raises:
@@ -88,6 +83,7 @@ class Estimator:
         output_path: str | None = None,
         base_job_name: str | None = None,
         dependencies: Sequence[str] = (),
+        metric_definitions: Sequence[Mapping[str, str]] | None = None,
         **others: object,
     ) -> None:
         if instance_type not in LOCAL:
@@ -97,6 +93,8 @@ class Estimator:
             )
         if not isinstance(instance_count, int) or instance_count < 1:
             raise ValueError(f"instance_count must be 1 or more, not {instance_count!r}")
+        if instance_type == "local_gpu" and not count_gpus():
+            log.warning("instance_type 'local_gpu': this machine has no /dev/nvidia*, so no GPU")
         if output_path:
             folder_of(output_path)  # before anything is trained in vain
         self.entry_point = entry_point
@@ -107,13 +105,15 @@ class Estimator:
         self.output_path = output_path
         self.base_job_name = base_job_name or "sdp-training"
         self.model_data: str | None = None
-        self._launch = read_distribution(distribution, instance_type)
+        self.metric_definitions = metric_definitions
+        self.metrics: dict[str, list[float]] = Metrics(metric_definitions).values
+        self.distribution = distribution
+        self._given = dict(hyperparameters or {})
+        self._launch = read_distribution(distribution, instance_type, self._given)
         if instance_count > 1 and not self._launch.distributed:
             raise ValueError(f"{instance_count} hosts would each run all of it. Hint: {EXAMPLE}")
-        self._given = dict(hyperparameters or {})
         self.dependencies = [existing(path) for path in dependencies]
-        if unknown := sorted(set(others) - WITHOUT_MEANING):
-            log.warning("%s: unknown here, and left alone", ", ".join(unknown))
+        warn_of_unknown(others, known_to(type(self)))
 
     def hyperparameters(self) -> dict[str, Any]:
         """The script's, and those that the distribution adds."""
@@ -122,6 +122,8 @@ class Estimator:
     def set_hyperparameters(self, **more: Any) -> None:
         """Add some, or change them, for the next job."""
         self._given |= more
+        if self.distribution is None:  # in whose place one of them may stand
+            self._launch = read_distribution(None, self.instance_type, self._given)
 
     def fit(
         self,
@@ -150,8 +152,10 @@ class Estimator:
         """
         name = job_name or new_name(self.base_job_name)
         check_name(name)
+        warn_of_unknown(others, OF_FIT, "fit")
         channels, source = read_channels(inputs), self._source()
-        self.model_data = None
+        metrics = Metrics(self.metric_definitions)
+        self.model_data, self.metrics = None, metrics.values
         with artifacts.claimed(self.output_path, name) as output, job_folder(name) as folder:
             containers = self._containers(folder, name, channels)
             for container in containers:
@@ -159,7 +163,10 @@ class Estimator:
                 write_script(container.ml.parent, *self._script_of(container))
             processes = self._processes(containers[0]) if self._launch.distributed else 0
             ranks = max(1, processes * len(containers))
-            code, words = run(folder, ranks, processes, quiet=logs in (False, None, "None"))
+            quiet = logs in (False, None, "None")
+            code, words = run(folder, ranks, processes, quiet, metrics.read)
+            if not quiet:
+                print(*metrics.summary(), sep="\n", end="\n" if metrics.values else "", flush=True)
             if code:
                 containers[0].fail(words)
             self._keep(containers, output, name, failed=bool(code))
@@ -203,10 +210,13 @@ class Estimator:
         Raises:
             ValueError: It is not there.
         """
-        script = Path(folder_of(self.source_dir or "."), self.entry_point)
+        folder = folder_of(self.source_dir or ".")
+        if not folder.is_dir():
+            raise ValueError(f"source_dir: there is no folder {folder}")
+        script = folder / self.entry_point
         if not script.is_file():
             raise ValueError(f"there is no script {self.entry_point!r} in {script.parent}")
-        return Path(folder_of(self.source_dir)) if self.source_dir else script
+        return folder if self.source_dir else script
 
     def _script(self) -> str:
         return self.entry_point if self.source_dir else Path(self.entry_point).name

@@ -100,23 +100,41 @@ def test_files_of_all_hosts_are_kept(tmp_path: Path) -> None:
         assert {"data/step/0", "data/step/1"} <= {*output.getnames()}
 
 
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        {"mpi": {"enabled": True, "processes_per_host": 2, "custom_mpi_options": "-x GIVEN=1"}},
+        {"pytorchddp": {"enabled": "True"}},
+        {"torch_distributed": {"enabled": True}, "smdistributed": {}},
+    ],
+    ids=["mpi", "pytorchddp", "torch_distributed"],
+)
+def test_other_distributions_that_have_ranks(
+    tmp_path: Path, source: Path, distribution: dict[str, Any]
+) -> None:
+    by_mpi = "mpi" in distribution
+    given = {} if by_mpi else {PROCESSES: 2}
+    ranks = fitted(
+        tmp_path, source, instance_count=2, hyperparameters=given, distribution=distribution
+    )
+    assert [ranks[rank]["environment"]["SM_CURRENT_HOST"][-1] for rank in "0123"] == [*"1122"]
+    assert {rank["environment"].get("GIVEN") for rank in ranks.values()} == {
+        "1" if by_mpi else None
+    }
+
+
 def test_a_job_without_ranks(tmp_path: Path, source: Path) -> None:
     ranks = fitted(tmp_path, source)
     assert sorted(ranks) == ["alone"]
     assert "WORLD_SIZE" not in ranks["alone"]["environment"]
 
 
-def test_dependencies_and_unknown_arguments(
-    tmp_path: Path, source: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_dependencies(tmp_path: Path, source: Path) -> None:
     (tmp_path / "lib" / "mine").mkdir(parents=True)
     (tmp_path / "lib" / "mine" / "__init__.py").write_text("ANSWER = 42")
     (source / "use.py").write_text(f"import mine\nassert mine.ANSWER == 42\n{SHOW}")
-    options = {"dependencies": [str(tmp_path / "lib" / "mine")], "role": "x", "misspelt": 1}
-    assert fitted(tmp_path, source, entry_point="use.py", **options)
-    assert [record.getMessage() for record in caplog.records] == [
-        "misspelt: unknown here, and left alone"
-    ]
+    dependencies = [str(tmp_path / "lib" / "mine")]
+    assert fitted(tmp_path, source, entry_point="use.py", dependencies=dependencies)
 
 
 def test_a_shells_script(tmp_path: Path, source: Path) -> None:
@@ -246,6 +264,7 @@ def test_distributions_that_the_sdk_refuses(name: str, text: str) -> None:
         ({"instance_count": "2"}, "1 or more, not '2'"),
         ({"output_path": "s3://bucket/out"}, "not on this machine"),
         ({"instance_count": 2}, "Hint: distribution="),
+        ({"distribution": {"mpi": {"enabled": True, "custom_mpi_options": ["-x"]}}}, "a string"),
     ],
 )
 def test_arguments_that_are_refused(options: dict[str, Any], text: str) -> None:
@@ -327,5 +346,7 @@ def test_a_daemon_of_a_script_is_not_waited_for(tmp_path: Path) -> None:
 
 
 def test_a_script_that_is_not_there(source: Path) -> None:
+    with pytest.raises(ValueError, match=r"source_dir: there is no folder .*/surce$"):
+        PyTorch(entry_point="show.py", source_dir=str(source.parent / "surce")).fit()
     with pytest.raises(ValueError, match=r"no script 'shw\.py'"):
         PyTorch(entry_point="shw.py", source_dir=str(source)).fit()

@@ -1,0 +1,28 @@
+"""The arguments of estimators: those of SageMaker's SDK, of which few mean something here."""
+
+from __future__ import annotations
+
+import inspect
+
+# Of the SDK's estimators, and without a meaning on this machine.
+WITHOUT_MEANING = {
+    *("role", "framework_version", "py_version", "image_uri", "sagemaker_session", "volume_size"),
+    *("max_run", "max_wait", "use_spot_instances", "keep_alive_period_in_seconds", "tags"),
+    *("enable_sagemaker_metrics", "container_log_level", "code_location", "training_plan"),
+    *("subnets", "security_group_ids", "encrypt_inter_container_traffic", "output_kms_key"),
+    *("volume_kms_key", "input_mode", "model_uri", "model_channel_name", "checkpoint_s3_uri"),
+    *("checkpoint_local_path", "debugger_hook_config", "profiler_config", "disable_profiler"),
+    *("rules", "git_config", "tensorboard_output_config", "enable_network_isolation"),
+    *("max_retry_attempts", "enable_infra_check", "enable_remote_debug", "compiler_config"),
+    *("enable_session_tag_chaining", "disable_output_compression", "instance_placement_config"),
+    *("training_repository_access_mode", "training_repository_credentials_provider_arn"),
+}
+OF_FIT = {"inputs", "wait", "logs", "job_name", "experiment_config"}
+
+
+def known_to(estimator: type) -> set[str]:
+    """The names of all arguments of an estimator's class."""
+    found = set(WITHOUT_MEANING)
+    for kind in estimator.__mro__[:-1]:
+        found |= {*inspect.signature(kind).parameters}
+    return found - {"arguments", "others"}
