@@ -11,10 +11,11 @@ from unittest import mock
 import sagemaker
 from sagemaker import estimator as estimators
 from sagemaker import fw_utils
+from sagemaker.huggingface import HuggingFace
 from sagemaker.pytorch import PyTorch
 from sagemaker.tensorflow import TensorFlow
 
-CLASSES = {"PyTorch": PyTorch, "TensorFlow": TensorFlow}
+CLASSES = {"HuggingFace": HuggingFace, "PyTorch": PyTorch, "TensorFlow": TensorFlow}
 ROLE = "arn:aws:iam::123456789012:role/role"
 
 

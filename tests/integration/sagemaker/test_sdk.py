@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sdp_plugins.sagemaker import PyTorch, TensorFlow
+from sdp_plugins.sagemaker import HuggingFace, PyTorch, TensorFlow
 from tests.integration.sagemaker.job import SCRIPTS, Job, parameters, run_job
 from tests.integration.sagemaker.requirements import reason_against
 from tests.sagemaker.distributions import BAD, DATA_PARALLEL
@@ -26,6 +26,15 @@ PYTORCH = {
     "py_version": "py310",
 }
 TENSORFLOW = PYTORCH | {"framework_version": "2.11.0", "py_version": "py39"}
+HUGGING_FACE = {
+    "entry_point": "train.py",
+    "instance_count": 2,
+    "instance_type": "ml.p4d.24xlarge",
+    "transformers_version": "4.26.0",
+    "pytorch_version": "1.13.1",
+    "py_version": "py39",
+}
+BOTH_FRAMEWORKS = HUGGING_FACE | {"tensorflow_version": "2.11.0"}
 OWN_IMAGE = {
     "entry_point": "train.py",
     "instance_count": 1,
@@ -67,6 +76,8 @@ def sdk_2(source: str) -> dict[str, Any]:
     calls = {
         "PyTorch": ["PyTorch", {**PYTORCH, "distribution": WITH_OPTIONS}],
         "TensorFlow": ["TensorFlow", {**TENSORFLOW, "distribution": DATA_PARALLEL}],
+        "HuggingFace": ["HuggingFace", {**HUGGING_FACE, "distribution": DATA_PARALLEL}],
+        "both frameworks": ["HuggingFace", {**BOTH_FRAMEWORKS, "distribution": DATA_PARALLEL}],
         "own image": ["PyTorch", {**OWN_IMAGE, "distribution": DATA_PARALLEL}],
         "as SDK 1": [
             "PyTorch",
@@ -117,11 +128,19 @@ def test_the_estimator_of_this_machine_adds_the_same(sdk_2: dict[str, Any]) -> N
     for name, kind, distribution in (
         ("PyTorch", PyTorch, WITH_OPTIONS),
         ("TensorFlow", TensorFlow, DATA_PARALLEL),
+        ("HuggingFace", HuggingFace, DATA_PARALLEL),
     ):
         ours = kind(entry_point="train.py", distribution=distribution).hyperparameters()
         ours["sagemaker_instance_type"] = "ml.p4d.24xlarge"
         sent = but_common(sdk_2[name]["hyperparameters"])
         assert ours.items() <= sent.items()
+
+
+def test_both_frameworks_of_hugging_face_have_the_same_words(sdk_2: dict[str, Any]) -> None:
+    versions = {key: value for key, value in BOTH_FRAMEWORKS.items() if key.endswith("_version")}
+    with pytest.raises(ValueError) as caught:
+        HuggingFace(entry_point="train.py", **versions)
+    assert str(caught.value) == sdk_2["both frameworks"]["error"]
 
 
 @pytest.mark.parametrize("name", BAD)
