@@ -33,4 +33,4 @@ def job_folder(name: str) -> Iterator[Path]:
             yield path
         finally:
             folder.cleanup()
-            sweeper.communicate(b"done")
+            sweeper.communicate(b"done\n")

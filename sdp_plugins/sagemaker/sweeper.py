@@ -30,7 +30,7 @@ def main() -> None:
     """Wait for the program's end, which may come without goodbye."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    if b"done" not in sys.stdin.buffer.read():
+    if sys.stdin.readline() != "done\n":
         sweep(sys.argv[1])
 
 
