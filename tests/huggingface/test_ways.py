@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib.metadata import version
 
 import pytest
 
+from sdp_plugins.huggingface.upstream import major_and_minor
 from tests.huggingface.jobs import HERE, Ended, Result, run, ways
 from tests.ranks import free_port
 
@@ -89,12 +91,13 @@ def test_unmodified_scripts_under_smddprun() -> None:
 
 
 def test_ranks_that_train_alone_are_told() -> None:
-    """accelerate makes single processes of ranks on CPUs that name no backend."""
+    """Newer accelerate makes single processes of ranks on CPUs that name no backend."""
     script = str(HERE / "scripts" / "alone.py")
     job = run(*SDP_RUN, script)
-    assert job.output.count("ranks 1\n") == 2
+    alone = major_and_minor(version("accelerate")) > (1, 10)  # older ones join them over gloo
+    assert job.output.count(f"ranks {1 if alone else 2}\n") == 2, job.output
     for rank in (0, 1):
-        assert f"accelerate trains rank {rank} of 2 alone" in job.output
+        assert (f"accelerate trains rank {rank} of 2 alone" in job.output) == alone
     registered = run(*SDP_RUN, script, "import", environment={"SDP_AUTOLOAD": "0"})
     assert registered.output.count("ranks 2\n") == 2, registered.output
     assert "alone" not in registered.output
