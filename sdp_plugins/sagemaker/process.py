@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from sdp_plugins.launch.spawn import child_setup
+from sdp_plugins.launch.spawn import child_setup, own_program
 from sdp_plugins.sagemaker.outer import without_other_jobs
 
 _LAST_LINES = 100
@@ -34,8 +33,8 @@ def run(
     Returns:
         The exit code, and the launcher's last words, which end in the traceback to blame.
     """
-    launcher = [sys.executable, "-m", "sdp_plugins.launch.smddprun", "-n", str(ranks)]
-    rank = [sys.executable, "-m", "sdp_plugins.sagemaker.rank", str(job), str(processes)]
+    launcher = [*own_program("sdp_plugins.launch.smddprun:smddprun"), "-n", str(ranks)]
+    rank = [*own_program("sdp_plugins.sagemaker.rank:main"), str(job), str(processes)]
     last: deque[str] = deque(maxlen=_LAST_LINES)
     with subprocess.Popen(
         [*launcher, *rank],

@@ -63,5 +63,6 @@ def become(job: Path, processes: int) -> None:
     os.execvpe(command[0], command, env)
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """What a rank's process does first: FOLDER PROCESSES."""
     become(Path(sys.argv[1]), int(sys.argv[2]))

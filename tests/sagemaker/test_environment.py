@@ -94,3 +94,12 @@ def test_ranks_of_two_hosts_meet_without_alarm(tmp_path: Path) -> None:
         environment={"PYTHONWARNINGS": "error::UserWarning"},
         output_path=str(tmp_path / "out"),
     ).fit()
+
+
+def test_modules_of_the_current_folder_do_not_shadow_pythons_own(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "typing.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path / "here")
+    assert sorted(fitted(tmp_path, source, instance_count=2, distribution=DATA_PARALLEL))
