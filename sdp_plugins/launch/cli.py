@@ -140,7 +140,10 @@ def run(
     if not (hosts or hostfile):
         check_local(exported, mpirun)
     kind: Kind = "module" if module else "script"
-    traced = trace_files.prepared(trace) if trace else {}
+    try:
+        traced = trace_files.prepared(trace) if trace else {}
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     crew: Crew
     if hosts or hostfile:
         where = Where(hosts, hostfile, ranks, mpirun)

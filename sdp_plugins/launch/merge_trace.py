@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from sdp_plugins.core import trace_file
 from sdp_plugins.launch.trace_clocks import Offset, align
 from sdp_plugins.launch.trace_files import MERGED, Json, RankTrace, read_all, together
 from sdp_plugins.launch.trace_summary import summary
@@ -27,10 +28,11 @@ def merge(folder: str | Path) -> Path:
         ValueError: They are of different jobs, or one cannot be read.
     """
     folder = Path(folder)
-    traces = read_all(folder)
     path = folder / MERGED
-    path.write_text(json.dumps(merged(traces)))
-    return path
+    if path.exists() and trace_file.about(path) is None:
+        raise ValueError(f"{path} was written by something else. Hint: move it.")
+    whole = merged(read_all(folder))
+    return trace_file.write(path, whole["otherData"], whole["traceEvents"])
 
 
 def described(folder: Path) -> str:

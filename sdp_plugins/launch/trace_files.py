@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import errno
+import os
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sdp_plugins.core import trace_file
+
 Json = dict[str, Any]
 MERGED = "trace.json"
+_OF_A_RANK = re.compile(r"rank-[0-9]{5}\.json")
+_NAMES = re.compile(r"rank-[0-9]{5}\.json|trace\.json|\.(rank-[0-9]{5}|trace)\.json\.[0-9]+")
+_UNFINISHED = re.compile(r"\..*")  # of a process that was killed while it wrote
 
 
 @dataclass
@@ -31,16 +38,17 @@ class RankTrace:
         Raises:
             ValueError: It is no such file.
         """
+        about = trace_file.about(path)
+        if about is None:
+            raise ValueError(f"{path} is no trace of a rank. Hint: move it.")
         try:
-            whole = json.loads(path.read_text())
-            about = whole["otherData"]
             return cls(
                 about["rank"],
                 about["world_size"],
                 about["clock"],
                 about["wall_minus_monotonic_us"],
                 about,
-                whole["traceEvents"],
+                list(trace_file.events(path)),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is no trace of a rank: {error!r}") from None
@@ -62,16 +70,40 @@ def end_of(event: Json) -> float:
 
 
 def prepared(folder: Path) -> dict[str, str]:
-    """Make the folder for a new job's traces; the variable that tells the ranks of it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    clear(folder)
+    """Make the folder for a new job's traces; the variable that tells the ranks of it.
+
+    Raises:
+        ValueError: They cannot be written there, or would replace files that are not ours.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        clear(folder)
+    except OSError as error:
+        why = "it is a file" if folder.is_file() else error.strerror
+        raise ValueError(
+            f"--trace {folder}: {why}. Hint: give a folder that is there, or can be made."
+        ) from None
     return {"SDP_TRACE": str(folder.resolve())}
 
 
 def clear(folder: Path) -> None:
-    """Remove what an earlier job has left, before the ranks of a new one start."""
-    for path in (*folder.glob("rank-*.json"), *folder.glob(MERGED)):
-        path.unlink()
+    """Remove what an earlier job has left, before the ranks of a new one start.
+
+    Raises:
+        ValueError: A file that is not ours has a name of ours; nothing is removed then.
+    """
+    ours = [path for path in folder.iterdir() if _NAMES.fullmatch(path.name)]
+    for path in ours:
+        if trace_file.about(path) is None and not _UNFINISHED.fullmatch(path.name):
+            raise ValueError(
+                f"--trace {folder}: {path.name} there was written by something else. Hint: move "
+                "it, or give another folder."
+            )
+    for path in ours:
+        if trace_file.about(path) is not None:
+            path.unlink()
 
 
 def read_all(folder: Path) -> list[RankTrace]:
@@ -81,7 +113,7 @@ def read_all(folder: Path) -> list[RankTrace]:
         FileNotFoundError: There is none.
         ValueError: They are of different jobs, or one cannot be read.
     """
-    traces = [RankTrace.read(path) for path in sorted(folder.glob("rank-*.json"))]
+    traces = [RankTrace.read(path) for path in _of_ranks(folder)]
     if not traces:
         raise FileNotFoundError(
             f"no rank has left a trace in {folder}. Hint: all ranks need SDP_TRACE={folder}, and "
@@ -94,6 +126,10 @@ def read_all(folder: Path) -> list[RankTrace]:
             "Hint: give each job a folder of its own."
         )
     return traces
+
+
+def _of_ranks(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if _OF_A_RANK.fullmatch(path.name))
 
 
 def together(traces: Iterable[RankTrace]) -> list[list[tuple[RankTrace, Json]]]:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdp_plugins.core import Group, trace
+from sdp_plugins.core import Group, trace, trace_file
 from sdp_plugins.launch.merge_trace import merge
-from sdp_plugins.launch.trace_files import clear
+from sdp_plugins.launch.trace_files import clear, prepared
 from sdp_plugins.launch.trace_summary import overlap, summary, united
 from tests.core.chrome_schema import check
 from tests.ranks import run_ranks
@@ -47,6 +47,35 @@ def test_a_job_s_traces_are_merged(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+# ---- the folder ----------------------------------------------------------------------------------
+
+
+def test_only_files_of_ours_are_removed(tmp_path: Path) -> None:
+    """torch.profiler writes a trace.json, too."""
+    others = ("rank-results.json", "trace.json.gz", "rank-00000.json.bak", ".rank-00000.json.swp")
+    ours = ("trace.json", "rank-00000.json", "rank-00001.json", ".rank-00002.json.77")
+    for name in others:
+        (tmp_path / name).write_text("{}")
+    for name in ours:
+        trace_file.write(tmp_path / name, {"rank": 0}, [])
+    assert prepared(tmp_path) == {"SDP_TRACE": str(tmp_path)}
+    assert {path.name for path in tmp_path.iterdir()} == {*others}
+    with pytest.raises(FileNotFoundError):
+        merge(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["trace.json", "rank-00000.json"])
+def test_a_file_of_somebody_else_s_is_not_replaced(tmp_path: Path, name: str) -> None:
+    trace_file.write(tmp_path / "rank-00001.json", {"rank": 1}, [])
+    (tmp_path / name).write_text('{"traceEvents": []}')
+    with pytest.raises(ValueError, match=rf"{name} there was written by something else. Hint: "):
+        prepared(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {name, "rank-00001.json"}
+    with pytest.raises(ValueError, match=rf"{name} (was written|is no trace)"):
+        merge(tmp_path)
+    assert (tmp_path / name).read_text() == '{"traceEvents": []}'
+
+
 # ---- traces as a test wants them -----------------------------------------------------------------
 
 
@@ -67,8 +96,8 @@ def write(folder: Path, rank: int, events: list[Json], **about: Any) -> None:
         "groups": {"default": [rank, 2]},
         **about,
     }
-    whole = {"traceEvents": [{**e, "pid": rank} for e in events], "otherData": other}
-    (folder / f"rank-{rank:05d}.json").write_text(json.dumps(whole))
+    path = folder / f"rank-{rank:05d}.json"
+    trace_file.write(path, other, ({**e, "pid": rank} for e in events))
 
 
 def merged(folder: Path) -> Json:

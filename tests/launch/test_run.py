@@ -784,3 +784,22 @@ def test_a_trace_is_left_also_by_a_job_that_fails(
     done = launch("-n", "1", "--trace", str(folder), script("sys.exit(0)"))
     assert done.returncode == 0
     assert "there is no trace: " in done.stderr
+
+
+def test_a_trace_has_no_place(script: Callable[..., str], tmp_path: Path) -> None:
+    """Told before a rank starts, in one line."""
+    (tmp_path / "a file").write_text("mine")
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile" / "trace.json").write_text("{}")
+    path = script("touch('started')")
+    for place, text in {
+        tmp_path / "a file": "it is a file",
+        Path("/proc/xx"): "No such file or directory",
+        tmp_path / "profile": "trace.json there was written by something else",
+    }.items():
+        done = launch("-n", "2", "--trace", str(place), path)
+        assert done.returncode == 2
+        assert f"--trace {place}: {text}" in " ".join(done.stderr.split())
+        assert "Hint: " in done.stderr and "Traceback" not in done.stderr
+    assert not (tmp_path / "started").exists()
+    assert (tmp_path / "a file").read_text() == "mine"

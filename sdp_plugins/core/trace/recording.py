@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import socket
 import threading
@@ -16,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .. import _native
+from .. import _native, trace_file
 from .chrome import Recorded, Span, draw
 from .events import unpack
 
@@ -50,19 +49,10 @@ def in_folder(folder: str | os.PathLike[str]) -> Write:
     """Write ``rank-00003.json`` in a folder."""
 
     def write(rank: int, trace: dict[str, Any]) -> Path:
-        return write_json(Path(folder) / f"rank-{rank:05d}.json", trace)
+        path = Path(folder) / f"rank-{rank:05d}.json"
+        return trace_file.write(path, trace["otherData"], trace["traceEvents"])
 
     return write
-
-
-def write_json(path: Path, content: object) -> Path:
-    """Write a file that is whole as soon as it is there."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
-    with unfinished.open("w") as file:
-        file.write(json.dumps(content))
-    unfinished.replace(path)
-    return path
 
 
 class Recorder:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
 
-from .recording import Write, recorder, write_json
+from ..trace_file import replacing
+from .recording import Write, recorder
 
 SUFFIX = "smdataparallel_timeline.json"
 
@@ -39,7 +41,10 @@ def timeline(path: str, append_rank: bool) -> Write:
     def write(rank: int, trace: dict[str, Any]) -> Path:
         parts = [stem, *([f"{rank:05d}"] if append_rank else []), SUFFIX]
         join = "" if stem.endswith("/") or not stem else "_"
-        return write_json(Path(stem + join + "_".join(parts[1:])), as_debugger_reads(trace))
+        path = Path(stem + join + "_".join(parts[1:]))
+        with replacing(path) as file:
+            file.write(json.dumps(as_debugger_reads(trace)))
+        return path
 
     return write
 

@@ -1,0 +1,81 @@
+"""The file of a trace: its first words say that it is ours, and each event is a line of its own.
+
+So a launcher can tell it from somebody else's without reading it, and nobody needs a whole one in
+memory. To Perfetto and chrome://tracing it is JSON like any other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+Json = dict[str, Any]
+FORMAT = "sdp_plugins trace 1"
+_BEGIN = json.dumps({"otherData": {"format": FORMAT}})[: -len("}}")]
+_END = "]}"
+
+
+def write(path: Path, about: Json, events: Iterable[Json]) -> Path:
+    """Write a trace.
+
+    Args:
+        path: Where.
+        about: What ``otherData`` says.
+        events: Of the trace.
+    """
+    head = {"otherData": {"format": FORMAT, **about}, "displayTimeUnit": "ms"}
+    with replacing(path) as file:
+        file.write(json.dumps(head)[: -len("}")] + ', "traceEvents": [')
+        comma = "\n"
+        for event in events:
+            file.write(comma + json.dumps(event))
+            comma = ",\n"
+        file.write(f"\n{_END}\n")
+    return path
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """Write a file that is whole as soon as it is there; its folder is made."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with unfinished.open("w") as file:
+            yield file
+        unfinished.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+def about(path: Path) -> Json | None:
+    """What ``otherData`` says; None if the file is not ours, or cannot be read."""
+    try:
+        with path.open() as file:
+            if file.read(len(_BEGIN)) != _BEGIN:
+                return None
+            file.seek(0)
+            found = json.loads(file.readline() + _END)["otherData"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def events(path: Path) -> Iterator[Json]:
+    """The events of a file of ours, one after the other.
+
+    Raises:
+        ValueError: It is cut short, or was changed.
+    """
+    with path.open() as file:
+        file.readline()
+        for line in file:
+            if line.startswith(_END):
+                return
+            yield json.loads(line.rstrip(",\n"))
+    raise ValueError("it is cut short")
