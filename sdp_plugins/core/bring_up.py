@@ -17,6 +17,7 @@ from .internode.wire import Network
 from .nodes import Nodes
 from .rendezvous import Exchange, Meeting, meet
 from .rendezvous.failure import Reason, ReasonError
+from .topology import place_in_job
 
 _PIECE_NBYTES = 256 * 1024
 _SLOTS = 3
@@ -41,12 +42,21 @@ Endpoint = _native.NativeGroup | SpanningGroup
 
 @dataclass(frozen=True)
 class Membership:
-    """A rank's place in a group and what serves it."""
+    """A rank's place in a group and what serves it.
+
+    Attributes:
+        rank: In the group.
+        nodes: All its ranks by node.
+        name: For messages.
+        native: What serves it.
+        job_ranks: The members' ranks in the job; None: not known.
+    """
 
     rank: int
     nodes: Nodes
     name: str
     native: Endpoint
+    job_ranks: tuple[int, ...] | None
 
 
 def n_exchanges(nodes: int) -> int:
@@ -79,13 +89,15 @@ def bring_up(
     Raises:
         RendezvousError, PeerLostError, SharedMemoryError: See these classes.
     """
-    with meet(rank, world_size, exchange, timeout_s, name) as meeting:
+    place = place_in_job()
+    job_rank = -1 if place is None else place.rank
+    with meet(rank, world_size, exchange, timeout_s, name, job_rank) as meeting:
         nodes = meeting.nodes
         if nodes.count > 1 and network is None:
             raise meeting.occasion.error(_no_network(rank, nodes))
         native = _share_memory(meeting, nodes.members[nodes.node_of(rank)], name, config)
     if nodes.count == 1:
-        return Membership(rank, nodes, name, native)
+        return Membership(rank, nodes, name, native, meeting.job_ranks)
     assert network is not None
     wire_dtype = None if config.wire_dtype is None else _native.DType[config.wire_dtype]
     try:
@@ -103,7 +115,7 @@ def bring_up(
             group.close()
             raise
     calibration.remember(network.name, group.costs, config.calibration if rank == 0 else None)
-    return Membership(rank, nodes, name, group)
+    return Membership(rank, nodes, name, group, meeting.job_ranks)
 
 
 def _agree(meeting: Meeting, exchange: Exchange, network: Network, config: Config) -> Costs | None:

@@ -25,6 +25,7 @@ from .internode.wire import Network
 from .rendezvous import Exchange, StoreExchange
 from .store import Store
 from .topology import Topology
+from .trace.chrome import Seat
 from .trace.recording import recorder
 from .work import Work
 
@@ -87,13 +88,9 @@ class Group:
         self._release: Callable[[list[Buffer]], None] = (
             native.let_go if isinstance(native, SpanningGroup) else list.clear
         )
-        self._traced = recorder.join(
-            self.name,
-            self.rank,
-            self.world_size,
-            native.native if isinstance(native, SpanningGroup) else native,
-            config.trace,
-        )
+        here = native.native if isinstance(native, SpanningGroup) else native
+        seat = Seat(self.name, self.rank, self.world_size, membership.job_ranks)
+        self._traced = recorder.join(seat, here, config.trace)
 
     @classmethod
     def from_env(

@@ -93,6 +93,15 @@ class Topology:
         )
 
 
+def place_in_job() -> Topology | None:
+    """What the launcher says of this process; None: there is none, or it cannot be understood."""
+    try:
+        found = Topology.from_env()
+    except ValueError:
+        return None
+    return None if found.source == "single" else found
+
+
 def _detect(env: Environment) -> tuple[Launcher, Placement] | None:
     """Return the launcher that counts; None if there is none."""
     halves: list[tuple[Launcher, Placement]] = []

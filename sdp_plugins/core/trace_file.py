@@ -6,6 +6,7 @@ memory. To Perfetto and chrome://tracing it is JSON like any other.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
@@ -64,6 +65,12 @@ def about(path: Path) -> Json | None:
     except (OSError, ValueError, KeyError, TypeError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def job_token(about: Json) -> str:
+    """A short word for the job that a rank's trace is of."""
+    job = f"{about['job']} {about['world_size']}"
+    return hashlib.sha256(job.encode()).hexdigest()[:8]
 
 
 def events(path: Path) -> Iterator[Json]:

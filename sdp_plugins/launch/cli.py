@@ -1,5 +1,6 @@
 """The command line: `sdp run -n 4 [options] script.py [arguments of the script]`."""
 
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -144,22 +145,30 @@ def run(
         traced = trace_files.prepared(trace) if trace else {}
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    job_id = uuid.uuid4().hex
     crew: Crew
     if hosts or hostfile:
         where = Where(hosts, hostfile, ranks, mpirun)
         named = [*(exported or []), *(f"{name}={value}" for name, value in traced.items())]
         line = python_line(command, kind)
         try:
-            crew = requested(where, line, threads=threads, master_port=master_port, exported=named)
+            crew = requested(
+                where,
+                line,
+                threads=threads,
+                master_port=master_port,
+                exported=named,
+                job_id=job_id,
+            )
         except LaunchError as error:
             typer.echo(f"sdp run: {error}", err=True)
             raise typer.Exit(1) from None
     else:
         assert ranks
-        crew = LocalRanks(JobSpec(command, kind, ranks, threads, more=traced))
+        crew = LocalRanks(JobSpec(command, kind, ranks, threads, more=traced, job_id=job_id))
     code = run_job(crew, timeout_s=timeout_s, prefix=prefix, status=status)
     if trace:
-        typer.echo(f"sdp run: {described(trace)}", err=True)
+        typer.echo(f"sdp run: {described(trace, job_id)}", err=True)
     raise typer.Exit(code)
 
 

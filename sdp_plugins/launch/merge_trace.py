@@ -1,70 +1,79 @@
 """Puts the traces of all ranks into one file.
 
-python -m sdp_plugins.launch.merge_trace FOLDER
+python -m sdp_plugins.launch.merge_trace FOLDER [JOB]
 
 Writes FOLDER/trace.json, for https://ui.perfetto.dev or chrome://tracing, and prints who was late.
+JOB is only needed where several jobs have left traces; it then says which there are.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from sdp_plugins.core import trace_file
 from sdp_plugins.launch.trace_clocks import Offset, align
-from sdp_plugins.launch.trace_files import MERGED, Json, RankTrace, read_all, together
+from sdp_plugins.launch.trace_compare import Verdicts, compared, completed
+from sdp_plugins.launch.trace_files import MERGED, Json, of_job
+from sdp_plugins.launch.trace_ranks import RankTrace
 from sdp_plugins.launch.trace_summary import summary
 
 
-def merge(folder: str | Path) -> Path:
-    """Merge the traces in a folder; returns the path of the result.
+class Merged(NamedTuple):
+    """Where the merged trace is, and what it says in numbers."""
+
+    path: Path
+    summary: str
+
+
+def merge(folder: str | Path, job: str = "") -> Merged:
+    """Merge the traces in a folder.
+
+    Each rank's file is read twice and none is kept: a million slices do not fit into memory.
+
+    Args:
+        folder: Where they are.
+        job: See ``of_job``.
 
     Raises:
         FileNotFoundError: No rank has left one.
-        ValueError: They are of different jobs, or one cannot be read.
+        ValueError: It is not clear which job is meant, or a file cannot be read or replaced.
     """
-    folder = Path(folder)
-    path = folder / MERGED
+    path = Path(folder) / MERGED
     if path.exists() and trace_file.about(path) is None:
         raise ValueError(f"{path} was written by something else. Hint: move it.")
-    whole = merged(read_all(folder))
-    return trace_file.write(path, whole["otherData"], whole["traceEvents"])
-
-
-def described(folder: Path) -> str:
-    """Merge the traces in a folder, and say where the result is and who was late, or why not."""
-    try:
-        path = merge(folder)
-    except (OSError, ValueError) as error:
-        return f"there is no trace: {error}"
-    return f"{path}: open it in https://ui.perfetto.dev\n{summary(json.loads(path.read_text()))}"
-
-
-def merged(traces: list[RankTrace]) -> Json:
-    """All ranks' traces as one, by one clock that begins with the first event."""
+    found, left = of_job(Path(folder), job)
+    traces = [RankTrace.read(one) for one in found]
     offsets = align(traces)
     for trace in traces:
-        trace.shift(offsets[trace.clock].us)
-    origin = min((e["ts"] for t in traces for e in t.events if "ts" in e), default=0.0)
+        trace.shift_us = offsets[trace.clock].us
+    origin = min((t.first_us + t.shift_us for t in traces if t.first_us < float("inf")), default=0)
     for trace in traces:
-        trace.shift(-origin)
-    arrows = list(_compare(traces))
-    return {
-        "traceEvents": [event for trace in traces for event in trace.events] + arrows,
-        "displayTimeUnit": "ms",
-        "otherData": _about(traces, offsets, origin),
-    }
+        trace.shift_us -= origin
+    verdicts = compared(traces)
+    about = _about(traces, offsets, origin) | {"left_out": [path.name for path in left]}
+    trace_file.write(path, about, _events(traces, verdicts))
+    return Merged(path, summary(traces, verdicts, about))
 
 
-def _about(traces: list[RankTrace], offsets: dict[str, Offset], origin: float) -> dict[str, Any]:
+def described(folder: Path, job: str = "") -> str:
+    """Merge the traces in a folder, and say where the result is and who was late, or why not."""
+    try:
+        merged = merge(folder, job)
+    except (OSError, ValueError) as error:
+        return f"there is no trace: {error}"
+    return f"{merged.path}: open it in https://ui.perfetto.dev\n{merged.summary}"
+
+
+def _about(traces: list[RankTrace], offsets: dict[str, Offset], origin: float) -> Json:
     there = {trace.rank for trace in traces}
+    size = traces[0].about["world_size"]
     return {
-        "world_size": traces[0].world_size,
-        "ranks_without_a_trace": sorted(set(range(traces[0].world_size)) - there),
+        "world_size": size,
+        "ranks_without_a_trace": sorted(set(range(size)) - there),
         "began_unix_us": origin + traces[0].wall_minus_monotonic_us,
         "clocks": {clock: asdict(offset) for clock, offset in offsets.items()},
         "dropped": {str(t.rank): t.about["dropped"] for t in traces if t.about["dropped"]},
@@ -72,49 +81,33 @@ def _about(traces: list[RankTrace], offsets: dict[str, Offset], origin: float) -
     }
 
 
-def _compare(traces: list[RankTrace]) -> Iterator[Json]:
-    """Say in each collective who came last, of all ranks; connect it over the ranks by arrows."""
-    for number, operation in enumerate(together(traces), 1):
-        operation.sort(key=lambda seen: seen[1]["ts"])
-        (_, begun_first), (last, begun_last) = operation[0], operation[-1]
-        for _, event in operation:
-            if "failed" in event["args"]:
-                event["args"]["did not come"] = _absent(operation)
-            elif len(operation) > 1:
-                event["args"]["last to arrive"] = f"rank {last.rank}"
-                event["args"]["late_us"] = round(begun_last["ts"] - begun_first["ts"], 3)
-        if len(operation) > 1:
-            yield from _arrows(number, operation)
-
-
-def _absent(operation: list[tuple[RankTrace, Json]]) -> str:
-    """Ranks of the group that have not begun this operation, as their traces say."""
-    trace, event = operation[0]
-    label = event["args"]["group"]
-    came = {trace.about["groups"][label][0] for trace, _ in operation}
-    missing = sorted(set(range(trace.about["groups"][label][1])) - came)
-    return ", ".join(f"rank {rank}" for rank in missing) or "all came"
-
-
-def _arrows(number: int, operation: list[tuple[RankTrace, Json]]) -> Iterator[Json]:
-    for place, (_, event) in enumerate(operation):
-        phase = "s" if place == 0 else "f" if place == len(operation) - 1 else "t"
-        arrow = {key: event[key] for key in ("name", "ts", "pid", "tid")}
-        yield {**arrow, "cat": "same operation", "ph": phase, "id": number, "bp": "e"}
+def _events(traces: list[RankTrace], verdicts: Verdicts) -> Iterator[Json]:
+    """All ranks' events by one clock, with what they say together."""
+    with_trace = {trace.rank for trace in traces}
+    for trace in traces:
+        for event in trace_file.events(trace.path):
+            if "ts" in event:
+                event["ts"] = round(event["ts"] + trace.shift_us, 3)
+            if event.get("cat") == "collective":
+                key, _ = trace.seats[event["args"]["group"]]
+                verdict = verdicts[key][event["args"]["seq"]]
+                yield from completed(event, trace.rank, verdict, with_trace)
+            else:
+                yield event
 
 
 def main(arguments: list[str]) -> int:
     """The command."""
-    if len(arguments) != 1 or arguments[0].startswith("-"):
+    if len(arguments) not in (1, 2) or arguments[0].startswith("-"):
         print(__doc__.strip(), file=sys.stderr)
         return 2
     try:
-        path = merge(arguments[0])
+        merged = merge(*arguments)
     except (OSError, ValueError) as error:
         print(f"merge_trace: {error}", file=sys.stderr)
         return 1
-    print(summary(json.loads(path.read_text())))
-    print(f"\n{path}: open it in https://ui.perfetto.dev")
+    print(merged.summary)
+    print(f"\n{merged.path}: open it in https://ui.perfetto.dev")
     return 0
 
 

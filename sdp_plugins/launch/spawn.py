@@ -80,6 +80,7 @@ class JobSpec:
         threads: OMP_NUM_THREADS of each; None: its share of the cores, unless it is set.
         environment: What the ranks' is made from; None: this process's.
         more: Variables that are put into it.
+        job_id: Of this job alone.
     """
 
     command: Sequence[str]
@@ -88,6 +89,7 @@ class JobSpec:
     threads: int | None = None
     environment: Mapping[str, str] | None = None
     more: Mapping[str, str] = field(default_factory=dict)
+    job_id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def argv(self) -> list[str]:
         """A rank's command line."""
@@ -173,7 +175,6 @@ def job_environment(job: JobSpec, base: Mapping[str, str]) -> dict[str, str]:
 
     TORCHELASTIC_RUN_ID is how torch and Lightning recognise that ranks were started for them.
     """
-    job_id = uuid.uuid4().hex
     kept = without_launchers(base) | {
         "WORLD_SIZE": str(job.world_size),
         "LOCAL_WORLD_SIZE": str(job.world_size),
@@ -182,8 +183,8 @@ def job_environment(job: JobSpec, base: Mapping[str, str]) -> dict[str, str]:
         "NODE_RANK": "0",
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),
-        "SDP_JOB_ID": job_id,
-        "TORCHELASTIC_RUN_ID": job_id,
+        "SDP_JOB_ID": job.job_id,
+        "TORCHELASTIC_RUN_ID": job.job_id,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_MAX_RESTARTS": "0",
     }

@@ -9,10 +9,9 @@ about the shortest one's duration. That costs the job nothing, and holds as well
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from sdp_plugins.launch.trace_files import Json, RankTrace, end_of, together
+from sdp_plugins.launch.trace_ranks import RankTrace, Seen, together
 
 EVERYBODY_WAITS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier"})
 
@@ -35,19 +34,16 @@ def align(traces: list[RankTrace]) -> dict[str, Offset]:
     """Offsets that make all clocks show what the first rank's does."""
     first = traces[0]
     offsets = {first.clock: Offset(0.0, 0.0)}
-    operations = together(traces)
     for trace in traces:
         if trace.clock not in offsets:
-            offsets[trace.clock] = _offset(first, trace, operations)
+            offsets[trace.clock] = _offset(first, trace, traces)
     return offsets
 
 
-def _offset(
-    first: RankTrace, other: RankTrace, operations: Iterable[list[tuple[RankTrace, Json]]]
-) -> Offset:
+def _offset(first: RankTrace, other: RankTrace, traces: list[RankTrace]) -> Offset:
     low, high = float("-inf"), float("inf")
-    for operation in operations:
-        begins, ends = _times(operation)
+    for _, _, seen in together([t for t in traces if t.clock in (first.clock, other.clock)]):
+        begins, ends = _times(seen)
         if {first.clock, other.clock} <= begins.keys():
             low = max(low, begins[first.clock] - ends[other.clock])
             high = min(high, ends[first.clock] - begins[other.clock])
@@ -56,14 +52,14 @@ def _offset(
     return Offset((low + high) / 2, abs(high - low) / 2)
 
 
-def _times(operation: list[tuple[RankTrace, Json]]) -> tuple[dict[str, float], dict[str, float]]:
+def _times(seen: Seen) -> tuple[dict[str, float], dict[str, float]]:
     """When the last rank of each clock has begun, and the first one ended."""
     begins: dict[str, list[float]] = defaultdict(list)
     ends: dict[str, list[float]] = defaultdict(list)
-    for trace, event in operation:
-        if event["name"] in EVERYBODY_WAITS and "failed" not in event["args"]:
-            begins[trace.clock].append(event["ts"])
-            ends[trace.clock].append(end_of(event))
+    for trace, operation in seen:
+        if operation.name in EVERYBODY_WAITS and not operation.failed:
+            begins[trace.clock].append(operation.begin)
+            ends[trace.clock].append(operation.end)
     return (
         {clock: max(times) for clock, times in begins.items()},
         {clock: min(times) for clock, times in ends.items()},

@@ -1,4 +1,4 @@
-"""Traces that the ranks of a job have left in a folder."""
+"""The folder in which the ranks of a job leave their traces."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import errno
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,58 +13,10 @@ from sdp_plugins.core import trace_file
 
 Json = dict[str, Any]
 MERGED = "trace.json"
-_OF_A_RANK = re.compile(r"rank-[0-9]{5}\.json")
-_NAMES = re.compile(r"rank-[0-9]{5}\.json|trace\.json|\.(rank-[0-9]{5}|trace)\.json\.[0-9]+")
+_RANKS = r"rank-[0-9]{5}(\.[0-9a-f]{8}(-[0-9]+)?)?\.json"
+_OF_A_RANK = re.compile(_RANKS)
+_NAMES = re.compile(rf"({_RANKS}|trace\.json)|\.({_RANKS}|trace\.json)\.[0-9]+")
 _UNFINISHED = re.compile(r"\..*")  # of a process that was killed while it wrote
-
-
-@dataclass
-class RankTrace:
-    """One rank's file; times are microseconds of its node's clock until they are shifted."""
-
-    rank: int
-    world_size: int
-    clock: str
-    wall_minus_monotonic_us: float
-    about: Json
-    events: list[Json]
-
-    @classmethod
-    def read(cls, path: Path) -> RankTrace:
-        """Read what ``core.trace`` has written.
-
-        Raises:
-            ValueError: It is no such file.
-        """
-        about = trace_file.about(path)
-        if about is None:
-            raise ValueError(f"{path} is no trace of a rank. Hint: move it.")
-        try:
-            return cls(
-                about["rank"],
-                about["world_size"],
-                about["clock"],
-                about["wall_minus_monotonic_us"],
-                about,
-                list(trace_file.events(path)),
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is no trace of a rank: {error!r}") from None
-
-    def slices(self, cat: str) -> Iterator[Json]:
-        """Slices of one category."""
-        return (event for event in self.events if event["ph"] == "X" and event["cat"] == cat)
-
-    def shift(self, by_us: float) -> None:
-        """Move all events in time."""
-        for event in self.events:
-            if "ts" in event:
-                event["ts"] = round(event["ts"] + by_us, 3)
-
-
-def end_of(event: Json) -> float:
-    """When a slice ends."""
-    return float(event["ts"]) + float(event["dur"])
 
 
 def prepared(folder: Path) -> dict[str, str]:
@@ -106,36 +56,60 @@ def clear(folder: Path) -> None:
             path.unlink()
 
 
-def read_all(folder: Path) -> list[RankTrace]:
-    """The traces of all ranks, by rank.
+Found = tuple[Path, Json]
+"""A rank's file, and what it says of itself."""
+
+
+def of_job(folder: Path, job: str) -> tuple[list[Found], list[Path]]:
+    """The files of one job, one of each rank, by rank; and those that are left out.
+
+    Args:
+        folder: In which they are.
+        job: Its SDP_JOB_ID, or the word by which messages name it; may be empty if there is one.
 
     Raises:
         FileNotFoundError: There is none.
-        ValueError: They are of different jobs, or one cannot be read.
+        ValueError: It is not clear which job is meant, or a file is none of ours.
     """
-    traces = [RankTrace.read(path) for path in _of_ranks(folder)]
-    if not traces:
+    jobs = _jobs(folder)
+    if not jobs:
         raise FileNotFoundError(
             f"no rank has left a trace in {folder}. Hint: all ranks need SDP_TRACE={folder}, and "
             "must end by themselves."
         )
-    sizes = {trace.world_size for trace in traces}
-    if len(sizes) > 1:
-        raise ValueError(
-            f"{folder} holds traces of jobs of {' and '.join(map(str, sorted(sizes)))} ranks. "
-            "Hint: give each job a folder of its own."
-        )
-    return traces
+    fitting = [found for found in jobs.values() if not job or _is_of(found[0][1], job)]
+    if len(fitting) != 1 and not (fitting and job):
+        raise ValueError(_which(folder, jobs, job))
+    # A process that a rank has started may know the job's id without being a rank of it.
+    ranks: dict[int, Found] = {}
+    for path, about in max(fitting, key=lambda found: found[0][1]["world_size"]):
+        ranks.setdefault(about["rank"], (path, about))
+    kept = {path for path, _ in ranks.values()}
+    left = [path for found in jobs.values() for path, _ in found if path not in kept]
+    return [ranks[rank] for rank in sorted(ranks)], left
 
 
-def _of_ranks(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.iterdir() if _OF_A_RANK.fullmatch(path.name))
+def _jobs(folder: Path) -> dict[str, list[Found]]:
+    """The files of each job; of two of a rank, that of the process that came first is first."""
+    jobs: dict[str, list[Found]] = defaultdict(list)
+    names = [path.name for path in folder.iterdir() if _OF_A_RANK.fullmatch(path.name)]
+    for name in sorted(names, key=lambda name: (len(name), name)):
+        about = trace_file.about(folder / name)
+        if about is None or not {"job", "rank", "world_size"} <= about.keys():
+            raise ValueError(f"{folder / name} is no trace of a rank. Hint: move it.")
+        jobs[trace_file.job_token(about)].append((folder / name, about))
+    return jobs
 
 
-def together(traces: Iterable[RankTrace]) -> list[list[tuple[RankTrace, Json]]]:
-    """Each collective as the ranks have seen it, in the order of groups and sequence numbers."""
-    found: dict[tuple[str, int], list[tuple[RankTrace, Json]]] = defaultdict(list)
-    for trace in traces:
-        for event in trace.slices("collective"):
-            found[event["args"]["group"], event["args"]["seq"]].append((trace, event))
-    return [found[key] for key in sorted(found)]
+def _is_of(about: Json, job: str) -> bool:
+    return job in (trace_file.job_token(about), about["job"].removeprefix("id:"))
+
+
+def _which(folder: Path, jobs: dict[str, list[Found]], job: str) -> str:
+    """What is there, where it is not clear which is meant."""
+    said = [f"{word} ({found[0][1]['world_size']} ranks)" for word, found in jobs.items()]
+    what = f"no traces of job {job}, but of" if job else "traces of several jobs:"
+    return (
+        f"{folder} holds {what} {', '.join(said)}. Hint: name one, as in python -m "
+        f"sdp_plugins.launch.merge_trace {folder} {next(iter(jobs))}."
+    )

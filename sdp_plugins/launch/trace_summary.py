@@ -2,61 +2,80 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from sdp_plugins.launch.trace_files import Json, end_of
+from sdp_plugins.launch.trace_compare import Verdicts, absentees
+from sdp_plugins.launch.trace_files import Json
+from sdp_plugins.launch.trace_ranks import Operation, RankTrace, Stretch
 
-Stretch = tuple[float, float]
 SMALL = 0.01
 """A collective with less than this part of a step's bytes carries no gradients: a loss, a flag."""
 
 
-def summary(trace: Json) -> str:
-    """Some lines for a terminal."""
-    lines = [*_ranks(trace), *_steps(trace), *_notes(trace["otherData"])]
+def summary(traces: list[RankTrace], verdicts: Verdicts, about: Json) -> str:
+    """Some lines for a terminal.
+
+    Args:
+        traces: By rank.
+        verdicts: Of their collectives.
+        about: What the merged trace says of itself.
+    """
+    notes = [*_absences(traces, verdicts), *_notes(about)]
+    lines = [*_ranks(traces, verdicts), *_steps(traces), *([""] if notes else []), *notes]
     return "\n".join(lines)
-
-
-def slices(trace: Json, cat: str) -> list[Json]:
-    """Slices of one category, of all ranks."""
-    return [e for e in trace["traceEvents"] if e["ph"] == "X" and e["cat"] == cat]
 
 
 # ---- ranks --------------------------------------------------------------------------------------
 
 
-def _ranks(trace: Json) -> list[str]:
-    by_rank: dict[int, list[Json]] = defaultdict(list)
-    for event in slices(trace, "collective"):
-        by_rank[event["pid"]].append(event)
-    late = _lateness(by_rank)
+def _ranks(traces: list[RankTrace], verdicts: Verdicts) -> list[str]:
+    late = _lateness(verdicts)
     lines = ["rank  collectives  queued ms  running ms  of it waiting ms  last to arrive"]
-    for rank, events in sorted(by_rank.items()):
-        queued = sum(event["args"]["queued_us"] for event in events) / 1e3
-        running = sum(event["dur"] for event in events) / 1e3
-        waiting = sum(event["args"].get("waiting_us", 0.0) for event in events) / 1e3
-        times = late[rank]
+    for trace in traces:
+        operations = [*trace.all_operations]
+        queued = sum(one.queued for one in operations) / 1e3
+        running = sum(one.end - one.begin for one in operations) / 1e3
+        waiting = sum(one.waiting for one in operations) / 1e3
+        times = late[trace.rank]
         who = f"{len(times)} times" + (
             f", by {median(times) / 1e3:.3f} ms in the median" if times else ""
         )
         lines.append(
-            f"{rank:4}  {len(events):11}  {queued:9.1f}  {running:10.1f}  {waiting:16.1f}  {who}"
+            f"{trace.rank:4}  {len(operations):11}  {queued:9.1f}  {running:10.1f}  "
+            f"{waiting:16.1f}  {who}"
         )
     return lines
 
 
-def _lateness(by_rank: dict[int, list[Json]]) -> dict[int, list[float]]:
+def _lateness(verdicts: Verdicts) -> dict[int, list[float]]:
     """By how much each rank was later than the first one, where it was the last."""
     late: dict[int, list[float]] = defaultdict(list)
-    for rank, events in by_rank.items():
-        for event in events:
-            args = event["args"]
-            if args.get("last to arrive") == f"rank {rank}" and "late_us" in args:
-                late[rank].append(args["late_us"])
+    for group in verdicts.values():
+        for verdict in group.values():
+            if len(verdict.came) > 1 and not verdict.failed:
+                late[verdict.came[-1]].append(verdict.late_us)
     return late
+
+
+def _absences(traces: list[RankTrace], verdicts: Verdicts) -> list[str]:
+    """Which collectives have failed because somebody did not come, and who waited."""
+    by_rank = {trace.rank: trace for trace in traces}
+    lines = []
+    for key, group in verdicts.items():
+        for seq, verdict in group.items():
+            if not verdict.absent:
+                continue
+            seen = {rank: by_rank[rank].operations[key][seq] for rank in verdict.came}
+            rank, longest = max(seen.items(), key=lambda item: item[1].waiting)
+            lines.append(
+                f"{absentees(verdict, {*by_rank})} did not come to {longest.name} #{seq} of "
+                f"{key.name}: rank {rank} waited {longest.waiting / 1e3:.1f} ms"
+            )
+    return lines
 
 
 # ---- steps --------------------------------------------------------------------------------------
@@ -83,8 +102,8 @@ class Overlap:
     moving_beside: float
 
 
-def _steps(trace: Json) -> list[str]:
-    found = overlap(trace)
+def _steps(traces: list[RankTrace]) -> list[str]:
+    found = overlap(traces)
     if not found:
         return []
     lines = ["", "rank  steps  step ms  communication ms  beside backward  of it moving ms  beside"]
@@ -96,22 +115,23 @@ def _steps(trace: Json) -> list[str]:
     return lines
 
 
-def overlap(trace: Json) -> dict[int, Overlap]:
+def overlap(traces: list[RankTrace]) -> dict[int, Overlap]:
     """How much of the communication of spans called ``step`` went on beside the backward pass.
 
     A bucket of gradients is handed over when its last gradient is there, so the last one to be
     issued marks the end of the backward pass: what has run before that has run beside it.
     """
-    running, found = slices(trace, "collective"), {}
-    steps = [span for span in slices(trace, "span") if span["name"] == "step"]
-    for rank in sorted({step["pid"] for step in steps}):
-        mine = [event for event in running if event["pid"] == rank]
-        durations = [step["dur"] for step in steps if step["pid"] == rank]
-        buckets = [_buckets(step, mine) for step in steps if step["pid"] == rank]
-        if all(buckets):
+    found = {}
+    for trace in traces:
+        operations = sorted(trace.all_operations, key=lambda one: one.issued)
+        durations = [end - begin for begin, end in trace.steps]
+        buckets = [_buckets(step, operations) for step in trace.steps]
+        if buckets and all(buckets):
             whole = [_beside(part, waiting=True) for part in buckets]
             moving = [_beside(part, waiting=False) for part in buckets]
-            found[rank] = Overlap(len(buckets), median(durations), *_parts(whole), *_parts(moving))
+            found[trace.rank] = Overlap(
+                len(buckets), median(durations), *_parts(whole), *_parts(moving)
+            )
     return found
 
 
@@ -122,25 +142,19 @@ def _parts(measured: list[tuple[float, float]]) -> tuple[float, float]:
     return median(all_ for all_, _ in measured), beside
 
 
-def _buckets(step: Json, events: Iterable[Json]) -> list[Json]:
-    """What carries gradients in a step."""
-    inside = [e for e in events if step["ts"] <= _issued(e) < end_of(step)]
-    least = SMALL * sum(event["args"]["bytes"] for event in inside)
-    return [event for event in inside if event["args"]["bytes"] > least]
+def _buckets(step: Stretch, operations: list[Operation]) -> list[Operation]:
+    """What carries gradients in a step, of operations in the order in which they were issued."""
+    first, end = (bisect_left(operations, time, key=lambda one: one.issued) for time in step)
+    inside = operations[first:end]
+    least = SMALL * sum(one.nbytes for one in inside)
+    return [one for one in inside if one.nbytes > least]
 
 
-def _beside(buckets: list[Json], *, waiting: bool) -> tuple[float, float]:
+def _beside(buckets: list[Operation], *, waiting: bool) -> tuple[float, float]:
     """How long a step's communication runs, and of it beside the backward pass."""
-    end = max(map(_issued, buckets))
-    stretches = [
-        (event["ts"] + (0.0 if waiting else event["args"].get("waiting_us", 0.0)), end_of(event))
-        for event in buckets
-    ]
-    return united(stretches), united((begin, min(end, until)) for begin, until in stretches)
-
-
-def _issued(event: Json) -> float:
-    return float(event["ts"]) - float(event["args"]["queued_us"])
+    last = max(one.issued for one in buckets)
+    stretches = [(one.begin + (0.0 if waiting else one.waiting), one.end) for one in buckets]
+    return united(stretches), united((begin, min(last, end)) for begin, end in stretches)
 
 
 def united(stretches: Iterable[Stretch]) -> float:
@@ -167,4 +181,6 @@ def _notes(about: Json) -> list[str]:
             notes.append(f"clock {clock}: aligned by the nodes' wall clocks only")
         elif offset["accuracy_us"]:
             notes.append(f"clock {clock}: aligned to {offset['accuracy_us'] / 1e3:.3f} ms")
-    return ["", *notes] if notes else []
+    if about["left_out"]:
+        notes.append(f"left out, of other jobs or processes: {', '.join(about['left_out'])}")
+    return notes

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -16,8 +18,16 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from sdp_plugins.core import CollectiveTimeoutError, FusionBuffer, Group, _native, trace
-from sdp_plugins.core.trace import recording
+from sdp_plugins.core import (
+    CollectiveTimeoutError,
+    FusionBuffer,
+    Group,
+    _native,
+    trace,
+    trace_file,
+)
+from sdp_plugins.core.process_identity import process_identity
+from sdp_plugins.core.trace import naming, recording
 from sdp_plugins.core.trace.events import Event, unpack
 from tests.core.chrome_schema import check
 from tests.core.test_fork import in_child
@@ -264,7 +274,10 @@ def several_groups(rank: int, world: int, folder: str) -> None:
             with Group.from_env(name="again", timeout_s=30) as again:
                 again.barrier()
         if pair is not None:
+            if rank == 0:
+                time.sleep(0.2)
             pair.all_reduce(np.ones(10))
+            pair.broadcast(np.ones(10), root=1)
             pair.close()
     trace.stop()
 
@@ -275,8 +288,95 @@ def test_several_groups(rank_pool: Pool, tmp_path: Path) -> None:
     for rank in range(3):
         found = read(tmp_path, rank)
         groups = [e["args"]["group"] for e in slices(found) if e["name"] != "all_gather"]
-        assert sorted(groups) == sorted(["again", "again (2)"] + ["pair"] * (rank != 1))
-        assert found["otherData"]["groups"].get("pair") == {0: [1, 2], 2: [0, 2]}.get(rank)
+        assert sorted(groups) == sorted(["again", "again (2)"] + ["pair"] * 2 * (rank != 1))
+        seats = found["otherData"]["groups"]
+        assert seats["again (2)"] == {
+            **{"name": "again", "number": 2, "members": [0, 1, 2]},
+            **{"rank": rank, "world_size": 3},
+        }
+        if rank != 1:
+            assert (seats["pair"]["members"], seats["pair"]["rank"]) == ([2, 0], [1, -1, 0][rank])
+
+
+def test_ranks_of_a_sub_group_are_named_as_in_the_job(rank_pool: Pool, tmp_path: Path) -> None:
+    rank_pool(3).run(several_groups, str(tmp_path))
+    found = read(tmp_path, 2)
+    reduction, broadcast = (e for e in slices(found) if e["args"]["group"] == "pair")
+    assert reduction["args"]["last to arrive"] == "rank 0"
+    assert broadcast["args"]["root"] == 0
+    assert "waits for rank 0" in {event["name"] for event in slices(found, "late")}
+
+
+# ---- jobs ---------------------------------------------------------------------------------------
+
+
+def only_spans(rank: int, world: int, folder: str) -> Path | None:
+    trace.start(folder)
+    with trace.span("step"):
+        pass
+    return trace.stop()
+
+
+def test_without_a_group_the_rank_is_the_job_s(rank_pool: Pool, tmp_path: Path) -> None:
+    paths = rank_pool(2).run(only_spans, str(tmp_path))
+    assert paths == [tmp_path / f"rank-{rank:05d}.json" for rank in range(2)]
+    assert [read(tmp_path, rank)["otherData"]["world_size"] for rank in range(2)] == [2, 2]
+
+
+OTHER_JOB = """
+from sdp_plugins.core import Group
+with Group.from_env() as group:
+    group.all_reduce(bytearray(4))
+"""
+
+
+def start_another_job(rank: int, world: int) -> None:
+    """Before its own trace is written, and after."""
+
+    def other() -> None:
+        alone = {**os.environ, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+        subprocess.run([sys.executable, "-c", OTHER_JOB], env=alone, check=True, timeout=60)
+
+    with Group.from_env(timeout_s=60) as group:
+        if rank == 0:
+            other()
+        group.barrier()
+    if rank == 0:
+        other()
+
+
+def test_a_job_that_a_rank_starts_keeps_off_the_rank_s_trace(tmp_path: Path) -> None:
+    run_ranks(2, start_another_job, env={"SDP_TRACE": str(tmp_path)})
+    found = [json.loads(path.read_text()) for path in tmp_path.iterdir()]
+    seen = [(f["otherData"]["world_size"], [e["name"] for e in slices(f)]) for f in found]
+    assert sorted(seen) == [(1, ["all_reduce"])] + [(2, ["barrier"])] * 2
+
+
+def test_which_files_are_replaced(tmp_path: Path) -> None:
+    def about(job: str, process: str = "", where: str = "") -> Json:
+        mine = process or process_identity(os.getpid())
+        of = {"rank": 0, "world_size": 2, "clock": where or naming.clock()}
+        return {**of, "job": job, "process": mine}
+
+    def name(there: Json | None, me: Json) -> str:
+        path = tmp_path / "rank-00000.json"
+        if there is None:
+            path.write_text("{}")
+        else:
+            trace_file.write(path, there, [])
+        return naming.free_path(tmp_path, me).name
+
+    me, plain = about("id:mine"), "rank-00000.json"
+    other = f"rank-00000.{trace_file.job_token(me)}.json"
+    parent = process_identity(os.getppid())
+    assert name(me, me) == plain
+    assert name(about("id:mine", "1@2"), me) == plain  # it has ended
+    assert name(about("id:mine", parent), me) == other
+    assert name(about("id:mine", "1@2", "another machine"), me) == other
+    assert name(about("id:other", "1@2"), me) == other
+    assert name(None, me) == other
+    trace_file.write(tmp_path / other, about("id:mine", parent), [])
+    assert name(None, me) == f"{other.removesuffix('.json')}-{os.getpid()}.json"
 
 
 # ---- ends ---------------------------------------------------------------------------------------

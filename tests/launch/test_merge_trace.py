@@ -13,8 +13,9 @@ import pytest
 
 from sdp_plugins.core import Group, trace, trace_file
 from sdp_plugins.launch.merge_trace import merge
-from sdp_plugins.launch.trace_files import clear, prepared
-from sdp_plugins.launch.trace_summary import overlap, summary, united
+from sdp_plugins.launch.trace_files import clear, of_job, prepared
+from sdp_plugins.launch.trace_ranks import RankTrace
+from sdp_plugins.launch.trace_summary import overlap, united
 from tests.core.chrome_schema import check
 from tests.ranks import run_ranks
 
@@ -31,7 +32,7 @@ def train(rank: int, world: int) -> None:
 
 def test_a_job_s_traces_are_merged(tmp_path: Path) -> None:
     run_ranks(3, train, env={"SDP_TRACE": str(tmp_path)})
-    path = merge(tmp_path)
+    path, _ = merge(tmp_path)
     found = json.loads(path.read_text())
     check(found)
     collectives = [e for e in found["traceEvents"] if e.get("cat") == "collective"]
@@ -85,24 +86,39 @@ def collective(seq: int, begin: float, end: float, **args: Any) -> Json:
     return {**slice_, "ts": begin, "dur": end - begin, "args": about}
 
 
-def write(folder: Path, rank: int, events: list[Json], **about: Any) -> None:
+def default_group(rank: int, members: tuple[int, ...] = (0, 1)) -> Json:
+    """A rank's seat in a group of two."""
+    of = {"name": "default", "number": 1, "members": members, "world_size": 2}
+    return {**of, "rank": members.index(rank)}
+
+
+def write(folder: Path, rank: int, events: list[Json], name: str = "", **about: Any) -> None:
     other = {
         "rank": rank,
         "world_size": 2,
+        "job": "id:mine",
         "clock": "one",
         "wall_minus_monotonic_us": 0.0,
         "dropped": {},
         "failures": {},
-        "groups": {"default": [rank, 2]},
+        **({} if "groups" in about else {"groups": {"default": default_group(rank)}}),
         **about,
     }
-    path = folder / f"rank-{rank:05d}.json"
+    path = folder / name if name else folder / f"rank-{rank:05d}.json"
     trace_file.write(path, other, ({**e, "pid": rank} for e in events))
 
 
 def merged(folder: Path) -> Json:
-    found: Json = json.loads(merge(folder).read_text())
+    found: Json = json.loads(merge(folder).path.read_text())
     return found
+
+
+def read(folder: Path) -> list[RankTrace]:
+    return [RankTrace.read(found) for found in of_job(folder, "")[0]]
+
+
+def said(folder: Path, job: str = "") -> str:
+    return merge(folder, job).summary
 
 
 def by_rank(found: Json) -> dict[int, list[Json]]:
@@ -121,7 +137,7 @@ def test_clocks_are_aligned_by_collectives(tmp_path: Path) -> None:
     assert abs(offset["us"] + shift) <= offset["accuracy_us"] <= 100
     zero, one = by_rank(found).values()
     assert all(abs(b["ts"] - a["ts"]) < 600 for a, b in zip(zero, one, strict=True))
-    assert "aligned to 0.0" in summary(found)
+    assert "aligned to 0.0" in said(tmp_path)
 
 
 def test_without_common_collectives_wall_clocks_have_to_do(tmp_path: Path) -> None:
@@ -129,7 +145,7 @@ def test_without_common_collectives_wall_clocks_have_to_do(tmp_path: Path) -> No
     write(tmp_path, 1, [collective(2, 1000, 2000)], clock="two", wall_minus_monotonic_us=400.0)
     found = merged(tmp_path)
     assert found["otherData"]["clocks"]["two"] == {"us": 300.0, "accuracy_us": None}
-    assert "wall clocks only" in summary(found)
+    assert "wall clocks only" in said(tmp_path)
 
 
 def test_the_last_of_all_ranks_is_named(tmp_path: Path) -> None:
@@ -148,19 +164,54 @@ def test_who_did_not_come_to_a_failed_operation(tmp_path: Path) -> None:
     assert by_rank(found)[0][1]["args"]["did not come"] == "rank 1"
 
 
+def test_who_did_not_come_is_named_as_in_the_job(tmp_path: Path) -> None:
+    groups = {"default": default_group(1, (1, 2))}
+    failed = collective(2, 20, 5020, waiting_us=4990.0, failed="a time-out")
+    write(tmp_path, 1, [collective(1, 0, 10), failed], world_size=3, groups=groups)
+    event = by_rank(merged(tmp_path))[1][1]
+    assert event["args"]["did not come"] == "rank 2 (no trace)"
+    line = "rank 2 (no trace) did not come to all_reduce #2 of default: rank 1 waited 5.0 ms"
+    assert line in said(tmp_path).splitlines()
+
+
+def test_groups_of_a_name_are_told_apart_by_their_members(tmp_path: Path) -> None:
+    for rank in range(4):
+        members = (0, 1) if rank < 2 else (2, 3)
+        groups = {"default": default_group(rank, members)}
+        write(tmp_path, rank, [collective(1, rank, 10)], world_size=4, groups=groups)
+    events = [e for e in merged(tmp_path)["traceEvents"] if e.get("cat") == "collective"]
+    last = [event["args"]["last to arrive"] for event in events]
+    assert last == ["rank 1", "rank 1", "rank 3", "rank 3"]
+
+
+def test_a_job_among_others(tmp_path: Path) -> None:
+    """Such as a rank of it has started, which inherited SDP_TRACE."""
+    for rank in range(2):
+        write(tmp_path, rank, [collective(1, rank, 10)])
+    write(tmp_path, 0, [], "rank-00000.0123abcd.json", world_size=1)
+    write(tmp_path, 0, [], "rank-00000.0123abcd-77.json")
+    with pytest.raises(ValueError, match=r"several jobs: \w{8} \(2 ranks\), \w{8} \(1 ranks\)"):
+        merge(tmp_path)
+    with pytest.raises(ValueError, match="no traces of job x, but of"):
+        merge(tmp_path, "x")
+    word = trace_file.job_token({"job": "id:mine", "world_size": 2})
+    for job in ("mine", word):
+        lines = said(tmp_path, job).splitlines()
+        assert [line.split()[:2] for line in lines[1:3]] == [["0", "1"], ["1", "1"]]
+        left = "rank-00000.0123abcd-77.json, rank-00000.0123abcd.json"
+        assert lines[-1] == f"left out, of other jobs or processes: {left}"
+
+
 def test_ranks_without_a_trace_are_named(tmp_path: Path) -> None:
     write(tmp_path, 0, [collective(1, 0, 10)], world_size=3)
     write(tmp_path, 1, [collective(1, 0, 10)], world_size=3)
-    assert "no trace of rank 2" in summary(merged(tmp_path))
+    assert "no trace of rank 2" in said(tmp_path)
 
 
 def test_what_cannot_be_merged(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="SDP_TRACE"):
         merge(tmp_path)
     write(tmp_path, 0, [])
-    write(tmp_path, 1, [], world_size=4)
-    with pytest.raises(ValueError, match="2 and 4 ranks"):
-        merge(tmp_path)
     (tmp_path / "rank-00001.json").write_text("{")
     with pytest.raises(ValueError, match=r"rank-00001.json is no trace"):
         merge(tmp_path)
@@ -175,7 +226,7 @@ def test_overlap_is_what_ran_before_the_last_gradients_were_ready(tmp_path: Path
         collective(4, 700, 710, bytes=8),  # a loss
     ]
     write(tmp_path, 0, [step, *buckets], world_size=1)
-    ((rank, found),) = overlap(merged(tmp_path)).items()
+    ((rank, found),) = overlap(read(tmp_path)).items()
     assert (rank, found.steps, found.step, found.running) == (0, 1, 1000, 400)
     assert found.beside == pytest.approx(200 / 400)
     assert found.moving == 400 - 50

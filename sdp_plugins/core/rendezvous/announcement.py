@@ -14,8 +14,8 @@ ANNOUNCEMENT_NBYTES = 256
 """Every announcement has this size, so that a plain all_gather can exchange them."""
 
 _MAGIC = b"SDPA"
-_VERSION = 1
-_LAYOUT = struct.Struct("<4sHHIIIIQ16s16s36s64s")
+_VERSION = 2
+_LAYOUT = struct.Struct("<4sHHIIIIQ16s16s36s64si")
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Announcement:
         token: Names its listening socket.
         nonce: Secret of the group's ranks: callers show it to prove that they are of the group.
         place: Where it runs.
+        job_rank: Its rank in the job, as its launcher says; -1: none does.
     """
 
     rank: int
@@ -66,12 +67,14 @@ class Announcement:
     token: bytes
     nonce: bytes
     place: Place
+    job_rank: int = -1
 
     @classmethod
-    def new(cls, rank: int, world_size: int) -> Announcement:
+    def new(cls, rank: int, world_size: int, job_rank: int = -1) -> Announcement:
         """Return a fresh announcement of this process."""
         token, nonce = secrets.token_bytes(16), secrets.token_bytes(16)
-        return cls(rank, world_size, os.getpid(), os.geteuid(), token, nonce, Place.here())
+        pid, uid = os.getpid(), os.geteuid()
+        return cls(rank, world_size, pid, uid, token, nonce, Place.here(), job_rank)
 
     @property
     def address(self) -> bytes:
@@ -94,6 +97,7 @@ class Announcement:
             self.nonce,
             place.boot_id.encode(),
             _fit(place.host),
+            self.job_rank,
         )
         return packed.ljust(ANNOUNCEMENT_NBYTES, b"\0")
 
@@ -106,15 +110,16 @@ class Announcement:
         """
         if len(data) != ANNOUNCEMENT_NBYTES:
             raise ValueError(f"an announcement of {len(data)} bytes")
-        magic, version, _, rank, world_size, pid, uid, network, token, nonce, boot_id, host = (
+        magic, version, _, rank, world_size, pid, uid, network, *texts, job_rank = (
             _LAYOUT.unpack_from(data)
         )
         if magic != _MAGIC:
             raise ValueError("no announcement")
         if version != _VERSION:
             raise ValueError(f"an announcement of version {version}")
+        token, nonce, boot_id, host = texts
         place = Place(_text(boot_id), network, _text(host))
-        return cls(rank, world_size, pid, uid, token, nonce, place)
+        return cls(rank, world_size, pid, uid, token, nonce, place, job_rank)
 
 
 def _fit(host: str) -> bytes:

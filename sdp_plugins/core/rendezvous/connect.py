@@ -38,6 +38,12 @@ class Meeting:
         places = [announcement.place for announcement in self.table]
         return Nodes.of_places(places, [place.host for place in places])
 
+    @property
+    def job_ranks(self) -> tuple[int, ...] | None:
+        """The members' ranks in the job; None if launchers do not tell all of them apart."""
+        found = tuple(announcement.job_rank for announcement in self.table)
+        return found if min(found) >= 0 and len({*found}) == len(found) else None
+
     def connect(self, segment_fd: int, members: Sequence[int]) -> Links:
         """Connect this rank with others of its node and swap segments.
 
@@ -65,7 +71,12 @@ class Meeting:
 
 @contextmanager
 def meet(
-    rank: int, world_size: int, exchange: Exchange, timeout_s: float, name: str = "default"
+    rank: int,
+    world_size: int,
+    exchange: Exchange,
+    timeout_s: float,
+    name: str = "default",
+    job_rank: int = -1,
 ) -> Iterator[Meeting]:
     """Learn of all other ranks of a group; a context manager.
 
@@ -76,13 +87,14 @@ def meet(
             single rank.
         timeout_s: Seconds for everything, the exchange included.
         name: Name of the group, for messages.
+        job_rank: See ``Announcement``.
 
     Raises:
         RendezvousTimeoutError: A rank did not come.
         RendezvousError: The exchange mixed up several groups.
     """
     occasion = Occasion(rank, world_size, name, Deadline(timeout_s))
-    me = Announcement.new(rank, world_size)
+    me = Announcement.new(rank, world_size, job_rank)
     if world_size == 1:
         yield Meeting(occasion, [me], None)
         return

@@ -18,24 +18,57 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
+class Seat:
+    """This rank's place in a group.
+
+    Attributes:
+        name: The group's.
+        rank: This rank in it.
+        world_size: Its size.
+        members: Its ranks by those of the job; None: not known.
+    """
+
+    name: str
+    rank: int
+    world_size: int
+    members: tuple[int, ...] | None
+
+    def in_job(self, rank: int) -> int:
+        """A rank of the group by its number in the job, if that is known."""
+        return self.members[rank] if self.members else rank
+
+
+@dataclass(frozen=True)
 class Recorded:
     """What is known of one group.
 
     Attributes:
-        label: Its name; a second group of that name has a number behind it.
-        rank: This rank in it.
-        world_size: Its size.
+        seat: This rank's place in it.
+        number: It is the n-th group of this name and these members in the trace.
+        label: Its name; a second group of that name in this process has a number behind it.
         events: Its operations here.
         dropped: How many earlier ones there was no room for.
         failure: Why it failed; empty if it did not.
     """
 
+    seat: Seat
+    number: int
     label: str
-    rank: int
-    world_size: int
     events: Sequence[Event]
     dropped: int
     failure: str = ""
+
+    @property
+    def about(self) -> Json:
+        """What identifies the group on all its ranks, and this one there."""
+        seat = self.seat
+        return {
+            "name": seat.name,
+            "members": seat.members,
+            "number": self.number,
+            "rank": seat.rank,
+            "world_size": seat.world_size,
+        }
 
 
 @dataclass(frozen=True)
@@ -136,7 +169,7 @@ def _draw_running(lanes: Lanes, group: Recorded, event: Event) -> None:
     args = _arguments(group, event)
     tid = lanes.slice(_lane(group, event), name, cat, event.started, event.finished, args)
     if event.arrived > event.started:
-        who = f"waits for rank {event.last_rank}"
+        who = f"waits for rank {group.seat.in_job(event.last_rank)}"
         lanes.inner(tid, who, "late", event.started, min(event.arrived, event.finished), {})
 
 
@@ -160,8 +193,8 @@ def _arguments(group: Recorded, event: Event) -> Json:
         args["reduction"] = _native.ReduceOp(event.reduce_op).name
     if event.layout:
         args["fusion buffer"] = f"{event.layout:08x}"
-    if event.peer >= 0:
-        args["peer" if event.between_two else "root"] = event.peer
+    if event.peer >= 0 and not event.flags & STEP:  # which counts the ranks of its node
+        args["peer" if event.between_two else "root"] = group.seat.in_job(event.peer)
     if event.between_two:
         args["tag"] = event.tag
     if event.path:
@@ -169,7 +202,8 @@ def _arguments(group: Recorded, event: Event) -> Json:
     if event.arrived:
         args["waiting_us"] = max(0, event.arrived - event.started) / 1000
     if event.last_rank >= 0:
-        args["blamed" if event.flags & FAILED else "last to arrive"] = f"rank {event.last_rank}"
+        who = f"rank {group.seat.in_job(event.last_rank)}"
+        args["blamed" if event.flags & FAILED else "last to arrive"] = who
     if event.flags & FAILED:
         args["failed"] = group.failure or True
     return args

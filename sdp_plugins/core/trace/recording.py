@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -16,8 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from .. import _native, trace_file
-from .chrome import Recorded, Span, draw
+from ..process_identity import process_identity
+from ..topology import Topology, place_in_job
+from .chrome import Recorded, Seat, Span, draw
 from .events import unpack
+from .naming import clock, free_path
 
 MOST_SPANS = _native.TRACE_EVENTS
 MOST_OF_CLOSED_GROUPS = _native.TRACE_EVENTS
@@ -32,25 +35,24 @@ Write = Callable[[int, dict[str, Any]], Path]
 class Member:
     """A group that is open in this process."""
 
-    name: str
-    rank: int
-    world_size: int
+    seat: Seat
     native: _native.NativeGroup
+    number: int = 0
     label: str = ""
 
     def recorded(self, failure: BaseException | None) -> Recorded:
         """What it has recorded so far."""
         packed, dropped = self.native.trace_events()
         text = "" if failure is None else str(failure)
-        return Recorded(self.label, self.rank, self.world_size, [*unpack(packed)], dropped, text)
+        return Recorded(self.seat, self.number, self.label, [*unpack(packed)], dropped, text)
 
 
 def in_folder(folder: str | os.PathLike[str]) -> Write:
     """Write ``rank-00003.json`` in a folder."""
 
     def write(rank: int, trace: dict[str, Any]) -> Path:
-        path = Path(folder) / f"rank-{rank:05d}.json"
-        return trace_file.write(path, trace["otherData"], trace["traceEvents"])
+        about = trace["otherData"]
+        return trace_file.write(free_path(Path(folder), about), about, trace["traceEvents"])
 
     return write
 
@@ -68,7 +70,8 @@ class Recorder:
         self._pid = os.getpid()
         self._lock = threading.RLock()  # a signal handler or a finalizer may close a group
         self._members: list[Member] = []
-        self._made: dict[str, int] = {}  # groups of each name in the trace
+        self._made: Counter[tuple[str, tuple[int, ...] | None]] = Counter()  # groups in the trace
+        self._labels: Counter[str] = Counter()
         self._write: Write | None = None
         self._since = (0, 0)
         self._lasts = False  # until the process ends; otherwise until `stop`
@@ -77,7 +80,8 @@ class Recorder:
         self._written = False  # all there is so far
         self._forgotten = 0  # events of groups that have been closed
         self._failures = 0  # groups that had failed when this was written
-        self._place = (0, 0)  # largest group's size; rank in it
+        self._place: Topology | None = None  # as a launcher says
+        self._largest = (1, 0)  # group's size; rank in it
 
     def _own(self) -> None:
         if self._pid != os.getpid():
@@ -95,26 +99,29 @@ class Recorder:
 
     # ---- groups --------------------------------------------------------------------------------
 
-    def join(
-        self, name: str, rank: int, size: int, native: _native.NativeGroup, folder: str | None
-    ) -> Member:
+    def join(self, seat: Seat, native: _native.NativeGroup, folder: str | None) -> Member:
         """A group has been made here, by a process that is to be traced if a folder is given."""
         self._own()
         with self._lock:
             self._written = False
-            self._place = max(self._place, (size, rank), key=lambda place: place[0])
-            member = Member(name, rank, size, native)
+            place = seat.world_size, seat.rank
+            self._largest = max(self._largest, place, key=lambda place: place[0])
+            member = Member(seat, native)
             self._members.append(member)
             if folder is not None and self._write is None:
                 self._start(in_folder(folder), lasts=True)
             elif self._write is not None:
+                self._place = place_in_job() or self._place  # a script may have told it since
                 self._record(member)
         return member
 
     def _record(self, member: Member) -> None:
         """Have a group recorded, as the n-th of its name in this trace."""
-        self._made[member.name] = number = self._made.get(member.name, 0) + 1
-        member.label = member.name if number == 1 else f"{member.name} ({number})"
+        seat = member.seat
+        self._made[seat.name, seat.members] += 1
+        self._labels[seat.name] += 1
+        member.number, shown = self._made[seat.name, seat.members], self._labels[seat.name]
+        member.label = seat.name if shown == 1 else f"{seat.name} ({shown})"
         member.native.start_trace()
 
     def leave(self, member: Member, failure: BaseException | None) -> None:
@@ -179,6 +186,8 @@ class Recorder:
         self._spans.clear()
         self._forgotten = self._failures = 0
         self._made.clear()
+        self._labels.clear()
+        self._place = place_in_job()
         for member in self._members:
             self._record(member)
         atexit.unregister(self._at_exit)
@@ -217,7 +226,8 @@ class Recorder:
     def _write_now(self) -> Path:
         assert self._write is not None
         members = [member.recorded(member.native.failure()) for member in self._members]
-        path = self._write(self._place[1], self._trace([*self._closed, *members]))
+        trace = self._trace([*self._closed, *members])
+        path = self._write(trace["otherData"]["rank"], trace)
         self._written = True
         return path
 
@@ -225,30 +235,35 @@ class Recorder:
         dropped = {group.label: group.dropped for group in groups if group.dropped}
         return dropped | ({"groups closed long ago": self._forgotten} if self._forgotten else {})
 
+    def _job(self) -> tuple[int, int, str]:
+        """This process's rank, the job's size and what tells it from other jobs.
+
+        A process may have started others after it was launched, which made a group that is larger
+        than its launcher knows.
+        """
+        (size, rank), place = self._largest, self._place
+        if place is None or place.world_size < size:
+            return rank, size, ""
+        return place.rank, place.world_size, place.job_key
+
     def _trace(self, groups: list[Recorded]) -> dict[str, Any]:
-        size, rank = self._place
+        rank, size, job = self._job()
         host, (wall_ns, monotonic_ns) = socket.gethostname(), self._since
         about = {
             "rank": rank,
             "world_size": size,
+            "job": job,
             "host": host,
-            "clock": _clock(),
+            "clock": clock(),
+            "process": process_identity(os.getpid()),
             "wall_minus_monotonic_us": (wall_ns - monotonic_ns) / 1000,
             "started_us": monotonic_ns / 1000,
             "dropped": self._dropped(groups),
             "failures": {group.label: group.failure for group in groups if group.failure},
-            "groups": {group.label: [group.rank, group.world_size] for group in groups},
+            "groups": {group.label: group.about for group in groups},
         }
         events = draw(rank, host, groups, list(self._spans))
         return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
-
-
-def _clock() -> str:
-    """Equal where CLOCK_MONOTONIC is the same: in one boot of one kernel."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return socket.gethostname()
 
 
 recorder = Recorder()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,11 +24,13 @@ class HostJob:
         master_port: On the first host; 0: one that is free.
         exported: NAME or NAME=VALUE, variables for the ranks.
         environment: What theirs is made from.
+        job_id: Of this job alone.
     """
 
     command: Sequence[str]
     places: Mapping[str, int]
     environment: Mapping[str, str]
+    job_id: str
     mpirun: str | None = None
     threads: int | None = None
     master_port: int = 0
@@ -58,7 +59,7 @@ class Plan:
         """Mpirun's command line, for agents that call at this port."""
         job, ours = self.job, ",".join(addresses.launchers(self.addresses))
         agent = own_program("sdp_plugins.launch.hosts.agent:main")
-        agent += ["--launcher", f"{port}@{ours}", "--job", uuid.uuid4().hex]
+        agent += ["--launcher", f"{port}@{ours}", "--job", job.job_id]
         agent += ["--master-port", str(job.master_port)]
         names = forwarded.names(self.environment, job.exported)
         return mpirun_line(self.mpirun, job.places, names, agent)

@@ -37,6 +37,7 @@ def requested(
     threads: int | None,
     master_port: int,
     exported: Sequence[str],
+    job_id: str,
 ) -> RanksOnHosts:
     """A crew that can be started, as far as checks tell.
 
@@ -46,6 +47,7 @@ def requested(
         threads: OMP_NUM_THREADS of each; None: as it is.
         master_port: On the first host; 0: one that is free.
         exported: NAME or NAME=VALUE.
+        job_id: Of this job alone.
 
     Raises:
         LaunchError: It cannot.
@@ -61,5 +63,6 @@ def requested(
         threads=threads,
         master_port=master_port,
         exported=exported,
+        job_id=job_id,
     )
     return RanksOnHosts(planned(job))
