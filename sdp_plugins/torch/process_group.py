@@ -37,16 +37,18 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
     if pg_options is not None:
         raise TypeError(f"{BACKEND} takes no pg_options, but got {type(pg_options).__name__}.")
     config = Config.from_env()  # wrong settings are told before anybody waits
-    rank, size, name = options.group_rank, options.group_size, options.group_id
+    rank, size = options.group_rank, options.group_size
+    # torch's own name of the default group is "0".
+    name = options.group_id if options.global_ranks_in_group else "default"
     timeout_s = group_seconds(options.timeout, config)
     store = TorchStore.of_new_group(options.store, rank)
 
-    def meet(part: TorchStore) -> Group:
+    def meet(part: TorchStore, name: str) -> Group:
         by_mpi = mpi_is_there() if config.internode is None else config.internode == "mpi"
         network: Network = MpiNetwork() if by_mpi else GlooNetwork(part.raw)
         return Group.from_store(part, rank, size, name=name, timeout_s=timeout_s, network=network)
 
-    group = meet(store.under("main"))
+    group = meet(store.under("main"), name)
     # A lane is made in a future's callback, when the group may be at its end.
     lane_store = store.under("callbacks", lambda: group.closed or group.failure is not None)
-    return ProcessGroup(group, lambda: meet(lane_store), config.register)
+    return ProcessGroup(group, lambda: meet(lane_store, f"{name}, callbacks"), config.register)
