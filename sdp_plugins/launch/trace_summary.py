@@ -62,19 +62,22 @@ def _lateness(verdicts: Verdicts) -> dict[int, list[float]]:
 
 
 def _absences(traces: list[RankTrace], verdicts: Verdicts) -> list[str]:
-    """Which collectives have failed because somebody did not come, and who waited."""
+    """Which collectives have failed because somebody did not come in time, and who waited."""
     by_rank = {trace.rank: trace for trace in traces}
     lines = []
     for key, group in verdicts.items():
         for seq, verdict in group.items():
-            if not verdict.absent:
+            if not verdict.failed:
                 continue
             seen = {rank: by_rank[rank].operations[key][seq] for rank in verdict.came}
             rank, longest = max(seen.items(), key=lambda item: item[1].waiting)
-            lines.append(
-                f"{absentees(verdict, {*by_rank})} did not come to {longest.name} #{seq} of "
-                f"{key.name}: rank {rank} waited {longest.waiting / 1e3:.1f} ms"
-            )
+            what = f"{longest.name} #{seq} of {key.name}"
+            waited = f"rank {rank} waited {longest.waiting / 1e3:.1f} ms"
+            if verdict.absent:
+                lines.append(f"{absentees(verdict, {*by_rank})} did not come to {what}: {waited}")
+            elif verdict.late_us > longest.waiting:  # whoever waited had given up
+                late = f"{verdict.late_us / 1e3:.1f} ms late"
+                lines.append(f"rank {verdict.came[-1]} came to {what} {late}: {waited}")
     return lines
 
 

@@ -19,9 +19,11 @@ import numpy as np
 import pytest
 
 from sdp_plugins.core import (
+    CollectiveMismatchError,
     CollectiveTimeoutError,
     FusionBuffer,
     Group,
+    SdpError,
     _native,
     trace,
     trace_file,
@@ -402,10 +404,50 @@ def test_a_job_that_fails_leaves_its_trace(tmp_path: Path, how: str) -> None:
     assert (barrier["name"], reduction["name"]) == ("barrier", "all_reduce")
     assert reduction["args"]["blamed"] == "rank 1"
     assert "failed" not in barrier["args"]
+    # All of it was waiting, and one sees for whom.
+    assert reduction["dur"] * 0.9 < reduction["args"]["waiting_us"] <= reduction["dur"]
+    (wait,) = (e for e in slices(found, "late") if e["ts"] >= reduction["ts"])
+    assert (wait["name"], wait["dur"]) == ("waits for rank 1", reduction["args"]["waiting_us"])
     wanted = "rank 1 did not arrive" if how == "time-out" else "in user's code"
     assert wanted in reduction["args"]["failed"]
     assert wanted in found["otherData"]["failures"]["default"]
     assert slices(read(tmp_path, 1))
+
+
+def queue_behind_a_failure(rank: int, world: int) -> None:
+    with Group.from_env(timeout_s=0.5) as group:
+        if rank == 1:
+            time.sleep(2)
+            return
+        for work in [group.barrier(async_op=True) for _ in range(3)]:
+            assert work is not None
+            with pytest.raises(SdpError):
+                work.wait()
+
+
+def test_what_is_queued_behind_a_failure_has_not_run(tmp_path: Path) -> None:
+    run_ranks(2, queue_behind_a_failure, env={"SDP_TRACE": str(tmp_path)})
+    assert [event["args"]["seq"] for event in slices(read(tmp_path, 0))] == [1]
+
+
+def differ(rank: int, world: int, folder: str) -> None:
+    trace.start(folder)
+    with Group.from_env(timeout_s=30) as group:
+        group.barrier()
+        if rank == 2:
+            time.sleep(0.2)
+        with pytest.raises(CollectiveMismatchError):
+            group.all_reduce(np.ones(10 if rank != 1 else 11))
+    trace.stop()
+
+
+def test_whom_an_error_blames_need_not_be_the_last_to_arrive(
+    rank_pool: Pool, tmp_path: Path
+) -> None:
+    rank_pool(3).run(differ, str(tmp_path))
+    found = read(tmp_path, 0)
+    assert slices(found)[-1]["args"]["blamed"] == "rank 1"
+    assert slices(found, "late")[-1]["name"] == "waits for rank 2"
 
 
 def time_out_and_be_killed(rank: int, world: int) -> None:

@@ -174,6 +174,13 @@ def test_who_did_not_come_is_named_as_in_the_job(tmp_path: Path) -> None:
     assert line in said(tmp_path).splitlines()
 
 
+def test_who_came_when_the_others_had_given_up(tmp_path: Path) -> None:
+    write(tmp_path, 0, [collective(1, 0, 5020, waiting_us=5000.0, failed="a time-out")])
+    write(tmp_path, 1, [collective(1, 6000, 6010)])
+    line = "rank 1 came to all_reduce #1 of default 6.0 ms late: rank 0 waited 5.0 ms"
+    assert line in said(tmp_path).splitlines()
+
+
 def test_groups_of_a_name_are_told_apart_by_their_members(tmp_path: Path) -> None:
     for rank in range(4):
         members = (0, 1) if rank < 2 else (2, 3)

@@ -66,11 +66,10 @@ Communicator::~Communicator() {
 }
 
 namespace {
-// Whoever is to blame stands where else the last one to arrive does.
 void note_failure(TraceEvent* event, const Failure& failure) {
   if (event == nullptr) return;
   event->flags |= TraceEvent::kFailed;
-  event->last_rank = failure.ranks.empty() ? -1 : failure.ranks[0];
+  event->blamed = failure.ranks.empty() ? -1 : failure.ranks[0];
 }
 }  // namespace
 

@@ -71,7 +71,12 @@ void Operation::arrive(Record announced) {
   if (context_.event != nullptr) announced.arrived_ns = now_ns();
   own().record(seq_) = announced;
   publish();
-  await_all();
+  try {
+    await_all();
+  } catch (...) {
+    if (context_.event != nullptr) note_absence();
+    throw;
+  }
   if (context_.event != nullptr) note_last_arrival();
   compare_records();
   // In every operation: what peers have taken back is given up, whatever runs next.
@@ -94,6 +99,14 @@ void Operation::note_last_arrival() const {
     event.arrived_ns = arrived_ns;
     event.last_rank = id(r);
   }
+}
+
+// All the time until now has gone into waiting.
+void Operation::note_absence() const {
+  const std::vector<int> absent = missing(step_);
+  if (absent.empty()) return;  // all came, and one of them has failed
+  context_.event->arrived_ns = now_ns();
+  context_.event->last_rank = id(absent[0]);
 }
 
 void Operation::publish() {

@@ -89,6 +89,7 @@ class Operation {
   void compare_records() const;
   void check_withdrawn() const;
   void note_last_arrival() const;
+  void note_absence() const;
   double limit_s(std::uint32_t step) const;
   std::vector<int> missing(std::uint32_t step) const;
   void time_out(std::uint32_t step) const;

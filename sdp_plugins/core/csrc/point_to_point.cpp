@@ -84,6 +84,7 @@ void PointToPoint::finish(const Pending& pending, const std::optional<Failure>& 
     if (source >= 0) event.peer = source;
     if (event.peer >= 0) event.peer = communicator_->peers().id(event.peer);
     if (failure) event.flags |= TraceEvent::kFailed;
+    if (failure && !failure->ranks.empty()) event.blamed = failure->ranks[0];
     event.flags |= TraceEvent::kAsync;
     event.thread = this_thread();
     event.waited_ns = pending.work->waiter().since_ns;

@@ -96,7 +96,8 @@ TracedRun::TracedRun(Trace& trace, const Request& request, const Work* work)
 }
 
 void TracedRun::end() {
-  if (trace_ == nullptr) return;
+  // One without a number has not run: its group had failed or was closed before.
+  if (trace_ == nullptr || event_.seq == 0) return;
   event_.thread = this_thread();
   if (work_ == nullptr) {
     event_.waited_ns = event_.issued_ns;

@@ -30,12 +30,13 @@ struct TraceEvent {
   std::uint64_t seq = 0;
   std::int64_t issued_ns = 0;
   std::int64_t started_ns = 0;
-  std::int64_t arrived_ns = 0;  // when the last rank of this node came; 0: not known
+  std::int64_t arrived_ns = 0;  // until when it waited for ranks of this node; 0: not known
   std::int64_t finished_ns = 0;
   std::int64_t waited_ns = 0;  // since when a caller has waited for it; 0: nobody did
   std::uint64_t count = 0;
   std::uint64_t nbytes = 0;     // of what the rank shows or takes, whichever is more
-  std::int32_t last_rank = -1;  // who came last; of a failed operation: who is to blame
+  std::int32_t last_rank = -1;  // who was waited for: who came last, or did not
+  std::int32_t blamed = -1;     // of a failed operation
   std::int32_t peer = -1;       // or root
   std::uint32_t thread = 0;     // that ran it
   std::uint32_t waiter = 0;     // the thread that waited for it
@@ -46,11 +47,11 @@ struct TraceEvent {
   ReduceOp reduce_op = ReduceOp::sum;
   std::uint8_t flags = 0;
   std::uint8_t path = 0;
-  std::uint8_t unused[3] = {};
+  std::uint8_t unused[7] = {};
 
   static TraceEvent of(const Request& request);
 };
-static_assert(sizeof(TraceEvent) == 96);
+static_assert(sizeof(TraceEvent) == 104);
 
 class Trace {
  public:

@@ -175,8 +175,7 @@ class Engine:
     def _record(self, task: Task, failure: SdpError | None = None) -> None:
         if task.numbered and task.call is not None:
             times = task.issued_ns, task.started_ns
-            blamed = None if failure is None else failure.ranks
-            record(self._here, task.request, task.call.seq, times, task.work, blamed)
+            record(self._here, task.request, task.call.seq, times, task.work, failure)
 
     def _head(self) -> Task | None:
         return self._queue[0] if self._queue else None

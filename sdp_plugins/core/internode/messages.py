@@ -7,7 +7,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,12 +41,12 @@ class Post:
 
     def fail(self, failure: SdpError) -> None:
         """It, or one before it, has failed."""
-        self._record(failure.ranks)
+        self._record(failure)
         self.work.fail(*failure_fields(failure))
 
-    def _record(self, blamed: Sequence[int] | None = None) -> None:
+    def _record(self, failure: SdpError | None = None) -> None:
         call, times = self.call, (self.issued_ns, self.started_ns)
-        record(call.here, call.request, call.seq, times, self.work, blamed)
+        record(call.here, call.request, call.seq, times, self.work, failure)
 
 
 @dataclass

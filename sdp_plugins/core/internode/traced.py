@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
 
 from .. import _native
+from ..errors import CollectiveTimeoutError, SdpError
 from ..trace.events import ASYNC, FAILED, Event
 from .call import Here, Request
 
@@ -17,7 +17,7 @@ def record(
     seq: int,
     times: tuple[int, int],
     work: _native.Work,
-    blamed: Sequence[int] | None = None,
+    failure: SdpError | None = None,
 ) -> None:
     """Record an operation that ends now, in this thread, if the group is traced.
 
@@ -27,23 +27,26 @@ def record(
         seq: Its number.
         times: When it was issued, and when it started; 0: it did not.
         work: Its handle.
-        blamed: Who is to blame if it has failed; None: it has not.
+        failure: Why it has failed; None: it has not.
     """
     if not here.native.traced or not times[0]:
         return
     finished = time.monotonic_ns()
     issued, started = times
     since, waiter = work.waiter()
+    blamed = -1 if failure is None else min(failure.ranks, default=-1)
+    waited_in_vain = isinstance(failure, CollectiveTimeoutError)
     event = Event(
         seq=seq,
         issued=issued,
         started=started or finished,
-        arrived=0,
+        arrived=finished if waited_in_vain else 0,
         finished=finished,
         waited=since,
         elems=request.count,
         nbytes=_nbytes(request),
-        last_rank=min(blamed, default=-1) if blamed is not None else -1,
+        last_rank=blamed if waited_in_vain else -1,
+        blamed=blamed,
         peer=request.peer if request.peer >= 0 else request.root,
         thread=threading.get_native_id(),
         waiter=waiter,
@@ -52,7 +55,7 @@ def record(
         op=request.op.value,
         dtype=request.dtype.value,
         reduce_op=request.reduce_op.value,
-        flags=ASYNC | (FAILED if blamed is not None else 0),
+        flags=ASYNC | (FAILED if failure is not None else 0),
         path=0,
     )
     here.native.add_trace_event(event.pack())

@@ -169,6 +169,7 @@ def _draw_running(lanes: Lanes, group: Recorded, event: Event) -> None:
     args = _arguments(group, event)
     tid = lanes.slice(_lane(group, event), name, cat, event.started, event.finished, args)
     if event.arrived > event.started:
+        # Whoever came last, or did not come.
         who = f"waits for rank {group.seat.in_job(event.last_rank)}"
         lanes.inner(tid, who, "late", event.started, min(event.arrived, event.finished), {})
 
@@ -201,11 +202,12 @@ def _arguments(group: Recorded, event: Event) -> Json:
         args["path"] = _native.path_name(event.path)
     if event.arrived:
         args["waiting_us"] = max(0, event.arrived - event.started) / 1000
-    if event.last_rank >= 0:
-        who = f"rank {group.seat.in_job(event.last_rank)}"
-        args["blamed" if event.flags & FAILED else "last to arrive"] = who
     if event.flags & FAILED:
         args["failed"] = group.failure or True
+        if event.blamed >= 0:
+            args["blamed"] = f"rank {group.seat.in_job(event.blamed)}"
+    elif event.last_rank >= 0:
+        args["last to arrive"] = f"rank {group.seat.in_job(event.last_rank)}"
     return args
 
 

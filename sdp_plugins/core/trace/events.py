@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .. import _native
 
 FAILED, ASYNC, STEP, COMPARE = 1, 2, 4, 8
-_LAYOUT = struct.Struct("<QqqqqqQQiiIIIIBBBBB3x")
+_LAYOUT = struct.Struct("<QqqqqqQQiiiIIIIBBBBB7x")
 
 
 class Event(NamedTuple):
@@ -19,12 +19,13 @@ class Event(NamedTuple):
         seq: Its number in the group; of a send or a receive, in this process.
         issued: When it was called.
         started: When it began to run; of a send or a receive, to move.
-        arrived: When the last rank of this node had come.
+        arrived: Until when it waited for ranks of this node to come.
         finished: When it was done here.
         waited: Since when a caller has waited for it.
         elems: Elements, as messages say them.
         nbytes: Bytes that this rank shows or takes, whichever is more.
-        last_rank: Who came last; of a failed operation, who is to blame first; -1: not known.
+        last_rank: Who was waited for: who came last, or did not; -1: not known.
+        blamed: Of a failed operation, who is to blame first; -1: nobody.
         peer: Rank or root; -1: none.
         thread: That ran it.
         waiter: The thread that waited.
@@ -46,6 +47,7 @@ class Event(NamedTuple):
     elems: int
     nbytes: int
     last_rank: int
+    blamed: int
     peer: int
     thread: int
     waiter: int
