@@ -168,7 +168,14 @@ def run(
         crew = LocalRanks(JobSpec(command, kind, ranks, threads, more=traced, job_id=job_id))
     code = run_job(crew, timeout_s=timeout_s, prefix=prefix, status=status)
     if trace:
-        typer.echo(f"sdp run: {described(trace, job_id)}", err=True)
+        try:
+            text = described(trace, job_id)
+        except KeyboardInterrupt:  # the job has ended: what it came to stands
+            text = (
+                "interrupted; the ranks' traces are left as they are. Hint: python -m "
+                f"sdp_plugins.launch.merge_trace {trace}"
+            )
+        typer.echo(f"sdp run: {text}", err=True)
     raise typer.Exit(code)
 
 

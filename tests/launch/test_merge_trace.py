@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -219,8 +220,16 @@ def test_what_cannot_be_merged(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="SDP_TRACE"):
         merge(tmp_path)
     write(tmp_path, 0, [])
-    (tmp_path / "rank-00001.json").write_text("{")
+    (tmp_path / "rank-00001.json").write_text('{"traceEvents": [{"ph": "X"}]}')
     with pytest.raises(ValueError, match=r"rank-00001.json is no trace"):
+        merge(tmp_path)
+    write(tmp_path, 1, [{"ph": "X", "ts": 0, "dur": 1}])
+    with pytest.raises(ValueError, match=r"rank-00001.json is no trace of a rank: KeyError"):
+        merge(tmp_path)
+    write(tmp_path, 1, [])
+    whole = (tmp_path / "rank-00001.json").read_text()
+    (tmp_path / "rank-00001.json").write_text(whole.rpartition("]")[0])
+    with pytest.raises(ValueError, match=r"rank-00001.json .*cut short"):
         merge(tmp_path)
 
 
@@ -238,6 +247,18 @@ def test_overlap_is_what_ran_before_the_last_gradients_were_ready(tmp_path: Path
     assert found.beside == pytest.approx(200 / 400)
     assert found.moving == 400 - 50
     assert found.moving_beside == pytest.approx(150 / 350)
+
+
+def test_a_merge_keeps_no_events(tmp_path: Path) -> None:
+    """A job may leave gigabytes of them."""
+    for rank in range(2):
+        events = (collective(seq, 10 * seq, 10 * seq + 5) for seq in range(1, 5001))
+        write(tmp_path, rank, [*events])
+    tracemalloc.start()
+    merge(tmp_path)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 6e6  # parsed and kept they alone take more
 
 
 def test_united() -> None:

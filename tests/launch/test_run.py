@@ -786,6 +786,38 @@ def test_a_trace_is_left_also_by_a_job_that_fails(
     assert "there is no trace: " in done.stderr
 
 
+IMPATIENT = """
+import os, signal
+from sdp_plugins.launch import cli, merge_trace
+def events(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+    yield {}
+merge_trace._events = events
+cli.main()
+"""
+
+
+def test_ctrl_c_while_traces_are_merged(script: Callable[..., str], tmp_path: Path) -> None:
+    """The job has ended: its exit code counts, and what its ranks have left stays."""
+    path = script(
+        """
+        from sdp_plugins.core import Group
+        with Group.from_env() as group:
+            group.barrier()
+        sys.exit(7 * (rank == 1))
+        """
+    )
+    folder = tmp_path / "traces"
+    line = [sys.executable, "-c", IMPATIENT, "run", "-n", "2", "--trace", str(folder), path]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 7
+    command = f"python -m sdp_plugins.launch.merge_trace {folder}"
+    assert done.stderr.splitlines()[-1] == (
+        f"sdp run: interrupted; the ranks' traces are left as they are. Hint: {command}"
+    )
+    assert sorted(os.listdir(folder)) == ["rank-00000.json", "rank-00001.json"]
+
+
 def test_a_trace_has_no_place(script: Callable[..., str], tmp_path: Path) -> None:
     """Told before a rank starts, in one line."""
     (tmp_path / "a file").write_text("mine")
