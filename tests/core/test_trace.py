@@ -467,6 +467,23 @@ def test_a_failure_is_written_at_once(tmp_path: Path) -> None:
         assert slices(read(tmp_path, 0))[0]["args"]["blamed"] == "rank 1"
 
 
+def fail_again_and_again(rank: int, world: int) -> int:
+    with mock.patch.object(trace_file, "write", wraps=trace_file.write) as write:
+        group = Group.from_env(timeout_s=0.5)
+        if rank == 1:
+            time.sleep(2)
+            return 0
+        for _ in range(5):
+            with pytest.raises(SdpError):
+                group.barrier()
+        return write.call_count
+
+
+def test_a_failure_is_written_once(tmp_path: Path) -> None:
+    """A program that goes on without its peers does not pay for it in each operation."""
+    assert run_ranks(2, fail_again_and_again, env={"SDP_TRACE": str(tmp_path)}) == [1, 0]
+
+
 def cannot_be_written(rank: int, world: int) -> None:
     group = Group.from_env(timeout_s=10)
     group.barrier()

@@ -141,6 +141,15 @@ def test_clocks_are_aligned_by_collectives(tmp_path: Path) -> None:
     assert "aligned to 0.0" in said(tmp_path)
 
 
+def test_failed_collectives_tell_nothing_of_clocks(tmp_path: Path) -> None:
+    """Who gives up has not waited for all others."""
+    write(tmp_path, 0, [collective(1, 1000, 1100), collective(2, 2000, 2100, failed="a time-out")])
+    late = collective(2, 9000, 9100, failed="a time-out")
+    write(tmp_path, 1, [collective(1, 1000, 1100), late], clock="two")
+    offset = merged(tmp_path)["otherData"]["clocks"]["two"]
+    assert offset == {"us": 0.0, "accuracy_us": 100.0}
+
+
 def test_without_common_collectives_wall_clocks_have_to_do(tmp_path: Path) -> None:
     write(tmp_path, 0, [collective(1, 1000, 2000)], wall_minus_monotonic_us=100.0)
     write(tmp_path, 1, [collective(2, 1000, 2000)], clock="two", wall_minus_monotonic_us=400.0)
@@ -151,11 +160,19 @@ def test_without_common_collectives_wall_clocks_have_to_do(tmp_path: Path) -> No
 
 def test_the_last_of_all_ranks_is_named(tmp_path: Path) -> None:
     """Also where a rank has seen those of its own node only."""
-    write(tmp_path, 0, [collective(1, 0, 1000, **{"last to arrive": "rank 0"})])
-    write(tmp_path, 1, [collective(1, 700, 1000)])
-    for (event,) in by_rank(merged(tmp_path)).values():
-        assert event["args"]["last to arrive"] == "rank 1"
-        assert event["args"]["late_us"] == 700
+    first = collective(1, 0, 1000, **{"last to arrive": "rank 0"})
+    write(tmp_path, 0, [first, collective(2, 2000, 2010)])
+    write(tmp_path, 1, [collective(1, 700, 1000), collective(2, 1200, 2010)])
+    for events in by_rank(merged(tmp_path)).values():
+        assert [e["args"]["last to arrive"] for e in events] == ["rank 1", "rank 0"]
+        assert [e["args"]["late_us"] for e in events] == [700, 800]
+    rows = [line.split()[5:7] for line in said(tmp_path).splitlines()[1:3]]
+    assert rows == [["1", "times,"], ["1", "times,"]]
+    arrows = [e for e in merged(tmp_path)["traceEvents"] if e["ph"] in "sf"]
+    assert [(e["id"], e["ph"], e["pid"]) for e in sorted(arrows, key=lambda e: e["ts"])] == [
+        *[(1, "s", 0), (1, "f", 1)],
+        *[(2, "s", 1), (2, "f", 0)],
+    ]
 
 
 def test_who_did_not_come_to_a_failed_operation(tmp_path: Path) -> None:
@@ -247,6 +264,15 @@ def test_overlap_is_what_ran_before_the_last_gradients_were_ready(tmp_path: Path
     assert found.beside == pytest.approx(200 / 400)
     assert found.moving == 400 - 50
     assert found.moving_beside == pytest.approx(150 / 350)
+
+
+def test_steps_are_each_rank_s_own(tmp_path: Path) -> None:
+    step = {"name": "step", "cat": "span", "ph": "X", "ts": 0, "tid": 9, "args": {}}
+    for rank, dur in enumerate((1000, 3000)):
+        write(tmp_path, rank, [{**step, "dur": dur}, collective(1, 100, 200 + dur / 10)])
+    found = overlap(read(tmp_path))
+    assert {rank: one.step for rank, one in found.items()} == {0: 1000, 1: 3000}
+    assert {rank: one.running for rank, one in found.items()} == {0: 200, 1: 400}
 
 
 def test_a_merge_keeps_no_events(tmp_path: Path) -> None:
