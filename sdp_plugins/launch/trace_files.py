@@ -75,7 +75,7 @@ def of_job(folder: Path, job: str) -> tuple[list[Found], list[Path]]:
     if not jobs:
         raise FileNotFoundError(
             f"no rank has left a trace in {folder}. Hint: all ranks need SDP_TRACE={folder}, and "
-            "must end by themselves."
+            "must end by themselves (SDP_TIMEOUT_S has to be shorter than --timeout)."
         )
     fitting = [found for found in jobs.values() if not job or _is_of(found[0][1], job)]
     if len(fitting) != 1 and not (fitting and job):
@@ -107,7 +107,8 @@ def _is_of(about: Json, job: str) -> bool:
 
 def _which(folder: Path, jobs: dict[str, list[Found]], job: str) -> str:
     """What is there, where it is not clear which is meant."""
-    said = [f"{word} ({found[0][1]['world_size']} ranks)" for word, found in jobs.items()]
+    sizes = {word: found[0][1]["world_size"] for word, found in jobs.items()}
+    said = [f"{word} ({size} rank{'s' * (size > 1)})" for word, size in sizes.items()]
     what = f"no traces of job {job}, but of" if job else "traces of several jobs:"
     return (
         f"{folder} holds {what} {', '.join(said)}. Hint: name one, as in python -m "

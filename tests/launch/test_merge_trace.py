@@ -55,7 +55,8 @@ def test_a_job_s_traces_are_merged(tmp_path: Path) -> None:
 def test_only_files_of_ours_are_removed(tmp_path: Path) -> None:
     """torch.profiler writes a trace.json, too."""
     others = ("rank-results.json", "trace.json.gz", "rank-00000.json.bak", ".rank-00000.json.swp")
-    ours = ("trace.json", "rank-00000.json", "rank-00001.json", ".rank-00002.json.77")
+    ours = ["trace.json", "rank-00000.json", "rank-00001.json", ".rank-00002.json.77"]
+    ours += ["rank-00000.0123abcd.json", "rank-00000.0123abcd-77.json"]
     for name in others:
         (tmp_path / name).write_text("{}")
     for name in ours:
@@ -215,7 +216,7 @@ def test_a_job_among_others(tmp_path: Path) -> None:
         write(tmp_path, rank, [collective(1, rank, 10)])
     write(tmp_path, 0, [], "rank-00000.0123abcd.json", world_size=1)
     write(tmp_path, 0, [], "rank-00000.0123abcd-77.json")
-    with pytest.raises(ValueError, match=r"several jobs: \w{8} \(2 ranks\), \w{8} \(1 ranks\)"):
+    with pytest.raises(ValueError, match=r"several jobs: \w{8} \(2 ranks\), \w{8} \(1 rank\)"):
         merge(tmp_path)
     with pytest.raises(ValueError, match="no traces of job x, but of"):
         merge(tmp_path, "x")
