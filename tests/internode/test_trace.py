@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdp_plugins.core import Group, SdpError, trace
+from sdp_plugins.core import CollectiveTimeoutError, Group, SdpError, trace
 from sdp_plugins.launch.merge_trace import merge
 from tests.core.chrome_schema import check
 from tests.internode.spanning import meet
@@ -79,3 +80,25 @@ def test_a_failure_across_nodes(rank_pool: Pool, tmp_path: Path) -> None:
     failed = [e for e in found["traceEvents"] if "failed" in e.get("args", {})]
     assert failed and failed[0]["args"]["blamed"] == "rank 1"
     assert "had enough" in failed[0]["args"]["failed"]
+
+
+def wait_in_vain(rank: int, world: int, root: str) -> None:
+    group = meet("2x1", root, "g", timeout_s=1)
+    group.barrier()
+    trace.start(f"{root}/trace")
+    if rank == 1:
+        time.sleep(3)
+    else:
+        with pytest.raises(CollectiveTimeoutError):
+            group.all_reduce(np.ones(10))
+    trace.stop()
+    group.close()
+
+
+def test_a_time_out_across_nodes_is_waiting(rank_pool: Pool, tmp_path: Path) -> None:
+    rank_pool(2).run(wait_in_vain, str(tmp_path))
+    found = json.loads((tmp_path / "trace" / "rank-00000.json").read_text())
+    (failed,) = (e for e in found["traceEvents"] if e.get("cat") == "collective")
+    assert failed["args"]["waiting_us"] == pytest.approx(failed["dur"])
+    names = {e["name"] for e in found["traceEvents"] if e.get("cat") == "late"}
+    assert names == {"waits for rank 1"}

@@ -168,7 +168,7 @@ def _draw_running(lanes: Lanes, group: Recorded, event: Event) -> None:
     name = "compare" if event.flags & COMPARE else event.name
     args = _arguments(group, event)
     tid = lanes.slice(_lane(group, event), name, cat, event.started, event.finished, args)
-    if event.arrived > event.started:
+    if event.arrived > event.started and event.last_rank != group.seat.rank:
         # Whoever came last, or did not come.
         who = f"waits for rank {group.seat.in_job(event.last_rank)}"
         lanes.inner(tid, who, "late", event.started, min(event.arrived, event.finished), {})
