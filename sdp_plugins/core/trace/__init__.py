@@ -26,7 +26,8 @@ def start(folder: str | os.PathLike[str]) -> None:
     """Record the operations of all of this process's groups, those made later included.
 
     Args:
-        folder: Where ``rank-00003.json`` will be written.
+        folder: Where ``rank-00003.json`` will be written, or ``rank-00003.1a2b3c4d.json`` beside
+            one of another job, which is kept.
 
     Raises:
         RuntimeError: A trace is being recorded.
