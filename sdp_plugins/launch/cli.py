@@ -8,12 +8,10 @@ from typing import Annotated
 import typer
 
 from sdp_plugins import __version__
-from sdp_plugins.launch import trace_files
 from sdp_plugins.launch.crew import Crew
 from sdp_plugins.launch.hosts.failure import LaunchError
 from sdp_plugins.launch.hosts.request import Where, requested
 from sdp_plugins.launch.local_ranks import LocalRanks
-from sdp_plugins.launch.merge_trace import described
 from sdp_plugins.launch.spawn import JobSpec, Kind, python_line
 from sdp_plugins.launch.supervise import run_job
 
@@ -141,10 +139,7 @@ def run(
     if not (hosts or hostfile):
         check_local(exported, mpirun)
     kind: Kind = "module" if module else "script"
-    try:
-        traced = trace_files.prepared(trace) if trace else {}
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from None
+    traced = folder_of_traces(trace) if trace else {}
     job_id = uuid.uuid4().hex
     crew: Crew
     if hosts or hostfile:
@@ -168,15 +163,34 @@ def run(
         crew = LocalRanks(JobSpec(command, kind, ranks, threads, more=traced, job_id=job_id))
     code = run_job(crew, timeout_s=timeout_s, prefix=prefix, status=status)
     if trace:
-        try:
-            text = described(trace, job_id)
-        except KeyboardInterrupt:  # the job has ended: what it came to stands
-            text = (
-                "interrupted; the ranks' traces are left as they are. Hint: python -m "
-                f"sdp_plugins.launch.merge_trace {trace}"
-            )
-        typer.echo(f"sdp run: {text}", err=True)
+        typer.echo(f"sdp run: {merged_traces(trace, job_id)}", err=True)
     raise typer.Exit(code)
+
+
+# Traces are the one thing here that needs a part of the core: other jobs start without it.
+
+
+def folder_of_traces(folder: Path) -> dict[str, str]:
+    """Make the folder; the variable that tells the ranks of it."""
+    from sdp_plugins.launch.trace_files import prepared
+
+    try:
+        return prepared(folder)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def merged_traces(folder: Path, job_id: str) -> str:
+    """Merge what the ranks have left, and say what came of it."""
+    try:
+        from sdp_plugins.launch.merge_trace import described
+
+        return described(folder, job_id)
+    except KeyboardInterrupt:  # the job has ended: what it came to stands
+        return (
+            "interrupted; the ranks' traces are left as they are. Hint: python -m "
+            f"sdp_plugins.launch.merge_trace {folder}"
+        )
 
 
 def check(command: Sequence[str], module: bool, wanted: bool) -> None:
