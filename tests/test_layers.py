@@ -51,6 +51,7 @@ EXCEPTIONS = {("core/internode/mpi_library.py", "mpi4py")}
 # Who may look at the environment of the process, and why.
 ENVIRONMENT = {
     "core/config.py": "the settings",
+    "core/environment.py": "hands it to those who take it apart",
     "torch/launched_by_mpi.py": "sets torchrun's variables where mpirun has set its own only",
     "launch/local_ranks.py": "prepares the ranks' environment",
     "launch/hosts/request.py": "prepares the ranks' environment",

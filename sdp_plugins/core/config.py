@@ -14,6 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from .environment import environment
+
 MIB = 2**20
 DEFAULT_TIMEOUT_S = 300.0
 MAX_TIMEOUT_S = 1e8
@@ -208,11 +210,6 @@ def started_by_smddprun() -> bool:
 def started_by_us() -> bool:
     """Whether this is a rank of `sdp run` or `smddprun`."""
     return "SDP_JOB_ID" in os.environ or started_by_smddprun()
-
-
-def environment() -> dict[str, str]:
-    """Return a copy of the environment of this process."""
-    return dict(os.environ)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 Environment = Mapping[str, str]
 
@@ -11,8 +11,7 @@ Environment = Mapping[str, str]
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
-@dataclass(frozen=True)
-class Launcher:
+class Launcher(NamedTuple):
     """Names of a launcher's variables; of several names for one fact the first that is set counts.
 
     Attributes:
@@ -50,8 +49,7 @@ class Launcher:
         )
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(NamedTuple):
     """What one launcher says; None where it says nothing."""
 
     rank: int | None = None

@@ -17,7 +17,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from .config import Config, environment
+from .config import Config
+from .environment import environment
 
 log = logging.getLogger("sdp_plugins.core")
 INCLUDE = Path(__file__).with_name("include")

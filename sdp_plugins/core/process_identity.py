@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-_PROC = Path("/proc")
 _MAX_DEPTH = 64
 
 
@@ -19,7 +17,12 @@ def process_identity(pid: int) -> str:
 
 
 def launcher_identity(marker: str) -> str:
-    """Return the identity of the process that started this rank.
+    """Return the identity of the process that started this rank; see ``launching_process``."""
+    return process_identity(launching_process(marker))
+
+
+def launching_process(marker: str) -> int:
+    """Return the id of the process that started this rank.
 
     That is the nearest ancestor whose own environment does not hold the launcher's per-rank
     variable: the direct parent may be a wrapper (a shell, ``numactl``, a profiler) that every rank
@@ -37,13 +40,14 @@ def launcher_identity(marker: str) -> str:
         if parent <= 0:
             break
         pid = parent
-    return process_identity(pid)
+    return pid
 
 
 def _stat_fields(pid: int) -> list[str]:
     """Fields of /proc/PID/stat from the third (state) on; empty if there is no such process."""
     try:
-        text = (_PROC / str(pid) / "stat").read_text(errors="replace")
+        with open(f"/proc/{pid}/stat", errors="replace") as file:
+            text = file.read()
     except OSError:
         return []
     # The command stands in parentheses and may hold blanks and parentheses itself.
@@ -53,7 +57,8 @@ def _stat_fields(pid: int) -> list[str]:
 def _has_variable(pid: int, name: str) -> bool:
     """Whether the process was started with the variable; False if that cannot be read."""
     try:
-        block = (_PROC / str(pid) / "environ").read_bytes()
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            block = file.read()
     except OSError:
         return False
     return any(entry.startswith(name.encode() + b"=") for entry in block.split(b"\0"))

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
+import os
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 
 from .topology import Topology
 
 SAGEMAKER_PORT = 7777  # the one that SageMaker's PyTorch toolkit names, too
 FIRST_PORT, PORTS = 10_000, 20_000  # below those that kernels hand out
 HOST_NAME_LIBRARY = "gethostname.cpython"
-RESOURCES = Path("/opt/ml/input/config/resourceconfig.json")
+RESOURCES = "/opt/ml/input/config/resourceconfig.json"
 
 
 def rank_environment(
-    topology: Topology, given: Mapping[str, str], resources: Path = RESOURCES
+    topology: Topology, given: Mapping[str, str], resources: str | os.PathLike[str] = RESOURCES
 ) -> dict[str, str]:
     """`given`, and what is not in it of torchrun's and SMDDP's variables.
 
@@ -28,6 +27,7 @@ def rank_environment(
         given: Its environment.
         resources: SageMaker's list of hosts.
     """
+    in_sagemaker = os.path.exists(resources)
     place = {
         "RANK": topology.rank,
         "WORLD_SIZE": topology.world_size,
@@ -43,11 +43,11 @@ def rank_environment(
     if address := _address(topology, given):
         found["MASTER_ADDR"] = address
     found["MASTER_PORT"] = given.get("SM_MASTER_PORT", "") or str(
-        SAGEMAKER_PORT if resources.exists() else _own_port(topology)
+        SAGEMAKER_PORT if in_sagemaker else _own_port(topology)
     )
     found |= {name: value for name, value in given.items() if value or name not in found}
     preloaded = given.get("LD_PRELOAD", "")
-    if HOST_NAME_LIBRARY in preloaded and not resources.exists():
+    if HOST_NAME_LIBRARY in preloaded and not in_sagemaker:
         libraries = preloaded.replace(":", " ").split()
         kept = " ".join(library for library in libraries if HOST_NAME_LIBRARY not in library)
         found["LD_PRELOAD"] = kept
@@ -76,8 +76,12 @@ def misplaced(topology: Topology, given: Mapping[str, str]) -> str:
 
 def _hosts(given: Mapping[str, str]) -> list[str]:
     """SageMaker's list of them."""
+    if not given.get("SM_HOSTS"):
+        return []
+    import json  # outside of SageMaker smddprun does without
+
     try:
-        return [str(host) for host in json.loads(given.get("SM_HOSTS", "") or "[]")]
+        return [str(host) for host in json.loads(given["SM_HOSTS"])]
     except (ValueError, TypeError):
         return []
 

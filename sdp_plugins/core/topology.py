@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from .config import environment
+from .environment import environment
 from .launchers import (
     ENVIRONMENT,
     HYDRA,
@@ -26,8 +26,7 @@ _NAMESPACES = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid")
 _REMEDY = "start all ranks with one launcher, or set RANK and WORLD_SIZE for every rank"
 
 
-@dataclass(frozen=True)
-class Topology:
+class Topology(NamedTuple):
     """The place of this process in its job.
 
     ``local_rank``, ``local_size`` and ``node_rank`` are the launcher's view and a guess where it

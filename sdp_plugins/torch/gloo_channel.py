@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from sdp_plugins.core.config import environment
+from sdp_plugins.core.environment import environment
 from sdp_plugins.core.internode.wire import Pending, Way, WireError
 from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.torch.gloo_board import Board

@@ -12,7 +12,7 @@ from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from sdp_plugins.core import RendezvousError
-from sdp_plugins.core.config import environment
+from sdp_plugins.core.environment import environment
 from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.core.rendezvous import Exchange
 from sdp_plugins.torch.gloo_board import Board

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import astuple
 
 import pytest
 
@@ -69,7 +68,7 @@ def without(env: Env, *names: str) -> Env:
 
 
 def place(env: Env) -> tuple[object, ...]:
-    return astuple(Topology.from_env(env, identify=lambda marker: f"<{marker}>"))
+    return tuple(Topology.from_env(env, identify=lambda marker: f"<{marker}>"))
 
 
 # rank, world_size, local_rank, local_size, node_rank, job_key, source

@@ -143,6 +143,19 @@ def test_it_becomes_the_command_and_leaves_its_arguments_alone() -> None:
     assert (environment["RANK"], environment["ADDED"]) == ("3", "a=b")
 
 
+def test_it_starts_with_every_rank_and_loads_little() -> None:
+    heavy = {"argparse", "dataclasses", "inspect", "json", "pathlib", "subprocess", "numpy"}
+    code = "import sys; before = {*sys.modules}; import sdp_plugins.launch.smddprun"
+    code += "; from sdp_plugins.core.topology import Topology; Topology.from_env()"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; print(*({{*sys.modules}} - before))"],
+        env=clean() | open_mpi(),
+        **{"capture_output": True, "text": True, "timeout": 60, "check": True},
+    )
+    assert "sdp_plugins.launch.smddprun" in done.stdout.split()
+    assert not heavy & {*done.stdout.split()}
+
+
 def test_exit_codes_and_signals_are_the_commands() -> None:
     env = clean() | open_mpi()
     assert start("sh", "-c", "exit 7", env=env).returncode == 7

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 
-from ..config import Config, environment
+from ..config import Config
+from ..environment import environment
 from ..launchers import ENVIRONMENT, HYDRA, OPEN_MPI, PMIX, Environment, first_set
 from ..rendezvous import EnvHub, Exchange
 from ..rendezvous.failure import NODES_HINT

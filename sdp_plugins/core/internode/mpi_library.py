@@ -9,7 +9,8 @@ from contextlib import AbstractContextManager
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
-from ..config import defaults, environment
+from ..config import defaults
+from ..environment import environment
 from ..errors import RendezvousError
 from ..launchers import HYDRA, OPEN_MPI, Environment
 

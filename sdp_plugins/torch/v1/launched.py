@@ -9,7 +9,8 @@ from typing import Any
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, TCPStore
 
-from sdp_plugins.core.config import Config, environment
+from sdp_plugins.core.config import Config
+from sdp_plugins.core.environment import environment
 from sdp_plugins.core.internode.choice import for_environment
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.torch.identity import BACKEND
