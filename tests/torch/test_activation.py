@@ -51,7 +51,7 @@ def test_import_torch_is_enough() -> None:
     assert known
     assert named
     allowed = {"sdp_plugins", "sdp_plugins._activate", "sdp_plugins.core"}
-    allowed |= {"sdp_plugins.core.config", "sdp_plugins.core.errors"}
+    allowed |= {f"sdp_plugins.core.{name}" for name in ("config", "environment", "errors")}
     assert set(imported) <= allowed
 
 
