@@ -134,7 +134,7 @@ def own_folders(place: Path) -> None:
     run("mount", "--no-canonicalize", "--bind", found, "/opt/ml")
     os.close(opened)
     run(*["mount", "-t", "tmpfs", "none", "/dev/shm"])
-    prepare_ssh(Path("/root/.ssh"), place.parent / "key")
+    prepare_ssh(Path("~root/.ssh").expanduser(), place.parent / "key")
 
 
 def prepare_ssh(folder: Path, key: Path) -> None:
