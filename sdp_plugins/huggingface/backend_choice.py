@@ -21,12 +21,9 @@ import torch.distributed as dist
 from sdp_plugins.core.config import sagemaker_wants_smddp, started_by_smddprun, started_by_us
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.huggingface.sagemaker_flag import keep_from_transformers
-from sdp_plugins.huggingface.upstream import Upstream, mentions
+from sdp_plugins.huggingface.upstream import BACKEND, MENDED, Upstream, mentions
 
 log = logging.getLogger(__name__)
-
-BACKEND = "smddp"
-MENDED = "mended_for_smddp"
 
 
 def is_unchanged(state: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import fields
 from types import ModuleType
 
-BACKEND = "smddp"
+from sdp_plugins.huggingface.upstream import BACKEND
 
 
 def mend(module: ModuleType) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import wrapt
 
-from sdp_plugins.huggingface.upstream import Upstream, mentions
+from sdp_plugins.huggingface.upstream import MENDED, Upstream, mentions
 
 FLAG = "is_sagemaker_dp_enabled"
 CHECKED = ((4, 48), (5, 24))
@@ -44,7 +44,7 @@ def keep_from_transformers() -> None:
 def mend(module: ModuleType) -> None:
     """Stand before the flag's name in one module, if that asks as it did."""
     asked = getattr(module, FLAG, None)
-    if hasattr(asked, "mended_for_smddp"):
+    if hasattr(asked, MENDED):
         return
     version = sys.modules["transformers"].__version__
     place = PLACES[module.__name__]
@@ -61,7 +61,7 @@ def answering(asked: Any) -> Callable[[], bool]:
     def is_sagemaker_dp_enabled() -> bool:
         return asked() and not on_cpus()
 
-    is_sagemaker_dp_enabled.mended_for_smddp = True  # type: ignore[attr-defined]
+    setattr(is_sagemaker_dp_enabled, MENDED, True)
     return is_sagemaker_dp_enabled
 
 

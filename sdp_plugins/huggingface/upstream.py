@@ -11,6 +11,9 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
+BACKEND = "smddp"
+MENDED = "mended_for_smddp"  # what a function of ours in another's place has
+
 Version = tuple[int, int]
 
 

@@ -44,16 +44,16 @@ def clear(folder: Path) -> None:
     Raises:
         ValueError: A file that is not ours has a name of ours; nothing is removed then.
     """
-    ours = [path for path in folder.iterdir() if _NAMES.fullmatch(path.name)]
-    for path in ours:
-        if trace_file.about(path) is None and not _UNFINISHED.fullmatch(path.name):
+    named = [path for path in folder.iterdir() if _NAMES.fullmatch(path.name)]
+    ours = {path for path in named if trace_file.about(path) is not None}
+    for path in named:
+        if path not in ours and not _UNFINISHED.fullmatch(path.name):
             raise ValueError(
                 f"--trace {folder}: {path.name} there was written by something else. Hint: move "
                 "it, or give another folder."
             )
     for path in ours:
-        if trace_file.about(path) is not None:
-            path.unlink()
+        path.unlink()
 
 
 Found = tuple[Path, Json]

@@ -1,4 +1,4 @@
-"""One rank of a job here: `python -m sdp_plugins.sagemaker.rank JOB PROCESSES`.
+"""One rank of a job here, started as `main` with two arguments: JOB PROCESSES.
 
 JOB has a folder for each host, which says what its ranks are. This process becomes that.
 """
@@ -64,5 +64,5 @@ def become(job: Path, processes: int) -> None:
 
 
 def main() -> None:
-    """What a rank's process does first: FOLDER PROCESSES."""
+    """What a rank's process does first."""
     become(Path(sys.argv[1]), int(sys.argv[2]))
