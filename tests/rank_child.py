@@ -86,6 +86,7 @@ def serve(connection: Connection) -> None:
             environment, payload = pickle.loads(connection.recv_bytes())
             os.environ.update(environment)
             reply(connection, run_case(payload))
+            gc.collect()  # what a case leaves in cycles, as errors do, ends with it
     for value in tests.ranks.kept.values():
         if hasattr(value, "close"):
             value.close()

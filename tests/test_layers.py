@@ -36,6 +36,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "lightning": ({"core", "torch"}, LIGHTNING),
     "huggingface": ({"core", "torch"}, {"torch", "wrapt", "transformers", "accelerate"}),
     "launch": ({"core"}, {"typer"}),
+    "trace": ({"core"}, set()),
     "sagemaker": ({"launch"}, {"sagemaker"}),
     # SageMaker's SDK puts it beside modules of its own.
     "sagemaker/driver": (set(), {"common", "distributed_drivers"}),

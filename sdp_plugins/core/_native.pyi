@@ -85,6 +85,11 @@ def reduces(op: Op) -> bool:
 def counts_must_agree(op: Op) -> bool:
     """Whether all ranks' buffers have one length."""
 
+def misplaced(sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], rank: int, itemsize: int) -> list[int]:
+    """
+    Indices of inputs that would be overwritten before every rank has read them.
+    """
+
 def path_name(path: int) -> str:
     """What `last_path` calls the path of a traced event."""
 
@@ -115,8 +120,27 @@ def make_endpoint(submit: object) -> int:
     An SdpEndpoint of a group whose operations are not the native group's own.
     """
 
-def initialize_segment(fd: int, rank: int, world_size: int, staging_bytes: int) -> None:
-    """Sizes a memory file and writes its header, before the rendezvous."""
+def initialize_segment(fd: int, rank: int, world_size: int, staging_bytes: int) -> int:
+    """
+    Sizes a memory file and writes its header, before the rendezvous; returns where its text about the rank goes, of at most FLIGHT_ABOUT_BYTES with the 0 that ends it.
+    """
+
+FLIGHT_ABOUT_BYTES: int = 4096
+
+FLIGHT_SLOTS: tuple = (512, 256, 64)
+
+def read_flight(fd: int) -> bytes:
+    """
+    `NativeGroup.flight` of a segment's file, of which nothing is believed.
+    """
+
+def take_report_signal(number: int, eventfd: int) -> bool:
+    """
+    Has a signal written to the descriptor, if nobody else handles or ignores it; whether so.
+    """
+
+def give_back_report_signal(number: int) -> None:
+    """Undoes that, unless somebody else has taken the signal since."""
 
 def explain(op: Op, nbytes: int, registered: bool) -> str:
     """The path for an operation in which each rank shows `nbytes`, and why."""
@@ -137,8 +161,10 @@ class Work:
     def finish(self, source_rank: int = -1) -> None:
         """Done; called once, by whoever ran the operation."""
 
-    def fail(self, kind: str, text: str, ranks: Sequence[int], op: str, seq: int, elapsed_s: float) -> None:
-        """Done, with a failure."""
+    def fail(self, kind: str, text: str, ranks: Sequence[int], op: str, seq: int, elapsed_s: float, group: int = 0) -> None:
+        """
+        Done, with a failure; `group`: token of the group that has failed by it.
+        """
 
     def wait(self, timeout_s: float) -> bool:
         """
@@ -160,7 +186,7 @@ class Work:
 class NativeGroup:
     """The ranks of a group on this node."""
 
-    def __init__(self, rank: int, world_size: int, segment_fds: Sequence[int], sockets: Sequence[int], pidfds: Sequence[int], staging_bytes: int, spin_us: int = -1, ids: Sequence[int] = [], group_size: int = 0) -> None:
+    def __init__(self, rank: int, world_size: int, segment_fds: Sequence[int], sockets: Sequence[int], pidfds: Sequence[int], staging_bytes: int, spin_us: int = -1, ids: Sequence[int] = [], group_size: int = 0, token: int = 0) -> None:
         """
         Takes ownership of all file descriptors, also if it raises. `ids`: the ranks' names in messages, where they are one node's share of a group of `group_size`.
         """
@@ -199,6 +225,22 @@ class NativeGroup:
 
     def recv(self, address: int, count: int, dtype: DType, peer: int, tag: int, timeout_s: float) -> Work: ...
 
+    def recv_any(self, address: int, count: int, dtype: DType, tag: int, timeout_s: float, seq: int) -> Work:
+        """
+        Receives from any rank of this node, for a larger group, which counts its messages, looks at the time as long as others may send, and may take it back.
+        """
+
+    def take_back(self, work: Work) -> int | None:
+        """
+        Ends a receive that no message has come for: its work is the caller's to finish. The ticket of its record; None if a message has come.
+        """
+
+    def others_have_left(self) -> None:
+        """Says that no rank of another node sends any more."""
+
+    def gone(self) -> list[int]:
+        """The ranks of this node that have ended or left."""
+
     def add_region(self, address: int, nbytes: int, fd: int, offset: int) -> int:
         """
         Offers a shared mapping to the peers; returns its id. The fd is duplicated.
@@ -234,10 +276,30 @@ class NativeGroup:
     def add_trace_event(self, event: bytes) -> None:
         """Records an event of an operation that is not run here."""
 
+    def record(self, event: bytes, ticket: int = 0) -> int:
+        """
+        Shows such an event in the flight recorder, or its next version in the place that the ticket stands for; returns the ticket.
+        """
+
+    @property
+    def token(self) -> int:
+        """Of the group, on all its ranks."""
+
+    def set_recording(self, on: bool) -> None:
+        """Switches the flight recorder off, to measure what it costs."""
+
+    def flight(self, rank: int) -> bytes:
+        """
+        What a rank of this node shows of itself and its last operations: see FlightHead.
+        """
+
     def close(self) -> None: ...
 
     def endpoint(self) -> int:
         """A new SdpEndpoint, which is never freed."""
+
+    @property
+    def issued(self) -> int: ...
 
     @property
     def last_path(self) -> str: ...

@@ -10,14 +10,16 @@ from dataclasses import dataclass
 from . import _native
 from .config import Config
 from .errors import name_ranks
+from .flight.about import About, clock_here, pid_namespace, token_of
 from .internode import calibration
 from .internode.costs import Costs
 from .internode.spanning_group import SpanningGroup
 from .internode.wire import Network
 from .nodes import Nodes
+from .process_identity import process_identity
 from .rendezvous import Exchange, Meeting, meet
-from .rendezvous.failure import Reason, ReasonError
-from .topology import place_in_job
+from .rendezvous.failure import ONE_JOB_HINT, Reason, ReasonError
+from .topology import Topology, place_in_job
 
 _PIECE_NBYTES = 256 * 1024
 _SLOTS = 3
@@ -50,6 +52,7 @@ class Membership:
         name: For messages.
         native: What serves it.
         job_ranks: The members' ranks in the job; None: not known.
+        about: This rank, as its segment tells others.
     """
 
     rank: int
@@ -57,6 +60,7 @@ class Membership:
     name: str
     native: Endpoint
     job_ranks: tuple[int, ...] | None
+    about: About
 
 
 def n_exchanges(nodes: int) -> int:
@@ -95,9 +99,10 @@ def bring_up(
         nodes = meeting.nodes
         if nodes.count > 1 and network is None:
             raise meeting.occasion.error(_no_network(rank, nodes))
-        native = _share_memory(meeting, nodes.members[nodes.node_of(rank)], name, config)
+        about = _about(meeting, name, place)
+        native = _share_memory(meeting, nodes.members[nodes.node_of(rank)], about, config)
     if nodes.count == 1:
-        return Membership(rank, nodes, name, native, meeting.job_ranks)
+        return Membership(rank, nodes, name, native, meeting.job_ranks, about)
     assert network is not None
     wire_dtype = None if config.wire_dtype is None else _native.DType[config.wire_dtype]
     try:
@@ -115,7 +120,7 @@ def bring_up(
             group.close()
             raise
     calibration.remember(network.name, group.costs, config.calibration if rank == 0 else None)
-    return Membership(rank, nodes, name, group, meeting.job_ranks)
+    return Membership(rank, nodes, name, group, meeting.job_ranks, about)
 
 
 def _agree(meeting: Meeting, exchange: Exchange, network: Network, config: Config) -> Costs | None:
@@ -134,7 +139,8 @@ def _agree(meeting: Meeting, exchange: Exchange, network: Network, config: Confi
             problem = str(error)
     mine = json.dumps([setting, costs, problem])
     blobs = exchange(mine.encode(), occasion.deadline.remaining_s)
-    said = [json.loads(blob) for blob in blobs]
+    with occasion.telling():
+        said = [_settings(rank, blob) for rank, blob in enumerate(blobs)]
     others = [rank for rank, (other, *_) in enumerate(said) if other != setting]
     if others:
         refusal = ReasonError.refused(
@@ -149,18 +155,48 @@ def _agree(meeting: Meeting, exchange: Exchange, network: Network, config: Confi
     if problem:
         hint = "remove the file that rank 0 was given, to have the network measured again"
         raise occasion.error(ReasonError.refused(problem, hint, [0]).reason)
-    return Costs.from_json(costs) if costs else None
+    try:
+        return Costs.from_json(costs) if costs else None
+    except ValueError as error:
+        raise occasion.error(ReasonError.refused(str(error), ONE_JOB_HINT, [0]).reason) from error
+
+
+def _settings(rank: int, blob: bytes) -> tuple[str, str, str]:
+    """What a rank said in `_agree`: how it would use the network, its costs, and what is wrong."""
+    try:
+        setting, costs, problem = json.loads(blob)
+    except (ValueError, TypeError, RecursionError) as error:
+        what = f"rank {rank} sent nonsense ({type(error).__name__}: {error})"
+        raise ReasonError.refused(what, ONE_JOB_HINT, [rank]) from error
+    return str(setting), str(costs), str(problem)
+
+
+def _about(meeting: Meeting, name: str, place: Topology | None) -> About:
+    occasion = meeting.occasion
+    return About(
+        token=token_of(announcement.pack() for announcement in meeting.table),
+        name=name,
+        rank=occasion.rank,
+        world_size=occasion.world_size,
+        members=meeting.job_ranks,
+        job="" if place is None else place.job_key,
+        process=process_identity(os.getpid()),
+        pids=pid_namespace(),
+        host=meeting.table[occasion.rank].place.host,
+        clock=clock_here(),
+    )
 
 
 def _share_memory(
-    meeting: Meeting, members: Sequence[int], name: str, config: Config
+    meeting: Meeting, members: Sequence[int], about: About, config: Config
 ) -> _native.NativeGroup:
     occasion = meeting.occasion
     index, size = members.index(occasion.rank), len(members)
     staging = staging_nbytes(config, size)
-    segment = os.memfd_create(f"sdp-{name}"[:200], os.MFD_CLOEXEC)
+    segment = os.memfd_create(f"sdp-{about.name}"[:200], os.MFD_CLOEXEC)
     try:
-        _native.initialize_segment(segment, index, size, staging)
+        at = _native.initialize_segment(segment, index, size, staging)
+        os.pwrite(segment, about.pack(), at)
         links = meeting.connect(segment, members)
     except BaseException:
         os.close(segment)
@@ -176,6 +212,7 @@ def _share_memory(
         -1 if config.spin_us is None else config.spin_us,
         list(members),
         occasion.world_size,
+        about.token,
     )
 
 

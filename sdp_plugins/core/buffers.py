@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +49,12 @@ class Buffer:
             parts.append(self.part(begin, count))
             begin += count
         return parts
+
+    def copied(self) -> Buffer:
+        """The same elements in memory of their own."""
+        there = (ctypes.c_ubyte * self.nbytes).from_address(self.ptr)
+        memory = np.frombuffer(memoryview(there), np.uint8).copy()
+        return Buffer(memory.ctypes.data, self.count, self.dtype, memory)
 
 
 _NUMPY: dict[np.dtype[Any], DType] = {

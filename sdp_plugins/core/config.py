@@ -39,6 +39,7 @@ _NAMES = (
     "SDP_CACHE",
     "SDP_HUGGINGFACE",
     "SDP_TRACE",
+    "SDP_FLIGHT_DIR",
 )
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -76,6 +77,8 @@ class Config:
         huggingface: Mend HuggingFace's libraries for smddp on CPUs (``SDP_HUGGINGFACE``).
         trace: Folder for a timeline of each rank's operations; None: none is recorded
             (``SDP_TRACE``).
+        flight_dir: Folder for a report of each rank whose group fails; None: none is left
+            (``SDP_FLIGHT_DIR``).
     """
 
     timeout_s: float | None = None
@@ -91,6 +94,7 @@ class Config:
     cache: str | None = None
     huggingface: bool = True
     trace: str | None = None
+    flight_dir: str | None = None
 
     @property
     def wait_s(self) -> float:
@@ -141,6 +145,7 @@ class Config:
             cache=read("SDP_CACHE", _path, cls.cache),
             huggingface=read("SDP_HUGGINGFACE", _switch, cls.huggingface),
             trace=read("SDP_TRACE", _path, cls.trace),
+            flight_dir=read("SDP_FLIGHT_DIR", _path, cls.flight_dir),
         )
 
 

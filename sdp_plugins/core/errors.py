@@ -8,6 +8,7 @@ says who, in which operation, after how long, and what to do about it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 
 _REASON_CHARS = 200
 NO_SEQ = -1
@@ -116,7 +117,13 @@ _KINDS: dict[str, type[SdpError]] = {
 
 
 def from_native(
-    kind: str, text: str, ranks: tuple[int, ...], op: str, seq: int, elapsed_s: float
+    kind: str,
+    text: str,
+    ranks: tuple[int, ...],
+    op: str,
+    seq: int,
+    elapsed_s: float,
+    group: int = 0,
 ) -> SdpError:
     """Build the error that the native module is about to raise.
 
@@ -129,11 +136,18 @@ def from_native(
         op: Name of the operation.
         seq: Its sequence number.
         elapsed_s: Seconds since it began.
+        group: Token of the group that has failed by it; 0: none has.
 
     Returns:
         The error, not raised.
     """
-    return _KINDS.get(kind, SdpError)(text, ranks=ranks, op=op, seq=seq, elapsed_s=elapsed_s)
+    error = _KINDS.get(kind, SdpError)(text, ranks=ranks, op=op, seq=seq, elapsed_s=elapsed_s)
+    if group:
+        with suppress(Exception):  # it must not hide what it explains
+            from .flight.failures import explain
+
+            explain(error, group)
+    return error
 
 
 def is_news(error: BaseException) -> bool:

@@ -17,6 +17,7 @@ from .buffers import Buffer, BufferLike, as_buffer
 from .config import Config
 from .dtypes import DType, ReduceOp
 from .errors import is_news, name_error
+from .flight.members import Member, members
 from .internode.choice import for_environment, mpi_is_there
 from .internode.costs import Costs
 from .internode.mpi import MpiNetwork
@@ -53,7 +54,9 @@ class Group:
         timeout_s: Time-out of operations that give none, in seconds; may be changed.
 
     Buffers are contiguous CPU memory: the buffer protocol, ``__array_interface__``,
-    ``__dlpack__``, or a ``Buffer``. Every call takes ``timeout_s`` (seconds; None: the group's).
+    ``__dlpack__``, or a ``Buffer``. What a rank keeps may be in its place in the output from the
+    beginning; another input that lies in the output's memory is copied first. Every call takes
+    ``timeout_s`` (seconds; None: the group's).
 
     Raises, from every operation:
         ValueError, TypeError: The call is wrong; nothing was sent.
@@ -91,6 +94,8 @@ class Group:
         here = native.native if isinstance(native, SpanningGroup) else native
         seat = Seat(self.name, self.rank, self.world_size, membership.job_ranks)
         self._traced = recorder.join(seat, here, config.trace)
+        self._member = Member(here, self.local_size, membership.about, config.flight_dir)
+        members.join(self._member)
 
     @classmethod
     def from_env(
@@ -473,6 +478,11 @@ class Group:
         return _native.explain(_native.Op[op], nbytes, registered)
 
     @property
+    def issued(self) -> int:
+        """Collectives that this rank has called so far; the next one's number is one more."""
+        return self._native.issued
+
+    @property
     def last_path(self) -> str:
         """Path that the last collective took: ``inline``, ``staged``, ``zero-copy`` or ``none``."""
         return self._native.last_path
@@ -553,6 +563,7 @@ class Group:
         self._native.close()
         self._let_all_go()
         recorder.leave(self._traced, failure)
+        members.leave(self._member)
 
     def __del__(self) -> None:
         # Before anything that operations in flight write can be freed, in whatever order.
@@ -595,14 +606,18 @@ class Group:
         timeout_s: float | None,
     ) -> Work | None:
         dtype = _common_dtype(op, sends, recvs)
+        inputs, outputs = _pieces(sends), _pieces(recvs)
+        if inputs and (wrong := _native.misplaced(inputs, outputs, self.rank, dtype.itemsize)):
+            sends = [part.copied() if i in wrong else part for i, part in enumerate(sends)]
+            inputs = _pieces(sends)
         arguments = (
             op,
             dtype.native,
             reduction.native,
             reduction.factor,
             root,
-            [(part.ptr, part.count) for part in sends],
-            [(part.ptr, part.count) for part in recvs],
+            inputs,
+            outputs,
             self.timeout_s if timeout_s is None else timeout_s,
         )
         if not async_op:
@@ -626,15 +641,19 @@ class Group:
         return Work(native, what, held, self._release)
 
     def _let_go(self) -> None:
-        """Look at two of the operations in flight, in turns: one that stays keeps no others."""
+        """Look at operations in flight, in turns, until two have been met that are not done."""
         done: list[list[Buffer]] = []
-        with self._in_flight_lock:
-            for _ in range(min(2, len(self._in_flight))):
+        # Another time will do; and in a forked child it may be held for ever.
+        if not self._in_flight_lock.acquire(blocking=False):
+            return
+        try:
+            pending: list[tuple[_native.Work, list[Buffer]]] = []
+            while self._in_flight and len(pending) < 2:
                 native, held = entry = self._in_flight.popleft()
-                if native.completed():
-                    done.append(held)
-                else:
-                    self._in_flight.append(entry)
+                done.append(held) if native.completed() else pending.append(entry)
+            self._in_flight.extend(pending)
+        finally:
+            self._in_flight_lock.release()
         for held in done:  # outside of the lock: finalizers are not ours
             self._release(held)
 
@@ -673,6 +692,11 @@ class Group:
                 f"{self.world_size} ranks"
             )
         return whole.split(splits)
+
+
+def _pieces(buffers: Sequence[Buffer]) -> list[tuple[int, int]]:
+    """Addresses and counts, as the native core takes them."""
+    return [(buffer.ptr, buffer.count) for buffer in buffers]
 
 
 def _check_tag(what: str, tag: int) -> None:

@@ -16,6 +16,38 @@ def process_identity(pid: int) -> str:
     return f"{pid}@{stat[19] if stat else 0}"
 
 
+def process_state(identity: str) -> str:
+    """The state of a process, a letter as in /proc/PID/stat; empty if it has ended.
+
+    Args:
+        identity: As ``process_identity`` gave it.
+    """
+    stat = _stat_fields(int(identity.partition("@")[0]))
+    same = bool(stat) and f"@{stat[19]}" == identity[identity.find("@") :]
+    return stat[0] if same and stat[0] not in "ZX" else ""
+
+
+def own_pid(pid: int) -> int:
+    """The id by which a process knows itself: in a container another one than here."""
+    try:
+        with open(f"/proc/{pid}/status", errors="replace") as file:
+            ids = next((line for line in file if line.startswith("NSpid:")), "")
+    except OSError:
+        ids = ""
+    return int(ids.split()[-1]) if ids else pid
+
+
+def parents(pid: int) -> list[int]:
+    """The processes above one, the nearest first."""
+    found: list[int] = []
+    while len(found) < _MAX_DEPTH and (stat := _stat_fields(pid)):
+        pid = int(stat[1])
+        if pid <= 1:
+            break
+        found.append(pid)
+    return found
+
+
 def launcher_identity(marker: str) -> str:
     """Return the identity of the process that started this rank; see ``launching_process``."""
     return process_identity(launching_process(marker))

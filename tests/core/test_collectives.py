@@ -155,10 +155,62 @@ def in_place(job: Job) -> Iterator[Outcome]:
     done(job.group.all_to_all(job.give(data), job.give(data), **job.how))
     yield "all_to_all", data, np.concatenate([job.part(src, rank) for src in job.ranks])
     data = job.whole(rank)
-    expected = reduced([job.part(src, rank) for src in job.ranks], job.dtype, "sum")
     mine = np.split(data, job.world)[rank]
     done(job.group.reduce_scatter(job.give(mine), job.give(data), **job.how))
-    yield "reduce_scatter", mine, expected
+    yield "reduce_scatter", mine, summed(job)
+
+
+def in_each_others_place(job: Job) -> Iterator[Outcome]:
+    """Outputs lie where inputs for other ranks lie."""
+    n, rank = job.count, job.rank
+    root, other = job.world - 1, (job.rank + 1) % job.world
+    everyone = np.concatenate([job.part(src) for src in job.ranks])
+    exchanged = np.concatenate([job.part(src, rank) for src in job.ranks])
+    for how in "all_gather", "gather":
+        output = job.room(n * job.world)
+        parts = np.split(output, job.world)
+        parts[other][:] = job.part(rank)
+        mine = job.give(parts[other])
+        if how == "all_gather":
+            done(job.group.all_gather(job.give(output), mine, **job.how))
+        else:
+            outputs = [job.give(part) for part in parts] if rank == root else None
+            done(job.group.gather(outputs, mine, root, **job.how))
+        if how == "all_gather" or rank == root:
+            yield how, output, everyone
+    inputs = np.split(job.whole(root), job.world)
+    given = [job.give(part) for part in inputs] if rank == root else None
+    done(job.group.scatter(job.give(inputs[other]), given, root, **job.how))
+    yield "scatter", inputs[other], job.part(root, rank)
+    parts = np.split(job.whole(rank), job.world)
+    given = [job.give(part) for part in parts]
+    done(job.group.all_to_all_pieces(given[::-1], given, **job.how))
+    yield "all_to_all_pieces", np.concatenate(parts[::-1]), exchanged
+    data = job.whole(rank)
+    mine = np.split(data, job.world)[other]
+    done(job.group.reduce_scatter(job.give(mine), job.give(data), **job.how))
+    yield "reduce_scatter", mine, summed(job)
+
+
+def across(job: Job) -> Iterator[Outcome]:
+    """Outputs lie one element beside the inputs."""
+    n, rank, size = job.count, job.rank, job.count * job.world
+    for shift in (0, 1) if n else ():
+        room = job.room(size + 1)
+        data, output = room[shift : shift + size], room[1 - shift :][:size]
+        data[:] = job.whole(rank)
+        done(job.group.all_to_all(job.give(output), job.give(data), **job.how))
+        expected = np.concatenate([job.part(src, rank) for src in job.ranks])
+        yield f"all_to_all {shift}", output, expected
+        data[:] = job.whole(rank)
+        mine = output[rank * n : (rank + 1) * n]
+        done(job.group.reduce_scatter(job.give(mine), job.give(data), **job.how))
+        yield f"reduce_scatter {shift}", mine, summed(job)
+
+
+def summed(job: Job) -> Array:
+    """What this rank gets of a reduce_scatter."""
+    return reduced([job.part(src, job.rank) for src in job.ranks], job.dtype, "sum")
 
 
 def barrier(job: Job) -> Iterator[Outcome]:
@@ -178,6 +230,8 @@ COLLECTIVES = {
         all_to_all_splits,
         all_to_all_pieces,
         in_place,
+        in_each_others_place,
+        across,
         barrier,
     )
 }

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <cstring>
 #include <exception>
 #include <stdexcept>
 #include <thread>
@@ -82,7 +83,7 @@ World::World(int size, std::size_t staging_bytes, int spin_us) {
   for (int r = 0; r < size; ++r) {
     auto communicator = std::make_shared<sdp::Communicator>(links.take(r), staging_bytes);
     ranks_.push_back({communicator, std::make_shared<sdp::Engine>(communicator, spin_us),
-                      std::make_unique<sdp::PointToPoint>(communicator)});
+                      std::make_shared<sdp::PointToPoint>(communicator, spin_us)});
   }
 }
 
@@ -144,6 +145,45 @@ sdp::Request request(sdp::Op op, sdp::DType dtype) {
   made.dtype = dtype;
   made.timeout_s = kTimeoutS;
   return made;
+}
+
+sdp::FileDescriptor file_of(std::size_t nbytes) {
+  sdp::FileDescriptor file(memfd_create("sdp-test", MFD_CLOEXEC));
+  if (ftruncate(file.get(), static_cast<off_t>(nbytes)) != 0) {
+    throw std::runtime_error("a memory file cannot be made");
+  }
+  return file;
+}
+
+ssize_t send_message(int socket, const void* data, std::size_t nbytes, int file, int flags) {
+  iovec part{const_cast<void*>(data), nbytes};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  if (file >= 0) {
+    header.msg_control = control;
+    header.msg_controllen = sizeof control;
+    cmsghdr* attached = CMSG_FIRSTHDR(&header);
+    attached->cmsg_level = SOL_SOCKET;
+    attached->cmsg_type = SCM_RIGHTS;
+    attached->cmsg_len = CMSG_LEN(sizeof file);
+    std::memcpy(CMSG_DATA(attached), &file, sizeof file);
+  }
+  return sendmsg(socket, &header, flags);
+}
+
+sdp::TraceEvent numbered(std::uint64_t number) {
+  sdp::TraceEvent event;
+  event.seq = event.count = event.nbytes = number;
+  event.issued_ns = event.started_ns = event.finished_ns = static_cast<std::int64_t>(number);
+  return event;
+}
+
+bool whole(const sdp::TraceEvent& event) {
+  const auto number = static_cast<std::int64_t>(event.seq);
+  return event.count == event.seq && event.nbytes == event.seq && event.issued_ns == number &&
+         event.started_ns == number && event.finished_ns == number;
 }
 
 sdp::Request in_place(sdp::Op op, sdp::DType dtype, sdp::Piece buffer, int root) {

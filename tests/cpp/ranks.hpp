@@ -19,7 +19,7 @@ inline constexpr double kTimeoutS = 30;  // nothing in these tests takes as long
 struct Rank {
   std::shared_ptr<sdp::Communicator> communicator;
   std::shared_ptr<sdp::Engine> engine;
-  std::unique_ptr<sdp::PointToPoint> point_to_point;
+  std::shared_ptr<sdp::PointToPoint> point_to_point;
 
   void run(sdp::Request request) {
     engine->run(std::move(request), [] {});
@@ -69,6 +69,14 @@ std::optional<sdp::Failure> failure_of(sdp::Work& work);
 void expect_done(sdp::Work& work);
 
 int open_files();  // of this process
+
+sdp::FileDescriptor file_of(std::size_t nbytes);  // a new memory file
+// What a rank tells another about its registered memory, or what a liar does; as sendmsg returns.
+ssize_t send_message(int socket, const void* data, std::size_t nbytes, int file, int flags = 0);
+
+// An event all of whose words say the same, and whether they do.
+sdp::TraceEvent numbered(std::uint64_t number);
+bool whole(const sdp::TraceEvent& event);
 
 template <class T>
 sdp::Piece piece(std::vector<T>& elements) {

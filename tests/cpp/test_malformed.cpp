@@ -261,21 +261,7 @@ struct Message {
 };
 
 void send_message(int socket, const void* data, std::size_t nbytes, int file) {
-  iovec part{const_cast<void*>(data), nbytes};
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  msghdr header{};
-  header.msg_iov = &part;
-  header.msg_iovlen = 1;
-  if (file >= 0) {
-    header.msg_control = control;
-    header.msg_controllen = sizeof control;
-    cmsghdr* attached = CMSG_FIRSTHDR(&header);
-    attached->cmsg_level = SOL_SOCKET;
-    attached->cmsg_type = SCM_RIGHTS;
-    attached->cmsg_len = CMSG_LEN(sizeof file);
-    std::memcpy(CMSG_DATA(attached), &file, sizeof file);
-  }
-  CHECK_EQ(sendmsg(socket, &header, 0), static_cast<ssize_t>(nbytes));
+  CHECK_EQ(ranks::send_message(socket, data, nbytes, file), static_cast<ssize_t>(nbytes));
 }
 
 // Rank 0 reduces registered memory; rank 1 says `message`, attaches `file`, and claims that its
@@ -305,22 +291,17 @@ std::optional<Failure> meet_region(const void* message, std::size_t nbytes, int 
   return std::nullopt;
 }
 
-FileDescriptor file_of(std::size_t nbytes) {
-  FileDescriptor file(memfd_create("sdp-test", MFD_CLOEXEC));
-  CHECK_EQ(ftruncate(file.get(), static_cast<off_t>(nbytes)), 0);
-  return file;
-}
 }  // namespace
 
 TEST(an_honest_region_passes) {
-  const FileDescriptor file = file_of(kLarge * 4);
+  const FileDescriptor file = ranks::file_of(kLarge * 4);
   const Message message{7, kLarge * 4, 0};
   const auto failure = meet_region(&message, sizeof message, file.get(), {7, 0});
   CHECK_EQ(failure ? failure->what() : std::string(), "");
 }
 
 TEST(messages_of_another_size) {
-  const FileDescriptor file = file_of(kLarge * 4);
+  const FileDescriptor file = ranks::file_of(kLarge * 4);
   std::vector<std::byte> bytes(200, std::byte{1});
   for (std::size_t nbytes : {1, 8, 23, 25, 200}) {
     for (int attached : {-1, file.get()}) {
@@ -333,7 +314,7 @@ TEST(messages_of_another_size) {
 }
 
 TEST(regions_without_a_file_or_beyond_its_end) {
-  const FileDescriptor file = file_of(kLarge * 4);
+  const FileDescriptor file = ranks::file_of(kLarge * 4);
   const auto claim = [&](Message message, int attached) {
     return meet_region(&message, sizeof message, attached, {7, 0});
   };
@@ -348,7 +329,7 @@ TEST(regions_without_a_file_or_beyond_its_end) {
 }
 
 TEST(places_outside_of_the_region) {
-  const FileDescriptor file = file_of(kLarge * 4 + 4096);
+  const FileDescriptor file = ranks::file_of(kLarge * 4 + 4096);
   const Message message{7, kLarge * 4 + 4096, 0};
   const auto claim = [&](RegionPlace place) {
     return meet_region(&message, sizeof message, file.get(), place);
@@ -365,7 +346,7 @@ TEST(places_outside_of_the_region) {
 
 TEST(a_region_that_was_taken_back) {
   World world(2);
-  const FileDescriptor file = file_of(kLarge * 4);
+  const FileDescriptor file = ranks::file_of(kLarge * 4);
   const int socket = world[1].communicator->peers().socket(0);
   const Message messages[] = {{7, kLarge * 4, 0}, {7, 0, 0}, {9, 0, 0}};
   send_message(socket, &messages[0], sizeof(Message), file.get());

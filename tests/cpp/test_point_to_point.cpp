@@ -274,11 +274,17 @@ TEST(nobody_answers_in_time) {
                     "recv #1 int32[5] from rank 1 tag 3: rank 1 did not answer in "
                     "0.1 s. Hint: ") != nullptr);
   CHECK_THROWS(world[0].post(one), Failure, "recv #1");
+}
 
+TEST(none_of_several_answers_in_time) {
+  World world(3);
+  Ints buffer(5);
   Request any = ranks::recv(DType::int32, ranks::piece(buffer), -1);
   any.timeout_s = 0.1;
-  const auto nobody = ranks::failure_of(*world[2].post(any));
-  CHECK(nobody && std::strstr(nobody->what(), "from any rank") != nullptr);
+  const auto failure = ranks::failure_of(*world[2].post(any));
+  CHECK(failure && (failure->ranks == std::vector<int>{0, 1}));
+  CHECK(std::strstr(failure->what(), "from any rank tag 0: none of ranks 0, 1 answered in 0.1 s") !=
+        nullptr);
 }
 
 TEST(a_full_channel_times_out_too) {
@@ -364,4 +370,99 @@ TEST(threads_of_a_rank_send_and_receive_side_by_side) {
     for (auto& thread : threads) thread.join();
     CHECK_EQ(wrong.load(), 0);
   });
+}
+
+TEST(a_receive_is_taken_back_unless_its_message_has_come) {
+  World world(2);
+  Ints first(1), second(1);
+  const auto taken = post_recv(world[0], first, -1);
+  CHECK(world[0].point_to_point->take_back(*taken).has_value());
+  CHECK(!world[0].point_to_point->take_back(*taken));  // it is there no more
+  const auto stays = post_recv(world[0], second, -1);
+  send(world[1], {7}, 0);
+  ranks::expect_done(*stays);
+  CHECK(!world[0].point_to_point->take_back(*stays));
+  CHECK(second == Ints{7});
+  CHECK(first == Ints{0});
+  CHECK(!taken->completed());  // whoever has taken it finishes it
+  taken->finish(std::nullopt, 5);
+  ranks::expect_done(*taken);
+  CHECK_EQ(taken->source_rank(), 5);
+}
+
+TEST(a_receive_whose_message_has_begun_is_not_taken_back) {
+  World world(2);
+  Ints large = numbers(kRingBytes, 3), got(kRingBytes);
+  const auto sent = post_send(world[0], large, 1);  // a part of it is in the ring
+  const auto receive = post_recv(world[1], got, -1);
+  CHECK(!world[1].point_to_point->take_back(*receive));
+  ranks::expect_done(*receive);
+  ranks::expect_done(*sent);
+  CHECK(got == large);
+}
+
+TEST(what_is_taken_back_has_no_part_in_a_failure) {
+  World world(2);
+  Ints taken(1), left(1);
+  const auto mine = post_recv(world[0], taken, -1);
+  const auto other = post_recv(world[0], left, -1);
+  CHECK(world[0].point_to_point->take_back(*mine).has_value());
+  world[0].close();
+  CHECK(ranks::failure_of(*other)->kind == FailureKind::closed);
+  CHECK(!mine->completed());
+  CHECK(!world[0].point_to_point->take_back(*other));
+}
+
+// Each message is received once: by the core, or by who took its receive back and posts it anew.
+TEST(receives_are_taken_back_while_messages_come) {
+  constexpr int kMessages = 400;
+  World world(3);
+  world.each([](int r, Rank& rank) {
+    if (r > 0) {
+      for (int m = 0; m < kMessages; ++m) send(rank, numbers(m % 7 == 0 ? 9000 : 2, m), 0, 1);
+      return;
+    }
+    for (int m = 0; m < 2 * kMessages;) {
+      const int number = m % kMessages;
+      Ints buffer(number % 7 == 0 ? 9000 : 2, -1);
+      const auto work = post_recv(rank, buffer, 1 + m / kMessages, 1);
+      std::thread thief([&] {
+        if (rank.point_to_point->take_back(*work)) work->finish(std::nullopt, -7);
+      });
+      ranks::expect_done(*work);
+      thief.join();
+      if (work->source_rank() == -7) {
+        CHECK(buffer == Ints(buffer.size(), -1));
+        continue;
+      }
+      CHECK(buffer == numbers(buffer.size(), number));
+      ++m;
+    }
+  });
+}
+
+TEST(a_part_of_a_larger_group_waits_for_ranks_elsewhere) {
+  ranks::Links links(2, ranks::kStagingBytes);
+  std::vector<std::shared_ptr<Communicator>> communicators;
+  std::vector<std::shared_ptr<PointToPoint>> messages;
+  for (int r = 0; r < 2; ++r) {
+    sdp::Links own = links.take(r);
+    own.ids = {1, 3};
+    own.group_size = 4;
+    communicators.push_back(std::make_shared<Communicator>(std::move(own), ranks::kStagingBytes));
+    messages.push_back(std::make_shared<PointToPoint>(communicators.back(), -1));
+  }
+  Ints buffer(1);
+  Request any = ranks::recv(DType::int32, ranks::piece(buffer), -1, 4);
+  any.seq = 9;
+  const auto work = messages[0]->submit(any);
+  messages[1]->close();
+  CHECK(!work->wait(0.3));  // another node's may come
+  messages[0]->others_have_left();
+  const auto failure = ranks::failure_of(*work);
+  CHECK(failure && failure->kind == FailureKind::peer_lost);
+  CHECK(failure->ranks == std::vector<int>{3});
+  CHECK(std::strstr(failure->what(), "[rank 1/4] recv #9 int32[1] from any rank tag 4: ") !=
+        nullptr);
+  messages[0]->close();
 }

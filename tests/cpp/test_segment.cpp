@@ -29,13 +29,8 @@ std::vector<Area> areas(const Layout& layout, int world_size) {
     all.push_back({layout.ring_control(r), sizeof(RingControl), alignof(RingControl)});
   }
   for (int r = 0; r < world_size; ++r) all.push_back({layout.ring_data(r), kRingBytes, kAlign});
+  all.push_back({layout.flight(), sizeof(FlightArea), kAlign});
   return all;
-}
-
-FileDescriptor file_of(std::size_t nbytes) {
-  FileDescriptor file(memfd_create("sdp-test", MFD_CLOEXEC));
-  CHECK_EQ(ftruncate(file.get(), static_cast<off_t>(nbytes)), 0);
-  return file;
 }
 
 // Rank 0's view of a pair in which somebody has changed rank 1's header.
@@ -79,7 +74,7 @@ TEST(a_slot_has_an_aligned_piece_for_every_rank) {
 }
 
 TEST(mappings_share_memory_and_move) {
-  const FileDescriptor file = file_of(8192);
+  const FileDescriptor file = ranks::file_of(8192);
   Mapping a(file.get(), 8192, 0, true);
   Mapping b(file.get(), 4096, 4096, false);
   a.data()[4096] = std::byte{42};
@@ -92,7 +87,7 @@ TEST(mappings_share_memory_and_move) {
 }
 
 TEST(nothing_is_mapped_beyond_the_end_of_its_file) {
-  const FileDescriptor file = file_of(8192);
+  const FileDescriptor file = ranks::file_of(8192);
   const std::size_t most = std::numeric_limits<std::size_t>::max();
   const auto map = [&](std::size_t nbytes, std::size_t offset) {
     Mapping(file.get(), nbytes, offset, false);

@@ -24,8 +24,8 @@ void wait_for(Signal& signal, std::uint32_t target, const SpinPolicy& policy) {
 const SpinPolicy kPolicies[] = {{0, 0},
                                 {50, 0},
                                 {0, 50},
-                                SpinPolicy::foreground(false),
-                                SpinPolicy::foreground(true),
+                                SpinPolicy::of_callers(-1, false),
+                                SpinPolicy::of_callers(-1, true),
                                 SpinPolicy::background()};
 }  // namespace
 

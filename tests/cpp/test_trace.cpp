@@ -13,18 +13,6 @@ using ranks::World;
 using Ints = std::vector<std::int32_t>;
 
 namespace {
-// All of its words say the same.
-TraceEvent numbered(std::uint64_t number) {
-  TraceEvent event;
-  event.seq = event.count = event.nbytes = number;
-  event.issued_ns = event.started_ns = event.finished_ns = static_cast<std::int64_t>(number);
-  return event;
-}
-bool whole(const TraceEvent& event) {
-  const auto number = static_cast<std::int64_t>(event.seq);
-  return event.count == event.seq && event.nbytes == event.seq && event.issued_ns == number &&
-         event.started_ns == number && event.finished_ns == number;
-}
 std::vector<TraceEvent> events_of(Rank& rank) {
   std::uint64_t dropped = 0;
   return rank.communicator->trace().events(dropped);
@@ -34,7 +22,7 @@ std::vector<TraceEvent> events_of(Rank& rank) {
 TEST(the_last_events_are_kept_and_the_others_counted) {
   Trace trace;
   trace.start();
-  for (std::uint64_t i = 0; i < Trace::kEvents + 10; ++i) trace.add(numbered(i));
+  for (std::uint64_t i = 0; i < Trace::kEvents + 10; ++i) trace.add(ranks::numbered(i));
   std::uint64_t dropped = 0;
   const auto events = trace.events(dropped);
   CHECK_EQ(dropped, 10U);
@@ -53,13 +41,13 @@ TEST(a_reader_sees_whole_events_while_others_write) {
   std::vector<std::thread> writers;
   for (int w = 0; w < 2; ++w) {
     writers.emplace_back([&] {
-      for (std::uint64_t i = 1; i <= 2 * Trace::kEvents; ++i) trace.add(numbered(i));
+      for (std::uint64_t i = 1; i <= 2 * Trace::kEvents; ++i) trace.add(ranks::numbered(i));
     });
   }
   std::thread reader([&] {
     while (!done.load()) {
       std::uint64_t dropped = 0;
-      for (const TraceEvent& event : trace.events(dropped)) CHECK(whole(event));
+      for (const TraceEvent& event : trace.events(dropped)) CHECK(ranks::whole(event));
     }
   });
   for (std::thread& writer : writers) writer.join();

@@ -89,6 +89,9 @@ def test_reductions(rank_pool: Pool, root: str, layout: str, count: int) -> None
         assert rank_pool(world).run(reduce_all, layout, root, dtype, count) == [[]] * world, dtype
 
 
+REDUCING_TOO = moves.in_place, moves.in_each_others_place, moves.across
+
+
 def move_all(rank: int, world: int, layout: str, root: str, dtype: str, count: int) -> list[str]:
     group = spanning_group(layout, root)
     wrong = []
@@ -100,9 +103,11 @@ def move_all(rank: int, world: int, layout: str, root: str, dtype: str, count: i
         moves.scatter,
         moves.all_to_all,
         moves.all_to_all_splits,
+        *REDUCING_TOO,
     ):
         for asynchronous in (False, True):
-            job = moves.Job(group, dtype, count, asynchronous)
+            kind = "int64" if operation in REDUCING_TOO else dtype
+            job = moves.Job(group, kind, count, asynchronous)
             cases: Iterator[tuple[str, Array, Array]] = operation(job)
             wrong += [
                 f"{operation.__name__}: {case}"
@@ -181,6 +186,23 @@ def compress(rank: int, world: int, layout: str, root: str, wire: str) -> list[s
 @pytest.mark.parametrize("wire", ["bfloat16", "float16"])
 def test_wire_dtype(rank_pool: Pool, root: str, wire: str) -> None:
     assert rank_pool(4).run(compress, "2x2", root, wire) == [[]] * 4
+
+
+def name_sources(rank: int, world: int, layout: str, root: str) -> None:
+    group = spanning_group(layout, root)
+    for peer in range(world):
+        if peer == rank:
+            continue
+        work = group.send(np.full(3, rank), peer, tag=1, async_op=True)
+        received = group.recv(np.zeros(3, np.int64), peer, tag=1)
+        assert received.source_rank == peer
+        assert work is not None
+        work.wait()
+
+
+@pytest.mark.parametrize("layout", ["2x2", "3x1", "interleaved"])
+def test_a_receive_tells_its_source(rank_pool: Pool, root: str, layout: str) -> None:
+    rank_pool(len(LAYOUTS[layout])).run(name_sources, layout, root)
 
 
 def fuse(rank: int, world: int, layout: str, root: str) -> list[str]:

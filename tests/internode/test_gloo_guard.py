@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ import torch.distributed as dist
 
 from sdp_plugins.core import Group, PeerLostError
 from sdp_plugins.core.nodes import Nodes
-from sdp_plugins.torch.gloo_guard import guarded_by, guards_of
+from sdp_plugins.torch.gloo_guard import elsewhere, guarded_by, say_farewell
 from sdp_plugins.torch.gloo_network import GlooNetwork
 from sdp_plugins.torch.store import TorchStore
 from tests.internode.spanning import LAYOUTS, LAYOUTS_OF_PLANS, meet, on_node
@@ -30,10 +31,10 @@ def test_everyone_is_noticed_by_another_node(layout: str) -> None:
     ranks = range(nodes.world_size)
     for rank in ranks:
         assert all(nodes.node_of(peer) != nodes.node_of(rank) for peer in guarded_by(rank, nodes))
-        assert guards_of(rank, nodes) == [r for r in ranks if rank in guarded_by(r, nodes)]
+    guarded = {rank: guarded_by(rank, nodes) for rank in ranks}
     for members in nodes.members:
-        assert any(guards_of(rank, nodes) for rank in members)
-    assert guards_of(0, nodes) == [r for r in ranks if nodes.node_of(r) != nodes.node_of(0)]
+        assert any(rank in others for rank in members for others in guarded.values())
+    assert [rank for rank in ranks if 0 in guarded[rank]] == elsewhere(0, nodes)
 
 
 def reduce_for_ever(rank: int, world: int, layout: str, root: str) -> None:
@@ -116,3 +117,13 @@ def test_a_rank_that_leaves_is_not_missed(start_pooled: Start, tmp_path: Path, l
     with start_pooled(3, leave_early, str(tmp_path), leaver) as ranks:
         first, last = (rank for rank in range(3) if rank != leaver)
         assert ranks.results()[last] == first
+
+
+def test_a_farewell_reaches_those_who_stay() -> None:
+    """Whoever has left before cannot be told, and need not be."""
+    word = mock.Mock()
+    group = mock.Mock()
+    group.send = mock.Mock(side_effect=[RuntimeError("closed"), word])
+    say_farewell(group, [1, 2], 5)
+    assert [call.args[1:] for call in group.send.call_args_list] == [(1, 5), (2, 5)]
+    word.wait.assert_called_once()

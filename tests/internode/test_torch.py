@@ -36,6 +36,13 @@ def test_torch_case(rank_pool: Pool, case: Callable[..., Any]) -> None:
     rank_pool(2).run(run_on_nodes, "2x1", case)
 
 
+@pytest.mark.parametrize("layout", ["2x2", "3x1", "interleaved"])
+def test_point_to_point(rank_pool: Pool, layout: str) -> None:
+    """`dist.recv` without a source among others."""
+    case = test_collectives.run_point_to_point
+    rank_pool(len(LAYOUTS[layout])).run(run_on_nodes, layout, case)
+
+
 def run_steps(rank: int, world: int, options: dict[str, Any]) -> Any:
     with process_group():
         model = models.wrap(models.Plain, None, **options)

@@ -3,6 +3,7 @@
 #include <cxxabi.h>
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -18,8 +19,10 @@
 #include "api.hpp"
 #include "engine.hpp"
 #include "fusion.hpp"
+#include "overlaps.hpp"
 #include "point_to_point.hpp"
 #include "reduce.hpp"
+#include "report_signal.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -45,6 +48,10 @@ Pieces as_pairs(const std::vector<Piece>& pieces) {
   return pairs;
 }
 
+nb::bytes as_bytes(const std::vector<std::byte>& data) {
+  return nb::bytes(data.data(), data.size());
+}
+
 nb::object as_exception(const Failure& failure) {
   nb::list ranks;
   for (int rank : failure.ranks) ranks.append(rank);
@@ -53,7 +60,7 @@ nb::object as_exception(const Failure& failure) {
       nb::steal(PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
   return nb::module_::import_("sdp_plugins.core.errors")
       .attr("from_native")(name(failure.kind), shown, nb::tuple(ranks), failure.op, failure.seq,
-                           failure.elapsed_s);
+                           failure.elapsed_s, failure.group);
 }
 
 void translate(const std::exception_ptr& thrown, void*) {
@@ -108,19 +115,19 @@ class NativeGroup {
  public:
   NativeGroup(int rank, int world_size, std::vector<int> segment_fds, std::vector<int> sockets,
               std::vector<int> pidfds, std::size_t staging_bytes, int spin_us, std::vector<int> ids,
-              int group_size)
+              int group_size, std::uint64_t token)
       : communicator_(std::make_shared<Communicator>(
             Links{rank, world_size, std::move(segment_fds), std::move(sockets), std::move(pidfds),
-                  std::move(ids), group_size},
+                  std::move(ids), group_size, token},
             staging_bytes)),
         engine_(std::make_shared<Engine>(communicator_, spin_us)),
-        point_to_point_(std::make_unique<PointToPoint>(communicator_)) {}
+        point_to_point_(std::make_shared<PointToPoint>(communicator_, spin_us)) {}
   // In a forked child the group's threads do not exist; what they held when the fork happened,
   // locks and condition variables, can be neither used nor destroyed. All of it stays as it is.
   ~NativeGroup() {
     if (communicator_->ours()) return;
     new std::shared_ptr<Engine>(std::move(engine_));  // it holds the communicator
-    (void)point_to_point_.release();
+    new std::shared_ptr<PointToPoint>(std::move(point_to_point_));
   }
 
   void run(Op op, DType dtype, ReduceOp reduce_op, double factor, int root, const Pieces& sends,
@@ -189,6 +196,25 @@ class NativeGroup {
                              std::uint32_t tag, double timeout_s) {
     return post(Op::recv, address, count, dtype, peer, tag, timeout_s);
   }
+  std::shared_ptr<Work> recv_any(std::uintptr_t address, std::uint64_t count, DType dtype,
+                                 std::uint32_t tag, double timeout_s, std::uint64_t seq) {
+    return post(Op::recv, address, count, dtype, -1, tag, timeout_s, seq);
+  }
+  std::optional<EventRing::Ticket> take_back(const Work& work) {
+    const WithoutGil released;
+    return point_to_point_->take_back(work);
+  }
+  void others_have_left() {
+    const WithoutGil released;
+    point_to_point_->others_have_left();
+  }
+  std::vector<int> gone() const {
+    std::vector<int> ranks;
+    for (const auto& [rank, why] : communicator_->peers().gone()) {
+      ranks.push_back(communicator_->peers().id(rank));
+    }
+    return ranks;
+  }
   std::uint64_t add_region(std::uintptr_t address, std::uint64_t nbytes, int fd,
                            std::uint64_t offset) {
     communicator_->throw_if_failed();
@@ -225,21 +251,35 @@ class NativeGroup {
     return {nb::bytes(events.data(), events.size() * sizeof(TraceEvent)), dropped};
   }
   void add_trace_event(const nb::bytes& packed) {
-    TraceEvent event;
-    if (packed.size() != sizeof event) throw nb::value_error("no event is of this size");
-    std::memcpy(&event, packed.c_str(), sizeof event);
-    if (traced()) communicator_->trace().add(event);
+    if (traced()) communicator_->trace().add(unpacked(packed));
+  }
+  std::uint64_t token() const { return communicator_->peers().token(); }
+  void set_recording(bool on) { communicator_->flight().set_on(on); }
+  std::uint64_t record(const nb::bytes& packed, std::uint64_t ticket) {
+    communicator_->flight().write(unpacked(packed), ticket);
+    return ticket;
+  }
+  nb::bytes flight(int rank) const {
+    if (rank < 0 || rank >= communicator_->world_size()) throw nb::index_error("no such rank");
+    return as_bytes(copy_flight(communicator_->peers().segment(rank)));
   }
   void close() {
     const WithoutGil released;
     engine_->close();
     point_to_point_->close();
   }
+  std::uint64_t issued() const { return engine_->issued(); }
   const char* last_path() const { return name(communicator_->last_path()); }
   const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
   const std::shared_ptr<Engine>& engine() const { return engine_; }
 
  private:
+  static TraceEvent unpacked(const nb::bytes& packed) {
+    TraceEvent event;
+    if (packed.size() != sizeof event) throw nb::value_error("no event is of this size");
+    std::memcpy(&event, packed.c_str(), sizeof event);
+    return event;
+  }
   Request make(Op op, DType dtype, ReduceOp reduce_op, double factor, int root, const Pieces& sends,
                const Pieces& recvs, double timeout_s) const {
     Request request;
@@ -260,12 +300,13 @@ class NativeGroup {
       checked_kernel(communicator_->kernels(), request.dtype, request.reduce_op);
   }
   std::shared_ptr<Work> post(Op op, std::uintptr_t address, std::uint64_t count, DType dtype,
-                             int peer, std::uint32_t tag, double timeout_s) {
+                             int peer, std::uint32_t tag, double timeout_s, std::uint64_t seq = 0) {
     Request request;
     request.op = op;
     request.dtype = dtype;
     request.peer = peer;
     request.tag = tag;
+    request.seq = seq;
     request.timeout_s = timeout_s;
     (op == Op::send ? request.sends : request.recvs)
         .push_back({reinterpret_cast<std::byte*>(address), count});
@@ -275,7 +316,7 @@ class NativeGroup {
 
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<Engine> engine_;
-  std::unique_ptr<PointToPoint> point_to_point_;
+  std::shared_ptr<PointToPoint> point_to_point_;
 };
 
 class NativeFusionBuffer {
@@ -355,6 +396,13 @@ NB_MODULE(_native, m) {
   m.def("reduces", &reduces, "op"_a, "Whether an operation carries a reduction.");
   m.def("counts_must_agree", &counts_must_agree, "op"_a,
         "Whether all ranks' buffers have one length.");
+  m.def(
+      "misplaced",
+      [](const Pieces& sends, const Pieces& recvs, int rank, std::size_t itemsize) {
+        return misplaced(as_pieces(sends), as_pieces(recvs), rank, itemsize);
+      },
+      "sends"_a, "recvs"_a, "rank"_a, "itemsize"_a,
+      "Indices of inputs that would be overwritten before every rank has read them.");
   m.def(
       "path_name", [](int path) { return name(static_cast<Path>(path)); }, "path"_a,
       "What `last_path` calls the path of a traced event.");
@@ -438,7 +486,20 @@ NB_MODULE(_native, m) {
       },
       "submit"_a, "An SdpEndpoint of a group whose operations are not the native group's own.");
   m.def("initialize_segment", &initialize_segment, "fd"_a, "rank"_a, "world_size"_a,
-        "staging_bytes"_a, "Sizes a memory file and writes its header, before the rendezvous.");
+        "staging_bytes"_a,
+        "Sizes a memory file and writes its header, before the rendezvous; returns where its text "
+        "about the rank goes, of at most FLIGHT_ABOUT_BYTES with the 0 that ends it.");
+  m.attr("FLIGHT_ABOUT_BYTES") = FlightArea::kAboutBytes;
+  m.attr("FLIGHT_SLOTS") =
+      std::make_tuple(FlightRings::kOperations, FlightRings::kMessages, FlightRings::kSteps);
+  m.def(
+      "read_flight", [](int fd) { return as_bytes(read_flight(fd)); }, "fd"_a,
+      "`NativeGroup.flight` of a segment's file, of which nothing is believed.");
+  m.def(
+      "take_report_signal", &take_report_signal, "number"_a, "eventfd"_a,
+      "Has a signal written to the descriptor, if nobody else handles or ignores it; whether so.");
+  m.def("give_back_report_signal", &give_back_report_signal, "number"_a,
+        "Undoes that, unless somebody else has taken the signal since.");
   m.def(
       "explain",
       [](Op op, std::size_t nbytes, bool registered) {
@@ -490,11 +551,14 @@ NB_MODULE(_native, m) {
           "fail",
           [](Work& work, const std::string& kind, const std::string& text,
              const std::vector<int>& ranks, const std::string& op, std::uint64_t seq,
-             double elapsed_s) {
+             double elapsed_s, std::uint64_t group) {
+            Failure failure(failure_kind(kind), text, ranks, op, seq, elapsed_s);
+            failure.group = group;
             const WithoutGil released;
-            work.finish(Failure(failure_kind(kind), text, ranks, op, seq, elapsed_s));
+            work.finish(std::move(failure));
           },
-          "kind"_a, "text"_a, "ranks"_a, "op"_a, "seq"_a, "elapsed_s"_a, "Done, with a failure.")
+          "kind"_a, "text"_a, "ranks"_a, "op"_a, "seq"_a, "elapsed_s"_a, "group"_a = 0,
+          "Done, with a failure; `group`: token of the group that has failed by it.")
       .def(
           "wait",
           [](Work& work, double timeout_s) {
@@ -525,9 +589,9 @@ NB_MODULE(_native, m) {
 
   nb::class_<NativeGroup>(m, "NativeGroup", "The ranks of a group on this node.")
       .def(nb::init<int, int, std::vector<int>, std::vector<int>, std::vector<int>, std::size_t,
-                    int, std::vector<int>, int>(),
+                    int, std::vector<int>, int, std::uint64_t>(),
            "rank"_a, "world_size"_a, "segment_fds"_a, "sockets"_a, "pidfds"_a, "staging_bytes"_a,
-           "spin_us"_a = -1, "ids"_a = std::vector<int>(), "group_size"_a = 0,
+           "spin_us"_a = -1, "ids"_a = std::vector<int>(), "group_size"_a = 0, "token"_a = 0,
            "Takes ownership of all file descriptors, also if it raises. `ids`: the ranks' names in "
            "messages, where they are one node's share of a group of `group_size`.")
       .def("run", &NativeGroup::run, "op"_a, "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a,
@@ -553,6 +617,16 @@ NB_MODULE(_native, m) {
            "timeout_s"_a)
       .def("recv", &NativeGroup::recv, "address"_a, "count"_a, "dtype"_a, "peer"_a, "tag"_a,
            "timeout_s"_a)
+      .def("recv_any", &NativeGroup::recv_any, "address"_a, "count"_a, "dtype"_a, "tag"_a,
+           "timeout_s"_a, "seq"_a,
+           "Receives from any rank of this node, for a larger group, which counts its messages, "
+           "looks at the time as long as others may send, and may take it back.")
+      .def("take_back", &NativeGroup::take_back, "work"_a,
+           "Ends a receive that no message has come for: its work is the caller's to finish. The "
+           "ticket of its record; None if a message has come.")
+      .def("others_have_left", &NativeGroup::others_have_left,
+           "Says that no rank of another node sends any more.")
+      .def("gone", &NativeGroup::gone, "The ranks of this node that have ended or left.")
       .def("add_region", &NativeGroup::add_region, "address"_a, "nbytes"_a, "fd"_a, "offset"_a,
            "Offers a shared mapping to the peers; returns its id. The fd is duplicated.")
       .def("remove_region", &NativeGroup::remove_region, "region"_a)
@@ -569,6 +643,14 @@ NB_MODULE(_native, m) {
            "Recorded events, packed, oldest first; how many older ones were dropped.")
       .def("add_trace_event", &NativeGroup::add_trace_event, "event"_a,
            "Records an event of an operation that is not run here.")
+      .def("record", &NativeGroup::record, "event"_a, "ticket"_a = 0,
+           "Shows such an event in the flight recorder, or its next version in the place that the "
+           "ticket stands for; returns the ticket.")
+      .def_prop_ro("token", &NativeGroup::token, "Of the group, on all its ranks.")
+      .def("set_recording", &NativeGroup::set_recording, "on"_a,
+           "Switches the flight recorder off, to measure what it costs.")
+      .def("flight", &NativeGroup::flight, "rank"_a,
+           "What a rank of this node shows of itself and its last operations: see FlightHead.")
       .def("close", &NativeGroup::close)
       .def(
           "endpoint",
@@ -576,6 +658,7 @@ NB_MODULE(_native, m) {
             return reinterpret_cast<std::uintptr_t>(make_endpoint(group.engine()));
           },
           "A new SdpEndpoint, which is never freed.")
+      .def_prop_ro("issued", &NativeGroup::issued)
       .def_prop_ro("last_path", &NativeGroup::last_path);
 
   nb::class_<NativeFusionBuffer>(m, "NativeFusionBuffer", "Balanced fusion buffers.")

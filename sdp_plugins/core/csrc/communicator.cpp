@@ -51,7 +51,8 @@ Communicator::Communicator(Links links, std::size_t staging_bytes)
       regions_(peers_),
       kernels_(best_kernels()),
       owner_pid_(getpid()),
-      oversubscribed_(peers_.world_size() > allowed_cores()) {}
+      oversubscribed_(peers_.world_size() > allowed_cores()),
+      flight_(peers_.own().flight(), owner_pid_) {}
 
 Failure Communicator::interruption(const std::string& what) const {
   return {FailureKind::interrupted,
@@ -65,34 +66,35 @@ Communicator::~Communicator() {
   close();
 }
 
-namespace {
-void note_failure(TraceEvent* event, const Failure& failure) {
-  if (event == nullptr) return;
-  event->flags |= TraceEvent::kFailed;
-  event->blamed = failure.ranks.empty() ? -1 : failure.ranks[0];
-}
-}  // namespace
-
-void Communicator::run(const Request& request, const Patience& patience, TraceEvent* event) {
+void Communicator::run(const Request& request, const Patience& patience, RunRecord* record) {
   throw_if_failed();
-  const Operation::Context context{peers_, regions_, kernels_, patience, last_completed_, event};
+  const Operation::Context context{peers_,
+                                   regions_,
+                                   kernels_,
+                                   patience,
+                                   last_completed_,
+                                   record != nullptr ? record->started_s() : now_s(),
+                                   record != nullptr ? record->traced() : nullptr};
   Operation op(context, request, ++seq_, step_);
-  if (event != nullptr) event->seq = op.shown_seq();
+  if (record != nullptr) record->begin(op.shown_seq());
+  const auto note = [record](const Failure& failure) {
+    if (record != nullptr) record->fail(failure);
+  };
   try {
     dispatch(op);
   } catch (const Failure& failure) {
-    note_failure(event, failure);
+    note(failure);
     throw fail(failure);
   } catch (const Interrupted&) {
-    note_failure(event, interruption(""));
+    note(interruption(""));
     fail(interruption(std::string(name(request.op)) + " #" + std::to_string(op.shown_seq())));
     throw;
   } catch (const std::exception& error) {  // out of memory, ...
     const Failure failure(FailureKind::aborted, error.what(), {id()});
-    note_failure(event, failure);
+    note(failure);
     throw fail(failure);
   }
-  if (event != nullptr) event->path = static_cast<std::uint8_t>(op.path());
+  if (record != nullptr) record->set_path(static_cast<std::uint8_t>(op.path()));
   last_path_.store(op.path());
   last_completed_ = std::string(name(request.op)) + " #" + std::to_string(op.shown_seq());
 }
@@ -106,6 +108,7 @@ Failure Communicator::fail(const Failure& failure) {
     cause_ = text.starts_with("[rank ") ? failure
                                         : Failure(failure.kind, head() + text, failure.ranks,
                                                   failure.op, failure.seq, failure.elapsed_s);
+    cause_->group = peers_.token();
     peers_.give_up(*cause_);
   }
   return *cause_;

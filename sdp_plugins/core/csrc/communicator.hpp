@@ -11,7 +11,7 @@
 #include "operation.hpp"
 #include "peers.hpp"
 #include "regions.hpp"
-#include "trace.hpp"
+#include "run_record.hpp"
 
 namespace sdp {
 
@@ -27,9 +27,10 @@ class Communicator {
   KernelTable kernels() const { return kernels_; }
 
   // Runs a collective; one thread at a time. Throws Failure; the first one stays the group's cause.
-  // `event`: told what is seen, if not null.
-  void run(const Request& request, const Patience& patience, TraceEvent* event = nullptr);
+  // `record`: told what happens, if not null.
+  void run(const Request& request, const Patience& patience, RunRecord* record = nullptr);
   Trace& trace() { return trace_; }
+  Flight& flight() { return flight_; }
 
   // Records why the group is unusable, once, and tells the peers. Returns the first cause.
   Failure fail(const Failure& failure);
@@ -68,6 +69,7 @@ class Communicator {
   std::atomic<Path> last_path_{Path::none};
   std::atomic<bool> closed_{false};
   Trace trace_;
+  Flight flight_;
   mutable std::mutex cause_mutex_;
   std::optional<Failure> cause_;
   std::mutex memory_mutex_;

@@ -5,8 +5,7 @@
 namespace sdp {
 Engine::Engine(std::shared_ptr<Communicator> communicator, int spin_us)
     : communicator_(std::move(communicator)) {
-  foreground_.spin = spin_us < 0 ? SpinPolicy::foreground(communicator_->oversubscribed())
-                                 : SpinPolicy{static_cast<std::uint32_t>(spin_us), 0};
+  foreground_.spin = SpinPolicy::of_callers(spin_us, communicator_->oversubscribed());
   background_.spin = SpinPolicy::background();
   background_.interrupt = [this] { communicator_->throw_if_failed(); };
 }
@@ -37,6 +36,8 @@ void Engine::run(Request request, const std::function<void()>& interrupt) {
     return;
   }
   busy_ = true;
+  ++issued_;
+  const QueuedRun place{communicator_->flight().reserve(request.part.has_value()), issued_};
   caller_ = std::this_thread::get_id();
   lock.unlock();
   Patience patience{foreground_.spin, [&] {
@@ -51,8 +52,8 @@ void Engine::run(Request request, const std::function<void()>& interrupt) {
     changed_.notify_all();
   };
   try {
-    TracedRun traced(communicator_->trace(), request, nullptr);
-    communicator_->run(request, patience, traced.event());
+    RunRecord record(communicator_->flight(), communicator_->trace(), request, nullptr, place);
+    communicator_->run(request, patience, &record);
   } catch (...) {
     release();
     throw;
@@ -83,8 +84,11 @@ std::shared_ptr<Work> Engine::enqueue(Request request) {
   auto work = std::make_shared<Work>();
   if (stopping_) communicator_->throw_if_failed();
   if (!thread_.started()) thread_.start([this] { loop(); }, "sdp-engine");  // it may throw
-  if (communicator_->trace().on()) request.issued_ns = now_ns();
-  queue_.push_back({std::move(request), work});
+  request.issued_ns = now_ns();
+  ++issued_;
+  const std::uint64_t seq = request.part ? request.part->seq : issued_.load();
+  const QueuedRun queued = QueuedRun::record(communicator_->flight(), request, seq);
+  queue_.push_back({std::move(request), work, queued});
   changed_.notify_all();
   return work;
 }
@@ -104,8 +108,9 @@ void Engine::loop() {
     lock.unlock();
     std::optional<Failure> failure;
     try {
-      TracedRun traced(communicator_->trace(), item.request, item.work.get());
-      communicator_->run(item.request, background_, traced.event());
+      RunRecord record(communicator_->flight(), communicator_->trace(), item.request,
+                       item.work.get(), item.queued);
+      communicator_->run(item.request, background_, &record);
     } catch (const Failure& error) {
       failure = error;
     } catch (const std::exception& error) {
@@ -116,6 +121,10 @@ void Engine::loop() {
     busy_ = false;
     changed_.notify_all();
   }
+}
+
+std::uint64_t Engine::issued() const {
+  return issued_.load();
 }
 
 void Engine::close() {

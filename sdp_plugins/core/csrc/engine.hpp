@@ -6,6 +6,7 @@
 // The thread never throws and never ends silently: a failure goes to every queued Work.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <memory>
@@ -27,12 +28,14 @@ class Engine {
   // Blocks until done. `interrupt` is called now and then and may throw, which fails the group.
   void run(Request request, const std::function<void()>& interrupt);
   std::shared_ptr<Work> submit(Request request);
-  void close();  // fails what is queued, joins the thread
+  std::uint64_t issued() const;  // operations so far
+  void close();                  // fails what is queued, joins the thread
 
  private:
   struct Item {
     Request request;
     std::shared_ptr<Work> work;
+    QueuedRun queued;
   };
   void refuse_reentry(const Request& request) const;  // with the lock held
   std::shared_ptr<Work> enqueue(Request request);     // with the lock held
@@ -40,9 +43,11 @@ class Engine {
 
   std::shared_ptr<Communicator> communicator_;
   Patience foreground_, background_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> queue_;
+  std::atomic<std::uint64_t> issued_{
+      0};                     // operations so far: the number that the last one has, or will have
   bool busy_ = false;         // somebody is running an operation
   std::thread::id caller_{};  // the thread that runs its own operation, if one does
   bool stopping_ = false;

@@ -40,6 +40,7 @@ class Failure : public std::runtime_error {
   std::string op;
   std::uint64_t seq;
   double elapsed_s;
+  std::uint64_t group = 0;  // token of the group that has failed by this; 0: none has
 };
 
 Failure forked(const std::string& head);  // use of a group in a child of its process

@@ -42,7 +42,7 @@ Operation::Operation(const Context& context, const Request& request, std::uint64
       step_(step),
       arrival_step_(step + 1),
       itemsize_(sdp::itemsize(request.dtype)),
-      started_s_(now_s()) {}
+      started_s_(context.started_s) {}
 
 std::vector<double> Operation::factors() const {
   std::vector<double> all;

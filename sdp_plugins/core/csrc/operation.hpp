@@ -14,7 +14,7 @@
 #include "plan.hpp"
 #include "regions.hpp"
 #include "request.hpp"
-#include "trace.hpp"
+#include "trace_event.hpp"
 
 namespace sdp {
 
@@ -32,6 +32,7 @@ class Operation {
     KernelTable kernels;
     const Patience& patience;
     const std::string& last_completed;  // "broadcast #1041"
+    double started_s;                   // when this operation began
     TraceEvent* event = nullptr;        // of this operation, if it is traced
   };
   // `step`: this rank's step counter, equal on all ranks between operations; advanced here.

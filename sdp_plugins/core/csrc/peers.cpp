@@ -10,6 +10,11 @@
 #include <utility>
 
 namespace sdp {
+namespace {
+// This rank's own file and those of the next ranks stay open: what a rank that has died has
+// recorded can be read through any of these. All files of all ranks would be too many.
+constexpr int kFilesKept = 8;
+}  // namespace
 
 FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept
     : fd_(std::exchange(other.fd_, -1)) {}
@@ -21,7 +26,7 @@ FileDescriptor::~FileDescriptor() {
   if (fd_ >= 0) close(fd_);
 }
 
-void initialize_segment(int fd, int rank, int world_size, std::size_t staging_bytes) {
+std::size_t initialize_segment(int fd, int rank, int world_size, std::size_t staging_bytes) {
   const Layout layout(world_size, staging_bytes);
   if (ftruncate(fd, static_cast<off_t>(layout.total())) != 0) {
     throw Failure(FailureKind::shared_memory, std::string("cannot size a memory file to ") +
@@ -34,6 +39,8 @@ void initialize_segment(int fd, int rank, int world_size, std::size_t staging_by
   header->rank = rank;
   header->world_size = world_size;
   header->staging_bytes = staging_bytes;
+  header->flight_at = layout.flight();
+  return layout.flight();
 }
 
 Peers::Peers(Links links, std::size_t staging_bytes)
@@ -41,6 +48,7 @@ Peers::Peers(Links links, std::size_t staging_bytes)
       world_size_(links.world_size),
       ids_(std::move(links.ids)),
       group_size_(links.group_size),
+      token_(links.token),
       layout_(world_size_, staging_bytes) {
   if (ids_.empty()) {
     ids_.resize(static_cast<std::size_t>(world_size_));
@@ -66,6 +74,10 @@ Peers::Peers(Links links, std::size_t staging_bytes)
                     {id(r)}, "rendezvous");
     }
     segments_.emplace_back(Mapping(file, layout_.total(), 0, false), &layout_);
+  }
+  for (int next = 0; next < std::min(kFilesKept, world_size_); ++next) {
+    const auto r = static_cast<std::size_t>((rank_ + next) % world_size_);
+    files_.push_back(std::move(files[r]));
   }
 }
 
@@ -156,7 +168,8 @@ void Peers::say(PeerState state) {
   Header& header = own().header();
   header.state.store(state, std::memory_order_release);
   header.step.wake();
-  for (int r = 0; r < world_size_; ++r) segment(r).header().bell.bump();
+  // Who polls for messages does not look at this: the thread does.
+  for (int r = 0; r < world_size_; ++r) segment(r).header().bell.alarm();
 }
 
 void Peers::leave() {

@@ -22,6 +22,7 @@ struct Links {
   // How messages name these ranks, where they are one node's share of a larger group; else empty.
   std::vector<int> ids = {};
   int group_size = 0;
+  std::uint64_t token = 0;  // of the group, for those who report its failures
 };
 
 class FileDescriptor {
@@ -41,12 +42,15 @@ class Peers {
   Peers(Links links, std::size_t staging_bytes);
   int rank() const { return rank_; }
   int world_size() const { return world_size_; }
+  // Whether these are one node's share of a larger group.
+  bool are_a_part() const { return world_size_ < group_size_; }
   int id(int rank) const { return ids_[static_cast<std::size_t>(rank)]; }  // in the whole group
   std::vector<int> ids(const std::vector<int>& ranks) const;
   std::string head() const;  // "[rank 3/8] ", how every message begins
   const Layout& layout() const { return layout_; }
   const Segment& segment(int rank) const { return segments_[static_cast<std::size_t>(rank)]; }
   const Segment& own() const { return segment(rank_); }
+  std::uint64_t token() const { return token_; }
   int socket(int rank) const { return sockets_[static_cast<std::size_t>(rank)].get(); }
 
   // Ranks whose process has ended, by their place here. In failures ranks have their ids. One poll,
@@ -69,12 +73,15 @@ class Peers {
   int rank_, world_size_;
   std::vector<int> ids_;
   int group_size_;
+  std::uint64_t token_;
   Layout layout_;
   std::vector<Segment> segments_;
   std::vector<FileDescriptor> sockets_, pidfds_;
+  std::vector<FileDescriptor> files_;  // of some segments, for those who look on from outside
   std::mutex state_mutex_;
 };
 
 // Prepares a segment's file: sized and with a header; done by its owner before the rendezvous.
-void initialize_segment(int fd, int rank, int world_size, std::size_t staging_bytes);
+// Returns where in the file `FlightArea::about` is to be written.
+std::size_t initialize_segment(int fd, int rank, int world_size, std::size_t staging_bytes);
 }  // namespace sdp

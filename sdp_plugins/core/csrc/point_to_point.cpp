@@ -7,6 +7,8 @@
 namespace sdp {
 namespace {
 constexpr std::uint32_t kSliceUs = 100'000;
+constexpr double kDriveS = 0.05;  // then a caller looks for signals and its own time-out
+constexpr double kWatchS = 0.1;   // a thread that moves bytes all the time, too
 constexpr int kSpins = 200;  // rounds without progress before sleeping: a peer may just be copying
 
 bool plausible(std::uint64_t nbytes, DType dtype) {
@@ -14,30 +16,30 @@ bool plausible(std::uint64_t nbytes, DType dtype) {
   return item > 0 && nbytes % item == 0 && nbytes <= std::numeric_limits<std::int64_t>::max();
 }
 
-// The peer moves one of the two counters, and may have moved it anywhere.
-std::size_t ring_used(std::uint64_t head, std::uint64_t tail, const Peers& peers, int peer) {
-  const std::uint64_t used = head - tail;
-  if (used <= kRingBytes) return used;
-  const std::vector<int> blamed{peers.id(peer)};
-  throw Failure(FailureKind::mismatch,
-                rank_list(blamed) + " has put the channel to this rank out of order", blamed);
-}
-
-// The first bytes of a traced message move now.
-template <class Message>
-void begin(Message& message) {
-  if (message.request.issued_ns != 0 && message.moving_ns == 0) message.moving_ns = now_ns();
-}
-
 bool accepts(const Request& recv, int src, std::uint32_t tag) {
   return (recv.peer < 0 || recv.peer == src) && recv.tag == tag;
 }
+
+// While a caller looks for messages itself, ringing wakes no thread.
+class Polling {
+ public:
+  explicit Polling(Signal& bell) : bell_(bell) { bell_.pollers.fetch_add(1); }
+  ~Polling() { bell_.pollers.fetch_sub(1); }
+  Polling(const Polling&) = delete;
+  Polling& operator=(const Polling&) = delete;
+
+ private:
+  Signal& bell_;
+};
 }  // namespace
 
-PointToPoint::PointToPoint(std::shared_ptr<Communicator> communicator)
+PointToPoint::PointToPoint(std::shared_ptr<Communicator> communicator, int spin_us)
     : communicator_(std::move(communicator)),
+      spin_(SpinPolicy::of_callers(spin_us, communicator_->oversubscribed())),
+      rings_(communicator_->peers(), communicator_->rank()),
       sends_(static_cast<std::size_t>(communicator_->world_size())),
-      incoming_(static_cast<std::size_t>(communicator_->world_size())) {}
+      incoming_(static_cast<std::size_t>(communicator_->world_size())),
+      others_left_(!communicator_->peers().are_a_part()) {}
 
 PointToPoint::~PointToPoint() {
   close();
@@ -45,48 +47,122 @@ PointToPoint::~PointToPoint() {
 
 std::shared_ptr<Work> PointToPoint::submit(Request request) {
   request.validate(communicator_->rank(), communicator_->world_size());
-  communicator_->throw_if_failed();
-  auto work = std::make_shared<Work>();
+  communicator_->throw_if_failed();  // before a lock that a forked child may find held for ever
+  auto work = std::make_shared<Work>(weak_from_this());
+  const int peer = request.peer;
   {
     const std::lock_guard lock(mutex_);
-    if (stopping_)
-      communicator_->throw_if_failed();  // the thread may have looked for the last time
-    if (!thread_.started()) thread_.start([this] { loop(); }, "sdp-p2p");
-    if (communicator_->trace().on()) request.issued_ns = now_ns();
-    Pending pending{std::move(request), work, ++seq_, now_s()};
-    if (pending.request.op == Op::send) {
-      sends_[static_cast<std::size_t>(pending.request.peer)].push_back(std::move(pending));
-    } else {
-      post_recv(std::move(pending));
+    try {
+      post(std::move(request), work);
+    } catch (const Failure& failure) {
+      throw fail_all(failure);  // nothing moves any more once the caller knows
     }
   }
-  communicator_->peers().own().header().bell.bump();
+  // What is left is done by who waits, or when the peer rings: by the thread.
+  advance([&] { return peer < 0 ? progress() : progress_with(peer); });
   return work;
+}
+
+void PointToPoint::post(Request request, const std::shared_ptr<Work>& work) {
+  communicator_->throw_if_failed();  // under the lock: rings may be out of step after a failure
+  if (!thread_.started()) thread_.start([this] { loop(); }, "sdp-p2p");
+  request.issued_ns = now_ns();
+  const double started_s = 1e-9 * static_cast<double>(request.issued_ns);
+  const std::uint64_t seq = request.seq != 0 ? request.seq : ++seq_;
+  Pending pending{std::move(request), work, seq, started_s};
+  communicator_->flight().write(event_of(pending), pending.ticket);
+  if (pending.request.op == Op::send) {
+    sends_[static_cast<std::size_t>(pending.request.peer)].push_back(std::move(pending));
+  } else {
+    post_recv(std::move(pending));
+  }
+}
+
+// Moves bytes while the peers are quick, as a collective's caller does; then leaves the rest to the
+// thread, which also watches the peers and the time.
+void PointToPoint::drive(const Work& work) {
+  Signal& bell = communicator_->peers().own().header().bell;
+  const double end_s = now_s() + kDriveS;
+  std::uint32_t seen = 0;
+  for (const Polling polling(bell); true;) {
+    seen = bell.value.load(std::memory_order_acquire);
+    const bool moved = advance([this] { return progress(); });
+    if (work.completed() || now_s() > end_s) break;
+    if (!moved && !spin_until(bell, seen + 1, spin_)) break;
+  }
+  // Nobody else has heard what rang meanwhile.
+  if (work.completed() && bell.value.load() == seen) return;
+  bell.alarm();
+}
+
+// One step under the lock; whether it moved anything. Its failure is the group's, and no other step
+// comes before all have it.
+bool PointToPoint::advance(const std::function<bool()>& step) {
+  const std::lock_guard lock(mutex_);
+  try {
+    return step();
+  } catch (const Failure& failure) {
+    (void)fail_all(failure);
+  } catch (const std::exception& error) {
+    (void)fail_all(Failure(FailureKind::aborted, error.what()));
+  }
+  return false;
+}
+
+std::optional<EventRing::Ticket> PointToPoint::take_back(const Work& work) {
+  const std::lock_guard lock(mutex_);
+  const auto at = std::find_if(recvs_.begin(), recvs_.end(), [&](const Pending& recv) {
+    return recv.work.get() == &work && !recv.matched;
+  });
+  if (at == recvs_.end()) return std::nullopt;
+  const EventRing::Ticket ticket = at->ticket;
+  recvs_.erase(at);
+  return ticket;
+}
+
+void PointToPoint::others_have_left() {
+  const std::lock_guard lock(mutex_);
+  others_left_ = true;
 }
 
 void PointToPoint::post_recv(Pending recv) {
   recvs_.push_back(std::move(recv));
   try {
     if (claim_unexpected(recvs_.back())) recvs_.pop_back();
-  } catch (const Failure& failure) {
+  } catch (const Failure&) {
     recvs_.pop_back();
-    throw communicator_->fail(failure);
+    throw;
   }
+}
+
+TraceEvent PointToPoint::event_of(const Pending& pending) const {
+  TraceEvent event = TraceEvent::of(pending.request);
+  event.seq = pending.seq;
+  event.started_ns = pending.moving_ns;
+  if (event.peer >= 0) event.peer = communicator_->peers().id(event.peer);
+  event.flags |= TraceEvent::kAsync;
+  return event;
+}
+
+// The first bytes of a message move now.
+void PointToPoint::begin(Pending& pending) {
+  if (pending.moving_ns != 0) return;
+  pending.moving_ns = now_ns();
+  communicator_->flight().write(event_of(pending), pending.ticket);
 }
 
 void PointToPoint::finish(const Pending& pending, const std::optional<Failure>& failure,
                           int source) {
-  if (pending.request.issued_ns != 0 && communicator_->trace().on()) {
-    TraceEvent event = TraceEvent::of(pending.request);
-    event.seq = pending.seq;
-    event.finished_ns = now_ns();
-    event.started_ns = pending.moving_ns != 0 ? pending.moving_ns : event.finished_ns;
-    if (source >= 0) event.peer = source;
-    if (event.peer >= 0) event.peer = communicator_->peers().id(event.peer);
-    if (failure) event.flags |= TraceEvent::kFailed;
-    if (failure && !failure->ranks.empty()) event.blamed = failure->ranks[0];
-    event.flags |= TraceEvent::kAsync;
-    event.thread = this_thread();
+  TraceEvent event = event_of(pending);
+  event.finished_ns = now_ns();
+  if (event.started_ns == 0) event.started_ns = event.finished_ns;
+  if (source >= 0) source = event.peer = communicator_->peers().id(source);
+  if (failure) event.flags |= TraceEvent::kFailed;
+  if (failure && !failure->ranks.empty()) event.blamed = failure->ranks[0];
+  event.thread = communicator_->flight().this_thread();
+  EventRing::Ticket ticket = pending.ticket;
+  communicator_->flight().write(event, ticket);
+  if (communicator_->trace().on()) {
     event.waited_ns = pending.work->waiter().since_ns;
     event.waiter = pending.work->waiter().thread;
     communicator_->trace().add(event);
@@ -101,50 +177,52 @@ void PointToPoint::close() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  communicator_->peers().own().header().bell.bump();
+  communicator_->peers().own().header().bell.alarm();
   thread_.join();
 }
 
 void PointToPoint::loop() {
   Signal& bell = communicator_->peers().own().header().bell;
   int idle = 0;
+  double watch_s = now_s() + kWatchS;
   while (true) {
     const std::uint32_t seen = bell.value.load(std::memory_order_acquire);
-    bool moved = false;
     bool waiting = false;
-    try {
-      const std::lock_guard lock(mutex_);
-      if (stopping_ || idle > kSpins) communicator_->throw_if_failed();
+    bool stopped = false;
+    const bool moved = advance([&] {
+      stopped = stopping_;
+      const double now = now_s();
+      const bool watches = idle > kSpins || now > watch_s;
+      if (watches) watch_s = now + kWatchS;
+      if (stopping_ || watches) communicator_->throw_if_failed();
       // Who has gone is asked first: what they sent before is still taken.
-      const auto gone = idle > kSpins ? communicator_->peers().gone() : std::map<int, Failure>{};
-      moved = progress();
-      if (!moved && idle > kSpins) check_waiting(gone);
+      auto gone = watches ? communicator_->peers().gone() : std::map<int, Failure>{};
+      const bool any = progress();
+      if (any) gone.clear();  // there may be more
+      if (watches) check_waiting(gone);
       waiting = !recvs_.empty() || std::any_of(sends_.begin(), sends_.end(),
                                                [](const auto& queue) { return !queue.empty(); });
-    } catch (const Failure& failure) {
-      const Failure cause = communicator_->fail(failure);
-      const std::lock_guard lock(mutex_);
-      fail_all(cause);
-      if (stopping_) return;
-    } catch (const std::exception& error) {
-      const Failure cause = communicator_->fail(Failure(FailureKind::aborted, error.what()));
-      const std::lock_guard lock(mutex_);
-      fail_all(cause);
-    }
+      return any;
+    });
+    if (stopped) return;  // the group is closed, so that has failed
     idle = moved ? 0 : idle + 1;
-    // Without work there is nothing to watch: sleep until somebody rings.
-    if (idle > kSpins || !waiting) bell.sleep(seen, waiting ? kSliceUs : 10 * kSliceUs);
+    // Without work there is nothing to watch; and a caller that looks needs no help.
+    const bool driven = bell.pollers.load(std::memory_order_relaxed) != 0;
+    if (driven || idle > kSpins || !waiting) bell.sleep(seen, kSliceUs);
   }
 }
 
 bool PointToPoint::progress() {
   bool moved = false;
   for (int r = 0; r < communicator_->world_size(); ++r) {
-    if (r == communicator_->rank()) continue;
-    moved = progress_send(r) || moved;
-    moved = progress_recv(r) || moved;
+    if (r != communicator_->rank()) moved = progress_with(r) || moved;
   }
   return moved;
+}
+
+bool PointToPoint::progress_with(int peer) {
+  const bool sent = progress_send(peer);
+  return progress_recv(peer) || sent;
 }
 
 bool PointToPoint::progress_send(int dst) {
@@ -155,16 +233,16 @@ bool PointToPoint::progress_send(int dst) {
     const Piece& piece = send.request.sends[0];
     const Frame frame{piece.count * itemsize(send.request.dtype), send.request.tag,
                       send.request.dtype};
-    begin(send);
     if (send.moved < sizeof frame) {  // a full ring may have taken a part of it
-      const std::size_t n = ring_write(dst, reinterpret_cast<const std::byte*>(&frame) + send.moved,
-                                       sizeof frame - send.moved);
+      const std::size_t n = rings_.write(
+          dst, reinterpret_cast<const std::byte*>(&frame) + send.moved, sizeof frame - send.moved);
+      if (n > 0) begin(send);
       send.moved += n;
       moved = moved || n > 0;
       if (send.moved < sizeof frame) return moved;
     }
     const std::uint64_t done = send.moved - sizeof frame;
-    const std::size_t n = ring_write(dst, piece.data + done, frame.nbytes - done);
+    const std::size_t n = rings_.write(dst, piece.data + done, frame.nbytes - done);
     send.moved += n;
     moved = moved || n > 0;
     if (done + n < frame.nbytes) return moved;
@@ -181,12 +259,12 @@ bool PointToPoint::progress_recv(int src) {
   bool moved = false;
   while (incoming.open || begin_message(src)) {
     const std::uint64_t left = incoming.frame.nbytes - incoming.moved;
-    const std::size_t here = std::min<std::uint64_t>(left, ring_readable(src));
+    const std::size_t here = std::min<std::uint64_t>(left, rings_.readable(src));
     // Memory for what has come, not for what was announced.
     if (incoming.target == nullptr) incoming.aside.resize(incoming.moved + here);
     std::byte* to =
         incoming.target != nullptr ? incoming.target->request.recvs[0].data : incoming.aside.data();
-    const std::size_t n = ring_read(src, to + incoming.moved, here);
+    const std::size_t n = rings_.read(src, to + incoming.moved, here);
     incoming.moved += n;
     moved = moved || n > 0;
     if (incoming.moved < incoming.frame.nbytes) return moved;
@@ -201,12 +279,12 @@ bool PointToPoint::progress_recv(int src) {
 // receive for another message waits behind it.
 bool PointToPoint::begin_message(int src) {
   Frame frame;
-  if (ring_readable(src) < sizeof frame || recvs_.empty()) return false;
+  if (rings_.readable(src) < sizeof frame || recvs_.empty()) return false;
   const bool wanted = std::any_of(recvs_.begin(), recvs_.end(), [&](const Pending& recv) {
     return !recv.matched && (recv.request.peer < 0 || recv.request.peer == src);
   });
   if (!wanted) return false;
-  ring_read(src, reinterpret_cast<std::byte*>(&frame), sizeof frame);
+  rings_.read(src, reinterpret_cast<std::byte*>(&frame), sizeof frame);
   if (!plausible(frame.nbytes, frame.dtype)) {
     const std::vector<int> blamed{communicator_->peers().id(src)};
     throw Failure(FailureKind::mismatch, rank_list(blamed) + " sent a malformed message", blamed);
@@ -284,19 +362,26 @@ void PointToPoint::check_waiting(const std::map<int, Failure>& gone) const {
 }
 
 // A receive from any rank fails with the first rank that is lost: it might have been the sender.
-// Ranks that leave in good order have sent what they had to, so of these the last one counts.
+// Ranks that leave in good order have sent what they had to, so of these the last one counts; ranks
+// of other nodes may still send, unless somebody has said that they have left, too.
 void PointToPoint::check_one(const Pending& pending, const std::map<int, Failure>& gone) const {
   const int peer = pending.request.peer;
-  const bool all_gone = gone.size() + 1 == sends_.size();
+  const bool all_gone = others_left_ && gone.size() + 1 == sends_.size();
   for (const auto& [rank, why] : gone) {
     const bool any = peer < 0 && (all_gone || !communicator_->peers().left(rank));
     if (any || peer == rank) fail(pending, why.kind, why.what(), why.ranks);
   }
-  if (now_s() - pending.started_s > pending.request.timeout_s) {
+  // Where ranks of other nodes may send, whoever waits for them looks at the time.
+  const bool ours = peer >= 0 || others_left_;
+  if (ours && now_s() - pending.started_s > pending.request.timeout_s) {
     std::vector<int> blamed;
-    if (peer >= 0) blamed.push_back(communicator_->peers().id(peer));
+    for (int r = 0; r < communicator_->world_size(); ++r) {
+      const bool any = peer < 0 && r != communicator_->rank() && !gone.contains(r);
+      if (any || r == peer) blamed.push_back(communicator_->peers().id(r));
+    }
+    const std::string who = rank_list(blamed);
     fail(pending, FailureKind::timeout,
-         (blamed.empty() ? std::string("no rank") : rank_list(blamed)) + " did not answer in " +
+         (blamed.size() == 1 ? who + " did not answer in " : "none of " + who + " answered in ") +
              seconds(pending.request.timeout_s),
          blamed);
   }
@@ -305,13 +390,19 @@ void PointToPoint::check_one(const Pending& pending, const std::map<int, Failure
 void PointToPoint::fail(const Pending& pending, FailureKind kind, const std::string& what,
                         std::vector<int> ranks) const {
   const std::string op(name(pending.request.op));
+  const char* remedy =
+      kind == FailureKind::mismatch
+          ? " Hint: receive as many elements of the type as are sent; tags tell messages apart."
+          : hint(kind);
   throw Failure(kind,
                 communicator_->head() + op + " #" + std::to_string(pending.seq) + " " +
-                    pending.request.describe() + ": " + what + "." + hint(kind),
+                    pending.request.describe() + ": " + what + "." + remedy,
                 std::move(ranks), op, pending.seq, now_s() - pending.started_s);
 }
 
-void PointToPoint::fail_all(const Failure& failure) {
+// With the lock held. Returns the group's first cause, which all get.
+Failure PointToPoint::fail_all(const Failure& why) {
+  const Failure failure = communicator_->fail(why);
   for (auto& queue : sends_) {
     for (const Pending& send : queue) finish(send, failure, -1);
     queue.clear();
@@ -319,44 +410,6 @@ void PointToPoint::fail_all(const Failure& failure) {
   for (const Pending& recv : recvs_) finish(recv, failure, -1);
   recvs_.clear();
   for (Incoming& incoming : incoming_) incoming = Incoming{};
-}
-
-std::size_t PointToPoint::ring_write(int dst, const std::byte* data, std::size_t nbytes) {
-  const Segment& own = communicator_->peers().own();
-  RingControl& ring = own.ring(dst);
-  const std::uint64_t head = ring.head.load(std::memory_order_relaxed);
-  const std::size_t used =
-      ring_used(head, ring.tail.load(std::memory_order_acquire), communicator_->peers(), dst);
-  const std::size_t n = std::min(nbytes, kRingBytes - used);
-  if (n == 0) return 0;
-  const std::size_t at = head % kRingBytes;
-  const std::size_t first = std::min(n, kRingBytes - at);
-  std::memcpy(own.ring_data(dst) + at, data, first);
-  std::memcpy(own.ring_data(dst), data + first, n - first);
-  ring.head.store(head + n, std::memory_order_release);
-  communicator_->peers().segment(dst).header().bell.bump();
-  return n;
-}
-
-std::size_t PointToPoint::ring_readable(int src) const {
-  const RingControl& ring = communicator_->peers().segment(src).ring(communicator_->rank());
-  return ring_used(ring.head.load(std::memory_order_acquire),
-                   ring.tail.load(std::memory_order_relaxed), communicator_->peers(), src);
-}
-
-std::size_t PointToPoint::ring_read(int src, std::byte* data, std::size_t nbytes) {
-  const Segment& theirs = communicator_->peers().segment(src);
-  const int me = communicator_->rank();
-  RingControl& ring = theirs.ring(me);
-  const std::size_t n = std::min(nbytes, ring_readable(src));
-  if (n == 0) return 0;
-  const std::uint64_t tail = ring.tail.load(std::memory_order_relaxed);
-  const std::size_t at = tail % kRingBytes;
-  const std::size_t first = std::min(n, kRingBytes - at);
-  std::memcpy(data, theirs.ring_data(me) + at, first);
-  std::memcpy(data + first, theirs.ring_data(me), n - first);
-  ring.tail.store(tail + n, std::memory_order_release);
-  theirs.header().bell.bump();
-  return n;
+  return failure;
 }
 }  // namespace sdp

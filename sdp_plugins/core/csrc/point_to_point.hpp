@@ -1,27 +1,38 @@
-// send and recv: one byte ring per ordered pair of ranks, driven by a thread of its own, so that
-// they go on while a collective waits. Messages of a pair arrive in order and are matched by tag in
-// the order in which receives were posted, as in MPI. A send is complete when its bytes are in the
-// ring or taken.
+// send and recv: one byte ring per ordered pair of ranks. Whoever calls or waits moves the bytes
+// himself, as far as that goes without sleeping; the rest is done by a thread of its own, so that
+// messages go on while a collective waits or the program computes. Messages of a pair arrive in
+// order and are matched by tag in the order in which receives were posted, as in MPI. A send is
+// complete when its bytes are in the ring or taken.
 #pragma once
 
 #include <deque>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "communicator.hpp"
+#include "message_rings.hpp"
 #include "owned_thread.hpp"
 #include "work.hpp"
 
 namespace sdp {
 
-class PointToPoint {
+class PointToPoint : public Driver, public std::enable_shared_from_this<PointToPoint> {
  public:
-  explicit PointToPoint(std::shared_ptr<Communicator> communicator);
-  ~PointToPoint();
+  // `spin_us`: as the Engine's.
+  PointToPoint(std::shared_ptr<Communicator> communicator, int spin_us);
+  ~PointToPoint() override;
   std::shared_ptr<Work> submit(Request request);
+  // Takes back a receive that no message has been matched to: nothing is written to its memory, and
+  // its work is the caller's to finish. Returns its place in the record; nothing if a message has
+  // come, or it has ended.
+  std::optional<EventRing::Ticket> take_back(const Work& work);
+  // Of a part of a larger group: whoever receives from any rank waits for those here only.
+  void others_have_left();
   void close();
+  void drive(const Work& work) override;
 
  private:
   // What goes before the bytes of each message.
@@ -37,7 +48,8 @@ class PointToPoint {
     double started_s;
     std::uint64_t moved = 0;     // bytes, the frame of a send included
     bool matched = false;        // a recv whose message has begun to arrive
-    std::int64_t moving_ns = 0;  // since when, if it is traced
+    std::int64_t moving_ns = 0;  // since when; 0: it waits
+    EventRing::Ticket ticket = 0;
   };
   // A message that arrives from one rank: into a posted recv, or aside until one is posted.
   struct Incoming {
@@ -54,9 +66,14 @@ class PointToPoint {
   };
 
   void loop();
+  bool advance(const std::function<bool()>& step);
+  void post(Request request, const std::shared_ptr<Work>& work);
+  TraceEvent event_of(const Pending& pending) const;
+  void begin(Pending& pending);
   void finish(const Pending& pending, const std::optional<Failure>& failure, int source);
   void post_recv(Pending recv);
   bool progress();
+  bool progress_with(int peer);
   bool progress_send(int dst);
   bool progress_recv(int src);
   bool begin_message(int src);
@@ -69,18 +86,18 @@ class PointToPoint {
   void check_one(const Pending& pending, const std::map<int, Failure>& gone) const;
   [[noreturn]] void fail(const Pending& pending, FailureKind kind, const std::string& what,
                          std::vector<int> ranks) const;
-  void fail_all(const Failure& failure);
-  std::size_t ring_write(int dst, const std::byte* data, std::size_t nbytes);
-  std::size_t ring_read(int src, std::byte* data, std::size_t nbytes);
-  std::size_t ring_readable(int src) const;
+  Failure fail_all(const Failure& why);
 
   std::shared_ptr<Communicator> communicator_;
-  std::mutex mutex_;                        // everything below
+  SpinPolicy spin_;
+  std::mutex mutex_;  // everything below
+  MessageRings rings_;
   std::vector<std::deque<Pending>> sends_;  // per destination
   std::list<Pending> recvs_;                // in the order posted; stable addresses
   std::vector<Incoming> incoming_;          // per source
   std::list<Unexpected> unexpected_;        // in the order arrived
   std::uint64_t seq_ = 0;
+  bool others_left_;  // nobody outside of this part of a larger group sends any more
   bool stopping_ = false;
   OwnedThread thread_;
 };

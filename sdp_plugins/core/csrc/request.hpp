@@ -42,9 +42,10 @@ struct Request {
   std::vector<Piece> recvs;
   int peer = -1;  // send/recv; -1: from any rank
   std::uint32_t tag = 0;
+  std::uint64_t seq = 0;  // recv: its number, where it is counted elsewhere; 0: here
   double timeout_s = 300.0;
   std::optional<Part> part = {};
-  std::int64_t issued_ns = 0;  // where it had to queue and is traced
+  std::int64_t issued_ns = 0;  // where it had to queue
 
   std::uint64_t count() const;   // elements of all_reduce's buffer, or else of the largest piece
   std::string describe() const;  // "float32[25165824] sum"

@@ -48,8 +48,11 @@ std::size_t Layout::ring_data(int dst) const {
   return round_up(ring_control(static_cast<int>(world_size_)), kPage) +
          static_cast<std::size_t>(dst) * kRingBytes;
 }
-std::size_t Layout::total() const {
+std::size_t Layout::flight() const {
   return ring_data(static_cast<int>(world_size_));
+}
+std::size_t Layout::total() const {
+  return flight() + sizeof(FlightArea);
 }
 
 Mapping::Mapping(int fd, std::size_t nbytes, std::size_t offset, bool populate) : nbytes_(nbytes) {

@@ -1,7 +1,7 @@
 // What one rank shows to the others: a memory file (memfd: no name, nothing left after SIGKILL).
 //
 //   Header | Record x 2 | splits x 2 | expected x 2 | inline payload x 2 | staging slots |
-//   point-to-point rings
+//   point-to-point rings | flight recorder
 //
 // What lies before the slots exists twice, used in turn by even and odd operations: a rank cannot
 // be more than one operation ahead of any other, because each operation begins with all ranks
@@ -13,12 +13,13 @@
 #include <cstdint>
 
 #include "error.hpp"
+#include "flight.hpp"
 #include "signal.hpp"
 #include "types.hpp"
 
 namespace sdp {
 
-inline constexpr std::uint64_t kMagic = 0x33306b6c61706473;  // "sdpalk03"
+inline constexpr std::uint64_t kMagic = 0x35306b6c61706473;  // "sdpalk05"
 inline constexpr std::size_t kAlign = 128;  // two cache lines: the prefetcher's pair
 inline constexpr std::size_t kInlineBytes = 32 * 1024;
 inline constexpr int kSlots = 3;  // a slot is filled, reduced and read in three successive rounds
@@ -53,6 +54,7 @@ struct Header {
   std::int32_t rank;
   std::int32_t world_size;
   std::uint64_t staging_bytes;
+  std::uint64_t flight_at;  // where a stranger finds the FlightArea
   // Why this rank gave up, for the others to repeat. Written before `state` becomes `failed`.
   FailureKind cause_kind;
   std::int32_t cause_ranks[8];  // -1 ends the list
@@ -67,6 +69,7 @@ static_assert(sizeof(Header) <= 1024);
 // One direction of a point-to-point channel: a byte ring, written by the segment's owner.
 struct RingControl {
   alignas(64) std::atomic<std::uint64_t> head;  // bytes ever written, by the owner
+  std::atomic<std::uint32_t> full;              // the owner wants to hear of room
   alignas(64) std::atomic<std::uint64_t> tail;  // bytes ever read, by the receiver
 };
 
@@ -82,6 +85,7 @@ class Layout {
   std::size_t slot_bytes() const { return slot_bytes_; }
   std::size_t ring_control(int dst) const;
   std::size_t ring_data(int dst) const;
+  std::size_t flight() const;
   std::size_t total() const;
 
  private:
@@ -126,6 +130,7 @@ class Segment {
   }
   RingControl& ring(int dst) const { return *at<RingControl>(layout_->ring_control(dst)); }
   std::byte* ring_data(int dst) const { return at<std::byte>(layout_->ring_data(dst)); }
+  FlightArea& flight() const { return *at<FlightArea>(layout_->flight()); }
 
  private:
   template <class T>

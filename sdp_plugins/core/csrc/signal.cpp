@@ -33,7 +33,13 @@ void Signal::publish(std::uint32_t to) {
 void Signal::bump() {
   value.fetch_add(1, std::memory_order_acq_rel);
   std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (pollers.load(std::memory_order_relaxed) != 0) return;
   if (sleepers.load(std::memory_order_relaxed) != 0) futex_wake_all(&value);
+}
+
+void Signal::alarm() {
+  value.fetch_add(1, std::memory_order_acq_rel);
+  wake();
 }
 
 void Signal::wake() {
@@ -50,7 +56,8 @@ void Signal::sleep(std::uint32_t seen, std::uint32_t max_us) {
   sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
-SpinPolicy SpinPolicy::foreground(bool oversubscribed) {
+SpinPolicy SpinPolicy::of_callers(int spin_us, bool oversubscribed) {
+  if (spin_us >= 0) return SpinPolicy{static_cast<std::uint32_t>(spin_us), 0};
   return oversubscribed ? SpinPolicy{0, 30} : SpinPolicy{10, 150};
 }
 

@@ -14,14 +14,16 @@ namespace sdp {
 struct alignas(64) Signal {
   std::atomic<std::uint32_t> value;
   std::atomic<std::uint32_t> sleepers;
+  std::atomic<std::uint32_t> pollers;  // that look again anyway: `bump` wakes no sleepers then
 
   // Counters wrap; they are compared by distance, which stays far below 2^31.
   bool reached(std::uint32_t target) const {
     return static_cast<std::int32_t>(value.load(std::memory_order_acquire) - target) >= 0;
   }
   void publish(std::uint32_t to);
-  void bump();  // several writers: add one and wake
-  void wake();  // no progress, but look again: something else has changed
+  void bump();   // several writers: add one and wake
+  void alarm();  // as `bump`, and wakes sleepers also beside pollers
+  void wake();   // no progress, but look again: something else has changed
   // Sleeps until the value differs from `seen`, a signal handler ran, or the time is over.
   void sleep(std::uint32_t seen, std::uint32_t max_us);
 };
@@ -33,9 +35,9 @@ struct SpinPolicy {
   std::uint32_t pause_us = 0;  // spin with the processor's pause hint
   std::uint32_t yield_us = 0;  // then offer the core to others
 
-  // A thread that has nothing else to do, or one beside a caller that computes.
-  static SpinPolicy foreground(bool oversubscribed);
-  static SpinPolicy background();
+  // A caller that has nothing else to do: `spin_us`, or if that is negative as fits the cores.
+  static SpinPolicy of_callers(int spin_us, bool oversubscribed);
+  static SpinPolicy background();  // a thread beside a caller that computes
 };
 
 // Spins as the policy says; true if the target was reached meanwhile.

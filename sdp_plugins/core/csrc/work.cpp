@@ -10,21 +10,18 @@
 
 namespace sdp {
 
-Work::Work() : owner_pid_(getpid()) {}
+Work::Work(std::weak_ptr<Driver> driver) : owner_pid_(getpid()), driver_(std::move(driver)) {}
 
 bool Work::completed() const {
-  const std::lock_guard lock(mutex_);
-  return completed_;
+  return completed_.load(std::memory_order_acquire);
 }
 
 std::optional<Failure> Work::failure() const {
-  const std::lock_guard lock(mutex_);
-  return failure_;
+  return completed() ? failure_ : std::nullopt;
 }
 
 int Work::source_rank() const {
-  const std::lock_guard lock(mutex_);
-  return source_rank_;
+  return completed() ? source_rank_ : -1;
 }
 
 Work::Waiter Work::waiter() const {
@@ -34,10 +31,19 @@ Work::Waiter Work::waiter() const {
 
 bool Work::wait(double timeout_s, const std::function<void()>& interrupt) {
   const double deadline_s = now_s() + timeout_s;
+  if (getpid() != owner_pid_) {
+    if (!completed()) throw forked("");  // nobody in this process would finish it
+    if (failure_) throw *failure_;
+    return true;
+  }
   std::unique_lock lock(mutex_);
   if (!completed_ && waiter_.since_ns == 0) waiter_ = {now_ns(), this_thread()};
+  if (!completed_) {
+    lock.unlock();
+    if (const auto driver = driver_.lock()) driver->drive(*this);
+    lock.lock();
+  }
   while (!completed_) {
-    if (getpid() != owner_pid_) throw forked("");  // nobody in this process would finish it
     const double slice_s = std::min(0.1, deadline_s - now_s());
     if (slice_s <= 0) return false;
     done_.wait_for(lock, std::chrono::duration<double>(slice_s));
@@ -67,9 +73,9 @@ void Work::finish(std::optional<Failure> failure, int source_rank) {
   const std::optional<Failure> told = failure;
   {
     const std::lock_guard lock(mutex_);
-    completed_ = true;
     failure_ = std::move(failure);
     source_rank_ = source_rank;
+    completed_.store(true, std::memory_order_release);
     callbacks.swap(callbacks_);
     done_.notify_all();  // under the lock: the waiter may destroy this object as soon as it is
                          // released

@@ -1,9 +1,11 @@
 // A handle on an operation that an engine will finish.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -12,9 +14,21 @@
 
 namespace sdp {
 
+class Work;
+
+// Finishes works by what the thread does that waits for one, without any other thread's help.
+class Driver {
+ public:
+  virtual ~Driver() = default;
+  virtual void drive(const Work& work) = 0;  // for a while; must not throw
+};
+
+// Whether it is done, and how, may be asked in a forked child too, where a lock may be held by a
+// thread that the child does not have.
 class Work {
  public:
-  Work();
+  // `driver`: is asked first by whoever waits; may have ended before this.
+  explicit Work(std::weak_ptr<Driver> driver = {});
   bool completed() const;
   // The failure, if it has completed with one.
   std::optional<Failure> failure() const;
@@ -39,11 +53,12 @@ class Work {
 
  private:
   const int owner_pid_;
+  const std::weak_ptr<Driver> driver_;
   mutable std::mutex mutex_;
   std::condition_variable done_;
-  bool completed_ = false;
-  std::optional<Failure> failure_;
+  std::optional<Failure> failure_;  // like the next one, constant once it has completed
   int source_rank_ = -1;
+  std::atomic<bool> completed_{false};
   Waiter waiter_;
   std::vector<Callback> callbacks_;
 };

@@ -317,6 +317,14 @@ class Call:
 
     # ---- other nodes ---------------------------------------------------------------------------
 
+    def use(self, channel: Channel[Any]) -> None:
+        """Have its messages go there."""
+        self._channels = {Way.there: channel}
+
+    def again(self, channel: Channel[Any]) -> Call:
+        """The same, from now on, with other messages."""
+        return Call(self.here, self.request, self.seq, {Way.there: channel})
+
     def send(self, peer: int, address: int, nbytes: int, way: Way = Way.there) -> Pending | None:
         """Start sending to a rank of another node; None: there was nothing to send."""
         return self._start(self._channels[way].send, peer, address, nbytes, way)
@@ -338,7 +346,7 @@ class Call:
         try:
             pending = start(peer, address, nbytes)
         except WireError as error:
-            raise self._explained(error, (peer,)) from error
+            raise self.explained(error, (peer,)) from error
         self._open.setdefault(way, []).append(pending)
         return pending
 
@@ -356,10 +364,10 @@ class Call:
             return
         channel = self._channels[way]
         try:
-            channel.wait(pending, lambda: self._watch(channel, pending, hop))
+            channel.wait(pending, lambda: self.watch(lambda: sorted(channel.late(pending)), hop))
         except WireError as error:
             peers = {message.peer for message in pending}
-            raise self._explained(error, tuple(peers)) from error
+            raise self.explained(error, tuple(peers)) from error
         done = set(map(id, pending))
         self._open[way] = [message for message in self._open[way] if id(message) not in done]
 
@@ -379,12 +387,9 @@ class Call:
         ]
         return any(left)
 
-    def _explained(self, error: WireError, peers: tuple[int, ...]) -> SdpError:
+    def explained(self, error: WireError, peers: tuple[int, ...]) -> SdpError:
         """What a broken connection means, unless whoever broke it says so himself."""
-        end = time.monotonic() + MOST_GRACE_S
-        while time.monotonic() < end:
-            self._look()
-            time.sleep(0.02)
+        self.listen()
         nodes, lost = self.here.nodes, set(error.peers or peers)
         # Launchers end the other ranks of a node at once: those may not be the first that went.
         mates = {mate for peer in lost for mate in nodes.members[nodes.node_of(peer)]}
@@ -392,23 +397,43 @@ class Call:
         what = f"{nodes.name(sorted(lost))} cannot be reached any more ({error})"
         return self.error(PeerLostError, what, sorted(lost))
 
-    def _watch(self, channel: Channel[Any], pending: Sequence[Pending], hop: int) -> None:
+    def watch(self, late: Callable[[], Sequence[int]], hop: int = 1) -> None:
+        """Look, now and then, whether a wait must be given up.
+
+        Args:
+            late: The ranks that it is for and that have not come; asked when the time is over.
+            hop: See ``wait``.
+        """
         now = time.monotonic()
         if now - self._looked_s < LOOK_EVERY_S:
             return
         self._looked_s = now
-        self._look()
+        self.look()
         if not self._overdue and self._left_s(0) <= 0.001:
             self._overdue = True
             self.here.wait_elsewhere(1)
         if self._left_s(2 + hop) <= 0.001:
-            late = sorted(channel.late(pending))
-            if late:
-                limit_s = self.request.timeout_s
-                what = f"{self.here.nodes.name(late)} did not answer in {limit_s:g} s"
-                raise self.error(CollectiveTimeoutError, what, late)
+            ranks = late()
+            if ranks:
+                raise self.error(CollectiveTimeoutError, self._silence(ranks), ranks)
 
-    def _look(self) -> None:
+    def _silence(self, ranks: Sequence[int]) -> str:
+        who, limit_s = self.here.nodes.name(ranks), self.request.timeout_s
+        one_of_them = self.request.op is _native.Op.recv and len(ranks) > 1
+        return (
+            f"none of {who} answered in {limit_s:g} s"
+            if one_of_them
+            else (f"{who} did not answer in {limit_s:g} s")
+        )
+
+    def listen(self) -> None:
+        """Give others the time to say why they have failed: raises that."""
+        end = time.monotonic() + MOST_GRACE_S
+        while time.monotonic() < end:
+            self.look()
+            time.sleep(0.02)
+
+    def look(self) -> None:
         """Raise if this group has failed elsewhere."""
         self.here.native.watch(self.title)
         told = self.here.channel.told()

@@ -64,7 +64,7 @@ class Costs:
         try:
             found = json.loads(text)
             values = {field.name: float(found[field.name]) for field in fields(cls)}
-        except (TypeError, KeyError) as error:
+        except (TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"these are no costs of a network: {error!r}") from error
         if not all(0 < value < float("inf") for value in values.values()):
             raise ValueError(f"costs of a network must be above 0: {text.strip()}")

@@ -8,7 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from .. import _native
 from ..errors import SdpError, name_error
@@ -19,7 +19,7 @@ from .call import Call, Here, Request, closed
 from .kept import abandon
 from .notice import Notice, failure_fields
 from .reduce_scatter import reduce_scatter
-from .traced import record
+from .traced import Track
 
 Op = _native.Op
 PROGRAMS: dict[_native.Op, Callable[[Call], None]] = {
@@ -45,22 +45,19 @@ class Task:
         request: What to do.
         work: What its caller has.
         program: Does it.
-        numbered: Whether it is one of the group's operations, as its user counts them.
+        track: What is recorded of it; None: it is none of the group's operations, as its user
+            counts them.
         call: Once something is known of it.
         follows: Whether it is of a kind that can begin before the operation ahead has ended; None
             until that is asked.
-        issued_ns: When it was queued.
-        started_ns: When it began to run; 0: it has not.
     """
 
     request: Request
     work: _native.Work
     program: Callable[[Call], None]
-    numbered: bool = True
+    track: Track | None
     call: Call | None = None
     follows: bool | None = None
-    issued_ns: int = field(default_factory=time.monotonic_ns)
-    started_ns: int = 0
 
 
 class Engine:
@@ -78,11 +75,18 @@ class Engine:
         self._changed = threading.Condition(threading.RLock())
         self._thread: threading.Thread | None = None
         self._stopping = False
-        self._seq = 0
+        self._seq = self._issued = 0
         self._notice: Notice | None = None
         self._failure: SdpError | None = None  # the first that was found here
+        self._telling = threading.Lock()
+        self._has_told = False
         self.abandoned = False
         """Whether messages were on their way when an operation failed."""
+
+    @property
+    def issued(self) -> int:
+        """Operations so far."""
+        return self._issued
 
     def submit(
         self, request: Request, program: Callable[[Call], None] | None = None
@@ -93,10 +97,15 @@ class Engine:
             if self._stopping:
                 raise closed(self._here)
             self._start()
-            task = Task(request, work, program or PROGRAMS[request.op], numbered=program is None)
+            track = self._track(request) if program is None else None
+            task = Task(request, work, program or PROGRAMS[request.op], track)
             self._queue.append(task)
             self._changed.notify()
         return work
+
+    def _track(self, request: Request) -> Track:
+        self._issued += 1
+        return Track(self._here, request, self._issued)
 
     def tell(self, notice: Notice) -> None:
         """Have the other nodes told, by the thread that may use the network."""
@@ -104,6 +113,12 @@ class Engine:
             self._notice = self._notice or notice
             self._start()
             self._changed.notify()
+
+    def tell_failure(self) -> None:
+        """Have the other nodes told why the group has failed, if they have not been."""
+        known = self._here.native.failure()
+        if isinstance(known, SdpError) and not self._has_told:
+            self.tell(Notice.of(self._here.rank, known))
 
     def close(self) -> None:
         """Fail what is queued and end the thread; the native group is closed before."""
@@ -170,12 +185,11 @@ class Engine:
             memory = (*self._here.pools.values(), task.call, error)
             self.abandoned = abandon(task.call, *memory) or self.abandoned
         self._record(task, failure)
-        task.work.fail(*failure_fields(failure))
+        task.work.fail(*failure_fields(failure), self._here.native.token)
 
     def _record(self, task: Task, failure: SdpError | None = None) -> None:
-        if task.numbered and task.call is not None:
-            times = task.issued_ns, task.started_ns
-            record(self._here, task.request, task.call.seq, times, task.work, failure)
+        if task.track is not None:
+            task.track.end(task.work, failure)
 
     def _head(self) -> Task | None:
         return self._queue[0] if self._queue else None
@@ -183,20 +197,21 @@ class Engine:
     def _call_of(self, task: Task) -> Call:
         """The call of the queue's head."""
         if task.call is None:
-            self._seq += task.numbered
+            self._seq += task.track is not None
             task.call = Call(self._here, task.request, self._seq, queue=self)
         return task.call
 
     def _take(self, task: Task) -> Call:
         self._queue.popleft()
-        task.started_ns = time.monotonic_ns()
+        if task.track is not None:
+            task.track.start()
         self._running.append(task)
         return self._call_of(task)
 
     def _finish(self, task: Task) -> None:
         call = self._call_of(task)
         call.end()
-        if task.numbered:
+        if task.track is not None:
             self._here.last_completed = f"{call.op} #{call.seq}"
         self._running.remove(task)
         self._record(task)
@@ -266,9 +281,10 @@ class Engine:
 
     def _tell(self, notice: Notice) -> None:
         """Tell the other nodes; whoever cannot be told finds out by himself."""
-        with suppress(BaseException):  # MPI has errors of its own for ranks that are gone
-            if self._here.channel.told() is None:
+        with self._telling, suppress(BaseException):  # such as MPI's for ranks that are gone
+            if not self._has_told and self._here.channel.told() is None:
                 self._here.channel.tell(notice.pack())
+                self._has_told = True
 
 
 def wait_uninterrupted(work: _native.Work, limit_s: float) -> None:

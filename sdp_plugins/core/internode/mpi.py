@@ -348,6 +348,14 @@ class MpiChannel:
                 time.sleep(LAST_PAUSE_S)
         return True
 
+    def withdraw(self, pending: Sequence[Message]) -> bool:
+        """See ``Channel``."""
+        return self.abandon(pending)
+
+    def left(self, peer: int) -> bool:
+        """See ``Channel``: MPI does not tell."""
+        return False
+
     def unattended(self) -> AbstractContextManager[None]:
         """See ``Channel``."""
         return self._mpi.progress

@@ -76,8 +76,9 @@ class Notice:
         try:
             fields = json.loads(data)
             ranks = tuple(map(int, fields["ranks"]))
-            return cls(int(fields["rank"]), str(fields["kind"]), ranks, str(fields["text"]))
-        except (ValueError, KeyError, TypeError):
+            kind, text = (encodable(str(fields[name])) for name in ("kind", "text"))
+            return cls(int(fields["rank"]), kind, ranks, text)
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             found = _SENDER.match(data)
             rank = int(found[1]) if found else _NOBODY
             return cls(rank, "aborted", (rank,), "what it says cannot be read")

@@ -76,6 +76,11 @@ class SpanningGroup:
         """The group of this node's ranks."""
         return self._here.native
 
+    @property
+    def issued(self) -> int:
+        """Operations so far."""
+        return self._engine.issued
+
     def run(
         self,
         op: _native.Op,
@@ -155,23 +160,18 @@ class SpanningGroup:
         op, piece = _native.Op.send, (address, count)
         request = self._request(op, dtype, (piece,), (), timeout_s, peer=peer, tag=tag)
         if peer not in self._here.local:
-            return self._messages.post(request)
+            return self._messages.send(request)
         index = self._here.nodes.index_of(peer)
         return self._here.native.send(address, count, dtype, index, tag, timeout_s)
 
     def recv(
         self, address: int, count: int, dtype: _native.DType, peer: int, tag: int, timeout_s: float
     ) -> _native.Work:
-        """Receive from a rank."""
-        if peer < 0:
-            raise ValueError(
-                "recv: receiving from any rank is for groups on one node. Hint: name the source, "
-                "or make a group of this node's ranks."
-            )
+        """Receive from a rank, or from any."""
         op, piece = _native.Op.recv, (address, count)
         request = self._request(op, dtype, (), (piece,), timeout_s, peer=peer, tag=tag)
         if peer not in self._here.local:
-            return self._messages.post(request)
+            return self._messages.receive(request)
         index = self._here.nodes.index_of(peer)
         return self._here.native.recv(address, count, dtype, index, tag, timeout_s)
 
@@ -286,6 +286,8 @@ class SpanningGroup:
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
+        self._engine.tell_failure()
+        self._messages.stop()
         self._here.native.close()
         self._engine.close()
         ended = self._messages.close(END_LIMIT_S)

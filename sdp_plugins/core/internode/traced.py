@@ -1,9 +1,10 @@
-"""Events of operations that the native group does not run: those among nodes."""
+"""What is recorded of operations that the native group does not run: those among nodes."""
 
 from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass, field
 
 from .. import _native
 from ..errors import CollectiveTimeoutError, SdpError
@@ -11,54 +12,88 @@ from ..trace.events import ASYNC, FAILED, Event
 from .call import Here, Request
 
 
-def record(
-    here: Here,
-    request: Request,
-    seq: int,
-    times: tuple[int, int],
-    work: _native.Work,
-    failure: SdpError | None = None,
-) -> None:
-    """Record an operation that ends now, in this thread, if the group is traced.
+@dataclass(eq=False)
+class Track:
+    """One operation, from its call to its end.
 
-    Args:
+    Attributes:
         here: The group.
-        request: What it was.
+        request: What is called.
         seq: Its number.
-        times: When it was issued, and when it started; 0: it did not.
-        work: Its handle.
-        failure: Why it has failed; None: it has not.
+        issued_ns: When it was called.
+        started_ns: When it began to run; 0: it has not.
+        ticket: Its place in the record; 0: it has none yet.
     """
-    if not here.native.traced or not times[0]:
-        return
-    finished = time.monotonic_ns()
-    issued, started = times
-    since, waiter = work.waiter()
-    blamed = -1 if failure is None else min(failure.ranks, default=-1)
-    waited_in_vain = isinstance(failure, CollectiveTimeoutError)
-    event = Event(
-        seq=seq,
-        issued=issued,
-        started=started or finished,
-        arrived=finished if waited_in_vain else 0,
-        finished=finished,
-        waited=since,
-        elems=request.count,
-        nbytes=_nbytes(request),
-        last_rank=blamed if waited_in_vain else -1,
-        blamed=blamed,
-        peer=request.peer if request.peer >= 0 else request.root,
-        thread=threading.get_native_id(),
-        waiter=waiter,
-        tag=request.tag,
-        layout=request.layout,
-        op=request.op.value,
-        dtype=request.dtype.value,
-        reduce_op=request.reduce_op.value,
-        flags=ASYNC | (FAILED if failure is not None else 0),
-        path=0,
-    )
-    here.native.add_trace_event(event.pack())
+
+    here: Here
+    request: Request
+    seq: int
+    issued_ns: int = field(default_factory=time.monotonic_ns)
+    started_ns: int = 0
+    ticket: int = 0
+
+    def __post_init__(self) -> None:
+        self._show(self._event())
+
+    def start(self) -> None:
+        """It runs, in this thread."""
+        self.started_ns = time.monotonic_ns()
+        self._show(self._event())
+
+    def end(self, work: _native.Work, failure: SdpError | None = None, source: int = -1) -> None:
+        """It has ended, in this thread.
+
+        Args:
+            work: Its handle.
+            failure: Why it has failed; None: it has not.
+            source: Who has sent, where any rank might have.
+        """
+        event = self._ended(failure)
+        if source >= 0:
+            event = event._replace(peer=source)
+        self._show(event)
+        if self.here.native.traced and self.started_ns:
+            since, waiter = work.waiter()
+            self.here.native.add_trace_event(event._replace(waited=since, waiter=waiter).pack())
+
+    def _show(self, event: Event) -> None:
+        self.ticket = self.here.native.record(event.pack(), self.ticket)
+
+    def _ended(self, failure: SdpError | None) -> Event:
+        finished = time.monotonic_ns()
+        event = self._event()._replace(started=self.started_ns or finished, finished=finished)
+        if failure is None:
+            return event
+        blamed = min(failure.ranks, default=-1)
+        event = event._replace(flags=ASYNC | FAILED, blamed=blamed)
+        if isinstance(failure, CollectiveTimeoutError):  # it has waited in vain
+            event = event._replace(arrived=finished, last_rank=blamed)
+        return event
+
+    def _event(self) -> Event:
+        request = self.request
+        return Event(
+            seq=self.seq,
+            issued=self.issued_ns,
+            started=self.started_ns,
+            arrived=0,
+            finished=0,
+            waited=0,
+            elems=request.count,
+            nbytes=_nbytes(request),
+            last_rank=-1,
+            blamed=-1,
+            peer=request.peer if request.peer >= 0 else request.root,
+            thread=threading.get_native_id(),
+            waiter=0,
+            tag=request.tag,
+            layout=request.layout,
+            op=request.op.value,
+            dtype=request.dtype.value,
+            reduce_op=request.reduce_op.value,
+            flags=ASYNC,
+            path=0,
+        )
 
 
 def _nbytes(request: Request) -> int:

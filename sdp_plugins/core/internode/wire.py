@@ -102,6 +102,16 @@ class Channel(Protocol[M]):
             Whether some are still on their way.
         """
 
+    def withdraw(self, pending: Sequence[M]) -> bool:
+        """Take back receives of messages that nobody has sent, as the group is left in good order.
+
+        Returns:
+            Whether some are still on their way.
+        """
+
+    def left(self, peer: int) -> bool:
+        """Whether a rank that cannot be reached has left in good order, as far as is known."""
+
     def tell(self, notice: bytes) -> None:
         """Tell the ranks on other nodes why this one gives up; the first notice counts."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..errors import name_ranks
+from ..errors import SdpError, name_ranks
 from ..store import Store
 from .deadline import Deadline
 from .failure import ONE_JOB_HINT, Occasion, ReasonError
@@ -71,6 +71,7 @@ class StoreExchange:
         if missing:
             raise ReasonError.missing(
                 f"{name_ranks(missing)} did not arrive in {deadline.allowed}",
+                "all ranks of a group have to make it, and make their groups in the same order; "
                 f"were they started, and of the same job? {ONE_JOB_HINT}",
                 missing,
             )
@@ -79,6 +80,8 @@ class StoreExchange:
     def _publish(self, key: str, blob: bytes) -> None:
         try:
             self.store.set(key, blob)
+        except SdpError:
+            raise  # it says all
         except Exception as error:
             raise _broken(error) from error
 
@@ -87,6 +90,8 @@ class StoreExchange:
             return bytes(self.store.get(key, timeout_s))
         except TimeoutError:
             return None
+        except SdpError:
+            raise
         except Exception as error:
             raise _broken(error) from error
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 
 from ..errors import name_ranks
 from .announcement import Announcement
-from .failure import Occasion, Reason, ReasonError
+from .failure import ONE_JOB_HINT, Occasion, Reason, ReasonError
 from .links import Links
 from .messages import Call, MessageKind, Packet, receive_message
 from .peer_rank import PeerRank, hang_up
@@ -248,7 +248,12 @@ class Switchboard:
             if not packet.data:
                 self._suspects.add(peer.rank)
                 return
-            self._take(peer, *packet.parse())
+            try:
+                self._take(peer, *packet.parse())
+            except ValueError as error:
+                raise ReasonError.refused(
+                    f"rank {peer.rank} sent nonsense ({error})", ONE_JOB_HINT, [peer.rank]
+                ) from error
 
     def _take(self, peer: PeerRank, kind: MessageKind, content: bytes) -> None:
         if kind is MessageKind.ABORT:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .. import _native
@@ -26,12 +26,14 @@ class Seat:
         rank: This rank in it.
         world_size: Its size.
         members: Its ranks by those of the job; None: not known.
+        pid: Its process.
     """
 
     name: str
     rank: int
     world_size: int
     members: tuple[int, ...] | None
+    pid: int = field(default_factory=os.getpid)
 
     def in_job(self, rank: int) -> int:
         """A rank of the group by its number in the job, if that is known."""
@@ -49,6 +51,7 @@ class Recorded:
         events: Its operations here.
         dropped: How many earlier ones there was no room for.
         failure: Why it failed; empty if it did not.
+        read: When this was read; operations that are not done are drawn until then.
     """
 
     seat: Seat
@@ -57,6 +60,7 @@ class Recorded:
     events: Sequence[Event]
     dropped: int
     failure: str = ""
+    read: int = 0
 
     @property
     def about(self) -> Json:
@@ -149,16 +153,18 @@ def draw(rank: int, host: str, groups: Sequence[Recorded], spans: Iterable[Span]
 
 
 def _draw_group(lanes: Lanes, group: Recorded) -> None:
-    for event in sorted(group.events, key=lambda event: event.started):
+    begun = (event for event in group.events if event.started)
+    for event in sorted(begun, key=lambda event: event.started):
         _draw_running(lanes, group, event)
     for event in sorted(group.events, key=lambda event: event.issued):
-        if event.started > event.issued:
+        started = event.started or group.read
+        if started > event.issued:
             lane = f"{_lane(group, event)}, queued"
-            lanes.slice(lane, event.name, "queued", event.issued, event.started, {"seq": event.seq})
+            lanes.slice(lane, event.name, "queued", event.issued, started, {"seq": event.seq})
     waited = (event for event in group.events if event.flags & ASYNC and event.waited)
     for event in sorted(waited, key=lambda event: event.waited):
         lane = f"{group.label}, callers wait"
-        args = {"seq": event.seq, "thread": _thread(event.waiter)}
+        args = {"seq": event.seq, "thread": _thread(event.waiter, group.seat)}
         begin = min(event.waited, event.finished)
         lanes.slice(lane, f"wait for {event.name}", "wait", begin, event.finished, args)
 
@@ -167,11 +173,12 @@ def _draw_running(lanes: Lanes, group: Recorded, event: Event) -> None:
     cat = "step" if event.flags & STEP else "message" if event.between_two else "collective"
     name = "compare" if event.flags & COMPARE else event.name
     args = _arguments(group, event)
-    tid = lanes.slice(_lane(group, event), name, cat, event.started, event.finished, args)
+    end = event.finished or group.read
+    tid = lanes.slice(_lane(group, event), name, cat, event.started, end, args)
     if event.arrived > event.started and event.last_rank != group.seat.rank:
         # Whoever came last, or did not come.
         who = f"waits for rank {group.seat.in_job(event.last_rank)}"
-        lanes.inner(tid, who, "late", event.started, min(event.arrived, event.finished), {})
+        lanes.inner(tid, who, "late", event.started, min(event.arrived, end), {})
 
 
 def _lane(group: Recorded, event: Event) -> str:
@@ -188,8 +195,10 @@ def _arguments(group: Recorded, event: Event) -> Json:
         "bytes": event.nbytes,
         "queued_us": (event.started - event.issued) / 1000,
         "runs in": _where(event),
-        "thread": _thread(event.thread),
+        "thread": _thread(event.thread, group.seat),
     }
+    if not event.finished:
+        args["unfinished"] = True
     if event.nbytes and _native.reduces(_native.Op(event.op)):
         args["reduction"] = _native.ReduceOp(event.reduce_op).name
     if event.layout:
@@ -217,8 +226,8 @@ def _where(event: Event) -> str:
     return "the messages' thread" if event.between_two else "the engine's thread"
 
 
-def _thread(tid: int) -> str:
-    return "main" if tid == os.getpid() else str(tid)
+def _thread(tid: int, seat: Seat) -> str:
+    return "main" if tid == seat.pid else str(tid)
 
 
 def _numbered(lane: str, row: int) -> str:

@@ -10,6 +10,7 @@ from .. import _native
 
 FAILED, ASYNC, STEP, COMPARE = 1, 2, 4, 8
 _LAYOUT = struct.Struct("<QqqqqqQQiiiIIIIBBBBB7x")
+NBYTES = _LAYOUT.size
 
 
 class Event(NamedTuple):
@@ -18,9 +19,9 @@ class Event(NamedTuple):
     Attributes:
         seq: Its number in the group; of a send or a receive, in this process.
         issued: When it was called.
-        started: When it began to run; of a send or a receive, to move.
+        started: When it began to run; of a send or a receive, to move; 0: it has not.
         arrived: Until when it waited for ranks of this node to come.
-        finished: When it was done here.
+        finished: When it was done here; 0: it is not.
         waited: Since when a caller has waited for it.
         elems: Elements, as messages say them.
         nbytes: Bytes that this rank shows or takes, whichever is more.

@@ -35,6 +35,11 @@ std::size_t pieces_shown(const Request& request, int rank, int world_size) {
   }
 }
 
+// Whether the i-th piece is for rank i alone.
+bool personal(Op op) {
+  return op == Op::scatter || op == Op::all_to_all || op == Op::reduce_scatter;
+}
+
 constexpr std::uint64_t kNothing = ~std::uint64_t{0};  // a rank takes nothing from another
 constexpr std::uint64_t kMostBytes = std::numeric_limits<std::int64_t>::max();
 constexpr int kListed = 8;  // disagreements that a message spells out
@@ -53,7 +58,6 @@ void announce_expected(Operation& op, std::span<const Take> takes) {
 // What every rank expects of every other must be what that one offers. All ranks compare all of it,
 // so that all come to the same verdict, before any of them has moved an element.
 void compare_offers(const Operation& op, const OneHop& hop) {
-  const bool personal = op.request().op == Op::scatter || op.request().op == Op::all_to_all;
   std::string what;
   int disagreements = 0;
   std::vector<int> involved(static_cast<std::size_t>(op.world_size()));
@@ -61,7 +65,7 @@ void compare_offers(const Operation& op, const OneHop& hop) {
     for (int source = 0; source < op.world_size(); ++source) {
       const std::uint64_t expected = op.segment(taker).expected(op.seq())[source];
       if (expected == kNothing) continue;
-      const auto piece = static_cast<std::size_t>(personal ? taker : 0);
+      const auto piece = static_cast<std::size_t>(personal(op.request().op) ? taker : 0);
       const std::uint64_t offered = piece < hop.n_pieces(source) ? hop.count(source, piece) : 0;
       if (offered == expected) continue;
       ++involved[static_cast<std::size_t>(taker)];
@@ -193,12 +197,15 @@ void OneHop::show_inline() {
 
 void OneHop::show(std::size_t round) {
   const std::size_t step = pieces_.empty() ? 0 : chunk(pieces_.size());
-  std::byte* to = op_.own().slot(round);
-  for (const Piece& piece : pieces_) {
+  // What nobody else takes need not be shown.
+  const std::size_t own =
+      personal(op_.request().op) ? static_cast<std::size_t>(op_.rank()) : pieces_.size();
+  for (std::size_t p = 0; p < pieces_.size(); ++p) {
+    const Piece& piece = pieces_[p];
     const std::size_t begin = std::min<std::size_t>(round * step, piece.count);
-    const std::size_t n = std::min<std::size_t>(step, piece.count - begin);
+    const std::size_t n = p == own ? 0 : std::min<std::size_t>(step, piece.count - begin);
+    std::byte* to = op_.own().slot(round) + p * step * op_.itemsize();
     if (n > 0) std::memcpy(to, piece.data + begin * op_.itemsize(), n * op_.itemsize());
-    to += step * op_.itemsize();
   }
 }
 

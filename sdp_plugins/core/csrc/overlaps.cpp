@@ -1,0 +1,67 @@
+#include "overlaps.hpp"
+
+#include <algorithm>
+#include <functional>
+
+namespace sdp {
+namespace {
+struct Span {
+  const std::byte* begin;
+  const std::byte* end;
+  std::size_t index;  // in its list
+  bool is_own;        // what this rank keeps
+};
+
+std::vector<Span> spans_of(const std::vector<Piece>& pieces, int rank, std::size_t item_bytes) {
+  std::vector<Span> spans;
+  spans.reserve(pieces.size());
+  const std::size_t own = pieces.size() == 1 ? 0 : static_cast<std::size_t>(rank);
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& piece = pieces[i];
+    if (piece.count == 0) continue;
+    spans.push_back({piece.data, piece.data + piece.count * item_bytes, i, i == own});
+  }
+  return spans;
+}
+
+bool overlap(const Span& a, const Span& b) {
+  // Of unrelated objects: only the functions of the library order those.
+  return std::less<>()(a.begin, b.end) && std::less<>()(b.begin, a.end);
+}
+
+bool same_place(const Span& a, const Span& b) {
+  return a.is_own && b.is_own && a.begin == b.begin && a.end == b.end;
+}
+
+// Of everything from the first to the last of them.
+Span hull(const std::vector<Span>& spans) {
+  Span all = spans.front();
+  for (const Span& span : spans) {
+    all.begin = std::min(all.begin, span.begin, std::less<>());
+    all.end = std::max(all.end, span.end, std::less<>());
+  }
+  return all;
+}
+}  // namespace
+
+std::vector<std::size_t> misplaced(const std::vector<Piece>& sends, const std::vector<Piece>& recvs,
+                                   int rank, std::size_t item_bytes) {
+  const auto inputs = spans_of(sends, rank, item_bytes);
+  auto outputs = spans_of(recvs, rank, item_bytes);
+  if (inputs.empty() || outputs.empty() || !overlap(hull(inputs), hull(outputs))) return {};
+  std::ranges::sort(outputs, std::less<>(), &Span::begin);
+  std::vector<std::size_t> found;
+  for (const Span& input : inputs) {
+    // Outputs do not overlap each other, so the first that ends behind the input's begin counts,
+    // and those after it.
+    auto output = std::ranges::partition_point(
+        outputs, [&](const Span& span) { return !std::less<>()(input.begin, span.end); });
+    for (; output != outputs.end() && overlap(input, *output); ++output) {
+      if (same_place(input, *output)) continue;
+      found.push_back(input.index);
+      break;
+    }
+  }
+  return found;
+}
+}  // namespace sdp

@@ -1,0 +1,47 @@
+// What is recorded of one operation.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "types.hpp"
+
+namespace sdp {
+struct Request;
+
+// Times are those of CLOCK_MONOTONIC, which the ranks of a node share. Python knows this layout:
+// core/trace/events.py.
+struct TraceEvent {
+  static constexpr std::uint8_t kFailed = 1;
+  static constexpr std::uint8_t kAsync = 2;    // ran in the engine's thread
+  static constexpr std::uint8_t kStep = 4;     // of a larger group's operation
+  static constexpr std::uint8_t kCompare = 8;  // such a step, in which nothing moves
+
+  std::uint64_t seq = 0;
+  std::int64_t issued_ns = 0;
+  std::int64_t started_ns = 0;   // 0: it waits for others to be done
+  std::int64_t arrived_ns = 0;   // until when it waited for ranks of this node; 0: not known
+  std::int64_t finished_ns = 0;  // 0: it is not done
+  std::int64_t waited_ns = 0;    // since when a caller has waited for it; 0: nobody did
+  std::uint64_t count = 0;
+  std::uint64_t nbytes = 0;     // of what the rank shows or takes, whichever is more
+  std::int32_t last_rank = -1;  // who was waited for: who came last, or did not
+  std::int32_t blamed = -1;     // of a failed operation
+  std::int32_t peer = -1;       // or root
+  std::uint32_t thread = 0;     // that ran it
+  std::uint32_t waiter = 0;     // the thread that waited for it
+  std::uint32_t tag = 0;
+  std::uint32_t layout = 0;  // of a fusion buffer
+  Op op = Op::barrier;
+  DType dtype = DType::uint8;
+  ReduceOp reduce_op = ReduceOp::sum;
+  std::uint8_t flags = 0;
+  std::uint8_t path = 0;
+  std::uint8_t unused[7] = {};
+
+  static TraceEvent of(const Request& request);
+};
+static_assert(sizeof(TraceEvent) == 104);
+
+std::int64_t now_ns();  // monotonic
+}  // namespace sdp

@@ -1,0 +1,75 @@
+"""What one rank is at, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .moment import Moment
+from .names import named, seconds
+
+Groups = Mapping[int, Mapping[int, Moment]]
+"""The ranks of each group, by the group's token and their number."""
+
+
+def describe(m: Moment, token: int, groups: Groups) -> str:
+    """What a rank is at that others wait for.
+
+    Args:
+        m: The rank in the group in which they wait.
+        token: That group's.
+        groups: All that are seen.
+    """
+    about = m.sheet.about
+    head = f"rank {about.job_rank} (pid {about.pid} on {about.host})"
+    text = " ".join(filter(None, (head, _standing(m))))
+    doing = _doing(m) or _elsewhere(m, token, groups)
+    if doing:
+        return f"{text} {doing}"
+    idle = "was in no operation" if m.sheet.life == "ended" else "is in no operation"
+    return f"{text} {idle}; {last_done(m)}"
+
+
+def _standing(m: Moment) -> str:
+    """What became of it, if it is not just running."""
+    if m.sheet.state == "left":
+        return "has closed the group and"
+    if m.sheet.life == "ended":
+        return "has ended; it"
+    if m.sheet.life == "stopped":
+        return "is stopped (by a signal or a debugger) and"
+    return ""
+
+
+def _doing(m: Moment) -> str:
+    about, parts = m.sheet.about, []
+    if m.current:
+        time = seconds(m.at_ns - m.current.started)
+        parts.append(f"has been in {named(m.current, about)} for {time}")
+    elif m.messages:
+        oldest = min(m.messages, key=lambda event: event.issued)
+        time = seconds(m.at_ns - oldest.issued)
+        parts.append(f"has waited {time} in {named(oldest, about)}")
+    if parts and m.queued:
+        parts.append(f"with {len(m.queued)} more queued behind it")
+    return ", ".join(parts)
+
+
+def _elsewhere(m: Moment, token: int, groups: Groups) -> str:
+    """What the same process is at in another group; one that has failed is over."""
+    for other, group in groups.items():
+        for its in group.values():
+            same = its.sheet.about.process == m.sheet.about.process
+            same = same and its.sheet.state == "open"
+            if other != token and same and its.sheet.about.host == m.sheet.about.host:
+                doing = _doing(its)
+                if doing:
+                    return f"{doing} in group {its.sheet.about.name}; {last_done(m)}"
+    return ""
+
+
+def last_done(m: Moment) -> str:
+    """What it did last in the group."""
+    if m.last is None:
+        return "it has done nothing in this group yet"
+    time = seconds(m.at_ns - m.last.finished)
+    return f"its last: {named(m.last, m.sheet.about)}, done {time} ago"

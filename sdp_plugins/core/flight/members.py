@@ -1,0 +1,149 @@
+"""The groups of this process, and what it says of them when one fails or it is asked."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from .. import _native
+from .about import About
+from .life import life
+from .report import group_lines, groups_of, report
+from .report_file import write
+from .sheet import Sheet, parse
+from .signal_watch import SignalWatch
+
+READ_S = 0.05
+"""As long an error waits for what other groups than the failed one have to tell."""
+
+
+@dataclass(eq=False)
+class Member:
+    """A group that is open in this process.
+
+    Attributes:
+        native: Its ranks of this node.
+        size: How many these are.
+        about: This rank.
+        folder: Where a report goes when the group fails; None: nowhere.
+        note: What was said when it failed; None: it has not.
+    """
+
+    native: _native.NativeGroup
+    size: int
+    about: About
+    folder: str | None
+    note: str | None = None
+
+    def sheets(self) -> list[Sheet]:
+        """What the ranks of this node show."""
+        found = []
+        for rank in range(self.size):
+            with suppress(ValueError):  # a peer may have written anything
+                sheet = parse(self.native.flight(rank))
+                found.append(sheet._replace(life=life(sheet.about)))
+        return found
+
+
+class Members:
+    """All open groups of this process. A forked child begins with none."""
+
+    def __init__(self) -> None:
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.RLock()  # a signal handler or a finalizer may close a group
+        self._open: list[Member] = []
+        self._watch: SignalWatch | None = None
+
+    def join(self, member: Member) -> None:
+        """A group has been made here; with the first one SIGUSR1 gets its meaning."""
+        if self._pid != os.getpid():
+            if self._watch is not None:
+                self._watch.forget()
+            self._begin_anew()
+        with self._lock:
+            self._open.append(member)
+            if self._watch is None:
+                # Without descriptors or threads to spare the group does what it is for.
+                with suppress(OSError, RuntimeError):
+                    self._watch = SignalWatch(self.show)
+
+    def leave(self, member: Member) -> None:
+        """A group has been closed here; with the last one SIGUSR1 loses its meaning."""
+        watch = None
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            if member in self._open:
+                self._open.remove(member)
+            if not self._open:
+                watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.end()
+
+    def note(self, token: int) -> str:
+        """Who waited for whom when a group failed, made when it is asked first; may be empty."""
+        if self._pid != os.getpid():
+            return ""
+        with self._lock:
+            member = next((m for m in self._open if m.about.token == token), None)
+            if member is None:
+                return ""
+            if member.note is None:
+                member.note = ""  # whatever happens, it is tried once
+                sheets, left_out = self._read(member)
+                lines = group_lines(token, groups_of(sheets), failures=False)
+                if left_out:
+                    lines.append(f"{left_out} more groups here were not read; they may tell why.")
+                lines += _leave_report(member, sheets)
+                member.note = "\n".join(["The flight recorder, of this node's ranks:", *lines])
+            return member.note
+
+    def _read(self, failed: Member) -> tuple[list[Sheet], int]:
+        """The failed group's sheets and those of others; how many others there was no time for.
+
+        Whoever waits for the error waits for this. A report that is to be left has all.
+        """
+        others = [member for member in self._open if member is not failed]
+        end = None if failed.folder else time.monotonic() + READ_S
+        sheets = failed.sheets()
+        while others and (end is None or time.monotonic() < end):
+            sheets += others.pop(0).sheets()
+        return sheets, len(others)
+
+    def _sheets(self) -> list[Sheet]:
+        return [sheet for member in self._open for sheet in member.sheets()]
+
+    def show(self) -> None:
+        """Write to stderr what the ranks of this node wait for, now."""
+        with self._lock:
+            if not self._open:  # the last one is being closed
+                return
+            largest = max((m.about for m in self._open), key=lambda about: about.world_size)
+            lines = report(self._sheets())
+        who = f"rank {largest.job_rank} (pid {os.getpid()})"
+        head = f"{who}, SIGUSR1: this node's ranks at the moment"
+        os.write(2, "".join(f"{line}\n" for line in (head, *lines)).encode())
+
+
+def _leave_report(member: Member, sheets: Sequence[Sheet]) -> list[str]:
+    """Write the file that was asked for; what the note says of it."""
+    if member.folder is None or not sheets:
+        return []
+    try:
+        path = write(member.folder, member.about.job_rank, sheets)
+    except OSError as error:  # what is reported must not be hidden
+        with suppress(Exception):
+            warnings.warn(f"no report of the flight recorder is left: {error}", stacklevel=2)
+        return []
+    return [f"All groups: python -m sdp_plugins.trace {path.parent}"]
+
+
+members = Members()

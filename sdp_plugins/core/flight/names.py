@@ -1,0 +1,47 @@
+"""Operations, ranks and times in words, as the errors write them."""
+
+from __future__ import annotations
+
+from .. import _native
+from ..errors import name_ranks
+from ..trace.events import Event
+from .about import About
+
+_ROOTED = {_native.Op[name].value for name in ("reduce", "broadcast", "gather", "scatter")}
+
+
+def named(event: Event, about: About) -> str:
+    """Such as ``all_reduce #1042 float32[25] sum``."""
+    parts = [f"{event.name} #{event.seq}"]
+    if event.op != _native.Op.barrier.value:
+        parts.append(f"{_native.DType(event.dtype).name}[{event.elems}]")
+    if _native.reduces(_native.Op(event.op)):
+        parts.append(_native.ReduceOp(event.reduce_op).name)
+    if event.op in _ROOTED:
+        parts.append(f"root {_rank(event.peer, about)}")
+    if event.between_two:
+        parts.append(_peer(event, about))
+    return " ".join(parts)
+
+
+def _peer(event: Event, about: About) -> str:
+    towards = "to" if event.op == _native.Op.send.value else "from"
+    who = "any rank" if event.peer < 0 else f"rank {_rank(event.peer, about)}"
+    return f"{towards} {who} tag {event.tag}"
+
+
+def _rank(rank: int, about: About) -> int:
+    """Its number in the job; a peer may have written any number."""
+    return about.shown(rank) if 0 <= rank < about.world_size else rank
+
+
+def ranks(found: tuple[int, ...], about: About) -> str:
+    """Ranks of a group, by their numbers in the job where these are known."""
+    return name_ranks(_rank(rank, about) for rank in found)
+
+
+def seconds(nanoseconds: int) -> str:
+    """A duration."""
+    if nanoseconds < 10**9:
+        return f"{max(0, nanoseconds) / 10**6:.1f} ms"
+    return f"{nanoseconds / 10**9:.1f} s"

@@ -1,0 +1,165 @@
+"""Which receive gets which message of another node."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Iterator
+
+from ..errors import SdpError
+from .call import Here, closed
+from .posts import ANY, Aside, Receive
+
+
+class UnwantedError(Exception):
+    """Nobody waits for a rank's messages any more."""
+
+
+class Matching:
+    """The receives that wait, in the order in which they were posted.
+
+    A message goes to the first that accepts its source and tag. One that none accepts is set aside
+    where a receive waits behind it, and stays with its sender where nobody waits for that.
+
+    Args:
+        here: The group.
+        remote: The ranks of other nodes.
+    """
+
+    def __init__(self, here: Here, remote: Collection[int]) -> None:
+        self.lock = threading.RLock()
+        self.stopping = False
+        self._here = here
+        self._wanted = {rank: threading.Condition(self.lock) for rank in remote}
+        self._waiting: list[Receive] = []
+        self._asides: list[Aside] = []  # in the order in which they came
+        self._left: list[int] = []  # in good order
+        self._failure: SdpError | None = None
+
+    def add(self, post: Receive) -> Aside | None:
+        """Have a receive wait, unless its message was set aside: then it is returned."""
+        with self.lock:
+            self._waiting.append(post)
+            if self._failure is not None:
+                self._end_all(self._failure)
+            for aside in self._asides:
+                if self._take(aside.source, aside.envelope.tag):
+                    self._asides.remove(aside)
+                    return aside
+            self._wake(post.peer)
+            return None
+
+    def stop(self) -> None:
+        """The group is closed."""
+        with self.lock:
+            self.stopping = True
+            self._end_all(closed(self._here))
+            self._asides.clear()
+            self._wake(ANY)
+
+    def fail(self, failure: SdpError) -> None:
+        """Fail what waits, and what comes."""
+        with self.lock:
+            self._failure = self._failure or failure
+            self._end_all(self._failure)
+
+    def _end_all(self, failure: SdpError) -> None:
+        waiting, self._waiting = self._waiting, []
+        for post in waiting:
+            if post.claim():  # else the native core has, or will
+                post.fail(failure)
+
+    def _wake(self, peer: int) -> None:
+        for rank in self._wanted if peer == ANY else (peer,):
+            self._wanted[rank].notify()
+
+    # ---- for the thread that receives from a rank ------------------------------------------------
+
+    def await_want(self, source: int) -> bool:
+        """Block until somebody wants a message of a rank; False: the group is closed."""
+        with self.lock:
+            while not self.stopping:
+                if self.is_wanted(source):
+                    return True
+                self._wanted[source].wait()
+            return False
+
+    def is_wanted(self, source: int) -> bool:
+        """Whether a receive waits for messages of a rank."""
+        with self.lock:
+            return next(self._wanting(source), None) is not None
+
+    def wanting(self, source: int) -> list[Receive]:
+        """The receives that wait for messages of a rank.
+
+        Raises:
+            UnwantedError: There are none.
+        """
+        with self.lock:
+            found = list(self._wanting(source))
+        if not found:
+            raise UnwantedError
+        return found
+
+    def match(self, source: int, tag: int) -> tuple[Receive, bool]:
+        """Take the receive that a message is for.
+
+        Returns:
+            The receive, and whether there is one: else the first that waits behind the message.
+
+        Raises:
+            UnwantedError: The message may stay with its sender.
+        """
+        with self.lock:
+            found = self._take(source, tag)
+            return (found, True) if found else (self.wanting(source)[0], False)
+
+    def put_aside(self, aside: Aside) -> Receive | None:
+        """Keep a message until a receive wants it, unless one has come to wait: it is returned."""
+        with self.lock:
+            found = self._take(aside.source, aside.envelope.tag)
+            if found is None and not self.stopping:
+                self._asides.append(aside)
+            return found
+
+    def leave(self, sources: Collection[int]) -> None:
+        """Ranks have left in good order; others may still send what is received from any."""
+        with self.lock:
+            self._left.extend(source for source in sources if source not in self._left)
+            if len(self._left) == len(self._wanted):
+                self._here.native.others_have_left()
+
+    def silent(self, post: Receive) -> list[int]:
+        """Give up a receive from any rank: who could have sent; nobody, if a message has come."""
+        here = self._here
+        with self.lock:
+            if post not in self._waiting or not post.claim():
+                return []
+            others = {*self._wanted, *here.local} - {here.rank}
+            return sorted(others - {*self._left, *here.native.gone()} or others)
+
+    # ---- with the lock ---------------------------------------------------------------------------
+
+    def _wanting(self, source: int) -> Iterator[Receive]:
+        self._waiting = [post for post in self._waiting if not self._has_ended(post)]
+        from_any = source not in self._left or self._is_last(source)
+        for post in self._waiting:
+            if post.peer == source or (post.peer == ANY and from_any):
+                yield post
+
+    def _has_ended(self, post: Receive) -> bool:
+        if post.ended:
+            post.call.end()
+        return post.ended
+
+    def _is_last(self, source: int) -> bool:
+        """Whether nobody is left, and this rank's end is the one to tell."""
+        alone = len(self._here.local) == 1 and len(self._left) == len(self._wanted)
+        return alone and self._left[-1] == source
+
+    def _take(self, source: int, tag: int) -> Receive | None:
+        for post in [post for post in self._waiting if post.accepts(source, tag)]:
+            self._waiting.remove(post)
+            if post.claim():
+                return post
+            post.call.end()  # a rank of this node was first
+        return None

@@ -1,0 +1,182 @@
+"""Receives the messages of a rank of another node."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .. import _native
+from ..errors import PeerLostError, SdpError
+from .call import LOOK_EVERY_S, Call, closed
+from .kept import abandon, keep
+from .matching import Matching, UnwantedError
+from .posts import ANY, Aside, Envelope, Receive
+from .wire import Channel, Pending, WireError
+
+
+class Receiver:
+    """A thread that takes a rank's messages while receives wait for them.
+
+    It asks for one envelope at a time. When that has come, the message goes straight into the
+    memory of the receive that it is for. An envelope that nobody wants any more, since another rank
+    has served a receive from any, is waited for again, or held, until somebody does.
+
+    Args:
+        peer: The rank.
+        matching: The group's receives.
+        channel: Nobody else uses it.
+        fail: Told of a failure; returns what it is to the poster, and never raises.
+    """
+
+    def __init__(
+        self,
+        peer: int,
+        matching: Matching,
+        channel: Channel[Any],
+        fail: Callable[[Call, BaseException], SdpError],
+    ) -> None:
+        self._peer = peer
+        self._matching = matching
+        self._channel = channel
+        self._fail_group = fail
+        self._head = bytearray(Envelope.SIZE)
+        self._asked: Pending | None = None
+        self._envelope: Envelope | None = None  # whose message is still with its sender
+        self._post: Receive | None = None  # whose message arrives
+        self._call: Call | None = None  # by whose deadline it waits
+        self._looked_s = 0.0
+        self.abandoned = False
+        """Whether messages were on their way when one failed."""
+        self.thread = threading.Thread(target=self._loop, name=f"sdp-recv-{peer}", daemon=True)
+        self.thread.start()
+
+    def withdraw(self) -> None:
+        """Take back the envelope's receive, as the group is left; the thread has ended."""
+        if self._asked is not None and self._channel.withdraw([self._asked]):
+            keep(self._head)
+            self.abandoned = True
+
+    def _loop(self) -> None:
+        while self._matching.await_want(self._peer):
+            try:
+                self._next_message()
+            except UnwantedError:
+                pass
+            except BaseException as error:
+                self._fail(error)
+
+    def _next_message(self) -> None:
+        envelope = self._envelope = self._envelope or self._await_envelope()
+        post, matches = self._matching.match(self._peer, envelope.tag)
+        self._envelope = None
+        if matches:
+            self._deliver(post, envelope)
+        else:
+            self._set_aside(post.call, envelope)
+
+    # ---- envelopes -------------------------------------------------------------------------------
+
+    def _await_envelope(self) -> Envelope:
+        self._call = self._matching.wanting(self._peer)[0].call
+        try:
+            if self._asked is None:
+                address = _native.address(self._head)
+                self._asked = self._channel.receive(self._peer, address, len(self._head))
+            self._channel.wait([self._asked], self._watch)
+        except WireError as error:
+            raise self._explained(error) from error
+        self._asked = None
+        return Envelope.unpack(self._head)
+
+    def _watch(self) -> None:
+        """Raise when nobody waits any more, or somebody has waited long enough."""
+        if not self._matching.is_wanted(self._peer):
+            self._look_once_more()
+            raise UnwantedError
+        now = time.monotonic()
+        if now - self._looked_s >= LOOK_EVERY_S:
+            self._looked_s = now
+            for post in self._matching.wanting(self._peer):
+                self._call = post.call
+                post.call.watch(partial(self._late, post))
+
+    def _look_once_more(self) -> None:
+        """Perhaps a rank of this node has failed who waited; then other nodes are to be told."""
+        if self._call is not None and not self._matching.stopping:
+            self._call.look()
+
+    def _late(self, post: Receive) -> list[int]:
+        """Who could have sent by now."""
+        if post.peer == ANY:
+            return self._matching.silent(post)
+        assert self._asked is not None
+        return sorted(self._channel.late([self._asked]))
+
+    def _explained(self, error: WireError) -> Exception:
+        """What a broken connection is to those who wait."""
+        lost = error.peers or (self._peer,)
+        left = all(map(self._channel.left, lost))
+        if left:  # which is nothing to who may still hear from others
+            self._matching.leave(lost)
+        self._call = call = self._matching.wanting(self._peer)[0].call
+        if not left:
+            return call.explained(error, lost)
+        call.listen()  # who has failed leaves, too, and has told why
+        what = f"{call.here.nodes.name(lost)} has closed the group (had it less to do?)"
+        return call.error(PeerLostError, what, lost)
+
+    # ---- messages --------------------------------------------------------------------------------
+
+    def _deliver(self, post: Receive, envelope: Envelope) -> None:
+        self._post, self._call = post, post.call
+        post.call.use(self._channel)
+        post.begin(self._peer, envelope)
+        address, nbytes = post.room
+        post.call.wait([post.call.receive(self._peer, address, nbytes)])
+        post.call.end()
+        self._post = None
+        post.finish(self._peer)
+
+    def _set_aside(self, waiting: Call, envelope: Envelope) -> None:
+        call = self._call = waiting.again(self._channel)
+        data = np.empty(envelope.nbytes, np.uint8)
+        call.wait([call.receive(self._peer, _native.address(data), envelope.nbytes)])
+        call.end()
+        aside = Aside(self._peer, envelope, data)
+        self._post = self._matching.put_aside(aside)
+        if self._post is not None:
+            self._call = self._post.call
+            aside.deliver(self._post)
+            self._post = None
+
+    # ---- failing ---------------------------------------------------------------------------------
+
+    def _fail(self, error: BaseException) -> None:
+        call = self._call
+        assert call is not None
+        stopping = self._matching.stopping
+        failure = closed(call.here) if stopping else self._fail_group(call, error)
+        # In the error's frames is the memory of what is set aside.
+        left = [abandon(call, error), self._abandon_envelope()]
+        self.abandoned = self.abandoned or any(left)
+        if self._post is not None:
+            self._post.fail(failure)
+            self._post = None
+        self._matching.fail(failure)
+
+    def _abandon_envelope(self) -> bool:
+        if self._asked is None:
+            return False
+        try:
+            left = self._channel.abandon([self._asked])
+        except BaseException:  # nobody knows then
+            left = True
+        if left:
+            keep(self._head)
+        self._asked = None
+        return left

@@ -1,0 +1,97 @@
+"""Sends messages to a rank of another node."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from .. import _native
+from ..errors import SdpError
+from .call import Call, closed
+from .kept import abandon
+from .posts import Envelope, Post
+from .wire import Channel
+
+
+class Sender:
+    """A thread that sends to one rank, one message after the other; starts with the first.
+
+    Args:
+        peer: The rank.
+        channel: Nobody else uses it.
+        fail: Told of a failure; returns what it is to the poster, and never raises.
+    """
+
+    def __init__(
+        self, peer: int, channel: Channel[Any], fail: Callable[[Call, BaseException], SdpError]
+    ) -> None:
+        self.channel = channel
+        self._name = f"sdp-send-{peer}"
+        self._fail = fail
+        self._posts: deque[Post] = deque()
+        self._changed = threading.Condition()
+        self.thread: threading.Thread | None = None
+        self._stopping = False
+        self._sent = 0
+        self.abandoned = False
+        """Whether messages were on their way when one failed."""
+
+    def post(self, post: Post) -> None:
+        """Queue a send."""
+        with self._changed:
+            if self._stopping:
+                raise closed(post.call.here)
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
+                self.thread.start()
+            self._posts.append(post)
+            self._changed.notify()
+
+    def stop(self) -> None:
+        """Have the thread end, once what it waits for has failed."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+
+    def _loop(self) -> None:
+        failure: SdpError | None = None
+        while (post := self._next()) is not None:
+            failure = failure or self._failure_of(post)
+            if failure is not None:
+                post.fail(failure)
+
+    def _next(self) -> Post | None:
+        with self._changed:
+            while not self._posts and not self._stopping:
+                self._changed.wait()
+            return self._posts.popleft() if self._posts else None
+
+    def _failure_of(self, post: Post) -> SdpError | None:
+        """Carry out a post; what has failed, if something has."""
+        post.track.start()
+        try:
+            self._send(post)
+            post.call.end()
+        except BaseException as error:
+            return self._fail_post(post, error)
+        return None
+
+    def _fail_post(self, post: Post, error: BaseException) -> SdpError:
+        failure = self._fail(post.call, error)
+        self.abandoned = abandon(post.call, error)  # its frames have the memory of envelopes
+        return failure
+
+    def _send(self, post: Post) -> None:
+        call, ((address, count),) = post.call, post.call.request.sends
+        self._sent += 1
+        nbytes, request = count * call.itemsize, call.request
+        head = Envelope(self._sent, nbytes, int(request.dtype), request.tag).pack()
+        call.wait(
+            [
+                call.send(request.peer, _native.address(head), len(head)),
+                call.send(request.peer, address, nbytes),
+            ]
+        )
+        post.finish()

@@ -1,0 +1,108 @@
+"""Whatever bytes a peer sends at the rendezvous, or between nodes: an error of ours, in time."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+
+import pytest
+
+from sdp_plugins.core import bring_up
+from sdp_plugins.core.internode.costs import Costs
+from sdp_plugins.core.internode.notice import NOTICE_NBYTES, Notice
+from sdp_plugins.core.rendezvous.announcement import Announcement
+from sdp_plugins.core.rendezvous.deadline import Deadline
+from sdp_plugins.core.rendezvous.failure import Occasion, Reason, ReasonError
+from sdp_plugins.core.rendezvous.frames import (
+    FrameError,
+    FrameKind,
+    FrameReader,
+    Hello,
+    max_table_nbytes,
+    pack_frame,
+    pack_table,
+    unpack_table,
+)
+from sdp_plugins.core.rendezvous.messages import Call, MessageKind, Packet, pack_message
+from tests.core.mutation import draws, mutated, mutated_json, read
+
+WORLD = 3
+
+
+class NeverError(Exception):
+    """What nobody may raise."""
+
+
+REASON = ReasonError.lost("rank 2 (pid 17) ended", [2]).reason
+
+
+def read_frames(data: bytes) -> list[object]:
+    """As a hub does, in pieces."""
+    reader, found = FrameReader(max_table_nbytes(WORLD)), []
+    for at in range(0, len(data), 50):
+        reader.feed(data[at : at + 50])
+        while (frame := reader.next()) is not None:
+            kind, content = frame
+            if kind is FrameKind.TABLE:
+                assert len(unpack_table(content, WORLD)) == WORLD
+            elif kind is FrameKind.HELLO:
+                Hello.unpack(content)
+            found.append(frame)
+    return found
+
+
+def read_reason(data: bytes) -> object:
+    """As a rank that is told of it; the error can be shown, too."""
+    reason = Reason.unpack(data)
+    return str(Occasion(0, WORLD, "fuzz", Deadline(1.0)).error(reason))
+
+
+READERS: dict[str, tuple[bytes, Callable[[bytes], object], type[Exception]]] = {
+    "announcement": (Announcement.new(1, WORLD).pack(), Announcement.unpack, ValueError),
+    "reason": (REASON.pack(), read_reason, ValueError),
+    "call": (Call(1, b"n" * 16, b"m" * 16).pack(), lambda data: Packet(data).parse(), ValueError),
+    "content of a call": (Call(1, b"n" * 16, b"m" * 16).pack()[8:], Call.unpack, ValueError),
+    "message": (
+        pack_message(MessageKind.ABORT, REASON.pack()),
+        lambda data: Packet(data).parse(),
+        ValueError,
+    ),
+    "hello": (Hello(1, WORLD, 5.0, 4.0, b"a blob").pack(), read_frames, FrameError),
+    "table": (pack_table([b"a", b"", b"ccc"]), read_frames, FrameError),
+    "failure": (pack_frame(FrameKind.FAILURE, REASON.pack()), read_frames, FrameError),
+    "settings": (
+        json.dumps(["gloo None", Costs().to_json(), ""]).encode(),
+        partial(bring_up._settings, 1),
+        ReasonError,
+    ),
+    "costs": (
+        Costs().to_json().encode(),
+        lambda data: Costs.from_json(data.decode(errors="replace")),
+        ValueError,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", READERS)
+def test_readers_refuse_in_their_own_way(what: str) -> None:
+    message, reader, allowed = READERS[what]
+    for draw in draws(what):
+        read(mutated(message, draw), reader, allowed)
+
+
+def test_a_notice_never_raises() -> None:
+    said = Notice(1, "timeout", (1, 2), "rank 2 did not come")
+    message, fields = said.pack(), asdict(said)
+    for draw in draws("notice"):
+        data = mutated(message, draw) if draw.random() < 0.5 else mutated_json(fields, draw)
+        notice = read(data[:NOTICE_NBYTES].ljust(NOTICE_NBYTES), Notice.unpack, NeverError)
+        assert isinstance(notice, Notice)
+        assert notice.text.encode()  # it goes on into messages
+
+
+def test_costs_of_another_rank_are_refused() -> None:
+    fields = json.loads(Costs().to_json())
+    for draw in draws("costs"):
+        read(mutated_json(fields, draw), lambda data: Costs.from_json(data.decode()), ValueError)

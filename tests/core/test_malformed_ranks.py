@@ -1,0 +1,160 @@
+"""Live rendezvous with a rank that garbles what it sends: the honest one gets an error in time.
+
+Both are threads of this process: what the liar's thread hands to the network can be changed.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from sdp_plugins.core import SdpError
+from sdp_plugins.core.rendezvous import connect, hub_server, peer_rank
+from sdp_plugins.core.rendezvous.address import hub_addresses, listen
+from sdp_plugins.core.rendezvous.deadline import Deadline
+from sdp_plugins.core.rendezvous.failure import Occasion
+from sdp_plugins.core.rendezvous.frames import Hello
+from sdp_plugins.core.rendezvous.hub_client import attend
+from sdp_plugins.core.rendezvous.hub_server import HubServer
+from tests.core.mutation import draws, mutated
+from tests.core.rendezvous_cases import no_fd_leak, segment
+
+TIMEOUT_S = 0.2
+LIMIT_S = TIMEOUT_S + 0.5 + 2.0
+"""What is promised, who waits for another's answer gives it, and room for two busy cores."""
+LIAR = "liar"
+Rank = Callable[[int], Any]
+
+
+def lying(send: Callable[..., Any], garble: Callable[..., tuple[Any, ...]]) -> Callable[..., Any]:
+    """`send`, whose arguments are garbled in the liar's thread."""
+
+    def call(*args: Any) -> Any:
+        return send(*garble(*args) if threading.current_thread().name == LIAR else args)
+
+    return call
+
+
+@contextmanager
+def garbled(draw: random.Random) -> Iterator[None]:
+    """What the liar's thread sends is changed, now and then; and the descriptors beside it."""
+
+    def message(data: bytes) -> bytes:
+        return mutated(data, draw) if draw.random() < 0.7 else data
+
+    def packet(sock: Any, data: bytes, fd: int = -1) -> tuple[Any, ...]:
+        return sock, message(data)[:30000], draw.choice((fd, fd, fd, -1, 0))
+
+    pack = Hello.pack
+
+    def hello(self: Hello) -> bytes:
+        packed = pack(self)
+        return message(packed) if threading.current_thread().name == LIAR else packed
+
+    def made(make: Callable[..., bytes]) -> Callable[..., bytes]:
+        def call(*args: Any) -> bytes:
+            frame = make(*args)
+            return message(frame) if threading.current_thread().name == LIAR else frame
+
+        return call
+
+    with (
+        mock.patch.object(peer_rank, "send_message", lying(peer_rank.send_message, packet)),
+        mock.patch.object(Hello, "pack", hello),
+        mock.patch.object(hub_server, "pack_table", made(hub_server.pack_table)),
+        mock.patch.object(hub_server, "pack_frame", made(hub_server.pack_frame)),
+    ):
+        yield
+
+
+def against_a_liar(run: Rank, liar: int, draw: random.Random) -> object:
+    """What the honest one of two ranks gets: a result, or an error of ours."""
+
+    def lie() -> None:
+        with suppress(Exception):
+            run(liar)
+
+    thread = threading.Thread(target=lie, name=LIAR)
+    began = time.monotonic()
+    with garbled(draw):
+        thread.start()
+        try:
+            return run(1 - liar)
+        except SdpError as error:
+            return error
+        finally:
+            took_s = time.monotonic() - began
+            thread.join()
+            assert took_s < LIMIT_S
+
+
+def meet_at_hub(addresses: list[bytes], rank: int) -> bool:
+    occasion = Occasion(rank, 2, "fuzz", Deadline(TIMEOUT_S))
+    with occasion.telling():
+        if rank > 0:
+            return len(attend(addresses, b"blob", occasion)) == 2
+        return len(HubServer(listen(addresses, occasion.deadline), occasion).gather(b"blob")) == 2
+
+
+class Board:
+    """An exchange of two threads.
+
+    Args:
+        liar: Which of them lies.
+        garble: Changes what the liar puts up.
+    """
+
+    def __init__(self, liar: int, garble: Callable[[bytes], bytes] = bytes) -> None:
+        self._liar, self._garble = liar, garble
+        self._blobs: dict[int, bytes] = {}
+        self._both = threading.Barrier(2)
+
+    def meet(self, rank: int) -> bool:
+        own = segment(rank)
+        try:
+            links = connect(rank, 2, partial(self._exchange, rank), own, TIMEOUT_S, name="fuzz")
+        except BaseException:
+            os.close(own)
+            raise
+        with links:
+            return len(links.sockets) == 2
+
+    def _exchange(self, rank: int, blob: bytes, timeout_s: float) -> list[bytes]:
+        self._blobs[rank] = self._garble(blob) if rank == self._liar else blob
+        self._both.wait(10)
+        return [self._blobs[0], self._blobs[1]]
+
+
+def check(run: Rank, liar: int, draw: random.Random) -> None:
+    with no_fd_leak():
+        result = against_a_liar(run, liar, draw)
+    assert result is True or (isinstance(result, SdpError) and "Hint: " in str(result))
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+def test_a_hub(liar: int) -> None:
+    for draw in draws(f"hub {liar}"):
+        check(partial(meet_at_hub, hub_addresses(uuid.uuid4().hex, "fuzz")), liar, draw)
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+def test_a_switchboard(liar: int) -> None:
+    for draw in draws(f"switchboard {liar}"):
+        check(Board(liar).meet, liar, draw)
+
+
+@pytest.mark.parametrize("liar", [0, 1])
+def test_an_exchange(liar: int) -> None:
+    """The announcements themselves are garbled, as by a store that many write to."""
+    for draw in draws(f"exchange {liar}"):
+        check(Board(liar, partial(mutated, draw=draw)).meet, liar, draw)

@@ -1,0 +1,112 @@
+"""The flight recorder of groups that span nodes: each node sees its own ranks, reports all."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sdp_plugins.core import CollectiveTimeoutError
+from sdp_plugins.core.flight import report_file
+from sdp_plugins.core.flight.report import report
+from sdp_plugins.core.flight.sheet import Sheet
+from tests.core.flight_cases import LONG_S, job_of, until_seen
+from tests.internode.spanning import meet
+from tests.ranks import RankPool, Ranks, Start, say
+
+Pool = Callable[[int], RankPool]
+TIME = r"\d+\.\d m?s"
+
+
+def one_is_late(rank: int, world: int, root: str, late: int) -> None:
+    with meet("1+2", root, "g", timeout_s=LONG_S) as group:
+        data = np.ones(300_000, np.float32)
+        group.all_reduce(data)
+        if rank == late:
+            time.sleep(LONG_S)
+        group.all_reduce(data)
+
+
+def of_node(ranks: Ranks, node: int) -> list[Sheet]:
+    return [sheet for sheet in job_of(ranks).sheets if sheet.about.host == f"node{node}"]
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_a_rank_of_another_node_is_late(start_pooled: Start, tmp_path: Path, late: int) -> None:
+    with start_pooled(3, one_is_late, str(tmp_path), late) as ranks:
+        others = "ranks 1, 2" if late == 0 else "ranks 0, 1"
+        what = r"all_reduce #2 float32\[300000\] sum"
+        waited = rf"{others} have waited {TIME} in {what} for rank {late}"
+
+        last = r"all_reduce #1 float32\[300000\] sum"
+        idle = rf"rank {late} .*is in no operation; its last: {last}, done"
+        until_seen(ranks, waited, idle)  # here one machine is all nodes
+        own = "\n".join(report(of_node(ranks, 1)))
+        if late == 0:
+            assert "and wait for rank 0 (not seen here)" in own
+        else:
+            assert "rank 1 has waited" in own and "for rank 2\n" in own
+        for node in (0, 1):
+            report_file.write(tmp_path / "flight", node, of_node(ranks, node))
+        together = "\n".join(report(report_file.read([tmp_path / "flight"])))
+        until_seen(ranks, waited, idle, read=lambda: together)
+
+
+def queue_and_wait(rank: int, world: int, root: str) -> None:
+    with meet("2x1", root, "g", timeout_s=LONG_S) as group:
+        if rank == 0:
+            works = [group.all_reduce(np.ones(10), async_op=True) for _ in range(3)]
+            say("going")
+            time.sleep(LONG_S)
+            del works
+        group.recv(np.ones(5), 0, 7)
+
+
+def test_queued_operations_and_messages_between_nodes(start_pooled: Start, tmp_path: Path) -> None:
+    with start_pooled(2, queue_and_wait, str(tmp_path)) as ranks:
+        first = rf"rank 0 has waited {TIME} in all_reduce #1 float64\[10\] sum for rank 1"
+        message = rf"rank 1 has waited {TIME} in recv #1 float64\[5\] from rank 0 tag 7"
+        until_seen(ranks, first, message, "with 2 more queued behind it")
+
+
+def many_steps(rank: int, world: int, root: str) -> None:
+    with meet("1+2", root, "g", timeout_s=LONG_S) as group:
+        for _ in range(100):
+            group.all_reduce(np.ones(1000, np.float32))
+        say("going")
+        group.barrier()
+        time.sleep(LONG_S)
+
+
+def test_steps_are_apart_from_operations(start_pooled: Start, tmp_path: Path) -> None:
+    with start_pooled(3, many_steps, str(tmp_path)) as ranks:
+        for rank in ranks:
+            assert rank.heard() == "going"
+        for sheet in job_of(ranks).sheets:
+            if sheet.about.name == "g":
+                assert [e.seq for e in sheet.operations][:100] == list(range(1, 101))
+                assert all(e.started >= e.issued and e.finished for e in sheet.operations[:100])
+                assert len(sheet.steps) == 64
+
+
+def fail(rank: int, world: int, root: str) -> str:
+    with meet("1+2", root, "g", timeout_s=LONG_S) as group:
+        group.barrier()
+        group.timeout_s = 1  # not for the rendezvous, which a busy machine may delay
+        if rank == 0:
+            time.sleep(6)
+            return ""
+        with pytest.raises(CollectiveTimeoutError) as caught:
+            group.all_reduce(np.ones(10))
+        return "\n".join(getattr(caught.value, "__notes__", []))
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="errors have no notes before 3.11")
+def test_an_error_across_nodes_says_who_waited(rank_pool: Pool, tmp_path: Path) -> None:
+    for note in rank_pool(3).run(fail, str(tmp_path))[1:]:
+        assert "group g (3 ranks, 2 of them seen here):\n" in note
+        assert "ranks 1, 2 have been in all_reduce #2 float64[10] sum for" in note
+        assert "and wait for rank 0 (not seen here)" in note
