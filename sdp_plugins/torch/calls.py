@@ -11,23 +11,26 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from itertools import islice
 from typing import Any
 
 from torch import Tensor
 
 from sdp_plugins.core import Group, SdpError
 from sdp_plugins.core import Work as NativeWork
+from sdp_plugins.torch import detail
 from sdp_plugins.torch.identity import Identity
 from sdp_plugins.torch.notifier import Notifier, ThreadForEach
-from sdp_plugins.torch.options import How
+from sdp_plugins.torch.options import How, Start
+from sdp_plugins.torch.profiling import ProfiledCall, begin
 from sdp_plugins.torch.registration import Registrations
+from sdp_plugins.torch.sparse import SparseSum
 from sdp_plugins.torch.tensors import Outputs
 from sdp_plugins.torch.work import PendingWork, Work
 
 DRAIN_S = 0.5
 
-Start = Callable[..., Any]
+Copies = Outputs | SparseSum
+"""Finishes a call once its operations are done, if it is not empty."""
 
 
 class Calls(Identity):
@@ -44,13 +47,15 @@ class Calls(Identity):
         self._make_lane = make_lane
         self._notifier = Notifier("sdp-futures")
         self._receivers = ThreadForEach("sdp-p2p-future")
+        self._events = Notifier("sdp-profiler")  # waits for operations in their order, for no user
         # What DDP.join() gives to a module's reducer, which keeps only the half that is C++.
         self._of_join: weakref.WeakKeyDictionary[Any, Work] = weakref.WeakKeyDictionary()
         self._works: dict[PendingWork, None] = {}  # in flight, kept if their caller drops them
         self._turning = threading.RLock()  # while one of them is not listed
         self._registrations = Registrations(group, register and group.world_size > 1)
         self._pid = os.getpid()
-        runners = (self._notifier, self._receivers)
+        self._detail = detail.is_on()
+        runners = (self._notifier, self._receivers, self._events)
         self._end = weakref.finalize(
             self, _end, self._pid, group, self._lanes, runners, self._works
         )
@@ -62,6 +67,8 @@ class Calls(Identity):
         all ranks, while the order between a callback and the main thread is up to chance. (Sends
         and receives find each other by ranks and tag, in whatever thread: they use the main one.)
         """
+        if os.getpid() != self._pid and (failure := self._group.failure) is not None:
+            raise failure  # before a lock that a thread of the parent may have held in the fork
         if self._registrations.dead:
             self._registrations.drop_dead()
         if not self._notifier.in_callback():
@@ -74,30 +81,40 @@ class Calls(Identity):
 
     def _run(
         self,
+        name: str,
         starts: Sequence[Start],
         how: How,
         outputs: Sequence[Tensor] = (),
         inputs: Sequence[Tensor] = (),
-        copies: Outputs | None = None,
+        copies: Copies | None = None,
     ) -> Work:
         """Start operations of the core, whose handle is one work.
 
         Args:
-            starts: Each starts an operation when called with `async_op=` and `timeout_s=`.
+            name: Of the call, for torch's profiler.
+            starts: One for each operation.
             how: Not asynchronous runs them here and now.
             outputs: Tensors that hold the result.
             inputs: Tensors that are only read.
             copies: Copies to make once the operations are done.
         """
         async_op, timeout_s = how
+        if self._detail:
+            starts = detail.logged(self._lane(), name, starts, inputs or outputs)
+        event = begin(name, inputs or outputs)
         if async_op:
             natives = [start(async_op=True, timeout_s=timeout_s) for start in starts]
-            return self._track(natives, outputs, inputs, copies, self._notifier)
-        self._forget_done()
-        for start in starts:
-            start(async_op=False, timeout_s=timeout_s)
+            return self._track(natives, outputs, inputs, copies, self._notifier, event)
+        try:
+            for start in starts:
+                start(async_op=False, timeout_s=timeout_s)
+        finally:
+            if event is not None:
+                self._events.submit(event.end)
+                event.wait()
         if copies:
             copies.copy_back()
+        self._forget_done()  # now all before it are done
         return Work(outputs, self._notifier)
 
     def _track(
@@ -105,23 +122,35 @@ class Calls(Identity):
         natives: Sequence[NativeWork],
         outputs: Sequence[Tensor],
         inputs: Sequence[Tensor],
-        copies: Outputs | None,
+        copies: Copies | None,
         runner: Notifier | ThreadForEach,
+        event: ProfiledCall | None = None,
     ) -> Work:
         finish = copies.copy_back if copies else None
         self._forget_done()
         forget = partial(_forget, self._works)
-        work = PendingWork(outputs, inputs, natives, runner, finish, forget)
+        work = PendingWork(outputs, inputs, natives, runner, finish, forget, event)
         self._works[work] = None
+        if event is not None:
+            events = self._events if runner is self._notifier else self._receivers
+            events.submit(partial(event.end_with, natives))
         return work
 
     def _forget_done(self) -> None:
-        """Look at two works, in turns, that perhaps nobody waits for."""
-        for work in list(islice(self._works, 2)) if self._works else ():
+        """Look at works that perhaps nobody waits for, in turns, until two are met in flight."""
+        pending = 0
+        while pending < 2 and (work := self._oldest()) is not None:
             with self._turning:
                 _forget(self._works, work)
                 if not work.is_completed():
                     self._works[work] = None
+                    pending += 1
+
+    def _oldest(self) -> PendingWork | None:
+        try:
+            return next(iter(self._works), None)
+        except RuntimeError:  # another thread's call has come in between: another time will do
+            return None
 
     def uses(self, storage: int) -> bool:
         """Whether an operation in flight works on the storage with this `_cdata`."""
@@ -166,7 +195,7 @@ def _end(
     pid: int,
     group: Group,
     lanes: list[Group],
-    runners: tuple[Notifier, ThreadForEach],
+    runners: tuple[Notifier | ThreadForEach, ...],
     works: dict[PendingWork, None],
 ) -> None:
     """Close everything; `works` is here to keep their tensors until the group is closed."""

@@ -11,10 +11,16 @@ from functools import partial
 
 from torch import Tensor
 
+from sdp_plugins.core import CollectiveTimeoutError
+from sdp_plugins.core.errors import name_ranks
+from sdp_plugins.torch import detail
 from sdp_plugins.torch.calls import Calls
-from sdp_plugins.torch.options import Options, how, seconds
+from sdp_plugins.torch.options import UNSET, Options, how
+from sdp_plugins.torch.profiling import begin
 from sdp_plugins.torch.tensors import Outputs, only, readable, same_dtype, to_move
 from sdp_plugins.torch.work import Work
+
+AT_ONCE_S = 1e-3
 
 
 class Exchanges(Calls):
@@ -37,7 +43,7 @@ class Exchanges(Calls):
         parts, whole = to_move(copies.dense(output)), to_move(source)
         call = self._lane().all_to_all
         start = partial(call, parts, whole, received, sent)
-        return self._run([start], mode, [output], [source], copies)
+        return self._run("all_to_all", [start], mode, [output], [source], copies)
 
     alltoall_base = all_to_all_single
 
@@ -56,7 +62,7 @@ class Exchanges(Calls):
         sent = [to_move(tensor) for tensor in sources]
         call = self._lane().all_to_all_pieces
         start = partial(call, received, sent)
-        return self._run([start], mode, output_tensors, sources, copies)
+        return self._run("all_to_all", [start], mode, output_tensors, sources, copies)
 
     def _elements(self, tensor: Tensor, rows: Sequence[int], what: str) -> list[int]:
         """Elements that each rank sends or gets."""
@@ -79,30 +85,56 @@ class Exchanges(Calls):
         """Send a tensor."""
         tensor = only(tensors)
         source = readable(tensor)
+        if self._detail:
+            detail.log_message(self._group, "send", tensor, dst_rank, tag)
+        event = begin("send", [tensor])
         native = self._group.send(to_move(source), dst_rank, tag, async_op=True)
         assert native is not None
-        return self._track([native], [tensor], [source], None, self._receivers)
+        return self._track([native], [tensor], [source], None, self._receivers, event)
 
     def recv(self, tensors: Tensor | Sequence[Tensor], src_rank: int, tag: int = 0) -> Work:
         """Receive a tensor."""
-        return self._receive(only(tensors), src_rank, tag)
+        return self._receive("recv", only(tensors), src_rank, tag)
 
     def recv_anysource(self, tensors: Tensor | Sequence[Tensor], tag: int = 0) -> Work:
         """Receive a tensor from whoever sends first; the work tells who did."""
-        return self._receive(only(tensors), None, tag)
+        return self._receive("recvAnySource", only(tensors), None, tag)
 
-    def _receive(self, tensor: Tensor, src: int | None, tag: int) -> Work:
+    def _receive(self, name: str, tensor: Tensor, src: int | None, tag: int) -> Work:
+        if self._detail:
+            detail.log_message(self._group, "recv", tensor, src, tag)
+        event = begin(name, [tensor])
         copies = Outputs()
         buffer = to_move(copies.dense(tensor))
         native = self._group.recv(buffer, src, tag, async_op=True)
-        return self._track([native], [tensor], [], copies, self._receivers)
+        return self._track([native], [tensor], [], copies, self._receivers, event)
 
     def barrier(self, opts: Options = None, timeout: timedelta | None = None) -> Work:
         """Wait for all ranks."""
-        return self._run([self._lane().barrier], how(opts, timeout))
+        return self._run("barrier", [self._lane().barrier], how(opts, timeout))
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Wait for all ranks; every barrier names all that are missing, whatever the flag."""
-        self._lane().barrier(timeout_s=seconds(timeout))
+        """Wait for all ranks; every barrier names all that are missing, whatever the flag.
+
+        Args:
+            timeout: How long; zero does not wait. None: the group's time-out.
+            wait_all_ranks: For gloo's callers.
+
+        Raises:
+            CollectiveTimeoutError: Ranks are missing; in the end, what gloo would say.
+        """
+        limit_s = None if timeout in (None, UNSET) else max(timeout.total_seconds(), AT_ONCE_S)
+        lane = self._lane()
+        if self._detail:
+            detail.log_call(lane, "monitored_barrier", ())
+        try:
+            lane.barrier(timeout_s=limit_s)
+        except CollectiveTimeoutError as error:
+            missing = name_ranks(error.ranks).capitalize()
+            error.args = (
+                f"{error} Rank {self.rank()} timed out in monitoredBarrier after "
+                f"{error.elapsed_s * 1000:.0f} ms: {missing} failed to pass monitoredBarrier.",
+            )
+            raise

@@ -12,9 +12,11 @@ future with an error. C++ that looks at the value raises the original exception.
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NoReturn
@@ -31,14 +33,18 @@ class FailedResult:
 
     torch's C++ (DDP's reducer and its hooks) takes tensors out of a future's value with isinstance,
     which asks an object that is no tensor for its `__class__`.
+
+    The error is kept for as long as the future, and must not keep the frames of its traceback, nor
+    those of who waits, in which the future itself is. (Python's garbage collector does not see
+    through the future, which is C++.)
     """
 
     def __init__(self, error: BaseException) -> None:
-        self._error = error
+        self._error = _without_frames(error)
 
     def reraise(self) -> NoReturn:
-        """Raise the original exception."""
-        raise self._error
+        """Raise the original exception, or rather a copy, which gets the traceback of this."""
+        raise _copied(self._error)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -50,6 +56,31 @@ class FailedResult:
         if sys._getframe(1).f_code.co_name == "persistent_id":
             return torch.Tensor
         self.reraise()
+
+
+def _without_frames(error: BaseException) -> BaseException:
+    """The error, its traceback as text: frames keep what they held, and whoever called them."""
+    if error.__traceback__ is not None and not isinstance(error, SdpError):
+        told = "".join(traceback.format_exception(error)).rstrip()
+        if hasattr(error, "add_note"):
+            error.add_note(f"Raised in a callback of a future:\n{told}")
+    rest: list[BaseException | None] = [error]
+    while rest:
+        if (one := rest.pop()) is not None and one.__traceback__ is not None:
+            one.__traceback__ = None
+            rest += [one.__cause__, one.__context__]
+    return error
+
+
+def _copied(error: BaseException) -> BaseException:
+    try:
+        made = copy.copy(error)
+    except Exception:  # one that cannot be made from its own arguments
+        return error
+    if type(made) is not type(error):
+        return error
+    made.__cause__, made.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return made
 
 
 def _unwrap(value: Any) -> Any:

@@ -11,8 +11,8 @@ from functools import partial
 
 from torch import Tensor
 
-from sdp_plugins.torch.calls import Calls, Start
-from sdp_plugins.torch.options import How, Options, how, root_and_how
+from sdp_plugins.torch.calls import Calls
+from sdp_plugins.torch.options import How, Options, Start, how, root_and_how
 from sdp_plugins.torch.tensors import Outputs, only, readable, same_dtype, to_move
 from sdp_plugins.torch.work import Work
 
@@ -40,11 +40,10 @@ class Gathers(Calls):
         """Copy the root's tensor to all ranks."""
         tensor = only(tensors)
         rank, mode = root_and_how(root if opts is None else opts, timeout)
-        copies = Outputs()
-        buffer = to_move(copies.dense(tensor))
+        copies, receives = Outputs(), self.rank() != rank
+        buffer = to_move(copies.dense(tensor) if receives else readable(tensor))
         start = partial(self._lane().broadcast, buffer, rank)
-        received = copies if self.rank() != rank else None
-        return self._run([start], mode, [tensor], copies=received)
+        return self._run("broadcast", [start], mode, [tensor], copies=copies if receives else None)
 
     def allgather(
         self,
@@ -89,7 +88,7 @@ class Gathers(Calls):
             gather = lane.all_gather_uneven
             starts.append(partial(gather, parts, to_move(source)))
         flat = [tensor for outputs in outputs_of for tensor in outputs]
-        return self._run(starts, mode, flat, sources, copies)
+        return self._run("all_gather", starts, mode, flat, sources, copies)
 
     def all_gather_single(
         self,
@@ -116,7 +115,7 @@ class Gathers(Calls):
             same_dtype([output, source])
             whole = to_move(copies.dense(output))
             starts.append(partial(lane.all_gather, whole, to_move(source)))
-        return self._run(starts, mode, outputs, sources, copies)
+        return self._run("all_gather", starts, mode, outputs, sources, copies)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -138,7 +137,7 @@ class Gathers(Calls):
         parts = [to_move(copies.dense(tensor)) for tensor in outputs] or None
         gather = self._lane().gather
         start = partial(gather, parts, to_move(source), rank)
-        return self._run([start], mode, outputs, [source], copies)
+        return self._run("gather", [start], mode, outputs, [source], copies)
 
     def scatter(
         self,
@@ -157,4 +156,4 @@ class Gathers(Calls):
         same_dtype([output, *sources])
         mine, parts = to_move(copies.dense(output)), [to_move(tensor) for tensor in sources] or None
         start = partial(self._lane().scatter, mine, parts, rank)
-        return self._run([start], mode, [output], sources, copies)
+        return self._run("scatter", [start], mode, [output], sources, copies)

@@ -18,7 +18,14 @@ from sdp_plugins.core.environment import environment
 from sdp_plugins.core.internode.wire import Pending, Way, WireError
 from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.torch.gloo_board import Board
-from sdp_plugins.torch.gloo_guard import Guard, first_line, guarded_by, guards_of, say_farewell
+from sdp_plugins.torch.gloo_guard import (
+    Farewell,
+    Guard,
+    elsewhere,
+    first_line,
+    guarded_by,
+    say_farewell,
+)
 
 TAGS = 2**27
 """Of each way; a message's is its number among those of its way to its receiver."""
@@ -89,11 +96,16 @@ class Connections:
         self._lock = threading.Lock()
         self._broken = False
         self._asked: list[Any] = []  # gloo may not lose them
-        self._told = guards_of(group.rank(), nodes)
-        self._guards = [
-            Guard(group.recv([torch.empty(1, dtype=torch.uint8)], peer, FAREWELL), NO_LIMIT, peer)
-            for peer in guarded_by(group.rank(), nodes)
-        ]
+        rank = group.rank()
+        guarded = guarded_by(rank, nodes)
+        self._guards = [Guard(self._farewell(peer), NO_LIMIT, peer) for peer in guarded]
+        self._farewells: dict[int, Farewell] = {guard.peer: guard for guard in self._guards}
+        self._elsewhere = elsewhere(rank, nodes)
+        for peer in set(self._elsewhere) - set(guarded):
+            self._farewells[peer] = Farewell(self._farewell(peer), peer)
+
+    def _farewell(self, peer: int) -> Any:
+        return self.group.recv([torch.empty(1, dtype=torch.uint8)], peer, FAREWELL)
 
     def check(self) -> None:
         """Raise WireError if a rank is gone that has not left in good order."""
@@ -101,6 +113,10 @@ class Connections:
         if gone and not self._broken:
             first = min(gone, key=lambda guard: guard.broken_s)
             raise WireError(first.error, (first.peer,))
+
+    def has_left(self, peer: int) -> bool:
+        """Whether a rank has left in good order; asked when its connection is gone."""
+        return self._farewells[peer].has_come()
 
     def is_closed(self, peer: int) -> bool:
         """Whether others have closed the connection with a rank; it is of no use after that."""
@@ -113,7 +129,7 @@ class Connections:
     def leave(self) -> None:
         """Leave in good order, as far as that is possible."""
         if not self._broken:
-            say_farewell(self.group, self._told, FAREWELL)
+            say_farewell(self.group, self._elsewhere, FAREWELL)
         if self._guards:
             self.break_off()
         for guard in self._guards:
@@ -226,6 +242,16 @@ class GlooChannel:
         if not all(message.done for message in pending):
             self._connections.break_off()
         return False
+
+    def withdraw(self, pending: Sequence[Message]) -> bool:
+        """See ``Channel``: connections are closed after a farewell."""
+        self._connections.leave()
+        self._connections.break_off()
+        return False
+
+    def left(self, peer: int) -> bool:
+        """See ``Channel``."""
+        return self._connections.has_left(peer)
 
     def tell(self, notice: bytes) -> None:
         """See ``Channel``."""

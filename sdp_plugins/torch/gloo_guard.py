@@ -5,7 +5,8 @@ part has come, which is most of the time in a large operation. So somebody also 
 of which no part ever comes: the other rank sends it when it leaves in good order.
 
 Every rank does this for one of the next node, and for rank 0, whose process may have the store with
-everyone's notices: who notices an end tells the others.
+everyone's notices: who notices an end tells the others. The other ranks' farewells come as well,
+but nobody waits for them until their connections are gone.
 """
 
 from __future__ import annotations
@@ -38,44 +39,77 @@ def guarded_by(rank: int, nodes: Nodes) -> list[int]:
     return sorted({peer for peer in (following, 0) if nodes.node_of(peer) != own})
 
 
-def guards_of(rank: int, nodes: Nodes) -> list[int]:
-    """The ranks on other nodes that have to notice a rank's end."""
-    return [other for other in range(nodes.world_size) if rank in guarded_by(other, nodes)]
+def elsewhere(rank: int, nodes: Nodes) -> list[int]:
+    """The ranks on other nodes."""
+    return sorted(set(range(nodes.world_size)) - set(nodes.members[nodes.node_of(rank)]))
 
 
-class Guard:
-    """A thread that waits for a rank's farewell.
+class Farewell:
+    """A rank's word that it leaves in good order.
 
     Args:
-        farewell: gloo's receive of it.
-        limit: How long gloo may wait.
+        work: gloo's receive of it.
         peer: The rank.
     """
 
-    def __init__(self, farewell: Any, limit: timedelta, peer: int) -> None:
+    def __init__(self, work: Any, peer: int) -> None:
         self.peer = peer
         self.error = ""
         self.broken_s = 0.0
         """When the connection broke, on the monotonic clock, before `error` is set."""
-        self._farewell, self._limit = farewell, limit
-        self._thread = threading.Thread(target=self._wait, name="sdp-gloo-guard", daemon=True)
+        self._work = work
+        self._lock = threading.Lock()
+
+    def wait(self, limit: timedelta) -> None:
+        """Until it has come, or the connection is gone."""
+        with self._lock:
+            work, self._work = self._work, None  # it can be waited for once
+            if work is None:
+                return
+            try:
+                work.wait(limit)
+            except RuntimeError as error:
+                self.broken_s = time.monotonic()
+                self.error = first_line(error) or "gloo failed"
+
+    def has_come(self) -> bool:
+        """Whether it has; asked when the connection is gone."""
+        self.wait(FAREWELL_LIMIT)
+        return not self.error
+
+
+class Guard(Farewell):
+    """A thread that waits for a rank's farewell.
+
+    Args:
+        work: See ``Farewell``.
+        limit: How long gloo may wait.
+        peer: See ``Farewell``.
+    """
+
+    def __init__(self, work: Any, limit: timedelta, peer: int) -> None:
+        super().__init__(work, peer)
+        self._thread = threading.Thread(
+            target=self.wait, args=[limit], name="sdp-gloo-guard", daemon=True
+        )
         self._thread.start()
+
+    def has_come(self) -> bool:
+        """See ``Farewell``."""
+        self.join(FAREWELL_LIMIT.total_seconds())
+        return not self._thread.is_alive() and not self.error
 
     def join(self, limit_s: float) -> None:
         """Wait until it has ended."""
         self._thread.join(limit_s)
 
-    def _wait(self) -> None:
-        try:
-            self._farewell.wait(self._limit)
-        except RuntimeError as error:
-            self.broken_s = time.monotonic()
-            self.error = first_line(error) or "gloo failed"
-
 
 def say_farewell(group: Any, peers: Sequence[int], tag: int) -> None:
     """Tell whoever would take this rank's leave for its end."""
-    with suppress(RuntimeError):  # whoever has left or failed needs no farewell
-        words = [group.send([torch.zeros(1, dtype=torch.uint8)], peer, tag) for peer in peers]
-        for word in words:
+    words = []
+    for peer in peers:
+        with suppress(RuntimeError):  # whoever has left or failed needs no farewell
+            words.append(group.send([torch.zeros(1, dtype=torch.uint8)], peer, tag))
+    for word in words:
+        with suppress(RuntimeError):
             word.wait(FAREWELL_LIMIT)

@@ -54,6 +54,13 @@ class Identity(dist.ProcessGroup):
 
     _set_default_timeout = set_timeout
 
+    def _get_sequence_number_for_group(self) -> int:
+        """Collectives that this rank has called so far, in messages "#1" and so on."""
+        return self._group.issued
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Nothing: the ranks' numbers are compared in every operation."""
+
     @property
     def options(self) -> Any:
         """What torch asks a backend for."""

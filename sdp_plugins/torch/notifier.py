@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -15,9 +16,14 @@ STOP_S = 10.0
 log = logging.getLogger(__name__)
 
 
-def join(thread: threading.Thread) -> None:
-    """Wait for a thread whose group is closed: only a callback of the user can keep it."""
-    thread.join(STOP_S)
+def join(thread: threading.Thread, end: float | None = None) -> None:
+    """Wait for a thread whose group is closed: only a callback of the user can keep it.
+
+    Args:
+        thread: To be waited for.
+        end: Until when, by `time.monotonic`; None: for as long as any thread.
+    """
+    thread.join(STOP_S if end is None else max(0.0, end - time.monotonic()))
     if thread.is_alive():
         log.warning(
             "a callback of a future still runs %.0f s after its group was closed. Hint: callbacks "
@@ -156,10 +162,15 @@ class ThreadForEach:
 
         thread = threading.Thread(target=run, name=self._name, daemon=True)
         self._threads.add(thread)
-        thread.start()
+        try:
+            thread.start()
+        except BaseException:
+            self._threads.discard(thread)
+            raise
 
     def stop(self) -> None:
         """Wait for all tasks."""
+        end = time.monotonic() + STOP_S
         for thread in list(self._threads):
             if thread is not threading.current_thread():
-                join(thread)
+                join(thread, end)

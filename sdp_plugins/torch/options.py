@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +15,8 @@ from sdp_plugins.core.config import Config
 Options = Any  # one of c10d's option classes; they share attributes but no base
 How = tuple[bool, float | None]
 """Whether a call is asynchronous, and its time-out in seconds (None: the group's)."""
+Start = Callable[..., Any]
+"""Starts an operation of the core when called with `async_op=` and `timeout_s=`."""
 
 UNSET = timedelta(milliseconds=-1)
 OPTIONS = frozenset(

@@ -41,7 +41,8 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
     # torch's own name of the default group is "0".
     name = options.group_id if options.global_ranks_in_group else "default"
     timeout_s = group_seconds(options.timeout, config)
-    store = TorchStore.of_new_group(options.store, rank)
+    answer_s = config.wait_s if timeout_s is None else timeout_s
+    store = TorchStore.of_new_group(options.store, rank, answer_s)
 
     def meet(part: TorchStore, name: str) -> Group:
         by_mpi = mpi_is_there() if config.internode is None else config.internode == "mpi"

@@ -22,6 +22,12 @@ _PAIRS = (
     (dist.ReduceOp.BXOR, ReduceOp.BXOR),
 )
 
+REDUCTIONS = {
+    **{op.name.upper(): op.native for op in (ReduceOp.SUM, *(ours for _, ours in _PAIRS))},
+    "PREMUL_SUM": ReduceOp.premul_sum(1.0).native,
+}
+"""torch's names of the reductions, and the native core's."""
+
 
 def core_op(op: Any) -> ReduceOp:
     """The core's reduction for c10d's.

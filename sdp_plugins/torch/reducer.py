@@ -14,7 +14,9 @@ _RUN_BACKWARD = getattr(getattr(graph, "_engine_run_backward", None), "__code__"
 
 
 _NOTIFY = Join.notify_join_context.__code__
-_FRAMES_TO_NOTIFY = 4  # the call, dist.all_reduce, its decorator, notify_join_context; one to spare
+# The call, dist.all_reduce, its decorator, notify_join_context; and the first two again with three
+# more in between where a TorchFunctionMode is active, as in `with torch.device("cpu")`.
+_FRAMES_TO_NOTIFY = 8
 
 
 def called_by_reducer() -> bool:

@@ -10,15 +10,19 @@ from datetime import timedelta
 from functools import partial
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from sdp_plugins.core import ReduceOp
-from sdp_plugins.torch.calls import Calls, Start
-from sdp_plugins.torch.options import How, Options, op_and_how, root_and_how
+from sdp_plugins.torch import detail
+from sdp_plugins.torch.calls import Calls
+from sdp_plugins.torch.options import How, Options, Start, op_and_how, root_and_how
+from sdp_plugins.torch.profiling import profiling
 from sdp_plugins.torch.reduce_ops import core_op
 from sdp_plugins.torch.reducer import called_by_reducer, joining, wait_in_python
 from sdp_plugins.torch.registration import MIN_BYTES
+from sdp_plugins.torch.sparse import SparseSum, check
 from sdp_plugins.torch.tensors import Outputs, address, is_dense, only, readable, to_reduce
 from sdp_plugins.torch.work import Work
 
@@ -34,24 +38,30 @@ class Reductions(Calls):
         *,
         op: Any = None,
     ) -> Work:
-        """Reduce a tensor of all ranks in place."""
+        """Reduce a tensor of all ranks in place; a sparse one becomes their sum."""
         tensor = only(tensors)
         kind, how = op_and_how(op if opts is None else opts, timeout)
-        if not is_dense(tensor):
+        if tensor.layout is torch.sparse_coo:
+            work = self._sum_sparse(tensor, kind, how)
+            if called_by_reducer():
+                wait_in_python(work.wait)
+            return work
+        if tensor.layout is not torch.strided or not is_dense(tensor):
             return self._reduce_all([tensor], kind, how)
         lane = self._lane()
         if tensor.nbytes >= MIN_BYTES and lane is self._group:
             self._registrations.see(tensor, self._in_flight)
         buffer, reduction = to_reduce(tensor), core_op(kind)
-        if how[0]:
-            work = self._run([partial(lane.all_reduce, buffer, reduction)], how, [tensor])
+        if how[0] or self._detail or profiling():
+            start = partial(lane.all_reduce, buffer, reduction)
+            work = self._run("all_reduce", [start], how, [tensor])
             if called_by_reducer():
                 wait_in_python(work.wait)
             elif tensor.numel() == 1 and (module := joining()) is not None:
                 self._of_join[module] = work  # until the next one, as in the module's reducer
             return work
-        self._forget_done()
         lane.all_reduce(buffer, reduction, timeout_s=how[1])
+        self._forget_done()  # now all before it are done
         return Work((tensor,), self._notifier)
 
     def allreduce_coalesced(
@@ -63,11 +73,19 @@ class Reductions(Calls):
         """Reduce several tensors of all ranks in place."""
         return self._reduce_all(tensors, *op_and_how(opts, timeout))
 
+    def _sum_sparse(self, tensor: Tensor, kind: Any, how: How) -> Work:
+        check(tensor, kind)
+        name, lane = "sparse_all_reduce", self._lane()
+        if self._detail:
+            detail.log_call(lane, name, [tensor])
+        entries = SparseSum(tensor, lane, how[1])
+        return self._run(name, entries.starts, how, [tensor], copies=entries)
+
     def _reduce_all(self, tensors: Sequence[Tensor], kind: Any, how: How) -> Work:
         copies, op, lane = Outputs(), core_op(kind), self._lane()
         buffers = [to_reduce(copies.dense(tensor)) for tensor in tensors]
         starts = [partial(lane.all_reduce, buffer, op) for buffer in buffers]
-        return self._run(starts, how, tensors, copies=copies)
+        return self._run("all_reduce", starts, how, tensors, copies=copies)
 
     def reduce(
         self,
@@ -85,7 +103,7 @@ class Reductions(Calls):
         buffer = to_reduce(copies.dense(tensor))
         start = partial(self._lane().reduce, buffer, rank, reduction)
         received = copies if self.rank() == rank else None
-        return self._run([start], how, [tensor], copies=received)
+        return self._run("reduce", [start], how, [tensor], copies=received)
 
     def reduce_scatter(
         self,
@@ -107,7 +125,7 @@ class Reductions(Calls):
             parts = [to_reduce(tensor) for tensor in inputs]
             mine = to_reduce(copies.dense(output))
             starts = [partial(lane.reduce_scatter, mine, parts, op)]
-        return self._run(starts, how, [output], inputs, copies)
+        return self._run("reduce_scatter", starts, how, [output], inputs, copies)
 
     def _reduce_to_each(
         self,
@@ -148,7 +166,7 @@ class Reductions(Calls):
         for output, source in zip(outputs, sources, strict=True):
             part, whole = to_reduce(copies.dense(output)), to_reduce(source)
             starts.append(partial(lane.reduce_scatter, part, whole, op))
-        return self._run(starts, how, outputs, sources, copies)
+        return self._run("reduce_scatter", starts, how, outputs, sources, copies)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
+from threading import Event, Thread
+from typing import Any, TypeVar
 
 from torch._C._distributed_c10d import PrefixStore, Store
 
+from sdp_plugins.core import SdpError
+from sdp_plugins.core.errors import RendezvousTimeoutError
+
 # We ask again and again: torch's own wait does not notice Ctrl-C and logs its time-outs.
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.0005, 0.05
+LEAST_ANSWER_S = 0.5
+T = TypeVar("T")
 
 
 class TorchStore:
@@ -17,25 +25,32 @@ class TorchStore:
     Args:
         store: torch's store, or a view of it that only one group uses.
         given_up: Whether to stop waiting for values.
+        answer_s: How long the process that serves the store may take to answer.
     """
 
-    def __init__(self, store: Store, given_up: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, store: Store, given_up: Callable[[], bool] = lambda: False, answer_s: float = 30.0
+    ) -> None:
         self._store = store
         self._given_up = given_up
+        self._answer_s = answer_s
 
     @classmethod
-    def of_new_group(cls, store: Store, rank: int) -> TorchStore:
+    def of_new_group(cls, store: Store, rank: int, answer_s: float = 30.0) -> TorchStore:
         """Keys for a group that is about to be made.
 
         torch gives a group that is made after destroy_process_group() the same keys again if the
         store outlives it (an elastic agent's does), so groups are counted.
+
+        Raises:
+            RendezvousTimeoutError: The store did not answer.
         """
-        generation = store.add(f"groups/{rank}", 1)
-        return cls(PrefixStore(f"group{generation}", store))
+        generation = answer(lambda: store.add(f"groups/{rank}", 1), answer_s)
+        return cls(PrefixStore(f"group{generation}", store), answer_s=answer_s)
 
     def under(self, prefix: str, given_up: Callable[[], bool] = lambda: False) -> TorchStore:
         """A part of the store with its own keys."""
-        return TorchStore(PrefixStore(prefix, self._store), given_up)
+        return TorchStore(PrefixStore(prefix, self._store), given_up, self._answer_s)
 
     @property
     def raw(self) -> Store:
@@ -43,20 +58,73 @@ class TorchStore:
         return self._store
 
     def set(self, key: str, value: bytes) -> None:
-        """Store a value."""
-        self._store.set(key, value)  # type: ignore[arg-type]
+        """Store a value.
+
+        Raises:
+            RendezvousTimeoutError: The store did not answer.
+        """
+        answer(lambda: self._store.set(key, value), self._answer_s)  # type: ignore[arg-type]
 
     def get(self, key: str, timeout_s: float) -> bytes:
         """Wait for a value.
 
         Raises:
             TimeoutError: It was not there in time.
+            RendezvousTimeoutError: The store did not answer.
         """
+        left = Event()
+        try:
+            ask = partial(self._ask, key, timeout_s, left)
+            return bytes(answer(ask, timeout_s + LEAST_ANSWER_S))
+        finally:
+            left.set()
+
+    def _ask(self, key: str, timeout_s: float, left: Event) -> bytes:
+        """Ask until there is a value, or nobody waits for it any more."""
         end, pause_s = time.monotonic() + timeout_s, FIRST_PAUSE_S
         while not self._store.check([key]):
             left_s = end - time.monotonic()
-            if left_s <= 0 or self._given_up():
+            if left_s <= 0 or left.is_set() or self._given_up():
                 raise TimeoutError(f"{key} was not set in {timeout_s:g} s")
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, LAST_PAUSE_S)
-        return bytes(self._store.get(key))
+        return self._store.get(key)
+
+
+def answer(call: Callable[[], T], limit_s: float) -> T:
+    """What a call of torch's store returns.
+
+    Such a call waits without end for the process that serves the store, which may be stopped: so it
+    has a thread of its own, that is left behind then.
+
+    Raises:
+        RendezvousTimeoutError: There was no answer in time.
+    """
+    found: list[Any] = []
+
+    def ask() -> None:
+        try:
+            found.append((call(), None))
+        except BaseException as error:
+            found.append((None, error))
+
+    began = time.monotonic()
+    thread = Thread(target=ask, name="sdp-store", daemon=True)
+    thread.start()
+    thread.join(limit_s)
+    if not found:
+        raise silent(limit_s, time.monotonic() - began)
+    value, error = found[0]
+    if error is not None:
+        raise error
+    return value  # type: ignore[no-any-return]
+
+
+def silent(limit_s: float, elapsed_s: float) -> SdpError:
+    """The error for a store that does not answer."""
+    return RendezvousTimeoutError(
+        f"rendezvous: torch's store did not answer in {limit_s:.3g} s. Hint: the process that "
+        "serves it (rank 0's, where torchrun does not) is stopped, or cannot be reached.",
+        op="rendezvous",
+        elapsed_s=elapsed_s,
+    )

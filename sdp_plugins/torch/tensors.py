@@ -62,19 +62,29 @@ def readable(tensor: Tensor) -> Tensor:
         TypeError: It is no tensor.
         ValueError: It is not on the CPU, or sparse.
     """
-    if tensor_of(tensor).layout is not torch.strided:
+    tensor = tensor_of(tensor)
+    if tensor.layout is not torch.strided:
         raise ValueError(
-            f"smddp does not support {tensor.layout} tensors yet. "
-            "Hint: pass tensor.to_dense(), or nn.Embedding(sparse=False) for a model's gradients."
+            f"smddp takes tensors of layout torch.strided, not of {tensor.layout}; all_reduce also "
+            "of torch.sparse_coo. Hint: pass tensor.to_dense()."
         )
+    if is_dense(on_cpu(tensor)):
+        return tensor
+    return tensor.detach().contiguous().resolve_conj().resolve_neg()
+
+
+def on_cpu(tensor: Tensor) -> Tensor:
+    """The tensor.
+
+    Raises:
+        ValueError: It is not on the CPU.
+    """
     if not tensor.is_cpu:
         raise ValueError(
             f"smddp works on CPU tensors, not on {tensor.device}. Hint: pass tensor.cpu(), "
             "or use a group of the device's own backend, such as dist.new_group(backend='nccl')."
         )
-    if is_dense(tensor):
-        return tensor
-    return tensor.detach().contiguous().resolve_conj().resolve_neg()
+    return tensor
 
 
 OVERLAPS = 1  # torch's MemOverlap::Yes
@@ -88,6 +98,7 @@ class Outputs:
 
     def dense(self, tensor: Tensor) -> Tensor:
         """The tensor itself, or a dense stand-in with its values that `copy_back` copies."""
+        tensor = tensor_of(tensor)
         stand_in = readable(tensor)
         if stand_in is not tensor:
             if torch._debug_has_internal_overlap(tensor) == OVERLAPS:
@@ -139,7 +150,7 @@ def only(tensors: Tensor | Sequence[Tensor]) -> Tensor:
         ValueError: There is not exactly one.
     """
     if isinstance(tensors, Tensor):
-        return tensors
+        return tensor_of(tensors)
     if len(tensors) != 1:
         raise ValueError(
             f"smddp takes one tensor in each call, not {len(tensors)}. "
@@ -149,11 +160,14 @@ def only(tensors: Tensor | Sequence[Tensor]) -> Tensor:
 
 
 def tensor_of(value: Any) -> Tensor:
-    """The value, if it is a tensor.
+    """The value, if it is a tensor; of a functional collective's result what it stands for.
 
     Raises:
         TypeError: It is none.
     """
+    if type(value) is Tensor:
+        return value
     if not isinstance(value, Tensor):
         raise TypeError(f"smddp needs a torch.Tensor, not {type(value).__name__}.")
-    return value
+    wait = getattr(value, "trigger_wait", None)  # torch's AsyncCollectiveTensor
+    return value if wait is None else wait()

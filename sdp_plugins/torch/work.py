@@ -8,12 +8,14 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from sdp_plugins.core import Work as NativeWork
 from sdp_plugins.torch.futures import WorkFuture
 from sdp_plugins.torch.notifier import Notifier, ThreadForEach
+from sdp_plugins.torch.profiling import ProfiledCall
 
 
 class Work(dist.Work):  # type: ignore[name-defined]
@@ -88,6 +90,7 @@ class PendingWork(Work):
         runner: Completes futures.
         finish: Called once, after the operations and before anybody sees that they are done.
         on_done: Called with the work, after that.
+        event: Of torch's profiler, which somebody ends with the operations.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class PendingWork(Work):
         runner: Notifier | ThreadForEach,
         finish: Callable[[], None] | None,
         on_done: Callable[[PendingWork], None],
+        event: ProfiledCall | None = None,
     ) -> None:
         super().__init__(outputs, runner)
         self._inputs = inputs
@@ -106,6 +110,8 @@ class PendingWork(Work):
         self._on_done = on_done
         self._lock = threading.RLock()  # a signal handler may ask in the middle of an answer
         self._done = False
+        self._failure: Exception | None = None  # of `finish`
+        self._event = event
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """See the base class."""
@@ -116,6 +122,10 @@ class PendingWork(Work):
                 native.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
         finally:
             self.is_completed()
+        if self._failure is not None:
+            raise self._failure
+        if self._event is not None:
+            self._event.wait()
         return True
 
     def is_completed(self) -> bool:
@@ -132,13 +142,16 @@ class PendingWork(Work):
             finish = self._finish  # a signal handler may come in between and do all of this
             if finish is not None and self.exception() is None:
                 finish()
+        except Exception as error:  # for whoever waits, not for who happens to look
+            self._failure = error
         finally:
             self._inputs, self._finish, self._done = (), None, True
             self._on_done(self)
 
     def exception(self) -> Any:
         """See the base class."""
-        return next((e for native in self._natives if (e := native.exception()) is not None), None)
+        failures = (native.exception() for native in self._natives)
+        return next((e for e in failures if e is not None), self._failure)
 
     def source_rank(self) -> int:
         """See the base class."""
@@ -151,5 +164,5 @@ class PendingWork(Work):
 
     def touches(self, storage: int) -> bool:
         """Whether one of the tensors lies in the storage with this `_cdata`."""
-        tensors = (*self._outputs, *self._inputs)
-        return any(t.untyped_storage()._cdata == storage for t in tensors)
+        dense = (t for t in (*self._outputs, *self._inputs) if t.layout is torch.strided)
+        return any(t.untyped_storage()._cdata == storage for t in dense)

@@ -154,7 +154,7 @@ def run_misuse(rank: int, world: int) -> None:
     with process_group() as group:
         ones = torch.ones(4)
         wrong: list[tuple[type[Exception], str, Any]] = [
-            (ValueError, r"sparse_coo.*to_dense", lambda: dist.all_reduce(ones.to_sparse())),
+            (ValueError, r"sparse_coo.*to_dense", lambda: dist.broadcast(ones.to_sparse(), 0)),
             (ValueError, r"on meta.*cpu", lambda: dist.all_reduce(torch.ones(3, device="meta"))),
             (ValueError, r"on meta", lambda: dist.broadcast(torch.ones(3, device="meta"), 0)),
             (ValueError, r"no memory", lambda: dist.all_reduce(freed())),

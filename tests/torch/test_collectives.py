@@ -114,6 +114,9 @@ def reduce_scatter_single(rank: int, world: int, count: int, mode: bool) -> None
     parts = torch.cat([values(rank + part, count) for part in range(world)])
     finish(dist.reduce_scatter_tensor(output, parts, async_op=mode), mode)
     assert_same(output, total(world, count) + world * rank)
+    within = parts.view(world, count)[rank - 1]
+    finish(dist.reduce_scatter_tensor(within, parts, async_op=mode), mode)
+    assert_same(within, output)
 
 
 def all_to_all(rank: int, world: int, count: int, mode: bool) -> None:
@@ -128,6 +131,8 @@ def all_to_all_single(rank: int, world: int, count: int, mode: bool) -> None:
     parts = torch.cat([values(10 * rank + to, count) for to in range(world)])
     finish(dist.all_to_all_single(output, parts, async_op=mode), mode)
     assert_same(output, torch.cat([values(10 * r + rank, count) for r in range(world)]))
+    finish(dist.all_to_all_single(parts, parts, async_op=mode), mode)
+    assert_same(parts, output)
 
 
 def all_to_all_splits(rank: int, world: int, count: int, mode: bool) -> None:

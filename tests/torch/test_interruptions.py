@@ -7,11 +7,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
+from sdp_plugins.torch import sparse
 from tests.ranks import say, start_ranks
 from tests.torch import models
 
@@ -28,9 +34,28 @@ def train_beside_a_stopped_rank(rank: int, world: int) -> None:
         models.train(model, rank, steps=1_000_000)
 
 
-def test_ctrl_c_in_a_backward_pass() -> None:
+def stop_within_a_sparse_sum(rank: int, world: int) -> None:
+    """Rank 1 says how many entries it has, but does not send them."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    dist.init_process_group("smddp")
+    model = DistributedDataParallel(torch.nn.EmbeddingBag(10, 3, sparse=True))
+    say("training")
+    exchange = sparse._exchange_counts
+
+    def stop(*arguments: Any) -> Any:
+        counts = exchange(*arguments)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return counts
+
+    stopping = mock.patch.object(sparse, "_exchange_counts", stop if rank == 1 else exchange)
+    with stopping, pytest.raises(KeyboardInterrupt):
+        model(torch.arange(4).view(2, 2)).sum().backward()
+
+
+@pytest.mark.parametrize("train", [train_beside_a_stopped_rank, stop_within_a_sparse_sum])
+def test_ctrl_c_in_a_backward_pass(train: Callable[[int, int], None]) -> None:
     """DDP waits in C++ at its end, where Python notices no signal."""
-    with start_ranks(2, train_beside_a_stopped_rank) as ranks:
+    with start_ranks(2, train) as ranks:
         for rank in ranks:
             assert rank.heard() == "training"
         time.sleep(0.5)  # the wait begins

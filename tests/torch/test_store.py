@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch.distributed as dist
 
+from sdp_plugins.core import Group
+from sdp_plugins.core.errors import RendezvousTimeoutError
 from sdp_plugins.torch.store import TorchStore
 
 pytestmark = pytest.mark.may_leak("fds", reason="libuv, in a TCPStore, keeps a pipe for good")
@@ -58,3 +61,44 @@ def test_every_group_has_its_own_keys(ours: TorchStore) -> None:
             second.get("key", 0)  # what an earlier group wrote is not seen
         first.set("key", value)
         assert second.get("key", 0) == value
+
+
+class StoppedStore:
+    """A store whose process is stopped: its calls return when the test is over."""
+
+    def __init__(self) -> None:
+        self.over = threading.Event()
+
+    def wait(self, *_: Any) -> Any:
+        self.over.wait(30)
+        return True
+
+    add = set = get = check = wait
+
+
+@pytest.fixture
+def stopped() -> Iterator[Any]:
+    store = StoppedStore()
+    yield store
+    store.over.set()
+
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "a new group": lambda store: TorchStore.of_new_group(store, 0, answer_s=0.3),
+    "set": lambda store: TorchStore(store, answer_s=0.3).set("key", b""),
+    "get": lambda store: TorchStore(store, answer_s=0.3).get("key", 0.4),
+    "get at last": lambda store: TorchStore(store).get("key", 0.1),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_store_that_does_not_answer(stopped: Any, call: str) -> None:
+    begin = time.monotonic()
+    with pytest.raises(RendezvousTimeoutError, match=r"store did not answer in 0\..*Hint: "):
+        CALLS[call](stopped)
+    assert time.monotonic() - begin < 5
+
+
+def test_a_group_over_a_store_that_does_not_answer(stopped: Any) -> None:
+    with pytest.raises(RendezvousTimeoutError, match=r"^rendezvous: torch's store did not answer"):
+        Group.from_store(TorchStore(stopped, answer_s=0.3), 0, 2, timeout_s=1.0)

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import gc
+import os
 import signal
 import threading
 import time
 import weakref
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from sdp_plugins.core import CollectiveTimeoutError, PeerLostError, SdpError
-from tests.ranks import say, start_ranks
+from tests.ranks import run_ranks, say, start_ranks
 from tests.torch.jobs import assert_same, process_group, total, values
 
 
@@ -484,3 +487,119 @@ def run_futures_at_the_end(rank: int, world: int) -> None:
 
 def test_futures_end_with_their_group(rank_pool: Any) -> None:
     rank_pool(2).run(run_futures_at_the_end)
+
+
+def fail_often(rank: int, world: int) -> int:
+    """How many tensors outlive the futures of operations that have failed with them."""
+    alive = []
+    with process_group():
+        for _ in range(3):
+            group = dist.new_group(timeout=timedelta(seconds=0.2))
+            if rank == 0:
+                tensor = torch.ones(1000)
+                alive.append(weakref.ref(tensor.untyped_storage()))
+                future = dist.all_reduce(tensor, group=group, async_op=True).get_future()
+                future = future.then(lambda done: done.value()[0].sum())
+                del tensor
+                with pytest.raises(CollectiveTimeoutError):
+                    future.wait()
+                del future
+            dist.barrier()
+            dist.destroy_process_group(group)
+            del group
+    gc.collect()
+    return sum(storage() is not None for storage in alive)
+
+
+def test_failed_futures_keep_nothing(rank_pool: Any) -> None:
+    assert rank_pool(2).run(fail_often) == [0, 0]
+
+
+def drop_many(rank: int, world: int) -> int:
+    """How many tensors of works that nobody waits for outlive the next blocking call."""
+    with process_group():
+        alive = []
+        for _ in range(50):
+            tensor = torch.ones(1000)
+            alive.append(weakref.ref(tensor.untyped_storage()))
+            dist.all_reduce(tensor, async_op=True)
+        del tensor
+        dist.barrier()
+        return sum(storage() is not None for storage in alive)
+
+
+def test_works_that_nobody_waits_for_end_with_the_next_call(rank_pool: Any) -> None:
+    assert rank_pool(2).run(drop_many) == [0, 0]
+
+
+def lack_a_thread(rank: int, world: int) -> None:
+    with process_group():
+        work = dist.irecv(torch.ones(1), 1 - rank)
+        with (
+            mock.patch("threading.Thread.start", side_effect=RuntimeError("no more")),
+            pytest.raises(RuntimeError, match="no more"),
+        ):
+            work.get_future()
+        dist.barrier()  # until then nobody sends
+        dist.send(torch.ones(1), 1 - rank)
+        work.wait()
+    assert not dist.is_initialized()
+
+
+def test_a_group_ends_in_good_order_where_a_thread_could_not_start(rank_pool: Any) -> None:
+    rank_pool(2).run(lack_a_thread)
+
+
+def ended(pid: int) -> int | None:
+    """A child's exit code; None if it hung and was killed."""
+    end = time.monotonic() + 20
+    while time.monotonic() < end:
+        if (found := os.waitpid(pid, os.WNOHANG))[0]:
+            return os.waitstatus_to_exitcode(found[1])
+        time.sleep(0.002)
+    os.kill(pid, signal.SIGUSR2)  # writes its stacks
+    time.sleep(0.2)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+def fork_beside_a_busy_thread(rank: int, world: int) -> None:
+    """No child hangs that uses a group whose locks a thread may have held in the fork."""
+    with process_group() as group:
+        other = dist.new_group()
+        calls = (
+            lambda: dist.isend(torch.ones(1), 1 - rank, group=other),
+            lambda: dist.all_reduce(torch.ones(1), group=other),
+            other._get_sequence_number_for_group,
+        )
+        over = threading.Event()
+        busy = threading.Thread(target=keep_busy, args=(rank, other, over))
+        busy.start()
+        for turn in range(60):
+            if (pid := os.fork()) == 0:
+                with suppress(BaseException):
+                    calls[turn % len(calls)]()
+                os._exit(0)
+            assert ended(pid) == 0
+        over.set()
+        busy.join()
+        group.barrier().wait()
+
+
+def keep_busy(rank: int, group: Any, over: threading.Event) -> None:
+    data = torch.ones(2000)
+    while True:
+        works = [dist.all_reduce(data * 0, async_op=True, group=group) for _ in range(8)]
+        works.append(dist.isend(data, 1 - rank, group=group))
+        works.append(dist.irecv(torch.empty(2000), 1 - rank, group=group))
+        for work in works:
+            work.wait()
+        enough = torch.tensor([float(over.is_set())])
+        dist.all_reduce(enough, dist.ReduceOp.MIN, group=group)
+        if enough.item():
+            return
+
+
+def test_forked_children_do_not_hang_at_locks() -> None:
+    run_ranks(2, fork_beside_a_busy_thread)

@@ -1,0 +1,135 @@
+"""all_reduce of sparse tensors: every rank gets the entries of all ranks and adds them up.
+
+Two steps. In the first the ranks tell each other how many entries they have, which the caller waits
+for. The second, an all_gather of indices and values, may be asynchronous.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sdp_plugins.core import CollectiveMismatchError, Group, SdpError
+from sdp_plugins.core.errors import name_ranks
+from sdp_plugins.core.nodes import tree
+from sdp_plugins.torch.tensors import DTYPES, on_cpu, to_move
+
+SUMMABLE = [dtype for dtype in DTYPES if dtype != torch.bool]
+WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+"""What values are added up in, where it is not their own dtype; as in dense reductions."""
+
+
+class SparseSum:
+    """The sum of all ranks' entries, while it is made.
+
+    Each rank receives all entries, sum(nnz) * (sparse_dim * 8 bytes + bytes of a value), and adds
+    along the binary tree of dense reductions, which gives the same bits.
+
+    Args:
+        tensor: Sparse, of the same shape on all ranks; becomes the sum, coalesced.
+        group: The ranks. They are waited for.
+        timeout_s: How long; None: the group's time-out.
+
+    Raises:
+        CollectiveMismatchError: The ranks' tensors differ in shape.
+    """
+
+    def __init__(self, tensor: Tensor, group: Group, timeout_s: float | None) -> None:
+        self.tensor = tensor
+        self._here = f"{group.rank}/{group.world_size}"
+        part = on_cpu(tensor.detach()).coalesce()
+        self._mine = part.indices().contiguous(), part.values().contiguous()
+        counts = _exchange_counts(part, group, timeout_s)
+        indices, values = self._mine
+        self._indices = [indices.new_empty((len(indices), nnz)) for nnz in counts]
+        self._values = [values.new_empty((nnz, *values.shape[1:])) for nnz in counts]
+        gather = group.all_gather_uneven
+        self.starts = [
+            partial(gather, list(map(to_move, self._indices)), to_move(indices)),
+            partial(gather, list(map(to_move, self._values)), to_move(values)),
+        ]
+
+    def copy_back(self) -> None:
+        """Add up what has come."""
+        dtype = self._mine[1].dtype
+        # The tensor gets new memory, which autograd must be able to use.
+        inference = self.tensor.is_inference()
+        with torch.inference_mode() if inference else torch.no_grad():
+            parts = [self._part(rank) for rank in range(len(self._indices))]
+            self.tensor.copy_(_sum(tree(parts)).to(dtype))
+
+    def _part(self, rank: int) -> Tensor:
+        values = self._values[rank]
+        wide, shape = WIDE.get(values.dtype, values.dtype), self.tensor.shape
+        try:
+            return torch.sparse_coo_tensor(
+                self._indices[rank],
+                values.to(wide),
+                shape,
+                is_coalesced=True,
+                check_invariants=True,
+            )
+        except RuntimeError as error:
+            raise SdpError(
+                f"[rank {self._here}] all_reduce of a sparse tensor: rank {rank} has sent entries "
+                f"that cannot be ({error}). Hint: check the indices there.",
+                ranks=[rank],
+                op="all_reduce",
+            ) from error
+
+    def __bool__(self) -> bool:
+        return True
+
+
+def check(tensor: Tensor, op: Any) -> None:
+    """Sparse tensors are only added up.
+
+    Raises:
+        TypeError: The elements cannot be.
+        ValueError: Something else is asked for.
+    """
+    if tensor.dtype not in SUMMABLE:
+        raise TypeError(
+            f"smddp does not reduce sparse tensors of {tensor.dtype}. "
+            "Hint: reduce tensor.to(torch.float32)."
+        )
+    if op != dist.ReduceOp.SUM:
+        raise ValueError(
+            f"smddp reduces sparse tensors by SUM only, not by {_name(op)}. "
+            "Hint: pass tensor.to_dense()."
+        )
+
+
+def _name(op: Any) -> str:
+    kinds = dist.ReduceOp.RedOpType.__members__.items()
+    return next((name for name, kind in kinds if op == kind), type(op).__name__)
+
+
+def _exchange_counts(part: Tensor, group: Group, timeout_s: float | None) -> list[int]:
+    """How many entries each rank has."""
+    dtype = SUMMABLE.index(part.dtype)
+    mine = torch.tensor([part._nnz(), dtype, part.sparse_dim(), *part.shape])
+    everyone = torch.empty((group.world_size, len(mine)), dtype=mine.dtype)
+    group.all_gather(to_move(everyone), to_move(mine), timeout_s=timeout_s)
+    if others := [r for r, row in enumerate(everyone) if not torch.equal(row[1:], mine[1:])]:
+        raise CollectiveMismatchError(
+            f"[rank {group.rank}/{group.world_size}] all_reduce of a sparse tensor: here it is "
+            f"{part.dtype} of shape {tuple(part.shape)}, {part.sparse_dim()} dimensions of it "
+            f"sparse, and another on {name_ranks(others)}. "
+            "Hint: all ranks have to pass tensors of one shape and dtype.",
+            ranks=others,
+            op="all_reduce",
+        )
+    return everyone[:, 0].tolist()
+
+
+def _sum(order: Any) -> Tensor:
+    """Of tensors in nested pairs."""
+    if isinstance(order, Tensor):
+        return order
+    one, other = order
+    return (_sum(one) + _sum(other)).coalesce()

@@ -1,0 +1,42 @@
+"""Which of PyTorch's tests gloo passes, as `gloo_passes.txt` keeps it.
+
+for n in 2 3; do python -m tests.torch.suite.run --backend gloo --ranks $n --json gloo$n.json; done
+python -m tests.torch.suite.listing gloo2.json gloo3.json > tests/torch/suite/gloo_passes.txt
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).parent
+RANKS = (2, 3)
+
+
+def read(name: str) -> Iterator[tuple[str, int]]:
+    """Tests of a list, each with a number of ranks."""
+    for line in (HERE / name).read_text().splitlines():
+        test, *ranks = line.partition("#")[0].split() or ["# a remark"]
+        yield from ((test, int(n)) for n in ranks)
+
+
+def torch_version() -> str:
+    """The version of torch that the list is of."""
+    return (HERE / "gloo_passes.txt").read_text().split(maxsplit=3)[2]
+
+
+def write(found: dict[int, dict[str, str]]) -> None:
+    """Print the list: what became of each test, by number of ranks."""
+    import torch
+
+    print(f"# torch {torch.__version__.partition('+')[0]} : what gloo passes, at how many ranks")
+    for test in sorted({test for outcomes in found.values() for test in outcomes}):
+        ranks = [n for n, outcomes in found.items() if outcomes.get(test) == "passed"]
+        if ranks:
+            print(test, *ranks)
+
+
+if __name__ == "__main__":
+    write({n: json.loads(Path(f).read_text()) for n, f in zip(RANKS, sys.argv[1:], strict=True)})

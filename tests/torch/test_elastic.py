@@ -1,0 +1,51 @@
+"""torchrun restarts a job whose rank was killed, and it goes on from its checkpoint."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ranks import free_port
+
+SCRIPT = """
+import os, signal, sys
+from pathlib import Path
+import torch
+import torch.distributed as dist
+
+folder = Path(sys.argv[1])
+dist.init_process_group("smddp")
+rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+kept = folder / "state.pt"
+state = torch.load(kept) if kept.exists() else {"step": 0, "total": torch.zeros(3)}
+while state["step"] < 6:
+    if attempt == 0 and state["step"] == 3 and rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    tensor = torch.full((3,), float(rank + state["step"]))
+    dist.all_reduce(tensor)
+    state = {"step": state["step"] + 1, "total": state["total"] + tensor}
+    if rank == 0:
+        torch.save(state, folder / "new")
+        (folder / "new").rename(kept)
+    dist.barrier()
+(folder / f"done.{rank}").write_text(f"{attempt} {state['total'].tolist()}")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.timeout(110)
+def test_restart_after_a_killed_rank(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    where = ["--max-restarts=1", "--monitor-interval=0.1", f"--master-port={free_port()}"]
+    done = subprocess.run(
+        [*command, *where, script, tmp_path], capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    total = float(sum(2 * step + 1 for step in range(6)))
+    for rank in range(2):
+        assert (tmp_path / f"done.{rank}").read_text() == f"1 {[total] * 3}"
