@@ -13,6 +13,7 @@ from types import FrameType
 
 from sdp_plugins.launch.output import Sink, Source, Stream
 
+ASKED = signal.SIGUSR1
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LONGEST_WAIT_S = 3600.0  # epoll takes no more than 24 days
 Handler = Callable[[int, FrameType | None], None]
@@ -129,13 +130,16 @@ def empty(fd: int) -> None:
 
 @contextmanager
 def signals_handled(handler: Handler, pump: Pump) -> Iterator[None]:
-    """Send the signals that end a job to `handler`; these, and a child's end, wake the pump."""
+    """Send the signals that end a job, and the one that asks what it does, to `handler`.
+
+    These, and a child's end, wake the pump.
+    """
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
     pump.add_alarm(reader)
     # A signal that whoever started us ignores (nohup, a shell's background job) stays ignored.
-    numbers = [n for n in FORWARDED if signal.getsignal(n) is not signal.SIG_IGN]
+    numbers = [n for n in (*FORWARDED, ASKED) if signal.getsignal(n) is not signal.SIG_IGN]
     before = {n: signal.signal(n, handler) for n in numbers}
     before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda number, frame: None)
     wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

@@ -11,8 +11,9 @@ from types import FrameType
 from sdp_plugins.launch import report
 from sdp_plugins.launch.crew import Beginning, Crew, Outlets, Rank, Trouble
 from sdp_plugins.launch.output import Sink, open_standard_streams, sinks, unblock
-from sdp_plugins.launch.pump import FORWARDED, Pump, signals_handled, signals_held_back
+from sdp_plugins.launch.pump import ASKED, FORWARDED, Pump, signals_handled, signals_held_back
 from sdp_plugins.launch.status import Status
+from sdp_plugins.launch.who_waits import who_waits
 
 SURVIVOR_GRACE_S = 2.0  # from a failure to SIGTERM: the others notice it and end by themselves
 TERMINATE_GRACE_S = 3.0  # from SIGTERM to SIGKILL
@@ -49,6 +50,7 @@ class Supervisor:
         self.blamed: int | None = None
         self.blame_at: float | None = None  # until then the cause may show itself
         self.signals: list[int] = []  # received by us, in order
+        self.asked = False  # what the ranks wait for
         self.time_is_up = False
         self.timed_out = False  # this, or the next, is what ended the job
         self.output_lost = False
@@ -73,6 +75,9 @@ class Supervisor:
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
         """Pass the first signal on; kill at the second. Runs as a signal handler."""
+        if number == ASKED:
+            self.asked = True
+            return
         self.signals.append(number)
         if len(self.signals) > 1:
             self.signal_all(signal.SIGKILL)
@@ -109,10 +114,21 @@ class Supervisor:
             shown = self.status.due() if self.status else None
             times = [*steps, self.deadline, self.blame_at, self.crew.due(), shown]
             self.pump.run_once(min((when for when in times if when is not None), default=None))
+            self.answer()
             self.take_steps(time.monotonic())
             self.collect(time.monotonic())
             if self.status:
                 self.status.refresh(self.crew.ranks, self.running, time.monotonic())
+
+    def answer(self) -> None:
+        """Say what the ranks wait for, if somebody has asked."""
+        if not self.asked:
+            return
+        self.asked = False
+        try:
+            self.say(who_waits())
+        except Exception as error:  # the job goes on, whatever cannot be read
+            self.say(f"SIGUSR1: what the ranks wait for cannot be read: {error}")
 
     def take_steps(self, now: float) -> None:
         """Notice what ends the job, and send the signals that are due."""
