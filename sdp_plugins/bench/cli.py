@@ -9,7 +9,9 @@ import typer
 from rich.console import Console
 
 from sdp_plugins.bench import bars as bars_of
+from sdp_plugins.bench import collectives as collectives_of
 from sdp_plugins.bench import ddp as training
+from sdp_plugins.bench import fsdp as fsdp_of
 from sdp_plugins.bench import fusion as fusion_of
 from sdp_plugins.bench import keras as keras_of
 from sdp_plugins.bench import machine, mpi, options, runner, scaling_plan, scaling_table, table
@@ -48,6 +50,16 @@ Rows = Annotated[int, typer.Option(min=1, help="sequences per rank and step")]
 Tokens = Annotated[int, typer.Option(min=1, max=512, help="length of a sequence")]
 BucketView = Annotated[bool, typer.Option(help="DDP's gradient_as_bucket_view")]
 Layers = Annotated[int, typer.Option(min=1, help="of the model; 8 make BERT-Medium")]
+Steps = Annotated[int, typer.Option(min=1, help="timed steps in a turn")]
+
+
+def _optimizer(name: str) -> str:
+    if name not in training.OPTIMIZERS:
+        raise typer.BadParameter(f"unknown optimizer {name!r}: sgd or adamw")
+    return name
+
+
+Optimizer = Annotated[str, typer.Option(callback=_optimizer, help="sgd or adamw; part of the step")]
 
 
 @app.callback()
@@ -104,18 +116,16 @@ def ddp(
     ranks: Ranks = 2,
     threads: Threads = 1,
     repeats: Repeats = 7,
-    steps: Annotated[int, typer.Option(min=1, help="timed steps in a turn")] = 3,
+    steps: Steps = 3,
     rows: Rows = 1,
     tokens: Tokens = 64,
     layers: Layers = 8,
-    optimizer: Annotated[str, typer.Option(help="sgd or adamw; part of the step")] = "sgd",
+    optimizer: Optimizer = "sgd",
     bucket_view: BucketView = False,
     json: Json = None,
     markdown: Markdown = None,
 ) -> None:
     """Training step of a 41 M parameter BERT under DDP: silent, then over each backend."""
-    if optimizer not in training.OPTIMIZERS:
-        raise typer.BadParameter(f"unknown optimizer {optimizer!r}: sgd or adamw")
     plan = training.DdpPlan(
         backends=tuple(parse_list(backends)),
         ranks=ranks,
@@ -131,6 +141,61 @@ def ddp(
     with Console(stderr=True).status("starting") as status:
         report = _or_exit(lambda: training.run(plan, status.update))
     options.show(training.ddp_table(report), [], "ddp", markdown)
+    options.write_json(json, report.to_json())
+
+
+@app.command("collectives")
+def collectives(
+    operations: Annotated[
+        str, typer.Option(help="some of " + ", ".join(collectives_of.OPERATIONS))
+    ] = ",".join(collectives_of.OPERATIONS),
+    sizes: Annotated[str, typer.Option(help="bytes that a rank gives")] = "4K,1M,25M",
+    ranks: Ranks = 2,
+    threads: Threads = 1,
+    repeats: Repeats = 7,
+    round_s: RoundS = 0.1,
+    json: Json = None,
+    markdown: Markdown = None,
+) -> None:
+    """Every collective of torch.distributed, over gloo and smddp."""
+    names = tuple(parse_list(operations))
+    if unknown := set(names) - set(collectives_of.OPERATIONS):
+        raise typer.BadParameter(f"there is no operation {', '.join(sorted(unknown))}")
+    nbytes = tuple(options.parsed(parse_size, size) for size in parse_list(sizes))
+    plan = collectives_of.CollectivesPlan(names, nbytes, ranks, threads, repeats, round_s)
+    with Console(stderr=True).status("starting") as status:
+        report = _or_exit(lambda: collectives_of.run(plan, status.update))
+    options.show(collectives_of.collectives_table(report), [], "collectives", markdown)
+    options.write_json(json, report.to_json())
+
+
+@app.command("fsdp")
+def fsdp(
+    ranks: Ranks = 2,
+    threads: Threads = 1,
+    repeats: Repeats = 7,
+    steps: Steps = 3,
+    rows: Rows = 1,
+    tokens: Tokens = 64,
+    layers: Layers = 8,
+    optimizer: Optimizer = "sgd",
+    json: Json = None,
+    markdown: Markdown = None,
+) -> None:
+    """Training step of the same BERT under FSDP2, over gloo and smddp."""
+    plan = training.DdpPlan(
+        ranks=ranks,
+        threads=threads,
+        rounds=repeats,
+        steps=steps,
+        rows=rows,
+        tokens=tokens,
+        optimizer=optimizer,
+        model={**training.FULL_MODEL, "layers": layers},
+    )
+    with Console(stderr=True).status("starting") as status:
+        report = _or_exit(lambda: fsdp_of.run(plan, status.update))
+    options.show(fsdp_of.fsdp_table(report), [], "fsdp", markdown)
     options.write_json(json, report.to_json())
 
 
@@ -260,7 +325,7 @@ def scaling(
         typer.Option(min=0.001, help="speed of the links; else gloo's share of its step decides"),
     ] = None,
     repeats: Repeats = 5,
-    steps: Annotated[int, typer.Option(min=1, help="timed steps in a turn")] = 3,
+    steps: Steps = 3,
     mpi_prefix: Prefixes = [],  # noqa: B006  read only
     json: Json = None,
     markdown: Markdown = None,

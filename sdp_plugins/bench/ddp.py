@@ -92,15 +92,15 @@ def variants(plan: DdpPlan) -> list[str]:
     return [*YARDSTICKS, *plan.backends]
 
 
-def job_spec(plan: DdpPlan, names: Sequence[str]) -> JobSpec:
-    """The job that trains these variants."""
+def job_spec(plan: DdpPlan, names: Sequence[str], what: str = "ddp", task: str = TASK) -> JobSpec:
+    """The job that trains these variants, by a task that takes `variants` and a `setting`."""
     setting = {
         name: getattr(plan, name)
         for name in ("rows", "tokens", "optimizer", "bucket_view", "model")
     }
     return JobSpec(
-        name="ddp " + "+".join(names),
-        task=TASK,
+        name=f"{what} " + "+".join(names),
+        task=task,
         arguments={"variants": list(names), "setting": setting},
         ranks=plan.ranks,
         threads=plan.threads,
@@ -117,10 +117,7 @@ def run(plan: DdpPlan, progress: Progress = lambda text: None) -> DdpReport:
     host = machine.describe()
     progress("building a model per variant and rank")
     with Job(job_spec(plan, names)) as job:
-        for name in names:
-            progress(f"warming up {name}")
-            job.call("train", {"variant": name, "steps": WARM_UP_STEPS})
-        rounds = _rounds(job, plan, names, progress)
+        rounds = rounds_ms(job, plan, names, progress)
         return DdpReport(
             settings=asdict(plan),
             machine=host,
@@ -131,10 +128,13 @@ def run(plan: DdpPlan, progress: Progress = lambda text: None) -> DdpReport:
         )
 
 
-def _rounds(
+def rounds_ms(
     job: Job, plan: DdpPlan, names: Sequence[str], progress: Progress
 ) -> dict[str, list[float]]:
-    """Per variant and round: the median over steps of the mean over ranks, in milliseconds."""
+    """Per variant and round, after warming up: the median over steps of the mean over ranks."""
+    for name in names:
+        progress(f"warming up {name}")
+        job.call("train", {"variant": name, "steps": WARM_UP_STEPS})
     rounds: dict[str, list[float]] = {name: [] for name in names}
     for number in range(plan.rounds):
         for name in names:

@@ -6,7 +6,6 @@ import hashlib
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from datetime import timedelta
 from typing import Any, Protocol
 
 import torch
@@ -18,8 +17,8 @@ from sdp_plugins.bench.ddp_floor import leave_alone
 from sdp_plugins.bench.ddp_yardsticks import FLOOR, NONE, YARDSTICKS
 from sdp_plugins.bench.footprint import Footprint, footprint
 from sdp_plugins.bench.peers.base import Place
+from sdp_plugins.bench.torch_groups import group_over, join
 
-LIMIT = timedelta(seconds=300)
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adamw": torch.optim.AdamW,
@@ -97,11 +96,7 @@ class DdpTask:
         self, place: Place, variants: list[str], setting: dict[str, Any], workload: str = "bert"
     ) -> None:
         self.place = place
-        torch.set_num_threads(place.threads)
-        where = f"file://{place.meeting_file}"
-        dist.init_process_group(
-            "gloo", init_method=where, rank=place.rank, world_size=place.ranks, timeout=LIMIT
-        )
+        join(place)
         data = WORKLOADS[workload](setting)
         self.variants = {name: Variant(name, _group(name), data, setting) for name in variants}
         sizes = [p.numel() for p in self.variants[variants[0]].model.parameters()]
@@ -148,8 +143,4 @@ class DdpTask:
 
 def _group(variant: str) -> Any:
     """The default group is gloo's; smddp stands beside it."""
-    if variant in (*YARDSTICKS, "gloo"):
-        return None
-    import sdp_plugins.torch  # noqa: F401  registers the backend, installed or not
-
-    return dist.new_group(backend=variant, timeout=LIMIT)
+    return None if variant in (*YARDSTICKS, "gloo") else group_over(variant)

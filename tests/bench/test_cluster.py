@@ -202,6 +202,38 @@ def test_core_over_mpi(script: Script, mpi: str) -> None:
     assert mpirun([path], mpi=mpi) == expected
 
 
+@pytest.mark.parametrize("layout", [(2, 2), (3, 1)], ids=["2x2", "3x1"])
+@pytest.mark.parametrize(
+    "mpi",
+    [
+        pytest.param(MPI, marks=needs_mpi, id="mpich"),
+        pytest.param(OPEN_MPI, marks=needs_open_mpi, id="openmpi"),
+    ],
+)
+def test_messages_over_mpi(script: Script, mpi: str, layout: tuple[int, int]) -> None:
+    """Many of them received from any rank; some receives are left when the group is closed."""
+    path = script(
+        """
+        import threading
+        import numpy as np
+        from sdp_plugins.core import Group
+        from tests.internode.random_messages import TAGS, run_round
+
+        with Group.from_env(timeout_s=30) as group:
+            for number in range(6):
+                run_round(group, number, 5)
+            elsewhere = (group.rank + group.world_size // 2) % group.world_size
+            for source in (None, elsewhere):
+                waiting = group.recv(np.zeros(1), source, 7 * TAGS, async_op=True)
+            group.barrier()
+        left = [t.name for t in threading.enumerate() if t.name.startswith("sdp-recv")]
+        say(group.rank, "the group is closed" in str(waiting.exception()), left)
+        """
+    )
+    nodes, ranks = layout
+    assert mpirun([path], layout, mpi) == [f"{rank} True []" for rank in range(nodes * ranks)]
+
+
 @needs_mpi
 def test_one_node_does_not_touch_mpi(script: Script) -> None:
     path = script(

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sdp_plugins.bench import bars, bert, ddp, memory, mpi, table
+from sdp_plugins.bench import bars, bert, collectives, ddp, fsdp, memory, mpi, table
 from sdp_plugins.bench.cli import app
 from sdp_plugins.bench.results import Measurement, Report
 
@@ -138,6 +138,31 @@ def test_ddp_over_smddp_computes_what_gloo_does():
     assert found["weights_equal"]
     assert found["largest_gradient"] > 0
     assert "bitwise those of gloo" in shown(ddp.ddp_table(report))
+
+
+def test_collectives(run, tmp_path):
+    result = run(
+        *("collectives", "--sizes", "64", "--repeats", "2", "--round-s", "0.01"),
+        *("--json", tmp_path / "r.json"),
+    )
+    assert result.exit_code == 0, result.output
+    cells = json.loads((tmp_path / "r.json").read_text())["cells"]
+    assert [cell["operation"] for cell in cells] == list(collectives.OPERATIONS)
+    for cell in cells:
+        assert {name: len(us) for name, us in cell["rounds_us"].items()} == {"gloo": 2, "smddp": 2}
+    assert "send_and_receive" in result.output
+
+
+def test_an_unknown_collective_is_refused(run):
+    result = run("collectives", "--operations", "all_reduce,median")
+    assert result.exit_code == 2
+    assert "no operation median" in result.output
+
+
+def test_fsdp_over_smddp_computes_what_gloo_does():
+    report = fsdp.run(ddp.DdpPlan(rounds=1, steps=2, tokens=4, model=SMALL_MODEL))
+    assert report.largest_difference == 0
+    assert "1 thread each" in shown(fsdp.fsdp_table(report))
 
 
 def test_memory_has_an_entry_per_backend_and_rank():

@@ -63,6 +63,12 @@ _ALL = (
         options={"traced": True},
     ),
     PeerSpec(
+        "core-unrecorded",
+        f"{_HERE}.core:Core",
+        "Group.all_reduce, memory of Group.allocate, no flight recorder",
+        options={"recorded": False},
+    ),
+    PeerSpec(
         "smddp-gloo",
         f"{_HERE}.smddp:Smddp",
         "torch.distributed, smddp, gloo between nodes",

@@ -20,7 +20,14 @@ class Core:
 
     reduces = True
 
-    def __init__(self, place: Place, *, registered: bool = True, traced: bool = False) -> None:
+    def __init__(
+        self,
+        place: Place,
+        *,
+        registered: bool = True,
+        traced: bool = False,
+        recorded: bool = True,
+    ) -> None:
         self.registered = registered
         self.version = f"sdp_plugins {sdp_plugins.__version__}"
         self.array = np.empty(0)
@@ -29,9 +36,11 @@ class Core:
         found = (self.group.rank, self.group.world_size)
         if found != (place.rank, place.ranks):
             raise RuntimeError(f"Group.from_env took this for rank {found[0]} of {found[1]}")
+        native = self.group._native
+        here = native.native if isinstance(native, SpanningGroup) else native
+        here.set_recording(recorded)
         if traced:
-            native = self.group._native
-            (native.native if isinstance(native, SpanningGroup) else native).start_trace()
+            here.start_trace()
 
     def allocate(self, count: int, dtype: str) -> None:
         """Drop the former buffer first: its memory belongs to the group."""
