@@ -545,6 +545,10 @@ class Group:
         """Why every operation would raise now; None while the group works."""
         return self._native.failure()
 
+    def gone(self) -> list[int]:
+        """The ranks of this rank's node that have closed the group, failed in it, or ended."""
+        return self._native.gone()
+
     def abort(self, reason: str | BaseException) -> None:
         """Fail the group here and, at once, on all other ranks, which are told why."""
         text = reason if isinstance(reason, str) else name_error(reason)

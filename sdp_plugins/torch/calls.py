@@ -21,6 +21,7 @@ from sdp_plugins.torch import detail
 from sdp_plugins.torch.identity import Identity
 from sdp_plugins.torch.notifier import Notifier, ThreadForEach
 from sdp_plugins.torch.options import How, Start
+from sdp_plugins.torch.parting import Parting
 from sdp_plugins.torch.profiling import ProfiledCall, begin
 from sdp_plugins.torch.registration import Registrations
 from sdp_plugins.torch.sparse import SparseSum
@@ -40,9 +41,16 @@ class Calls(Identity):
         group: Where the operations run.
         make_lane: Makes another Group of the same ranks; called at most once, on all ranks.
         register: Whether to move buckets into shared memory.
+        parting: What to wait for before leaving.
     """
 
-    def __init__(self, group: Group, make_lane: Callable[[], Group], register: bool) -> None:
+    def __init__(
+        self,
+        group: Group,
+        make_lane: Callable[[], Group],
+        register: bool,
+        parting: Parting | None = None,
+    ) -> None:
         super().__init__(group)
         self._make_lane = make_lane
         self._notifier = Notifier("sdp-futures")
@@ -53,6 +61,7 @@ class Calls(Identity):
         self._works: dict[PendingWork, None] = {}  # in flight, kept if their caller drops them
         self._turning = threading.RLock()  # while one of them is not listed
         self._registrations = Registrations(group, register and group.world_size > 1)
+        self._parting = parting
         self._pid = os.getpid()
         self._detail = detail.is_on()
         runners = (self._notifier, self._receivers, self._events)
@@ -160,9 +169,14 @@ class Calls(Identity):
 
     def shutdown(self) -> None:
         """Leave the group; every later call raises."""
-        if self._end.alive and os.getpid() == self._pid and self._group.failure is None:
-            self._drain()
-        self._end()
+        try:
+            if self._end.alive and os.getpid() == self._pid and self._group.failure is None:
+                self._drain()
+                if self._parting is not None:
+                    self._parting.follow(self._group)
+        finally:
+            self._end()
+            self._make_lane = partial(_itself, self._group)  # lets go of torch's store
 
     def _drain(self) -> None:
         """Give collectives that nobody has waited for a moment: peers need our part in them."""
@@ -178,6 +192,10 @@ class Calls(Identity):
         if self._end.alive and os.getpid() == self._pid:
             self._group.abort(reason)
         self._end()
+
+
+def _itself(group: Group) -> Group:
+    return group
 
 
 def _forget(works: dict[PendingWork, None], work: PendingWork) -> None:

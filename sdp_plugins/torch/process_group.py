@@ -14,6 +14,7 @@ from sdp_plugins.torch.gathers import Gathers
 from sdp_plugins.torch.gloo_network import GlooNetwork
 from sdp_plugins.torch.identity import BACKEND
 from sdp_plugins.torch.options import group_seconds
+from sdp_plugins.torch.parting import Parting
 from sdp_plugins.torch.reductions import Reductions
 from sdp_plugins.torch.store import TorchStore
 
@@ -52,4 +53,9 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
     group = meet(store.under("main"), name)
     # A lane is made in a future's callback, when the group may be at its end.
     lane_store = store.under("callbacks", lambda: group.closed or group.failure is not None)
-    return ProcessGroup(group, lambda: meet(lane_store, f"{name}, callbacks"), config.register)
+    return ProcessGroup(
+        group,
+        lambda: meet(lane_store, f"{name}, callbacks"),
+        config.register,
+        None if options.global_ranks_in_group else Parting.of(options.store),
+    )

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from datetime import timedelta
 from pathlib import Path
@@ -305,3 +306,16 @@ def run_closed(rank: int, world: int) -> None:
 
 def test_closed(rank_pool: Any) -> None:
     rank_pool(2).run(run_closed)
+
+
+def run_anew(rank: int, world: int) -> None:
+    """The store that rank 0 serves ends with its group; nobody begins again at the old one."""
+    for turn in range(8):
+        with process_group(timeout=timedelta(seconds=20)):
+            reduce(rank, world)
+            if rank == 0:
+                time.sleep(0.2 if turn % 2 else 0)
+
+
+def test_begin_anew_where_rank_0_serves_the_store() -> None:
+    run_ranks(3, run_anew)

@@ -76,6 +76,10 @@ class SpanningGroup:
         """The group of this node's ranks."""
         return self._here.native
 
+    def gone(self) -> list[int]:
+        """See ``Group.gone``."""
+        return self.native.gone()
+
     @property
     def issued(self) -> int:
         """Operations so far."""
