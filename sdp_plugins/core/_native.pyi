@@ -127,6 +127,8 @@ def initialize_segment(fd: int, rank: int, world_size: int, staging_bytes: int) 
 
 FLIGHT_ABOUT_BYTES: int = 4096
 
+FLIGHT_MEETING_BYTES: int = 248
+
 FLIGHT_SLOTS: tuple = (512, 256, 64)
 
 def read_flight(fd: int) -> bytes:
@@ -287,6 +289,9 @@ class NativeGroup:
 
     def set_recording(self, on: bool) -> None:
         """Switches the flight recorder off, to measure what it costs."""
+
+    def meet(self, text: bytes, since_ns: int) -> None:
+        """Shows that this process is making another group, since when; 0: none."""
 
     def flight(self, rank: int) -> bytes:
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from .buffers import Buffer, BufferLike, as_buffer
 from .config import Config
 from .dtypes import DType, ReduceOp
 from .errors import is_news, name_error
+from .flight.meeting import Meeting
 from .flight.members import Member, members
 from .internode.choice import for_environment, mpi_is_there
 from .internode.costs import Costs
@@ -165,7 +167,8 @@ class Group:
     ) -> Group:
         if timeout_s is None:
             timeout_s = config.wait_s
-        membership = bring_up(rank, world_size, exchange, name, timeout_s, config, network)
+        with members.meeting(Meeting(name, world_size, time.monotonic_ns())):
+            membership = bring_up(rank, world_size, exchange, name, timeout_s, config, network)
         return cls(membership, timeout_s, config, network)
 
     @property

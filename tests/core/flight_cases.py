@@ -7,13 +7,15 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
-from sdp_plugins.core import Group
+from sdp_plugins.core import Group, SdpError
 from sdp_plugins.core.flight.jobs import Job, jobs, meant
 from sdp_plugins.core.flight.report import report
 from sdp_plugins.core.flight.segments import look
+from tests.core.rendezvous_cases import FileStore
 from tests.ranks import Ranks, say
 
 LONG_S = 60.0
@@ -98,6 +100,30 @@ def wait_in_two_groups(rank: int, world: int) -> None:
             part.broadcast(np.ones(5), 1)
         say("going")
         time.sleep(LONG_S)
+
+
+def make_another_group(
+    rank: int, world: int, folder: Path, members: list[int], late: list[int]
+) -> list[str]:
+    """The `late` ranks are in an operation of the first group while the others make a second.
+
+    Returns:
+        What the second group's operation's error says of the first, on the late ranks.
+    """
+    with Group.from_env(name="flown", timeout_s=LONG_S) as group:
+        group.barrier()
+        try:
+            if rank in late:
+                group.timeout_s = 5
+                group.barrier()
+            elif rank in members:
+                place = members.index(rank), len(members)
+                Group.from_store(FileStore(folder), *place, name="late", timeout_s=LONG_S)
+            say("going")
+            time.sleep(LONG_S)
+        except SdpError as error:
+            return list(getattr(error, "__notes__", []))
+    return []
 
 
 def alone(rank: int, world: int) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from tests.core.flight_cases import (
     LONG_S,
     alone,
     job_of,
+    make_another_group,
     one_is_late,
     one_stops_within,
     queue_many,
@@ -106,6 +109,31 @@ def test_a_rank_that_waits_in_another_group(start_pooled: Start) -> None:
         part = r"group part \(ranks 1, 2 of the job\):"
         waits = rf"rank 2 has waited {TIME} in broadcast #1 float64\[5\] root 1 for rank 1\n"
         until_seen(ranks, whole, there, part, waits)
+
+
+def test_a_rank_that_does_not_come_to_make_a_group(start_pooled: Start, tmp_path: Path) -> None:
+    with start_pooled(3, make_another_group, tmp_path, [0, 1, 2], [1]) as ranks:
+        head = rf"group late, which is being made \(3 ranks\):\n  ranks 0, 2 have waited {TIME} for"
+        late = rf" rank 1\n    rank 1 \(pid \d+ on .*\) has been in barrier #2 for {TIME}\n"
+        other = rf"rank 1 has waited {TIME} in barrier #2 for ranks 0, 2\n"
+        theirs = rf"rank 2 \(pid .*\) has waited {TIME} for the others to make group late"
+        text = until_seen(ranks, head + late, other, theirs)
+        assert text.startswith("group late")
+        os.kill(ranks[0].pid, signal.SIGUSR1)
+        until_seen(ranks, head + late, read=ranks[0].output)
+        if hasattr(Exception, "add_note"):
+            (note,) = ranks[1].result()
+            assert re.search(theirs, note)
+
+
+def test_a_part_of_a_group_that_is_being_made(start_pooled: Start, tmp_path: Path) -> None:
+    with start_pooled(3, make_another_group, tmp_path, [0, 1], []) as ranks:
+        assert ranks[0].heard() == "going"
+        assert "being made" not in seen(ranks)
+    second = tmp_path / "second"
+    second.mkdir()
+    with start_pooled(3, make_another_group, second, [0, 1], [1]) as ranks:
+        until_seen(ranks, rf"made \(2 ranks\):\n  rank 0 has waited {TIME} for 1 more\n")
 
 
 def test_a_group_of_one(start_pooled: Start) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import struct
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from sdp_plugins.core.errors import SdpError
 from sdp_plugins.core.flight import report_file
 from sdp_plugins.core.flight.about import About, token_of
 from sdp_plugins.core.flight.jobs import jobs, meant
+from sdp_plugins.core.flight.meeting import Meeting
 from sdp_plugins.core.flight.members import members
 from sdp_plugins.core.flight.report import report
 from sdp_plugins.core.flight.segments import look
@@ -159,6 +161,27 @@ def test_garbage_in_rings(raw: bytes) -> None:
         assert Sheet.from_json(json.loads(json.dumps(sheet.to_json()))) == sheet
 
 
+@pytest.mark.parametrize("meeting", [Meeting("g", 2, 5), Meeting("ü" * 200, 2**20, 2**62)])
+def test_a_group_that_is_being_made(raw: bytes, meeting: Meeting) -> None:
+    text = meeting.text()
+    at = 576 + _native.FLIGHT_ABOUT_BYTES
+    packed = struct.pack(f"<Q{_native.FLIGHT_MEETING_BYTES}s", meeting.since_ns, text)
+    found = parse(raw[:at] + packed + raw[at + len(packed) :]).meeting
+    assert found and found[1:] == meeting[1:]
+    assert found.name and meeting.name.startswith(found.name)
+
+
+def test_garbage_in_a_meeting(raw: bytes) -> None:
+    at, length = 576 + _native.FLIGHT_ABOUT_BYTES, 8 + _native.FLIGHT_MEETING_BYTES
+    texts = [b"-1 g", b"x g", b"1" * 248, b"9" * 30 + b" g", b"\xff" * 248, b"3 \x1b[2J", b"2 g"]
+    for number in (1, 2**63, 2**64 - 1):
+        for text in texts:
+            packed = number.to_bytes(8, "little") + text.ljust(length - 8, b"\0")
+            sheet = parse(raw[:at] + packed + raw[at + length :])
+            assert report([sheet]) and "\x1b" not in report_file.text_of([sheet])
+            assert Sheet.from_json(json.loads(json.dumps(sheet.to_json()))) == sheet
+
+
 def test_garbage_in_heads(raw: bytes) -> None:
     for byte in (0, 0x7F, 0x80, 0xFF):
         sheet = parse(bytes([byte]) * 576 + raw[576:])
@@ -174,7 +197,8 @@ def test_reports_that_were_changed(raw: bytes) -> None:
             return {key: changed(value, noise) for key, value in found.items()}
         return [changed(value, noise) for value in found] if isinstance(found, list) else found
 
-    sheet = parse(raw)._replace(operations=(some_event(), some_event()))
+    events, meeting = (some_event(), some_event()), Meeting("g", 2, 5)
+    sheet = parse(raw)._replace(operations=events, meeting=meeting)
     good = sheet.to_json()
     refused = 0
     for seed in range(300):
@@ -213,7 +237,7 @@ def scribble(group: Group, seed: int) -> None:
             continue
         if sheet.about.rank == group.rank:
             at = os.fstat(int(fd)).st_size - _native.FLIGHT_ABOUT_BYTES - 24
-            at -= sum(_native.FLIGHT_SLOTS) * 112
+            at -= 8 + _native.FLIGHT_MEETING_BYTES + sum(_native.FLIGHT_SLOTS) * 112
             noise = random.Random(seed).randbytes(os.fstat(int(fd)).st_size - at)
             os.pwrite(int(fd), bytes([seed]) * len(noise) if seed < 256 else noise, at)
 

@@ -25,7 +25,8 @@ struct Rings {
 
 // What a reader finds in its copy.
 Rings rings_of(const std::vector<std::byte>& copy) {
-  const std::byte* at = copy.data() + sizeof(FlightHead) + FlightArea::kAboutBytes + 24;
+  const std::byte* at =
+      copy.data() + sizeof(FlightHead) + FlightArea::kAboutBytes + sizeof(FlightMeeting) + 24;
   const auto take = [&at](std::size_t slots) {
     std::vector<TraceEvent> found;
     for (std::size_t i = 0; i < slots; ++i, at += sizeof(EventSlot)) {
@@ -189,6 +190,38 @@ TEST(a_thread_has_the_id_that_the_kernel_gave_it) {
     world[0].run(barrier());
     CHECK_EQ(shown_by(world[0]).operations.at(1).thread, this_thread());
   }).join();
+}
+
+TEST(a_meeting_is_read_whole_or_not_at_all) {
+  World world(2);
+  Flight& flight = world[0].communicator->flight();
+  const auto shown = [&world] {
+    const auto copy = copy_flight(world[1].communicator->peers().segment(0));
+    FlightMeeting found{};
+    std::memcpy(static_cast<void*>(&found),
+                copy.data() + sizeof(FlightHead) + FlightArea::kAboutBytes, sizeof found);
+    const std::string text(reinterpret_cast<const char*>(&found.text), FlightMeeting::kTextBytes);
+    return std::pair(found.since_ns.load(), text);
+  };
+  CHECK_EQ(shown().first, 0U);
+  flight.meet(std::string(1000, 'x'), 7);  // as much as there is place for
+  CHECK(shown() == std::pair(std::uint64_t{7}, std::string(FlightMeeting::kTextBytes, 'x')));
+  std::atomic<bool> done{false};
+  std::thread writer([&] {
+    for (std::uint64_t i = 1; !done; ++i) {
+      flight.meet(std::string(FlightMeeting::kTextBytes, static_cast<char>('a' + i % 26)), i);
+    }
+  });
+  for (int i = 0; i < 20000; ++i) {
+    const auto [since, text] = shown();
+    if (since != 0 && since != 7) {
+      CHECK(text == std::string(text.size(), static_cast<char>('a' + since % 26)));
+    }
+  }
+  done = true;
+  writer.join();
+  flight.meet("", 0);
+  CHECK_EQ(shown().first, 0U);
 }
 
 // ---- what others may have written

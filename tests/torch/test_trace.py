@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from tests.ranks import run_ranks
+from tests.core.flight_cases import until_seen
+from tests.ranks import run_ranks, say, start_ranks
+from tests.torch.jobs import process_group
 
 
 def over_gloo(rank: int, world: int) -> None:
@@ -48,3 +51,21 @@ def test_the_default_group_is_called_so(tmp_path: Path) -> None:
     for rank in range(2):
         groups = about(tmp_path / f"rank-{rank:05d}.json")["groups"]
         assert [*groups] == ["default", "default, callbacks"]
+
+
+def come_late(rank: int, world: int) -> None:
+    with process_group():
+        dist.all_reduce(torch.ones(3))
+        if rank == 1:
+            say("away")
+            time.sleep(60)
+        dist.new_group()
+
+
+def test_a_rank_that_does_not_come_to_new_group() -> None:
+    with start_ranks(3, come_late) as ranks:
+        assert ranks[1].heard() == "away"
+        head = (
+            r"group 1, which is being made \(3 ranks\):\n  ranks 0, 2 have waited .* for rank 1\n"
+        )
+        until_seen(ranks, head + r"    rank 1 .* is in no operation; its last: all_reduce #1 ")

@@ -259,6 +259,9 @@ class NativeGroup {
     communicator_->flight().write(unpacked(packed), ticket);
     return ticket;
   }
+  void meet(const nb::bytes& text, std::uint64_t since_ns) {
+    communicator_->flight().meet({text.c_str(), text.size()}, since_ns);
+  }
   nb::bytes flight(int rank) const {
     if (rank < 0 || rank >= communicator_->world_size()) throw nb::index_error("no such rank");
     return as_bytes(copy_flight(communicator_->peers().segment(rank)));
@@ -490,6 +493,7 @@ NB_MODULE(_native, m) {
         "Sizes a memory file and writes its header, before the rendezvous; returns where its text "
         "about the rank goes, of at most FLIGHT_ABOUT_BYTES with the 0 that ends it.");
   m.attr("FLIGHT_ABOUT_BYTES") = FlightArea::kAboutBytes;
+  m.attr("FLIGHT_MEETING_BYTES") = FlightMeeting::kTextBytes;
   m.attr("FLIGHT_SLOTS") =
       std::make_tuple(FlightRings::kOperations, FlightRings::kMessages, FlightRings::kSteps);
   m.def(
@@ -649,6 +653,8 @@ NB_MODULE(_native, m) {
       .def_prop_ro("token", &NativeGroup::token, "Of the group, on all its ranks.")
       .def("set_recording", &NativeGroup::set_recording, "on"_a,
            "Switches the flight recorder off, to measure what it costs.")
+      .def("meet", &NativeGroup::meet, "text"_a, "since_ns"_a,
+           "Shows that this process is making another group, since when; 0: none.")
       .def("flight", &NativeGroup::flight, "rank"_a,
            "What a rank of this node shows of itself and its last operations: see FlightHead.")
       .def("close", &NativeGroup::close)

@@ -15,6 +15,9 @@ namespace {
 constexpr std::size_t kSlots =
     FlightRings::kOperations + FlightRings::kMessages + FlightRings::kSteps;
 static_assert(sizeof(FlightRings) == 3 * sizeof(std::uint64_t) + kSlots * sizeof(EventSlot));
+static_assert(sizeof(FlightMeeting) == sizeof(std::uint64_t) + FlightMeeting::kTextBytes);
+static_assert(sizeof(FlightArea) ==
+              FlightArea::kAboutBytes + sizeof(FlightMeeting) + sizeof(FlightRings));
 static_assert(sizeof(EventSlot) == sizeof(std::uint64_t) + sizeof(TraceEvent));
 
 struct ThreadId {
@@ -38,13 +41,14 @@ FlightHead head_of(const Header& header) {
   return head;
 }
 
-// A slot as it is at one moment; its stamp is 0 if it is being written.
-void copy_slot(const EventSlot& from, std::uint64_t* to) {
-  to[0] = from.stamp.load(std::memory_order_acquire);
-  for (std::size_t i = 0; i < from.words.size(); ++i) {
-    to[i + 1] = from.words[i].load(std::memory_order_acquire);
+// Words as they are at one moment; their stamp is 0 if they are being written.
+template <class Words>
+void copy_stamped(const std::atomic<std::uint64_t>& stamp, const Words& words, std::uint64_t* to) {
+  to[0] = stamp.load(std::memory_order_acquire);
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    to[i + 1] = words[i].load(std::memory_order_acquire);
   }
-  if (from.stamp.load(std::memory_order_relaxed) != to[0]) to[0] = 0;
+  if (stamp.load(std::memory_order_relaxed) != to[0]) to[0] = 0;
 }
 
 void read_exactly(int fd, void* to, std::size_t nbytes, std::uint64_t offset) {
@@ -64,7 +68,8 @@ std::vector<std::byte> joined(const FlightHead& head, const char* about) {
   std::memcpy(whole.data() + sizeof head, about, FlightArea::kAboutBytes);
   return whole;
 }
-std::uint64_t* rings_in(std::vector<std::byte>& whole) {
+// Where the meeting is, and behind it the rings.
+std::uint64_t* meeting_in(std::vector<std::byte>& whole) {
   return reinterpret_cast<std::uint64_t*>(whole.data() + sizeof(FlightHead) +
                                           FlightArea::kAboutBytes);
 }
@@ -72,6 +77,7 @@ std::uint64_t* rings_in(std::vector<std::byte>& whole) {
 
 Flight::Flight(FlightArea& area, int owner_pid)
     : owner_pid_(owner_pid),
+      meeting_(area.meeting),
       operations_(area.rings.next[0], area.rings.operations, FlightRings::kOperations),
       messages_(area.rings.next[1], area.rings.messages, FlightRings::kMessages),
       steps_(area.rings.next[2], area.rings.steps, FlightRings::kSteps) {}
@@ -93,6 +99,19 @@ void Flight::end(const TraceEvent& event, EventRing::Ticket& ticket) {
   if (on()) ring_of(event).end(event, ticket);
 }
 
+void Flight::meet(std::string_view text, std::uint64_t since_ns) {
+  std::array<char, FlightMeeting::kTextBytes> cut{};
+  text.copy(cut.data(), cut.size());
+  meeting_.since_ns.store(0);
+  for (std::size_t i = 0; i < FlightMeeting::kWords; ++i) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, cut.data() + i * sizeof word, sizeof word);
+    // Ordered behind the 0, so that who reads a new word sees it in the end.
+    meeting_.text[i].store(word, std::memory_order_release);
+  }
+  meeting_.since_ns.store(since_ns, std::memory_order_release);
+}
+
 // A forked child that makes groups of its own has another id than the thread that forked.
 std::uint32_t Flight::this_thread() const {
   thread_local ThreadId mine;
@@ -105,10 +124,14 @@ std::uint32_t Flight::this_thread() const {
 std::vector<std::byte> copy_flight(const Segment& segment) {
   const FlightArea& area = segment.flight();
   std::vector<std::byte> whole = joined(head_of(segment.header()), area.about);
-  std::uint64_t* to = rings_in(whole);
+  std::uint64_t* to = meeting_in(whole);
+  copy_stamped(area.meeting.since_ns, area.meeting.text, to);
+  to += 1 + FlightMeeting::kWords;
   for (const auto& next : area.rings.next) *to++ = next.load(std::memory_order_acquire);
   const auto copy = [&to](const EventSlot* slots, std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i, to += EventSlot::kWords + 1) copy_slot(slots[i], to);
+    for (std::size_t i = 0; i < count; ++i, to += EventSlot::kWords + 1) {
+      copy_stamped(slots[i].stamp, slots[i].words, to);
+    }
   };
   copy(area.rings.operations, FlightRings::kOperations);
   copy(area.rings.messages, FlightRings::kMessages);
@@ -131,13 +154,20 @@ std::vector<std::byte> read_flight(int fd) {
   std::vector<char> about(FlightArea::kAboutBytes);
   read_exactly(fd, about.data(), about.size(), at);
   std::vector<std::byte> whole = joined(head_of(header), about.data());
-  std::vector<std::uint64_t> before(sizeof(FlightRings) / 8), after(before.size());
-  read_exactly(fd, before.data(), sizeof(FlightRings), at + about.size());
-  std::uint64_t* rings = rings_in(whole);
-  read_exactly(fd, rings, sizeof(FlightRings), at + about.size());
-  read_exactly(fd, after.data(), sizeof(FlightRings), at + about.size());
-  for (std::size_t slot = 3; slot < before.size(); slot += EventSlot::kWords + 1) {
-    if (before[slot] != after[slot]) rings[slot] = 0;
+  constexpr std::size_t kNbytes = sizeof(FlightMeeting) + sizeof(FlightRings);
+  std::vector<std::uint64_t> before(kNbytes / 8), after(before.size());
+  std::uint64_t* words = meeting_in(whole);
+  for (void* to : {static_cast<void*>(before.data()), static_cast<void*>(words),
+                   static_cast<void*>(after.data())}) {
+    read_exactly(fd, to, kNbytes, at + about.size());
+  }
+  const auto compare = [&](std::size_t stamp) {
+    if (before[stamp] != after[stamp]) words[stamp] = 0;
+  };
+  compare(0);
+  for (std::size_t slot = 1 + FlightMeeting::kWords + 3; slot < before.size();
+       slot += EventSlot::kWords + 1) {
+    compare(slot);
   }
   return whole;
 }

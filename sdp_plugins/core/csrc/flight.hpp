@@ -2,9 +2,11 @@
 // node can read it, and whoever may open the segment's file, also when the rank has died.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "event_ring.hpp"
@@ -25,9 +27,18 @@ struct FlightRings {
   EventSlot steps[kSteps];
 };
 
+// The group that this rank's process is making, of which there is no segment yet.
+struct FlightMeeting {
+  static constexpr std::size_t kWords = 31;
+  static constexpr std::size_t kTextBytes = kWords * sizeof(std::uint64_t);
+  std::atomic<std::uint64_t> since_ns;  // 0: none, or it is being written
+  std::array<std::atomic<std::uint64_t>, kWords> text;
+};
+
 struct FlightArea {
   static constexpr std::size_t kAboutBytes = 4096;
   char about[kAboutBytes];  // whose this is: JSON, written before the rendezvous; ends with a 0
+  FlightMeeting meeting;
   FlightRings rings;
 };
 
@@ -39,6 +50,8 @@ class Flight {
   // Of a collective; see EventRing. The caller holds the engine's lock.
   EventRing::Ticket reserve(bool step);
   void end(const TraceEvent& event, EventRing::Ticket& ticket);
+  // Shows what is being made: a text, cut to what there is place for, and since when; 0: nothing.
+  void meet(std::string_view text, std::uint64_t since_ns);
   std::uint32_t this_thread() const;  // asks the kernel once per thread
   bool on() const { return on_.load(std::memory_order_relaxed); }
   void set_on(bool on) { on_.store(on); }  // to measure what it costs
@@ -47,13 +60,14 @@ class Flight {
   EventRing& ring_of(const TraceEvent& event);
 
   int owner_pid_;
+  FlightMeeting& meeting_;
   std::atomic<bool> on_{true};
   EventRing operations_, messages_, steps_;
 };
 
-// What a reader gets of a segment: this, the bytes of `about`, and those of the rings, whose slots
-// have the stamp 0 if they were written meanwhile. Nothing in it is to be believed: a peer may have
-// written anything. Python knows this layout: core/flight/sheet.py.
+// What a reader gets of a segment: this, and the bytes of a FlightArea, in which the meeting's time
+// and the stamps of slots are 0 where these were written meanwhile. Nothing in it is to be
+// believed: a peer may have written anything. Python knows this layout: core/flight/sheet.py.
 struct FlightHead {
   std::uint64_t magic = 0;
   std::int32_t rank = 0;  // on its node

@@ -19,7 +19,7 @@
 
 namespace sdp {
 
-inline constexpr std::uint64_t kMagic = 0x35306b6c61706473;  // "sdpalk05"
+inline constexpr std::uint64_t kMagic = 0x36306b6c61706473;  // "sdpalk06"
 inline constexpr std::size_t kAlign = 128;  // two cache lines: the prefetcher's pair
 inline constexpr std::size_t kInlineBytes = 32 * 1024;
 inline constexpr int kSlots = 3;  // a slot is filled, reduced and read in three successive rounds

@@ -22,9 +22,9 @@ def describe(m: Moment, token: int, groups: Groups) -> str:
     about = m.sheet.about
     head = f"rank {about.job_rank} (pid {about.pid} on {about.host})"
     text = " ".join(filter(None, (head, _standing(m))))
-    doing = _doing(m) or _elsewhere(m, token, groups)
-    if doing:
-        return f"{text} {doing}"
+    doing = [_doing(m) or _elsewhere(m, token, groups), _meeting(m)]
+    if any(doing):
+        return f"{text} {' and '.join(filter(None, doing))}"
     idle = "was in no operation" if m.sheet.life == "ended" else "is in no operation"
     return f"{text} {idle}; {last_done(m)}"
 
@@ -54,16 +54,21 @@ def _doing(m: Moment) -> str:
     return ", ".join(parts)
 
 
+def _meeting(m: Moment) -> str:
+    if not m.meeting:
+        return ""
+    time = seconds(m.at_ns - m.meeting.since_ns)
+    return f"has waited {time} for the others to make group {m.meeting.name}"
+
+
 def _elsewhere(m: Moment, token: int, groups: Groups) -> str:
     """What the same process is at in another group; one that has failed is over."""
     for other, group in groups.items():
         for its in group.values():
-            same = its.sheet.about.process == m.sheet.about.process
-            same = same and its.sheet.state == "open"
-            if other != token and same and its.sheet.about.host == m.sheet.about.host:
-                doing = _doing(its)
-                if doing:
-                    return f"{doing} in group {its.sheet.about.name}; {last_done(m)}"
+            same = its.process == m.process and its.sheet.state == "open"
+            doing = _doing(its) if other != token and same else ""
+            if doing:
+                return f"{doing} in group {its.sheet.about.name}; {last_done(m)}"
     return ""
 
 

@@ -6,13 +6,14 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from .. import _native
 from .about import About
 from .life import life
+from .meeting import Meeting
 from .report import group_lines, groups_of, report
 from .report_file import write
 from .sheet import Sheet, parse
@@ -61,6 +62,31 @@ class Members:
         self._lock = threading.RLock()  # a signal handler or a finalizer may close a group
         self._open: list[Member] = []
         self._watch: SignalWatch | None = None
+        self._meetings: list[Meeting] = []
+
+    @contextmanager
+    def meeting(self, meeting: Meeting) -> Iterator[None]:
+        """Meanwhile this process makes a group: its open ones tell, so that others see it."""
+        if self._pid != os.getpid():  # what is open is the parent's
+            yield
+            return
+        self._meetings.append(meeting)
+        self._tell()
+        try:
+            yield
+        finally:
+            with self._lock:
+                if meeting in self._meetings:  # a forked child has begun anew
+                    self._meetings.remove(meeting)
+                    self._tell()
+
+    def _tell(self) -> None:
+        with self._lock:
+            text, since_ns = b"", 0
+            if self._meetings:
+                text, since_ns = self._meetings[0].text(), self._meetings[0].since_ns
+            for member in self._open:
+                member.native.meet(text, since_ns)
 
     def join(self, member: Member) -> None:
         """A group has been made here; with the first one SIGUSR1 gets its meaning."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..trace.events import FAILED, Event
+from .meeting import Meeting
 from .sheet import Sheet
 
 
@@ -36,6 +37,18 @@ class Moment(NamedTuple):
     def rank(self) -> int:
         """In the group."""
         return self.sheet.about.rank
+
+    @property
+    def process(self) -> tuple[str, str]:
+        """Host and process."""
+        return self.sheet.about.host, self.sheet.about.process
+
+    @property
+    def meeting(self) -> Meeting | None:
+        """The group that its process was making."""
+        found = self.sheet.meeting
+        there = self.sheet.state == "open" and self.sheet.life != "ended"
+        return found if found and there and found.since_ns <= self.at_ns else None
 
     @property
     def waits(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from .description import Groups, describe, last_done
+from .meeting_lines import meeting_lines
 from .moment import Moment, moments
 from .names import ranks, seconds
 from .sheet import Sheet
@@ -31,9 +32,12 @@ def groups_of(sheets: Sequence[Sheet]) -> dict[int, dict[int, Moment]]:
 
 
 def report(sheets: Sequence[Sheet]) -> list[str]:
-    """All groups but those that were closed in good order; working ones and large ones first."""
+    """All groups but those that were closed in good order; working ones and large ones first.
+
+    Those that are being made come before them: what hangs there hangs everything.
+    """
     groups = groups_of(sheets)
-    lines: list[str] = []
+    lines = meeting_lines(groups)
     for token in sorted(groups, key=lambda token: _order(groups[token])):
         if any(m.sheet.state != "left" for m in groups[token].values()):
             lines += group_lines(token, groups)

@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 from .. import _native
 from ..trace.events import ASYNC, COMPARE, FAILED, NBYTES, STEP, Event, unpack
 from .about import About
+from .meeting import NBYTES as MEETING_NBYTES
+from .meeting import Meeting
 from .untrusted import printable
 
 _HEAD = struct.Struct("<QiiIIII8i512s")
 _STAMP = struct.Struct("<Q")
 _N_RINGS = len(_native.FLIGHT_SLOTS)
-_RINGS_AT = _HEAD.size + _native.FLIGHT_ABOUT_BYTES + _N_RINGS * _STAMP.size
+_MEETING_AT = _HEAD.size + _native.FLIGHT_ABOUT_BYTES
+_RINGS_AT = _MEETING_AT + MEETING_NBYTES + _N_RINGS * _STAMP.size
 _SLOT_NBYTES = _STAMP.size + NBYTES
 STATES = ("open", "left", "failed")
 LIVES = ("running", "stopped", "ended", "unknown")
@@ -34,6 +37,7 @@ class Sheet(NamedTuple):
         cause: Why it has failed.
         step: How far it has come in the collectives of its node.
         life: What became of its process: ``running``, ``stopped``, ``ended`` or ``unknown``.
+        meeting: The group that its process is making; None: it makes none.
         operations: Its last collectives, in the order in which they were issued.
         messages: Sends and receives.
         steps: What a larger group's operation does on this node.
@@ -46,6 +50,7 @@ class Sheet(NamedTuple):
     cause: str
     step: int
     life: str
+    meeting: Meeting | None
     operations: tuple[Event, ...]
     messages: tuple[Event, ...]
     steps: tuple[Event, ...]
@@ -68,6 +73,7 @@ class Sheet(NamedTuple):
         """
         try:
             fields = {**found, "about": About.from_json(found["about"])}
+            fields["meeting"] = Meeting.from_json(fields["meeting"])
             for name in cls._fields[-_N_RINGS:]:
                 fields[name] = tuple(map(_event, fields[name]))
             sheet = cls(**fields)
@@ -92,11 +98,13 @@ def parse(raw: bytes, life: str = "unknown") -> Sheet:
         ValueError: It does not say whose it is.
     """
     _, _, _, _, state, _, step, *_, cause = _HEAD.unpack_from(raw)
-    about = About.unpack(raw[_HEAD.size : _HEAD.size + _native.FLIGHT_ABOUT_BYTES])
+    about = About.unpack(raw[_HEAD.size : _MEETING_AT])
+    meeting = Meeting.unpack(raw[_MEETING_AT : _MEETING_AT + MEETING_NBYTES])
     text = printable(cause.partition(b"\0")[0].decode(errors="replace"), _MOST_CAUSE)
     shown = STATES[state] if state < len(STATES) else "open"
     rings = [tuple(ring) for ring in _rings(raw)]
-    return Sheet(about, time.monotonic_ns(), time.time_ns(), shown, text, step, life, *rings)
+    now = time.monotonic_ns(), time.time_ns()
+    return Sheet(about, *now, shown, text, step, life, meeting, *rings)
 
 
 def _rings(raw: bytes) -> Iterator[list[Event]]:

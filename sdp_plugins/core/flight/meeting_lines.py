@@ -1,0 +1,50 @@
+"""Who waits for whom in the making of groups, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .description import Groups, describe
+from .meeting import Meeting
+from .moment import Moment
+from .names import ranks, seconds
+
+
+def meeting_lines(groups: Groups) -> list[str]:
+    """All groups that are being made by ranks that have other groups, where that is to be seen."""
+    there: dict[tuple[str, int], dict[tuple[str, str], Moment]] = {}
+    for token in sorted(groups, key=lambda token: -len(groups[token])):
+        for m in groups[token].values():
+            if m.meeting:
+                key = m.meeting.name, m.meeting.world_size
+                there.setdefault(key, {}).setdefault(m.process, m)
+    return [
+        line for found in there.values() for line in _lines(list(found.values()), groups) if line
+    ]
+
+
+def _lines(there: Sequence[Moment], groups: Groups) -> Iterator[str]:
+    meetings = [m.meeting for m in there if m.meeting]
+    name, size, _ = meetings[0]
+    yield f"group {name}, which is being made ({size} rank{'s' if size > 1 else ''}):"
+    since = max(m.at_ns - m.meeting.since_ns for m in there if m.meeting)
+    about = there[0].sheet.about
+    who = ranks(tuple(m.rank for m in there), about)
+    have = "have" if len(there) > 1 else "has"
+    token, absent = _absent(there, meetings[0], groups)
+    whom = ranks(tuple(m.rank for m in absent), about) if absent else f"{size - len(there)} more"
+    whom = whom if len(there) < size else "each other; all have come"
+    yield f"  {who} {have} waited {seconds(since)} for {whom}"
+    for m in absent:
+        yield f"    {describe(m, token, groups)}"
+
+
+def _absent(
+    there: Sequence[Moment], meeting: Meeting, groups: Groups
+) -> tuple[int, Sequence[Moment]]:
+    """Who has not come, where the new group has as many ranks as the one they were found in."""
+    about = there[0].sheet.about
+    if about.world_size != meeting.world_size:
+        return about.token, ()
+    come = {m.process for m in there}
+    return about.token, [m for m in groups[about.token].values() if m.process not in come]
