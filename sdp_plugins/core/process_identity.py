@@ -27,6 +27,23 @@ def process_state(identity: str) -> str:
     return stat[0] if same and stat[0] not in "ZX" else ""
 
 
+def process_command(identity: str) -> str:
+    """What a process runs, without the interpreter's path; empty if it has ended.
+
+    Args:
+        identity: As ``process_identity`` gave it.
+    """
+    pid = int(identity.partition("@")[0])
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().decode(errors="replace").rstrip("\0").split("\0")
+    except OSError:
+        return ""
+    if not process_state(identity):  # asked afterwards: the id may be another's by now
+        return ""
+    return " ".join([os.path.basename(words[0]), *words[1:]])
+
+
 def own_pid(pid: int) -> int:
     """The id by which a process knows itself: in a container another one than here."""
     try:

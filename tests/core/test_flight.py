@@ -215,6 +215,7 @@ def test_two_jobs_are_told_apart(start_pooled: Start, rank_pool: Pool) -> None:
         until_seen(ranks, "for rank 1")
         here = [sheet.about.pid for sheet in job_of(ranks).sheets if sheet.about.name == "flown"]
         assert sorted(here) == sorted(rank.pid for rank in ranks)
+        assert re.search(r": ranks 0, 1 of `\S*python\S* .*rank_child.py.*`, ", job_of(ranks).title)
         found = jobs(look().sheets)
         for word in (str(ranks[0].pid), ranks.environment["SDP_JOB_ID"][:10]):
             assert [job.keys for job in meant(found, word)] == [job_of(ranks).keys]

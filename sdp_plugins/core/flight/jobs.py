@@ -6,8 +6,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..errors import name_ranks
-from ..process_identity import parents
+from ..process_identity import parents, process_command
+from .life import life
 from .sheet import Sheet
+from .untrusted import printable
+
+_MOST_CHARS = 60
 
 
 class Job(NamedTuple):
@@ -35,7 +39,15 @@ class Job(NamedTuple):
         found = name_ranks({sheet.about.job_rank for sheet in self.sheets})
         count = f"{groups} group{'s' if groups > 1 else ''}"
         key = " ".join(self.keys) or "(unnamed)"
-        return f"job {key} on {hosts}: {found}, {count}, {_pids(self.pids)}"
+        of = f" of `{self._command}`" if self._command else ""
+        return f"job {key} on {hosts}: {found}{of}, {count}, {_pids(self.pids)}"
+
+    @property
+    def _command(self) -> str:
+        """What its first rank on this machine runs."""
+        here = [sheet.about for sheet in self.sheets if life(sheet.about) in ("running", "stopped")]
+        first = min(here, key=lambda about: about.job_rank, default=None)
+        return printable(process_command(first.process), _MOST_CHARS) if first else ""
 
 
 def jobs(sheets: Sequence[Sheet]) -> list[Job]:
