@@ -290,6 +290,9 @@ class NativeGroup:
     def set_recording(self, on: bool) -> None:
         """Switches the flight recorder off, to measure what it costs."""
 
+    def set_about(self, text: bytes) -> None:
+        """Replaces the text about this rank, see `initialize_segment`."""
+
     def meet(self, text: bytes, since_ns: int) -> None:
         """Shows that this process is making another group, since when; 0: none."""
 

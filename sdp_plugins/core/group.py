@@ -548,6 +548,10 @@ class Group:
         """Why every operation would raise now; None while the group works."""
         return self._native.failure()
 
+    def describe(self, text: str) -> None:
+        """Add words to the group's name, as the flight recorder shows it to all."""
+        self._member.rename(f"{self.name} {text}")
+
     def gone(self) -> list[int]:
         """The ranks of this rank's node that have closed the group, failed in it, or ended."""
         return self._native.gone()

@@ -14,6 +14,7 @@ from sdp_plugins.core import Group
 from sdp_plugins.torch.options import seconds
 
 BACKEND = "smddp"
+_NO_DESCRIPTIONS = ("default_pg", "undefined")
 
 
 class Identity(dist.ProcessGroup):
@@ -44,8 +45,10 @@ class Identity(dist.ProcessGroup):
         return self._description
 
     def setGroupDesc(self, description: str) -> None:  # noqa: N802
-        """Take the description."""
+        """Take the description; one that somebody chose is shown where the ranks' waits are."""
         self._description = description
+        if description not in ("", *_NO_DESCRIPTIONS):
+            self._group.describe(description)
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the time-out of all later calls."""

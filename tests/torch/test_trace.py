@@ -56,6 +56,8 @@ def test_the_default_group_is_called_so(tmp_path: Path) -> None:
 def come_late(rank: int, world: int) -> None:
     with process_group():
         dist.all_reduce(torch.ones(3))
+        part = dist.new_group(group_desc="mine")
+        dist.barrier(part)
         if rank == 1:
             say("away")
             time.sleep(60)
@@ -65,7 +67,11 @@ def come_late(rank: int, world: int) -> None:
 def test_a_rank_that_does_not_come_to_new_group() -> None:
     with start_ranks(3, come_late) as ranks:
         assert ranks[1].heard() == "away"
-        head = (
-            r"group 1, which is being made \(3 ranks\):\n  ranks 0, 2 have waited .* for rank 1\n"
+        head = r"group 2, which is being made \(3 ranks\):\n"
+        wait = r"  ranks 0, 2 have waited .* for rank 1\n"
+        named = r"group 1 mine \(3 ranks\):\n  nobody waits; its last: barrier #1"
+        until_seen(
+            ranks,
+            named,
+            head + wait + r"    rank 1 .* is in no operation; its last: all_reduce #1 ",
         )
-        until_seen(ranks, head + r"    rank 1 .* is in no operation; its last: all_reduce #1 ")

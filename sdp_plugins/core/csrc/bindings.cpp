@@ -259,6 +259,11 @@ class NativeGroup {
     communicator_->flight().write(unpacked(packed), ticket);
     return ticket;
   }
+  // Who reads meanwhile finds no text that says something, and leaves the rank out this once.
+  void set_about(const nb::bytes& text) {
+    if (text.size() >= FlightArea::kAboutBytes) throw nb::value_error("the text is too long");
+    std::memcpy(communicator_->peers().own().flight().about, text.c_str(), text.size() + 1);
+  }
   void meet(const nb::bytes& text, std::uint64_t since_ns) {
     communicator_->flight().meet({text.c_str(), text.size()}, since_ns);
   }
@@ -653,6 +658,8 @@ NB_MODULE(_native, m) {
       .def_prop_ro("token", &NativeGroup::token, "Of the group, on all its ranks.")
       .def("set_recording", &NativeGroup::set_recording, "on"_a,
            "Switches the flight recorder off, to measure what it costs.")
+      .def("set_about", &NativeGroup::set_about, "text"_a,
+           "Replaces the text about this rank, see `initialize_segment`.")
       .def("meet", &NativeGroup::meet, "text"_a, "since_ns"_a,
            "Shows that this process is making another group, since when; 0: none.")
       .def("flight", &NativeGroup::flight, "rank"_a,

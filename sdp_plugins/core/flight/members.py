@@ -41,6 +41,11 @@ class Member:
     folder: str | None
     note: str | None = None
 
+    def rename(self, name: str) -> None:
+        """Show another name of the group from now on."""
+        self.about = self.about._replace(name=name)
+        self.native.set_about(self.about.pack())
+
     def sheets(self) -> list[Sheet]:
         """What the ranks of this node show."""
         found = []
