@@ -23,9 +23,10 @@ LIMITS = {"rss": 8 * MIB, "pss": 8 * MIB, "anonymous": 8 * MIB, "heap": MIB, "bl
 """By how much medians may differ: bytes, and Python's allocated blocks.
 
 The arenas that malloc keeps for threads fill with holes, ever more slowly, while what it has handed
-out stays: hence 2 % for what is resident, and little for `heap`. torch keeps two blocks of each
-group that was made.
+out stays: hence 2 % for what is resident, and little for `heap`.
 """
+BLOCKS_OF_GROUP = 2
+"""torch keeps these of each group that was made, over any backend; they are not counted."""
 EXACT = ("fds", "threads", "memory_files")
 LEAST_SAMPLES = 8
 """With fewer there is no verdict on memory."""
@@ -60,7 +61,7 @@ class Sample:
         pss: The same, shared pages divided among those that share them.
         anonymous: Resident bytes that are no file's and no peer's.
         heap: Bytes that malloc has handed out.
-        blocks: Blocks that Python's allocator has handed out.
+        blocks: Blocks that Python's allocator has handed out, less BLOCKS_OF_GROUP.
         fds: Open descriptors.
         threads: Of the kernel.
         memory_files: Mappings of memfds and of files in /dev/shm.
@@ -76,8 +77,8 @@ class Sample:
     memory_files: int
 
 
-def sample() -> Sample:
-    """Look at this process."""
+def sample(groups: int = 0) -> Sample:
+    """Look at this process, which has made so many groups."""
     libc = ctypes.CDLL(None)
     for _ in range(2):
         gc.collect()
@@ -91,7 +92,7 @@ def sample() -> Sample:
         pss=rollup["Pss"],
         anonymous=rollup["Anonymous"],
         heap=heap_bytes(libc),
-        blocks=sys.getallocatedblocks(),
+        blocks=sys.getallocatedblocks() - BLOCKS_OF_GROUP * groups,
         fds=len(os.listdir("/proc/self/fd")),
         threads=len(os.listdir("/proc/self/task")),
         memory_files=memory_files(),
