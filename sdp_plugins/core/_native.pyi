@@ -240,6 +240,9 @@ class NativeGroup:
     def others_have_left(self) -> None:
         """Says that no rank of another node sends any more."""
 
+    def ended(self) -> list[int]:
+        """The ranks of this node whose processes have ended."""
+
     def gone(self) -> list[int]:
         """The ranks of this node that have ended or left."""
 

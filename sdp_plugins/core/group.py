@@ -556,6 +556,10 @@ class Group:
         """The ranks of this rank's node that have closed the group, failed in it, or ended."""
         return self._native.gone()
 
+    def ended(self) -> list[int]:
+        """The ranks of this rank's node whose processes have ended."""
+        return self._native.ended()
+
     def abort(self, reason: str | BaseException) -> None:
         """Fail the group here and, at once, on all other ranks, which are told why."""
         text = reason if isinstance(reason, str) else name_error(reason)

@@ -170,10 +170,12 @@ class Calls(Identity):
     def shutdown(self) -> None:
         """Leave the group; every later call raises."""
         try:
-            if self._end.alive and os.getpid() == self._pid and self._group.failure is None:
-                self._drain()
-                if self._parting is not None:
-                    self._parting.follow(self._group)
+            if os.getpid() == self._pid:
+                if self._end.alive and self._group.failure is None:
+                    self._drain()
+                parting, self._parting = self._parting, None
+                if parting is not None:
+                    parting.follow(self._group)
         finally:
             self._end()
             self._make_lane = partial(_itself, self._group)  # lets go of torch's store

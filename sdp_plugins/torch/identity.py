@@ -50,6 +50,10 @@ class Identity(dist.ProcessGroup):
         if description not in ("", *_NO_DESCRIPTIONS):
             self._group.describe(description)
 
+    def ended(self) -> list[int]:
+        """The group's ranks on this node whose processes have ended."""
+        return self._group.ended()
+
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the time-out of all later calls."""
         for group in (self._group, *self._lanes):

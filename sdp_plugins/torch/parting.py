@@ -48,16 +48,18 @@ class Parting:
     def follow(self, group: Group) -> None:
         """Wait a moment for rank 0 to leave and its store to end, on the other ranks of its node.
 
-        Those of other nodes do not see it.
+        Those of other nodes do not see it. A group that has failed makes no difference: to begin
+        anew is the remedy.
         """
         if group.rank == 0 or not self.sockets:
             return
         end = time.monotonic() + FOLLOW_S
         while 0 not in group.gone():
-            if group.failure is not None or time.monotonic() > end:
+            if time.monotonic() > end:
                 return
             time.sleep(0.0005)
-        end = time.monotonic() + CLOSING_S
+        if group.failure is None or group.closed:  # else rank 0 may only have failed
+            end = time.monotonic() + CLOSING_S
         while self.sockets & listening(self.port) and time.monotonic() < end:
             time.sleep(0.001)
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from sdp_plugins.core import Group
+import torch.distributed as dist
+
+from sdp_plugins.core import Group, PeerLostError
 from sdp_plugins.core.config import Config
+from sdp_plugins.core.errors import name_ranks
 from sdp_plugins.core.internode.choice import mpi_is_there
 from sdp_plugins.core.internode.mpi import MpiNetwork
 from sdp_plugins.core.internode.wire import Network
@@ -50,12 +55,38 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
         network: Network = MpiNetwork() if by_mpi else GlooNetwork(part.raw)
         return Group.from_store(part, rank, size, name=name, timeout_s=timeout_s, network=network)
 
-    group = meet(store.under("main"), name)
-    # A lane is made in a future's callback, when the group may be at its end.
-    lane_store = store.under("callbacks", lambda: group.closed or group.failure is not None)
+    members = options.global_ranks_in_group
+    group = meet(store.under("main", partial(_look, rank, size, name, members)), name)
+
+    def look_at_end() -> None:
+        """A lane is made in a future's callback, when the group may be at its end."""
+        if group.closed or group.failure is not None:
+            raise TimeoutError("the group has ended")
+
+    lane_store = store.under("callbacks", look_at_end)
     return ProcessGroup(
         group,
         lambda: meet(lane_store, f"{name}, callbacks"),
         config.register,
-        None if options.global_ranks_in_group else Parting.of(options.store),
+        None if members else Parting.of(options.store),
     )
+
+
+def _look(rank: int, size: int, name: str, members: Sequence[int]) -> None:
+    """Look whether a rank that is to come to a new group has ended, as the default group sees it.
+
+    Raises:
+        PeerLostError: One has.
+    """
+    world = dist.group.WORLD
+    if not isinstance(world, ProcessGroup):
+        return
+    ended = [one for one in world.ended() if one in members]
+    if ended:
+        raise PeerLostError(
+            f"[rank {rank}/{size}] rendezvous '{name}': {name_ranks(ended)} of the job ended "
+            "before the group was made. Hint: the cause is in the lost rank's own output or exit "
+            "status.",
+            ranks=[members.index(one) for one in ended],
+            op="rendezvous",
+        )

@@ -24,15 +24,15 @@ class TorchStore:
 
     Args:
         store: torch's store, or a view of it that only one group uses.
-        given_up: Whether to stop waiting for values.
+        check: Called while a value is awaited; what it raises ends the wait.
         answer_s: How long the process that serves the store may take to answer.
     """
 
     def __init__(
-        self, store: Store, given_up: Callable[[], bool] = lambda: False, answer_s: float = 30.0
+        self, store: Store, check: Callable[[], None] = lambda: None, answer_s: float = 30.0
     ) -> None:
         self._store = store
-        self._given_up = given_up
+        self._check = check
         self._answer_s = answer_s
 
     @classmethod
@@ -48,9 +48,9 @@ class TorchStore:
         generation = answer(lambda: store.add(f"groups/{rank}", 1), answer_s)
         return cls(PrefixStore(f"group{generation}", store), answer_s=answer_s)
 
-    def under(self, prefix: str, given_up: Callable[[], bool] = lambda: False) -> TorchStore:
+    def under(self, prefix: str, check: Callable[[], None] = lambda: None) -> TorchStore:
         """A part of the store with its own keys."""
-        return TorchStore(PrefixStore(prefix, self._store), given_up, self._answer_s)
+        return TorchStore(PrefixStore(prefix, self._store), check, self._answer_s)
 
     @property
     def raw(self) -> Store:
@@ -70,6 +70,7 @@ class TorchStore:
 
         Raises:
             TimeoutError: It was not there in time.
+            Exception: What `check` has raised.
             RendezvousTimeoutError: The store did not answer.
         """
         left = Event()
@@ -84,7 +85,8 @@ class TorchStore:
         end, pause_s = time.monotonic() + timeout_s, FIRST_PAUSE_S
         while not self._store.check([key]):
             left_s = end - time.monotonic()
-            if left_s <= 0 or left.is_set() or self._given_up():
+            self._check()
+            if left_s <= 0 or left.is_set():
                 raise TimeoutError(f"{key} was not set in {timeout_s:g} s")
             time.sleep(min(pause_s, left_s))
             pause_s = min(2 * pause_s, LAST_PAUSE_S)

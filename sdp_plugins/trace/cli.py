@@ -74,6 +74,8 @@ def _chosen(words: Sequence[str]) -> Job:
     if len(words) > 1:
         missing = next(word for word, path in zip(words, paths, strict=True) if not path.exists())
         raise UnclearError(f"there is no file {missing}. Hint: name one job, or reports.")
+    if words and "/" in words[0]:
+        raise UnclearError(f"there is no file {words[0]}.")
     found = look()
     here = jobs(found.sheets)
     if not here:

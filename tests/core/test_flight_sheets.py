@@ -161,7 +161,9 @@ def test_garbage_in_rings(raw: bytes) -> None:
         assert Sheet.from_json(json.loads(json.dumps(sheet.to_json()))) == sheet
 
 
-@pytest.mark.parametrize("meeting", [Meeting("g", 2, 5), Meeting("ü" * 200, 2**20, 2**62)])
+@pytest.mark.parametrize(
+    "meeting", [Meeting("g", 2, 5), Meeting("ü" * 200, 2**20, 2**62, 2**62, 3)]
+)
 def test_a_group_that_is_being_made(raw: bytes, meeting: Meeting) -> None:
     text = meeting.text()
     at = 576 + _native.FLIGHT_ABOUT_BYTES
@@ -173,7 +175,17 @@ def test_a_group_that_is_being_made(raw: bytes, meeting: Meeting) -> None:
 
 def test_garbage_in_a_meeting(raw: bytes) -> None:
     at, length = 576 + _native.FLIGHT_ABOUT_BYTES, 8 + _native.FLIGHT_MEETING_BYTES
-    texts = [b"-1 g", b"x g", b"1" * 248, b"9" * 30 + b" g", b"\xff" * 248, b"3 \x1b[2J", b"2 g"]
+    texts = [
+        b"-1 g",
+        b"x g",
+        b"1" * 248,
+        b"9" * 30 + b" 0 0 g",
+        b"2 0 -1 g",
+        b"\xff" * 248,
+        b"3 9 9 \x1b[2J",
+        b"2 g",
+        b"2 0 0 g",
+    ]
     for number in (1, 2**63, 2**64 - 1):
         for text in texts:
             packed = number.to_bytes(8, "little") + text.ljust(length - 8, b"\0")

@@ -167,7 +167,8 @@ class Soak:
         for _ in range(2):  # memory that has died is withdrawn, and peers hear of that
             dist.all_reduce(torch.zeros(2**18))
             self.groups[0].kept["core"].barrier()
-        self.samples.append(sample(self.done.get("make", 0)))
+        made = self.done.get("make", 0) + self.done.get("mishap", 0)
+        self.samples.append(sample(made))
         if self.rank == 0:
             say((self.index, self.samples[-1]))
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import os
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -17,9 +19,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sdp_plugins.core import SdpError
+from sdp_plugins.core import PeerLostError, RendezvousError, SdpError
 from tests.leaks import no_leaks
-from tests.ranks import free_port, run_ranks
+from tests.ranks import free_port, run_ranks, say, start_ranks
 from tests.torch.jobs import assert_same, process_group, total, values
 
 
@@ -319,3 +321,87 @@ def run_anew(rank: int, world: int) -> None:
 
 def test_begin_anew_where_rank_0_serves_the_store() -> None:
     run_ranks(3, run_anew)
+
+
+def run_anew_after_a_failure(rank: int, world: int, aborted: bool) -> None:
+    for turn in range(6):
+        with process_group(timeout=timedelta(seconds=20)):
+            if turn == 0:
+                dist.barrier()
+            with pytest.raises(SdpError):
+                dist.all_reduce(torch.ones(4 + (rank == 0)))
+            if aborted:
+                dist.group.WORLD.abort()
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_begin_anew_after_a_failure(aborted: bool) -> None:
+    run_ranks(3, run_anew_after_a_failure, aborted)
+
+
+def run_smaller(rank: int, world: int) -> None:
+    with process_group(timeout=timedelta(seconds=20)):
+        dist.barrier()
+        if rank == world - 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(PeerLostError):
+            dist.barrier()
+    os.environ["WORLD_SIZE"] = str(world - 1)
+    with process_group(timeout=timedelta(seconds=20)):
+        reduce(rank, world - 1)
+    say("went on")
+
+
+def test_begin_anew_without_a_killed_rank() -> None:
+    with start_ranks(4, run_smaller) as ranks:
+        assert [rank.heard() for rank in ranks[:3]] == ["went on"] * 3
+
+
+# ---- groups that cannot be made -----------------------------------------------------------------
+
+
+def run_killed_before_new_group(rank: int, world: int) -> None:
+    with process_group():
+        dist.barrier()
+        if rank == 2:
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        since = time.monotonic()
+        with pytest.raises(PeerLostError, match="rank 2 of the job ended before") as caught:
+            dist.new_group(timeout=timedelta(seconds=60))
+        assert caught.value.ranks == (2,)
+        say(time.monotonic() - since)
+
+
+def test_a_rank_that_is_killed_before_it_comes_to_new_group() -> None:
+    with start_ranks(3, run_killed_before_new_group) as ranks:
+        assert all(ranks[rank].heard() < 30 for rank in (0, 1))
+
+
+def run_late(rank: int, world: int) -> None:
+    """Who comes when the others have given up hears just that: they are alive."""
+    with process_group():
+        dist.barrier()
+        if rank == 2:
+            time.sleep(2)
+        with pytest.raises(SdpError) as caught:
+            dist.new_group(timeout=timedelta(seconds=1))
+        if rank == 2:
+            assert re.search(r"ranks 0, 1 \(pid .*\) gave up, or ended", str(caught.value))
+        dist.barrier()
+
+
+def test_a_rank_that_comes_to_new_group_too_late(rank_pool: Any) -> None:
+    rank_pool(3).run(run_late)
+
+
+def run_in_another_order(rank: int, world: int) -> None:
+    with process_group():
+        dist.barrier()
+        with pytest.raises(RendezvousError, match="make their groups in the same order"):
+            dist.new_group([0, 1] if rank == 0 else None, timeout=timedelta(seconds=10))
+        dist.barrier()
+
+
+def test_groups_in_another_order(rank_pool: Any) -> None:
+    rank_pool(3).run(run_in_another_order)

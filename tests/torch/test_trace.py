@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import re
+import signal
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 
+from sdp_plugins.core import SdpError
 from tests.core.flight_cases import until_seen
 from tests.ranks import run_ranks, say, start_ranks
 from tests.torch.jobs import process_group
@@ -75,3 +81,43 @@ def test_a_rank_that_does_not_come_to_new_group() -> None:
             named,
             head + wait + r"    rank 1 .* is in no operation; its last: all_reduce #1 ",
         )
+
+
+def wait_in_a_ring(rank: int, world: int) -> str:
+    """Each rank waits for the next in another group, all of which fail at about the same time."""
+    with process_group() as whole:
+        parts = [dist.new_group(pair) for pair in ([0, 1], [1, 2])]
+        dist.barrier()
+        group = [*parts, whole][rank]
+        group.set_timeout(timedelta(seconds=2))
+        with pytest.raises(SdpError) as caught:
+            dist.all_reduce(torch.ones(8), group=group)
+        return "\n".join(getattr(caught.value, "__notes__", [""]))
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="errors have no notes before 3.11")
+def test_what_ranks_are_at_in_groups_of_others(rank_pool: Any) -> None:
+    first, second, third = rank_pool(3).run(wait_in_a_ring)
+    was = r"(was|has been) in all_reduce #\d float32\[8\] sum .*in group"
+    assert re.search(rf"rank 1 .* {was} 2", first), first  # of which rank 0 is no member
+    assert re.search(rf"rank 2 .* {was} default", second), second
+    assert re.search(rf"rank 0 .* {was} 1.*\n.*rank 1 .* {was} 2", third), third
+
+
+def wait_for_two_groups(rank: int, world: int) -> None:
+    with process_group():
+        part = dist.new_group([1, 2])
+        dist.barrier()
+        say("going")
+        dist.barrier(part if rank == 1 else None)
+
+
+def test_a_signal_tells_of_groups_of_others() -> None:
+    with start_ranks(3, wait_for_two_groups) as ranks:
+        for rank in ranks:
+            assert rank.heard() == "going"
+        until_seen(ranks, "rank 1 has waited .* in barrier #1 for rank 2", "ranks 0, 2 have waited")
+        os.kill(ranks[0].pid, signal.SIGUSR1)
+        other = r"rank 1 .* has been in barrier #1 for .* in group 1; its last: barrier #1"
+        text = until_seen(ranks, other, read=ranks[0].output)
+        assert "ended" not in text

@@ -215,6 +215,9 @@ class NativeGroup {
     }
     return ranks;
   }
+  std::vector<int> ended() const {
+    return communicator_->peers().ids(communicator_->peers().dead());
+  }
   std::uint64_t add_region(std::uintptr_t address, std::uint64_t nbytes, int fd,
                            std::uint64_t offset) {
     communicator_->throw_if_failed();
@@ -635,6 +638,7 @@ NB_MODULE(_native, m) {
            "ticket of its record; None if a message has come.")
       .def("others_have_left", &NativeGroup::others_have_left,
            "Says that no rank of another node sends any more.")
+      .def("ended", &NativeGroup::ended, "The ranks of this node whose processes have ended.")
       .def("gone", &NativeGroup::gone, "The ranks of this node that have ended or left.")
       .def("add_region", &NativeGroup::add_region, "address"_a, "nbytes"_a, "fd"_a, "offset"_a,
            "Offers a shared mapping to the peers; returns its id. The fd is duplicated.")

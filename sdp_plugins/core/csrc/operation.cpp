@@ -4,7 +4,7 @@
 
 namespace sdp {
 namespace {
-constexpr std::uint32_t kSliceUs = 100'000;  // a lost peer is noticed within this time
+constexpr std::uint32_t kSliceUs = 25'000;  // a lost peer is noticed within this time
 
 std::string describe(const Record& record) {
   std::string text = std::string(name(record.op)) + " #" + std::to_string(record.shown_seq);

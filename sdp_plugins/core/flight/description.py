@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from .moment import Moment
+from .moment import Moment, moment
 from .names import named, seconds
 
 Groups = Mapping[int, Mapping[int, Moment]]
@@ -55,20 +55,36 @@ def _doing(m: Moment) -> str:
 
 
 def _meeting(m: Moment) -> str:
-    if not m.meeting:
-        return ""
-    time = seconds(m.at_ns - m.meeting.since_ns)
-    return f"has waited {time} for the others to make group {m.meeting.name}"
+    if m.meeting:
+        time = seconds(m.at_ns - m.meeting.since_ns)
+        return f"has waited {time} for the others to make group {m.meeting.name}"
+    if vain := m.vain_meeting:
+        time, ago = seconds(vain.until_ns - vain.since_ns), seconds(m.at_ns - vain.until_ns)
+        return f"had waited {time} in vain for the others to make group {vain.name}, {ago} ago"
+    return ""
 
 
 def _elsewhere(m: Moment, token: int, groups: Groups) -> str:
-    """What the same process is at in another group; one that has failed is over."""
-    for other, group in groups.items():
-        for its in group.values():
-            same = its.process == m.process and its.sheet.state == "open"
-            doing = _doing(its) if other != token and same else ""
-            if doing:
-                return f"{doing} in group {its.sheet.about.name}; {last_done(m)}"
+    """What the same process is at in another group, or was when that failed."""
+    others = [
+        its
+        for other, group in groups.items()
+        for its in group.values()
+        if other != token and its.process == m.process
+    ]
+    for its in others:
+        doing = _doing(moment(its.sheet, m.at_ns)) if its.sheet.state == "open" else ""
+        if doing:
+            return f"{doing} in group {its.sheet.about.name}; {last_done(m)}"
+    for its in sorted(others, key=lambda its: -its.at_ns):
+        ended = its.sheet.state == "failed" and its.current and its.current.finished
+        if ended and its.current and its.current.started <= m.at_ns:
+            time = seconds(its.at_ns - its.current.started)
+            what = f"{named(its.current, its.sheet.about)} for {time}"
+            apart = seconds(abs(its.at_ns - m.at_ns))
+            when = f"{apart} {'before' if its.at_ns <= m.at_ns else 'later'}"
+            name = its.sheet.about.name
+            return f"was in {what} in group {name}, which failed {when}; {last_done(m)}"
     return ""
 
 

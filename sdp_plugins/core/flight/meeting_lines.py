@@ -25,7 +25,7 @@ def meeting_lines(groups: Groups) -> list[str]:
 
 def _lines(there: Sequence[Moment], groups: Groups) -> Iterator[str]:
     meetings = [m.meeting for m in there if m.meeting]
-    name, size, _ = meetings[0]
+    name, size = meetings[0].name, meetings[0].world_size
     yield f"group {name}, which is being made ({size} rank{'s' if size > 1 else ''}):"
     since = max(m.at_ns - m.meeting.since_ns for m in there if m.meeting)
     about = there[0].sheet.about
@@ -47,4 +47,6 @@ def _absent(
     if about.world_size != meeting.world_size:
         return about.token, ()
     come = {m.process for m in there}
-    return about.token, [m for m in groups[about.token].values() if m.process not in come]
+    others = [m for m in groups[about.token].values() if m.process not in come]
+    # Of several that a process makes at once one is seen: it may have come to the others.
+    return about.token, [m for m in others if not (m.meeting and m.meeting.others)]

@@ -11,14 +11,19 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from .. import _native
+from ..errors import SdpError
 from .about import About
 from .life import life
 from .meeting import Meeting
+from .meeting_lines import meeting_lines
 from .report import group_lines, groups_of, report
 from .report_file import write
+from .segments import look_beyond
 from .sheet import Sheet, parse
 from .signal_watch import SignalWatch
+from .waits import waits
 
+_HEAD = "The flight recorder, of this node's ranks:"
 READ_S = 0.05
 """As long an error waits for what other groups than the failed one have to tell."""
 
@@ -79,19 +84,43 @@ class Members:
         self._tell()
         try:
             yield
-        finally:
-            with self._lock:
-                if meeting in self._meetings:  # a forked child has begun anew
-                    self._meetings.remove(meeting)
-                    self._tell()
+        except SdpError as error:
+            with suppress(Exception):  # it must not hide what it explains
+                self._explain(error)
+            self._end(meeting, meeting._replace(until_ns=time.monotonic_ns()))
+            raise
+        except BaseException:
+            self._end(meeting, None)
+            raise
+        self._end(meeting, None)
 
-    def _tell(self) -> None:
+    def _end(self, meeting: Meeting, failed: Meeting | None) -> None:
         with self._lock:
-            text, since_ns = b"", 0
+            if meeting in self._meetings:  # a forked child has begun anew
+                self._meetings.remove(meeting)
+                self._tell(failed)
+
+    def _tell(self, last: Meeting | None = None) -> None:
+        """Have open groups show the meeting that goes on, or else the one that has failed last."""
+        with self._lock:
+            shown = last
             if self._meetings:
-                text, since_ns = self._meetings[0].text(), self._meetings[0].since_ns
+                shown = self._meetings[0]._replace(others=len(self._meetings) - 1)
+            text, since_ns = (shown.text(), shown.since_ns) if shown else (b"", 0)
             for member in self._open:
                 member.native.meet(text, since_ns)
+
+    def _explain(self, error: SdpError) -> None:
+        """Add to the error of a meeting who has come to it and what the others are at."""
+        with self._lock:
+            if not self._open:
+                return
+            largest = max(self._open, key=lambda member: member.about.world_size)
+            sheets = self._sheets()
+            lines = meeting_lines(groups_of(sheets))
+            if lines and hasattr(error, "add_note"):
+                lines += _leave_report(largest, sheets)
+                error.add_note("\n".join([_HEAD, *lines]))
 
     def join(self, member: Member) -> None:
         """A group has been made here; with the first one SIGUSR1 gets its meaning."""
@@ -134,7 +163,7 @@ class Members:
                 if left_out:
                     lines.append(f"{left_out} more groups here were not read; they may tell why.")
                 lines += _leave_report(member, sheets)
-                member.note = "\n".join(["The flight recorder, of this node's ranks:", *lines])
+                member.note = "\n".join([_HEAD, *lines])
             return member.note
 
     def _read(self, failed: Member) -> tuple[list[Sheet], int]:
@@ -147,10 +176,11 @@ class Members:
         sheets = failed.sheets()
         while others and (end is None or time.monotonic() < end):
             sheets += others.pop(0).sheets()
-        return sheets, len(others)
+        return sheets + _beyond(sheets, end), len(others)
 
     def _sheets(self) -> list[Sheet]:
-        return [sheet for member in self._open for sheet in member.sheets()]
+        sheets = [sheet for member in self._open for sheet in member.sheets()]
+        return sheets + _beyond(sheets)
 
     def show(self) -> None:
         """Write to stderr what the ranks of this node wait for, now."""
@@ -162,6 +192,18 @@ class Members:
         who = f"rank {largest.job_rank} (pid {os.getpid()})"
         head = f"{who}, SIGUSR1: this node's ranks at the moment"
         os.write(2, "".join(f"{line}\n" for line in (head, *lines)).encode())
+
+
+def _beyond(sheets: Sequence[Sheet], end: float | None = None) -> list[Sheet]:
+    """What ranks that others wait for show in groups of which this one is no member."""
+    awaited = {
+        group[rank].sheet.about.pid
+        for group in groups_of(sheets).values()
+        for wait in waits(group)
+        for rank in wait.targets
+        if rank in group and group[rank].sheet.life in ("running", "stopped")
+    }
+    return look_beyond(awaited - {os.getpid()}, end)
 
 
 def _leave_report(member: Member, sheets: Sequence[Sheet]) -> list[str]:

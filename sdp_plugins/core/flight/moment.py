@@ -47,8 +47,21 @@ class Moment(NamedTuple):
     def meeting(self) -> Meeting | None:
         """The group that its process was making."""
         found = self.sheet.meeting
-        there = self.sheet.state == "open" and self.sheet.life != "ended"
-        return found if found and there and found.since_ns <= self.at_ns else None
+        if found is None or found.since_ns > self.at_ns:
+            return None
+        over = self.at_ns >= found.until_ns if found.until_ns else self.sheet.life == "ended"
+        return None if over or self.sheet.state == "left" else found
+
+    @property
+    def vain_meeting(self) -> Meeting | None:
+        """The group that it could not make, unless it has made others since."""
+        found = self.sheet.meeting
+        return found if found and 0 < found.until_ns <= self.at_ns else None
+
+    @property
+    def gone(self) -> bool:
+        """Whether its process has ended, or is stopped, and has not left the group."""
+        return self.sheet.life in ("ended", "stopped") and self.sheet.state == "open"
 
     @property
     def waits(self) -> bool:

@@ -61,6 +61,7 @@ def group_lines(token: int, groups: Groups, *, failures: bool = True) -> list[st
     if not found:
         lines.append(f"  {_idle(group)}")
     whom = dict.fromkeys(rank for wait in found for rank in wait.targets)
+    whom |= dict.fromkeys(rank for rank, m in group.items() if m.gone)
     lines += [f"    {describe(group[rank], token, groups)}" for rank in whom if rank in group]
     return lines
 

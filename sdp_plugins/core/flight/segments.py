@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
 from .. import _native
 from ..errors import SdpError
 from ..process_identity import own_pid, process_identity, process_state
+from .life import life
 from .sheet import Sheet, parse
 
+_Files = dict[tuple[int, int], list[tuple[int, int]]]
 _LINK = "/memfd:sdp-"
 _ANY_VERSION = b"sdpalk"
 
@@ -30,8 +33,28 @@ class Found(NamedTuple):
 
 def look() -> Found:
     """Read all segments; those of ranks that have died are held by others of their groups."""
+    return _read_all(_holders(map(int, filter(str.isdigit, os.listdir("/proc")))), None)
+
+
+def look_beyond(pids: Iterable[int], end: float | None) -> list[Sheet]:
+    """Read the segments of some processes that this one has not.
+
+    Args:
+        pids: Their ids.
+        end: When to stop, by the monotonic clock; None: never.
+    """
+    ours = _holders([os.getpid()])
+    theirs = {file: at for file, at in _holders(pids).items() if file not in ours}
+    found = _read_all(theirs, end).sheets
+    # Others than these may hold their own segments, too.
+    return [s if s.life != "ended" else s._replace(life=life(s.about)) for s in found]
+
+
+def _read_all(files: _Files, end: float | None) -> Found:
     sheets, others = [], 0
-    for holders in _holders().values():
+    for holders in files.values():
+        if end is not None and time.monotonic() > end:
+            break
         found = _read(holders)
         if isinstance(found, Sheet):
             sheets.append(found)
@@ -39,10 +62,10 @@ def look() -> Found:
     return Found(sheets, others)
 
 
-def _holders() -> dict[tuple[int, int], list[tuple[int, int]]]:
+def _holders(pids: Iterable[int]) -> _Files:
     """Processes and their descriptors by file."""
-    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+    found: _Files = {}
+    for pid in pids:
         for fd, path in _segments_of(pid):
             with suppress(OSError):
                 about = os.stat(path)

@@ -80,6 +80,10 @@ class SpanningGroup:
         """See ``Group.gone``."""
         return self.native.gone()
 
+    def ended(self) -> list[int]:
+        """See ``Group.ended``."""
+        return self.native.ended()
+
     @property
     def issued(self) -> int:
         """Operations so far."""

@@ -12,7 +12,7 @@ from .address import BACKLOG
 from .announcement import Announcement
 from .deadline import Deadline
 from .exchange import Exchange
-from .failure import ONE_JOB_HINT, Occasion, ReasonError
+from .failure import ONE_JOB_HINT, SAME_ORDER_HINT, Occasion, ReasonError
 from .links import Links
 from .process import close_listener
 from .switchboard import Switchboard
@@ -134,5 +134,9 @@ def _read(blobs: list[bytes], me: Announcement) -> list[Announcement]:
         ) from error
     expected = [(rank, me.world_size) for rank in range(me.world_size)]
     if [(a.rank, a.world_size) for a in table] != expected or table[me.rank] != me:
-        raise ReasonError.refused("the exchange mixed up the ranks of several groups", ONE_JOB_HINT)
+        met = ", ".join(sorted({f"rank {a.rank} of {a.world_size}" for a in table}))
+        raise ReasonError.refused(
+            f"the exchange mixed up the ranks of several groups ({met})",
+            f"{SAME_ORDER_HINT}; {ONE_JOB_HINT}",
+        )
     return table

@@ -17,6 +17,10 @@ ONE_JOB_HINT = (
     "start all ranks with one launcher; if several jobs share this host, give each its own "
     "SDP_JOB_ID"
 )
+SAME_ORDER_HINT = (
+    "all ranks make their groups in the same order; torch's new_group is called by all ranks of "
+    "the default group, also by those that are no members"
+)
 NODES_HINT = (
     "on several nodes mpirun, or srun --mpi=pmix or pmi2, has to start them, and mpi4py has to be "
     "installed (pip install mpi4py mpich)"

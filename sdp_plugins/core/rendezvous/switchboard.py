@@ -17,6 +17,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from ..errors import name_ranks
+from ..process_identity import process_identity, process_state
 from .announcement import Announcement
 from .failure import ONE_JOB_HINT, Occasion, Reason, ReasonError
 from .links import Links
@@ -281,9 +282,13 @@ class Switchboard:
         for rank in sorted(ranks):
             if self._peers[rank].announcement.uid != self._me.uid:
                 return self._peers[rank].other_user()  # it refused us for this, most likely
-        pids = ", ".join(str(self._peers[rank].announcement.pid) for rank in sorted(ranks))
-        what = f"{name_ranks(ranks)} (pid {pids}) ended while the ranks were connecting"
-        return ReasonError.lost(what, ranks)
+        pids = [self._peers[rank].announcement.pid for rank in sorted(ranks)]
+        running = any(process_state(process_identity(pid)) for pid in pids)
+        what = "gave up, or ended," if running else "ended"
+        shown = ", ".join(map(str, pids))
+        return ReasonError.lost(
+            f"{name_ranks(ranks)} (pid {shown}) {what} while the ranks were connecting", ranks
+        )
 
     def _close(self) -> None:
         self._selector.close()
