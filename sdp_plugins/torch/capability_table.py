@@ -29,11 +29,12 @@ SPARSE = "sparse_all_reduce"  # all_reduce of torch.sparse_coo: an all_gather of
 CALLS = {
     "all_reduce": ("all_reduce", "all_reduce_coalesced"),
     "reduce": ("reduce",),
-    "reduce_scatter": ("reduce_scatter", "reduce_scatter_tensor"),
+    "reduce_scatter": ("reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"),
     "broadcast": ("broadcast", "broadcast_object_list"),
     "all_gather": (
         "all_gather",
         "all_gather_into_tensor",
+        "all_gather_single",
         "all_gather_coalesced",
         "all_gather_object",
     ),
