@@ -116,10 +116,10 @@ class Members:
             if not self._open:
                 return
             largest = max(self._open, key=lambda member: member.about.world_size)
-            sheets = self._sheets()
+            sheets, _ = self._read(largest)
             lines = meeting_lines(groups_of(sheets))
+            lines += _leave_report(largest, sheets)
             if lines and hasattr(error, "add_note"):
-                lines += _leave_report(largest, sheets)
                 error.add_note("\n".join([_HEAD, *lines]))
 
     def join(self, member: Member) -> None:
@@ -166,14 +166,14 @@ class Members:
                 member.note = "\n".join([_HEAD, *lines])
             return member.note
 
-    def _read(self, failed: Member) -> tuple[list[Sheet], int]:
-        """The failed group's sheets and those of others; how many others there was no time for.
+    def _read(self, first: Member) -> tuple[list[Sheet], int]:
+        """A group's sheets and those of others; how many others there was no time for.
 
         Whoever waits for the error waits for this. A report that is to be left has all.
         """
-        others = [member for member in self._open if member is not failed]
-        end = None if failed.folder else time.monotonic() + READ_S
-        sheets = failed.sheets()
+        others = [member for member in self._open if member is not first]
+        end = None if first.folder else time.monotonic() + READ_S
+        sheets = first.sheets()
         while others and (end is None or time.monotonic() < end):
             sheets += others.pop(0).sheets()
         return sheets + _beyond(sheets, end), len(others)
