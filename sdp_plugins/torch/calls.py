@@ -169,16 +169,17 @@ class Calls(Identity):
 
     def shutdown(self) -> None:
         """Leave the group; every later call raises."""
+        ours = os.getpid() == self._pid
+        failed = ours and self._group.failure is not None
         try:
-            if os.getpid() == self._pid:
-                if self._end.alive and self._group.failure is None:
-                    self._drain()
-                parting, self._parting = self._parting, None
-                if parting is not None:
-                    parting.follow(self._group)
+            if self._end.alive and ours and not failed:
+                self._drain()
         finally:
             self._end()
             self._make_lane = partial(_itself, self._group)  # lets go of torch's store
+        parting, self._parting = self._parting, None
+        if ours and parting is not None:  # after the others have heard that this rank has left
+            parting.follow(self._group, failed)
 
     def _drain(self) -> None:
         """Give collectives that nobody has waited for a moment: peers need our part in them."""

@@ -45,11 +45,15 @@ class Parting:
             return None
         return cls(store.port, listening(store.port))
 
-    def follow(self, group: Group) -> None:
+    def follow(self, group: Group, failed: bool) -> None:
         """Wait a moment for rank 0 to leave and its store to end, on the other ranks of its node.
 
         Those of other nodes do not see it. A group that has failed makes no difference: to begin
         anew is the remedy.
+
+        Args:
+            group: That this rank has closed.
+            failed: Whether it had failed before.
         """
         if group.rank == 0 or not self.sockets:
             return
@@ -58,7 +62,7 @@ class Parting:
             if time.monotonic() > end:
                 return
             time.sleep(0.0005)
-        if group.failure is None or group.closed:  # else rank 0 may only have failed
+        if not failed:  # else rank 0 may have failed, too, and not left
             end = time.monotonic() + CLOSING_S
         while self.sockets & listening(self.port) and time.monotonic() < end:
             time.sleep(0.001)

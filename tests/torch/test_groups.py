@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from sdp_plugins.core import PeerLostError, RendezvousError, SdpError
+from sdp_plugins.torch import parting
 from tests.leaks import no_leaks
 from tests.ranks import free_port, run_ranks, say, start_ranks
 from tests.torch.jobs import assert_same, process_group, total, values
@@ -405,3 +406,17 @@ def run_in_another_order(rank: int, world: int) -> None:
 
 def test_groups_in_another_order(rank_pool: Any) -> None:
     rank_pool(3).run(run_in_another_order)
+
+
+def run_leave_before_rank_0(rank: int, world: int) -> None:
+    """Who waits for rank 0 to leave has told it first that it leaves."""
+    parting.FOLLOW_S = 60.0
+    with process_group(timeout=timedelta(seconds=10)):
+        dist.barrier()
+        if rank == 0:
+            with pytest.raises(PeerLostError, match="closed the group"):
+                dist.barrier()
+
+
+def test_a_rank_that_leaves_says_so_at_once() -> None:
+    run_ranks(2, run_leave_before_rank_0)
