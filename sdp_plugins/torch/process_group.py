@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -48,15 +48,25 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
     name = options.group_id if options.global_ranks_in_group else "default"
     timeout_s = group_seconds(options.timeout, config)
     answer_s = config.wait_s if timeout_s is None else timeout_s
-    store = TorchStore.of_new_group(options.store, rank, answer_s)
+    members = options.global_ranks_in_group
+
+    def look() -> None:
+        if lost := _lost(rank, size, name, members):
+            raise lost
 
     def meet(part: TorchStore, name: str) -> Group:
         by_mpi = mpi_is_there() if config.internode is None else config.internode == "mpi"
         network: Network = MpiNetwork() if by_mpi else GlooNetwork(part.raw)
         return Group.from_store(part, rank, size, name=name, timeout_s=timeout_s, network=network)
 
-    members = options.global_ranks_in_group
-    group = meet(store.under("main", partial(_look, rank, size, name, members)), name)
+    try:
+        store = TorchStore.of_new_group(options.store, rank, answer_s)
+        group = meet(store.under("main", look), name)
+    except Exception as error:
+        # A rank that has ended may have served the store, which is noticed sooner.
+        if not isinstance(error, PeerLostError) and (lost := _lost(rank, size, name, members, 10)):
+            raise lost from error
+        raise
 
     def look_at_end() -> None:
         """A lane is made in a future's callback, when the group may be at its end."""
@@ -72,21 +82,23 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
     )
 
 
-def _look(rank: int, size: int, name: str, members: Sequence[int]) -> None:
-    """Look whether a rank that is to come to a new group has ended, as the default group sees it.
-
-    Raises:
-        PeerLostError: One has.
-    """
+def _lost(
+    rank: int, size: int, name: str, members: Sequence[int], looks: int = 1
+) -> PeerLostError | None:
+    """The error for a new group of which a rank has ended, as the default group sees it."""
     world = dist.group.WORLD
-    if not isinstance(world, ProcessGroup):
-        return
-    ended = [one for one in world.ended() if one in members]
-    if ended:
-        raise PeerLostError(
-            f"[rank {rank}/{size}] rendezvous '{name}': {name_ranks(ended)} of the job ended "
-            "before the group was made. Hint: the cause is in the lost rank's own output or exit "
-            "status.",
-            ranks=[members.index(one) for one in ended],
-            op="rendezvous",
-        )
+    if not members or not isinstance(world, ProcessGroup):
+        return None
+    for look in range(looks):
+        if look:
+            time.sleep(0.005)
+        ended = [one for one in world.ended() if one in members]
+        if ended:
+            return PeerLostError(
+                f"[rank {rank}/{size}] rendezvous '{name}': {name_ranks(ended)} of the job ended "
+                "before the group was made. Hint: the cause is in the lost rank's own output or "
+                "exit status.",
+                ranks=[members.index(one) for one in ended],
+                op="rendezvous",
+            )
+    return None

@@ -121,3 +121,34 @@ def test_a_signal_tells_of_groups_of_others() -> None:
         other = r"rank 1 .* has been in barrier #1 for .* in group 1; its last: barrier #1"
         text = until_seen(ranks, other, read=ranks[0].output)
         assert "ended" not in text
+
+
+def go_on_after_failures(rank: int, world: int) -> str:
+    """Rank 1 is in no operation, long after two groups that nobody needs have failed."""
+    with process_group() as whole:
+        part = dist.new_group(timeout=timedelta(seconds=1))
+        dist.barrier()
+        if rank != 2:
+            with pytest.raises(SdpError):
+                dist.new_group(timeout=timedelta(seconds=0.5), use_local_synchronization=True)
+            with pytest.raises(SdpError):
+                dist.all_reduce(torch.ones(2), group=part)
+        dist.barrier()
+        whole.set_timeout(timedelta(seconds=2))
+        if rank == 1:
+            time.sleep(3)
+        with pytest.raises(SdpError) as caught:
+            twice()
+        return "\n".join(getattr(caught.value, "__notes__", [""]))
+
+
+def twice() -> None:
+    """Who comes late may still succeed in the first."""
+    dist.all_reduce(torch.ones(10))
+    dist.barrier()
+
+
+@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="errors have no notes before 3.11")
+def test_what_has_failed_before_is_not_told(rank_pool: Any) -> None:
+    for note in rank_pool(3).run(go_on_after_failures)[::2]:
+        assert re.search(r"rank 1 .* is in no operation; its last: barrier #2, done", note), note

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from .meeting import Meeting
 from .moment import Moment, moment
 from .names import named, seconds
 
@@ -25,6 +26,8 @@ def describe(m: Moment, token: int, groups: Groups) -> str:
     doing = [_doing(m) or _elsewhere(m, token, groups), _meeting(m)]
     if any(doing):
         return f"{text} {' and '.join(filter(None, doing))}"
+    if m.vain_meeting:
+        return f"{text} {_in_vain(m, m.vain_meeting)}; {last_done(m)}"
     idle = "was in no operation" if m.sheet.life == "ended" else "is in no operation"
     return f"{text} {idle}; {last_done(m)}"
 
@@ -58,10 +61,13 @@ def _meeting(m: Moment) -> str:
     if m.meeting:
         time = seconds(m.at_ns - m.meeting.since_ns)
         return f"has waited {time} for the others to make group {m.meeting.name}"
-    if vain := m.vain_meeting:
-        time, ago = seconds(vain.until_ns - vain.since_ns), seconds(m.at_ns - vain.until_ns)
-        return f"had waited {time} in vain for the others to make group {vain.name}, {ago} ago"
     return ""
+
+
+def _in_vain(m: Moment, meeting: Meeting) -> str:
+    time = seconds(meeting.until_ns - meeting.since_ns)
+    ago = seconds(m.at_ns - meeting.until_ns)
+    return f"had waited {time} in vain for the others to make group {meeting.name}, {ago} ago"
 
 
 def _elsewhere(m: Moment, token: int, groups: Groups) -> str:
@@ -78,7 +84,8 @@ def _elsewhere(m: Moment, token: int, groups: Groups) -> str:
             return f"{doing} in group {its.sheet.about.name}; {last_done(m)}"
     for its in sorted(others, key=lambda its: -its.at_ns):
         ended = its.sheet.state == "failed" and its.current and its.current.finished
-        if ended and its.current and its.current.started <= m.at_ns:
+        since = m.last is None or m.last.finished < its.at_ns  # else the rank has gone on
+        if ended and since and its.current and its.current.started <= m.at_ns:
             time = seconds(its.at_ns - its.current.started)
             what = f"{named(its.current, its.sheet.about)} for {time}"
             apart = seconds(abs(its.at_ns - m.at_ns))

@@ -31,22 +31,33 @@ def _lines(there: Sequence[Moment], groups: Groups) -> Iterator[str]:
     about = there[0].sheet.about
     who = ranks(tuple(m.rank for m in there), about)
     have = "have" if len(there) > 1 else "has"
-    token, absent = _absent(there, meetings[0], groups)
-    whom = ranks(tuple(m.rank for m in absent), about) if absent else f"{size - len(there)} more"
-    whom = whom if len(there) < size else "each other; all have come"
+    token, absent, gave_up = _others(there, meetings[0], groups)
+    if absent:
+        whom = ranks(tuple(m.rank for m in absent), about)
+    elif gave_up:
+        whom = f"{ranks(tuple(m.rank for m in gave_up), about)}, who gave up"
+    else:
+        more = size - len(there)
+        whom = f"{more} more" if more > 0 else "each other; all have come"
     yield f"  {who} {have} waited {seconds(since)} for {whom}"
     for m in absent:
         yield f"    {describe(m, token, groups)}"
 
 
-def _absent(
+def _others(
     there: Sequence[Moment], meeting: Meeting, groups: Groups
-) -> tuple[int, Sequence[Moment]]:
-    """Who has not come, where the new group has as many ranks as the one they were found in."""
+) -> tuple[int, Sequence[Moment], Sequence[Moment]]:
+    """Who has not come, and who has and gave up.
+
+    That is seen where the new group has as many ranks as the one they were found in, whose token
+    comes first.
+    """
     about = there[0].sheet.about
     if about.world_size != meeting.world_size:
-        return about.token, ()
+        return about.token, (), ()
     come = {m.process for m in there}
     others = [m for m in groups[about.token].values() if m.process not in come]
+    gave_up = [m for m in others if m.vain_meeting and m.vain_meeting.name == meeting.name]
     # Of several that a process makes at once one is seen: it may have come to the others.
-    return about.token, [m for m in others if not (m.meeting and m.meeting.others)]
+    absent = [m for m in others if m not in gave_up and not (m.meeting and m.meeting.others)]
+    return about.token, absent, gave_up

@@ -54,9 +54,12 @@ class Moment(NamedTuple):
 
     @property
     def vain_meeting(self) -> Meeting | None:
-        """The group that it could not make, unless it has made others since."""
+        """The group that it could not make, unless it has gone on since."""
         found = self.sheet.meeting
-        return found if found and 0 < found.until_ns <= self.at_ns else None
+        if found is None or not 0 < found.until_ns <= self.at_ns:
+            return None
+        later = [e for e in (self.last, self.current) if e and e.started > found.until_ns]
+        return None if later else found
 
     @property
     def gone(self) -> bool:
