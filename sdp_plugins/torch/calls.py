@@ -176,7 +176,6 @@ class Calls(Identity):
                 self._drain()
         finally:
             self._end()
-            self._make_lane = partial(_itself, self._group)  # lets go of torch's store
         parting, self._parting = self._parting, None
         if ours and parting is not None:  # after the others have heard that this rank has left
             parting.follow(self._group, failed)
@@ -195,10 +194,6 @@ class Calls(Identity):
         if self._end.alive and os.getpid() == self._pid:
             self._group.abort(reason)
         self._end()
-
-
-def _itself(group: Group) -> Group:
-    return group
 
 
 def _forget(works: dict[PendingWork, None], work: PendingWork) -> None:
