@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, TypeVar
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from sdp_plugins.bench import bars as bars_of
 from sdp_plugins.bench import collectives as collectives_of
@@ -37,7 +40,13 @@ from sdp_plugins.bench.results import Report
 from sdp_plugins.bench.units import parse_list, parse_size
 from sdp_plugins.bench.values import DTYPES
 
+
+class _Reported(Protocol):
+    def to_json(self) -> dict[str, Any]: ...
+
+
 T = TypeVar("T")
+R = TypeVar("R", bound=_Reported)
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 DEFAULT_SIZES = "4K,64K,1M,25M,100M"
 DEFAULT_LAYOUTS = "2x1,2x2,2x4,4x1,4x2"
@@ -138,10 +147,7 @@ def ddp(
         bucket_view=bucket_view,
         model={**training.FULL_MODEL, "layers": layers},
     )
-    with Console(stderr=True).status("starting") as status:
-        report = _or_exit(lambda: training.run(plan, status.update))
-    options.show(training.ddp_table(report), [], "ddp", markdown)
-    options.write_json(json, report.to_json())
+    _report(partial(training.run, plan), training.ddp_table, "ddp", markdown, json)
 
 
 @app.command("collectives")
@@ -163,10 +169,13 @@ def collectives(
         raise typer.BadParameter(f"there is no operation {', '.join(sorted(unknown))}")
     nbytes = tuple(options.parsed(parse_size, size) for size in parse_list(sizes))
     plan = collectives_of.CollectivesPlan(names, nbytes, ranks, threads, repeats, round_s)
-    with Console(stderr=True).status("starting") as status:
-        report = _or_exit(lambda: collectives_of.run(plan, status.update))
-    options.show(collectives_of.collectives_table(report), [], "collectives", markdown)
-    options.write_json(json, report.to_json())
+    _report(
+        partial(collectives_of.run, plan),
+        collectives_of.collectives_table,
+        "collectives",
+        markdown,
+        json,
+    )
 
 
 @app.command("fsdp")
@@ -193,10 +202,7 @@ def fsdp(
         optimizer=optimizer,
         model={**training.FULL_MODEL, "layers": layers},
     )
-    with Console(stderr=True).status("starting") as status:
-        report = _or_exit(lambda: fsdp_of.run(plan, status.update))
-    options.show(fsdp_of.fsdp_table(report), [], "fsdp", markdown)
-    options.write_json(json, report.to_json())
+    _report(partial(fsdp_of.run, plan), fsdp_of.fsdp_table, "fsdp", markdown, json)
 
 
 @app.command("memory")
@@ -215,10 +221,7 @@ def memory(
         bucket_view=bucket_view,
         model={**training.FULL_MODEL, "layers": layers},
     )
-    with Console(stderr=True).status("starting") as status:
-        report = _or_exit(lambda: memory_of.run(plan, status.update))
-    options.show(memory_of.memory_table(report), [], "memory", markdown)
-    options.write_json(json, report.to_json())
+    _report(partial(memory_of.run, plan), memory_of.memory_table, "memory", markdown, json)
 
 
 @app.command("fusion")
@@ -233,10 +236,7 @@ def fusion(
     """Averaging that model's gradients: in fusion buffers, one by one, as one flat buffer."""
     size = options.parsed(parse_size, threshold)
     plan = fusion_of.FusionPlan(layers, size, ranks, repeats)
-    with Console(stderr=True).status("starting") as status:
-        report = _or_exit(lambda: fusion_of.run(plan, status.update))
-    options.show(fusion_of.fusion_table(report), [], "fusion", markdown)
-    options.write_json(json, report.to_json())
+    _report(partial(fusion_of.run, plan), fusion_of.fusion_table, "fusion", markdown, json)
 
 
 @app.command("keras")
@@ -263,10 +263,7 @@ def keras(
     if gbit is not None:
         _enter_sandbox()
         found, section = _one_mpi(mpi_prefix), f"{section} on nodes"
-    with Console(stderr=True).status("starting") as status:
-        report = _or_exit(lambda: keras_of.run(plan, found, status.update))
-    options.show(keras_of.keras_table(report), [], section, markdown)
-    options.write_json(json, report.to_json())
+    _report(partial(keras_of.run, plan, found), keras_of.keras_table, section, markdown, json)
 
 
 @app.command("bars")
@@ -388,6 +385,28 @@ def _enter_sandbox() -> None:
     except OSError as error:
         typer.echo(f"error: there can be no nodes on this machine: {error}", err=True)
         raise typer.Exit(1) from None
+
+
+def _report(
+    run: Callable[[Callable[[str], None]], R],
+    table_of: Callable[[R], Table],
+    section: str,
+    markdown: Path | None,
+    json: Path | None,
+) -> None:
+    """Measure, and show and write what was found.
+
+    Args:
+        run: Given what to call with the state of things, returns the report.
+        table_of: The report as a table.
+        section: Of `markdown`.
+        markdown: See `options.show`.
+        json: See `options.write_json`.
+    """
+    with Console(stderr=True).status("starting") as status:
+        report = _or_exit(lambda: run(status.update))
+    options.show(table_of(report), [], section, markdown)
+    options.write_json(json, report.to_json())
 
 
 def _or_exit(measure: Callable[[], T]) -> T:

@@ -25,7 +25,7 @@ _LISTENS = "0A"
 
 @dataclass(frozen=True)
 class Parting:
-    """How a rank leaves after the one that serves the store.
+    """How another rank than 0 leaves after that, which serves the store.
 
     Attributes:
         port: Where the store is served.
@@ -55,7 +55,7 @@ class Parting:
             group: That this rank has closed.
             failed: Whether it had failed before.
         """
-        if group.rank == 0 or not self.sockets:
+        if not self.sockets:
             return
         end = time.monotonic() + FOLLOW_S
         while 0 not in group.gone():

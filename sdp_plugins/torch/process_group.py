@@ -8,12 +8,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-from sdp_plugins.core import Group, PeerLostError
+from sdp_plugins.core import Group, PeerLostError, SdpError
 from sdp_plugins.core.config import Config
 from sdp_plugins.core.errors import name_ranks
 from sdp_plugins.core.internode.choice import mpi_is_there
 from sdp_plugins.core.internode.mpi import MpiNetwork
 from sdp_plugins.core.internode.wire import Network
+from sdp_plugins.core.rendezvous.deadline import Deadline
+from sdp_plugins.core.rendezvous.failure import Occasion, ReasonError
 from sdp_plugins.torch.exchanges import Exchanges
 from sdp_plugins.torch.gathers import Gathers
 from sdp_plugins.torch.gloo_network import GlooNetwork
@@ -49,9 +51,10 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
     timeout_s = group_seconds(options.timeout, config)
     answer_s = config.wait_s if timeout_s is None else timeout_s
     members = options.global_ranks_in_group
+    occasion = Occasion(rank, size, name, Deadline(answer_s))
 
     def look() -> None:
-        if lost := _lost(rank, size, name, members):
+        if lost := _lost(occasion, members):
             raise lost
 
     def meet(part: TorchStore, name: str) -> Group:
@@ -64,7 +67,7 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
         group = meet(store.under("main", look), name)
     except Exception as error:
         # A rank that has ended may have served the store, which is noticed sooner.
-        if not isinstance(error, PeerLostError) and (lost := _lost(rank, size, name, members, 10)):
+        if not isinstance(error, PeerLostError) and (lost := _lost(occasion, members, 10)):
             raise lost from error
         raise
 
@@ -78,13 +81,11 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
         group,
         lambda: meet(lane_store, f"{name}, callbacks"),
         config.register,
-        None if members else Parting.of(options.store),
+        None if members or rank == 0 else Parting.of(options.store),
     )
 
 
-def _lost(
-    rank: int, size: int, name: str, members: Sequence[int], looks: int = 1
-) -> PeerLostError | None:
+def _lost(occasion: Occasion, members: Sequence[int], looks: int = 1) -> SdpError | None:
     """The error for a new group of which a rank has ended, as the default group sees it."""
     world = dist.group.WORLD
     if not members or not isinstance(world, ProcessGroup):
@@ -94,11 +95,6 @@ def _lost(
             time.sleep(0.005)
         ended = [one for one in world.ended() if one in members]
         if ended:
-            return PeerLostError(
-                f"[rank {rank}/{size}] rendezvous '{name}': {name_ranks(ended)} of the job ended "
-                "before the group was made. Hint: the cause is in the lost rank's own output or "
-                "exit status.",
-                ranks=[members.index(one) for one in ended],
-                op="rendezvous",
-            )
+            what = f"{name_ranks(ended)} of the job ended before the group was made"
+            return occasion.error(ReasonError.lost(what, map(members.index, ended)).reason)
     return None

@@ -18,9 +18,7 @@ def meeting_lines(groups: Groups) -> list[str]:
             if m.meeting:
                 key = m.meeting.name, m.meeting.world_size
                 there.setdefault(key, {}).setdefault(m.process, m)
-    return [
-        line for found in there.values() for line in _lines(list(found.values()), groups) if line
-    ]
+    return [line for found in there.values() for line in _lines(list(found.values()), groups)]
 
 
 def _lines(there: Sequence[Moment], groups: Groups) -> Iterator[str]:
