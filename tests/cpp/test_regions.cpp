@@ -224,3 +224,43 @@ TEST(regions_come_and_go_beside_running_operations) {
   CHECK_EQ(failed.load(), 0);
   for (const auto& failure : failures) CHECK_EQ(failure ? failure->what() : std::string(), "");
 }
+
+// The peers of a rank that was stopped have given up and freed their memory when it goes on: it
+// must tell why they did, not that it does not know their memory.
+TEST(memory_that_peers_gave_up_with_the_group) {
+  for (Op op : {Op::all_reduce, Op::broadcast}) {
+    World world(3);
+    std::vector<Communicator::Shared> memory(3);
+    const auto run_at = [&](int r, Rank& rank, double timeout_s) {
+      const Piece piece{memory[static_cast<std::size_t>(r)].data, kCount};
+      Request request = ranks::in_place(op, DType::int64, piece, op == Op::broadcast ? 0 : -1);
+      request.timeout_s = timeout_s;
+      if (op == Op::broadcast) request.part = Part{"broadcast #7", "", 7};
+      rank.run(std::move(request));
+    };
+    world.each([&](int r, Rank& rank) {
+      auto& mine = memory[static_cast<std::size_t>(r)];
+      mine = rank.communicator->allocate(kBytes);
+      run_at(r, rank, ranks::kTimeoutS);
+      CHECK(rank.communicator->last_path() == Path::zero_copy);
+      mine = rank.communicator->allocate(kBytes);  // news for the next operation
+    });
+    const auto early = world.failures([&](int r, Rank& rank) {
+      if (r == 2) return;
+      try {
+        run_at(r, rank, 0.2);
+      } catch (const Failure&) {
+        rank.communicator->release(memory[static_cast<std::size_t>(r)].region);
+        throw;
+      }
+    });
+    CHECK(early[0] && early[1]);
+    const auto late = world.failures([&](int r, Rank& rank) {
+      if (r == 2) run_at(r, rank, ranks::kTimeoutS);
+    });
+    CHECK(late[2].has_value());
+    CHECK_EQ(late[2]->kind, FailureKind::timeout);
+    CHECK_EQ(late[2]->ranks, std::vector<int>{2});
+    CHECK(std::string(late[2]->what()).find(" gave up: ") != std::string::npos);
+  }
+}

@@ -85,6 +85,15 @@ void Operation::arrive(Record announced) {
   }
 }
 
+// A peer that has given up since it announced its memory may have freed it: why it gave up counts.
+std::byte* Operation::memory_of(int rank, std::uint64_t nbytes) const {
+  const RegionPlace place{record(rank).region, record(rank).offset};
+  if (std::byte* memory = regions().address(rank, place, nbytes)) return memory;
+  check_peers(step_ + 1);
+  fail(FailureKind::mismatch, rank_list({id(rank)}) + " announced memory that it does not offer",
+       {id(rank)});
+}
+
 // Exact, as all ranks here read one clock; unless a rank is not traced.
 void Operation::note_last_arrival() const {
   TraceEvent& event = *context_.event;

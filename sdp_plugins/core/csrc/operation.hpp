@@ -56,6 +56,8 @@ class Operation {
   Record announcement() const;  // what all collectives announce alike
   // Announces this operation, waits for all ranks, and throws Failure(mismatch) unless they agree.
   void arrive(Record announced);
+  // Address here of the `nbytes` that a peer has announced as registered, in this operation.
+  std::byte* memory_of(int rank, std::uint64_t nbytes) const;
 
   // Runs phases over `rounds` rounds: in stage i, phase p works on round i - p; between stages all
   // ranks synchronize. Phase 0 needs nothing of its own stage's peers, so it runs before the wait.

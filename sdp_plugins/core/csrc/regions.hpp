@@ -34,7 +34,8 @@ class Regions {
 
   // Reads what the peer has said, if its `news` changed; maps and unmaps accordingly.
   void catch_up(int rank, std::uint64_t news);
-  // Address here of a peer's bytes. Throws Failure(mismatch) if they do not lie in the region.
+  // Address here of a peer's bytes; null if the peer offers no such region (any more). Throws
+  // Failure(mismatch) if they do not lie in the region.
   std::byte* address(int rank, RegionPlace place, std::uint64_t nbytes) const;
 
  private:

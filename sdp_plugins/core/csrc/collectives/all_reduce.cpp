@@ -94,10 +94,7 @@ class AllReduce {
     std::vector<std::byte*> buffers;
     for (int r = 0; r < op_.world_size(); ++r) {
       std::byte* base = pieces_[0].data;
-      if (r != op_.rank()) {
-        const Record& record = op_.record(r);
-        base = op_.regions().address(r, {record.region, record.offset}, buffer_.count() * item_);
-      }
+      if (r != op_.rank()) base = op_.memory_of(r, buffer_.count() * item_);
       buffers.push_back(base + mine.begin * item_);
     }
     const std::vector<const std::byte*> sources(buffers.begin(), buffers.end());

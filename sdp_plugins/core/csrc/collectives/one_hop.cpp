@@ -155,11 +155,8 @@ bool OneHop::find_places() {
   }
   for (int r = 0; r < op_.world_size(); ++r) {
     const std::uint64_t count = shown(r);
-    const Record& record = op_.record(r);
     const bool elsewhere = r != op_.rank() && count > 0;
-    places_.push_back(
-        elsewhere ? op_.regions().address(r, {record.region, record.offset}, count * op_.itemsize())
-                  : nullptr);
+    places_.push_back(elsewhere ? op_.memory_of(r, count * op_.itemsize()) : nullptr);
   }
   return true;
 }
