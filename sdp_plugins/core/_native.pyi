@@ -296,6 +296,13 @@ class NativeGroup:
     def set_about(self, text: bytes) -> None:
         """Replaces the text about this rank, see `initialize_segment`."""
 
+    @property
+    def head(self) -> str:
+        """How messages begin: `[rank 3/8] `."""
+
+    def set_head(self, words: str) -> None:
+        """Puts words behind the numbers in `head`, such as ` of group 7`."""
+
     def meet(self, text: bytes, since_ns: int) -> None:
         """Shows that this process is making another group, since when; 0: none."""
 

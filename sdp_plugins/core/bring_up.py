@@ -202,7 +202,7 @@ def _share_memory(
         os.close(segment)
         raise
     links.detach()  # the native object closes the descriptors, also if it cannot be made
-    return _native.NativeGroup(
+    native = _native.NativeGroup(
         index,
         size,
         links.segment_fds,
@@ -214,6 +214,8 @@ def _share_memory(
         occasion.world_size,
         about.token,
     )
+    native.set_head(about.head)
+    return native
 
 
 def _no_network(rank: int, nodes: Nodes) -> Reason:

@@ -549,8 +549,13 @@ class Group:
         return self._native.failure()
 
     def describe(self, text: str) -> None:
-        """Add words to the group's name, as the flight recorder shows it to all."""
+        """Add words to the group's name, as messages and the flight recorder show it."""
         self._member.rename(f"{self.name} {text}")
+
+    @property
+    def head(self) -> str:
+        """How messages about this rank's operations begin: ``"[rank 3/8] "``."""
+        return self._member.native.head
 
     def gone(self) -> list[int]:
         """The ranks of this rank's node that have closed the group, failed in it, or ended."""

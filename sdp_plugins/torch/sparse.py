@@ -40,7 +40,7 @@ class SparseSum:
 
     def __init__(self, tensor: Tensor, group: Group, timeout_s: float | None) -> None:
         self.tensor = tensor
-        self._here = f"{group.rank}/{group.world_size}"
+        self._head = group.head
         part = on_cpu(tensor.detach()).coalesce()
         self._mine = part.indices().contiguous(), part.values().contiguous()
         counts = _exchange_counts(part, group, timeout_s)
@@ -75,7 +75,7 @@ class SparseSum:
             )
         except RuntimeError as error:
             raise SdpError(
-                f"[rank {self._here}] all_reduce of a sparse tensor: rank {rank} has sent entries "
+                f"{self._head}all_reduce of a sparse tensor: rank {rank} has sent entries "
                 f"that cannot be ({error}). Hint: check the indices there.",
                 ranks=[rank],
                 op="all_reduce",
@@ -117,7 +117,7 @@ def _exchange_counts(part: Tensor, group: Group, timeout_s: float | None) -> lis
     group.all_gather(to_move(everyone), to_move(mine), timeout_s=timeout_s)
     if others := [r for r, row in enumerate(everyone) if not torch.equal(row[1:], mine[1:])]:
         raise CollectiveMismatchError(
-            f"[rank {group.rank}/{group.world_size}] all_reduce of a sparse tensor: here it is "
+            f"{group.head}all_reduce of a sparse tensor: here it is "
             f"{part.dtype} of shape {tuple(part.shape)}, {part.sparse_dim()} dimensions of it "
             f"sparse, and another on {name_ranks(others)}. "
             "Hint: all ranks have to pass tensors of one shape and dtype.",

@@ -55,7 +55,9 @@ def describe(rank: int, world: int) -> None:
         assert total(group, 1) == world
     assert group.closed
     group.close()
-    with pytest.raises(SdpError, match=rf"\[rank {rank}/{world}\] the group is closed"):
+    with pytest.raises(
+        SdpError, match=rf"\[rank {rank}/{world} of group a name\] the group is closed"
+    ):
         group.all_reduce(np.zeros(3))
     assert "is closed" in str(group.failure)
 
@@ -445,3 +447,37 @@ def lose_one(rank: int, world: int) -> float:
 def test_a_sub_group_survives_a_rank_outside_of_it() -> None:
     with start_ranks(3, lose_one) as ranks:
         assert [ranks[0].result(10), ranks[1].result(10)] == [10.0, 10.0]
+
+
+def begin_messages(rank: int, world: int) -> list[str]:
+    """What errors of different groups begin with."""
+    found = []
+    with Group.from_env(timeout_s=30) as whole:
+        parts = [whole.new_group([1, 0]), whole.new_group([1, 3], name="pair [b]")]
+        everyone = whole.new_group(range(world), name="twin")
+        for group in (*parts, everyone, whole):
+            if group is None:
+                continue
+            data = np.zeros(4 + group.rank, np.float32)
+            with pytest.raises(CollectiveMismatchError) as caught:
+                group.all_reduce(data)
+            found.append(str(caught.value).partition("all_reduce")[0])
+            group.close()
+    return found
+
+
+def test_errors_tell_which_group(rank_pool: Pool) -> None:
+    """Ranks of a part have other numbers than in the job: the text says which are meant."""
+    swapped = "of group default/1,0 (ranks 1, 0 of the job)"
+    pair = "of group pair [b) (ranks 1, 3 of the job)"
+    assert rank_pool(4).run(begin_messages) == [
+        [f"[rank 1/2 {swapped}] ", "[rank 0/4 of group twin] ", "[rank 0/4] "],
+        [
+            f"[rank 0/2 {swapped}] ",
+            f"[rank 0/2 {pair}] ",
+            "[rank 1/4 of group twin] ",
+            "[rank 1/4] ",
+        ],
+        ["[rank 2/4 of group twin] ", "[rank 2/4] "],
+        [f"[rank 1/2 {pair}] ", "[rank 3/4 of group twin] ", "[rank 3/4] "],
+    ]

@@ -440,8 +440,10 @@ def test_sender_may_leave_at_once(rank_pool: Pool, size: int) -> None:
 def close_with_pending(rank: int, world: int) -> None:
     group = Group.from_env(timeout_s=30)
     group.barrier()
-    received = group.recv(np.zeros(3), 1 - rank, async_op=True)
-    sent = group.send(np.zeros(LARGE), 1 - rank, tag=1, async_op=True)
+    # Each sends to the next, which waits for the one after: from there it would set messages aside.
+    following = (rank + 1) % world
+    received = group.recv(np.zeros(3), following, async_op=True)
+    sent = group.send(np.zeros(LARGE), following, tag=1, async_op=True)
     assert received.source_rank == -1 and not received.is_completed()
     group.barrier()  # or a rank that is early would close before the other sends
     start = now()
@@ -453,7 +455,7 @@ def close_with_pending(rank: int, world: int) -> None:
 
 
 def test_closing_fails_what_is_pending(rank_pool: Pool) -> None:
-    rank_pool(2).run(close_with_pending)
+    rank_pool(3).run(close_with_pending)
 
 
 def time_out_shortly(rank: int, world: int) -> Any:

@@ -79,7 +79,9 @@ def test_what_cannot_be_encoded_is_replaced() -> None:
 
 def call_of_rank_0() -> Any:
     nodes = SimpleNamespace(world_size=2, name=lambda ranks: f"rank {ranks[0]} on node1")
-    here = SimpleNamespace(rank=0, nodes=nodes, last_completed="")
+    here = SimpleNamespace(
+        rank=0, nodes=nodes, last_completed="", native=SimpleNamespace(head="[rank 0/2] ")
+    )
     call = SimpleNamespace(here=here, title="barrier #1", op="barrier", seq=1, elapsed_s=0.0)
     call.error = lambda *args: Call.error(call, *args)  # type: ignore[arg-type]
     return call

@@ -267,6 +267,8 @@ class NativeGroup {
     if (text.size() >= FlightArea::kAboutBytes) throw nb::value_error("the text is too long");
     std::memcpy(communicator_->peers().own().flight().about, text.c_str(), text.size() + 1);
   }
+  std::string head() const { return communicator_->head(); }
+  void set_head(std::string words) { communicator_->set_head(std::move(words)); }
   void meet(const nb::bytes& text, std::uint64_t since_ns) {
     communicator_->flight().meet({text.c_str(), text.size()}, since_ns);
   }
@@ -664,6 +666,9 @@ NB_MODULE(_native, m) {
            "Switches the flight recorder off, to measure what it costs.")
       .def("set_about", &NativeGroup::set_about, "text"_a,
            "Replaces the text about this rank, see `initialize_segment`.")
+      .def_prop_ro("head", &NativeGroup::head, "How messages begin: `[rank 3/8] `.")
+      .def("set_head", &NativeGroup::set_head, "words"_a,
+           "Puts words behind the numbers in `head`, such as ` of group 7`.")
       .def("meet", &NativeGroup::meet, "text"_a, "since_ns"_a,
            "Shows that this process is making another group, since when; 0: none.")
       .def("flight", &NativeGroup::flight, "rank"_a,

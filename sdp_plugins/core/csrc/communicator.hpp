@@ -47,6 +47,7 @@ class Communicator {
   Path last_path() const { return last_path_.load(); }
 
   std::string head() const { return peers_.head(); }
+  void set_head(std::string words) { peers_.set_head(std::move(words)); }
   int id() const { return peers_.id(rank()); }  // this rank, in failures
 
   // Memory of this process that all peers can map, zero-filled; freed with the group.

@@ -89,7 +89,14 @@ std::vector<int> Peers::ids(const std::vector<int>& ranks) const {
 }
 
 std::string Peers::head() const {
-  return "[rank " + std::to_string(id(rank_)) + "/" + std::to_string(group_size_) + "] ";
+  const std::lock_guard lock(head_mutex_);
+  return "[rank " + std::to_string(id(rank_)) + "/" + std::to_string(group_size_) + head_words_ +
+         "] ";
+}
+
+void Peers::set_head(std::string words) {
+  const std::lock_guard lock(head_mutex_);
+  head_words_ = std::move(words);
 }
 
 std::vector<int> Peers::dead() const {

@@ -46,7 +46,8 @@ class Peers {
   bool are_a_part() const { return world_size_ < group_size_; }
   int id(int rank) const { return ids_[static_cast<std::size_t>(rank)]; }  // in the whole group
   std::vector<int> ids(const std::vector<int>& ranks) const;
-  std::string head() const;  // "[rank 3/8] ", how every message begins
+  std::string head() const;          // "[rank 3/8] ", how every message begins
+  void set_head(std::string words);  // behind the numbers: " of group 7"
   const Layout& layout() const { return layout_; }
   const Segment& segment(int rank) const { return segments_[static_cast<std::size_t>(rank)]; }
   const Segment& own() const { return segment(rank_); }
@@ -74,6 +75,8 @@ class Peers {
   std::vector<int> ids_;
   int group_size_;
   std::uint64_t token_;
+  mutable std::mutex head_mutex_;
+  std::string head_words_;
   Layout layout_;
   std::vector<Segment> segments_;
   std::vector<FileDescriptor> sockets_, pidfds_;

@@ -50,6 +50,7 @@ class Member:
         """Show another name of the group from now on."""
         self.about = self.about._replace(name=name)
         self.native.set_about(self.about.pack())
+        self.native.set_head(self.about.head)
 
     def sheets(self) -> list[Sheet]:
         """What the ranks of this node show."""

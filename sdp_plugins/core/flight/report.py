@@ -68,10 +68,9 @@ def group_lines(token: int, groups: Groups, *, failures: bool = True) -> list[st
 
 def _title(group: Mapping[int, Moment]) -> str:
     about = next(iter(group.values())).sheet.about
-    whole = about.members is None or about.members == tuple(range(about.world_size))
     members = f"{about.world_size} rank{'s' if about.world_size > 1 else ''}"
-    if not whole and about.members:
-        members = f"{ranks(tuple(range(about.world_size)), about)} of the job"
+    if not about.numbered_as_job:
+        members = about.members_text
     seen = "" if len(group) == about.world_size else f", {len(group)} of them seen here"
     return f"group {about.name} ({members}{seen}):"
 

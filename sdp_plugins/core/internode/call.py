@@ -474,7 +474,7 @@ class Call:
         here = self.here
         last = f" (last completed: {here.last_completed})" if here.last_completed else ""
         text = (
-            f"[rank {here.rank}/{here.nodes.world_size}] {self.title}: {what}{last}. "
+            f"{here.native.head}{self.title}: {what}{last}. "
             f"Hint: {_HINTS.get(kind, 'see the other ranks.')}"
         )
         return kind(text, ranks=set(ranks), op=self.op, seq=self.seq, elapsed_s=self.elapsed_s)
@@ -492,5 +492,4 @@ _HINTS: dict[type[SdpError], str] = {
 
 def closed(here: Here) -> SdpError:
     """What use of a closed group raises."""
-    head = f"[rank {here.rank}/{here.nodes.world_size}] "
-    return SdpError(head + "the group is closed. Hint: make a new one.")
+    return SdpError(here.native.head + "the group is closed. Hint: make a new one.")
