@@ -195,6 +195,21 @@ TEST(ranks_that_do_not_arrive_are_named) {
   }
 }
 
+// Else each rank of a large group would add a line to what it has heard from another.
+TEST(a_cause_is_repeated_by_the_name_of_who_met_it) {
+  World world(4);
+  for (int r : {2, 1, 0}) {
+    const auto failures = world.failures([&](int rank, Rank& place) {
+      if (rank == r) place.run(barrier(r == 2 ? 0.2 : ranks::kTimeoutS));
+    });
+    const auto& failure = failures[static_cast<std::size_t>(r)];
+    const std::string head = "[rank " + std::to_string(r) + "/4] barrier #1: ";
+    const std::string cause = r == 2 ? "ranks 0, 1, 3 did not arrive in 0.2 s"
+                                     : "rank 2 gave up: barrier #1: ranks 0, 1, 3 did not arrive";
+    check_failure(failure, FailureKind::timeout, {0, 1, 3}, head + cause);
+  }
+}
+
 // Rank 1 announces the same operation, then does nothing.
 TEST(a_rank_that_stalls_on_the_way_is_named) {
   World world(2);

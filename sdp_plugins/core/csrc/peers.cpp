@@ -14,6 +14,7 @@ namespace {
 // This rank's own file and those of the next ranks stay open: what a rank that has died has
 // recorded can be read through any of these. All files of all ranks would be too many.
 constexpr int kFilesKept = 8;
+constexpr const char* kGaveUp = " gave up: ";
 }  // namespace
 
 FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept
@@ -124,6 +125,7 @@ std::vector<int> Peers::dead() const {
 }
 
 std::optional<Failure> Peers::gave_up(int rank) const {
+  rank = who_met(rank);
   const Header& header = segment(rank).header();
   const PeerState state = header.state.load(std::memory_order_acquire);
   const std::string who = rank_list({id(rank)});
@@ -137,12 +139,30 @@ std::optional<Failure> Peers::gave_up(int rank) const {
     if (blamed < 0 || blamed >= group_size_) break;
     ranks.push_back(blamed);
   }
-  const std::string text(header.cause_text, strnlen(header.cause_text, sizeof header.cause_text));
+  const std::string text = cause_text(rank);
   auto kind = header.cause_kind;
   // Closed or interrupted there is, seen from here, a peer that is gone.
   if (kind > FailureKind::aborted) kind = FailureKind::peer_lost;
   if (ranks.empty()) ranks.push_back(id(rank));
-  return Failure(kind, who + " gave up: " + text, std::move(ranks));
+  return Failure(kind, who + kGaveUp + text, std::move(ranks));
+}
+
+std::string Peers::cause_text(int rank) const {
+  const Header& header = segment(rank).header();
+  return {header.cause_text, strnlen(header.cause_text, sizeof header.cause_text)};
+}
+
+// A chain of ranks that each repeat what the one before has said would not fit into the text.
+int Peers::who_met(int rank) const {
+  if (!repeats(rank)) return rank;
+  for (int r = 0; r < world_size_; ++r) {
+    if (r != rank_ && failed(r) && !repeats(r)) return r;
+  }
+  return rank;
+}
+
+bool Peers::repeats(int rank) const {
+  return failed(rank) && cause_text(rank).find(kGaveUp) != std::string::npos;
 }
 
 bool Peers::left(int rank) const {

@@ -57,7 +57,8 @@ class Peers {
   // Ranks whose process has ended, by their place here. In failures ranks have their ids. One poll,
   // no waiting.
   std::vector<int> dead() const;
-  // Why `rank` cannot make progress any more though its process may live; nothing if it can.
+  // Why `rank` cannot make progress any more though its process may live; nothing if it can. Where
+  // it has only heard of a failure from another rank here, the cause is that one's.
   std::optional<Failure> gave_up(int rank) const;
   bool left(int rank) const;    // closed the group in good order
   bool silent(int rank) const;  // has said nothing about an end: if it is dead, it died
@@ -70,6 +71,9 @@ class Peers {
 
  private:
   void say(PeerState state);
+  std::string cause_text(int rank) const;
+  bool repeats(int rank) const;  // has given up because another rank had
+  int who_met(int rank) const;   // the failure that `rank` tells
 
   int rank_, world_size_;
   std::vector<int> ids_;
