@@ -98,8 +98,10 @@ TRACE_EVENTS: int = 32768
 def accumulator_size(dtype: DType, op: ReduceOp) -> int:
     """Bytes in which a reduction keeps an element until it is complete."""
 
-def describe(op: Op, dtype: DType, reduce_op: ReduceOp, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float, rank: int, world_size: int, peer: int = -1, tag: int = 0) -> str:
-    """Checks a call as far as one rank can; what messages say of it."""
+def describe(op: Op, dtype: DType, reduce_op: ReduceOp, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float, rank: int, world_size: int, peer: int = -1, tag: int = 0, numbers: Sequence[int] = []) -> str:
+    """
+    Checks a call as far as one rank can; what messages say of it, which call the ranks by `numbers`.
+    """
 
 def combine(dtype: DType, op: ReduceOp, sources: Sequence[int], target: int, count: int, divisor: int, from_accumulators: bool, to_accumulators: bool = False) -> None:
     """
@@ -188,9 +190,9 @@ class Work:
 class NativeGroup:
     """The ranks of a group on this node."""
 
-    def __init__(self, rank: int, world_size: int, segment_fds: Sequence[int], sockets: Sequence[int], pidfds: Sequence[int], staging_bytes: int, spin_us: int = -1, ids: Sequence[int] = [], group_size: int = 0, token: int = 0) -> None:
+    def __init__(self, rank: int, world_size: int, segment_fds: Sequence[int], sockets: Sequence[int], pidfds: Sequence[int], staging_bytes: int, spin_us: int = -1, ids: Sequence[int] = [], group_size: int = 0, token: int = 0, numbers: Sequence[int] = []) -> None:
         """
-        Takes ownership of all file descriptors, also if it raises. `ids`: the ranks' names in messages, where they are one node's share of a group of `group_size`.
+        Takes ownership of all file descriptors, also if it raises. `ids`: the ranks' places, where they are one node's share of a group of `group_size`. `numbers`: by which messages call the group's ranks, if not by these.
         """
 
     def run(self, op: Op, dtype: DType, reduce_op: ReduceOp, factor: float, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float) -> None:
@@ -300,8 +302,8 @@ class NativeGroup:
     def head(self) -> str:
         """How messages begin: `[rank 3/8] `."""
 
-    def set_head(self, words: str) -> None:
-        """Puts words behind the numbers in `head`, such as ` of group 7`."""
+    def set_head(self, text: str) -> None:
+        """Changes `head`."""
 
     def meet(self, text: bytes, since_ns: int) -> None:
         """Shows that this process is making another group, since when; 0: none."""

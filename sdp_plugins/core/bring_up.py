@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from . import _native
 from .config import Config
-from .errors import name_ranks
 from .flight.about import About, clock_here, pid_namespace, token_of
 from .internode import calibration
 from .internode.costs import Costs
@@ -17,6 +16,7 @@ from .internode.spanning_group import SpanningGroup
 from .internode.wire import Network
 from .nodes import Nodes
 from .process_identity import process_identity
+from .rank_names import RankNames
 from .rendezvous import Exchange, Meeting, meet
 from .rendezvous.failure import ONE_JOB_HINT, Reason, ReasonError
 from .topology import Topology, place_in_job
@@ -76,6 +76,7 @@ def bring_up(
     timeout_s: float,
     config: Config,
     network: Network | None = None,
+    job_ranks: Sequence[int] | None = None,
 ) -> Membership:
     """Meet the other ranks, and connect with them.
 
@@ -89,13 +90,16 @@ def bring_up(
         timeout_s: Deadline for all of it.
         config: Settings; ``staging_bytes`` must be equal on all ranks.
         network: Between nodes; None if there is none.
+        job_ranks: The members' ranks in the job; None: as the launcher's variables tell all ranks.
 
     Raises:
         RendezvousError, PeerLostError, SharedMemoryError: See these classes.
     """
     place = place_in_job()
     job_rank = -1 if place is None else place.rank
-    with meet(rank, world_size, exchange, timeout_s, name, job_rank) as meeting:
+    known = None if job_ranks is None else tuple(job_ranks)
+    names = RankNames(name, world_size, known)
+    with meet(rank, names, exchange, timeout_s, job_rank) as meeting:
         nodes = meeting.nodes
         if nodes.count > 1 and network is None:
             raise meeting.occasion.error(_no_network(rank, nodes))
@@ -140,11 +144,11 @@ def _agree(meeting: Meeting, exchange: Exchange, network: Network, config: Confi
     mine = json.dumps([setting, costs, problem])
     blobs = exchange(mine.encode(), occasion.deadline.remaining_s)
     with occasion.telling():
-        said = [_settings(rank, blob) for rank, blob in enumerate(blobs)]
+        said = [_settings(rank, blob, occasion.names) for rank, blob in enumerate(blobs)]
     others = [rank for rank, (other, *_) in enumerate(said) if other != setting]
     if others:
         refusal = ReasonError.refused(
-            f"this rank would use {setting} between nodes, but {name_ranks(others)} "
+            f"this rank would use {setting} between nodes, but {occasion.names.list(others)} "
             f"{said[others[0]][0]}",
             "SDP_INTERNODE and SDP_WIRE_DTYPE must be equal on all ranks, and mpirun has to "
             "start all or none",
@@ -161,12 +165,12 @@ def _agree(meeting: Meeting, exchange: Exchange, network: Network, config: Confi
         raise occasion.error(ReasonError.refused(str(error), ONE_JOB_HINT, [0]).reason) from error
 
 
-def _settings(rank: int, blob: bytes) -> tuple[str, str, str]:
+def _settings(rank: int, blob: bytes, names: RankNames) -> tuple[str, str, str]:
     """What a rank said in `_agree`: how it would use the network, its costs, and what is wrong."""
     try:
         setting, costs, problem = json.loads(blob)
     except (ValueError, TypeError, RecursionError) as error:
-        what = f"rank {rank} sent nonsense ({type(error).__name__}: {error})"
+        what = f"{names.list([rank])} sent nonsense ({type(error).__name__}: {error})"
         raise ReasonError.refused(what, ONE_JOB_HINT, [rank]) from error
     return str(setting), str(costs), str(problem)
 
@@ -213,8 +217,9 @@ def _share_memory(
         list(members),
         occasion.world_size,
         about.token,
+        list(about.members or ()),
     )
-    native.set_head(about.head)
+    native.set_head(about.names.head(about.rank))
     return native
 
 

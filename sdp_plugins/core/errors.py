@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 
-_REASON_CHARS = 200
+_REASON_CHARS = 400
 NO_SEQ = -1
 """``SdpError.seq`` of an error that belongs to no numbered operation."""
 
@@ -169,8 +169,10 @@ def name_error(error: BaseException) -> str:
     except Exception:
         text = "(its text cannot be shown)"
     first = text.strip().splitlines()[0] if text.strip() else ""
+    if isinstance(error, SdpError):  # the cause alone
+        first = first.partition(" (last completed: ")[0].partition(" Hint: ")[0]
     whole = f"{type(error).__name__}: {first}" if first else type(error).__name__
-    return whole[:_REASON_CHARS]
+    return whole if len(whole) <= _REASON_CHARS else f"{whole[: _REASON_CHARS - 3]}..."
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

@@ -25,6 +25,7 @@ from .internode.costs import Costs
 from .internode.mpi import MpiNetwork
 from .internode.spanning_group import SpanningGroup
 from .internode.wire import Network
+from .rank_names import DEFAULT, RankNames
 from .rendezvous import Exchange, StoreExchange
 from .store import Store
 from .topology import Topology
@@ -53,6 +54,7 @@ class Group:
         world_size: Number of ranks.
         nodes: Which ranks share a node, as memory was found to be shared.
         name: For messages.
+        job_ranks: What messages call its ranks: their numbers in the job; None: not known.
         timeout_s: Time-out of operations that give none, in seconds; may be changed.
 
     Buffers are contiguous CPU memory: the buffer protocol, ``__array_interface__``,
@@ -80,6 +82,7 @@ class Group:
         self.nodes = membership.nodes
         self.world_size = self.nodes.world_size
         self.name = membership.name
+        self.job_ranks = membership.job_ranks
         self.timeout_s = timeout_s
         self._config = config
         self._network = network
@@ -103,7 +106,7 @@ class Group:
     def from_env(
         cls,
         *,
-        name: str = "default",
+        name: str = DEFAULT,
         timeout_s: float | None = None,
         wire_dtype: DType | str | None = None,
     ) -> Group:
@@ -132,10 +135,11 @@ class Group:
         rank: int,
         world_size: int,
         *,
-        name: str = "default",
+        name: str = DEFAULT,
         timeout_s: float | None = None,
         network: Network | None = None,
         wire_dtype: DType | str | None = None,
+        job_ranks: Sequence[int] | None = None,
     ) -> Group:
         """Meet through a framework's key-value store.
 
@@ -147,12 +151,14 @@ class Group:
             timeout_s: As for ``from_env``.
             network: Between nodes; None: MPI, if mpirun started the ranks.
             wire_dtype: As for ``from_env``.
+            job_ranks: What messages call the ranks; None: as the launcher's variables number all.
         """
-        exchange = StoreExchange(store, f"sdp/{name}", rank, world_size)
+        known = None if job_ranks is None else tuple(job_ranks)
+        exchange = StoreExchange(store, f"sdp/{name}", rank, RankNames(name, world_size, known))
         config = Config.from_env().on_the_wire(wire_dtype)
         if network is None and mpi_is_there():
             network = MpiNetwork()
-        return cls._meet(rank, world_size, exchange, name, timeout_s, config, network)
+        return cls._meet(rank, world_size, exchange, name, timeout_s, config, network, job_ranks)
 
     @classmethod
     def _meet(
@@ -164,11 +170,16 @@ class Group:
         timeout_s: float | None,
         config: Config,
         network: Network | None,
+        job_ranks: Sequence[int] | None = None,
     ) -> Group:
         if timeout_s is None:
             timeout_s = config.wait_s
-        with members.meeting(Meeting(name, world_size, time.monotonic_ns())):
-            membership = bring_up(rank, world_size, exchange, name, timeout_s, config, network)
+        known = None if job_ranks is None else tuple(job_ranks)
+        meeting = Meeting(name, world_size, time.monotonic_ns(), members=known)
+        with members.meeting(meeting):
+            membership = bring_up(
+                rank, world_size, exchange, name, timeout_s, config, network, known
+            )
         return cls(membership, timeout_s, config, network)
 
     @property
@@ -527,8 +538,9 @@ class Group:
             blobs = self.exchange(blob, deadline_s)
             return [blobs[member] for member in members]
 
-        rank = members.index(self.rank)
-        return self._meet(rank, len(members), exchange, label, limit_s, self._config, self._network)
+        known = self.job_ranks and [self.job_ranks[member] for member in members]
+        rank, size = members.index(self.rank), len(members)
+        return self._meet(rank, size, exchange, label, limit_s, self._config, self._network, known)
 
     def exchange(self, blob: bytes, timeout_s: float | None = None) -> list[bytes]:
         """Give every rank the bytes of all ranks, of any lengths, in rank order."""
@@ -556,6 +568,10 @@ class Group:
     def head(self) -> str:
         """How messages about this rank's operations begin: ``"[rank 3/8] "``."""
         return self._member.native.head
+
+    def number(self, rank: int) -> int:
+        """What messages call a rank of the group: its number in the job, if that is known."""
+        return self.nodes.number(rank)
 
     def gone(self) -> list[int]:
         """The ranks of this rank's node that have closed the group, failed in it, or ended."""
@@ -658,7 +674,7 @@ class Group:
         self._let_go()
         with self._in_flight_lock:
             self._in_flight.append((native, held))
-        return Work(native, what, held, self._release)
+        return Work(native, what, held, self._release, self._member)
 
     def _let_go(self) -> None:
         """Look at operations in flight, in turns, until two have been met that are not done."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from . import _native
 from .buffers import Buffer
 from .errors import CollectiveTimeoutError
+from .flight.members import Member, members
 from .trace.recording import recorder
 
 _FOREVER_S = 1e9
@@ -19,7 +21,7 @@ class Work:
     cancel anything.
     """
 
-    __slots__ = ("_held", "_let_go", "_native", "_what")
+    __slots__ = ("_held", "_let_go", "_member", "_native", "_what")
 
     def __init__(
         self,
@@ -27,11 +29,13 @@ class Work:
         what: str,
         held: list[Buffer],
         let_go: Callable[[list[Buffer]], None],
+        member: Member,
     ) -> None:
         self._native = native
         self._what = what
         self._held = held  # shared with the group, which holds it for a caller who drops the handle
         self._let_go = let_go
+        self._member = member
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Block until the operation is done.
@@ -53,12 +57,20 @@ class Work:
         finally:
             self.is_completed()
         if not done:
-            raise CollectiveTimeoutError(
-                f"{self._what}: not done after a wait of {limit_s:g} s (timeout of this wait; the "
-                "operation goes on). Hint: wait longer, or look at what the other ranks do.",
-                op=self._what,
-                elapsed_s=limit_s,
-            )
+            raise self._too_late(limit_s)
+
+    def _too_late(self, limit_s: float) -> CollectiveTimeoutError:
+        error = CollectiveTimeoutError(
+            f"{self._member.native.head}{self._what}: not done after a wait of {limit_s:.3g} s "
+            "(timeout of this wait; the operation goes on). Hint: wait longer, or look at what the "
+            "other ranks do.",
+            op=self._what,
+            elapsed_s=limit_s,
+        )
+        if hasattr(error, "add_note"):
+            with suppress(Exception):  # it must not hide what it explains
+                error.add_note(members.standing(self._member))
+        return error
 
     def is_completed(self) -> bool:
         """Whether the operation is done, successfully or not."""

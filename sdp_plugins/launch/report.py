@@ -16,10 +16,6 @@ CHAINED = re.compile(r"^(During handling of|The above exception was)", re.MULTIL
 TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # before every line of a traceback
 LOST = re.compile(r"([\w.]+: )*([\w.]+\.)?PeerLostError\b")  # also as another's text
 CULPRIT = re.compile(r"[]:] ranks? (\d+)[^:]* (?:gave up|ended|has closed)\b")
-RUN = r"\d{1,7}(?:-\d{1,7})?"
-MEMBERS = re.compile(
-    rf"\[rank \d+/\d+[^]]* \(ranks? ({RUN}(?:, {RUN})*)(?:, \.{{3}})? of the job\)\]"
-)
 HINTS = {
     signal.SIGKILL: "Hint: if nobody killed it, the machine ran out of memory; see `dmesg`.",
     signal.SIGBUS: "Hint: a full /dev/shm does this; see `df /dev/shm`.",
@@ -109,19 +105,8 @@ def kind(code: int, tail: Sequence[bytes]) -> Kind:
 
 def culprits(tail: Sequence[bytes]) -> list[int]:
     """The ranks that the last PeerLostError names, the root cause last."""
-    text = [text for text in exceptions(tail) if LOST.match(text)][-1]
-    named = [int(rank) for rank in CULPRIT.findall(text)]
-    if members := members_of(text):
-        return [members[rank] for rank in named if rank < len(members)]
-    return named
-
-
-def members_of(text: str) -> list[int]:
-    """The ranks of the job that are the group's, in its order, where an error tells them."""
-    found = MEMBERS.search(text)
-    runs = found[1].split(", ") if found else []
-    ends = [(run.partition("-")[0], run.rpartition("-")[2]) for run in runs]
-    return [rank for first, last in ends for rank in range(int(first), int(last) + 1)]
+    texts = [text for text in exceptions(tail) if LOST.match(text)]
+    return [int(rank) for rank in CULPRIT.findall(texts[-1])]
 
 
 def blamed(codes: Mapping[int, int], tails: Mapping[int, Sequence[bytes]]) -> int:

@@ -67,7 +67,7 @@ def log_message(group: Group, name: str, tensor: Tensor, peer: int | None, tag: 
         peer: The other rank; None: any.
         tag: The message's.
     """
-    whom = "any rank" if peer is None else f"rank {peer}"
+    whom = "any rank" if peer is None else f"rank {group.number(peer)}"
     _log(group, f"{name} {'to' if name == 'send' else 'from'} {whom} tag {tag}", [tensor])
 
 
@@ -76,5 +76,4 @@ def _log(group: Group, what: str, tensors: Sequence[Tensor]) -> None:
         shapes = ", ".join(
             f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors
         )
-        head = f"[rank {group.rank}/{group.world_size}] {group.name}:"
-        log.info("%s", f"{head} {what} {shapes}".rstrip())
+        log.info("%s", f"{group.head}{what} {shapes}".rstrip())

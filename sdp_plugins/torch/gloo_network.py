@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from sdp_plugins.core import RendezvousError
 from sdp_plugins.core.environment import environment
 from sdp_plugins.core.nodes import Nodes
+from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.rendezvous import Exchange
 from sdp_plugins.torch.gloo_board import Board
 from sdp_plugins.torch.gloo_channel import Connections, GlooChannel
@@ -52,11 +53,11 @@ class GlooNetwork:
                 options._devices = [ProcessGroupGloo.create_device(hostname=address)]
                 group = ProcessGroupGloo(store, rank, nodes.world_size, options)
         except RuntimeError as error:
+            head = RankNames(name, nodes.world_size, nodes.job_ranks).head(rank)
             raise RendezvousError(
-                f"[rank {rank}/{nodes.world_size}] rendezvous '{name}': gloo cannot connect the "
-                f"nodes ({first_line(error)}). Hint: look whether a rank has ended "
-                "meanwhile; if none has, set GLOO_SOCKET_IFNAME to the network interface between "
-                "the nodes."
+                f"{head}rendezvous: gloo cannot connect the nodes ({first_line(error)}). Hint: "
+                "look whether a rank has ended meanwhile; if none has, set GLOO_SOCKET_IFNAME to "
+                "the network interface between the nodes."
             ) from error
         return GlooChannel(Connections(group, nodes), Board(store))
 

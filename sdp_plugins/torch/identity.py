@@ -50,6 +50,11 @@ class Identity(dist.ProcessGroup):
         if description not in ("", *_NO_DESCRIPTIONS):
             self._group.describe(description)
 
+    @property
+    def job_ranks(self) -> tuple[int, ...] | None:
+        """See ``Group.job_ranks``."""
+        return self._group.job_ranks
+
     def ended(self) -> list[int]:
         """The group's ranks on this node whose processes have ended."""
         return self._group.ended()

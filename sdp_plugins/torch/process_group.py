@@ -10,11 +10,12 @@ import torch.distributed as dist
 
 from sdp_plugins.core import Group, PeerLostError, SdpError
 from sdp_plugins.core.config import Config
-from sdp_plugins.core.errors import name_ranks
 from sdp_plugins.core.internode.choice import mpi_is_there
 from sdp_plugins.core.internode.mpi import MpiNetwork
 from sdp_plugins.core.internode.wire import Network
+from sdp_plugins.core.rank_names import DEFAULT, RankNames
 from sdp_plugins.core.rendezvous.deadline import Deadline
+from sdp_plugins.core.rendezvous.exchange import store_failures
 from sdp_plugins.core.rendezvous.failure import Occasion, ReasonError
 from sdp_plugins.torch.exchanges import Exchanges
 from sdp_plugins.torch.gathers import Gathers
@@ -47,11 +48,12 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
     config = Config.from_env()  # wrong settings are told before anybody waits
     rank, size = options.group_rank, options.group_size
     # torch's own name of the default group is "0".
-    name = options.group_id if options.global_ranks_in_group else "default"
+    members = options.global_ranks_in_group
+    name = options.group_id if members else DEFAULT
+    job_ranks = _numbers(members)
     timeout_s = group_seconds(options.timeout, config)
     answer_s = config.wait_s if timeout_s is None else timeout_s
-    members = options.global_ranks_in_group
-    occasion = Occasion(rank, size, name, Deadline(answer_s))
+    occasion = Occasion(rank, RankNames(name, size, job_ranks), Deadline(answer_s))
 
     def look() -> None:
         if lost := _lost(occasion, members):
@@ -60,10 +62,19 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
     def meet(part: TorchStore, name: str) -> Group:
         by_mpi = mpi_is_there() if config.internode is None else config.internode == "mpi"
         network: Network = MpiNetwork() if by_mpi else GlooNetwork(part.raw)
-        return Group.from_store(part, rank, size, name=name, timeout_s=timeout_s, network=network)
+        return Group.from_store(
+            part,
+            rank,
+            size,
+            name=name,
+            timeout_s=timeout_s,
+            network=network,
+            job_ranks=job_ranks,
+        )
 
     try:
-        store = TorchStore.of_new_group(options.store, rank, answer_s)
+        with store_failures(occasion):
+            store = TorchStore.of_new_group(options.store, rank, answer_s)
         group = meet(store.under("main", look), name)
     except Exception as error:
         # A rank that has ended may have served the store, which is noticed sooner.
@@ -85,6 +96,19 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
     )
 
 
+def _numbers(members: Sequence[int]) -> tuple[int, ...] | None:
+    """What messages call the ranks of a new group; None: the default group finds out.
+
+    torch's numbers are the job's where its launcher does not tell all ranks apart, as one that
+    numbers nodes.
+    """
+    if not members:
+        return None
+    world = dist.group.WORLD
+    known = world.job_ranks if isinstance(world, ProcessGroup) else None
+    return tuple(known[member] for member in members) if known else tuple(members)
+
+
 def _lost(occasion: Occasion, members: Sequence[int], looks: int = 1) -> SdpError | None:
     """The error for a new group of which a rank has ended, as the default group sees it."""
     world = dist.group.WORLD
@@ -95,6 +119,7 @@ def _lost(occasion: Occasion, members: Sequence[int], looks: int = 1) -> SdpErro
             time.sleep(0.005)
         ended = [one for one in world.ended() if one in members]
         if ended:
-            what = f"{name_ranks(ended)} of the job ended before the group was made"
-            return occasion.error(ReasonError.lost(what, map(members.index, ended)).reason)
+            lost = [members.index(one) for one in ended]
+            what = f"{occasion.names.list(lost)} ended before the group was made"
+            return occasion.error(ReasonError.lost(what, lost).reason)
     return None

@@ -87,9 +87,6 @@ def on_cpu(tensor: Tensor) -> Tensor:
     return tensor
 
 
-OVERLAPS = 1  # torch's MemOverlap::Yes
-
-
 class Outputs:
     """Dense tensors to write into, and the copies back to those that the caller gave."""
 
@@ -101,11 +98,6 @@ class Outputs:
         tensor = tensor_of(tensor)
         stand_in = readable(tensor)
         if stand_in is not tensor:
-            if torch._debug_has_internal_overlap(tensor) == OVERLAPS:
-                raise ValueError(
-                    f"The output of shape {tuple(tensor.shape)} has several elements in one place "
-                    "of memory. Hint: pass tensor.contiguous()."
-                )
             self.copy_later(tensor, stand_in)
         return stand_in
 
@@ -115,7 +107,8 @@ class Outputs:
             raise ValueError(
                 f"The output has {tensor.numel()} elements, but the result {stand_in.numel()}."
             )
-        self._pending.append((tensor, stand_in.view(tensor.shape)))
+        shaped = stand_in.view(tensor.shape)
+        self._pending.append((_unexpanded(tensor), _unexpanded(shaped, like=tensor)))
 
     def copy_back(self) -> None:
         """Copy from the stand-ins; at most once."""
@@ -128,6 +121,15 @@ class Outputs:
 
     def __bool__(self) -> bool:
         return bool(self._pending)
+
+
+def _unexpanded(tensor: Tensor, like: Tensor | None = None) -> Tensor:
+    """Without the repetitions that `expand()` has made in `like`, or in the tensor itself."""
+    strides = (tensor if like is None else like).stride()
+    for dim, (stride, size) in enumerate(zip(strides, tensor.shape, strict=True)):
+        if stride == 0 and size > 1:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
 
 
 def same_dtype(tensors: Iterable[Tensor]) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.rendezvous import EnvHub, Exchange, Links, StoreExchange, connect
 from sdp_plugins.core.rendezvous.address import hub_addresses
 from sdp_plugins.core.topology import Topology
@@ -171,4 +172,4 @@ def hooked(exchange: Exchange, then: Callable[[], None]) -> Exchange:
 
 def file_exchange(root: str, rank: int, world: int, prefix: str = "p") -> StoreExchange:
     """An exchange that needs no socket."""
-    return StoreExchange(FileStore(root), prefix, rank, world)
+    return StoreExchange(FileStore(root), prefix, rank, RankNames(prefix, world))

@@ -23,6 +23,7 @@ import pytest
 from sdp_plugins.core.bring_up import bring_up
 from sdp_plugins.core.config import Config
 from sdp_plugins.core.errors import PeerLostError, RendezvousError, RendezvousTimeoutError, SdpError
+from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.rendezvous import (
     ANNOUNCEMENT_NBYTES,
     Links,
@@ -67,7 +68,7 @@ def root() -> Iterator[str]:
 def error_of(ranks: Ranks, rank: int) -> SdpError:
     error = ranks[rank].outcome(10).error
     assert isinstance(error, SdpError), ranks[rank].outcome(0)
-    assert str(error).startswith(f"[rank {rank}/{len(ranks)}] rendezvous 'g': "), error
+    assert str(error).startswith(f"[rank {rank}/{len(ranks)} in group g] rendezvous: "), error
     assert ". Hint: " in str(error)
     return error
 
@@ -132,7 +133,8 @@ def test_many_ranks() -> None:
 
 def test_links_close_once() -> None:
     with no_fd_leak():
-        links = connect(0, 1, StoreExchange(FileStore("/"), "p", 0, 1), segment(0), 0.0)
+        exchange = StoreExchange(FileStore("/"), "p", 0, RankNames("p", 1))
+        links = connect(0, 1, exchange, segment(0), 0.0)
         links.close()
         again = os.dup(0)  # likely the same number
         links.close()

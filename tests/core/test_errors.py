@@ -21,6 +21,7 @@ from sdp_plugins.core.errors import (
     SdpError,
     SharedMemoryError,
     from_native,
+    name_error,
     name_ranks,
 )
 
@@ -130,3 +131,11 @@ def test_module_alone_is_light(module: str) -> None:
     code = f"import sys, sdp_plugins.core.{module}; print({heavy!r} & set(sys.modules))"
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert out.stdout.strip() == "set()", out.stderr
+
+
+def test_the_cause_alone_is_passed_on() -> None:
+    hint = " (last completed: barrier #1). Hint: raise the time-out."
+    text = "[rank 1 in group dp (ranks 1, 3)] all_reduce #7 float32[5] sum: rank 3 did not arrive"
+    assert name_error(CollectiveTimeoutError(text + hint)) == f"CollectiveTimeoutError: {text}"
+    cut = name_error(KeyError("x" * 1000))
+    assert len(cut) == 400 and cut.endswith("xxx...")

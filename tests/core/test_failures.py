@@ -203,7 +203,7 @@ def test_killed_in_rendezvous(start_pooled: Start) -> None:
     assert type(outcome.error) is PeerLostError, outcome
     assert outcome.error.ranks == (1,) and outcome.error.op == "rendezvous"
     assert outcome.ended_at - killed < NOTICE_S
-    assert str(outcome.error).startswith("[rank 0/3] rendezvous 'default': rank 1")
+    assert str(outcome.error).startswith("[rank 0/3] rendezvous: rank 1")
 
 
 def test_never_at_the_rendezvous() -> None:

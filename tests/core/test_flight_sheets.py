@@ -83,6 +83,7 @@ def test_what_does_not_fit_is_left_out() -> None:
         ("world_size", 2**40),
         ("process", "x@y"),
         ("process", "9" * 5000),
+        ("process", "\N{SUPERSCRIPT TWO}@1"),  # a digit that is no number
         ("name", None),
         ("token", 1.5),
     ],
@@ -93,7 +94,10 @@ def test_what_no_rank_says_of_itself(field: str, value: object) -> None:
         About.unpack(text.encode())
 
 
-@pytest.mark.parametrize("runs", [5, [[0, 4]], [[0, 2]], [[-1, 3]], [[0, 10**9]], [[0, "3"]], [7]])
+@pytest.mark.parametrize(
+    "runs",
+    [5, [[0, 4]], [[0, 2]], [[-1, 3]], [[0, 10**9]], [[0, "3"]], [7], [[2**70, 3]]],
+)
 def test_members_that_cannot_be(runs: object) -> None:
     assert About.from_json(ABOUT.to_json() | {"members": runs}).members is None
 
@@ -162,7 +166,12 @@ def test_garbage_in_rings(raw: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "meeting", [Meeting("g", 2, 5), Meeting("ü" * 200, 2**20, 2**62, 2**62, 3)]
+    "meeting",
+    [
+        Meeting("g", 2, 5),
+        Meeting("ü" * 200, 2**20, 2**62, 2**62, 3),
+        Meeting("ü" * 200, 3, 5, members=(7, 2, 3)),
+    ],
 )
 def test_a_group_that_is_being_made(raw: bytes, meeting: Meeting) -> None:
     text = meeting.text()
@@ -170,6 +179,9 @@ def test_a_group_that_is_being_made(raw: bytes, meeting: Meeting) -> None:
     packed = struct.pack(f"<Q{_native.FLIGHT_MEETING_BYTES}s", meeting.since_ns, text)
     found = parse(raw[:at] + packed + raw[at + len(packed) :]).meeting
     assert found and found[1:] == meeting[1:]
+    many = meeting._replace(members=tuple(range(0, 200, 2)), world_size=100)
+    shown = Meeting.unpack(struct.pack(f"<Q{_native.FLIGHT_MEETING_BYTES}s", 5, many.text()))
+    assert shown and shown.members is None  # there is no room
     assert found.name and meeting.name.startswith(found.name)
 
 
@@ -177,6 +189,9 @@ def test_garbage_in_a_meeting(raw: bytes) -> None:
     at, length = 576 + _native.FLIGHT_ABOUT_BYTES, 8 + _native.FLIGHT_MEETING_BYTES
     texts = [
         b"-1 g",
+        b"2 0 0 [[0,1],[2,-1]] g",
+        b"2 0 0 [[1048576,2]] g",
+        b"2 0 0 " + b"[" * 200 + b" g",
         b"x g",
         b"1" * 248,
         b"9" * 30 + b" 0 0 g",
@@ -184,7 +199,7 @@ def test_garbage_in_a_meeting(raw: bytes) -> None:
         b"\xff" * 248,
         b"3 9 9 \x1b[2J",
         b"2 g",
-        b"2 0 0 g",
+        b"2 0 0 [] g",
     ]
     for number in (1, 2**63, 2**64 - 1):
         for text in texts:

@@ -56,7 +56,7 @@ def describe(rank: int, world: int) -> None:
     assert group.closed
     group.close()
     with pytest.raises(
-        SdpError, match=rf"\[rank {rank}/{world} of group a name\] the group is closed"
+        SdpError, match=rf"\[rank {rank} in group a name \(ranks 0-{world - 1}\)\] the group"
     ):
         group.all_reduce(np.zeros(3))
     assert "is closed" in str(group.failure)
@@ -467,17 +467,13 @@ def begin_messages(rank: int, world: int) -> list[str]:
 
 
 def test_errors_tell_which_group(rank_pool: Pool) -> None:
-    """Ranks of a part have other numbers than in the job: the text says which are meant."""
-    swapped = "of group default/1,0 (ranks 1, 0 of the job)"
-    pair = "of group pair [b) (ranks 1, 3 of the job)"
+    """All ranks are called by their numbers in the job."""
+    swapped = "in group default/1,0 (ranks 0, 1)"
+    pair = "in group pair [b) (ranks 1, 3)"
+    twin = "in group twin (ranks 0-3)"
     assert rank_pool(4).run(begin_messages) == [
-        [f"[rank 1/2 {swapped}] ", "[rank 0/4 of group twin] ", "[rank 0/4] "],
-        [
-            f"[rank 0/2 {swapped}] ",
-            f"[rank 0/2 {pair}] ",
-            "[rank 1/4 of group twin] ",
-            "[rank 1/4] ",
-        ],
-        ["[rank 2/4 of group twin] ", "[rank 2/4] "],
-        [f"[rank 1/2 {pair}] ", "[rank 3/4 of group twin] ", "[rank 3/4] "],
+        [f"[rank 0 {swapped}] ", f"[rank 0 {twin}] ", "[rank 0/4] "],
+        [f"[rank 1 {swapped}] ", f"[rank 1 {pair}] ", f"[rank 1 {twin}] ", "[rank 1/4] "],
+        [f"[rank 2 {twin}] ", "[rank 2/4] "],
+        [f"[rank 3 {pair}] ", f"[rank 3 {twin}] ", "[rank 3/4] "],
     ]

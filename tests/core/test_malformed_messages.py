@@ -12,6 +12,7 @@ import pytest
 from sdp_plugins.core import bring_up
 from sdp_plugins.core.internode.costs import Costs
 from sdp_plugins.core.internode.notice import NOTICE_NBYTES, Notice
+from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.rendezvous.announcement import Announcement
 from sdp_plugins.core.rendezvous.deadline import Deadline
 from sdp_plugins.core.rendezvous.failure import Occasion, Reason, ReasonError
@@ -29,6 +30,7 @@ from sdp_plugins.core.rendezvous.messages import Call, MessageKind, Packet, pack
 from tests.core.mutation import draws, mutated, mutated_json, read
 
 WORLD = 3
+NAMES = RankNames("fuzz", WORLD)
 
 
 class NeverError(Exception):
@@ -56,7 +58,7 @@ def read_frames(data: bytes) -> list[object]:
 def read_reason(data: bytes) -> object:
     """As a rank that is told of it; the error can be shown, too."""
     reason = Reason.unpack(data)
-    return str(Occasion(0, WORLD, "fuzz", Deadline(1.0)).error(reason))
+    return str(Occasion(0, NAMES, Deadline(1.0)).error(reason))
 
 
 READERS: dict[str, tuple[bytes, Callable[[bytes], object], type[Exception]]] = {
@@ -74,7 +76,7 @@ READERS: dict[str, tuple[bytes, Callable[[bytes], object], type[Exception]]] = {
     "failure": (pack_frame(FrameKind.FAILURE, REASON.pack()), read_frames, FrameError),
     "settings": (
         json.dumps(["gloo None", Costs().to_json(), ""]).encode(),
-        partial(bring_up._settings, 1),
+        partial(bring_up._settings, 1, names=NAMES),
         ReasonError,
     ),
     "costs": (

@@ -19,6 +19,7 @@ from unittest import mock
 import pytest
 
 from sdp_plugins.core import SdpError
+from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.rendezvous import connect, hub_server, peer_rank
 from sdp_plugins.core.rendezvous.address import hub_addresses, listen
 from sdp_plugins.core.rendezvous.deadline import Deadline
@@ -99,7 +100,7 @@ def against_a_liar(run: Rank, liar: int, draw: random.Random) -> object:
 
 
 def meet_at_hub(addresses: list[bytes], rank: int) -> bool:
-    occasion = Occasion(rank, 2, "fuzz", Deadline(TIMEOUT_S))
+    occasion = Occasion(rank, RankNames("fuzz", 2), Deadline(TIMEOUT_S))
     with occasion.telling():
         if rank > 0:
             return len(attend(addresses, b"blob", occasion)) == 2

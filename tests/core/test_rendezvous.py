@@ -63,7 +63,7 @@ def error_of(ranks: Ranks, rank: int, timeout_s: float = 10.0) -> SdpError:
     """The error that a rank raised, checked for what every error of a rendezvous has."""
     error = ranks[rank].outcome(timeout_s).error
     assert isinstance(error, SdpError), ranks[rank].outcome(0)
-    assert str(error).startswith(f"[rank {rank}/{len(ranks)}] rendezvous 'g': "), error
+    assert str(error).startswith(f"[rank {rank}/{len(ranks)} in group g] rendezvous: "), error
     assert ". Hint: " in str(error)
     assert "\n" not in str(error)
     assert (error.op, error.seq) == ("rendezvous", NO_SEQ)

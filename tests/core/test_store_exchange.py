@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sdp_plugins.core.errors import RendezvousError, RendezvousTimeoutError
+from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.rendezvous import StoreExchange
 from tests.core.rendezvous_cases import FileStore, file_exchange
 
@@ -41,7 +42,7 @@ def test_deadline_names_all_who_did_not_publish(root: str) -> None:
         file_exchange(root, 0, 5)(b"", 0.5)
     assert caught.value.ranks == (2, 4)
     assert 0.4 < time.monotonic() - start < 1.5
-    assert str(caught.value).startswith("[rank 0/5] rendezvous 'p': ")
+    assert str(caught.value).startswith("[rank 0/5 in group p] rendezvous: ")
 
 
 class BrokenStore(FileStore):
@@ -57,7 +58,7 @@ class BreakingStore(FileStore):
 @pytest.mark.parametrize("store", [BrokenStore, BreakingStore])
 def test_a_failing_store_is_named(store: type[FileStore], root: str) -> None:
     with pytest.raises(RendezvousError, match=r"the store failed.*the server is gone") as caught:
-        StoreExchange(store(root), "p", 0, 2)(b"", 5)
+        StoreExchange(store(root), "p", 0, RankNames("p", 2))(b"", 5)
     assert not isinstance(caught.value, RendezvousTimeoutError)
     assert caught.value.__cause__ is not None
 
@@ -68,4 +69,4 @@ def test_an_interrupt_goes_through(root: str) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        StoreExchange(Interrupted(root), "p", 0, 2)(b"", 5)
+        StoreExchange(Interrupted(root), "p", 0, RankNames("p", 2))(b"", 5)

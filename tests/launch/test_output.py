@@ -232,11 +232,6 @@ def lost(text: str) -> list[bytes]:
     return [traceback(lines[0]), b"x\n", traceback(f"sdp_plugins.core.errors.{lines[1]}. Hint: y")]
 
 
-def lost_in(members: str, text: str) -> list[bytes]:
-    head = f"[rank 0/3 of group 1 mesh ({members} of the job)]"
-    return [traceback(f"PeerLostError: {head} barrier #1: {text}. Hint: y")]
-
-
 OWN = [traceback("ValueError: x")]
 CAUSE = "The above exception was the direct cause of the following"
 
@@ -259,11 +254,6 @@ CAUSE = "The above exception was the direct cause of the following"
         ({2: lost("a #1: rank 1 gave up: a #1: rank 3 has closed the group"), 1: lost("")}, 1),
         ({2: lost("a #1: rank 3 has closed the group"), 1: lost("")}, 2),
         ({2: [traceback("PeerLostError")], 1: lost("")}, 2),
-        # Their numbers in a group of some of the job's ranks.
-        ({2: lost_in("ranks 2, 5, 7", "rank 2 ended while needed"), 1: [], 7: []}, 7),
-        ({2: lost_in("ranks 2, 1, 3", "rank 1 gave up: rank 2 ended"), 1: [], 3: []}, 3),
-        ({2: lost_in("ranks 2, 4-6, 1", "rank 4 has closed the group"), 4: [], 1: []}, 1),
-        ({2: lost_in("ranks 2, 4, ...", "rank 2 ended while needed"), 1: [], 4: []}, 1),
     ],
 )
 def test_who_is_blamed(tails: dict[int, list[bytes]], rank: int) -> None:

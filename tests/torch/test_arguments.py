@@ -149,6 +149,23 @@ def test_tensors_that_are_not_dense(rank_pool: Any, async_op: bool) -> None:
     rank_pool(2).run(run_not_dense, async_op)
 
 
+def reduce_expanded(rank: int, world: int) -> list[Any]:
+    with process_group():
+        wide = torch.arange(3.0).add(rank).unsqueeze(1).expand(3, 2)
+        dist.all_reduce(wide)
+        one = torch.full((1,), rank + 1.0).expand(3)
+        dist.broadcast(one, 1)
+        parts = [torch.zeros(1).expand(2) for _ in range(world)]
+        dist.all_gather(parts, torch.full((2,), rank + 5.0))
+        return [wide.tolist(), one.tolist(), [part.tolist() for part in parts]]
+
+
+def test_expanded_outputs(rank_pool: Any) -> None:
+    """As over gloo: what lies in one place of memory is written once."""
+    pairs = [[[1.0, 1.0], [3.0, 3.0], [5.0, 5.0]], [2.0] * 3, [[5.0, 5.0], [6.0, 6.0]]]
+    assert rank_pool(2).run(reduce_expanded) == [pairs, pairs]
+
+
 def run_misuse(rank: int, world: int) -> None:
     """Each raises at once, on one rank alone, and the group goes on."""
     with process_group() as group:
@@ -158,7 +175,6 @@ def run_misuse(rank: int, world: int) -> None:
             (ValueError, r"on meta.*cpu", lambda: dist.all_reduce(torch.ones(3, device="meta"))),
             (ValueError, r"on meta", lambda: dist.broadcast(torch.ones(3, device="meta"), 0)),
             (ValueError, r"no memory", lambda: dist.all_reduce(freed())),
-            (ValueError, r"one place", lambda: dist.all_reduce(torch.ones(1).expand(4))),
             (TypeError, r"float8.*float32", lambda: dist.all_reduce(ones.to(torch.float8_e5m2))),
             (TypeError, r"uint16", lambda: dist.all_reduce(ones.to(torch.uint16))),
             (ValueError, r"one tensor", lambda: group.allreduce([ones, ones])),

@@ -50,7 +50,7 @@ def run_calls(rank: int, world: int) -> list[str]:
 
 def test_detail_logs_calls() -> None:
     for rank, lines in enumerate(run_ranks(2, run_calls, env=DETAIL)):
-        head = f"[rank {rank}/2] default:"
+        head = f"[rank {rank}/2]"
         assert lines == [
             f"{head} all_reduce #1 float32[3, 2]",
             f"{head} all_gather #2 int8[2]",
@@ -77,7 +77,7 @@ def run_all_kinds(rank: int, world: int) -> list[str]:
 
 def test_every_operation_of_a_call_is_logged_as_errors_number_it() -> None:
     for rank, lines in enumerate(run_ranks(2, run_all_kinds, env=DETAIL)):
-        head = f"[rank {rank}/2] default:"
+        head = f"[rank {rank}/2]"
         assert lines == [
             f"{head} all_reduce #1 float32[2]",
             f"{head} all_reduce #2 float32[3]",
@@ -85,7 +85,7 @@ def test_every_operation_of_a_call_is_logged_as_errors_number_it() -> None:
             f"{head} monitored_barrier #6",
             f"{head} " + ("recv from any rank" if rank else "send to rank 1") + " tag 7 float32[4]",
             f"{head} all_reduce #7 float32[5]",
-            f"[rank {rank}/2] default, callbacks: all_reduce #1 float32[6]",
+            f"[rank {rank} in group default, callbacks (ranks 0, 1)] all_reduce #1 float32[6]",
         ]
 
 

@@ -370,7 +370,7 @@ def run_killed_before_new_group(rank: int, world: int, victim: int, first: int) 
         if rank != first:
             time.sleep(1)  # when the other has gone
         since = time.monotonic()
-        with pytest.raises(PeerLostError, match=f"rank {victim} of the job ended") as caught:
+        with pytest.raises(PeerLostError, match=f"rank {victim} ended") as caught:
             dist.new_group(timeout=timedelta(seconds=60))
         assert caught.value.ranks == (victim,)
         say(time.monotonic() - since)
@@ -423,3 +423,20 @@ def run_leave_before_rank_0(rank: int, world: int) -> None:
 
 def test_a_rank_that_leaves_says_so_at_once() -> None:
     run_ranks(2, run_leave_before_rank_0)
+
+
+def run_without_a_store(rank: int, world: int) -> None:
+    """The store went with rank 0, which is no member of the new group."""
+    dist.init_process_group("smddp")
+    dist.barrier()
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.5)
+    with pytest.raises(RendezvousError, match=r"group 1 \(ranks 1, 2\).*the store failed.*Hint"):
+        dist.new_group([1, 2])
+    say("told")
+
+
+def test_new_group_when_the_store_has_gone() -> None:
+    with start_ranks(3, run_without_a_store) as ranks:
+        assert [ranks[rank].heard() for rank in (1, 2)] == ["told", "told"]

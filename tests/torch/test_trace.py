@@ -20,6 +20,10 @@ from tests.core.flight_cases import until_seen
 from tests.ranks import run_ranks, say, start_ranks
 from tests.torch.jobs import process_group
 
+needs_notes = pytest.mark.skipif(
+    not hasattr(Exception, "add_note"), reason="errors have no notes before 3.11"
+)
+
 
 def over_gloo(rank: int, world: int) -> None:
     dist.init_process_group("gloo")
@@ -73,9 +77,9 @@ def come_late(rank: int, world: int) -> None:
 def test_a_rank_that_does_not_come_to_new_group() -> None:
     with start_ranks(3, come_late) as ranks:
         assert ranks[1].heard() == "away"
-        head = r"group 2, which is being made \(3 ranks\):\n"
+        head = r"group 2, which is being made \(ranks 0-2\):\n"
         wait = r"  ranks 0, 2 have waited .* for rank 1\n"
-        named = r"group 1 mine \(3 ranks\):\n  nobody waits; its last: barrier #1"
+        named = r"group 1 mine \(ranks 0-2\):\n  nobody waits; its last: barrier #1"
         until_seen(
             ranks,
             named,
@@ -95,7 +99,7 @@ def wait_in_a_ring(rank: int, world: int) -> str:
         return "\n".join(getattr(caught.value, "__notes__", [""]))
 
 
-@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="errors have no notes before 3.11")
+@needs_notes
 def test_what_ranks_are_at_in_groups_of_others(rank_pool: Any) -> None:
     first, second, third = rank_pool(3).run(wait_in_a_ring)
     was = r"(was|has been) in all_reduce #\d float32\[8\] sum .*in group"
@@ -148,7 +152,117 @@ def twice() -> None:
     dist.barrier()
 
 
-@pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="errors have no notes before 3.11")
+@needs_notes
 def test_what_has_failed_before_is_not_told(rank_pool: Any) -> None:
     for note in rank_pool(3).run(go_on_after_failures)[::2]:
         assert re.search(r"rank 1 .* is in no operation; its last: barrier #2, done", note), note
+
+
+def time_out_in_a_part(rank: int, world: int, init: str, launched_as: list[int]) -> str:
+    """Ranks 1 and 3 have a group, to which 3 does not come; the launcher numbers other things."""
+    for name in ("RANK", "LOCAL_RANK", "SDP_RANK", "OMPI_COMM_WORLD_RANK"):
+        os.environ.pop(name, None)
+    if launched_as:
+        os.environ.update(RANK=str(launched_as[rank]), WORLD_SIZE="3")
+    with process_group(init_method=init, rank=rank, world_size=world):
+        part = dist.new_group([1, 3], timeout=timedelta(seconds=1), group_desc="tp\n]row")
+        if rank != 1:
+            time.sleep(2)
+            return ""
+        with pytest.raises(SdpError) as caught:
+            dist.all_reduce(torch.ones(2), group=part)
+        return "\n".join([str(caught.value), *caught.value.__notes__])
+
+
+@needs_notes
+@pytest.mark.parametrize("launched_as", [[], [0, 1, 1, 2], [0, 0, 1, 1]])
+def test_ranks_are_torch_s_where_the_launcher_s_are_others(
+    tmp_path: Path, launched_as: list[int]
+) -> None:
+    init = f"file://{tmp_path / 'meet'}"
+    _, text, *_ = run_ranks(4, time_out_in_a_part, init, launched_as)
+    first, _, notes = text.partition("\n")
+    assert first.startswith("[rank 1 in group 1 tp?)row (ranks 1, 3)] all_reduce #1 "), first
+    assert "rank 3 did not arrive" in first
+    assert re.search(r"rank 1 has waited .* for rank 3\n.*rank 3 .* is in no operation", notes)
+
+
+def forget_new_group(rank: int, world: int) -> str:
+    with process_group():
+        dist.barrier()
+        if rank != 1:
+            time.sleep(3)
+            return ""
+        with pytest.raises(SdpError) as caught:
+            dist.new_group([1, 3], timeout=timedelta(seconds=1))
+        return "\n".join([str(caught.value), *caught.value.__notes__])
+
+
+@needs_notes
+def test_a_member_that_does_not_come_to_new_group(rank_pool: Any) -> None:
+    text = rank_pool(4).run(forget_new_group)[1]
+    head = r"\[rank 1 in group 1 \(ranks 1, 3\)\] rendezvous: rank 3 did not arrive in 1 s"
+    title = r"group 1, which is being made \(ranks 1, 3\):"
+    wait = r"  rank 1 has waited .* for rank 3\n    rank 3 \(pid .*\) is in no operation"
+    assert re.search(rf"^{head}(.*\n)+{title}\n{wait}", text), text
+
+
+def wait_through_two_groups(rank: int, world: int) -> str:
+    """Ranks 0 and 2 wait for rank 1, which waits for rank 3 in another group."""
+    with process_group(timeout=timedelta(seconds=2)):
+        part = dist.new_group([1, 3], timeout=timedelta(seconds=60), group_desc="dp")
+        dist.barrier()
+        if rank == 3:
+            time.sleep(4)
+            return ""
+        with pytest.raises(SdpError) as caught:
+            dist.all_reduce(torch.ones(2), group=part if rank == 1 else None)
+        return "\n".join([str(caught.value), *caught.value.__notes__])
+
+
+@needs_notes
+def test_a_wait_is_followed_into_another_group() -> None:
+    text = run_ranks(4, wait_through_two_groups)[0]
+    there = r"group 1 dp \(ranks 1, 3\):\n  rank 1 has waited .* in all_reduce #1 .* for rank 3\n"
+    assert re.search(there, text), text
+
+
+def wait_shortly(rank: int, world: int) -> str:
+    with process_group():
+        if rank == 1:
+            dist.barrier()
+            time.sleep(1)
+            dist.all_reduce(torch.ones(2))
+            return ""
+        dist.barrier()
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+        with pytest.raises(SdpError) as caught:
+            work.wait(timedelta(seconds=0.3))
+        work.wait()
+        return "\n".join([str(caught.value), *caught.value.__notes__])
+
+
+@needs_notes
+def test_a_wait_that_ends_before_its_operation_tells_for_whom(rank_pool: Any) -> None:
+    text = rank_pool(2).run(wait_shortly)[0]
+    assert re.match(r"\[rank 0/2\] all_reduce: not done after a wait of 0\.3 s", text), text
+    assert re.search(r"rank 0 has waited .* in all_reduce #2 float32\[2\] sum for rank 1\n", text)
+
+
+def send_and_wait(rank: int, world: int) -> None:
+    with process_group():
+        part = dist.new_group()
+        if rank == 0:
+            dist.send(torch.ones(4), 1, group=part)
+            dist.isend(torch.ones(4), 1, group=part, tag=5)
+        else:
+            dist.recv(torch.ones(4), 0, group=part)
+            dist.recv(torch.ones(4), 0, group=part, tag=6)
+        time.sleep(60)
+
+
+def test_messages_are_something_done() -> None:
+    with start_ranks(2, send_and_wait) as ranks:
+        wait = r"rank 1 has waited .* in recv #2 float32\[4\] from rank 0 tag 6\n"
+        last = r"rank 0 .* is in no operation; its last: send #2 float32\[4\] to rank 1 tag 5, done"
+        until_seen(ranks, wait + ".*" + last)

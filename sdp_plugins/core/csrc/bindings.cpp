@@ -115,10 +115,10 @@ class NativeGroup {
  public:
   NativeGroup(int rank, int world_size, std::vector<int> segment_fds, std::vector<int> sockets,
               std::vector<int> pidfds, std::size_t staging_bytes, int spin_us, std::vector<int> ids,
-              int group_size, std::uint64_t token)
+              int group_size, std::uint64_t token, std::vector<int> numbers)
       : communicator_(std::make_shared<Communicator>(
             Links{rank, world_size, std::move(segment_fds), std::move(sockets), std::move(pidfds),
-                  std::move(ids), group_size, token},
+                  std::move(ids), group_size, token, RankNames(std::move(numbers))},
             staging_bytes)),
         engine_(std::make_shared<Engine>(communicator_, spin_us)),
         point_to_point_(std::make_shared<PointToPoint>(communicator_, spin_us)) {}
@@ -268,7 +268,7 @@ class NativeGroup {
     std::memcpy(communicator_->peers().own().flight().about, text.c_str(), text.size() + 1);
   }
   std::string head() const { return communicator_->head(); }
-  void set_head(std::string words) { communicator_->set_head(std::move(words)); }
+  void set_head(std::string text) { communicator_->set_head(std::move(text)); }
   void meet(const nb::bytes& text, std::uint64_t since_ns) {
     communicator_->flight().meet({text.c_str(), text.size()}, since_ns);
   }
@@ -429,7 +429,8 @@ NB_MODULE(_native, m) {
   m.def(
       "describe",
       [](Op op, DType dtype, ReduceOp reduce_op, int root, const Pieces& sends, const Pieces& recvs,
-         double timeout_s, int rank, int world_size, int peer, std::uint32_t tag) {
+         double timeout_s, int rank, int world_size, int peer, std::uint32_t tag,
+         std::vector<int> numbers) {
         Request request;
         request.op = op;
         request.dtype = dtype;
@@ -442,11 +443,12 @@ NB_MODULE(_native, m) {
         request.tag = tag;
         if (reduces(op)) checked_kernel(best_kernels(), dtype, reduce_op);
         request.validate(rank, world_size);
-        return request.describe();
+        return request.describe(RankNames(std::move(numbers)));
       },
       "op"_a, "dtype"_a, "reduce_op"_a, "root"_a, "sends"_a, "recvs"_a, "timeout_s"_a, "rank"_a,
-      "world_size"_a, "peer"_a = -1, "tag"_a = 0,
-      "Checks a call as far as one rank can; what messages say of it.");
+      "world_size"_a, "peer"_a = -1, "tag"_a = 0, "numbers"_a = std::vector<int>(),
+      "Checks a call as far as one rank can; what messages say of it, which call the ranks by "
+      "`numbers`.");
   m.def(
       "combine",
       [](DType dtype, ReduceOp op, const std::vector<std::uintptr_t>& sources,
@@ -603,11 +605,13 @@ NB_MODULE(_native, m) {
 
   nb::class_<NativeGroup>(m, "NativeGroup", "The ranks of a group on this node.")
       .def(nb::init<int, int, std::vector<int>, std::vector<int>, std::vector<int>, std::size_t,
-                    int, std::vector<int>, int, std::uint64_t>(),
+                    int, std::vector<int>, int, std::uint64_t, std::vector<int>>(),
            "rank"_a, "world_size"_a, "segment_fds"_a, "sockets"_a, "pidfds"_a, "staging_bytes"_a,
            "spin_us"_a = -1, "ids"_a = std::vector<int>(), "group_size"_a = 0, "token"_a = 0,
-           "Takes ownership of all file descriptors, also if it raises. `ids`: the ranks' names in "
-           "messages, where they are one node's share of a group of `group_size`.")
+           "numbers"_a = std::vector<int>(),
+           "Takes ownership of all file descriptors, also if it raises. `ids`: the ranks' places, "
+           "where they are one node's share of a group of `group_size`. `numbers`: by which "
+           "messages call the group's ranks, if not by these.")
       .def("run", &NativeGroup::run, "op"_a, "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a,
            "sends"_a, "recvs"_a, "timeout_s"_a, "Blocks until the collective is done.")
       .def("submit", &NativeGroup::submit, "op"_a, "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a,
@@ -667,8 +671,7 @@ NB_MODULE(_native, m) {
       .def("set_about", &NativeGroup::set_about, "text"_a,
            "Replaces the text about this rank, see `initialize_segment`.")
       .def_prop_ro("head", &NativeGroup::head, "How messages begin: `[rank 3/8] `.")
-      .def("set_head", &NativeGroup::set_head, "words"_a,
-           "Puts words behind the numbers in `head`, such as ` of group 7`.")
+      .def("set_head", &NativeGroup::set_head, "text"_a, "Changes `head`.")
       .def("meet", &NativeGroup::meet, "text"_a, "since_ns"_a,
            "Shows that this process is making another group, since when; 0: none.")
       .def("flight", &NativeGroup::flight, "rank"_a,

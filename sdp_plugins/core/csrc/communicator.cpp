@@ -142,7 +142,8 @@ void Communicator::watch(const std::string& title) {
   const auto raise = [&](FailureKind kind, const std::string& what, std::vector<int> ranks) {
     throw fail(Failure(kind, head() + title + ": " + what + "." + hint(kind), std::move(ranks)));
   };
-  if (!lost.empty()) raise(FailureKind::peer_lost, rank_list(lost) + " ended while needed", lost);
+  if (!lost.empty())
+    raise(FailureKind::peer_lost, names().list(lost) + " ended while needed", lost);
   for (int r = 0; r < world_size(); ++r) {
     if (r == rank() || !peers_.failed(r)) continue;
     const auto cause = peers_.gave_up(r);

@@ -46,8 +46,9 @@ class Communicator {
   bool oversubscribed() const { return oversubscribed_; }
   Path last_path() const { return last_path_.load(); }
 
+  const RankNames& names() const { return peers_.names(); }
   std::string head() const { return peers_.head(); }
-  void set_head(std::string words) { peers_.set_head(std::move(words)); }
+  void set_head(std::string text) { peers_.set_head(std::move(text)); }
   int id() const { return peers_.id(rank()); }  // this rank, in failures
 
   // Memory of this process that all peers can map, zero-filled; freed with the group.

@@ -11,7 +11,8 @@ std::size_t ring_used(std::uint64_t head, std::uint64_t tail, const Peers& peers
   if (used <= kRingBytes) return used;
   const std::vector<int> blamed{peers.id(peer)};
   throw Failure(FailureKind::mismatch,
-                rank_list(blamed) + " has put the channel to this rank out of order", blamed);
+                peers.names().list(blamed) + " has put the channel to this rank out of order",
+                blamed);
 }
 }  // namespace
 

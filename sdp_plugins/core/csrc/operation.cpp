@@ -6,13 +6,13 @@ namespace sdp {
 namespace {
 constexpr std::uint32_t kSliceUs = 25'000;  // a lost peer is noticed within this time
 
-std::string describe(const Record& record) {
+std::string describe(const Record& record, const RankNames& names) {
   std::string text = std::string(name(record.op)) + " #" + std::to_string(record.shown_seq);
   if (record.op == Op::barrier) return text;
   text.append(" ").append(name(record.dtype));
   text.append("[").append(std::to_string(record.count)).append("]");
   if (reduces(record.op)) text.append(" ").append(name(record.reduce_op));
-  if (is_rooted(record.op)) text += " root " + std::to_string(record.root);
+  if (is_rooted(record.op)) text += " root " + std::to_string(names.number(record.root));
   if (record.layout != 0) text += " of fusion layout " + std::to_string(record.layout);
   return text;
 }
@@ -24,10 +24,11 @@ bool agree(const Record& a, const Record& b) {
          (!reduces(a.op) || a.reduce_op == b.reduce_op) && (!is_rooted(a.op) || a.root == b.root) &&
          (!counts_must_agree(a.op) || a.count == b.count);
 }
-std::string in_words(const std::vector<std::pair<std::string, std::vector<int>>>& table) {
+std::string in_words(const std::vector<std::pair<std::string, std::vector<int>>>& table,
+                     const RankNames& names) {
   std::string what;
   for (const auto& [text, ranks] : table) {
-    what.append(" ").append(rank_list(ranks)).append(": ").append(text).append(";");
+    what.append(" ").append(names.list(ranks)).append(": ").append(text).append(";");
   }
   what.pop_back();
   return what;
@@ -90,7 +91,7 @@ std::byte* Operation::memory_of(int rank, std::uint64_t nbytes) const {
   const RegionPlace place{record(rank).region, record(rank).offset};
   if (std::byte* memory = regions().address(rank, place, nbytes)) return memory;
   check_peers(step_ + 1);
-  fail(FailureKind::mismatch, rank_list({id(rank)}) + " announced memory that it does not offer",
+  fail(FailureKind::mismatch, names().list({id(rank)}) + " announced memory that it does not offer",
        {id(rank)});
 }
 
@@ -172,7 +173,7 @@ void Operation::check_peers(std::uint32_t step) const {
   }
   if (!lost.empty()) {
     lost = context_.peers.ids(lost);
-    fail(FailureKind::peer_lost, rank_list(lost) + " ended while needed", lost);
+    fail(FailureKind::peer_lost, names().list(lost) + " ended while needed", lost);
   }
   for (int r = 0; r < world_size(); ++r) {
     if (r == rank()) continue;
@@ -200,16 +201,16 @@ void Operation::time_out(std::uint32_t step) const {
   const std::vector<int> late = missing(step);
   if (late.empty()) return;  // the last one came just now
   const std::vector<int> ids = context_.peers.ids(late);
-  std::string what = rank_list(ids);
+  std::string what = names().list(ids);
   what += step == arrival_step_ ? " did not arrive in " : " arrived, but stalled for ";
   what += seconds(request_.timeout_s);
   const Record& previous = segment(late[0]).record(seq_ - 1);
   if (step == arrival_step_ && !request_.part && seq_ > 1 && previous.seq + 1 == seq_) {
-    what += "; " + rank_list({ids[0]}) + " last announced " + describe(previous);
+    what += "; " + names().list({ids[0]}) + " last announced " + describe(previous, names());
   }
   if (step == arrival_step_) {
     const Announcements table = disagreement(late);
-    if (!table.empty()) what += "; those that came disagree:" + in_words(table);
+    if (!table.empty()) what += "; those that came disagree:" + in_words(table, names());
   }
   fail(FailureKind::timeout, what, ids);
 }
@@ -226,7 +227,7 @@ Operation::Announcements Operation::disagreement(const std::vector<int>& absent)
   Announcements table;
   if (std::all_of(ranks.begin(), ranks.end(), agrees)) return table;
   for (int r : ranks) {
-    const std::string text = describe(record(r));
+    const std::string text = describe(record(r), names());
     const auto same =
         std::find_if(table.begin(), table.end(), [&](auto& row) { return row.first == text; });
     if (same == table.end()) {
@@ -250,13 +251,13 @@ void Operation::compare_records() const {
   for (auto party = table.begin(); party != table.end(); ++party) {
     if (party != largest) others.insert(others.end(), party->second.begin(), party->second.end());
   }
-  fail(FailureKind::mismatch, "ranks disagree:" + in_words(table), others);
+  fail(FailureKind::mismatch, "ranks disagree:" + in_words(table, names()), others);
 }
 
 void Operation::fail(FailureKind kind, const std::string& what, std::vector<int> ranks) const {
   const double elapsed_s = now_s() - started_s_;
   const std::string op(name(request_.op));
-  const std::string shape = request_.describe();
+  const std::string shape = request_.describe(names());
   const std::string title = op + " #" + std::to_string(seq_) + (shape.empty() ? "" : " " + shape);
   std::string text =
       context_.peers.head() + (request_.part ? request_.part->title : title) + ": " + what;

@@ -42,6 +42,7 @@ class Operation {
   int rank() const { return context_.peers.rank(); }
   int world_size() const { return context_.peers.world_size(); }
   int id(int rank) const { return context_.peers.id(rank); }  // in failures
+  const RankNames& names() const { return context_.peers.names(); }
   std::size_t itemsize() const { return itemsize_; }
   Regions& regions() const { return context_.regions; }
   KernelTable kernels() const { return context_.kernels; }

@@ -50,12 +50,14 @@ Peers::Peers(Links links, std::size_t staging_bytes)
       ids_(std::move(links.ids)),
       group_size_(links.group_size),
       token_(links.token),
+      names_(std::move(links.names)),
       layout_(world_size_, staging_bytes) {
   if (ids_.empty()) {
     ids_.resize(static_cast<std::size_t>(world_size_));
     std::iota(ids_.begin(), ids_.end(), 0);
     group_size_ = world_size_;
   }
+  head_ = "[rank " + std::to_string(id(rank_)) + "/" + std::to_string(group_size_) + "] ";
   // Own everything first: nothing may leak if a mapping fails.
   std::vector<FileDescriptor> files;
   for (int fd : links.segment_fds) files.emplace_back(fd);
@@ -69,7 +71,7 @@ Peers::Peers(Links links, std::size_t staging_bytes)
     if (header.magic != kMagic || header.rank != r || header.world_size != world_size_ ||
         header.staging_bytes != staging_bytes) {
       throw Failure(FailureKind::mismatch,
-                    head() + "rendezvous: " + rank_list({id(r)}) +
+                    head() + "rendezvous: " + names_.list({id(r)}) +
                         " has another memory layout. Hint: the same version of sdp_plugins and the "
                         "same SDP_STAGING_BYTES must be used on all ranks.",
                     {id(r)}, "rendezvous");
@@ -91,13 +93,12 @@ std::vector<int> Peers::ids(const std::vector<int>& ranks) const {
 
 std::string Peers::head() const {
   const std::lock_guard lock(head_mutex_);
-  return "[rank " + std::to_string(id(rank_)) + "/" + std::to_string(group_size_) + head_words_ +
-         "] ";
+  return head_;
 }
 
-void Peers::set_head(std::string words) {
+void Peers::set_head(std::string text) {
   const std::lock_guard lock(head_mutex_);
-  head_words_ = std::move(words);
+  head_ = std::move(text);
 }
 
 std::vector<int> Peers::dead() const {
@@ -128,7 +129,7 @@ std::optional<Failure> Peers::gave_up(int rank) const {
   rank = who_met(rank);
   const Header& header = segment(rank).header();
   const PeerState state = header.state.load(std::memory_order_acquire);
-  const std::string who = rank_list({id(rank)});
+  const std::string who = names_.list({id(rank)});
   if (state == PeerState::open) return std::nullopt;
   if (state == PeerState::left) {
     return Failure(FailureKind::peer_lost, who + " has closed the group (had it less to do?)",
@@ -181,7 +182,7 @@ std::map<int, Failure> Peers::gone() const {
   std::map<int, Failure> why;
   for (int r : dead()) {
     if (!silent(r)) continue;  // it has said why
-    why.try_emplace(r, FailureKind::peer_lost, rank_list({id(r)}) + " ended while needed",
+    why.try_emplace(r, FailureKind::peer_lost, names_.list({id(r)}) + " ended while needed",
                     std::vector<int>{id(r)});
   }
   for (int r = 0; r < world_size_; ++r) {

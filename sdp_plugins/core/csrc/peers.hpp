@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "error.hpp"
+#include "rank_names.hpp"
 #include "segment.hpp"
 
 namespace sdp {
@@ -19,10 +20,11 @@ struct Links {
   std::vector<int> segment_fds;
   std::vector<int> sockets;  // connected Unix sockets; -1 at this rank's own index
   std::vector<int> pidfds;   // -1 where the kernel could not give one
-  // How messages name these ranks, where they are one node's share of a larger group; else empty.
+  // These ranks' places in the group, where they are one node's share of a larger one; else empty.
   std::vector<int> ids = {};
   int group_size = 0;
   std::uint64_t token = 0;  // of the group, for those who report its failures
+  RankNames names = RankNames();
 };
 
 class FileDescriptor {
@@ -46,8 +48,9 @@ class Peers {
   bool are_a_part() const { return world_size_ < group_size_; }
   int id(int rank) const { return ids_[static_cast<std::size_t>(rank)]; }  // in the whole group
   std::vector<int> ids(const std::vector<int>& ranks) const;
-  std::string head() const;          // "[rank 3/8] ", how every message begins
-  void set_head(std::string words);  // behind the numbers: " of group 7"
+  const RankNames& names() const { return names_; }  // of ids
+  std::string head() const;                          // "[rank 3/8] ", how every message begins
+  void set_head(std::string text);
   const Layout& layout() const { return layout_; }
   const Segment& segment(int rank) const { return segments_[static_cast<std::size_t>(rank)]; }
   const Segment& own() const { return segment(rank_); }
@@ -79,8 +82,9 @@ class Peers {
   std::vector<int> ids_;
   int group_size_;
   std::uint64_t token_;
+  RankNames names_;
   mutable std::mutex head_mutex_;
-  std::string head_words_;
+  std::string head_;
   Layout layout_;
   std::vector<Segment> segments_;
   std::vector<FileDescriptor> sockets_, pidfds_;

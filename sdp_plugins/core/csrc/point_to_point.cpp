@@ -287,7 +287,8 @@ bool PointToPoint::begin_message(int src) {
   rings_.read(src, reinterpret_cast<std::byte*>(&frame), sizeof frame);
   if (!plausible(frame.nbytes, frame.dtype)) {
     const std::vector<int> blamed{communicator_->peers().id(src)};
-    throw Failure(FailureKind::mismatch, rank_list(blamed) + " sent a malformed message", blamed);
+    throw Failure(FailureKind::mismatch,
+                  communicator_->names().list(blamed) + " sent a malformed message", blamed);
   }
   Incoming& incoming = incoming_[static_cast<std::size_t>(src)];
   incoming = Incoming{true, frame, 0, match(src, frame), {}};
@@ -310,7 +311,7 @@ void PointToPoint::check_size(const Pending& recv, int src, const Frame& frame) 
   if (frame.nbytes == room && frame.dtype == recv.request.dtype) return;
   const std::vector<int> blamed{communicator_->peers().id(src)};
   fail(recv, FailureKind::mismatch,
-       rank_list(blamed) + " sends " + std::string(name(frame.dtype)) + "[" +
+       communicator_->names().list(blamed) + " sends " + std::string(name(frame.dtype)) + "[" +
            std::to_string(frame.nbytes / std::max<std::size_t>(1, itemsize(frame.dtype))) + "]",
        blamed);
 }
@@ -379,7 +380,7 @@ void PointToPoint::check_one(const Pending& pending, const std::map<int, Failure
       const bool any = peer < 0 && r != communicator_->rank() && !gone.contains(r);
       if (any || r == peer) blamed.push_back(communicator_->peers().id(r));
     }
-    const std::string who = rank_list(blamed);
+    const std::string who = communicator_->names().list(blamed);
     fail(pending, FailureKind::timeout,
          (blamed.size() == 1 ? who + " did not answer in " : "none of " + who + " answered in ") +
              seconds(pending.request.timeout_s),
@@ -396,7 +397,7 @@ void PointToPoint::fail(const Pending& pending, FailureKind kind, const std::str
           : hint(kind);
   throw Failure(kind,
                 communicator_->head() + op + " #" + std::to_string(pending.seq) + " " +
-                    pending.request.describe() + ": " + what + "." + remedy,
+                    pending.request.describe(communicator_->names()) + ": " + what + "." + remedy,
                 std::move(ranks), op, pending.seq, now_s() - pending.started_s);
 }
 

@@ -30,9 +30,10 @@ FileDescriptor duplicate(int fd) {
   return copy;
 }
 
-[[noreturn]] void refuse(int id, const char* what) {
+[[noreturn]] void refuse(const Peers& peers, int rank, const char* what) {
+  const int id = peers.id(rank);
   throw Failure(FailureKind::mismatch,
-                rank_list({id}) + " sent a " + what + " about registered memory", {id});
+                peers.names().list({id}) + " sent a " + what + " about registered memory", {id});
 }
 }  // namespace
 
@@ -152,17 +153,18 @@ void Regions::catch_up(int rank, std::uint64_t news) {
     }
     if ((header.msg_flags & MSG_CTRUNC) != 0) {
       throw Failure(FailureKind::shared_memory,
-                    "no file descriptor is left for memory of " + rank_list({peers_.id(rank)}) +
+                    "no file descriptor is left for memory of " +
+                        peers_.names().list({peers_.id(rank)}) +
                         ". Hint: raise the limit (ulimit -n), or set SDP_REGISTER=0.",
                     {peers_.id(peers_.rank())});
     }
     const bool cut = (header.msg_flags & MSG_TRUNC) != 0;
     if (cut || got != static_cast<ssize_t>(sizeof message))
-      refuse(peers_.id(rank), "malformed message");
+      refuse(peers_, rank, "malformed message");
     if (message.nbytes == 0) {
       mapped.erase(message.region);
     } else {
-      if (file.get() < 0) refuse(peers_.id(rank), "message without a file");
+      if (file.get() < 0) refuse(peers_, rank, "message without a file");
       mapped[message.region] = Mapping(file.get(), message.nbytes, message.file_offset, true);
     }
   }
@@ -174,7 +176,7 @@ std::byte* Regions::address(int rank, RegionPlace place, std::uint64_t nbytes) c
   if (found == mapped.end()) return nullptr;
   const Mapping& mapping = found->second;
   if (place.offset > mapping.nbytes() || nbytes > mapping.nbytes() - place.offset) {
-    refuse(peers_.id(rank), "range outside its region");
+    refuse(peers_, rank, "range outside its region");
   }
   return mapping.data() + place.offset;
 }

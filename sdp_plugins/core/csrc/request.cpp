@@ -47,14 +47,15 @@ std::uint64_t Request::count() const {
   return most;
 }
 
-std::string Request::describe() const {
+std::string Request::describe(const RankNames& names) const {
   if (op == Op::barrier) return "";
   std::string text = std::string(name(dtype)) + "[" + std::to_string(count()) + "]";
   if (reduces(op)) text.append(" ").append(name(reduce_op));
-  if (is_rooted(op)) text += " root " + std::to_string(root);
-  if (op == Op::send) text += " to rank " + std::to_string(peer) + " tag " + std::to_string(tag);
+  if (is_rooted(op)) text += " root " + std::to_string(names.number(root));
+  if (op == Op::send)
+    text += " to rank " + std::to_string(names.number(peer)) + " tag " + std::to_string(tag);
   if (op == Op::recv) {
-    text += peer < 0 ? " from any rank" : " from rank " + std::to_string(peer);
+    text += peer < 0 ? " from any rank" : " from rank " + std::to_string(names.number(peer));
     text += " tag " + std::to_string(tag);
   }
   return text;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "rank_names.hpp"
 #include "types.hpp"
 
 namespace sdp {
@@ -47,8 +48,8 @@ struct Request {
   std::optional<Part> part = {};
   std::int64_t issued_ns = 0;  // where it had to queue
 
-  std::uint64_t count() const;   // elements of all_reduce's buffer, or else of the largest piece
-  std::string describe() const;  // "float32[25165824] sum"
+  std::uint64_t count() const;  // elements of all_reduce's buffer, or else of the largest piece
+  std::string describe(const RankNames& names = RankNames()) const;  // "float32[25165824] sum"
   // Throws std::invalid_argument for what can be seen without any other rank.
   void validate(int rank, int world_size) const;
 };

@@ -10,14 +10,9 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from .. import _native
-from ..errors import name_ranks
+from ..rank_names import RankNames
 from ..trace.naming import clock
-from .untrusted import MOST_CHARS, checked, from_runs, runs
-
-DEFAULT = "default"
-"""Name of the group of all ranks of a job, where nobody gave it another."""
-MOST_RANKS = 1 << 20
-_HEAD_CHARS = 80
+from .untrusted import MOST_CHARS, MOST_RANKS, checked, from_runs, runs
 
 
 class About(NamedTuple):
@@ -59,31 +54,12 @@ class About(NamedTuple):
 
     def shown(self, rank: int) -> int:
         """A rank of the group by its number in the job, if that is known."""
-        return self.members[rank] if self.members else rank
+        return self.names.number(rank)
 
     @property
-    def numbered_as_job(self) -> bool:
-        """Whether its ranks have the same numbers in the job, as far as is known."""
-        return self.members is None or self.members == tuple(range(self.world_size))
-
-    @property
-    def members_text(self) -> str:
-        """The members by their numbers in the job, in the group's order."""
-        members = [self.shown(rank) for rank in range(self.world_size)]
-        if members == sorted(members):
-            return f"{name_ranks(members)} of the job"
-        return f"ranks {', '.join(map(str, members))} of the job"
-
-    @property
-    def head(self) -> str:
-        """What stands behind ``rank 0/2`` where messages begin; empty for the job's own group."""
-        words = "" if self.name == DEFAULT else f" of group {self.name}".replace("]", ")")
-        if self.numbered_as_job:
-            return words
-        ranks = self.members_text
-        if len(ranks) > _HEAD_CHARS:
-            ranks = f"{ranks[: ranks.rindex(',', 0, _HEAD_CHARS)]}, ... of the job"
-        return f"{words} ({ranks})"
+    def names(self) -> RankNames:
+        """How messages name its ranks."""
+        return RankNames(self.name, self.world_size, self.members)
 
     def to_json(self) -> dict[str, Any]:
         """As a report has it."""
@@ -110,7 +86,11 @@ class About(NamedTuple):
         values = {name: checked(name, kind, found.get(name)) for name, kind in _KINDS.items()}
         about = cls(members=None, **values)
         number, _, _ = about.process.partition("@")
-        fits = 0 <= about.rank < about.world_size <= MOST_RANKS and number.isdigit()
+        fits = (
+            0 <= about.rank < about.world_size <= MOST_RANKS
+            and number.isdecimal()
+            and number.isascii()
+        )
         if not fits or len(number) > 10:
             raise ValueError(f"it says that it is rank {about.rank} of {about.world_size}")
         return about._replace(members=from_runs(found.get("members"), about.world_size))

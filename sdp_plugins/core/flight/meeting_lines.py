@@ -23,8 +23,8 @@ def meeting_lines(groups: Groups) -> list[str]:
 
 def _lines(there: Sequence[Moment], groups: Groups) -> Iterator[str]:
     meetings = [m.meeting for m in there if m.meeting]
-    name, size = meetings[0].name, meetings[0].world_size
-    yield f"group {name}, which is being made ({size} rank{'s' if size > 1 else ''}):"
+    names, size = meetings[0].names, meetings[0].world_size
+    yield f"group {names.group}, which is being made ({names.members}):"
     since = max(m.at_ns - m.meeting.since_ns for m in there if m.meeting)
     about = there[0].sheet.about
     who = ranks(tuple(m.rank for m in there), about)
@@ -47,14 +47,19 @@ def _others(
 ) -> tuple[int, Sequence[Moment], Sequence[Moment]]:
     """Who has not come, and who has and gave up.
 
-    That is seen where the new group has as many ranks as the one they were found in, whose token
-    comes first.
+    That is seen where the new group's members are known, or where it has as many ranks as the one
+    that these were found in, whose token comes first.
     """
     about = there[0].sheet.about
-    if about.world_size != meeting.world_size:
-        return about.token, (), ()
+    members = meeting.members
+    if members is None and about.world_size == meeting.world_size:
+        members = tuple(map(about.shown, range(about.world_size)))
     come = {m.process for m in there}
-    others = [m for m in groups[about.token].values() if m.process not in come]
+    others = [
+        m
+        for m in groups[about.token].values()
+        if m.process not in come and m.sheet.about.job_rank in (members or ())
+    ]
     gave_up = [m for m in others if m.vain_meeting and m.vain_meeting.name == meeting.name]
     # Of several that a process makes at once one is seen: it may have come to the others.
     absent = [m for m in others if m not in gave_up and not (m.meeting and m.meeting.others)]

@@ -16,7 +16,7 @@ from .about import About
 from .life import life
 from .meeting import Meeting
 from .meeting_lines import meeting_lines
-from .report import group_lines, groups_of, report
+from .report import error_lines, groups_of, report
 from .report_file import write
 from .segments import look_beyond
 from .sheet import Sheet, parse
@@ -50,7 +50,7 @@ class Member:
         """Show another name of the group from now on."""
         self.about = self.about._replace(name=name)
         self.native.set_about(self.about.pack())
-        self.native.set_head(self.about.head)
+        self.native.set_head(self.about.names.head(self.about.rank))
 
     def sheets(self) -> list[Sheet]:
         """What the ranks of this node show."""
@@ -159,13 +159,23 @@ class Members:
                 return ""
             if member.note is None:
                 member.note = ""  # whatever happens, it is tried once
-                sheets, left_out = self._read(member)
-                lines = group_lines(token, groups_of(sheets), failures=False)
-                if left_out:
-                    lines.append(f"{left_out} more groups here were not read; they may tell why.")
-                lines += _leave_report(member, sheets)
-                member.note = "\n".join([_HEAD, *lines])
+                sheets, lines = self._tell_of(member)
+                member.note = "\n".join([*lines, *_leave_report(member, sheets)])
             return member.note
+
+    def standing(self, member: Member) -> str:
+        """Who waits for whom in a group now."""
+        if self._pid != os.getpid():
+            return ""
+        with self._lock:
+            return "\n".join(self._tell_of(member)[1])
+
+    def _tell_of(self, member: Member) -> tuple[list[Sheet], list[str]]:
+        sheets, left_out = self._read(member)
+        lines = [_HEAD, *error_lines(member.about.token, groups_of(sheets))]
+        if left_out:
+            lines.append(f"{left_out} more groups here were not read; they may tell why.")
+        return sheets, lines
 
     def _read(self, first: Member) -> tuple[list[Sheet], int]:
         """A group's sheets and those of others; how many others there was no time for.

@@ -20,7 +20,7 @@ class Moment(NamedTuple):
         queued: Collectives behind it.
         messages: Sends and receives that are not done.
         in_step: Whether a larger group's operation is at its ranks of this node.
-        last: The collective that was done last; None: none was.
+        last: The operation that was done last; None: none was.
         begun: Number of the last collective that it has begun; 0: none.
     """
 
@@ -90,6 +90,7 @@ def moment(sheet: Sheet, at_ns: int) -> Moment:
     """What a rank was at."""
     begun = [event for event in sheet.operations if 0 < event.started <= at_ns]
     done = [event for event in begun if _done(event, at_ns)]
+    sent = [event for event in sheet.messages if _done(event, at_ns)]
     running = [event for event in begun if not _done(event, at_ns)]
     return Moment(
         sheet,
@@ -98,7 +99,7 @@ def moment(sheet: Sheet, at_ns: int) -> Moment:
         tuple(_open(sheet.operations, at_ns, begun=False)),
         tuple(_open(sheet.messages, at_ns, begun=True)),
         any(_open(sheet.steps, at_ns, begun=True)),
-        max(done, key=lambda event: event.finished, default=None),
+        max((*done, *sent), key=lambda event: event.finished, default=None),
         max((event.seq for event in begun), default=0),
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from .. import _native
-from ..errors import name_ranks
 from ..trace.events import Event
 from .about import About
 
@@ -18,7 +17,7 @@ def named(event: Event, about: About) -> str:
     if _native.reduces(_native.Op(event.op)):
         parts.append(_native.ReduceOp(event.reduce_op).name)
     if event.op in _ROOTED:
-        parts.append(f"root {_rank(event.peer, about)}")
+        parts.append(f"root {about.shown(event.peer)}")
     if event.between_two:
         parts.append(_peer(event, about))
     return " ".join(parts)
@@ -26,18 +25,13 @@ def named(event: Event, about: About) -> str:
 
 def _peer(event: Event, about: About) -> str:
     towards = "to" if event.op == _native.Op.send.value else "from"
-    who = "any rank" if event.peer < 0 else f"rank {_rank(event.peer, about)}"
+    who = "any rank" if event.peer < 0 else f"rank {about.shown(event.peer)}"
     return f"{towards} {who} tag {event.tag}"
-
-
-def _rank(rank: int, about: About) -> int:
-    """Its number in the job; a peer may have written any number."""
-    return about.shown(rank) if 0 <= rank < about.world_size else rank
 
 
 def ranks(found: tuple[int, ...], about: About) -> str:
     """Ranks of a group, by their numbers in the job where these are known."""
-    return name_ranks(_rank(rank, about) for rank in found)
+    return about.names.list(found)
 
 
 def seconds(nanoseconds: int) -> str:

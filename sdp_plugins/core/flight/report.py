@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from .description import Groups, describe, last_done
 from .meeting_lines import meeting_lines
@@ -44,9 +45,32 @@ def report(sheets: Sequence[Sheet]) -> list[str]:
     return lines
 
 
+def error_lines(token: int, groups: Groups) -> list[str]:
+    """The group of an error, and those in which the ranks wait that it waits for."""
+    lines = group_lines(token, groups, failures=False)
+    for other in islice(_reached(token, groups), _MOST_REACHED):
+        lines += group_lines(other, groups, failures=False)
+    return lines
+
+
+def _reached(token: int, groups: Groups) -> Iterator[int]:
+    """The groups in which a rank waits that is waited for in one before."""
+    found = [token]
+    for one in found:
+        targets = {rank for wait in waits(groups[one]) for rank in wait.targets}
+        awaited = {groups[one][rank].process for rank in targets if rank in groups[one]}
+        for other, group in groups.items():
+            if other not in found and any(m.process in awaited and m.waits for m in group.values()):
+                found.append(other)
+                yield other
+
+
 def _order(group: Mapping[int, Moment]) -> tuple[bool, int]:
     failed = any(m.sheet.state == "failed" for m in group.values())
     return failed, -len(group)
+
+
+_MOST_REACHED = 3
 
 
 def group_lines(token: int, groups: Groups, *, failures: bool = True) -> list[str]:
@@ -68,11 +92,8 @@ def group_lines(token: int, groups: Groups, *, failures: bool = True) -> list[st
 
 def _title(group: Mapping[int, Moment]) -> str:
     about = next(iter(group.values())).sheet.about
-    members = f"{about.world_size} rank{'s' if about.world_size > 1 else ''}"
-    if not about.numbered_as_job:
-        members = about.members_text
     seen = "" if len(group) == about.world_size else f", {len(group)} of them seen here"
-    return f"group {about.name} ({members}{seen}):"
+    return f"group {about.name} ({about.names.members}{seen}):"
 
 
 def _failures(group: Mapping[int, Moment]) -> Iterator[str]:

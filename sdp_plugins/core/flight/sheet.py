@@ -62,7 +62,8 @@ class Sheet(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """As a report has it."""
-        return self._asdict() | {"about": self.about.to_json()}
+        meeting = self.meeting and self.meeting.to_json()
+        return self._asdict() | {"about": self.about.to_json(), "meeting": meeting}
 
     @classmethod
     def from_json(cls, found: Any) -> Sheet:

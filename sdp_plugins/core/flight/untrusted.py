@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 MOST_CHARS = 200
+MOST_RANKS = 1 << 20
 
 
 def printable(text: str, most: int) -> str:
@@ -49,7 +50,7 @@ def from_runs(found: Any, world_size: int) -> tuple[int, ...] | None:
         if not (isinstance(run, list) and len(run) == 2 and all(type(n) is int for n in run)):
             return None
         first, count = run
-        if first < 0 or not 0 < count <= world_size - len(members):
+        if not 0 <= first < MOST_RANKS or not 0 < count <= world_size - len(members):
             return None
         members += range(first, first + count)
     return tuple(members) if len(members) == world_size else None

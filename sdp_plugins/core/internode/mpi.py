@@ -22,6 +22,7 @@ from typing import Any
 
 from ..errors import RendezvousError, RendezvousTimeoutError
 from ..nodes import Nodes
+from ..rank_names import RankNames
 from ..rendezvous.exchange import Exchange
 from . import mpi_library
 from .mpi_progress import Progress
@@ -65,10 +66,11 @@ class MpiNetwork:
             card = _CARD.pack(mpi.rank, mpi.size, mpi.draw_tag(), mpi.has_own_communicator)
             cards = [_CARD.unpack(blob) for blob in exchange(card, timeout_s)]
             ranks = [world_rank for world_rank, *_ in cards]
+            head = RankNames(name, nodes.world_size, nodes.job_ranks).head(rank)
             if len(set(ranks)) < len(ranks) or {size for _, size, *_ in cards} != {mpi.size}:
                 raise RendezvousError(
-                    f"[rank {rank}/{len(ranks)}] rendezvous '{name}': these ranks are not of one "
-                    f"MPI job: in MPI's world they are {ranks} of "
+                    f"{head}rendezvous: these ranks are not of one MPI job: in MPI's world they "
+                    f"are {ranks} of "
                     f"{[size for _, size, *_ in cards]}. Hint: {mpi_library.choose_library()}; in "
                     "PyTorch SDP_INTERNODE=gloo does without MPI."
                 )

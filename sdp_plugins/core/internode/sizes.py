@@ -29,8 +29,10 @@ def compare_sizes(call: Call, offers: Mapping[int, int], expects: Mapping[int, i
     messages = [call.receive(peer, target + i * size, size) for i, peer in enumerate(expects)]
     messages += [call.send(peer, base + i * size, size) for i, peer in enumerate(offers)]
     call.wait(messages)
+    number = call.here.nodes.number
     wrong = [
-        f"rank {call.here.rank} expects {expected} elements of rank {peer}, which offers {offer}"
+        f"rank {number(call.here.rank)} expects {expected} elements of rank {number(peer)}, which "
+        f"offers {offer}"
         for (peer, expected), offer in zip(expects.items(), found.tolist(), strict=True)
         if offer != expected
     ]

@@ -212,6 +212,7 @@ class SpanningGroup:
             here.nodes.world_size,
             peer,
             tag,
+            list(here.nodes.job_ranks or ()),
         )
         self._raise_if_failed()
         return Request(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..nodes import Nodes
+from ..rank_names import DEFAULT, RankNames
 from .address import BACKLOG
 from .announcement import Announcement
 from .deadline import Deadline
@@ -36,11 +37,13 @@ class Meeting:
     def nodes(self) -> Nodes:
         """Who shares memory with whom, if calling them works as their places promise."""
         places = [announcement.place for announcement in self.table]
-        return Nodes.of_places(places, [place.host for place in places])
+        return Nodes.of_places(places, [place.host for place in places], self.job_ranks)
 
     @property
     def job_ranks(self) -> tuple[int, ...] | None:
         """The members' ranks in the job; None if launchers do not tell all of them apart."""
+        if self.occasion.names.job_ranks is not None:
+            return self.occasion.names.job_ranks
         found = tuple(announcement.job_rank for announcement in self.table)
         return found if min(found) >= 0 and len({*found}) == len(found) else None
 
@@ -72,28 +75,26 @@ class Meeting:
 @contextmanager
 def meet(
     rank: int,
-    world_size: int,
+    names: RankNames,
     exchange: Exchange,
     timeout_s: float,
-    name: str = "default",
     job_rank: int = -1,
 ) -> Iterator[Meeting]:
     """Learn of all other ranks of a group; a context manager.
 
     Args:
         rank: This rank.
-        world_size: Number of ranks.
+        names: The group and, as far as is known, its ranks.
         exchange: Called once, with ``ANNOUNCEMENT_NBYTES`` bytes on every rank; not at all for a
             single rank.
         timeout_s: Seconds for everything, the exchange included.
-        name: Name of the group, for messages.
         job_rank: See ``Announcement``.
 
     Raises:
         RendezvousTimeoutError: A rank did not come.
         RendezvousError: The exchange mixed up several groups.
     """
-    occasion = Occasion(rank, world_size, name, Deadline(timeout_s))
+    occasion, world_size = Occasion(rank, names, Deadline(timeout_s)), names.world_size
     me = Announcement.new(rank, world_size, job_rank)
     if world_size == 1:
         yield Meeting(occasion, [me], None)
@@ -117,10 +118,10 @@ def connect(
     segment_fd: int,
     timeout_s: float,
     *,
-    name: str = "default",
+    name: str = DEFAULT,
 ) -> Links:
     """``meet``, and connect all: the ranks of a group on one node."""
-    with meet(rank, world_size, exchange, timeout_s, name) as meeting:
+    with meet(rank, RankNames(name, world_size), exchange, timeout_s) as meeting:
         return meeting.connect(segment_fd, range(world_size))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..rank_names import RankNames
 from ..topology import Topology
 from .address import hub_addresses, listen
 from .deadline import Deadline
@@ -55,7 +56,7 @@ class EnvHub:
         rank, world_size = self.topology.rank, self.topology.world_size
         if world_size == 1:
             return [blob]
-        occasion = Occasion(rank, world_size, self.name, Deadline(timeout_s))
+        occasion = Occasion(rank, RankNames(self.name, world_size), Deadline(timeout_s))
         addresses = hub_addresses(self.topology.job_key, self.name)
         with occasion.telling():
             if rank > 0:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from ..errors import SdpError, name_ranks
+from ..errors import SdpError
+from ..rank_names import RankNames
 from ..store import Store
 from .deadline import Deadline
 from .failure import ONE_JOB_HINT, Occasion, ReasonError
@@ -19,7 +21,7 @@ class StoreExchange:
     A store cannot tell that a rank has died: one that never publishes is named at the deadline.
     """
 
-    def __init__(self, store: Store, prefix: str, rank: int, world_size: int) -> None:
+    def __init__(self, store: Store, prefix: str, rank: int, names: RankNames) -> None:
         """Prepare; nothing is written yet.
 
         Args:
@@ -27,12 +29,12 @@ class StoreExchange:
             prefix: Starts every key. The caller makes it the same on all ranks and new for each
                 group, or a re-created group would read its predecessor's values.
             rank: This rank.
-            world_size: Number of ranks.
+            names: The group and its ranks.
         """
         self.store = store
         self.prefix = prefix
         self.rank = rank
-        self.world_size = world_size
+        self.names = names
         self._round = 0
 
     def __call__(self, blob: bytes, timeout_s: float) -> list[bytes]:
@@ -49,17 +51,15 @@ class StoreExchange:
             RendezvousTimeoutError: Ranks did not publish in time; names them.
             RendezvousError: The store failed.
         """
-        occasion = Occasion(self.rank, self.world_size, self.prefix, Deadline(timeout_s))
-        keys = [f"{self.prefix}/{self._round}/{rank}" for rank in range(self.world_size)]
+        occasion = Occasion(self.rank, self.names, Deadline(timeout_s))
+        keys = [f"{self.prefix}/{self._round}/{rank}" for rank in range(self.names.world_size)]
         self._round += 1
-        try:
+        with store_failures(occasion):
             return self._gather(keys, blob, occasion)
-        except ReasonError as failed:
-            raise occasion.error(failed.reason) from failed.__cause__
 
     def _gather(self, keys: list[str], blob: bytes, occasion: Occasion) -> list[bytes]:
         deadline = occasion.deadline
-        self._publish(keys[self.rank], blob)
+        self.store.set(keys[self.rank], blob)
         blobs: list[bytes] = []
         missing: list[int] = []
         for rank, key in enumerate(keys):
@@ -70,34 +70,30 @@ class StoreExchange:
                 blobs.append(found)
         if missing:
             raise ReasonError.missing(
-                f"{name_ranks(missing)} did not arrive in {deadline.allowed}",
+                f"{self.names.list(missing)} did not arrive in {deadline.allowed}",
                 "all ranks of a group have to make it, and make their groups in the same order; "
                 f"were they started, and of the same job? {ONE_JOB_HINT}",
                 missing,
             )
         return blobs
 
-    def _publish(self, key: str, blob: bytes) -> None:
-        try:
-            self.store.set(key, blob)
-        except SdpError:
-            raise  # it says all
-        except Exception as error:
-            raise _broken(error) from error
-
     def _fetch(self, key: str, timeout_s: float) -> bytes | None:
         try:
             return bytes(self.store.get(key, timeout_s))
         except TimeoutError:
             return None
-        except SdpError:
-            raise
-        except Exception as error:
-            raise _broken(error) from error
 
 
-def _broken(error: Exception) -> ReasonError:
-    return ReasonError.refused(
-        f"the store failed ({type(error).__name__}: {error})",
-        "the process that serves it has probably ended; see that process's output",
-    )
+@contextmanager
+def store_failures(occasion: Occasion) -> Iterator[None]:
+    """Turn what a framework's store raises, and reasons, into errors of this rank."""
+    try:
+        yield
+    except SdpError:
+        raise  # it says all
+    except ReasonError as failed:
+        raise occasion.error(failed.reason) from failed.__cause__
+    except Exception as error:
+        what = f"the store failed ({type(error).__name__}: {error})"
+        hint = "the process that serves it has probably ended; see that process's output"
+        raise occasion.error(ReasonError.refused(what, hint).reason) from error

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from ..errors import PeerLostError, RendezvousError, RendezvousTimeoutError, SdpError
+from ..rank_names import RankNames
 from .deadline import Deadline
 
 OP = "rendezvous"
@@ -126,15 +127,18 @@ class Occasion:
 
     Attributes:
         rank: Rank in the group.
-        world_size: Number of ranks of the group.
-        name: Name of the group.
+        names: The group and its ranks.
         deadline: When the attempt ends.
     """
 
     rank: int
-    world_size: int
-    name: str
+    names: RankNames
     deadline: Deadline
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the group."""
+        return self.names.world_size
 
     @contextmanager
     def telling(self) -> Iterator[None]:
@@ -148,9 +152,6 @@ class Occasion:
 
     def error(self, reason: Reason) -> SdpError:
         """Return the error that this rank raises for a reason."""
-        text = (
-            f"[rank {self.rank}/{self.world_size}] {OP} '{self.name}': {reason.what}. "
-            f"Hint: {reason.hint}."
-        )
+        text = f"{self.names.head(self.rank)}{OP}: {reason.what}. Hint: {reason.hint}."
         elapsed_s = self.deadline.elapsed_s
         return _ERRORS[reason.kind](text, ranks=reason.ranks, op=OP, elapsed_s=elapsed_s)

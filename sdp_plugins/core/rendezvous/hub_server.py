@@ -123,7 +123,7 @@ class HubServer:
         peer = credentials(sock)
         if not peer.is_ours:
             what = f"process {peer.pid} of user {peer.uid} is not of user {os.geteuid()}"
-            _LOG.warning("rendezvous '%s': refused %s", self._occasion.name, what)
+            _LOG.warning("rendezvous '%s': refused %s", self._occasion.names.group, what)
             _refuse(sock, ReasonError.refused(what, "run all ranks as one user"))
             return
         client = _Client(sock, peer, open_pidfd(sock))
@@ -164,7 +164,9 @@ class HubServer:
             ) from error
         except FrameError as error:
             # Whoever this is, it is none of our ranks; the job goes on without it.
-            _LOG.warning("rendezvous '%s': dropped %s: %s", self._occasion.name, client.peer, error)
+            _LOG.warning(
+                "rendezvous '%s': dropped %s: %s", self._occasion.names.group, client.peer, error
+            )
             self._drop(client)
 
     def _introduce(self, client: _Client, hello: Hello) -> None:

@@ -16,7 +16,6 @@ import selectors
 import socket
 from collections.abc import Callable, Sequence
 
-from ..errors import name_ranks
 from ..process_identity import process_identity, process_state
 from .announcement import Announcement
 from .failure import ONE_JOB_HINT, Occasion, Reason, ReasonError
@@ -142,7 +141,7 @@ class Switchboard:
                 return
             if end.expired:
                 allowed = self._occasion.deadline.allowed
-                what = f"{name_ranks(missing)} did not {what} in {allowed}"
+                what = f"{self._occasion.names.list(missing)} did not {what} in {allowed}"
                 raise ReasonError.missing(what, _STOPPED_HINT, missing)
             retry = self._retry()
             self._serve(min(end.wait_s, _RETRY_S) if retry else end.wait_s)
@@ -287,7 +286,9 @@ class Switchboard:
         what = "gave up, or ended," if running else "ended"
         shown = ", ".join(map(str, pids))
         return ReasonError.lost(
-            f"{name_ranks(ranks)} (pid {shown}) {what} while the ranks were connecting", ranks
+            f"{self._occasion.names.list(ranks)} (pid {shown}) {what} while the ranks were "
+            "connecting",
+            ranks,
         )
 
     def _close(self) -> None:

@@ -71,9 +71,11 @@ void compare_offers(const Operation& op, const OneHop& hop) {
       ++involved[static_cast<std::size_t>(taker)];
       ++involved[static_cast<std::size_t>(source)];
       if (++disagreements > kListed) continue;
-      what.append(what.empty() ? "" : "; ").append(rank_list({op.id(taker)})).append(" expects ");
+      what.append(what.empty() ? "" : "; ")
+          .append(op.names().list({op.id(taker)}))
+          .append(" expects ");
       what.append(std::to_string(expected)).append(" elements of ");
-      what.append(rank_list({op.id(source)}));
+      what.append(op.names().list({op.id(source)}));
       what.append(", which offers ").append(std::to_string(offered));
     }
   }
@@ -110,7 +112,7 @@ OneHop::OneHop(Operation& op, std::span<const Piece> pieces) : op_(op), pieces_(
     offers_.emplace_back(lengths, lengths + pieces_shown(request, r, op.world_size()));
     if (!sound(r, inlined)) {
       const std::vector<int> blamed{op.id(r)};
-      op.fail(FailureKind::mismatch, rank_list(blamed) + " announced pieces that cannot be",
+      op.fail(FailureKind::mismatch, op.names().list(blamed) + " announced pieces that cannot be",
               blamed);
     }
     all_inlined = all_inlined && inlined;

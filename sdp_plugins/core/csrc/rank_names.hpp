@@ -1,0 +1,20 @@
+// How messages number the ranks of a group: as the job does, where that is known.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace sdp {
+
+class RankNames {
+ public:
+  // `numbers`: of each rank of the group; empty: those that it has there.
+  explicit RankNames(std::vector<int> numbers = {}) : numbers_(std::move(numbers)) {}
+
+  int number(int rank) const;                             // a peer may have written any number
+  std::string list(const std::vector<int>& ranks) const;  // "rank 3", "ranks 1, 4-6"
+
+ private:
+  std::vector<int> numbers_;
+};
+}  // namespace sdp
