@@ -100,6 +100,7 @@ class Group:
         seat = Seat(self.name, self.rank, self.world_size, membership.job_ranks)
         self._traced = recorder.join(seat, here, config.trace)
         self._member = Member(here, self.local_size, membership.about, config.flight_dir)
+        self._member_ref = weakref.ref(self._member)
         members.join(self._member)
 
     @classmethod
@@ -674,7 +675,7 @@ class Group:
         self._let_go()
         with self._in_flight_lock:
             self._in_flight.append((native, held))
-        return Work(native, what, held, self._release, self._member)
+        return Work(native, what, held, self._release, self._member_ref)
 
     def _let_go(self) -> None:
         """Look at operations in flight, in turns, until two have been met that are not done."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from weakref import ReferenceType
 
 from . import _native
 from .buffers import Buffer
@@ -29,13 +30,13 @@ class Work:
         what: str,
         held: list[Buffer],
         let_go: Callable[[list[Buffer]], None],
-        member: Member,
+        member: ReferenceType[Member],
     ) -> None:
         self._native = native
         self._what = what
         self._held = held  # shared with the group, which holds it for a caller who drops the handle
         self._let_go = let_go
-        self._member = member
+        self._member = member  # a kept handle keeps no group
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Block until the operation is done.
@@ -60,16 +61,17 @@ class Work:
             raise self._too_late(limit_s)
 
     def _too_late(self, limit_s: float) -> CollectiveTimeoutError:
+        member = self._member()
         error = CollectiveTimeoutError(
-            f"{self._member.native.head}{self._what}: not done after a wait of {limit_s:.3g} s "
-            "(timeout of this wait; the operation goes on). Hint: wait longer, or look at what the "
-            "other ranks do.",
+            f"{member.native.head if member else ''}{self._what}: not done after a wait of "
+            f"{limit_s:.3g} s (timeout of this wait; the operation goes on). Hint: wait longer, or "
+            "look at what the other ranks do.",
             op=self._what,
             elapsed_s=limit_s,
         )
-        if hasattr(error, "add_note"):
+        if member and hasattr(error, "add_note"):
             with suppress(Exception):  # it must not hide what it explains
-                error.add_note(members.standing(self._member))
+                error.add_note(members.standing(member))
         return error
 
     def is_completed(self) -> bool:

@@ -204,7 +204,7 @@ def test_an_uncaught_exception_is_told_whatever_its_text(
 def raise_emoji(rank: int, world: int, root: str) -> None:
     with meet("2x1", root, "g") as group:
         if rank == 1:
-            raise KeyError("\N{COLLISION SYMBOL}" * 300)
+            raise KeyError("\N{COLLISION SYMBOL}" * 180)
         group.barrier()
 
 
@@ -212,7 +212,7 @@ def test_a_text_of_emoji_is_told(start_pooled: Start, tmp_path: Path) -> None:
     with start_pooled(2, raise_emoji, str(tmp_path)) as ranks:
         error = ranks[0].outcome(WAIT_S).error
         assert isinstance(error, PeerLostError)
-        told = name_error(KeyError("\N{COLLISION SYMBOL}" * 300))
+        told = name_error(KeyError("\N{COLLISION SYMBOL}" * 180))
         assert f"gave up: {told}" in str(error)
 
 

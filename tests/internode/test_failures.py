@@ -53,7 +53,7 @@ def check(found: list[Outcome], kind: type[SdpError], blamed: tuple[int, ...], t
         assert type(error) is kind, error
         assert error.ranks == blamed, error
         assert re.search(text, str(error)), error
-        assert re.match(r"\[rank \d/\d of group g\] \w+ #\d+ ", str(error)), error
+        assert re.match(r"\[rank \d in group g \(ranks [-\d, ]+\)\] \w+ #\d+ ", str(error)), error
         assert "Hint: " in str(error)
 
 

@@ -107,6 +107,6 @@ def fail(rank: int, world: int, root: str) -> str:
 @pytest.mark.skipif(not hasattr(Exception, "add_note"), reason="errors have no notes before 3.11")
 def test_an_error_across_nodes_says_who_waited(rank_pool: Pool, tmp_path: Path) -> None:
     for note in rank_pool(3).run(fail, str(tmp_path))[1:]:
-        assert "group g (3 ranks, 2 of them seen here):\n" in note
+        assert "group g (ranks 0-2, 2 of them seen here):\n" in note
         assert "ranks 1, 2 have been in all_reduce #2 float64[10] sum for" in note
         assert "and wait for rank 0 (not seen here)" in note
