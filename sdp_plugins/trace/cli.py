@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,8 +50,11 @@ def main(arguments: Sequence[str]) -> int:
     options = parser().parse_args(arguments)
     try:
         found = _chosen(options.job)
-        print("\n".join(_text(found, options.last)))
         _write(found, options)
+        print("\n".join(_text(found, options.last)), flush=True)
+    except BrokenPipeError:  # whoever read it has left; nor may Python flush at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except (UnclearError, OSError, ValueError) as error:
         print(f"trace: {error}", file=sys.stderr)
         return 1

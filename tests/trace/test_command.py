@@ -116,6 +116,28 @@ def test_a_report_is_read_again(start_pooled: Start, run: Run, tmp_path: Path) -
     assert (code, read) == (0, re.sub(" of `.*`", "", live))  # nobody runs any more
 
 
+def test_a_reader_that_leaves(start_pooled: Start, tmp_path: Path) -> None:
+    """As `| head` does: what is to be written is written, and nothing is said."""
+    path = tmp_path / "a.json"
+    with start_pooled(3, one_is_late, "absent") as ranks:
+        until_seen(ranks, "for rank 2")
+        reader, writer = os.pipe()
+        os.close(reader)
+        command = [sys.executable, "-m", "sdp_plugins.trace", ranks.environment["SDP_JOB_ID"]]
+        try:
+            done = subprocess.run(
+                [*command, "--json", path],
+                stdout=writer,
+                stderr=subprocess.PIPE,
+                check=False,
+                timeout=60,
+            )
+        finally:
+            os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
+    assert json.loads(path.read_text())
+
+
 @pytest.mark.parametrize(
     "text", ["", "{}", "[]", "[" * 100_000, '{"format": "sdp_plugins flight 1"']
 )
