@@ -40,7 +40,7 @@ class SparseSum:
 
     def __init__(self, tensor: Tensor, group: Group, timeout_s: float | None) -> None:
         self.tensor = tensor
-        self._head = group.head
+        self._head, self._numbers = group.head, [*map(group.number, range(group.world_size))]
         part = on_cpu(tensor.detach()).coalesce()
         self._mine = part.indices().contiguous(), part.values().contiguous()
         counts = _exchange_counts(part, group, timeout_s)
@@ -75,8 +75,8 @@ class SparseSum:
             )
         except RuntimeError as error:
             raise SdpError(
-                f"{self._head}all_reduce of a sparse tensor: rank {rank} has sent entries "
-                f"that cannot be ({error}). Hint: check the indices there.",
+                f"{self._head}all_reduce of a sparse tensor: rank {self._numbers[rank]} has sent "
+                f"entries that cannot be ({error}). Hint: check the indices there.",
                 ranks=[rank],
                 op="all_reduce",
             ) from error
@@ -119,7 +119,7 @@ def _exchange_counts(part: Tensor, group: Group, timeout_s: float | None) -> lis
         raise CollectiveMismatchError(
             f"{group.head}all_reduce of a sparse tensor: here it is "
             f"{part.dtype} of shape {tuple(part.shape)}, {part.sparse_dim()} dimensions of it "
-            f"sparse, and another on {name_ranks(others)}. "
+            f"sparse, and another on {name_ranks(map(group.number, others))}. "
             "Hint: all ranks have to pass tensors of one shape and dtype.",
             ranks=others,
             op="all_reduce",

@@ -252,7 +252,9 @@ class Switchboard:
                 self._take(peer, *packet.parse())
             except ValueError as error:
                 raise ReasonError.refused(
-                    f"rank {peer.rank} sent nonsense ({error})", ONE_JOB_HINT, [peer.rank]
+                    f"{self._occasion.names.list([peer.rank])} sent nonsense ({error})",
+                    ONE_JOB_HINT,
+                    [peer.rank],
                 ) from error
 
     def _take(self, peer: PeerRank, kind: MessageKind, content: bytes) -> None:
