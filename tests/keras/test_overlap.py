@@ -55,5 +55,5 @@ def test_gradients_on_some_ranks_only_are_named(rank_pools: Any) -> None:
 def test_a_rank_that_dies_in_its_backward_pass_is_named() -> None:
     with start_ranks(2, job("dies_in_backward"), env=environment("torch") | SMALL_BUFFERS) as ranks:
         text = ranks[0].result(timeout_s=90)
-    assert "PeerLostError: [rank 0/2] all_reduce" in text
+    assert "PeerLostError: [rank 0 in group keras (ranks 0, 1)] all_reduce" in text
     assert "rank 1 ended while needed" in text

@@ -40,7 +40,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 def test_a_job_by_its_key_and_by_its_processes(start_pooled: Start, run: Run) -> None:
     with start_pooled(3, one_is_late, "absent") as ranks:
-        text = until_seen(ranks, "for rank 2")
+        text = until_seen(ranks, "for rank 2", r"rank 2 \(pid ")
         key = ranks.environment["SDP_JOB_ID"]
         for word in (key, f"id:{key}", key[:12], ranks[1].pid):
             code, out, _ = run(word)
