@@ -76,7 +76,7 @@ def bring_up(
     timeout_s: float,
     config: Config,
     network: Network | None = None,
-    job_ranks: Sequence[int] | None = None,
+    job_ranks: tuple[int, ...] | None = None,
 ) -> Membership:
     """Meet the other ranks, and connect with them.
 
@@ -97,8 +97,7 @@ def bring_up(
     """
     place = place_in_job()
     job_rank = -1 if place is None else place.rank
-    known = None if job_ranks is None else tuple(job_ranks)
-    names = RankNames(name, world_size, known)
+    names = RankNames(name, world_size, job_ranks)
     with meet(rank, names, exchange, timeout_s, job_rank) as meeting:
         nodes = meeting.nodes
         if nodes.count > 1 and network is None:

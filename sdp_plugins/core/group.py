@@ -159,7 +159,7 @@ class Group:
         config = Config.from_env().on_the_wire(wire_dtype)
         if network is None and mpi_is_there():
             network = MpiNetwork()
-        return cls._meet(rank, world_size, exchange, name, timeout_s, config, network, job_ranks)
+        return cls._meet(rank, world_size, exchange, name, timeout_s, config, network, known)
 
     @classmethod
     def _meet(
@@ -171,15 +171,14 @@ class Group:
         timeout_s: float | None,
         config: Config,
         network: Network | None,
-        job_ranks: Sequence[int] | None = None,
+        job_ranks: tuple[int, ...] | None = None,
     ) -> Group:
         if timeout_s is None:
             timeout_s = config.wait_s
-        known = None if job_ranks is None else tuple(job_ranks)
-        meeting = Meeting(name, world_size, time.monotonic_ns(), members=known)
+        meeting = Meeting(name, world_size, time.monotonic_ns(), members=job_ranks)
         with members.meeting(meeting):
             membership = bring_up(
-                rank, world_size, exchange, name, timeout_s, config, network, known
+                rank, world_size, exchange, name, timeout_s, config, network, job_ranks
             )
         return cls(membership, timeout_s, config, network)
 
@@ -539,7 +538,7 @@ class Group:
             blobs = self.exchange(blob, deadline_s)
             return [blobs[member] for member in members]
 
-        known = self.job_ranks and [self.job_ranks[member] for member in members]
+        known = self.job_ranks and tuple(self.job_ranks[member] for member in members)
         rank, size = members.index(self.rank), len(members)
         return self._meet(rank, size, exchange, label, limit_s, self._config, self._network, known)
 
