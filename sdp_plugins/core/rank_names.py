@@ -29,8 +29,9 @@ class RankNames:
 
     def number(self, rank: int) -> int:
         """What a rank is called. A peer may have written any number."""
-        known = self.job_ranks and 0 <= rank < self.world_size
-        return self.job_ranks[rank] if self.job_ranks and known else rank
+        if self.job_ranks is None or not 0 <= rank < self.world_size:
+            return rank
+        return self.job_ranks[rank]
 
     def list(self, ranks: Iterable[int]) -> str:
         """Such as ``ranks 1, 4-6``."""

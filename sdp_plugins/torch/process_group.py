@@ -47,8 +47,8 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
         raise TypeError(f"{BACKEND} takes no pg_options, but got {type(pg_options).__name__}.")
     config = Config.from_env()  # wrong settings are told before anybody waits
     rank, size = options.group_rank, options.group_size
-    # torch's own name of the default group is "0".
     members = options.global_ranks_in_group
+    # torch's own name of the default group is "0".
     name = options.group_id if members else DEFAULT
     job_ranks = _numbers(members)
     timeout_s = group_seconds(options.timeout, config)

@@ -40,7 +40,7 @@ class SparseSum:
 
     def __init__(self, tensor: Tensor, group: Group, timeout_s: float | None) -> None:
         self.tensor = tensor
-        self._head, self._numbers = group.head, [*map(group.number, range(group.world_size))]
+        self._head, self._nodes = group.head, group.nodes  # for messages; the group is not kept
         part = on_cpu(tensor.detach()).coalesce()
         self._mine = part.indices().contiguous(), part.values().contiguous()
         counts = _exchange_counts(part, group, timeout_s)
@@ -75,8 +75,8 @@ class SparseSum:
             )
         except RuntimeError as error:
             raise SdpError(
-                f"{self._head}all_reduce of a sparse tensor: rank {self._numbers[rank]} has sent "
-                f"entries that cannot be ({error}). Hint: check the indices there.",
+                f"{self._head}all_reduce of a sparse tensor: rank {self._nodes.number(rank)} has "
+                f"sent entries that cannot be ({error}). Hint: check the indices there.",
                 ranks=[rank],
                 op="all_reduce",
             ) from error
