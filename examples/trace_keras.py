@@ -1,7 +1,7 @@
 """Trace a few steps of Keras, to see what goes on beside the backward pass.
 
 KERAS_BACKEND=jax SDP_TRACE=/tmp/keras SDP_FUSION_MB=4 sdp run -n 2 examples/trace_keras.py
-python -m sdp_plugins.launch.merge_trace /tmp/keras
+python -m sdp_plugins.trace merge /tmp/keras
 """
 
 import time
@@ -9,7 +9,7 @@ import time
 import keras
 import numpy as np
 
-from sdp_plugins.core import trace
+from sdp_plugins import trace
 from sdp_plugins.keras import SMDDPStrategy
 
 WIDTH, LAYERS, ROWS, STEPS = 1024, 8, 256, 12

@@ -26,8 +26,10 @@ log = logging.getLogger(__name__)
 def activate() -> None:
     """Make "smddp" known to torch, and to Lightning and HuggingFace's libraries once imported."""
     try:
-        from sdp_plugins.core.config import autoload
+        from sdp_plugins.core.config import autoload, started_by_us
 
+        if started_by_us():  # only these have a launcher that reads what they leave
+            report_to_launcher()
         if autoload():
             register_backend()
             watch_for_lightning()
@@ -36,13 +38,21 @@ def activate() -> None:
         log.debug("smddp was not activated", exc_info=True)
 
 
+def report_to_launcher() -> None:
+    """Have the launcher find the exception that ends this rank, and its stacks if it hangs."""
+    from sdp_plugins.core.error_file import write_uncaught
+    from sdp_plugins.core.stack_dump import dump_on_signal
+
+    dump_on_signal()
+    write_uncaught()
+
+
 def register_backend() -> None:
     """Register the backend with torch.distributed; a second time changes nothing."""
     import torch.distributed as dist
 
     if dist.is_available() and BACKEND not in dist.Backend.backend_list:
-        devices = ["cpu", "cuda"]
-        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=devices)
+        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
 
 
 def create(*args: Any) -> Any:
@@ -71,24 +81,24 @@ def register_strategies(module: ModuleType) -> None:
 
 
 def watch_for_huggingface() -> None:
-    """Mend accelerate and transformers once they are imported, or now if they are already."""
+    """Patch accelerate and transformers once they are imported, or now if they are already."""
     import wrapt
 
     for name in (ACCELERATE_MODULE, ARGUMENTS_MODULE):
-        wrapt.register_post_import_hook(mend_huggingface, name)
+        wrapt.register_post_import_hook(patch_huggingface, name)
 
 
-def mend_huggingface(module: ModuleType) -> None:
+def patch_huggingface(module: ModuleType) -> None:
     """Have one of their modules know smddp; a second time changes nothing."""
     try:
-        from sdp_plugins.core.config import mends_huggingface
+        from sdp_plugins.core.config import patches_huggingface
 
-        if not mends_huggingface():
+        if not patches_huggingface():
             return
         if module.__name__ == ACCELERATE_MODULE:
-            from sdp_plugins.huggingface.backend_choice import mend
+            from sdp_plugins.huggingface.backend_choice import patch
         else:
-            from sdp_plugins.huggingface.command_line import mend
-        mend(module)
+            from sdp_plugins.huggingface.command_line import patch
+        patch(module)
     except Exception:
-        log.debug("%s was not mended", module.__name__, exc_info=True)
+        log.debug("%s was not patched", module.__name__, exc_info=True)

@@ -9,13 +9,14 @@ from multiprocessing import resource_tracker
 
 import pytest
 
+from tests import leaks
 from tests.forked import adopt_orphans, close_servers, server_fds, server_pids
-from tests.leaks import KINDS, Snapshot, descriptors, reap_orphans, remaining
+from tests.leaks import KINDS, Snapshot, descriptors, own_shared_memory, reap_orphans, remaining
 from tests.ranks import RankPool, Ranks, Start
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the markers, and have orphans come to us instead of init, where they are seen."""
+    """Register the markers, adopt orphans, so that they are seen, and mount our own /dev/shm."""
     config.addinivalue_line(
         "markers",
         "may_leak(*kinds, reason): kinds of leaks (processes, threads, fds, shm, env) that this "
@@ -26,6 +27,7 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     resource_tracker.ensure_running()  # lasts for the session once multiprocessing has used it
     adopt_orphans()
+    own_shared_memory()
 
 
 class Pools(dict[object, RankPool]):
@@ -72,7 +74,7 @@ def nothing_left_behind(request: pytest.FixtureRequest, rank_pools: Pools) -> It
         allowed.update(mark.args)
     before, environment = Snapshot.take(), dict(os.environ)
     yield
-    items = remaining(with_pools(before, rank_pools), ignore=allowed)
+    items = remaining(with_pools(before, rank_pools), grace_s=leaks.GRACE_S, ignore=allowed)
     reap_orphans(but=kept_pids(rank_pools))
     restore(environment)
     if items:

@@ -22,7 +22,7 @@ SERVER = Path(__file__).with_name("rank_child.py")
 PR_SET_CHILD_SUBREAPER = 36
 # Those of one server have the same addresses and hashes. Ranks of a job must not all have these.
 SERVERS_OF_A_FOLDER = 2
-START_LIMIT_S = 60.0  # imports on a busy machine
+START_LIMIT_S = 200.0  # imports on a busy machine
 
 _servers: dict[tuple[str, int], ForkServer] = {}
 
@@ -91,7 +91,7 @@ class ForkServer:
         """End the server."""
         self.socket.close()
         try:
-            self.process.wait(10)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

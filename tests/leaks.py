@@ -6,6 +6,7 @@ with no_leaks():       # also useful inside a rank
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import sys
@@ -18,7 +19,10 @@ from pathlib import Path
 
 import psutil
 
-GRACE_S = 2.0
+GRACE_S = 30.0
+"""How long what is ending may take. Only a leak takes all of it."""
+CLONE_NEWNS = 0x20000
+MS_REC, MS_PRIVATE = 0x4000, 0x40000
 KINDS = ("processes", "threads", "fds", "shm", "env")
 
 # Libraries whose thread pools start at their first use and last as long as the process. Only where
@@ -40,6 +44,9 @@ KEPT_FDS = {
 }
 
 
+_shared_memory_is_ours = False  # set once, before the first test
+
+
 @dataclass(frozen=True)
 class Snapshot:
     """What this process holds now."""
@@ -47,7 +54,7 @@ class Snapshot:
     processes: dict[int, str]
     threads: dict[int, str]
     fds: dict[int, str]
-    shm: dict[str, str]
+    shm: set[str]
     env: dict[str, str]
 
     @classmethod
@@ -57,7 +64,7 @@ class Snapshot:
             processes=child_processes(),
             threads=native_threads(),
             fds=descriptors(),
-            shm=dict.fromkeys(os.listdir("/dev/shm"), ""),
+            shm=shared_memory(),
             env={k: v for k, v in os.environ.items() if k not in KEPT_ENV},
         )
 
@@ -114,18 +121,38 @@ def descriptors() -> dict[int, str]:
     return {fd: to for fd, to in found.items() if not to.startswith(f"/proc/{os.getpid()}/fd")}
 
 
-def used_elsewhere(name: str, ours: Collection[int]) -> bool:
-    """Whether a process that is not one of `ours` has /dev/shm/`name` open or mapped."""
-    path = f"/dev/shm/{name}"
-    for process in psutil.process_iter():
-        if process.pid in ours:
-            continue
-        with suppress(psutil.Error, OSError):
-            if any(path in m.path for m in process.memory_maps(grouped=True)):
-                return True
-            if any(path == f.path for f in process.open_files()):
-                return True
-    return False
+def own_shared_memory() -> None:
+    """Give this process and all that it starts a /dev/shm of their own, where that is allowed."""
+    global _shared_memory_is_ours
+    libc = ctypes.CDLL(None)
+    _shared_memory_is_ours = (
+        libc.unshare(CLONE_NEWNS) == 0
+        and libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None) == 0
+        and libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"mode=1777") == 0
+    )
+
+
+def shared_memory() -> set[str]:
+    """Names in /dev/shm: all if it is this session's own, else those that our processes hold.
+
+    Other programs make and remove names there at any time.
+    """
+    names = set(os.listdir("/dev/shm"))
+    if _shared_memory_is_ours or not names:
+        return names
+    held = "".join(map(maps_and_files, {os.getpid(), *descendants()}))
+    return {name for name in names if f"/dev/shm/{name}" in held}
+
+
+def maps_and_files(pid: int) -> str:
+    """What a process has mapped and open, as /proc writes it."""
+    parts = []
+    with suppress(OSError):
+        parts.append(Path(f"/proc/{pid}/maps").read_text())
+        for fd in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                parts.append(os.readlink(f"/proc/{pid}/fd/{fd}"))
+    return "\n".join(parts)
 
 
 def pooled(name: str) -> bool:
@@ -152,12 +179,7 @@ def leaks(before: Snapshot, now: Snapshot) -> dict[str, list[str]]:
         for fd, to in now.fds.items()
         if before.fds.get(fd) != to and to not in KEPT_FDS
     ]
-    mine = {os.getpid(), *now.processes}
-    found["shm"] = [
-        f"/dev/shm/{name}"
-        for name in now.shm.keys() - before.shm.keys()
-        if not used_elsewhere(name, mine)
-    ]
+    found["shm"] = [f"/dev/shm/{name}" for name in sorted(now.shm - before.shm)]
     names = before.env.keys() | now.env.keys()
     found["env"] = [
         f"{name}: {before.env.get(name)!r} -> {now.env.get(name)!r}"

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
-ADOPTION_LIMIT_S = 30.0
+ADOPTION_LIMIT_S = 200.0
 
 
 def die_with_parent(parent_pid: int) -> None:

@@ -8,12 +8,14 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 import sdp_plugins
+from tests.ranks import HANG_S
 from tests.side_by_side import side_by_side
 
 ROOT = Path(sdp_plugins.__file__).parent
@@ -35,8 +37,12 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     ),
     "lightning": ({"core", "torch"}, LIGHTNING),
     "huggingface": ({"core", "torch"}, {"torch", "wrapt", "transformers", "accelerate"}),
-    "launch": ({"core"}, {"typer"}),
+    "launch": ({"core", "flight", "trace"}, {"typer"}),
+    # The package itself: importing any layer imports it. It installs the observers of groups, which
+    # stand above the core; they are imported when a group needs them.
+    "__init__": ({"core", "flight", "trace"}, set()),
     "trace": ({"core"}, set()),
+    "flight": ({"core", "trace"}, set()),
     "sagemaker": ({"launch"}, {"sagemaker"}),
     # SageMaker's SDK puts it beside modules of its own.
     "sagemaker/driver": (set(), {"common", "distributed_drivers"}),
@@ -47,13 +53,27 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "_activate": ({"core", "torch", "lightning", "huggingface"}, {"torch", "wrapt"}),
 }
 # Imports that only some jobs reach: see `test_nothing_is_loaded_before_it_is_needed`.
-EXCEPTIONS = {("core/internode/mpi_library.py", "mpi4py")}
+EXCEPTIONS = {
+    ("core/internode/mpi_library.py", "mpi4py"),
+    # Deprecated names, which end with the next release.
+    ("core/trace.py", "sdp_plugins.trace"),
+    *(
+        ("core/trace.py", f"sdp_plugins.trace.{name}")
+        for name in ("add_span", "span", "start", "stop")
+    ),
+    *(("trace/__main__.py", f"sdp_plugins.flight{part}") for part in ("", ".cli")),
+}
+# What of the core imports by a name, so that the other tests do not see it, and what that is.
+BY_NAME = {
+    "core/__init__.py": "parts of itself, at their first use",
+    "core/internode/mpi_library.py": "mpi4py",
+}
 
 # Who may look at the environment of the process, and why.
 ENVIRONMENT = {
     "core/config.py": "the settings",
     "core/environment.py": "hands it to those who take it apart",
-    "torch/launched_by_mpi.py": "sets torchrun's variables where mpirun has set its own only",
+    "torch/mpi_environment.py": "sets torchrun's variables where mpirun has set its own only",
     "launch/local_ranks.py": "prepares the ranks' environment",
     "launch/hosts/request.py": "prepares the ranks' environment",
     "launch/hosts/agent.py": "completes that of the rank which it starts",
@@ -63,11 +83,27 @@ ENVIRONMENT = {
     "sagemaker/driver/smddp_driver.py": "is told by it what to start",
     "bench/keras_task.py": "sets what Keras and TensorFlow read when they are imported",
     "bench/job.py": "prepares the ranks' environment",
-    "bench/cluster/program.py": "prepares the ranks' environment",
-    "bench/cluster/sandbox.py": "marks the process that it starts in the sandbox",
     "lightning/launcher.py": "marks the processes that Lightning starts",
     "lightning/parent_watch.py": "finds that mark",
     "lightning/environment.py": "takes the address that the launcher has set",
+}
+
+# Objects that live as long as the process and change, and why no narrower owner will do. What a
+# `functools.cache` keeps follows from its arguments.
+MODULE_STATE = {
+    "core/open_groups.py: open_groups": "a signal, and a report of who waits, are the process's",
+    "flight/recorder.py: flight_recorder": "observes all groups of the process",
+    "trace/recorder.py: trace_recorder": "a timeline is the process's",
+    "core/internode/calibration.py: _known": "measuring the network once serves all groups",
+    "core/internode/leaked.py: _leaked": "memory that MPI may still write must outlive its group",
+    "core/internode/spanning_group.py: _open": "groups that are open when MPI is finalised",
+    "core/native_api.py: _endpoints": "native code of frameworks keeps the address of an endpoint",
+    "keras/running_step.py: _running": "what a step's thread is computing: a context variable",
+    "keras/scope.py: _entered": "Keras' own scopes are global",
+    "keras/scope.py: _open": "as above",
+    "keras/scope.py: _warning": "undoes what the first strategy has patched",
+    "tensorflow/job.py: current": "SMDDP's API for TensorFlow has a global init()",
+    "torch/shared_storage.py: _moving": "a lock: two groups may see one storage",
 }
 
 # ---- the files ----------------------------------------------------------------------------------
@@ -84,9 +120,16 @@ def layer_of(path: str) -> str | None:
     return max(found, key=len, default=None)
 
 
-def module_of(path: str) -> list[str]:
+def package_of(path: str) -> list[str]:
     """The package in which a file's relative imports are resolved."""
     return ["sdp_plugins", *path.split("/")[:-1]]
+
+
+def base_of(path: str, node: ast.ImportFrom) -> str:
+    """Absolute name of the module from which something is imported."""
+    package = package_of(path)
+    base = package[: len(package) - node.level + 1] if node.level else []
+    return ".".join([*base, *([node.module] if node.module else [])])
 
 
 def imported(path: str, tree: ast.AST) -> Iterator[str]:
@@ -95,31 +138,13 @@ def imported(path: str, tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            package = module_of(path)
-            base = package[: len(package) - node.level + 1] if node.level else []
-            base = [*base, *([node.module] if node.module else [])]
-            yield ".".join(base)
-            yield from (".".join([*base, alias.name]) for alias in node.names)
-
-
-def at_import(tree: ast.Module) -> ast.Module:
-    """What runs when the module is imported: no functions, nothing for type checkers only."""
-
-    class Bare(ast.NodeTransformer):
-        def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-            return None
-
-        def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
-            return None
-
-        def visit_If(self, node: ast.If) -> ast.AST | None:
-            return None if "TYPE_CHECKING" in ast.unparse(node.test) else self.generic_visit(node)
-
-    return Bare().visit(ast.parse(ast.unparse(tree)))
+            base = base_of(path, node)
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
 def test_every_file_has_a_layer() -> None:
-    without = {path for path in TREES if layer_of(path) is None} - {"__init__.py"}
+    without = {path for path in TREES if layer_of(path) is None}
     assert not without, "say in LAYERS what these may import"
 
 
@@ -146,16 +171,56 @@ def test_a_backend_of_keras_imports_one_framework(framework: str) -> None:
     assert tops & {"tensorflow", "torch", "jax"} <= {framework}
 
 
-def test_modules_of_the_core_import_each_other_in_one_direction() -> None:
-    files = [path for path in TREES if layer_of(path) == "core" and "__init__" not in path]
-    names = {".".join([*module_of(path), Path(path).stem]): path for path in files}
-    below = {
-        name: {n for n in imported(path, at_import(TREES[path])) if n in names}
-        for name, path in names.items()
+# Their circle of strategy, scope and model patch is to go.
+WITH_CIRCLES = {"keras", "keras/backends"}
+
+
+def test_files_import_each_other_in_one_direction() -> None:
+    """Imports for type checkers and within functions included."""
+    files = [
+        path for path in TREES if "__init__" not in path and layer_of(path) not in WITH_CIRCLES
+    ]
+    names = {".".join([*package_of(path), Path(path).stem]): path for path in files}
+    graph = {
+        name: {*imported(path, TREES[path])} & {*names} - {name} for name, path in names.items()
     }
-    while leaves := [name for name, needed in below.items() if not needed]:
-        below = {name: needed - {*leaves} for name, needed in below.items() if name not in leaves}
-    assert not below, f"these import each other: {below}"
+    TopologicalSorter(graph).prepare()  # its CycleError names the circle
+
+
+def test_the_core_imports_nothing_by_name() -> None:
+    by_name = {"import_module", "__import__", "importlib", "import_", "exec", "eval"}
+    found = {
+        path
+        for path, tree in TREES.items()
+        for node in ast.walk(tree)
+        if layer_of(path) == "core"
+        and (
+            (isinstance(node, ast.Name) and node.id in by_name)
+            or (isinstance(node, ast.Attribute) and node.attr in by_name)
+            or (isinstance(node, ast.alias) and node.name.split(".")[0] in by_name)
+        )
+    }
+    assert found == set(BY_NAME)
+
+
+CONSTANT = re.compile(r"^_*[A-Z][A-Z0-9_]*$|^__\w+__$|^log$|^app$")
+IMMUTABLE = ("frozenset", "getattr", "tuple", "TypeVar", "re.compile")
+
+
+def test_no_module_keeps_state_but_for_named_reasons() -> None:
+    mutable = (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp, ast.Call)
+    found = set()
+    for path, tree in TREES.items():
+        assert not any(isinstance(node, ast.Global) for node in ast.walk(tree)), path
+        for node in tree.body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", 0)]
+            value = getattr(node, "value", None)
+            if isinstance(value, ast.Call) and ast.unparse(value.func) in IMMUTABLE:
+                continue
+            for target in targets if isinstance(value, mutable) else ():
+                if isinstance(target, ast.Name) and not CONSTANT.match(target.id):
+                    found.add(f"{path}: {target.id}")
+    assert found == set(MODULE_STATE)
 
 
 def test_only_settings_and_launchers_look_at_the_environment() -> None:
@@ -177,7 +242,11 @@ def test_only_the_bindings_know_python() -> None:
         for path in CSRC.rglob("*.[chi]*")
         if re.search(r"#include\s*<(nanobind|Python\.h|pybind11|torch|mpi)", path.read_text())
     }
-    assert knowing == {"bindings.cpp"}
+    assert knowing == {"bindings.hpp", "bindings.cpp"}
+    including = {
+        path.name for path in CSRC.rglob("*.[chi]*") if '"bindings.hpp"' in path.read_text()
+    }
+    assert all(name.startswith("bindings") for name in including)
 
 
 # ---- what is loaded -----------------------------------------------------------------------------
@@ -198,7 +267,7 @@ def load(imports: str) -> tuple[set[str], str]:
         [sys.executable, "-c", REPORT.format(imports=imports)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=True,
         env={"PATH": "/usr/bin:/bin"},
     )
@@ -222,9 +291,36 @@ def test_the_core_needs_numpy_and_nothing_else() -> None:
     modules, maps = load(USE_THE_CORE)
     assert others(modules) == {"numpy", "sdp_plugins"}
     layers = {name.split(".")[1] for name in modules if name.startswith("sdp_plugins.")}
-    assert layers == {"core"}
+    assert layers <= {"core", "flight", "trace"}
     assert "_native" in maps
     assert not re.search(r"/lib[^/]*(torch|tensorflow|mpi|mpich|jax)[^/]*\.so", maps)
+
+
+WITHOUT_OBSERVERS = (
+    """
+import sys
+from sdp_plugins.core.open_groups import open_groups
+open_groups.install(lambda config: ())
+sys.modules.update({"sdp_plugins.flight": None, "sdp_plugins.trace": None})
+"""
+    + USE_THE_CORE
+    + """
+with core.Group.from_env(timeout_s=30) as group:
+    group.abort("no reason")
+    try:
+        group.barrier()
+    except core.SdpError as error:
+        assert "no reason" in str(error)
+    else:
+        raise AssertionError("nothing was raised")
+"""
+)
+
+
+def test_the_core_works_without_what_stands_above_it() -> None:
+    modules, _ = load(WITHOUT_OBSERVERS)
+    layers = {name.split(".")[1] for name in modules if name.startswith("sdp_plugins.")}
+    assert layers - {"flight", "trace"} == {"core"}
 
 
 # Frameworks import these at their own start: no native module, no NumPy.

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.leaks import no_leaks, reap_orphans
-from tests.ranks import RankFailure, RankPool, kept, run_ranks, say, start_ranks
+from tests.processes import wait_until_gone
+from tests.ranks import HANG_S, RankFailure, RankPool, kept, run_ranks, say, start_ranks
 
 
 def describe(rank: int, world: int, text: str) -> tuple[int, int, str, str, str]:
@@ -89,20 +89,9 @@ os._exit(0)
 def test_ranks_die_with_the_test_process() -> None:
     source = ABANDON.format(root=str(Path(__file__).parents[1]))
     done = subprocess.run(
-        [sys.executable, "-c", source], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", source], capture_output=True, text=True, timeout=HANG_S, check=True
     )
-    for pid in map(int, done.stdout.split()):
-        end = time.monotonic() + 10
-        while running(pid):
-            assert time.monotonic() < end, "a rank goes on"
-            time.sleep(0.01)
-
-
-def running(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    wait_until_gone(map(int, done.stdout.split()))
 
 
 def test_failure_shows_every_rank() -> None:
@@ -114,10 +103,8 @@ def test_failure_shows_every_rank() -> None:
 
 
 def test_deadline_shows_the_stack() -> None:
-    start = time.monotonic()
     with pytest.raises(RankFailure, match="sleep_long"):
         run_ranks(2, sleep_long, timeout_s=1)
-    assert time.monotonic() - start < 10
 
 
 def test_early_exit_is_a_failure() -> None:
@@ -134,7 +121,7 @@ def test_killed_rank() -> None:
     with start_ranks(2, sleep_long) as ranks:
         assert ranks[1].heard() == "asleep"
         ranks[1].kill(signal.SIGKILL)
-        assert ranks[1].outcome(5).exitcode == -signal.SIGKILL
+        assert ranks[1].outcome().exitcode == -signal.SIGKILL
         assert ranks[0].outcome(0.05).kind == "running"
 
 
@@ -186,8 +173,8 @@ def test_leaks_are_found(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
             undo.append(lambda: os.close(fd))
         elif kind == "shm":
             path = Path(f"/dev/shm/sdp_leak_test_{os.getpid()}")
-            path.write_text("x")
-            undo.append(path.unlink)
+            file = path.open("x")
+            undo.extend([file.close, path.unlink])
         else:
             monkeypatch.setenv("SDP_LEAK_TEST", "1")
             undo.append(monkeypatch.undo)
@@ -201,7 +188,8 @@ def test_leaks_are_found(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_fixture_fails_a_leaking_test(tmp_path: Path) -> None:
     (tmp_path / "test_leaks.py").write_text(
         textwrap.dedent("""
-            import os, pytest
+            import os, pytest, tests.leaks
+            tests.leaks.GRACE_S = 0.1
             def test_bad(): os.memfd_create("x")
             @pytest.mark.may_leak("fds", reason="to show it")
             def test_excused(): os.memfd_create("y")
@@ -211,6 +199,6 @@ def test_fixture_fails_a_leaking_test(tmp_path: Path) -> None:
     root = Path(__file__).parent.parent
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p"]
     command += ["tests.conftest", "--rootdir", str(tmp_path), str(tmp_path)]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=HANG_S)
     assert "memfd:x" in done.stdout and "memfd:y" not in done.stdout, done.stdout
     assert "3 passed, 1 error" in done.stdout, done.stdout

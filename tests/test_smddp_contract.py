@@ -10,6 +10,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from tests.ranks import HANG_S
+
 # Module: its names with their arguments, as the documentation and published scripts have them.
 COLLECTIVE = "group async_op"
 DDP = {
@@ -109,13 +111,12 @@ print(json.dumps([[*name, text] for name, text in found.items() if text]))
 
 
 @pytest.mark.parametrize("framework", ["torch", "tensorflow"])
-@pytest.mark.timeout(180)
 def test_names_and_arguments(framework: str) -> None:
     if find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed")
     wanted = json.dumps(TORCH if framework == "torch" else TENSORFLOW)
     line = [sys.executable, "-W", "ignore", "-c", WALK, wanted]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == []
 

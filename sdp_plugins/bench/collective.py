@@ -1,4 +1,4 @@
-"""In a rank: times one operation of one peer."""
+"""In a rank: times one operation of one library."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from collections.abc import Callable
 from typing import Any
 
 from sdp_plugins.bench import values
-from sdp_plugins.bench.peers.base import Calibrated, Peer, Place, UnsupportedError
+from sdp_plugins.bench.libraries.base import Calibrated, Library, Place, UnsupportedError
 
 WARM_UP = 2  # untimed calls after every refill: they absorb the ranks' skew
 PREPARING_CALLS = 5
 
 
 class CollectiveTask:
-    """The commands that `runner` gives to the ranks of a peer."""
+    """The commands that `runner` gives to the ranks of a library."""
 
     def __init__(self, place: Place, target: str, options: dict[str, Any]) -> None:
         module, name = target.split(":")
         self.place = place
-        self.peer: Peer = getattr(importlib.import_module(module), name)(place, **options)
+        self.library: Library = getattr(importlib.import_module(module), name)(place, **options)
         self.operation = ""
         self.dtype = "float32"
 
     def version(self) -> str:
         """The library's version."""
-        return self.peer.version
+        return self.library.version
 
     def prepare(self, operation: str, dtype: str, count: int) -> dict[str, Any]:
         """Take a buffer, check one result against its closed form, warm up.
 
         Returns:
-            `seconds` that a call took, or `unsupported`: why the peer cannot do this.
+            `seconds` that a call took, or `unsupported`: why the library cannot do this.
         """
         self.operation, self.dtype = operation, dtype
         try:
-            self.peer.allocate(count, dtype)
-            call = self.peer.operation(operation)
+            self.library.allocate(count, dtype)
+            call = self.library.operation(operation)
         except UnsupportedError as reason:
             return {"unsupported": str(reason)}
         self._refill()
@@ -50,7 +50,7 @@ class CollectiveTask:
 
     def burst(self, iterations: int) -> list[int]:
         """Nanoseconds of every one of `iterations` calls, made back to back."""
-        call = self.peer.operation(self.operation)
+        call = self.library.operation(self.operation)
         length = values.run_length(self.dtype, self.place.ranks)
         length = max(1, (length if self._holds_sum() else iterations + WARM_UP) - WARM_UP)
         samples: list[int] = []
@@ -65,33 +65,33 @@ class CollectiveTask:
 
     def repeat(self, times: int) -> None:
         """Make calls that are counted, not timed."""
-        call = self.peer.operation(self.operation)
+        call = self.library.operation(self.operation)
         self._refill()
         for _ in range(times):
             call()
 
     def path(self) -> str:
         """How the last operation travelled."""
-        return self.peer.path()
+        return self.library.path()
 
     def costs(self) -> str:
-        """What the peer's network was measured to take, if it does such a thing."""
-        return self.peer.costs() if isinstance(self.peer, Calibrated) else ""
+        """What the library's network was measured to take, if it does such a thing."""
+        return self.library.costs() if isinstance(self.library, Calibrated) else ""
 
     def close(self) -> None:
         """Leave the group."""
-        self.peer.close()
+        self.library.close()
 
     def _holds_sum(self) -> bool:
-        return self.peer.reduces and self.operation == "all_reduce"
+        return self.library.reduces and self.operation == "all_reduce"
 
     def _refill(self) -> None:
         if self._holds_sum():
-            values.fill(self.peer.view(), self.dtype, self.place.rank)
+            values.fill(self.library.view(), self.dtype, self.place.rank)
 
     def _check(self, times: int, stride: int) -> None:
         if self._holds_sum():
-            values.check(self.peer.view(), self.dtype, self.place.ranks, times, stride)
+            values.check(self.library.view(), self.dtype, self.place.ranks, times, stride)
 
 
 def timed(call: Callable[[], object], iterations: int) -> list[int]:

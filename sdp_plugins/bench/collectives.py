@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from statistics import median
-from typing import Any
+from dataclasses import asdict, dataclass
 
-from rich import box
 from rich.table import Table
 
 from sdp_plugins.bench import machine
 from sdp_plugins.bench.job import Job, JobSpec
-from sdp_plugins.bench.runner import CALLS_PER_ROUND, Progress, condense
+from sdp_plugins.bench.results import Measurement, Progress, Report, alternate
+from sdp_plugins.bench.runner import CALLS_PER_ROUND, condense
+from sdp_plugins.bench.table import Column, faster, of_case, ranks_and_threads, render, spread
 from sdp_plugins.bench.units import format_size, format_time
 
 TASK = "sdp_plugins.bench.collectives_task:CollectivesTask"
@@ -55,56 +54,18 @@ class CollectivesPlan:
     round_s: float = 0.1
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One operation and size: microseconds of a call in every round, by backend."""
-
-    operation: str
-    nbytes: int
-    rounds_us: dict[str, list[float]]
-
-    def latency_us(self, backend: str) -> float:
-        """The median over the rounds."""
-        return median(self.rounds_us[backend])
-
-    @property
-    def times_gloo(self) -> float:
-        """How many times faster smddp is."""
-        return self.latency_us("gloo") / self.latency_us("smddp")
-
-
-@dataclass
-class CollectivesReport:
-    """All cells of a run, and on what they were taken."""
-
-    settings: dict[str, Any]
-    machine: dict[str, Any]
-    cells: list[Cell] = field(default_factory=list)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        found = [{**asdict(cell), "times_gloo": round(cell.times_gloo, 3)} for cell in self.cells]
-        return {
-            "schema": 1,
-            "operation": "collectives",
-            "settings": self.settings,
-            "machine": self.machine,
-            "cells": found,
-        }
-
-
-def run(plan: CollectivesPlan, progress: Progress = lambda text: None) -> CollectivesReport:
+def run(plan: CollectivesPlan, progress: Progress = lambda text: None) -> Report:
     """Measure a plan.
 
     Raises:
         RankError: A rank failed.
     """
-    report = CollectivesReport(asdict(plan), machine.describe())
+    report = Report("collectives", asdict(plan), machine.describe())
     with Job(_spec(plan)) as job:
         for operation in plan.operations:
             for nbytes in plan.nbytes[:1] if operation in NO_BYTES else plan.nbytes:
                 progress(f"{operation}, {format_size(nbytes)}")
-                report.cells.append(_measure(job, plan, operation, nbytes))
+                report.measurements += _measure(job, plan, operation, nbytes)
     return report
 
 
@@ -118,46 +79,48 @@ def _spec(plan: CollectivesPlan) -> JobSpec:
     )
 
 
-def _measure(job: Job, plan: CollectivesPlan, operation: str, nbytes: int) -> Cell:
+def _measure(job: Job, plan: CollectivesPlan, operation: str, nbytes: int) -> list[Measurement]:
     job.call("prepare", {"operation": operation, "nbytes": nbytes})
     few, many = CALLS_PER_ROUND
-    calls = {}
-    for backend in BACKENDS:
-        ranks = job.call("burst", {"backend": backend, "iterations": few})
-        seconds = condense(ranks) / 1e6
-        calls[backend] = min(many, max(few, int(plan.round_s / seconds)))
-    rounds: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
-    for _ in range(plan.rounds):
-        for backend in BACKENDS:
-            ranks = job.call("burst", {"backend": backend, "iterations": calls[backend]})
-            rounds[backend].append(condense(ranks))
-    return Cell(operation, nbytes, rounds)
 
+    def burst(backend: str, iterations: int) -> float:
+        return condense(job.call("burst", {"backend": backend, "iterations": iterations}))
 
-def collectives_table(report: CollectivesReport) -> Table:
-    """One row per operation and size."""
-    settings, host = report.settings, report.machine
-    table = Table(
-        title=f"torch.distributed, {settings['ranks']} ranks, {settings['threads']} thread each, "
-        f"{host['cpu']}, {host['cores']} cores",
-        caption=f"medians of {settings['rounds']} alternating rounds; GB/s: of what a rank gives; "
-        "float32 tensors that are not shared; send_and_receive: there and back",
-        box=box.SIMPLE_HEAD,
+    calls = {
+        backend: min(many, max(few, int(plan.round_s / (burst(backend, few) / 1e6))))
+        for backend in BACKENDS
+    }
+    rounds = alternate(
+        BACKENDS, plan.rounds, lambda name: burst(name, calls[name]), lambda text: None
     )
-    for name in ("operation", "a rank gives"):
-        table.add_column(name, no_wrap=True)
-    for name in ("gloo", "smddp", "smddp\nrounds", "smddp\nGB/s", "x gloo"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for cell in report.cells:
-        smddp = cell.rounds_us["smddp"]
-        moves = cell.operation not in NO_BYTES
-        table.add_row(
-            cell.operation,
-            format_size(cell.nbytes) if moves else "",
-            format_time(cell.latency_us("gloo")),
-            format_time(cell.latency_us("smddp")),
-            f"{format_time(min(smddp))} - {format_time(max(smddp))}",
-            f"{cell.nbytes / cell.latency_us('smddp') / 1e3:.3g}" if moves else "",
-            f"{cell.times_gloo:.2f}",
-        )
-    return table
+    case = {"operation": operation, "nbytes": nbytes}
+    return [Measurement(name, us, case) for name, us in rounds.items()]
+
+
+def collectives_table(report: Report) -> Table:
+    """One row per operation and size."""
+    host = report.machine
+
+    def moves(m: Measurement) -> bool:
+        return m.case["operation"] not in NO_BYTES
+
+    return render(
+        report,
+        f"torch.distributed, {ranks_and_threads(report)}, {host['cpu']}, {host['cores']} cores",
+        f"medians of {report.settings['rounds']} alternating rounds; GB/s: of what a rank gives; "
+        "float32 tensors that are not shared; send_and_receive: there and back",
+        [
+            of_case("operation", "operation"),
+            Column(
+                "a rank gives", lambda m: format_size(m.case["nbytes"]) if moves(m) else "", False
+            ),
+            Column("gloo", lambda m: format_time(report.us("gloo", **m.case))),
+            Column("smddp", lambda m: format_time(m.us)),
+            Column("smddp\nrounds", spread),
+            Column(
+                "smddp\nGB/s", lambda m: f"{m.case['nbytes'] / m.us / 1e3:.3g}" if moves(m) else ""
+            ),
+            faster(report),
+        ],
+        only="smddp",
+    )

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from sdp_plugins.bench.c10d_calls import Call, make
 from sdp_plugins.bench.collective import timed
-from sdp_plugins.bench.peers.base import Place
+from sdp_plugins.bench.libraries.base import Place
 from sdp_plugins.bench.torch_groups import group_over, join
 
 WARM_UP = 2

@@ -1,20 +1,26 @@
-"""What communication costs a training step: two yardsticks, gloo and smddp in turn, in one job."""
+"""What communication costs a training step: two references, gloo and smddp alternate in one job."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from statistics import fmean, median
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from sdp_plugins.bench import machine
-from sdp_plugins.bench.ddp_yardsticks import NONE, YARDSTICKS
+from sdp_plugins.bench.ddp_variants import NO_COMM, REFERENCES
 from sdp_plugins.bench.job import Job, JobSpec
-from sdp_plugins.bench.runner import Progress
-from sdp_plugins.bench.units import format_time
+from sdp_plugins.bench.results import Measurement, Progress, Report, alternate, step_us
+from sdp_plugins.bench.table import (
+    ROUNDS,
+    Column,
+    faster,
+    milliseconds,
+    ranks_and_threads,
+    render,
+    variant,
+)
 
 TASK = "sdp_plugins.bench.ddp_task:DdpTask"
 WARM_UP_STEPS = 3  # DDP rebuilds its buckets after the first
@@ -51,45 +57,9 @@ class DdpPlan:
     model: dict[str, int] = field(default_factory=lambda: dict(FULL_MODEL))
 
 
-@dataclass
-class DdpReport:
-    """Milliseconds per step of every round, and whether the variants computed the same."""
-
-    settings: dict[str, Any]
-    machine: dict[str, Any]
-    parameters: int
-    rounds_ms: dict[str, list[float]]
-    gradients: dict[str, dict[str, Any]]
-    ranks_agree: dict[str, bool]
-
-    def step_ms(self, variant: str) -> float:
-        """The median over the rounds."""
-        return median(self.rounds_ms[variant])
-
-    def share(self, variant: str) -> float:
-        """Speed as a share of the speed without communication."""
-        return self.step_ms(NONE) / self.step_ms(variant)
-
-    def speedup(self, variant: str) -> float | None:
-        """How many times faster than gloo."""
-        return self.step_ms("gloo") / self.step_ms(variant) if "gloo" in self.rounds_ms else None
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        found = {
-            variant: {
-                "step_ms": round(self.step_ms(variant), 3),
-                "share_of_silent_speed": round(self.share(variant), 4),
-                "times_gloo": round(s, 4) if (s := self.speedup(variant)) else None,
-            }
-            for variant in self.rounds_ms
-        }
-        return {"schema": 1, "operation": "ddp", **asdict(self), "results": found}
-
-
 def variants(plan: DdpPlan) -> list[str]:
     """In the order of their turns."""
-    return [*YARDSTICKS, *plan.backends]
+    return [*REFERENCES, *plan.backends]
 
 
 def job_spec(plan: DdpPlan, names: Sequence[str], what: str = "ddp", task: str = TASK) -> JobSpec:
@@ -107,42 +77,38 @@ def job_spec(plan: DdpPlan, names: Sequence[str], what: str = "ddp", task: str =
     )
 
 
-def run(plan: DdpPlan, progress: Progress = lambda text: None) -> DdpReport:
+def run(plan: DdpPlan, progress: Progress = lambda text: None) -> Report:
     """Train all variants in turn.
 
     Raises:
         RankError: A rank failed.
     """
-    names = variants(plan)
-    host = machine.describe()
+    report = Report("ddp", asdict(plan), machine.describe())
     progress("building a model per variant and rank")
-    with Job(job_spec(plan, names)) as job:
-        rounds = rounds_ms(job, plan, names, progress)
-        return DdpReport(
-            settings=asdict(plan),
-            machine=host,
-            parameters=job.call("describe")[0]["parameters"],
-            rounds_ms=rounds,
-            gradients=_compare(job, plan),
-            ranks_agree={name: _agree(job, name) for name in plan.backends},
-        )
+    with Job(job_spec(plan, variants(plan))) as job:
+        rounds = rounds_us(job, plan, variants(plan), progress)
+        report.facts["parameters"] = job.call("describe")[0]["parameters"]
+        differences = _compare(job, plan)
+        for name, us in rounds.items():
+            facts: dict[str, Any] = {"gradients": differences.get(name)}
+            if name in plan.backends:
+                facts["ranks_agree"] = _agree(job, name)
+            report.measurements.append(Measurement(name, us, facts=facts))
+    return report
 
 
-def rounds_ms(
+def rounds_us(
     job: Job, plan: DdpPlan, names: Sequence[str], progress: Progress
-) -> dict[str, list[float]]:
-    """Per variant and round, after warming up: the median over steps of the mean over ranks."""
+) -> dict[str, tuple[float, ...]]:
+    """Microseconds of a step in every round, after warming up."""
     for name in names:
         progress(f"warming up {name}")
         job.call("train", {"variant": name, "steps": WARM_UP_STEPS})
-    rounds: dict[str, list[float]] = {name: [] for name in names}
-    for number in range(plan.rounds):
-        for name in names:
-            progress(f"round {number + 1} of {plan.rounds}: {name}")
-            ranks = job.call("train", {"variant": name, "steps": plan.steps + 1})
-            steps = [fmean(step) for step in zip(*ranks, strict=True)]
-            rounds[name].append(1e3 * median(steps[1:]))
-    return rounds
+
+    def turn(name: str) -> float:
+        return step_us(job.call("train", {"variant": name, "steps": plan.steps + 1}), warm_up=1)
+
+    return alternate(names, plan.rounds, turn, progress)
 
 
 def _compare(job: Job, plan: DdpPlan) -> dict[str, dict[str, Any]]:
@@ -164,42 +130,40 @@ def _agree(job: Job, variant: str) -> bool:
     return len(set(job.call("fingerprint", {"variant": variant}))) == 1
 
 
-def ddp_table(report: DdpReport) -> Table:
+def share(report: Report, m: Measurement) -> float:
+    """A variant's speed as a share of the speed without communication."""
+    return report.us(NO_COMM, **m.case) / m.us
+
+
+def ddp_table(report: Report) -> Table:
     """One row per variant."""
     s = report.settings
-    table = Table(
-        title=f"DDP step, {report.parameters / 1e6:.0f} M parameters, batch {s['rows']} x "
-        f"{s['tokens']}, {s['optimizer']}, {s['ranks']} ranks, {s['threads']} thread each",
-        caption=f"medians of {s['rounds']} alternating rounds of {s['steps']} steps",
-        box=box.SIMPLE_HEAD,
+    return render(
+        report,
+        f"DDP step, {report.facts['parameters'] / 1e6:.0f} M parameters, batch {s['rows']} x "
+        f"{s['tokens']}, {s['optimizer']}, {ranks_and_threads(report)}",
+        f"medians of {s['rounds']} alternating rounds of {s['steps']} steps",
+        [
+            variant("communication"),
+            milliseconds(1),
+            ROUNDS,
+            Column("speed\nof no_comm", lambda m: f"{share(report, m):.1%}"),
+            faster(report, but=[NO_COMM]),
+            Column("gradients", lambda m: _verdict(report, m), number=False),
+        ],
     )
-    table.add_column("communication", no_wrap=True)
-    for name in ("ms/step", "rounds", "speed\nof none", "x gloo"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("gradients", no_wrap=True)
-    for name, rounds in report.rounds_ms.items():
-        faster = report.speedup(name)
-        table.add_row(
-            name,
-            f"{report.step_ms(name):.1f}",
-            f"{format_time(1e3 * min(rounds))} - {format_time(1e3 * max(rounds))}",
-            f"{report.share(name):.1%}",
-            f"{faster:.2f}" if faster and name != NONE else "-",
-            _verdict(report, name),
-        )
-    return table
 
 
-def _verdict(report: DdpReport, name: str) -> str:
+def _verdict(report: Report, m: Measurement) -> str:
     """What is known about a variant's gradients and weights."""
-    if name in YARDSTICKS:
+    if m.variant in REFERENCES:
         return ""
-    words = [] if report.ranks_agree[name] else ["RANKS DIFFER"]
-    if found := report.gradients.get(name):
+    words = [] if m.facts["ranks_agree"] else ["RANKS DIFFER"]
+    if found := m.facts["gradients"]:
         first = report.settings["backends"][0]
         if found["bitwise_equal"]:
             words.append(f"bitwise those of {first}")
         else:
-            share = found["largest_difference"] / found["largest_gradient"]
-            words.append(f"within {share:.1e} of {first}'s largest")
+            apart = found["largest_difference"] / found["largest_gradient"]
+            words.append(f"within {apart:.1e} of {first}'s largest")
     return ", ".join(words) or "the ranks agree"

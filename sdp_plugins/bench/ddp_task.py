@@ -12,11 +12,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from sdp_plugins.bench import bert, detection
-from sdp_plugins.bench.ddp_floor import leave_alone
-from sdp_plugins.bench.ddp_yardsticks import FLOOR, NONE, YARDSTICKS
+from sdp_plugins.bench.ddp_lower_bound import leave_alone
+from sdp_plugins.bench.ddp_variants import LOWER_BOUND, NO_COMM, REFERENCES
 from sdp_plugins.bench.footprint import Footprint, footprint
-from sdp_plugins.bench.peers.base import Place
+from sdp_plugins.bench.libraries.base import Place
+from sdp_plugins.bench.rank import load
 from sdp_plugins.bench.torch_groups import group_over, join
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -35,25 +35,19 @@ class Workload(Protocol):
         """A rank's data in a step; the same for every variant."""
 
 
-WORKLOADS: dict[str, Callable[[dict[str, Any]], Workload]] = {
-    "bert": bert.Workload,
-    "detection": detection.Workload,
-}
-
-
 class Variant:
     """A model, its DDP wrapper over one group, and its optimizer."""
 
     def __init__(self, name: str, group: Any, workload: Workload, setting: dict[str, Any]) -> None:
-        self.silent = name == NONE
+        self.no_comm = name == NO_COMM
         self.workload = workload
         self.model = DistributedDataParallel(
             workload.build(),
             process_group=group,
             gradient_as_bucket_view=setting["bucket_view"],
         )
-        self.floor = name == FLOOR
-        if self.floor:
+        self.lower_bound = name == LOWER_BOUND
+        if self.lower_bound:
             self.model.register_comm_hook(None, leave_alone)
         self.optimizer = OPTIMIZERS[setting["optimizer"]](self.model.parameters(), lr=1e-4)
         self.done = 0
@@ -62,9 +56,9 @@ class Variant:
         """One training step; its seconds, without making up the batch."""
         batch = self.workload.batch(self.done, rank)
         start = time.perf_counter()
-        with self.model.no_sync() if self.silent else nullcontext():
+        with self.model.no_sync() if self.no_comm else nullcontext():
             self.model(*batch).backward()
-        if self.floor:
+        if self.lower_bound:
             dist.barrier()
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -87,17 +81,21 @@ class DdpTask:
 
     Args:
         place: Where this rank stands.
-        variants: Yardsticks and backends.
+        variants: References and backends.
         setting: `optimizer`, `bucket_view`, and what the workload needs.
-        workload: One of WORKLOADS.
+        workload: "module:class" of a Workload, which takes the setting.
     """
 
     def __init__(
-        self, place: Place, variants: list[str], setting: dict[str, Any], workload: str = "bert"
+        self,
+        place: Place,
+        variants: list[str],
+        setting: dict[str, Any],
+        workload: str = "sdp_plugins.bench.bert:Workload",
     ) -> None:
         self.place = place
         join(place)
-        data = WORKLOADS[workload](setting)
+        data: Workload = load(workload)(setting)
         self.variants = {name: Variant(name, _group(name), data, setting) for name in variants}
         sizes = [p.numel() for p in self.variants[variants[0]].model.parameters()]
         self.parameters, self.gradients = sum(sizes), len(sizes)
@@ -143,4 +141,4 @@ class DdpTask:
 
 def _group(variant: str) -> Any:
     """The default group is gloo's; smddp stands beside it."""
-    return None if variant in (*YARDSTICKS, "gloo") else group_over(variant)
+    return None if variant in (*REFERENCES, "gloo") else group_over(variant)

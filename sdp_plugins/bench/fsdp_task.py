@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 
 from sdp_plugins.bench import bert
 from sdp_plugins.bench.ddp_task import OPTIMIZERS
-from sdp_plugins.bench.peers.base import Place
+from sdp_plugins.bench.libraries.base import Place
 from sdp_plugins.bench.torch_groups import group_over, join
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from statistics import fmean, median
-from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from sdp_plugins.bench import machine
 from sdp_plugins.bench.job import Job, JobSpec
-from sdp_plugins.bench.runner import Progress
-from sdp_plugins.bench.units import format_size, format_time
+from sdp_plugins.bench.results import Measurement, Progress, Report, alternate, step_us
+from sdp_plugins.bench.table import ROUNDS, Column, faster, milliseconds, render, variant
+from sdp_plugins.bench.units import format_size
 
 TASK = "sdp_plugins.bench.fusion_task:FusionTask"
 WAYS = ("fused", "one by one", "one flat buffer")
@@ -37,27 +35,6 @@ class FusionPlan:
     steps: int = 5
 
 
-@dataclass
-class FusionReport:
-    """Milliseconds per step of every round."""
-
-    settings: dict[str, Any]
-    machine: dict[str, Any]
-    nbytes: int
-    gradients: int
-    buffers: int
-    rounds_ms: dict[str, list[float]]
-
-    def step_ms(self, way: str) -> float:
-        """The median over the rounds."""
-        return median(self.rounds_ms[way])
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        found = {way: round(self.step_ms(way), 3) for way in self.rounds_ms}
-        return {"schema": 1, "operation": "fusion", **asdict(self), "step_ms": found}
-
-
 def gradient_counts(layers: int, width: int = 512, words: int = 30522) -> list[int]:
     """Elements of a BERT's gradients, last layer first, as a backward pass yields them."""
     attention = [3 * width * width, 3 * width, width * width, width]
@@ -67,7 +44,7 @@ def gradient_counts(layers: int, width: int = 512, words: int = 30522) -> list[i
     return [words, *reversed(layers * layer), *reversed(embeddings)]
 
 
-def run(plan: FusionPlan, progress: Progress = lambda text: None) -> FusionReport:
+def run(plan: FusionPlan, progress: Progress = lambda text: None) -> Report:
     """Average in all ways in turn.
 
     Raises:
@@ -75,40 +52,36 @@ def run(plan: FusionPlan, progress: Progress = lambda text: None) -> FusionRepor
     """
     counts = gradient_counts(plan.layers)
     arguments = {"counts": counts, "threshold_bytes": plan.threshold_bytes}
-    host = machine.describe()
-    rounds: dict[str, list[float]] = {way: [] for way in WAYS}
+    report = Report("fusion", asdict(plan), machine.describe())
     with Job(JobSpec("fusion", TASK, plan.ranks, arguments)) as job:
-        for number in range(plan.rounds):
-            for way in WAYS:
-                progress(f"round {number + 1} of {plan.rounds}: {way}")
-                ranks = job.call("run", {"way": way, "steps": plan.steps + 1})
-                steps = [fmean(step) for step in zip(*ranks, strict=True)]
-                rounds[way].append(1e3 * median(steps[1:]))
-        buffers = job.call("buffers")[0]
-    return FusionReport(asdict(plan), host, 4 * sum(counts), len(counts), buffers, rounds)
 
+        def turn(way: str) -> float:
+            return step_us(job.call("run", {"way": way, "steps": plan.steps + 1}), warm_up=1)
 
-def fusion_table(report: FusionReport) -> Table:
-    """One row per way."""
-    s = report.settings
-    table = Table(
-        title=f"averaging {report.gradients} gradients, {format_size(report.nbytes)}, float32, "
-        f"{s['ranks']} ranks, buffers of {format_size(s['threshold_bytes'])}",
-        caption=f"medians of {s['rounds']} alternating rounds of {s['steps']} steps",
-        box=box.SIMPLE_HEAD,
-    )
-    table.add_column("how", no_wrap=True)
-    for name in ("operations", "ms/step", "rounds", "GB/s", "x one by one"):
-        table.add_column(name, justify="right", no_wrap=True)
-    operations = {"fused": report.buffers, "one by one": report.gradients}
-    for way, rounds in report.rounds_ms.items():
-        ms = report.step_ms(way)
-        table.add_row(
-            way,
-            str(operations.get(way, 1)),
-            f"{ms:.2f}",
-            f"{format_time(1e3 * min(rounds))} - {format_time(1e3 * max(rounds))}",
-            f"{report.nbytes / ms / 1e6:.2f}",
-            f"{report.step_ms('one by one') / ms:.2f}",
+        rounds = alternate(WAYS, plan.rounds, turn, progress)
+        operations = {"fused": job.call("buffers")[0], "one by one": len(counts)}
+    report.facts.update(nbytes=4 * sum(counts), gradients=len(counts))
+    for way, us in rounds.items():
+        report.measurements.append(
+            Measurement(way, us, facts={"operations": operations.get(way, 1)})
         )
-    return table
+    return report
+
+
+def fusion_table(report: Report) -> Table:
+    """One row per way."""
+    s, nbytes = report.settings, report.facts["nbytes"]
+    return render(
+        report,
+        f"averaging {report.facts['gradients']} gradients, {format_size(nbytes)}, float32, "
+        f"{s['ranks']} ranks, buffers of {format_size(s['threshold_bytes'])}",
+        f"medians of {s['rounds']} alternating rounds of {s['steps']} steps",
+        [
+            variant("how"),
+            Column("operations", lambda m: str(m.facts["operations"])),
+            milliseconds(2),
+            ROUNDS,
+            Column("GB/s", lambda m: f"{nbytes / m.us / 1e3:.2f}"),
+            faster(report, "one by one"),
+        ],
+    )

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from sdp_plugins.bench.peers.base import Place
+from sdp_plugins.bench.libraries.base import Place
 from sdp_plugins.core import DType, FusionBuffer, Group
 
 ITEMSIZE = 4

@@ -1,6 +1,6 @@
 """A job: ranks that stay alive and carry out one command at a time.
 
-Every peer has a job of its own, so that no library lives in a process with another one. The ranks
+Every library has a job of its own, so that no two libraries share a process. The ranks
 of a job that is not being measured sleep in a socket and cost nothing. That is what makes
 it possible to alternate between libraries that could never share a process, such as two MPIs.
 """
@@ -16,15 +16,13 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from sdp_plugins.bench.cluster import start
-from sdp_plugins.bench.cluster.network import Network
 from sdp_plugins.bench.mpi import MpiInstall
 from sdp_plugins.launch.huge_pages import huge_pages
 
@@ -32,6 +30,11 @@ START_LIMIT_S = 120.0
 CALL_LIMIT_S = 300.0
 END_LIMIT_S = 15.0
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
+
+Command = tuple[list[str], Mapping[str, str]]
+"""A command line, and the variables that it needs."""
+Start = Callable[[Sequence[list[str]], MpiInstall | None, str], list[Command]]
+"""From the ranks' command lines, an MPI or none, and a temporary folder: what starts the ranks."""
 
 
 class RankError(RuntimeError):
@@ -51,7 +54,7 @@ class JobSpec:
         threads: Threads per rank.
         environment: Added to this process's environment.
         mpi: Started by this mpiexec, or as plain processes with torchrun's variables.
-        network: On the nodes of this laboratory, equally many on each, and not here.
+        start: Starts the ranks; None: `start_here`.
     """
 
     name: str
@@ -61,7 +64,7 @@ class JobSpec:
     threads: int = 1
     environment: Mapping[str, str] = field(default_factory=dict)
     mpi: MpiInstall | None = None
-    network: Network | None = None
+    start: Start | None = None
 
 
 class Job:
@@ -127,28 +130,11 @@ class Job:
             listener.bind(f"{self._folder.name}/commands")
             listener.listen(self.spec.ranks)
             lines = [self._rank_line(rank) for rank in range(self.spec.ranks)]
-            if self.spec.network:
-                self._start_on_nodes(self.spec.network, lines)
-            elif self.spec.mpi:
-                self._spawn(self.spec.mpi.command(lines), self.spec.mpi.environment())
-            else:
-                job = {"SDP_JOB_ID": uuid.uuid4().hex, "MASTER_ADDR": "127.0.0.1"}
-                for rank, line in enumerate(lines):
-                    self._spawn(line, job | _torchrun_variables(rank, self.spec.ranks))
+            start = self.spec.start or start_here
+            for line, variables in start(lines, self.spec.mpi, self._folder.name):
+                self._spawn(line, variables)
             self._accept(listener)
         self._collect("start", START_LIMIT_S)
-
-    def _start_on_nodes(self, network: Network, lines: list[list[str]]) -> None:
-        variables = start.environment(network)
-        if self.spec.mpi:
-            line = start.by_mpirun(network, self.spec.mpi, lines, self._folder.name)
-            return self._spawn(line, variables | self.spec.mpi.environment())
-        job = {"SDP_JOB_ID": uuid.uuid4().hex}
-        for rank, line in enumerate(lines):
-            place = start.rank_variables(network, rank, self.spec.ranks)
-            node = int(place["GROUP_RANK"])
-            self._spawn(network.command(node, line), {**variables, **job, **place})
-        return None
 
     def _rank_line(self, rank: int) -> list[str]:
         setting = {
@@ -169,7 +155,7 @@ class Job:
         given = {**os.environ, **threads, **variables, **self.spec.environment}
         process = subprocess.Popen(
             line,
-            env=given | huge_pages(given),  # as `sdp run` has them, for all peers
+            env=given | huge_pages(given),  # as `sdp run` has them, for all libraries
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
@@ -231,6 +217,14 @@ class Job:
         self._output.seek(0)
         tail = self._output.read().decode(errors="replace").strip()[-1500:]
         return RankError(f"{self.spec.name}: {text}" + (f"; it wrote:\n{tail}" if tail else ""))
+
+
+def start_here(lines: Sequence[list[str]], mpi: MpiInstall | None, folder: str) -> list[Command]:
+    """Run all ranks on this machine: under mpiexec, or as plain processes."""
+    if mpi:
+        return [(mpi.command(lines), mpi.environment())]
+    job = {"SDP_JOB_ID": uuid.uuid4().hex, "MASTER_ADDR": "127.0.0.1"}
+    return [(line, job | _torchrun_variables(rank, len(lines))) for rank, line in enumerate(lines)]
 
 
 def _torchrun_variables(rank: int, ranks: int) -> dict[str, str]:

@@ -5,22 +5,19 @@ from __future__ import annotations
 import socket
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from statistics import fmean, median
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
 from sdp_plugins.bench import machine
-from sdp_plugins.bench.cluster.network import Network
-from sdp_plugins.bench.job import Job, JobSpec
+from sdp_plugins.bench.job import Job, JobSpec, Start
 from sdp_plugins.bench.mpi import MpiInstall
-from sdp_plugins.bench.runner import Progress
-from sdp_plugins.bench.units import format_time
+from sdp_plugins.bench.results import Measurement, Progress, Report, alternate, step_us
+from sdp_plugins.bench.table import ROUNDS, Column, milliseconds, render, variant
 
 TASK = "sdp_plugins.bench.keras_task:KerasTask"
 BACKENDS = ("tensorflow", "torch", "jax")
-NONE, OURS, ALONE = "none", "smddp", "alone"
+NO_COMM, OURS, ALONE = "no_comm", "smddp", "alone"
 MIRRORED, MIRRORED_HUGE = "mwms", "mwms, huge pages"
 ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "NPROC": "1"}  # as OMP_NUM_THREADS; NPROC is XLA's
 AS_STARTED_BY_HAND = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}  # only `sdp run` asks for them
@@ -38,7 +35,7 @@ class KerasPlan:
         width: Of the hidden layers; three of 4096 make 38.6 million parameters.
         rounds: Turns of every way.
         steps: Timed steps in a turn; two more go before them.
-        gbit: Speed of the links between ranks, each on a node of a laboratory; None: all ranks are
+        gbit: Speed of the links between ranks, each on a node of a testbed; None: all ranks are
             on this machine.
     """
 
@@ -52,50 +49,30 @@ class KerasPlan:
     gbit: float | None = None
 
 
-@dataclass
-class KerasReport:
-    """Milliseconds per step of every round."""
-
-    settings: dict[str, Any]
-    machine: dict[str, Any]
-    parameters: int
-    rounds_ms: dict[str, list[float]]
-
-    def step_ms(self, way: str) -> float:
-        """The median over the rounds."""
-        return median(self.rounds_ms[way])
-
-    @property
-    def overlapped(self) -> float | None:
-        """The part of communication that went on beside computing, or of computing, if less."""
-        if ALONE not in self.rounds_ms:
-            return None
-        apart = (self.step_ms(NONE), self.step_ms(ALONE))
-        return max(0.0, sum(apart) - self.step_ms(OURS)) / min(apart)
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        found = {way: round(self.step_ms(way), 3) for way in self.rounds_ms}
-        return {"schema": 1, "operation": "keras", **asdict(self), "step_ms": found}
-
-
 def run(
-    plan: KerasPlan, mpi: MpiInstall | None = None, progress: Progress = lambda text: None
-) -> KerasReport:
-    """Train in all ways in turn; across nodes over an MPI.
+    plan: KerasPlan,
+    progress: Progress = lambda text: None,
+    mpi: MpiInstall | None = None,
+    start: Start | None = None,
+) -> Report:
+    """Train in all ways in turn.
+
+    Args:
+        plan: What to train.
+        progress: Told what is going on.
+        mpi: Starts the ranks, and is what smddp uses between nodes.
+        start: Starts the ranks on nodes of a testbed.
 
     Raises:
         RankError: A rank failed.
     """
-    host = machine.describe()
-    ways = [NONE, OURS]
-    rounds: dict[str, list[float]] = {}
+    report = Report("keras", asdict(plan), machine.describe())
+    ways = [NO_COMM, OURS]
     with ExitStack() as stack:
         progress("starting")
         jobs = {}
-        if plan.gbit:
-            network = stack.enter_context(Network(plan.ranks, plan.gbit))
-            jobs[OURS] = stack.enter_context(Job(_spec(plan, OURS, mpi=mpi, network=network)))
+        if start:
+            jobs[OURS] = stack.enter_context(Job(_spec(plan, OURS, mpi=mpi, start=start)))
             ways.append(ALONE)
         else:
             jobs[OURS] = stack.enter_context(Job(_spec(plan, OURS)))
@@ -104,16 +81,24 @@ def run(
                     spec = _spec(plan, MIRRORED, environment)
                     jobs[way] = stack.enter_context(Job(spec))
                     ways.append(way)
-        parameters = jobs[OURS].call("parameters")[0]
-        for number in range(plan.rounds):
-            for way in ways:
-                progress(f"round {number + 1} of {plan.rounds}: {way}")
-                job = jobs.get(way, jobs[OURS])
-                name = MIRRORED if way == MIRRORED_HUGE else way
-                ranks = job.call("run", {"way": name, "steps": plan.steps})
-                step_s = median(fmean(step) for step in zip(*ranks, strict=True))
-                rounds.setdefault(way, []).append(1e3 * step_s)
-    return KerasReport(asdict(plan), host, parameters, rounds)
+
+        def turn(way: str) -> float:
+            name = MIRRORED if way == MIRRORED_HUGE else way
+            job = jobs.get(way, jobs[OURS])
+            return step_us(job.call("run", {"way": name, "steps": plan.steps}))
+
+        report.facts["parameters"] = jobs[OURS].call("parameters")[0]
+        rounds = alternate(ways, plan.rounds, turn, progress)
+    report.measurements = [Measurement(way, us) for way, us in rounds.items()]
+    return report
+
+
+def overlapped(report: Report) -> float | None:
+    """The part of communication that went on beside computing, or of computing, if less."""
+    if ALONE not in report.variants:
+        return None
+    apart = (report.us(NO_COMM), report.us(ALONE))
+    return max(0.0, sum(apart) - report.us(OURS)) / min(apart)
 
 
 def _spec(
@@ -126,44 +111,42 @@ def _spec(
     return JobSpec(f"keras {way}", TASK, plan.ranks, task, environment=variables, **where)
 
 
-def keras_table(report: KerasReport) -> Table:
+def keras_table(report: Report) -> Table:
     """One row per way."""
     s = report.settings
     caption = (
         f"medians of {s['rounds']} alternating rounds of {s['steps']} steps, one thread for each "
-        "rank; none: every rank trains its own model with its part of the batch"
+        "rank; no_comm: every rank trains its own model with its part of the batch"
     )
-    if MIRRORED in report.rounds_ms:
+    if MIRRORED in report.variants:
         caption += (
             "; mwms: MultiWorkerMirroredStrategy, as it is started by hand and with the huge pages "
             "that sdp run gives to all other ways"
         )
-    if report.overlapped is not None:
+    if (beside := overlapped(report)) is not None:
         caption += (
             "; alone: its gradients are averaged, and nothing else; "
-            f"{100 * report.overlapped:.0f} % of the shorter of both overlapped"
+            f"{100 * beside:.0f} % of the shorter of both overlapped"
         )
     where = f"{s['ranks']} nodes on links of {s['gbit']:g} Gbit/s" if s["gbit"] else "one machine"
-    table = Table(
-        title=f"Keras on {s['backend']}: a step of {report.parameters / 1e6:.1f} M parameters, "
+    return render(
+        report,
+        f"Keras on {s['backend']}: a step of {report.facts['parameters'] / 1e6:.1f} M parameters, "
         f"{s['ranks']} ranks, global batch of {s['rows']}; {where}",
-        caption=caption,
-        box=box.SIMPLE_HEAD,
+        caption,
+        [
+            variant("way"),
+            milliseconds(),
+            ROUNDS,
+            Column("x no_comm", lambda m: f"{m.us / report.us(NO_COMM):.2f}"),
+            Column(
+                "x mwms",
+                lambda m: (
+                    f"{m.us / report.us(MIRRORED):.2f}" if MIRRORED in report.variants else "-"
+                ),
+            ),
+        ],
     )
-    table.add_column("way", no_wrap=True)
-    for name in ("ms/step", "rounds", "x none", "x mwms"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for way, rounds in report.rounds_ms.items():
-        ms = report.step_ms(way)
-        mirrored = f"{ms / report.step_ms(MIRRORED):.2f}" if MIRRORED in report.rounds_ms else "-"
-        table.add_row(
-            way,
-            f"{ms:.0f}",
-            f"{format_time(1e3 * min(rounds))} - {format_time(1e3 * max(rounds))}",
-            f"{ms / report.step_ms(NONE):.2f}",
-            mirrored,
-        )
-    return table
 
 
 def _addresses(count: int) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from sdp_plugins.bench.peers.base import Place
+from sdp_plugins.bench.libraries.base import Place
 from sdp_plugins.core.fused import FusedAllReduce
 
 FEATURES, OUTPUTS = 1024, 208

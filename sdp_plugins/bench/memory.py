@@ -13,7 +13,7 @@ from rich.table import Table
 from sdp_plugins.bench.ddp import DdpPlan, job_spec
 from sdp_plugins.bench.footprint import Footprint
 from sdp_plugins.bench.job import Job
-from sdp_plugins.bench.runner import Progress
+from sdp_plugins.bench.results import Progress
 
 STEPS = 6  # buckets are rebuilt after the first step and promoted after the second
 MIB = 2**20

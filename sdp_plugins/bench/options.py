@@ -5,17 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from sdp_plugins.bench import table
+from sdp_plugins.bench.job import RankError
+from sdp_plugins.bench.libraries import LIBRARIES
 
 WIDTH = 130  # where the output is no terminal
 
 Ranks = Annotated[int, typer.Option(min=1, help="processes per job")]
+Libraries = Annotated[
+    str,
+    typer.Option(
+        "--libraries",
+        "--peers",
+        metavar="NAMES",
+        help=", ".join(LIBRARIES) + "; --peers is the old name",
+    ),
+]
 Threads = Annotated[int, typer.Option(min=1, help="threads per rank")]
 Repeats = Annotated[int, typer.Option("--repeats", min=1, help="turns that everyone has")]
 RoundS = Annotated[float, typer.Option(help="about how long a turn lasts, in seconds")]
@@ -23,7 +34,17 @@ Prefixes = Annotated[
     list[Path],
     typer.Option("--mpi-prefix", exists=True, help="where an MPI is installed; may be repeated"),
 ]
+
+
+class Reported(Protocol):
+    """What a benchmark has found."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+
+
 T = TypeVar("T")
+R = TypeVar("R", bound=Reported)
 
 
 def writable(path: Path | None) -> Path | None:
@@ -70,3 +91,34 @@ def write_json(path: Path | None, data: dict[str, Any]) -> None:
     """Write a report if a path was given."""
     if path:
         path.write_text(json.dumps(data, indent=1) + "\n")
+
+
+def report(
+    run: Callable[[Callable[[str], None]], R],
+    table_of: Callable[[R], Table],
+    section: str,
+    markdown: Path | None,
+    json: Path | None,
+) -> None:
+    """Measure, and show and write what was found.
+
+    Args:
+        run: Given what to call with the state of things, returns the report.
+        table_of: The report as a table.
+        section: Of `markdown`.
+        markdown: See `show`.
+        json: See `write_json`.
+    """
+    with Console(stderr=True).status("starting") as status:
+        found = or_exit(lambda: run(status.update))
+    show(table_of(found), [], section, markdown)
+    write_json(json, found.to_json())
+
+
+def or_exit(measure: Callable[[], T]) -> T:
+    """End with the failed rank's words instead of a traceback of ours."""
+    try:
+        return measure()
+    except RankError as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from sdp_plugins.bench.peers.base import Place
+from sdp_plugins.bench.libraries.base import Place
 
 
 def end_with(runner_pid: int) -> None:

@@ -1,25 +1,23 @@
-"""Alternates between peers: A B C, A B C, ... so that a noisy minute hits all of them alike."""
+"""Alternates between libraries: A B C, A B C, ... so that a noisy minute hits all of them alike."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
 from sdp_plugins.bench import machine
-from sdp_plugins.bench.cluster.network import Network
-from sdp_plugins.bench.job import Job, JobSpec, RankError
+from sdp_plugins.bench.job import Job, JobSpec, RankError, Start
+from sdp_plugins.bench.libraries import LibrarySpec
 from sdp_plugins.bench.mpi import MpiInstall
-from sdp_plugins.bench.peers import PeerSpec
-from sdp_plugins.bench.results import Measurement, Report
+from sdp_plugins.bench.results import Measurement, Progress, Report
 from sdp_plugins.bench.values import itemsize
 
 TASK = "sdp_plugins.bench.collective:CollectiveTask"
 CALLS_PER_ROUND = (4, 2000)
 BARRIER_CELL = ("float32", 4)  # where the report keeps an operation without a buffer
-Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -32,7 +30,7 @@ class Plan:
         dtypes: Element types.
         ranks: Processes in a job.
         threads: Threads of each.
-        rounds: How often every peer has its turn at every size.
+        rounds: How often every library has its turn at every size.
         round_s: About how long a turn lasts.
     """
 
@@ -45,117 +43,120 @@ class Plan:
     round_s: float = 0.2
 
 
-class Fleet:
-    """One job per peer. A peer that fails is left out from then on, and the report says why."""
+class LibraryJobs:
+    """One job per library. A library that fails is left out, and the report says why."""
 
     def __init__(
         self,
         plan: Plan,
         report: Report,
         mpis: Sequence[MpiInstall],
-        network: Network | None = None,
+        start: Start | None = None,
     ) -> None:
         self._plan = plan
-        self._network = network
+        self._start = start
         self._report = report
         self._mpis = mpis
         self._jobs: dict[str, Job] = {}
         self._stack = ExitStack()
+        self.specs: dict[str, LibrarySpec] = {}
 
-    def __enter__(self) -> Fleet:
+    def __enter__(self) -> LibraryJobs:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._stack.close()
 
     @property
-    def peers(self) -> list[str]:
+    def libraries(self) -> list[str]:
         """Those that still run."""
         return list(self._jobs)
 
-    def start(self, peer: PeerSpec) -> None:
-        """Start a peer's job; its ranks join their group."""
-        mpi = next((m for m in self._mpis if peer.mpi in ("any", m.flavour)), None)
-        if peer.mpi and mpi is None:
-            what = "MPI" if peer.mpi == "any" else peer.mpi
-            self._report.skipped[peer.name] = f"needs mpi4py and {what}: none found"
+    def start(self, library: LibrarySpec) -> None:
+        """Start a library's job; its ranks join their group."""
+        mpi = next((m for m in self._mpis if library.mpi in ("any", m.flavour)), None)
+        if library.mpi and mpi is None:
+            what = "MPI" if library.mpi == "any" else library.mpi
+            self._report.skipped[library.name] = f"needs mpi4py and {what}: none found"
             return
         spec = JobSpec(
-            name=peer.name,
+            name=library.name,
             task=TASK,
-            arguments={"target": peer.target, "options": dict(peer.options)},
+            arguments={"target": library.target, "options": dict(library.options)},
             ranks=self._plan.ranks,
             threads=self._plan.threads,
-            environment=peer.environment,
-            mpi=mpi if peer.mpi else None,
-            network=self._network,
+            environment=library.environment,
+            mpi=mpi if library.mpi else None,
+            start=self._start,
         )
         try:
-            self._jobs[peer.name] = self._stack.enter_context(Job(spec))
+            self.specs[library.name] = library
+            self._jobs[library.name] = self._stack.enter_context(Job(spec))
         except RankError as failure:
-            self._report.skipped[peer.name] = str(failure)
+            self._report.skipped[library.name] = str(failure)
             return
-        if versions := self.call(peer.name, "version"):
-            self._report.versions[peer.name] = versions[0]
+        if versions := self.call(library.name, "version"):
+            self._report.versions[library.name] = versions[0]
 
-    def call(self, peer: str, command: str, **arguments: object) -> list[Any] | None:
-        """Command a peer; None if it failed and is out of the race."""
+    def call(self, library: str, command: str, **arguments: object) -> list[Any] | None:
+        """Command a library; None if it failed and is out of the race."""
         try:
-            return self._jobs[peer].call(command, arguments)
+            return self._jobs[library].call(command, arguments)
         except RankError as failure:
-            self._report.skipped[peer] = str(failure)
-            self._jobs.pop(peer).close()
+            self._report.skipped[library] = str(failure)
+            self._jobs.pop(library).close()
             return None
 
 
 def run(
     plan: Plan,
-    peers: Sequence[PeerSpec],
+    libraries: Sequence[LibrarySpec],
     mpis: Sequence[MpiInstall] = (),
     progress: Progress = lambda text: None,
 ) -> Report:
     """Measure a plan."""
     report = Report(plan.operation, asdict(plan), machine.describe())
-    with Fleet(plan, report, mpis) as fleet:
-        for peer in peers:
-            progress(f"starting {peer.name}")
-            fleet.start(peer)
+    with LibraryJobs(plan, report, mpis) as jobs:
+        for library in libraries:
+            progress(f"starting {library.name}")
+            jobs.start(library)
         for dtype in plan.dtypes:
             for nbytes in plan.nbytes:
-                measure(plan, report, fleet, dtype, nbytes, progress)
+                measure(plan, report, jobs, dtype, nbytes, progress)
     return report
 
 
 def measure(
-    plan: Plan, report: Report, fleet: Fleet, dtype: str, nbytes: int, progress: Progress
+    plan: Plan, report: Report, jobs: LibraryJobs, dtype: str, nbytes: int, progress: Progress
 ) -> None:
     """All rounds of one dtype and size."""
     count = max(1, nbytes // itemsize(dtype))
-    calls = _prepare(plan, fleet, dtype, count)
-    rounds: dict[str, list[float]] = {peer: [] for peer in calls}
+    calls = _prepare(plan, jobs, dtype, count)
+    rounds: dict[str, list[float]] = {library: [] for library in calls}
     for number in range(plan.rounds):
         progress(f"{dtype} {nbytes} bytes: round {number + 1} of {plan.rounds}")
-        for peer in [peer for peer in calls if peer in fleet.peers]:
-            if samples := fleet.call(peer, "burst", iterations=calls[peer]):
-                rounds[peer].append(condense(samples))
+        for library in [library for library in calls if library in jobs.libraries]:
+            if samples := jobs.call(library, "burst", iterations=calls[library]):
+                rounds[library].append(condense(samples))
     size = count * itemsize(dtype)
-    for peer in [peer for peer in calls if peer in fleet.peers]:
-        path = (fleet.call(peer, "path") or [""])[0]
-        found = Measurement(
-            peer, plan.operation, dtype, size, plan.ranks, tuple(rounds[peer]), path
-        )
+    for library in [library for library in calls if library in jobs.libraries]:
+        path = (jobs.call(library, "path") or [""])[0]
+        case = {"operation": plan.operation, "dtype": dtype, "nbytes": size, "ranks": plan.ranks}
+        spec = jobs.specs[library]
+        facts = {"path": path, "reference": spec.reference, "reduces": spec.reduces}
+        found = Measurement(library, tuple(rounds[library]), case, facts)
         report.measurements.append(found)
 
 
-def _prepare(plan: Plan, fleet: Fleet, dtype: str, count: int) -> dict[str, int]:
-    """Have all peers take their buffers; how many calls each makes per round."""
+def _prepare(plan: Plan, jobs: LibraryJobs, dtype: str, count: int) -> dict[str, int]:
+    """Have all libraries take their buffers; how many calls each makes per round."""
     calls = {}
     few, many = CALLS_PER_ROUND
-    for peer in fleet.peers:
-        answers = fleet.call(peer, "prepare", operation=plan.operation, dtype=dtype, count=count)
+    for library in jobs.libraries:
+        answers = jobs.call(library, "prepare", operation=plan.operation, dtype=dtype, count=count)
         if answers and all("seconds" in answer for answer in answers):
             seconds = max(answer["seconds"] for answer in answers)
-            calls[peer] = min(many, max(few, int(plan.round_s / max(seconds, 1e-7))))
+            calls[library] = min(many, max(few, int(plan.round_s / max(seconds, 1e-7))))
     return calls
 
 

@@ -3,63 +3,98 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from sdp_plugins.bench.peers import PEERS
 from sdp_plugins.bench.results import Measurement, Report
-from sdp_plugins.bench.units import format_size, format_time
+from sdp_plugins.bench.units import format_time
 
 
-def collective_table(report: Report) -> Table:
-    """One row per size and peer, in the order of measurement."""
-    settings, host = report.settings, report.machine
-    table = Table(
-        title=f"{report.operation}, {settings['ranks']} ranks, {settings['threads']} thread each, "
-        f"{host['cpu']}, {host['cores']} cores",
-        caption=f"medians of {settings['rounds']} alternating rounds; rounds: lowest - highest; "
-        "GB = 1e9 bytes; "
-        "the memcpy and floor yardsticks are timed in turn like the peers: no bounds",
-        box=box.SIMPLE_HEAD,
-    )
-    for name in ("dtype", "size", "peer"):
-        table.add_column(name, no_wrap=True)
-    for name in ("latency", "rounds", "algbw\nGB/s", "busbw\nGB/s", "x gloo"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("path", no_wrap=True)
-    previous = None
-    for m in report.measurements:
-        if previous not in (None, (m.dtype, m.nbytes)):
+@dataclass(frozen=True)
+class Column:
+    """A column of a report's table.
+
+    Attributes:
+        header: Its name.
+        cell: What a measurement shows in it.
+        number: Whether cells are aligned on the right.
+    """
+
+    header: str
+    cell: Callable[[Measurement], str]
+    number: bool = True
+
+
+def of_case(header: str, key: str) -> Column:
+    """Text that measurements of one case share."""
+    return Column(header, lambda m: str(m.case[key]), number=False)
+
+
+def variant(header: str) -> Column:
+    """The variants' names."""
+    return Column(header, lambda m: m.variant, number=False)
+
+
+def spread(m: Measurement) -> str:
+    """The lowest and the highest round."""
+    return f"{format_time(min(m.rounds_us))} - {format_time(max(m.rounds_us))}"
+
+
+def milliseconds(digits: int = 0) -> Column:
+    """The time of a step."""
+    return Column("ms/step", lambda m: f"{m.us / 1e3:.{digits}f}")
+
+
+ROUNDS = Column("rounds", spread)
+LATENCY = Column("latency", lambda m: format_time(m.us))
+
+
+def faster(report: Report, over: str = "gloo", but: Collection[str] = ()) -> Column:
+    """How many times faster than a variant; not of those in `but`."""
+
+    def cell(m: Measurement) -> str:
+        times = None if m.variant in but else report.speedup(m, over)
+        return f"{times:.2f}" if times else "-"
+
+    return Column(f"x {over}", cell)
+
+
+def render(
+    report: Report, title: str, caption: str, columns: Sequence[Column], only: str = ""
+) -> Table:
+    """One row per measurement, or per measurement of one variant; a line between cases."""
+    table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD)
+    for column in columns:
+        justify: Any = "right" if column.number else "left"
+        table.add_column(column.header, justify=justify, no_wrap=True)
+    before = None
+    for m in [m for m in report.measurements if only in ("", m.variant)]:
+        if not only and before not in (None, m.case):
             table.add_section()
-        table.add_row(*_cells(report, m), style="dim" if PEERS[m.peer].reference else None)
-        previous = (m.dtype, m.nbytes)
+        table.add_row(
+            *(column.cell(m) for column in columns),
+            style="dim" if m.facts.get("reference") else None,
+        )
+        before = m.case
     return table
 
 
-def _cells(report: Report, m: Measurement) -> list[str]:
-    moves_data = m.operation == "all_reduce"
-    faster = report.speedup(m)
-    return [
-        m.dtype if moves_data else "",
-        format_size(m.nbytes) if moves_data else "",
-        m.peer,
-        format_time(m.latency_us),
-        f"{format_time(min(m.rounds_us))} - {format_time(max(m.rounds_us))}",
-        f"{m.algbw_gbps:.3g}" if moves_data else "",
-        f"{m.busbw_gbps:.3g}" if moves_data and PEERS[m.peer].reduces else "",
-        f"{faster:.2f}" if faster else "-",
-        m.path,
-    ]
+def ranks_and_threads(report: Report) -> str:
+    """How many of each, for a title."""
+    return f"{report.settings['ranks']} ranks, {report.settings['threads']} thread each"
 
 
 def notes(report: Report) -> list[str]:
     """Versions and what was left out."""
-    lines = [f"{peer}: {version}" for peer, version in report.versions.items()]
-    return lines + [f"not measured: {peer}: {why}" for peer, why in report.skipped.items()]
+    lines = [f"{name}: {version}" for name, version in report.versions.items()]
+    return lines + [f"not measured: {name}: {why}" for name, why in report.skipped.items()]
 
 
 def to_markdown(table: Table) -> str:

@@ -73,6 +73,151 @@ class Op(enum.IntEnum):
 
     recv = 10
 
+class OpSignature:
+    """What identifies an operation in messages."""
+
+    @staticmethod
+    def of(fields: tuple[int, int, int, int, int, int, int, int, int, int]) -> OpSignature:
+        """Of what `fields` has returned, here or on another node."""
+
+    @property
+    def fields(self) -> tuple[int, int, int, int, int, int, int, int, int, int]: ...
+
+    @property
+    def number(self) -> str:
+        """Such as `all_reduce #7`."""
+
+    def title(self, global_ranks: Sequence[int] = []) -> str:
+        """Such as `all_reduce #7 float32[25] sum`."""
+
+    def numbered(self, seq: int) -> OpSignature:
+        """The same, of an operation of this number."""
+
+    def with_global_ranks(self, global_ranks: Sequence[int]) -> OpSignature:
+        """The same, with root and peer as the job numbers them."""
+
+    def of_calibration(self) -> OpSignature:
+        """The same, of an operation that measures the network."""
+
+class Failure:
+    """A failure as fields, and its text once it is composed."""
+
+    def __init__(self, kind: str, cause: str, ranks: Sequence[int], across_nodes: bool = False) -> None:
+        """`across_nodes`: whether its hint is that of failures between nodes."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def cause(self) -> str: ...
+
+    @property
+    def summary(self) -> str: ...
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def ranks(self) -> list[int]: ...
+
+    @property
+    def origin_rank(self) -> int:
+        """-1: this rank."""
+
+    @origin_rank.setter
+    def origin_rank(self, arg: int, /) -> None: ...
+
+    @property
+    def origin_name(self) -> str: ...
+
+    @origin_name.setter
+    def origin_name(self, arg: str, /) -> None: ...
+
+    @property
+    def global_ranks(self) -> list[int]: ...
+
+    @property
+    def global_origin_rank(self) -> int: ...
+
+    @property
+    def is_repeat(self) -> bool: ...
+
+    @is_repeat.setter
+    def is_repeat(self, arg: bool, /) -> None: ...
+
+    @property
+    def op(self) -> str: ...
+
+    @op.setter
+    def op(self, arg: str, /) -> None: ...
+
+    @property
+    def seq(self) -> int: ...
+
+    @seq.setter
+    def seq(self, arg: int, /) -> None: ...
+
+    @property
+    def elapsed_s(self) -> float: ...
+
+    @elapsed_s.setter
+    def elapsed_s(self, arg: float, /) -> None: ...
+
+    @property
+    def operation(self) -> OpSignature | None: ...
+
+    @operation.setter
+    def operation(self, arg: OpSignature | None, /) -> None: ...
+
+    @property
+    def origin_operation(self) -> OpSignature | None: ...
+
+    @origin_operation.setter
+    def origin_operation(self, arg: OpSignature | None, /) -> None: ...
+
+    @property
+    def group(self) -> int:
+        """Token of the group that has failed by it; 0: none has."""
+
+    @group.setter
+    def group(self, arg: int, /) -> None: ...
+
+    def happened_in(self, operation: OpSignature, last_completed: OpSignature | None, elapsed_s: float) -> None: ...
+
+    def compose(self, head: str, rank: int, global_ranks: Sequence[int] = []) -> None:
+        """Makes the text of the fields, as rank `rank` words it."""
+
+    def set_text(self, summary: str, text: str, global_ranks: Sequence[int], global_origin_rank: int) -> None:
+        """Takes over a text that was composed elsewhere."""
+
+class Work:
+    """A handle on an operation that an engine will finish."""
+
+    def __init__(self) -> None: ...
+
+    def finish(self, source_rank: int = -1) -> None:
+        """Done; called once, by whoever ran the operation."""
+
+    def fail(self, failure: Failure) -> None:
+        """Done, with a failure."""
+
+    def wait(self, timeout_s: float) -> bool:
+        """
+        True when done, False after the time-out; raises the operation's failure.
+        """
+
+    def completed(self) -> bool: ...
+
+    def failure(self) -> BaseException | None:
+        """The operation's failure, if it has completed with one."""
+
+    def source_rank(self) -> int: ...
+
+    def waiter(self) -> tuple[int, int]:
+        """
+        (since, thread) of the first to wait for it before it was done, by the monotonic clock in nanoseconds; 0 if nobody did.
+        """
+
 def itemsize(dtype: DType) -> int:
     """Bytes of one element."""
 
@@ -85,22 +230,12 @@ def reduces(op: Op) -> bool:
 def counts_must_agree(op: Op) -> bool:
     """Whether all ranks' buffers have one length."""
 
-def misplaced(sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], rank: int, itemsize: int) -> list[int]:
-    """
-    Indices of inputs that would be overwritten before every rank has read them.
-    """
-
-def path_name(path: int) -> str:
-    """What `last_path` calls the path of a traced event."""
-
-TRACE_EVENTS: int = 32768
-
 def accumulator_size(dtype: DType, op: ReduceOp) -> int:
     """Bytes in which a reduction keeps an element until it is complete."""
 
-def describe(op: Op, dtype: DType, reduce_op: ReduceOp, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float, rank: int, world_size: int, peer: int = -1, tag: int = 0, numbers: Sequence[int] = []) -> str:
+def signature(op: Op, dtype: DType, reduce_op: ReduceOp, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float, rank: int, world_size: int, peer: int = -1, tag: int = 0, layout: int = 0) -> OpSignature:
     """
-    Checks a call as far as one rank can; what messages say of it, which call the ranks by `numbers`.
+    Checks a call as far as one rank can; what identifies it, without a number.
     """
 
 def combine(dtype: DType, op: ReduceOp, sources: Sequence[int], target: int, count: int, divisor: int, from_accumulators: bool, to_accumulators: bool = False) -> None:
@@ -114,13 +249,7 @@ def narrow(dtype: DType, target: int, source: int, count: int) -> None:
 def widen(dtype: DType, target: int, source: int, count: int) -> None:
     """Widens a 16-bit type to float32."""
 
-def api() -> int:
-    """Address of the functions of sdp_api.h."""
-
-def make_endpoint(submit: object) -> int:
-    """
-    An SdpEndpoint of a group whose operations are not the native group's own.
-    """
+TRACE_EVENTS: int = 32768
 
 def initialize_segment(fd: int, rank: int, world_size: int, staging_bytes: int) -> int:
     """
@@ -146,46 +275,13 @@ def take_report_signal(number: int, eventfd: int) -> bool:
 def give_back_report_signal(number: int) -> None:
     """Undoes that, unless somebody else has taken the signal since."""
 
-def explain(op: Op, nbytes: int, registered: bool) -> str:
-    """The path for an operation in which each rank shows `nbytes`, and why."""
+def api() -> int:
+    """Address of the functions of sdp_api.h."""
 
-def address(exporter: object) -> int:
-    """Where a contiguous object's memory lies, by the buffer protocol."""
-
-def inspect(array: object) -> tuple[int, list[int], list[int], int, int, bool]:
+def make_endpoint(submit: object) -> int:
     """
-    (address, shape, strides in elements, DLPack type code, bits, writable) of an array.
+    An SdpEndpoint of a group whose operations are not the native group's own.
     """
-
-class Work:
-    """A handle on an operation that an engine will finish."""
-
-    def __init__(self) -> None: ...
-
-    def finish(self, source_rank: int = -1) -> None:
-        """Done; called once, by whoever ran the operation."""
-
-    def fail(self, kind: str, text: str, ranks: Sequence[int], op: str, seq: int, elapsed_s: float, group: int = 0) -> None:
-        """
-        Done, with a failure; `group`: token of the group that has failed by it.
-        """
-
-    def wait(self, timeout_s: float) -> bool:
-        """
-        True when done, False after the time-out; raises the operation's failure.
-        """
-
-    def completed(self) -> bool: ...
-
-    def failure(self) -> BaseException | None:
-        """The operation's failure, if it has completed with one."""
-
-    def source_rank(self) -> int: ...
-
-    def waiter(self) -> tuple[int, int]:
-        """
-        (since, thread) of the first to wait for it before it was done, by the monotonic clock in nanoseconds; 0 if nobody did.
-        """
 
 class NativeGroup:
     """The ranks of a group on this node."""
@@ -201,17 +297,17 @@ class NativeGroup:
     def submit(self, op: Op, dtype: DType, reduce_op: ReduceOp, factor: float, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float) -> Work:
         """Queues the collective."""
 
-    def run_part(self, title: str, last_completed: str, seq: int, accumulates: bool, op: Op, dtype: DType, reduce_op: ReduceOp, factor: float, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float, patience_s: float) -> None:
+    def run_part(self, operation: OpSignature, last_completed: OpSignature | None, accumulates: bool, op: Op, dtype: DType, reduce_op: ReduceOp, factor: float, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float, patience_s: float) -> None:
         """
         `run` for a step of a larger group's operation, of which messages speak.
         """
 
-    def compare(self, title: str, last_completed: str, seq: int, op: Op, dtype: DType, reduce_op: ReduceOp, root: int, layout: int, count: int, timeout_s: float, patience_s: float) -> None:
+    def compare(self, operation: OpSignature, last_completed: OpSignature | None, count: int, timeout_s: float, patience_s: float) -> None:
         """
         Blocks until all ranks here have announced this operation of the larger group.
         """
 
-    def watch(self, title: str) -> None:
+    def watch(self, operation: OpSignature, last_completed: OpSignature | None, elapsed_s: float) -> None:
         """Raises if a rank here has failed or ended, without waiting."""
 
     def wait_elsewhere(self, waits: bool) -> None:
@@ -219,7 +315,7 @@ class NativeGroup:
         Says whether this rank waits for one of another node; those here are patient then.
         """
 
-    def fail(self, kind: str, text: str, ranks: Sequence[int], op: str, seq: int, elapsed_s: float) -> None:
+    def fail(self, failure: Failure) -> None:
         """Fails the group for a reason found elsewhere; the first one stays."""
 
     def all_reduce(self, address: int, count: int, dtype: DType, reduce_op: ReduceOp, timeout_s: float) -> None:
@@ -266,6 +362,12 @@ class NativeGroup:
 
     def failure(self) -> BaseException | None:
         """Why the group is unusable, or None."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is."""
+
+    def raise_if_failed(self) -> None: ...
 
     def start_trace(self) -> None:
         """Records operations from now on."""
@@ -338,3 +440,22 @@ class NativeFusionBuffer:
 
     def buckets(self) -> list[list[int]]:
         """Indices of the tensors in each buffer."""
+
+def misplaced(sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], rank: int, itemsize: int) -> list[int]:
+    """
+    Indices of inputs that would be overwritten before every rank has read them.
+    """
+
+def path_name(path: int) -> str:
+    """What `last_path` calls the path of a traced event."""
+
+def explain(op: Op, nbytes: int, registered: bool) -> str:
+    """The path for an operation in which each rank shows `nbytes`, and why."""
+
+def address(exporter: object) -> int:
+    """Where a contiguous object's memory lies, by the buffer protocol."""
+
+def inspect(array: object) -> tuple[int, list[int], list[int], int, int, bool]:
+    """
+    (address, shape, strides in elements, DLPack type code, bits, writable) of an array.
+    """

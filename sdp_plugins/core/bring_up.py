@@ -9,16 +9,18 @@ from dataclasses import dataclass
 
 from . import _native
 from .config import Config
-from .flight.about import About, clock_here, pid_namespace, token_of
+from .error_file import write_uncaught
 from .internode import calibration
 from .internode.costs import Costs
 from .internode.spanning_group import SpanningGroup
 from .internode.wire import Network
 from .nodes import Nodes
-from .process_identity import process_identity
+from .process_identity import clock_id, process_identity
+from .rank_info import RankInfo, group_token, pid_namespace
 from .rank_names import RankNames
-from .rendezvous import Exchange, Meeting, meet
+from .rendezvous import Exchange, Rendezvous, meet
 from .rendezvous.failure import ONE_JOB_HINT, Reason, ReasonError
+from .stack_dump import dump_on_signal
 from .topology import Topology, place_in_job
 
 _PIECE_NBYTES = 256 * 1024
@@ -52,7 +54,7 @@ class Membership:
         name: For messages.
         native: What serves it.
         job_ranks: The members' ranks in the job; None: not known.
-        about: This rank, as its segment tells others.
+        info: This rank, as its segment describes it.
     """
 
     rank: int
@@ -60,7 +62,7 @@ class Membership:
     name: str
     native: Endpoint
     job_ranks: tuple[int, ...] | None
-    about: About
+    info: RankInfo
 
 
 def n_exchanges(nodes: int) -> int:
@@ -95,22 +97,24 @@ def bring_up(
     Raises:
         RendezvousError, PeerLostError, SharedMemoryError: See these classes.
     """
+    dump_on_signal()
+    write_uncaught()
     place = place_in_job()
     job_rank = -1 if place is None else place.rank
     names = RankNames(name, world_size, job_ranks)
-    with meet(rank, names, exchange, timeout_s, job_rank) as meeting:
-        nodes = meeting.nodes
+    with meet(rank, names, exchange, timeout_s, job_rank) as rendezvous:
+        nodes = rendezvous.nodes
         if nodes.count > 1 and network is None:
-            raise meeting.occasion.error(_no_network(rank, nodes))
-        about = _about(meeting, name, place)
-        native = _share_memory(meeting, nodes.members[nodes.node_of(rank)], about, config)
+            raise rendezvous.context.error(_no_network(rank, nodes))
+        info = _rank_info(rendezvous, name, place)
+        native = _share_memory(rendezvous, nodes.members[nodes.node_of(rank)], info, config)
     if nodes.count == 1:
-        return Membership(rank, nodes, name, native, meeting.job_ranks, about)
+        return Membership(rank, nodes, name, native, rendezvous.job_ranks, info)
     assert network is not None
     wire_dtype = None if config.wire_dtype is None else _native.DType[config.wire_dtype]
     try:
-        costs = _agree(meeting, exchange, network, config)
-        left_s = meeting.occasion.deadline.remaining_s
+        costs = _agree(rendezvous, exchange, network, config)
+        left_s = rendezvous.context.deadline.remaining_s
         channel = network.open(rank, nodes, exchange, name, left_s)
     except BaseException:
         native.close()
@@ -118,50 +122,52 @@ def bring_up(
     group = SpanningGroup(rank, nodes, native, channel, wire_dtype, costs)
     if costs is None:
         try:
-            group.calibrate(meeting.occasion.deadline.remaining_s)
+            group.calibrate(rendezvous.context.deadline.remaining_s)
         except BaseException:
             group.close()
             raise
     calibration.remember(network.name, group.costs, config.calibration if rank == 0 else None)
-    return Membership(rank, nodes, name, group, meeting.job_ranks, about)
+    return Membership(rank, nodes, name, group, rendezvous.job_ranks, info)
 
 
-def _agree(meeting: Meeting, exchange: Exchange, network: Network, config: Config) -> Costs | None:
+def _agree(
+    rendezvous: Rendezvous, exchange: Exchange, network: Network, config: Config
+) -> Costs | None:
     """Check that all ranks would use the network in the same way.
 
     Returns:
         What rank 0 knows of the network's costs: all go by that.
     """
-    occasion, setting = meeting.occasion, f"{network.name} {config.wire_dtype}"
+    context, setting = rendezvous.context, f"{network.name} {config.wire_dtype}"
     costs = problem = ""
-    if occasion.rank == 0:
+    if context.rank == 0:
         try:
             measured = calibration.known(network.name, config.calibration)
             costs = measured.to_json() if measured else ""
         except ValueError as error:
             problem = str(error)
     mine = json.dumps([setting, costs, problem])
-    blobs = exchange(mine.encode(), occasion.deadline.remaining_s)
-    with occasion.telling():
-        said = [_settings(rank, blob, occasion.names) for rank, blob in enumerate(blobs)]
+    blobs = exchange(mine.encode(), context.deadline.remaining_s)
+    with context.raising_errors():
+        said = [_settings(rank, blob, context.names) for rank, blob in enumerate(blobs)]
     others = [rank for rank, (other, *_) in enumerate(said) if other != setting]
     if others:
         refusal = ReasonError.refused(
-            f"this rank would use {setting} between nodes, but {occasion.names.list(others)} "
+            f"this rank would use {setting} between nodes, but {context.names.list(others)} "
             f"{said[others[0]][0]}",
             "SDP_INTERNODE and SDP_WIRE_DTYPE must be equal on all ranks, and mpirun has to "
             "start all or none",
             others,
         )
-        raise occasion.error(refusal.reason)
+        raise context.error(refusal.reason)
     _, costs, problem = said[0]
     if problem:
         hint = "remove the file that rank 0 was given, to have the network measured again"
-        raise occasion.error(ReasonError.refused(problem, hint, [0]).reason)
+        raise context.error(ReasonError.refused(problem, hint, [0]).reason)
     try:
         return Costs.from_json(costs) if costs else None
     except ValueError as error:
-        raise occasion.error(ReasonError.refused(str(error), ONE_JOB_HINT, [0]).reason) from error
+        raise context.error(ReasonError.refused(str(error), ONE_JOB_HINT, [0]).reason) from error
 
 
 def _settings(rank: int, blob: bytes, names: RankNames) -> tuple[str, str, str]:
@@ -174,33 +180,33 @@ def _settings(rank: int, blob: bytes, names: RankNames) -> tuple[str, str, str]:
     return str(setting), str(costs), str(problem)
 
 
-def _about(meeting: Meeting, name: str, place: Topology | None) -> About:
-    occasion = meeting.occasion
-    return About(
-        token=token_of(announcement.pack() for announcement in meeting.table),
+def _rank_info(rendezvous: Rendezvous, name: str, place: Topology | None) -> RankInfo:
+    context = rendezvous.context
+    return RankInfo(
+        token=group_token(announcement.pack() for announcement in rendezvous.table),
         name=name,
-        rank=occasion.rank,
-        world_size=occasion.world_size,
-        members=meeting.job_ranks,
+        rank=context.rank,
+        world_size=context.world_size,
+        members=rendezvous.job_ranks,
         job="" if place is None else place.job_key,
         process=process_identity(os.getpid()),
-        pids=pid_namespace(),
-        host=meeting.table[occasion.rank].place.host,
-        clock=clock_here(),
+        pid_namespace=pid_namespace(),
+        host=rendezvous.table[context.rank].place.host,
+        clock=clock_id(),
     )
 
 
 def _share_memory(
-    meeting: Meeting, members: Sequence[int], about: About, config: Config
+    rendezvous: Rendezvous, members: Sequence[int], info: RankInfo, config: Config
 ) -> _native.NativeGroup:
-    occasion = meeting.occasion
-    index, size = members.index(occasion.rank), len(members)
+    context = rendezvous.context
+    index, size = members.index(context.rank), len(members)
     staging = staging_nbytes(config, size)
-    segment = os.memfd_create(f"sdp-{about.name}"[:200], os.MFD_CLOEXEC)
+    segment = os.memfd_create(f"sdp-{info.name}"[:200], os.MFD_CLOEXEC)
     try:
         at = _native.initialize_segment(segment, index, size, staging)
-        os.pwrite(segment, about.pack(), at)
-        links = meeting.connect(segment, members)
+        os.pwrite(segment, info.pack(), at)
+        links = rendezvous.connect(segment, members)
     except BaseException:
         os.close(segment)
         raise
@@ -214,11 +220,11 @@ def _share_memory(
         staging,
         -1 if config.spin_us is None else config.spin_us,
         list(members),
-        occasion.world_size,
-        about.token,
-        list(about.members or ()),
+        context.world_size,
+        info.token,
+        list(info.members or ()),
     )
-    native.set_head(about.names.head(about.rank))
+    native.set_head(info.names.head(info.rank))
     return native
 
 

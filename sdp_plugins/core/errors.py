@@ -8,9 +8,14 @@ says who, in which operation, after how long, and what to do about it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from . import _native
 
 _REASON_CHARS = 400
+SignatureFields = tuple[int, int, int, int, int, int, int, int, int, int]
+"""Those of a native ``OpSignature``."""
 NO_SEQ = -1
 """``SdpError.seq`` of an error that belongs to no numbered operation."""
 
@@ -26,12 +31,33 @@ class SdpError(RuntimeError):
         op: The operation, such as ``"all_reduce"`` or ``"rendezvous"``; empty if there was none.
         seq: The operation's sequence number in its group, or ``NO_SEQ``.
         elapsed_s: Seconds from the start of the operation to the error.
+        kind: What happened, as one word: ``peer_lost``, ``aborted``, ``timeout``, ``mismatch``,
+            ``shared_memory``, ``rendezvous``, ``interrupted`` or ``closed``.
+        cause: The bare cause, without the rank and operation before it, and without the last
+            completed operation and the hint behind it.
+        summary: The text up to the cause: what messages of other groups repeat.
+        origin_rank: The rank that met the cause first; None if that is not known.
+        is_repeat: Whether another rank, or an earlier call of this one, has met the cause.
+        global_ranks: ``ranks`` by their numbers in the job, as messages have them.
+        global_origin_rank: ``origin_rank`` by its number in the job.
+
+    ``ranks`` and ``origin_rank`` are numbers in the group.
     """
 
     ranks: tuple[int, ...]
     op: str
     seq: int
     elapsed_s: float
+    kind: str = "closed"
+    cause: str
+    summary: str
+    origin_rank: int | None = None
+    is_repeat: bool = False
+    global_ranks: tuple[int, ...]
+    global_origin_rank: int | None = None
+    # Fields of native `OpSignature`s: what failed here, and what failed at the origin.
+    operation: SignatureFields | None = None
+    origin_operation: SignatureFields | None = None
 
     def __init__(
         self,
@@ -43,9 +69,10 @@ class SdpError(RuntimeError):
         elapsed_s: float = 0.0,
     ) -> None:
         # Only the text goes into args: unpickling calls cls(*args) and then restores __dict__,
-        # which carries the four fields (and notes) with no code of ours.
+        # which carries the fields (and notes) with no code of ours.
         super().__init__(text)
-        self.ranks = tuple(sorted(ranks))
+        self.cause = self.summary = text
+        self.ranks = self.global_ranks = tuple(sorted(ranks))
         self.op = op
         self.seq = seq
         self.elapsed_s = elapsed_s
@@ -59,6 +86,8 @@ class PeerLostError(SdpError):
     a checkpoint.
     """
 
+    kind = "peer_lost"
+
 
 class CollectiveTimeoutError(SdpError):
     """Raised when ranks did not arrive at an operation within the time-out.
@@ -67,6 +96,8 @@ class CollectiveTimeoutError(SdpError):
     else or has taken another branch; if it is only slow (loading, validating, compiling), raise
     the time-out with ``SDP_TIMEOUT_S`` or ``timeout_s=``.
     """
+
+    kind = "timeout"
 
 
 class CollectiveMismatchError(SdpError):
@@ -79,6 +110,8 @@ class CollectiveMismatchError(SdpError):
     cause.
     """
 
+    kind = "mismatch"
+
 
 class SharedMemoryError(SdpError):
     """Raised when shared memory cannot be created, mapped or shared with a peer.
@@ -86,6 +119,8 @@ class SharedMemoryError(SdpError):
     Remedy: free memory or raise the limit that the text names (the container's memory, ``ulimit``),
     or use less with ``SDP_STAGING_BYTES``; ``SDP_REGISTER=0`` keeps buffers out of shared memory.
     """
+
+    kind = "shared_memory"
 
 
 class RendezvousError(SdpError):
@@ -95,6 +130,8 @@ class RendezvousError(SdpError):
     a rank is on another node. Remedy: start all ranks with one launcher; give jobs that share a
     host their own ``SDP_JOB_ID``.
     """
+
+    kind = "rendezvous"
 
 
 class RendezvousTimeoutError(RendezvousError, CollectiveTimeoutError):
@@ -116,38 +153,41 @@ _KINDS: dict[str, type[SdpError]] = {
 }
 
 
-def from_native(
-    kind: str,
-    text: str,
-    ranks: tuple[int, ...],
-    op: str,
-    seq: int,
-    elapsed_s: float,
-    group: int = 0,
-) -> SdpError:
-    """Build the error that the native module is about to raise.
+def from_native(failure: _native.Failure) -> SdpError:
+    """Build the error of a native failure, whose text has been composed.
 
-    Args:
-        kind: What happened: ``peer_lost``, ``aborted``, ``timeout``, ``mismatch``,
-            ``shared_memory`` or ``closed``. An unknown kind gives a plain ``SdpError``: raising
-            here would hide the fault that is being reported.
-        text: The whole message.
-        ranks: The ranks to blame.
-        op: Name of the operation.
-        seq: Its sequence number.
-        elapsed_s: Seconds since it began.
-        group: Token of the group that has failed by it; 0: none has.
+    A kind of another version gives a plain ``SdpError``: raising here would hide the fault that is
+    being reported.
 
     Returns:
         The error, not raised.
     """
-    error = _KINDS.get(kind, SdpError)(text, ranks=ranks, op=op, seq=seq, elapsed_s=elapsed_s)
-    if group:
-        with suppress(Exception):  # it must not hide what it explains
-            from .flight.failures import explain
+    return fill(_KINDS.get(failure.kind, SdpError), failure)
 
-            explain(error, group)
+
+def fill(cls: type[SdpError], failure: _native.Failure) -> SdpError:
+    """Build an error of a class with the fields of a native failure."""
+    error = cls(
+        failure.text,
+        ranks=failure.ranks,
+        op=failure.op,
+        seq=failure.seq,
+        elapsed_s=failure.elapsed_s,
+    )
+    error.kind = failure.kind
+    error.cause, error.summary = failure.cause, failure.summary
+    error.origin_rank, error.global_origin_rank = (
+        None if rank < 0 else rank for rank in (failure.origin_rank, failure.global_origin_rank)
+    )
+    error.is_repeat = failure.is_repeat
+    error.global_ranks = tuple(failure.global_ranks)
+    error.operation = _fields(failure.operation)
+    error.origin_operation = _fields(failure.origin_operation)
     return error
+
+
+def _fields(signature: _native.OpSignature | None) -> SignatureFields | None:
+    return None if signature is None else signature.fields
 
 
 def is_news(error: BaseException) -> bool:
@@ -165,12 +205,10 @@ def name_error(error: BaseException) -> str:
     Never raises: it is called while that exception is on its way.
     """
     try:
-        text = str(error)
+        text = error.summary if isinstance(error, SdpError) else str(error)
     except Exception:
         text = "(its text cannot be shown)"
     first = text.strip().splitlines()[0] if text.strip() else ""
-    if isinstance(error, SdpError):  # the cause alone
-        first = first.partition(" (last completed: ")[0].partition(" Hint: ")[0]
     whole = f"{type(error).__name__}: {first}" if first else type(error).__name__
     return whole if len(whole) <= _REASON_CHARS else f"{whole[: _REASON_CHARS - 3]}..."
 

@@ -17,20 +17,18 @@ from .bring_up import Membership, bring_up, n_exchanges
 from .buffers import Buffer, BufferLike, as_buffer
 from .config import Config
 from .dtypes import DType, ReduceOp
-from .errors import is_news, name_error
-from .flight.meeting import Meeting
-from .flight.members import Member, members
+from .errors import SdpError, is_news, name_error
+from .forming import Forming
 from .internode.choice import for_environment, mpi_is_there
 from .internode.costs import Costs
 from .internode.mpi import MpiNetwork
 from .internode.spanning_group import SpanningGroup
 from .internode.wire import Network
+from .open_groups import OpenGroup, open_groups
 from .rank_names import DEFAULT, RankNames
 from .rendezvous import Exchange, StoreExchange
 from .store import Store
 from .topology import Topology
-from .trace.chrome import Seat
-from .trace.recording import recorder
 from .work import Work
 
 _NO_REDUCTION = ReduceOp.SUM
@@ -97,11 +95,9 @@ class Group:
             native.let_go if isinstance(native, SpanningGroup) else list.clear
         )
         here = native.native if isinstance(native, SpanningGroup) else native
-        seat = Seat(self.name, self.rank, self.world_size, membership.job_ranks)
-        self._traced = recorder.join(seat, here, config.trace)
-        self._member = Member(here, self.local_size, membership.about, config.flight_dir)
-        self._member_ref = weakref.ref(self._member)
-        members.join(self._member)
+        self._open = OpenGroup(self.name, membership.info, here, self.local_size, config)
+        self._open_ref = weakref.ref(self._open)
+        open_groups.add(self._open)
 
     @classmethod
     def from_env(
@@ -175,8 +171,8 @@ class Group:
     ) -> Group:
         if timeout_s is None:
             timeout_s = config.wait_s
-        meeting = Meeting(name, world_size, time.monotonic_ns(), members=job_ranks)
-        with members.meeting(meeting):
+        forming = Forming(name, world_size, time.monotonic_ns(), job_ranks)
+        with open_groups.forming(forming, config):
             membership = bring_up(
                 rank, world_size, exchange, name, timeout_s, config, network, job_ranks
             )
@@ -226,7 +222,7 @@ class Group:
             )
         except BaseException:
             self._release([target])
-            recorder.failed()
+            open_groups.operation_failed()
             raise
         return None
 
@@ -560,14 +556,25 @@ class Group:
         """Why every operation would raise now; None while the group works."""
         return self._native.failure()
 
+    def raise_if_failed(self, cause: BaseException | None = None) -> None:
+        """Raise what every operation would raise now.
+
+        Args:
+            cause: What a framework has made of that failure; chained to it.
+        """
+        try:
+            self._native.raise_if_failed()
+        except SdpError as failure:
+            raise failure from cause
+
     def describe(self, text: str) -> None:
         """Add words to the group's name, as messages and the flight recorder show it."""
-        self._member.rename(f"{self.name} {text}")
+        self._open.describe(text)
 
     @property
     def head(self) -> str:
         """How messages about this rank's operations begin: ``"[rank 3/8] "``."""
-        return self._member.native.head
+        return self._open.native.head
 
     def number(self, rank: int) -> int:
         """What messages call a rank of the group: its number in the job, if that is known."""
@@ -595,11 +602,9 @@ class Group:
         self._leave()
 
     def _leave(self) -> None:
-        failure = self._native.failure() if recorder.on else None  # a closed group has none
-        self._native.close()
-        self._let_all_go()
-        recorder.leave(self._traced, failure)
-        members.leave(self._member)
+        with open_groups.closing(self._open):
+            self._native.close()
+            self._let_all_go()
 
     def __del__(self) -> None:
         # Before anything that operations in flight write can be freed, in whatever order.
@@ -613,7 +618,7 @@ class Group:
             self._let_all_go()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "failed" if self.failure else "open"
+        state = "closed" if self._closed else "failed" if self._native.failed else "open"
         return f"<Group {self.name!r}: rank {self.rank}/{self.world_size}, {state}>"
 
     def __enter__(self) -> Group:
@@ -663,7 +668,7 @@ class Group:
                 self._native.run(*arguments)
             except BaseException:
                 self._release([*sends, *recvs])
-                recorder.failed()
+                open_groups.operation_failed()
                 raise
             return None
         return self._track(self._native.submit(*arguments), op.name, (*sends, *recvs))
@@ -674,7 +679,7 @@ class Group:
         self._let_go()
         with self._in_flight_lock:
             self._in_flight.append((native, held))
-        return Work(native, what, held, self._release, self._member_ref)
+        return Work(native, what, held, self._release, self._open_ref)
 
     def _let_go(self) -> None:
         """Look at operations in flight, in turns, until two have been met that are not done."""

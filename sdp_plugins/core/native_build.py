@@ -7,14 +7,17 @@ in a cache. The core itself is none of it.
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import logging
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .config import Config
@@ -70,6 +73,34 @@ def build(source: Path, version: str, compiler: Sequence[str], linker: Sequence[
     return library
 
 
+def compile_ahead(package: str, compile_all: Callable[[], object]) -> int:
+    """The command ``python -m package``: compile now what is else compiled at its first use.
+
+    Args:
+        package: Its name.
+        compile_all: Compiles, or raises ``CompileError``.
+
+    Returns:
+        The exit status.
+    """
+    argparse.ArgumentParser(
+        prog=f"python -m {package}",
+        description="Compile the all_reduce of this plug-in ahead of its first use, as for an "
+        "image that has no compiler.",
+        epilog="The library is kept in SDP_CACHE (default: ~/.cache/sdp_plugins); CXX names the "
+        "compiler.",
+    ).parse_args()
+    # An exception ends the compiler and removes its temporary folder.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        compile_all()
+    except CompileError as error:
+        print(f"all_reduce: not compiled: {error}")
+        return 1
+    print("all_reduce: compiled")
+    return 0
+
+
 def _cache(config: Config) -> Path:
     if config.cache is not None:
         return Path(config.cache)
@@ -104,7 +135,10 @@ def _compile_once(command: Sequence[str], library: Path) -> None:
 
 def _compile(command: Sequence[str], library: Path) -> None:
     what = library.name.split("-")[0]
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+    prefix = f"{library.stem}-tmp"
+    for left in library.parent.glob(f"{prefix}*"):  # by a process that was killed: the lock is ours
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=library.parent) as folder:
         output = Path(folder) / library.name
         try:
             done = subprocess.run(

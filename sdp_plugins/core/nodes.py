@@ -54,7 +54,7 @@ class Nodes:
         return sum(map(len, self.members))
 
     @cached_property
-    def lanes(self) -> int:
+    def rails(self) -> int:
         """How many ranks of every node exchange data with other nodes: as the smallest node has."""
         return min(map(len, self.members))
 
@@ -74,7 +74,7 @@ class Nodes:
         """A rank's index among the ranks of its node."""
         return self._places[rank][1]
 
-    def keeper(self, rank: int, node: int) -> int:
+    def counterpart(self, rank: int, node: int) -> int:
         """The rank of `node` that holds what comes from, or goes to, a rank of another node."""
         ranks = self.members[node]
         return ranks[self.index_of(rank) % len(ranks)]

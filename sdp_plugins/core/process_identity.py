@@ -7,6 +7,15 @@ import os
 _MAX_DEPTH = 64
 
 
+def clock_id() -> str:
+    """Equal for processes that share CLOCK_MONOTONIC: those of one boot of one kernel."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            return file.read().strip()
+    except OSError:
+        return os.uname().nodename
+
+
 def process_identity(pid: int) -> str:
     """Return ``pid@start``, where start is the process's start time in clock ticks since boot.
 

@@ -6,11 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .errors import name_ranks
-from .flight.untrusted import printable
 
 DEFAULT = "default"
 """Name of the group of all ranks of a job, where nobody gave it another."""
 _MOST_CHARS = 60
+
+
+def printable(text: str, most: int) -> str:
+    """The text, cut, for one line of a terminal: peers may have written anything."""
+    return "".join(c if c.isprintable() else "?" for c in text[:most])
 
 
 @dataclass(frozen=True)

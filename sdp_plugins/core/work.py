@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from weakref import ReferenceType
 
 from . import _native
 from .buffers import Buffer
 from .errors import CollectiveTimeoutError
-from .flight.members import Member, members
-from .trace.recording import recorder
+from .open_groups import OpenGroup, open_groups
 
 _FOREVER_S = 1e9
 
@@ -22,7 +20,7 @@ class Work:
     cancel anything.
     """
 
-    __slots__ = ("_held", "_let_go", "_member", "_native", "_what")
+    __slots__ = ("_group", "_held", "_let_go", "_native", "_what")
 
     def __init__(
         self,
@@ -30,13 +28,13 @@ class Work:
         what: str,
         held: list[Buffer],
         let_go: Callable[[list[Buffer]], None],
-        member: ReferenceType[Member],
+        group: ReferenceType[OpenGroup],
     ) -> None:
         self._native = native
         self._what = what
         self._held = held  # shared with the group, which holds it for a caller who drops the handle
         self._let_go = let_go
-        self._member = member  # a kept handle keeps no group
+        self._group = group  # a kept handle keeps no group
 
     def wait(self, timeout_s: float | None = None) -> None:
         """Block until the operation is done.
@@ -53,7 +51,7 @@ class Work:
         try:
             done = self._native.wait(limit_s)
         except BaseException:
-            recorder.failed()
+            open_groups.operation_failed()
             raise
         finally:
             self.is_completed()
@@ -61,17 +59,16 @@ class Work:
             raise self._too_late(limit_s)
 
     def _too_late(self, limit_s: float) -> CollectiveTimeoutError:
-        member = self._member()
+        group = self._group()
         error = CollectiveTimeoutError(
-            f"{member.native.head if member else ''}{self._what}: not done after a wait of "
+            f"{group.native.head if group else ''}{self._what}: not done after a wait of "
             f"{limit_s:.3g} s (timeout of this wait; the operation goes on). Hint: wait longer, or "
             "look at what the other ranks do.",
             op=self._what,
             elapsed_s=limit_s,
         )
-        if member and hasattr(error, "add_note"):
-            with suppress(Exception):  # it must not hide what it explains
-                error.add_note(members.standing(member))
+        if group:
+            open_groups.wait_timed_out(group, error)
         return error
 
     def is_completed(self) -> bool:

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from sdp_plugins.core.config import sagemaker_wants_smddp, started_by_smddprun, started_by_us
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.huggingface.sagemaker_flag import keep_from_transformers
-from sdp_plugins.huggingface.upstream import BACKEND, MENDED, Upstream, mentions
+from sdp_plugins.huggingface.upstream import BACKEND, PATCHED, Upstream, mentions
 
 log = logging.getLogger(__name__)
 
@@ -40,8 +40,8 @@ CHOICE = Upstream(
 )
 
 
-def mend(module: ModuleType) -> None:
-    """Stand before the choice, if it is as it was.
+def patch(module: ModuleType) -> None:
+    """Replace accelerate's choice of a backend, if it is unchanged.
 
     Args:
         module: `accelerate.state`.
@@ -50,19 +50,19 @@ def mend(module: ModuleType) -> None:
 
     partial_state: Any = module.PartialState  # type: ignore[attr-defined]
     choose = partial_state._prepare_backend
-    if hasattr(choose, MENDED):
+    if hasattr(choose, PATCHED):
         return
     if why := CHOICE.why_not(module, accelerate.__version__):
-        mended = complaining(choose, why)
+        patched = complaining(choose, why)
     else:
         cpu_type = module.DistributedType.MULTI_CPU  # type: ignore[attr-defined]
-        mended = choosing(choose, cpu_type)
-    setattr(mended, MENDED, True)
-    partial_state._prepare_backend = mended
+        patched = choosing(choose, cpu_type)
+    setattr(patched, PATCHED, True)
+    partial_state._prepare_backend = patched
 
 
 def complaining(choose: Callable[..., Any], why: str) -> Callable[..., Any]:
-    """Make of accelerate's function one that says, in jobs over smddp, that it was not mended."""
+    """Wrap accelerate's function: in jobs over smddp, warn that it was not patched."""
 
     @functools.wraps(choose)
     def prepare_backend(*given: Any, **named: Any) -> Any:
@@ -75,7 +75,7 @@ def complaining(choose: Callable[..., Any], why: str) -> Callable[..., Any]:
 
 
 def choosing(choose: Callable[..., Any], cpu_type: Any) -> Callable[..., Any]:
-    """Make of accelerate's function one that knows jobs over smddp on CPUs."""
+    """Wrap accelerate's function: in jobs over smddp on CPUs, choose smddp."""
 
     @functools.wraps(choose)
     def prepare_backend(
@@ -86,7 +86,7 @@ def choosing(choose: Callable[..., Any], cpu_type: Any) -> Callable[..., Any]:
             warn_if_alone(found[1])
             return found
         if not dist.is_initialized():
-            from sdp_plugins.torch.launched_by_mpi import set_torchs_variables
+            from sdp_plugins.torch.mpi_environment import set_torchs_variables
 
             set_torchs_variables()
         if state.device is None:  # without an index: torch.load refuses cpu:0, see the docs

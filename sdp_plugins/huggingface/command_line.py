@@ -13,7 +13,7 @@ from types import ModuleType
 from sdp_plugins.huggingface.upstream import BACKEND
 
 
-def mend(module: ModuleType) -> None:
+def patch(module: ModuleType) -> None:
     """Add the name, if there is a list.
 
     Args:

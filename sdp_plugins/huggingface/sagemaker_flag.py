@@ -16,7 +16,7 @@ from typing import Any
 
 import wrapt
 
-from sdp_plugins.huggingface.upstream import MENDED, Upstream, mentions
+from sdp_plugins.huggingface.upstream import PATCHED, Upstream, mentions
 
 FLAG = "is_sagemaker_dp_enabled"
 CHECKED = ((4, 48), (5, 24))
@@ -38,13 +38,13 @@ PLACES = {"transformers.training_args": ARGUMENTS, "transformers.trainer": TRAIN
 def keep_from_transformers() -> None:
     """Answer no to transformers' modules that ask, now or when they are imported."""
     for name in PLACES:
-        wrapt.register_post_import_hook(mend, name)
+        wrapt.register_post_import_hook(patch, name)
 
 
-def mend(module: ModuleType) -> None:
-    """Stand before the flag's name in one module, if that asks as it did."""
+def patch(module: ModuleType) -> None:
+    """Replace the flag's function in one module, if the module is unchanged."""
     asked = getattr(module, FLAG, None)
-    if hasattr(asked, MENDED):
+    if hasattr(asked, PATCHED):
         return
     version = sys.modules["transformers"].__version__
     place = PLACES[module.__name__]
@@ -55,13 +55,13 @@ def mend(module: ModuleType) -> None:
 
 
 def answering(asked: Any) -> Callable[[], bool]:
-    """Make of transformers' function one that answers no in jobs on CPUs."""
+    """Wrap transformers' function: answer no in jobs on CPUs."""
 
     @functools.wraps(asked)
     def is_sagemaker_dp_enabled() -> bool:
         return asked() and not on_cpus()
 
-    setattr(is_sagemaker_dp_enabled, MENDED, True)
+    setattr(is_sagemaker_dp_enabled, PATCHED, True)
     return is_sagemaker_dp_enabled
 
 

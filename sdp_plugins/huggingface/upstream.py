@@ -1,4 +1,4 @@
-"""A place in another library that is mended only where it is known to be as it was."""
+"""A third-party function that is patched only if it is unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 log = logging.getLogger(__name__)
 
 BACKEND = "smddp"
-MENDED = "mended_for_smddp"  # what a function of ours in another's place has
+PATCHED = "patched_for_smddp"  # marks our functions in place of theirs
 
 Version = tuple[int, int]
 
@@ -25,7 +25,7 @@ class Upstream:
         package: Name of the library.
         checked: The first version in which the tests have passed, and the first after these.
         place: File and function, for messages.
-        is_unchanged: Given the module, whether what is mended is still there.
+        is_unchanged: Given the module, whether what is patched is still there.
     """
 
     package: str
@@ -44,7 +44,7 @@ class Upstream:
         if not first <= major_and_minor(version) < after:
             return f"{version} is not among {dotted(first)} and later, before {dotted(after)}"
         if not self._looks_unchanged(module):
-            return f"in {version} the code that is mended is no longer there"
+            return f"in {version} the code that is patched is no longer there"
         return ""
 
     def complain(self, why: str) -> None:

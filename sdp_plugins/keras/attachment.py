@@ -14,10 +14,11 @@ import keras
 
 from sdp_plugins.core.errors import CollectiveMismatchError, is_news
 
-from . import hooks, writers
+from . import hooks, losses, writers
 from .data import Place, in_one_order, shard
 from .gradients import watch_optimizer
 from .predictions import of_all_ranks
+from .progress import Progress, explain
 from .share import DATA, is_marked
 from .start import Start, meet, start_once
 from .variables import average_partial_sums, optimizers_of
@@ -99,8 +100,12 @@ def _failing_together(method: _Function) -> _Function:
             group.abort(f"{type(end).__name__} in a method of the model")
             raise
         except Exception as error:
-            if group.failure is not None and is_news(error):
-                raise group.failure from error  # frameworks have wrapped it
+            if isinstance(group.failure or error, CollectiveMismatchError):
+                explained = explain(strategy.progress, strategy.failure_group)
+                if explained is not None:
+                    raise explained from None
+            if is_news(error):
+                group.raise_if_failed(error)  # frameworks have wrapped it
             group.abort(error)
             if text := strategy.backend.named(error):
                 text = f"[rank {group.rank}/{group.world_size}] {text}"
@@ -143,6 +148,7 @@ class _Methods:
     ) -> Any:
         """``keras.Model.fit``; ``batch_size`` is that of all ranks together."""
         self._model._assert_compile_called("fit")
+        self._strategy.progress = Progress("fit")
         if validation_split and validation_data is None:
             (x, y, sample_weight), validation_data = hooks.array_slicing.train_validation_split(
                 (x, y, sample_weight), validation_split=validation_split
@@ -169,6 +175,7 @@ class _Methods:
             validation_freq=validation_freq,
         )
         self._strategy.backend.settle(self._model)
+        self._strategy.progress.ended = True
         average_partial_sums(self._strategy.group, optimizers_of(self._model))
         self._strategy.group.barrier()  # what rank 0 has written may be read now
         return history
@@ -303,6 +310,7 @@ class _Methods:
                     f"layer '{layer.name}' is stateful: it keeps a state for each row of a batch, "
                     "of which every rank has a part. Hint: make it with stateful=False."
                 )
+        losses.refuse_unreduced(self._model)
         self._strategy.backend.prepare(self._model)
         self._symbolic_build(data_batch=self._strategy.backend.example(data))
         self._watch_optimizers()
@@ -329,6 +337,7 @@ class _Methods:
         if name != "predict_on_batch":
             given = inspect.signature(self._class[name]).bind(*args, **kwargs).arguments
             batch = tuple(given.get(part) for part in ("x", "y", "sample_weight"))
+            losses.refuse_unreduced(self._model)
             self._strategy.backend.prepare(self._model)
             self._symbolic_build(data_batch=batch)
             self._watch_optimizers()

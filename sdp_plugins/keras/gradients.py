@@ -7,11 +7,15 @@ on all ranks or on none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras import ops
 
+from .running_step import share_of_step
+
 if TYPE_CHECKING:
+    from .share import Share
     from .strategy import SMDDPStrategy
 
 _WATCHED = "_smddp_strategy"
@@ -34,14 +38,21 @@ def watch_optimizer(optimizer: Any, strategy: SMDDPStrategy, outermost: bool = T
     def clip_gradients(grads: Any) -> Any:
         if accumulates:
             return clip(strategy.backend.average_of_update(optimizer, grads))
-        return clip(strategy.backend.average(grads, strategy.factor, strategy.share))
+        return clip(strategy.backend.average(grads, share_of_step(strategy.backend)))
 
     def apply_weighted(grads: Any, trainable_variables: Any = None) -> Any:
-        return apply(strategy.weigh(grads), trainable_variables)
+        return apply(_weighted(grads, share_of_step(strategy.backend)), trainable_variables)
 
     object.__setattr__(optimizer, "_clip_gradients", clip_gradients)
     if accumulates:  # batches of different sizes
         object.__setattr__(optimizer, "apply", apply_weighted)
+
+
+def _weighted(grads: Sequence[Any], share: Share | None) -> list[Any]:
+    """Gradients as much as they count, for the sum over micro-steps."""
+    if share is None or share.is_even:
+        return list(grads)
+    return [None if grad is None else share.times(grad, share.factor) for grad in grads]
 
 
 def _watch_loss_scale(optimizer: Any, strategy: SMDDPStrategy) -> None:

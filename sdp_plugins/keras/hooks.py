@@ -15,10 +15,11 @@ from typing import Any
 
 import keras
 from keras.src import tree
+from keras.src.backend import get_keras_mask, result_type, set_keras_mask
 from keras.src.backend import nn as backend_nn
-from keras.src.backend import result_type
 from keras.src.backend.common.stateless_scope import StatelessScope
 from keras.src.losses import loss as loss_module
+from keras.src.losses.loss import Loss
 from keras.src.metrics.metric import Metric
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
@@ -34,6 +35,7 @@ __all__ = [
     "BaseOptimizer",
     "CompileMetrics",
     "DataAdapter",
+    "Loss",
     "LossScaleOptimizer",
     "Metric",
     "StatelessScope",
@@ -42,10 +44,13 @@ __all__ = [
     "backend_nn",
     "check",
     "data_adapters",
+    "get_keras_mask",
+    "is_of_keras",
     "loss_module",
     "map_leaves",
     "replaced",
     "result_type",
+    "set_keras_mask",
     "tree",
 ]
 
@@ -109,6 +114,11 @@ def _moved(what: str) -> ImportError:
         "sdp-plugins was made for (pip install 'sdp-plugins[keras]' takes one), or a newer "
         "sdp-plugins."
     )
+
+
+def is_of_keras(thing: Any) -> bool:
+    """Whether a function or a class is Keras' own."""
+    return str(getattr(thing, "__module__", "")).split(".")[0] == "keras"
 
 
 def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:

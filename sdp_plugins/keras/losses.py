@@ -1,30 +1,77 @@
-"""Losses whose divisor is that of the whole batch.
+"""Losses of the whole batch.
 
 The gradients of ranks are averaged, weighted by their rows. That is right for means over rows, and
 these stay as they are. A sum, and a mean over what a mask or weights leave, must count as much of
-the whole as this rank's divisor does.
+the whole as this rank's divisor does. A loss that relates rows to each other is computed from all
+ranks' rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
 
+import keras
 from keras import ops
 
 from . import hooks
+from .running_step import RunningStep, running, running_step
 
-if TYPE_CHECKING:
-    from .backends import Backend
-    from .share import Share
+_Function = Callable[..., Any]
+_ONE_NUMBER_BY_DEFAULT = ("dice", "tversky")
 
 
-@contextmanager
-def of_whole_batch(share: Share, backend: Backend) -> Iterator[None]:
-    """Have Keras' losses reduced so inside of the block."""
-    reduce_values = hooks.loss_module.reduce_weighted_values
+def install() -> None:
+    """Have Keras' losses look for a running step; without one they stay as they are."""
+    reduce_values, call = hooks.loss_module.reduce_weighted_values, hooks.Loss.__call__
+    if hasattr(reduce_values, "__wrapped__"):
+        return
+    hooks.loss_module.reduce_weighted_values = _of_whole_batch(reduce_values)
+    hooks.Loss.__call__ = _of_all_rows(call)
 
+
+def relates_rows(function: _Function, options: Mapping[str, Any], ndim: int | None = None) -> bool:
+    """Whether a function of Keras makes something of a batch that is no mean over its rows.
+
+    Args:
+        function: A loss or a metric.
+        options: Its keyword arguments.
+        ndim: Number of dimensions of the predictions, if known.
+    """
+    if ndim == 1:  # the last axis, over which functions sum, is that of the rows
+        return True
+    name = getattr(function, "__name__", "")
+    if name == "circle":  # of pairs of rows
+        return function is keras.losses.circle
+    axis = options.get("axis", None if name in _ONE_NUMBER_BY_DEFAULT else -1)
+    axes = axis if isinstance(axis, (list, tuple)) else (axis,)
+    return any(
+        each is None or each == 0 or (each < -1 and each + (ndim or 0) <= 0) for each in axes
+    )
+
+
+def refuse_unreduced(model: Any) -> None:
+    """See that the losses that a model is compiled with are numbers.
+
+    Raises:
+        ValueError: One has a number for each row: Keras trains on their sum on TensorFlow, and not
+            at all on the other backends.
+    """
+    compiled = model._compile_loss
+    for loss in hooks.tree.flatten(compiled._user_loss) if compiled is not None else ():
+        if isinstance(loss, hooks.Loss) and loss.reduction in (None, "none"):
+            raise ValueError(
+                f"model '{model.name}' is compiled with {type(loss).__name__}(reduction=None), "
+                "which has a number for each row. Hint: use reduction='sum', which is what Keras "
+                "trains on then, or 'sum_over_batch_size'."
+            )
+
+
+def _of_whole_batch(reduce_values: _Function) -> _Function:
+    """The reduction of a loss, with the divisor of the whole batch."""
+
+    @wraps(reduce_values)
     def reduced(
         values: Any,
         sample_weight: Any = None,
@@ -33,8 +80,10 @@ def of_whole_batch(share: Share, backend: Backend) -> Iterator[None]:
         dtype: Any = None,
     ) -> Any:
         loss = reduce_values(values, sample_weight, mask, reduction, dtype)
-        if reduction in (None, "none") or len(values.shape) == 0:
+        step = running_step()
+        if step is None or reduction in (None, "none") or len(values.shape) == 0:
             return loss
+        share = step.share
         if reduction == "sum":
             return loss * _divide(1.0, share.weight, loss.dtype)
         if reduction == "mean_with_sample_weight" and not (sample_weight is mask is None):
@@ -44,16 +93,59 @@ def of_whole_batch(share: Share, backend: Backend) -> Iterator[None]:
         else:
             return loss
         ours = ops.stop_gradient(ops.sum(ops.cast(divisor, loss.dtype)))
-        (everyones,) = backend.total([_if_any(ours, share)])
+        (everyones,) = step.backend.total([share.times(ours, 1)])
         return loss * _divide(_divide(ours, everyones, loss.dtype), share.weight, loss.dtype)
 
-    with hooks.replaced(hooks.loss_module, "reduce_weighted_values", reduced):
-        yield
+    return reduced
+
+
+def _of_all_rows(call: _Function) -> _Function:
+    """The call of a loss: if it relates rows, on all ranks' rows.
+
+    Every rank computes the whole loss, and the gradient of its own rows, which is divided by what
+    it counts in the mean over ranks.
+    """
+
+    @wraps(call)
+    def computed(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        step = running_step()
+        if step is None or not _loss_relates_rows(loss, y_pred):
+            return call(loss, y_true, y_pred, sample_weight)
+        whole_true, whole_weight = hooks.map_leaves(
+            lambda each: _gathered(each, step), (y_true, sample_weight)
+        )
+        whole_pred = _with_own_gradient(y_pred, step)
+        mask = hooks.get_keras_mask(y_pred)
+        if mask is not None:
+            whole_mask = ops.cast(_gathered(ops.cast(mask, "int32"), step), "bool")
+            hooks.set_keras_mask(whole_pred, whole_mask)
+        with running(None):
+            value = call(loss, whole_true, whole_pred, whole_weight)
+        same = ops.stop_gradient(value)
+        return same + (value - same) * _divide(1.0, step.share.weight, value.dtype)
+
+    return computed
+
+
+def _loss_relates_rows(loss: Any, y_pred: Any) -> bool:
+    function = getattr(loss, "fn", None)  # of a LossFunctionWrapper
+    if function is None or not hooks.is_of_keras(function) or hooks.tree.is_nested(y_pred):
+        return False
+    return relates_rows(function, loss._fn_kwargs, len(y_pred.shape))
+
+
+def _gathered(value: Any, step: RunningStep) -> Any:
+    if len(getattr(value, "shape", ())) == 0:
+        return value  # one weight for all rows
+    return step.backend.gather_rows(ops.stop_gradient(ops.convert_to_tensor(value)), step.share)
+
+
+def _with_own_gradient(value: Any, step: RunningStep) -> Any:
+    """All ranks' rows; those of this rank have their gradient."""
+    whole, share = _gathered(value, step), step.share
+    parts = [whole[: share.begin], value[: share.rows], whole[share.begin + share.rows :]]
+    return ops.concatenate(parts, axis=0)
 
 
 def _divide(a: Any, b: Any, dtype: Any) -> Any:
     return ops.divide_no_nan(ops.cast(a, dtype), ops.cast(b, dtype))
-
-
-def _if_any(value: Any, share: Share) -> Any:
-    return share.times(value, 1)

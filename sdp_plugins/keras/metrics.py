@@ -17,6 +17,7 @@ from keras.losses import Loss
 from keras.metrics import Mean, Sum
 
 from . import hooks
+from .losses import relates_rows
 
 if TYPE_CHECKING:
     from .backends import Backend
@@ -37,18 +38,16 @@ def flat(model: Any) -> list[Any]:
 def adds_up(metric: Any) -> bool:
     """Whether the state after a batch is the sum of the states after its parts."""
     function = getattr(metric, "_fn", None)  # of a MeanMetricWrapper
-    if function is not None and (not _is_keras(function) or isinstance(function, Loss)):
+    if function is not None and (not hooks.is_of_keras(function) or isinstance(function, Loss)):
         return False  # of a loss object there is one number for a batch
-    if not _is_keras(type(metric).update_state):
+    if not hooks.is_of_keras(type(metric).update_state):
+        return False
+    if function is not None and relates_rows(function, metric._fn_kwargs):
         return False
     return any(
-        _is_keras(kind) and issubclass(kind, hooks.Metric) and kind is not hooks.Metric
+        hooks.is_of_keras(kind) and issubclass(kind, hooks.Metric) and kind is not hooks.Metric
         for kind in type(metric).__mro__
     )
-
-
-def _is_keras(thing: Any) -> bool:
-    return str(getattr(thing, "__module__", "")).split(".")[0] == "keras"
 
 
 @contextmanager

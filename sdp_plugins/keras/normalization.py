@@ -7,43 +7,41 @@ rank's loss makes of it, as much as that loss counts in the mean over ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from keras import ops
 
 from . import hooks
+from .running_step import running_step
 
 if TYPE_CHECKING:
     from .share import Share
 
 
-@contextmanager
-def over_whole_batch(
-    share: Share, total: Callable[[Sequence[Any]], Sequence[Any]]
-) -> Iterator[None]:
-    """Have Keras compute synchronized moments so inside of the block.
-
-    Args:
-        share: This rank's part of the batch.
-        total: Sums tensors over ranks, and has a gradient.
-    """
+def install() -> None:
+    """Have Keras' synchronized moments look for a running step, and else stay as they are."""
     of_this_rank = hooks.backend_nn.moments
+    if hasattr(of_this_rank, "__wrapped__"):
+        return
 
+    @wraps(of_this_rank)
     def moments(x: Any, axes: Any, keepdims: bool = False, synchronized: bool = False) -> Any:
-        if not synchronized:
-            return of_this_rank(x, axes, keepdims)
+        step = running_step()
+        if step is None or not synchronized:
+            return of_this_rank(x, axes, keepdims, synchronized)
         dtype = x.dtype
         x = ops.cast(x, hooks.result_type(dtype, "float32"))  # squares of 16 bits overflow
         ours = [ops.sum(values, axes, keepdims=keepdims) for values in (x, x * x, ops.ones_like(x))]
-        first, second, count = total([share.times(values, 1) for values in ours])
+        first, second, count = step.backend.total_with_gradient(
+            [step.share.times(values, 1) for values in ours], step.share
+        )
         mean = ops.divide_no_nan(first, count)
         variance = ops.maximum(ops.divide_no_nan(second, count) - mean * mean, 0.0)
         return ops.cast(mean, dtype), ops.cast(variance, dtype)
 
-    with hooks.replaced(hooks.backend_nn, "moments", moments):
-        yield
+    hooks.backend_nn.moments = moments
 
 
 def weighted_gradient(

@@ -37,20 +37,24 @@ class Share:
 
     Attributes:
         count: Rows of the global batch.
-        rows: This rank's; may be 0.
+        begin: The number of this rank's first row.
+        rows: Number of this rank's rows; may be 0.
         world_size: Number of ranks.
+        batch: The data of this rank's rows.
 
     Numbers are Python's where the shape is known when the step is traced, else tensors.
     """
 
     count: Any
+    begin: Any
     rows: Any
     world_size: int
+    batch: Any = None
 
     @classmethod
-    def of(cls, count: Any, rank: int, world_size: int) -> Share:
+    def of(cls, batch: Any, count: Any, rank: int, world_size: int) -> Share:
         """The share of a rank."""
-        return cls(count, rows(count, rank, world_size)[1], world_size)
+        return cls(count, *rows(count, rank, world_size), world_size, batch)
 
     @property
     def is_static(self) -> bool:
@@ -83,6 +87,11 @@ class Share:
         return ops.where(
             self.rows > 0, tensor * ops.cast(number, tensor.dtype), ops.zeros_like(tensor)
         )
+
+
+def factor_of(share: Share | None) -> Any:
+    """What this rank's gradients count, also where no step of a batch is under way."""
+    return 1.0 if share is None else share.factor
 
 
 def cut(data: Any, begin: Any, length: Any) -> Any:

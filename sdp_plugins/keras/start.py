@@ -12,6 +12,7 @@ from keras import ops
 
 from sdp_plugins.core import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
+from .progress import Progress, compare_epoch
 from .variables import broadcast, diversify, optimizers_of
 
 if TYPE_CHECKING:
@@ -28,25 +29,53 @@ class Start(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, strategy: SMDDPStrategy) -> None:
         super().__init__()
+        # Counting steps must not make Keras wait for each one. On JAX it has to: Keras reads the
+        # logs of a step in another thread there, after the next step has taken their memory.
+        self.async_safe = not strategy.backend.is_stateless
         self._strategy = strategy
         self._in_fit = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Compare, and copy from rank 0."""
         self._in_fit = True
+        self._strategy.progress = Progress("fit")
         start(self.model, self._strategy, "fit")
         epoch = np.array([self.model._initial_epoch or 0], np.int64)
         self._strategy.group.broadcast(epoch, 0)
         self.model._initial_epoch = int(epoch[0]) or None
 
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Count steps from 0."""
+        self._strategy.progress = Progress("fit", epoch + 1)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count the step; this callback comes after those that may stop training."""
+        progress = self._strategy.progress
+        progress.steps = batch + 1
+        progress.stop = progress.ended = bool(self.model.stop_training)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Compare the weights, which callbacks may have assigned."""
+        self._end_steps()
+        strategy = self._strategy
+        may_round = strategy.backend.is_stateless  # JAX
+        compare_epoch(self.model, strategy.group, strategy.progress, may_round)
+
     def on_test_begin(self, logs: Any = None) -> None:
         """The same before an evaluation of a program's own, where it is needed."""
-        if not self._in_fit:
+        if self._in_fit:
+            self._end_steps()
+        else:
             start_once(self.model, self._strategy, "evaluate")
 
     def on_train_end(self, logs: Any = None) -> None:
         """Keras goes on with evaluations that are a program's own."""
         self._in_fit = False
+
+    def _end_steps(self) -> None:
+        self._strategy.backend.settle(self.model)  # what failed until now has failed in a step
+        self._strategy.progress.ended = True
+        self._strategy.progress.stop = bool(self.model.stop_training)
 
     def on_predict_begin(self, logs: Any = None) -> None:
         """The same before a prediction, where it is needed."""

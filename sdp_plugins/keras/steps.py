@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from keras import ops
 
-from . import hooks, losses, metrics
+from . import hooks, metrics
+from .running_step import RunningStep, running, share_of_step
 from .share import DATA, WHOLE, Share, cut, first_leaf, is_marked
 
 if TYPE_CHECKING:
@@ -38,16 +39,16 @@ class Step:
         place = (self._strategy.rank, self._strategy.num_replicas_in_sync)
         if is_marked(data):
             data = self._backend.compare(data)
-            return data[DATA], Share.of(self._backend.length(data[WHOLE]), *place)
+            share = Share.of(data[DATA], self._backend.length(data[WHOLE]), *place)
+            return share.batch, share
         count = self._backend.length(first_leaf(data))
-        return cut(data, *self._backend.rows_to_read(count, *place)), Share.of(count, *place)
+        batch = cut(data, *self._backend.rows_to_read(count, *place))
+        return batch, Share.of(batch, count, *place)
 
     @contextmanager
     def _together(self, share: Share) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(self._strategy.computing(share))
-            stack.enter_context(losses.of_whole_batch(share, self._backend))
-            stack.enter_context(self._backend.normalizing(share))
+            stack.enter_context(running(RunningStep(share, self._backend)))
             stack.enter_context(metrics.given_whole_batch(self._model, share, self._backend))
             stack.enter_context(self._watching_loss())
             stack.enter_context(self._watching_results())
@@ -159,7 +160,7 @@ class StatefulStep(Step):
         """One training step; returns its logs."""
 
         def run(batch: Any) -> Any:
-            with self._backend.training(self._model, self._strategy.factor):
+            with self._backend.training(self._model, share_of_step(self._backend)):
                 return function(batch)
 
         return self._run(run, data, self._layer_states())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakSet
 
@@ -13,10 +13,10 @@ import numpy as np
 from sdp_plugins.core import Group
 from sdp_plugins.core.fused import gather_uneven
 
-from . import hooks, scope
+from . import hooks, losses, normalization, scope
 from .backends import load
 from .data import Place, shard
-from .share import Share
+from .progress import Progress
 from .start import meet
 from .variables import broadcast
 
@@ -43,6 +43,8 @@ class SMDDPStrategy:
         group: The ranks' group, for whatever is not here.
         backend: What depends on Keras' backend.
         models: Those that it trains.
+        progress: Where this rank is in the ``fit`` under way.
+        failure_group: The same ranks; in it they explain to each other why ``group`` has failed.
     """
 
     def __init__(self, group: Group | None = None) -> None:
@@ -58,8 +60,13 @@ class SMDDPStrategy:
         self.num_replicas_in_sync = self.group.world_size
         self.backend = load(self.group)
         self.models: WeakSet[Any] = WeakSet()
-        self._share: Share | None = None
+        self.progress = Progress()
+        self.failure_group = self.group
         if self.group.world_size > 1:
+            everyone = range(self.group.world_size)
+            self.failure_group = self.group.new_group(everyone, name="keras failures") or self.group
+            losses.install()
+            normalization.install()
             scope.opened(self)
         else:
             log.info("one rank only: nothing is communicated. To start more: sdp run -n 2 ...")
@@ -117,6 +124,7 @@ class SMDDPStrategy:
 
     def close(self) -> None:
         """Leave the group."""
+        self.failure_group.close()
         self.group.close()
         scope.closed(self)
 
@@ -126,29 +134,3 @@ class SMDDPStrategy:
         """Have the host's next collective come after those of a step that may be under way."""
         for model in list(self.models):
             self.backend.settle(model)
-
-    @property
-    def share(self) -> Share | None:
-        """This rank's part of the batch of the step under way."""
-        return self._share
-
-    @property
-    def factor(self) -> Any:
-        """What this rank's gradients count in the step under way."""
-        return 1.0 if self._share is None else self._share.factor
-
-    def weigh(self, grads: Sequence[Any]) -> list[Any]:
-        """Gradients as much as they count, for the sum over micro-steps."""
-        share = self._share
-        if share is None or share.is_even:
-            return list(grads)
-        return [None if grad is None else share.times(grad, share.factor) for grad in grads]
-
-    @contextmanager
-    def computing(self, share: Share) -> Iterator[None]:
-        """Inside of the block, a step is traced or run on this share of a batch."""
-        before, self._share = self._share, share
-        try:
-            yield
-        finally:
-            self._share = before

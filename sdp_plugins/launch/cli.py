@@ -1,23 +1,26 @@
 """The command line: `sdp run -n 4 [options] script.py [arguments of the script]`."""
 
+import os
+import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sdp_plugins import __version__
-from sdp_plugins.launch.crew import Crew
-from sdp_plugins.launch.hosts.failure import LaunchError
+from sdp_plugins.launch.hosts.launch_error import LaunchError
 from sdp_plugins.launch.hosts.request import Where, requested
 from sdp_plugins.launch.local_ranks import LocalRanks
+from sdp_plugins.launch.rank_count import default_rank_count
 from sdp_plugins.launch.spawn import JobSpec, Kind, python_line
 from sdp_plugins.launch.supervise import run_job
+from sdp_plugins.launch.worker_group import WorkerGroup
 
 app = typer.Typer(
     name="sdp",
-    help="Data-parallel jobs.",
+    help="Start data-parallel jobs, and see what they do.",
     add_completion=False,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -35,10 +38,11 @@ def print_version(wanted: bool) -> None:
 @app.callback()
 def sdp(
     version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="Print it.")
+        bool,
+        typer.Option("--version", callback=print_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """Data-parallel jobs."""
+    """Start data-parallel jobs, and see what they do."""
 
 
 # Options end at the script, as for `python`: what follows is the script's and stays untouched.
@@ -54,22 +58,30 @@ def run(
             "-n",
             "--ranks",
             min=1,
-            help="How many ranks to start; with hosts, if fewer than these have slots.",
+            help="Number of ranks; default: one for each GPU, without GPUs one for each core, at "
+            "most 8. With hosts: default and at most as many as they have slots.",
         ),
+    ] = None,
+    ranks_per_node: Annotated[
+        int | None,
+        typer.Option("--nproc-per-node", "--nproc_per_node", min=1, help="torchrun's name of -n."),
     ] = None,
     hosts: Annotated[
         str,
         typer.Option(
             "--hosts",
             metavar="a:4,b:4",
-            help="Start them by mpirun on these hosts, filled in this order, with so many slots. A "
-            "host without a number has one; if none has, -n ranks are spread evenly.",
+            help="Start the ranks by mpirun on these hosts, which are filled in this order; the "
+            "numbers are slots. A host without a number has one slot; if no host has a number, -n "
+            "ranks are spread evenly.",
         ),
     ] = "",
     hostfile: Annotated[
         Path | None,
         typer.Option(
-            "--hostfile", metavar="FILE", help="The same, a line each: `a slots=4`, `a:4` or `a`."
+            "--hostfile",
+            metavar="FILE",
+            help="A file with one host a line: `a slots=4`, `a:4` or `a`.",
         ),
     ] = None,
     mpirun: Annotated[
@@ -77,7 +89,8 @@ def run(
         typer.Option(
             "--mpirun",
             metavar="PATH",
-            help="Of Open MPI, MPICH or Intel MPI; if not given, the one in PATH or beside Python.",
+            help="mpirun of Open MPI, MPICH or Intel MPI; default: the one in PATH or beside "
+            "Python.",
         ),
     ] = None,
     master_port: Annotated[
@@ -86,7 +99,7 @@ def run(
             "--master-port",
             min=0,
             max=65535,
-            help="MASTER_PORT of a job on hosts; 0: one that is free on the first.",
+            help="MASTER_PORT of a job on hosts; 0: a free port of the first host.",
         ),
     ] = 0,
     exported: Annotated[
@@ -94,8 +107,8 @@ def run(
         typer.Option(
             "-x",
             metavar="NAME[=VALUE]",
-            help="A variable for ranks on other hosts, besides those of Python, threads, MPI and "
-            "frameworks.",
+            help="Pass this variable to ranks on other hosts. Those of Python, threads, MPI and "
+            "frameworks are always passed.",
         ),
     ] = None,
     module: Annotated[
@@ -103,21 +116,27 @@ def run(
     ] = False,
     timeout_s: Annotated[
         float | None,
-        typer.Option("--timeout", min=0.0, metavar="SECONDS", help="End a job that takes longer."),
+        typer.Option(
+            "--timeout",
+            min=0.0,
+            metavar="SECONDS",
+            help="End a job that takes longer, after showing what its ranks wait for.",
+        ),
     ] = None,
     prefix: Annotated[
         bool, typer.Option("--prefix/--no-prefix", help="Start every output line with its rank.")
     ] = True,
     status: Annotated[
         bool,
-        typer.Option("--status/--no-status", help="Show on a terminal what each rank does."),
+        typer.Option("--status/--no-status", help="On a terminal, show what each rank does."),
     ] = True,
     trace: Annotated[
         Path | None,
         typer.Option(
             "--trace",
             metavar="FOLDER",
-            help="Leave a timeline of all ranks there, for Perfetto; on hosts a folder of all.",
+            help="Write a timeline of all ranks there, for Perfetto. With hosts: a folder that all "
+            "hosts share.",
         ),
     ] = None,
     threads: Annotated[
@@ -125,29 +144,35 @@ def run(
         typer.Option(
             "--threads",
             min=1,
-            help="OMP_NUM_THREADS of each rank; if neither is given, its share of the cores (on "
-            "hosts: as it is there).",
+            help="OMP_NUM_THREADS of each rank; default: that variable, else the rank's share of "
+            "the cores (with hosts: that variable).",
         ),
     ] = None,
 ) -> None:
-    """Start processes of a Python script, on this machine or on hosts, and wait for them.
+    """Start a Python script as several ranks, on this machine or on hosts, and wait for them.
 
-    They find torchrun's variables in their environment. The first rank that fails ends the others;
-    its traceback is printed last and its exit code returned.
+    The ranks find torchrun's variables in their environment. When a rank fails, the others are
+    ended; the traceback of the rank that failed first is printed last and its exit code returned.
+    SIGUSR1 shows what the ranks wait for and their Python stacks. A job in the background of a
+    shell script ignores SIGINT, as all programs do there: end it with SIGTERM.
     """
-    check(command, module, wanted=bool(ranks or hosts or hostfile))
-    if not (hosts or hostfile):
+    check_script(command, module)
+    if hosts or hostfile:
+        if ranks_per_node is not None:
+            raise typer.BadParameter("--nproc-per-node is for this machine. Hint: --hosts a:4,b:4")
+    else:
         check_local(exported, mpirun)
+        ranks = ranks or ranks_per_node or announced_default(command)
     kind: Kind = "module" if module else "script"
     traced = folder_of_traces(trace) if trace else {}
     job_id = uuid.uuid4().hex
-    crew: Crew
+    workers: WorkerGroup
     if hosts or hostfile:
         where = Where(hosts, hostfile, ranks, mpirun)
         named = [*(exported or []), *(f"{name}={value}" for name, value in traced.items())]
         line = python_line(command, kind)
         try:
-            crew = requested(
+            workers = requested(
                 where,
                 line,
                 threads=threads,
@@ -160,8 +185,8 @@ def run(
             raise typer.Exit(1) from None
     else:
         assert ranks
-        crew = LocalRanks(JobSpec(command, kind, ranks, threads, more=traced, job_id=job_id))
-    code = run_job(crew, timeout_s=timeout_s, prefix=prefix, status=status)
+        workers = LocalRanks(JobSpec(command, kind, ranks, threads, more=traced, job_id=job_id))
+    code = run_job(workers, timeout_s=timeout_s, prefix=prefix, status=status)
     if trace:
         typer.echo(f"sdp run: {merged_traces(trace, job_id)}", err=True)
     raise typer.Exit(code)
@@ -172,7 +197,7 @@ def run(
 
 def folder_of_traces(folder: Path) -> dict[str, str]:
     """Make the folder; the variable that tells the ranks of it."""
-    from sdp_plugins.launch.trace_files import prepared
+    from sdp_plugins.trace.folder import prepared
 
     try:
         return prepared(folder)
@@ -183,32 +208,36 @@ def folder_of_traces(folder: Path) -> dict[str, str]:
 def merged_traces(folder: Path, job_id: str) -> str:
     """Merge what the ranks have left, and say what came of it."""
     try:
-        from sdp_plugins.launch.merge_trace import described
+        from sdp_plugins.trace.merge import described
 
         return described(folder, job_id)
     except KeyboardInterrupt:  # the job has ended: what it came to stands
         return (
             "interrupted; the ranks' traces are left as they are. Hint: python -m "
-            f"sdp_plugins.launch.merge_trace {folder}"
+            f"sdp_plugins.trace merge {folder}"
         )
 
 
-def check(command: Sequence[str], module: bool, wanted: bool) -> None:
-    """Say what is wrong with a command line.
+def announced_default(command: Sequence[str]) -> int:
+    """The number of ranks if nobody says, which is told to the user."""
+    ranks = default_rank_count()
+    behind = {"-n", "--ranks", "-np", "--nproc-per-node"} & {*command[1:]}
+    where = f" before {command[0]}, not behind it," if behind else ""
+    text = f"sdp run: starts {ranks} ranks on this machine (-n{where} sets another number)"
+    typer.echo(text, err=True)
+    return ranks
+
+
+def check_script(command: Sequence[str], module: bool) -> None:
+    """See that there is something to start.
 
     Args:
-        command: What stands behind the options.
-        module: Whether that is a module.
-        wanted: Whether ranks are asked for.
+        command: The script or module, and its arguments.
+        module: Whether it is a module.
 
     Raises:
-        typer.BadParameter: It cannot be run.
+        typer.BadParameter: There is no such script.
     """
-    if not wanted:
-        behind = {"-n", "--ranks", "--hosts", "--hostfile", "-np"} & {*command[1:]}
-        where = f" before {command[0]}, not behind it" if behind else ""
-        text = f"-n says how many ranks to start{where}; --hosts a:4,b:4 does, too"
-        raise typer.BadParameter(text)
     if not module and not Path(command[0]).exists():
         python = "leave out `python`" if command[0].startswith("python") else "a module needs -m"
         raise typer.BadParameter(f"there is no script {command[0]!r} ({python})")
@@ -224,6 +253,32 @@ def check_local(exported: Sequence[str] | None, mpirun: str | None) -> None:
         raise typer.BadParameter("-x is for ranks on other hosts; here: NAME=VALUE sdp run -n ...")
     if mpirun is not None:
         raise typer.BadParameter("--mpirun is for ranks on hosts; it goes with --hosts")
+
+
+PROGRAMS = {
+    "trace": ("sdp_plugins.trace.merge", "Merge the ranks' traces into one timeline."),
+    "flight": ("sdp_plugins.flight", "Show who waits for whom in jobs that run or hang."),
+    "bench": ("sdp_plugins.bench", "Measure collectives and training steps."),
+}
+"""The subcommands that other modules of the package serve, each also by `python -m MODULE`."""
+
+
+def forwarding(module: str) -> Callable[[typer.Context], None]:
+    """Make a subcommand that becomes `python -m module` with the same arguments."""
+
+    def forward(context: typer.Context) -> None:
+        os.execv(sys.executable, [sys.executable, "-m", module, *context.args])
+
+    return forward
+
+
+for name, (module_name, text) in PROGRAMS.items():
+    app.command(
+        name,
+        help=text,
+        add_help_option=False,  # --help is the program's
+        context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    )(forwarding(module_name))
 
 
 def main() -> None:

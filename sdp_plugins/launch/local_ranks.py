@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from sdp_plugins.launch.crew import Beginning, Outlets
 from sdp_plugins.launch.output import Stream
-from sdp_plugins.launch.sessions import Guardian, kill_sessions
+from sdp_plugins.launch.sessions import Reaper, kill_sessions
 from sdp_plugins.launch.spawn import (
     JobSpec,
     RankProcess,
@@ -14,10 +13,11 @@ from sdp_plugins.launch.spawn import (
     job_environment,
     start_process,
 )
+from sdp_plugins.launch.worker_group import OutputSinks, StartContext
 
 
 class LocalRanks:
-    """A crew of child processes, each the leader of a session.
+    """A worker group of child processes, each the leader of a session.
 
     Args:
         job: What to start.
@@ -25,30 +25,30 @@ class LocalRanks:
 
     def __init__(self, job: JobSpec) -> None:
         self.job = job
-        self.guardian: Guardian | None = None
+        self.reaper: Reaper | None = None
         self.ranks: list[RankProcess] = []
         self.errors: dict[int, Stream] = {}
 
-    def start(self, outlets: Outlets, beginning: Beginning) -> bool:
+    def start(self, output: OutputSinks, context: StartContext) -> bool:
         """Start all ranks; False if the job was over before that."""
-        self.guardian = guardian = Guardian()
+        self.reaper = reaper = Reaper()
         environment = job_environment(self.job, self.job.environment or os.environ)
         environment |= self.job.more
-        setup = child_setup(beginning.mask)
+        setup = child_setup(context.mask)
         for number in range(self.job.world_size):
-            if beginning.is_over():
+            if context.is_over():
                 return False
             place = {"RANK": str(number), "LOCAL_RANK": str(number)}
             # Only rank 0 has the launcher's stdin.
             rank = start_process(self.job.argv(), environment | place, setup, stdin=number == 0)
             self.ranks.append(rank)
-            guardian.watch(rank.pid)
-            text = outlets.label(number)
-            outlets.pump.add(rank.stdout, text, outlets.stdout)
-            self.errors[number] = outlets.pump.add(rank.stderr, text, outlets.stderr)
+            reaper.watch(rank.pid)
+            errors = output.stream(number, output.stderr)
+            output.loop.read_from(rank.stdout, output.stream(number, output.stdout))
+            self.errors[number] = output.loop.read_from(rank.stderr, errors)
         return True
 
-    def trouble(self) -> None:
+    def launch_failure(self) -> None:
         """None: children tell of their end themselves."""
 
     def due(self) -> float | None:
@@ -63,5 +63,5 @@ class LocalRanks:
         """Reap the ranks."""
         for rank in self.ranks:
             rank.close()
-        if self.guardian:
-            self.guardian.dismiss()
+        if self.reaper:
+            self.reaper.dismiss()

@@ -1,115 +1,15 @@
-"""Puts the traces of all ranks into one file.
-
-python -m sdp_plugins.launch.merge_trace FOLDER [JOB]
-
-Writes FOLDER/trace.json, for https://ui.perfetto.dev or chrome://tracing, and prints who was late.
-JOB is only needed where several jobs have left traces; it then says which there are.
-"""
+"""Deprecated: `python -m sdp_plugins.trace merge` is the command."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from dataclasses import asdict
-from pathlib import Path
-from typing import NamedTuple
 
-from sdp_plugins.core import trace_file
-from sdp_plugins.launch.trace_clocks import Offset, align
-from sdp_plugins.launch.trace_compare import Verdicts, compared, completed
-from sdp_plugins.launch.trace_files import MERGED, Json, of_job
-from sdp_plugins.launch.trace_ranks import RankTrace
-from sdp_plugins.launch.trace_summary import summary
-
-
-class Merged(NamedTuple):
-    """Where the merged trace is, and what it says in numbers."""
-
-    path: Path
-    summary: str
-
-
-def merge(folder: str | Path, job: str = "") -> Merged:
-    """Merge the traces in a folder.
-
-    Each rank's file is read twice and none is kept: a million slices do not fit into memory.
-
-    Args:
-        folder: Where they are.
-        job: See ``of_job``.
-
-    Raises:
-        FileNotFoundError: No rank has left one.
-        ValueError: It is not clear which job is meant, or a file cannot be read or replaced.
-    """
-    path = Path(folder) / MERGED
-    if path.exists() and trace_file.about(path) is None:
-        raise ValueError(f"{path} was written by something else. Hint: move it.")
-    found, left = of_job(Path(folder), job)
-    traces = [RankTrace.read(one) for one in found]
-    offsets = align(traces)
-    for trace in traces:
-        trace.shift_us = offsets[trace.clock].us
-    origin = min((t.first_us + t.shift_us for t in traces if t.first_us < float("inf")), default=0)
-    for trace in traces:
-        trace.shift_us -= origin
-    verdicts = compared(traces)
-    about = _about(traces, offsets, origin) | {"left_out": [path.name for path in left]}
-    trace_file.write(path, about, _events(traces, verdicts))
-    return Merged(path, summary(traces, verdicts, about))
-
-
-def described(folder: Path, job: str = "") -> str:
-    """Merge the traces in a folder, and say where the result is and who was late, or why not."""
-    try:
-        merged = merge(folder, job)
-    except (OSError, ValueError) as error:
-        return f"there is no trace: {error}"
-    return f"{merged.path}: open it in https://ui.perfetto.dev\n{merged.summary}"
-
-
-def _about(traces: list[RankTrace], offsets: dict[str, Offset], origin: float) -> Json:
-    there = {trace.rank for trace in traces}
-    size = traces[0].about["world_size"]
-    return {
-        "world_size": size,
-        "ranks_without_a_trace": sorted(set(range(size)) - there),
-        "began_unix_us": origin + traces[0].wall_minus_monotonic_us,
-        "clocks": {clock: asdict(offset) for clock, offset in offsets.items()},
-        "dropped": {str(t.rank): t.about["dropped"] for t in traces if t.about["dropped"]},
-        "failures": {str(t.rank): t.about["failures"] for t in traces if t.about["failures"]},
-    }
-
-
-def _events(traces: list[RankTrace], verdicts: Verdicts) -> Iterator[Json]:
-    """All ranks' events by one clock, with what they say together."""
-    with_trace = {trace.rank for trace in traces}
-    for trace in traces:
-        for event in trace_file.events(trace.path):
-            if "ts" in event:
-                event["ts"] = round(event["ts"] + trace.shift_us, 3)
-            if event.get("cat") == "collective":
-                key, _ = trace.seats[event["args"]["group"]]
-                verdict = verdicts[key][event["args"]["seq"]]
-                yield from completed(event, trace.rank, verdict, with_trace)
-            else:
-                yield event
-
-
-def main(arguments: list[str]) -> int:
-    """The command."""
-    if len(arguments) not in (1, 2) or arguments[0].startswith("-"):
-        print(__doc__.strip(), file=sys.stderr)
-        return 2
-    try:
-        merged = merge(*arguments)
-    except (OSError, ValueError) as error:
-        print(f"merge_trace: {error}", file=sys.stderr)
-        return 1
-    print(merged.summary)
-    print(f"\n{merged.path}: open it in https://ui.perfetto.dev")
-    return 0
-
+from sdp_plugins.trace.merge import main
 
 if __name__ == "__main__":
+    print(
+        "python -m sdp_plugins.launch.merge_trace: deprecated, and gone in the next release: use "
+        "python -m sdp_plugins.trace merge.",
+        file=sys.stderr,
+    )
     sys.exit(main(sys.argv[1:]))

@@ -121,7 +121,7 @@ class Source(Protocol):
 
     fd: int
 
-    def pump(self) -> bool:
+    def read_ready(self) -> bool:
         """Take what there is to read; False at the end."""
 
     def held_back(self) -> bool:
@@ -129,19 +129,27 @@ class Source(Protocol):
 
 
 class Stream:
-    """One rank's stdout or stderr on its way to a sink."""
+    """One rank's stdout or stderr on its way to a sink.
 
-    def __init__(self, fd: int, prefix: str, sink: Sink) -> None:
+    Args:
+        fd: Where it is read.
+        prefix: What each line starts with.
+        sink: Where it is written.
+        dropped: What is taken away from the start of each line, to say nothing twice.
+    """
+
+    def __init__(self, fd: int, prefix: str, sink: Sink, dropped: str = "") -> None:
         self.fd = fd
         self.source: Source = self  # what is read when there is something at `fd`
         self.prefix = prefix.encode()
         self.sink = sink
+        self.dropped = dropped.encode()
         self.rewrites = False  # its last line ended in a carriage return: a progress bar
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
         self._unfinished = b""
         self._since = 0.0
 
-    def pump(self) -> bool:
+    def read_ready(self) -> bool:
         """Pass on what there is to read; False at the end of the stream."""
         try:
             data = os.read(self.fd, CHUNK)
@@ -184,6 +192,8 @@ class Stream:
 
     def placed(self, piece: bytes) -> bytes:
         """`piece` with the prefix that it needs where it lands."""
+        if self.dropped and not (self.tail and not self.tail[-1].endswith((b"\n", b"\r"))):
+            piece = piece.removeprefix(self.dropped)
         self.remember(piece)
         sink = self.sink
         ours = sink.owner is self

@@ -5,17 +5,19 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import IntEnum
+
+from sdp_plugins.launch.error_file import RankError
 
 LAST_LINES = 20
 LONGEST = 80
 MOST_LISTED = 8
 TRACEBACK = "Traceback (most recent call last):"
 IGNORED = "Exception ignored "
-CHAINED = re.compile(r"^(During handling of|The above exception was)", re.MULTILINE)
-TORCH_PREFIX = re.compile(r"^\[rank\d+\]: ?")  # before every line of a traceback
-LOST = re.compile(r"([\w.]+: )*([\w.]+\.)?PeerLostError\b")  # also as another's text
-CULPRIT = re.compile(r"[]:] ranks? (\d+)[^:]* (?:gave up|ended|has closed)\b")
+CHAINED = re.compile(
+    r"^(\[rank\d+\]: ?)?(During handling of|The above exception was)", re.MULTILINE
+)
 HINTS = {
     signal.SIGKILL: "Hint: if nobody killed it, the machine ran out of memory; see `dmesg`.",
     signal.SIGBUS: "Hint: a full /dev/shm does this; see `df /dev/shm`.",
@@ -65,65 +67,77 @@ def last_chain(lines: Sequence[str]) -> list[int]:
     ]
     chain = starts[-1:]
     for start in reversed(starts[:-1]):
-        between = "\n".join(TORCH_PREFIX.sub("", line) for line in lines[start : chain[0]])
-        if not CHAINED.search(between):
+        if not CHAINED.search("\n".join(lines[start : chain[0]])):
             break
         chain.insert(0, start)
     return chain
+
+
+def shortened(lines: list[str]) -> list[str]:
+    """A traceback, without its middle if it is long."""
+    if len(lines) <= LONGEST:
+        return lines
+    half = LONGEST // 2
+    return [*lines[:half], f"  ... {len(lines) - LONGEST} lines ...", *lines[-half:]]
 
 
 def excerpt(tail: Sequence[bytes]) -> list[str]:
     """The last traceback, with the exceptions it is chained to, or else the last lines."""
     lines = lines_of(tail)
     chain = last_chain(lines)
-    if not chain:
-        return lines[-LAST_LINES:]
-    lines = lines[chain[0] :]
-    if len(lines) > LONGEST:
-        half = LONGEST // 2
-        lines = [*lines[:half], f"  ... {len(lines) - LONGEST} lines ...", *lines[-half:]]
-    return lines
+    return shortened(lines[chain[0] :]) if chain else lines[-LAST_LINES:]
 
 
-def exceptions(tail: Sequence[bytes]) -> list[str]:
-    """The exceptions of the last chain: each the first line of its traceback without indent."""
-    lines = lines_of(tail)
-    plain = [TORCH_PREFIX.sub("", line) for line in lines]
-    return [
-        next((line for line in plain[start + 1 :] if line[:1].strip()), "")
-        for start in last_chain(lines)
-    ]
+@dataclass(frozen=True)
+class Failure:
+    """How a rank failed.
+
+    Attributes:
+        code: Its exit code.
+        error: The exception that ended it; None: it has told of none.
+        tail: The end of its stderr.
+    """
+
+    code: int
+    error: RankError | None = None
+    tail: Sequence[bytes] = ()
+
+    @property
+    def kind(self) -> Kind:
+        """Whether it is likely to be the cause.
+
+        A rank without an error file may not have imported this package, but has written a
+        traceback.
+        """
+        if self.error:
+            return Kind.LOST if self.error.is_loss else Kind.OWN
+        own = killed_by(self.code) or last_chain(lines_of(self.tail))
+        return Kind.OWN if own else Kind.SILENT
+
+    @property
+    def lines(self) -> list[str]:
+        """What to show of it."""
+        return shortened(self.error.traceback) if self.error else excerpt(self.tail)
+
+    @property
+    def absent(self) -> tuple[int, ...]:
+        """The ranks for which it has waited until its time-out."""
+        return self.error.ranks if self.error and self.error.kind == "timeout" else ()
 
 
-def kind(code: int, tail: Sequence[bytes]) -> Kind:
-    """How a rank failed, by its exit code and the end of its stderr."""
-    chain = exceptions(tail)
-    if any(LOST.match(text) for text in chain):
-        return Kind.LOST
-    return Kind.OWN if chain or killed_by(code) else Kind.SILENT
-
-
-def culprits(tail: Sequence[bytes]) -> list[int]:
-    """The ranks that the last PeerLostError names, the root cause last."""
-    texts = [text for text in exceptions(tail) if LOST.match(text)]
-    return [int(rank) for rank in CULPRIT.findall(texts[-1])]
-
-
-def blamed(codes: Mapping[int, int], tails: Mapping[int, Sequence[bytes]]) -> int:
+def blamed(failures: Mapping[int, Failure]) -> int:
     """Which of the failed ranks to report.
 
     Args:
-        codes: Their exit codes, in the order in which they failed.
-        tails: The end of each one's stderr.
+        failures: How they failed, in the order in which they did.
 
     Returns:
         Of those that are likeliest the cause: the root cause that the first rank to lose another
         names, else the first that failed.
     """
-    kinds = {rank: kind(code, tails[rank]) for rank, code in codes.items()}
-    lost = [rank for rank in kinds if kinds[rank] is Kind.LOST]
-    named = [rank for first in lost[:1] for rank in culprits(tails[first]) if rank in kinds]
-    return min([*reversed(named), *kinds], key=kinds.__getitem__)
+    lost = [failure.error for failure in failures.values() if failure.kind is Kind.LOST]
+    named = [rank for error in lost[:1] if error for rank in error.blames if rank in failures]
+    return min([*reversed(named), *failures], key=lambda rank: failures[rank].kind)
 
 
 def listed(ranks: Sequence[int]) -> str:
@@ -133,21 +147,27 @@ def listed(ranks: Sequence[int]) -> str:
     return f"{shown} and {more} more" if more > 0 else shown
 
 
-def failure(
-    program: str, rank: int, where: str, code: int, tail: Sequence[bytes], ended: Sequence[int] = ()
+def described(
+    program: str, rank: int, where: str, failure: Failure, ended: Sequence[int] = ()
 ) -> str:
-    """What the program says about the rank that is to blame.
+    """What the program says about the rank that is to blame, or that others blame first.
 
     Args:
         program: What the user has called.
         rank: Which.
         where: Its process.
-        code: Its exit code.
-        tail: The end of its stderr.
+        failure: How it failed.
         ended: Ranks that had ended before, with 0: this one may have waited for them.
     """
-    lines = excerpt(tail)
-    how = f"{program}: rank {rank} ({where}) failed first: {how_it_ended(code)}"
+    how = f"{program}: rank {rank} ({where}) failed first: {how_it_ended(failure.code)}"
+    if failure.absent and failure.error:
+        what = f"{failure.error.op} #{failure.error.seq}" if failure.error.seq >= 0 else "time"
+        how = (
+            f"{program}: rank {listed(failure.absent)} did not come to {what} in "
+            f"{failure.error.elapsed_s:.3g} s; rank {rank} ({where}) waited and "
+            f"failed: {how_it_ended(failure.code)}"
+        )
     how += f", after rank {listed(ended)} had ended without an error." if ended else "."
+    lines, text = failure.lines, hint(failure.code)
     head = how + (" The end of its stderr:" if lines else " It wrote nothing to stderr.")
-    return "\n".join(["", head, *lines, *([hint(code)] if hint(code) else [])])
+    return "\n".join(["", head, *lines, *([text] if text else [])])

@@ -36,7 +36,7 @@ def kill_sessions(sessions: Collection[int]) -> None:
             return
 
 
-class Guardian:
+class Reaper:
     """A process that kills the ranks' sessions if the launcher ends without saying goodbye.
 
     The kernel kills the ranks themselves (PDEATHSIG), but not what they have started.
@@ -51,18 +51,18 @@ class Guardian:
         if self._pid == 0:
             try:
                 os.close(self._writer)
-                guard(reader, grace_s)
+                kill_orphans(reader, grace_s)
             finally:
                 os._exit(0)
         os.close(reader)
 
     def watch(self, session: int) -> None:
-        """Tell the guardian about a rank's session."""
+        """Tell the reaper about a rank's session."""
         with suppress(BrokenPipeError):
             os.write(self._writer, b"%d\n" % session)
 
     def dismiss(self) -> None:
-        """All sessions are empty: the guardian has nothing left to do."""
+        """All sessions are empty: the reaper has nothing left to do."""
         with suppress(BrokenPipeError):
             os.write(self._writer, b"done\n")
         os.close(self._writer)
@@ -70,8 +70,8 @@ class Guardian:
             os.waitpid(self._pid, 0)
 
 
-def guard(reader: int, grace_s: float) -> None:
-    """The guardian's life: wait for the end of the pipe, then kill unless it was dismissed."""
+def kill_orphans(reader: int, grace_s: float) -> None:
+    """Wait for the end of the pipe, then kill the sessions unless the reaper was dismissed."""
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)

@@ -21,7 +21,6 @@ from sdp_plugins.core.topology import Topology
 from sdp_plugins.launch.binding import undo_one_core_binding
 
 NOT_FOUND, NOT_STARTED, USAGE = 127, 126, 2  # as shells say it
-MOST_RANKS = 8
 
 
 class Options(NamedTuple):
@@ -55,7 +54,7 @@ def parsed(name: str, given: Sequence[str]) -> Options:
         dest="ranks",
         type=int,
         help="how many to start by hand; default: one for each GPU, "
-        f"without any one for each core, {MOST_RANKS} at most",
+        "without any one for each core, 8 at most",
     )
     parser.add_argument(
         "-x", dest="exported", action="append", default=[], metavar="NAME[=VALUE]", help="set it"
@@ -129,26 +128,20 @@ def _start_here(name: str, options: Options, environment: dict[str, str]) -> int
     import shutil
 
     from sdp_plugins.launch.local_ranks import LocalRanks
+    from sdp_plugins.launch.rank_count import default_rank_count
     from sdp_plugins.launch.spawn import JobSpec, own_program
     from sdp_plugins.launch.supervise import run_job
 
     if shutil.which(options.command[0]) is None:
         hint = f" (python {options.command[0]} ...)" if options.command[0].endswith(".py") else ""
         return _say(name, f"there is no program {options.command[0]!r}{hint}", NOT_FOUND)
-    ranks = options.ranks or _ranks_here()
+    ranks = options.ranks or default_rank_count()
     if options.ranks is None:
         _say(name, f"starts {ranks} ranks on this machine (-n sets another number)")
     environment.setdefault("PYTHONUNBUFFERED", "1")  # to a pipe Python would write late
     in_a_rank = [*own_program(f"{__spec__.name}:smddprun"), *options.command]
     job = JobSpec(in_a_rank, "program", ranks, environment=environment)
     return run_job(LocalRanks(job), program=name)
-
-
-def _ranks_here() -> int:
-    """One for each GPU; without any, one for each core, but no more than a large instance has."""
-    from sdp_plugins.launch.gpus import count_gpus
-
-    return count_gpus() or min(MOST_RANKS, len(os.sched_getaffinity(0)))
 
 
 def _say(name: str, text: str, code: int = 0) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import uuid
@@ -14,38 +13,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Literal
 
+from sdp_plugins.core.local_address import free_port
+from sdp_plugins.launch.clean_environment import without_launchers
+from sdp_plugins.launch.error_file import VARIABLE, ErrorFile, RankError, parsed
 from sdp_plugins.launch.huge_pages import huge_pages
 
 PR_SET_PDEATHSIG = 1
-
-# What an outer launcher said about itself is wrong for our ranks, and would be believed: Lightning
-# asks Slurm's variables before torchrun's.
-STALE_PREFIXES = ("OMPI_COMM_", "PMI_", "PMIX_", "MPI_LOCAL", "TORCHELASTIC_", "SLURM_STEP")
-STALE_NAMES = {
-    "SDP_LAUNCHER_PID",
-    "SLURM_NTASKS",
-    "SLURM_NPROCS",
-    "SLURM_PROCID",
-    "SLURM_LOCALID",
-    "SLURM_NODEID",
-    "SLURM_TASK_PID",
-}
-# Torchrun's variables, which also this package's launchers set: the place of one rank of one job.
-PLACE = {
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "NODE_RANK",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "ROLE_RANK",
-    "ROLE_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "SDP_JOB_ID",
-}
-
 
 Kind = Literal["script", "module", "program"]
 
@@ -103,6 +76,7 @@ class RankProcess:
     process: subprocess.Popen[bytes]
     stdout: int  # the reading ends of its pipes
     stderr: int
+    error_file: ErrorFile
 
     @property
     def pid(self) -> int:
@@ -129,6 +103,10 @@ class RankProcess:
             return None
         return state.si_status + (0 if state.si_code == os.CLD_EXITED else 128)
 
+    def error(self) -> RankError | None:
+        """The exception that ended it; None if it has told of none."""
+        return parsed(self.error_file.read())
+
     def send(self, number: int) -> None:
         """Send a signal; Ctrl-C reaches the rank's children too, as from a terminal."""
         if number in (signal.SIGINT, signal.SIGKILL):
@@ -141,33 +119,12 @@ class RankProcess:
         self.process.wait()
         os.close(self.stdout)
         os.close(self.stderr)
-
-
-def free_port() -> int:
-    """A TCP port of the loopback interface that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+        self.error_file.close()
 
 
 def threads_each(world_size: int) -> int:
     """Threads of each rank, so that all ranks together have one for each core."""
     return max(1, len(os.sched_getaffinity(0)) // world_size)
-
-
-def without_launchers(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` less what other launchers have said about this process."""
-    return {
-        name: value
-        for name, value in base.items()
-        if not name.startswith(STALE_PREFIXES) and name not in STALE_NAMES
-    }
-
-
-def without_place(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` less all that makes a process a rank of some job, whoever has said it."""
-    return {name: value for name, value in without_launchers(base).items() if name not in PLACE}
 
 
 def job_environment(job: JobSpec, base: Mapping[str, str]) -> dict[str, str]:
@@ -231,7 +188,7 @@ def start_process(
     stdin: bool,
     inherit: bool = False,
 ) -> RankProcess:
-    """Start a rank's process, or another in its place, with pipes for its output.
+    """Start a rank's process, or another in its place, with pipes and an error file.
 
     Args:
         argv: Its command line.
@@ -241,11 +198,13 @@ def start_process(
         inherit: Whether it gets the descriptors that the launcher was given to hand on.
     """
     with ExitStack() as ours, ExitStack() as theirs:
+        error_file = ErrorFile()
+        ours.callback(error_file.close)
         stdout, child_stdout = open_pipe(ours, theirs)
         stderr, child_stderr = open_pipe(ours, theirs)
         process = subprocess.Popen(
             argv,
-            env=environment,
+            env={**environment, VARIABLE: error_file.path},
             stdin=None if stdin else subprocess.DEVNULL,
             stdout=child_stdout,
             stderr=child_stderr,
@@ -254,4 +213,4 @@ def start_process(
             close_fds=not inherit,
         )
         ours.pop_all()  # they are the process's from now on
-    return RankProcess(process, stdout, stderr)
+    return RankProcess(process, stdout, stderr, error_file)

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
-from sdp_plugins.launch.crew import Rank
 from sdp_plugins.launch.output import Sink
 from sdp_plugins.launch.report import how_it_ended
+from sdp_plugins.launch.who_waits import Waiting, long_waits
+from sdp_plugins.launch.worker_group import Rank
 
 MOST_LINES = 16
 SECOND_S = 1.0
 PAUSE_S = 0.1  # between two drawings, however much the ranks write
+LOOK_S = 5.0  # between two looks at what the ranks wait for
 ROOM = 4  # rows of the terminal that are left to the output at least
 
 
@@ -61,12 +64,16 @@ class Status:
 
     Args:
         sink: The launcher's stderr, a terminal.
+        look: Which ranks have waited long.
     """
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, look: Callable[[], Mapping[int, Waiting]] = long_waits) -> None:
         self.region = sink.region = Region(sink)
         self.states: dict[int, tuple[str, float]] = {}  # of each rank, and since when
         self.ended: dict[int, float] = {}  # how long they ran
+        self.waits: Mapping[int, Waiting] = {}
+        self._look = look
+        self._looked: float | None = None
         self._next = 0.0
 
     def due(self) -> float:
@@ -78,11 +85,24 @@ class Status:
         """Look at the ranks, and show what they do if it is time."""
         for number, rank in enumerate(ranks):
             self._note(number, self._state(rank, number in running), now)
+        self._look_at_waits(now)
         stale = not self.region.height and now >= self._next - SECOND_S + PAUSE_S
         if (now >= self._next or stale) and self.states and self.region.may_be_drawn():
             self._next = now + SECOND_S
             if lines := self.lines(now):
                 self.region.draw(lines)
+
+    def _look_at_waits(self, now: float) -> None:
+        """See what the ranks wait for, now and then; the first time some seconds after the start.
+
+        The status goes on without it where it cannot be read.
+        """
+        if self._looked is None:
+            self._looked = now
+        if now >= self._looked + LOOK_S:
+            self._looked, self.waits = now, {}
+            with suppress(Exception):
+                self.waits = self._look()
 
     def _state(self, rank: Rank, running: bool) -> str:
         if running:
@@ -116,6 +136,8 @@ class Status:
         """One rank's."""
         state, since = self.states[number]
         for_s = self.ended.get(number, now - since)
+        if state == "running" and number in self.waits:
+            state, for_s = self.waits[number]
         return f"rank {number}: {state} ({duration(for_s)})"
 
     def summary(self, now: float) -> str:
@@ -124,6 +146,9 @@ class Status:
         parts = ", ".join(f"{number} {state}" for state, number in counts.items())
         failed = next((n for n, (state, _) in self.states.items() if "failed" in state), None)
         which = "" if failed is None else f"; rank {failed} {self.states[failed][0]}"
+        if failed is None and self.waits:
+            first = min(self.waits)
+            which = f"; rank {first} {self.waits[first].text}"
         since = min(since for _, since in self.states.values())
         return f"{len(self.states)} ranks: {parts}{which} ({duration(now - since)})"
 

@@ -8,17 +8,30 @@ import time
 from contextlib import closing, suppress
 from types import FrameType
 
-from sdp_plugins.launch import report
-from sdp_plugins.launch.crew import Beginning, Crew, Outlets, Rank, Trouble
+from sdp_plugins.launch.event_loop import (
+    ASKED,
+    FORWARDED,
+    EventLoop,
+    signals_handled,
+    signals_held_back,
+)
 from sdp_plugins.launch.output import Sink, open_standard_streams, sinks, unblock
-from sdp_plugins.launch.pump import ASKED, FORWARDED, Pump, signals_handled, signals_held_back
+from sdp_plugins.launch.report import Failure, Kind, blamed, described
 from sdp_plugins.launch.status import Status
-from sdp_plugins.launch.who_waits import who_waits
+from sdp_plugins.launch.who_waits import stack_dump_signal, who_waits
+from sdp_plugins.launch.worker_group import (
+    LaunchFailure,
+    OutputSinks,
+    Rank,
+    StartContext,
+    WorkerGroup,
+)
 
 SURVIVOR_GRACE_S = 2.0  # from a failure to SIGTERM: the others notice it and end by themselves
 TERMINATE_GRACE_S = 3.0  # from SIGTERM to SIGKILL
 CAUSE_GRACE_S = 1.0  # from the end of a rank that may have lost another to that of the one it lost
 INTERRUPT_GRACE_S = 15.0  # from Ctrl-C to SIGTERM: a script may save a checkpoint
+STACKS_S = 1.0  # from the time-out to SIGTERM: the ranks write their Python stacks
 DRAIN_S = 1.0  # for the last output, where we do not wait for as long as it takes
 TIMED_OUT = 124  # as timeout(1)
 BROKEN_PIPE = 128 + signal.SIGPIPE
@@ -29,7 +42,7 @@ class Supervisor:
 
     def __init__(
         self,
-        crew: Crew,
+        workers: WorkerGroup,
         stdout: Sink,
         stderr: Sink,
         *,
@@ -38,14 +51,14 @@ class Supervisor:
         status: bool,
         program: str,
     ) -> None:
-        self.crew = crew
+        self.workers = workers
         self.program = program
         self.stdout, self.stderr = stdout, stderr
         self.prefix = prefix
         self.status = Status(stderr) if status and stderr.terminal else None
-        self.pump = Pump(stdout, stderr)
+        self.loop = EventLoop(stdout, stderr)
         self.running: dict[int, Rank] = {}
-        self.failed: dict[int, int] = {}  # exit codes, in the order of failing, until one is blamed
+        self.failed: dict[int, Failure] = {}  # in the order of failing, until one is blamed
         self.ended: list[int] = []  # with 0, before one failed
         self.blamed: int | None = None
         self.blame_at: float | None = None  # until then the cause may show itself
@@ -56,16 +69,16 @@ class Supervisor:
         self.output_lost = False
         self.not_started = False
         self.complete = True  # all ranks were started
-        self.trouble: Trouble | None = None  # why the job could not go on
+        self.launch_failure: LaunchFailure | None = None  # why the job could not go on
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self.steps: list[tuple[float, int]] = []  # when to send which signal to all that still run
 
     def start(self) -> None:
         """Start all ranks, unless the job is over before that."""
-        outlets = Outlets(self.pump, self.stdout, self.stderr, self.prefix)
+        output = OutputSinks(self.loop, self.stdout, self.stderr, self.prefix)
         with signals_held_back() as mask:
-            self.complete = self.crew.start(outlets, Beginning(mask, self.is_over))
-            self.running = dict(enumerate(self.crew.ranks))
+            self.complete = self.workers.start(output, StartContext(mask, self.is_over))
+            self.running = dict(enumerate(self.workers.ranks))
 
     def is_over(self) -> bool:
         """Whether a signal waits for us, or the time is up."""
@@ -94,8 +107,12 @@ class Supervisor:
     def signal_all(self, number: int) -> None:
         """Signal the ranks that still run."""
         for rank in list(self.running.values()):
-            with suppress(ProcessLookupError):
-                rank.send(number)
+            self.signal(rank, number)
+
+    def signal(self, rank: Rank, number: int) -> None:
+        """Signal a rank, which may have ended."""
+        with suppress(ProcessLookupError):
+            rank.send(number)
 
     def say(self, text: str) -> None:
         """Write a line of our own."""
@@ -112,39 +129,48 @@ class Supervisor:
         while self.running:
             steps = (when for when, _ in self.steps[:1])
             shown = self.status.due() if self.status else None
-            times = [*steps, self.deadline, self.blame_at, self.crew.due(), shown]
-            self.pump.run_once(min((when for when in times if when is not None), default=None))
+            times = [*steps, self.deadline, self.blame_at, self.workers.due(), shown]
+            self.loop.run_once(min((when for when in times if when is not None), default=None))
             self.answer()
             self.take_steps(time.monotonic())
             self.collect(time.monotonic())
             if self.status:
-                self.status.refresh(self.crew.ranks, self.running, time.monotonic())
+                self.status.refresh(self.workers.ranks, self.running, time.monotonic())
 
     def answer(self) -> None:
-        """Say what the ranks wait for, if somebody has asked."""
-        if not self.asked:
-            return
-        self.asked = False
+        """Show what the ranks do, if somebody has asked."""
+        if self.asked:
+            self.asked = False
+            self.show_ranks()
+
+    def show_ranks(self) -> None:
+        """Say what the ranks wait for, and have each write its Python stacks.
+
+        SIGUSR1 is not passed on: it would end a rank that has no group yet.
+        """
         try:
             self.say(who_waits())
+            self.signal_all(stack_dump_signal())
         except Exception as error:  # the job goes on, whatever cannot be read
-            self.say(f"SIGUSR1: what the ranks wait for cannot be read: {error}")
+            self.say(f"what the ranks wait for cannot be read: {error}")
 
     def take_steps(self, now: float) -> None:
         """Notice what ends the job, and send the signals that are due."""
         if not self.steps and not self.failed and self.output_error():
             self.output_lost = True
             self.end_all(now)
-        trouble = self.crew.trouble()
-        if trouble and not self.steps and not self.failed:
-            self.trouble = trouble
+        launch_failure = self.workers.launch_failure()
+        if launch_failure and not self.steps and not self.failed:
+            self.launch_failure = launch_failure
             self.end_all(now)
         if self.deadline is not None and self.deadline <= now:
             self.deadline, self.time_is_up = None, True
             if not self.steps and not self.failed:
                 self.timed_out = True
                 self.say(f"the time is up; {self.what_is_left()}")
-                self.end_all(now)
+                if self.running:
+                    self.show_ranks()
+                self.end_all(now + STACKS_S if self.running else now)
         while self.steps and self.steps[0][0] <= now:
             self.signal_all(self.steps.pop(0)[1])
 
@@ -162,11 +188,11 @@ class Supervisor:
             del self.running[number]
             if code == 0 and not self.failed:
                 self.ended.append(number)
-            if code and self.blamed is None and not self.output_lost and not self.trouble:
-                self.failed[number] = code
-                errors = self.crew.errors[number]
-                self.pump.read(errors.source)
-                errors.flush()
+            if code and self.blamed is None and not self.output_lost and not self.launch_failure:
+                stderr = self.workers.errors[number]
+                self.loop.read(stderr.source)
+                stderr.flush()
+                self.failed[number] = Failure(code, self.workers.ranks[number].error(), stderr.tail)
         if self.failed and self.blamed is None:
             self.blame(now)
 
@@ -178,34 +204,35 @@ class Supervisor:
         """
         if self.blame_at is None:
             self.blame_at = now + CAUSE_GRACE_S
-        tails = {number: self.crew.errors[number].tail for number in self.failed}
         may_wait = self.running and not self.steps and now < self.blame_at
-        kinds = {report.kind(self.failed[number], tail) for number, tail in tails.items()}
-        if may_wait and report.Kind.OWN not in kinds:
+        if may_wait and Kind.OWN not in {failure.kind for failure in self.failed.values()}:
             return
-        self.blamed = report.blamed(self.failed, tails)
+        self.blamed = blamed(self.failed)
         self.blame_at = None
+        for rank in self.failed[self.blamed].absent:
+            if rank in self.running:
+                self.signal(self.running[rank], stack_dump_signal())
         if not self.steps:
             self.end_all(now + SURVIVOR_GRACE_S)
 
     def deliver(self) -> None:
         """Wait until all output is read, but not for long after a signal or the time-out."""
         end = time.monotonic() + DRAIN_S
-        while self.pump.backlogged():
+        while self.loop.backlogged():
             hurried = self.signals or self.time_is_up
             if hurried and time.monotonic() >= end:
                 break
-            self.pump.run_once(end if hurried else self.deadline)
+            self.loop.run_once(end if hurried else self.deadline)
             self.take_steps(time.monotonic())
 
     def close(self) -> None:
         """Kill what is left of the ranks, show the last output, reap."""
         if self.status:
             self.status.close()
-        self.crew.kill()
-        self.pump.finish(DRAIN_S)
+        self.workers.kill()
+        self.loop.finish(DRAIN_S)
         self.deliver()
-        self.crew.reap()
+        self.workers.reap()
 
     def conclude(self) -> int:
         """Say what went wrong, if anything; the exit code of the job."""
@@ -219,10 +246,10 @@ class Supervisor:
             return 128 + self.signals[0]
         if self.blamed is not None:
             return self.conclude_failure(self.blamed, self.failed[self.blamed])
-        if self.trouble:
-            self.say(self.trouble.text)
-            return self.trouble.code
-        if self.signals and self.pump.backlogged():  # the user did not wait for the rest
+        if self.launch_failure:
+            self.say(self.launch_failure.text)
+            return self.launch_failure.code
+        if self.signals and self.loop.backlogged():  # the user did not wait for the rest
             return 128 + self.signals[-1]
         error = self.output_error()
         if error is None:
@@ -232,16 +259,17 @@ class Supervisor:
         self.say(f"cannot write the ranks' output: {error.strerror}")
         return 1
 
-    def conclude_failure(self, rank: int, code: int) -> int:
+    def conclude_failure(self, rank: int, failure: Failure) -> int:
         """Report the rank that is to blame, unless the user has ended the job."""
         if not self.signals:
-            tail, where = self.crew.errors[rank].tail, self.crew.ranks[rank].where
-            self.stderr.announce(report.failure(self.program, rank, where, code, tail, self.ended))
-        return code
+            where = self.workers.ranks[rank].where
+            text = described(self.program, rank, where, failure, self.ended)
+            self.stderr.announce(text)
+        return failure.code
 
 
 def run_job(
-    crew: Crew,
+    workers: WorkerGroup,
     *,
     timeout_s: float | None = None,
     prefix: bool = True,
@@ -251,7 +279,7 @@ def run_job(
     """Run a job to its end; the exit code for the launcher.
 
     Args:
-        crew: Its ranks.
+        workers: Its ranks.
         timeout_s: After which it is ended.
         prefix: Whether every line of output starts with its rank.
         status: Whether a terminal shows what each rank does.
@@ -265,10 +293,10 @@ def run_job(
     unblock(1)
     unblock(2)
     supervisor = Supervisor(
-        crew, *sinks(), timeout_s=timeout_s, prefix=prefix, status=status, program=program
+        workers, *sinks(), timeout_s=timeout_s, prefix=prefix, status=status, program=program
     )
-    pump = supervisor.pump
-    with signals_handled(supervisor.on_signal, pump), closing(pump):
+    loop = supervisor.loop
+    with signals_handled(supervisor.on_signal, loop), closing(loop):
         with closing(supervisor):
             try:
                 supervisor.start()

@@ -1,22 +1,65 @@
-"""What the ranks of this launcher's job wait for, when it is asked by SIGUSR1."""
+"""What the ranks of this launcher's job wait for, as the flight recorder sees it here."""
 
 from __future__ import annotations
 
 import os
+from typing import NamedTuple
+
+# Functions import the flight recorder: jobs start without this part of the core.
+
+LONG_NS = 5 * 10**9
+"""Shorter waits belong to every job."""
+
+
+class Waiting(NamedTuple):
+    """One rank's longest wait.
+
+    Attributes:
+        text: For whom and in which operation.
+        for_s: For how long.
+    """
+
+    text: str
+    for_s: float
 
 
 def who_waits() -> str:
-    """Who waits for whom, of the ranks on this machine.
+    """Who waits for whom, of the ranks on this machine."""
+    from sdp_plugins.flight.jobs import find_jobs, match_jobs
+    from sdp_plugins.flight.report import report
+    from sdp_plugins.flight.segments import read_segments
 
-    The launcher does not pass the signal on: a rank that has no group yet would be ended by it.
-    """
-    # A part of the core that jobs start without.
-    from sdp_plugins.core.flight.jobs import jobs, meant
-    from sdp_plugins.core.flight.report import report
-    from sdp_plugins.core.flight.segments import look
-
-    mine = meant(jobs(look().sheets), str(os.getpid()))
+    mine = match_jobs(find_jobs(read_segments().snapshots), str(os.getpid()))
     if not mine:
-        return "SIGUSR1: no rank on this machine has an open group"
-    lines = [line for job in mine for line in (job.title, *report(job.sheets))]
-    return "\n".join(["SIGUSR1: the ranks on this machine at the moment", *lines])
+        return "no rank on this machine has an open group"
+    lines = [line for job in mine for line in (job.title, *report(job.snapshots))]
+    return "\n".join(["the ranks on this machine at the moment:", *lines])
+
+
+def long_waits() -> dict[int, Waiting]:
+    """The ranks on this machine that have waited long, by their number in the job."""
+    from sdp_plugins.flight.formatting import format_ranks
+    from sdp_plugins.flight.jobs import find_jobs, match_jobs
+    from sdp_plugins.flight.report import groups_of
+    from sdp_plugins.flight.segments import read_segments
+    from sdp_plugins.flight.waits import waits
+
+    found: dict[int, Waiting] = {}
+    for job in match_jobs(find_jobs(read_segments().snapshots), str(os.getpid())):
+        for group in groups_of(job.snapshots).values():
+            for wait in waits(group):
+                for rank in wait.ranks:
+                    info = group[rank].snapshot.info
+                    whom = f" for {format_ranks(wait.targets, info)}" if wait.targets else ""
+                    one = Waiting(f"waits{whom} in {wait.what}", wait.since_ns / 1e9)
+                    if wait.since_ns >= LONG_NS:
+                        longer = [found.get(info.global_rank, one), one]
+                        found[info.global_rank] = max(longer, key=lambda each: each.for_s)
+    return found
+
+
+def stack_dump_signal() -> int:
+    """The signal on which a rank writes its Python stacks, and which others ignore."""
+    from sdp_plugins.core.stack_dump import NUMBER
+
+    return NUMBER

@@ -11,8 +11,9 @@ for arguments:
 With SDP_AUTOLOAD=0 only objects work.
 
 Every Lightning package has classes of its own, and its Trainer takes only its own. The two names
-here make an object for the package that is imported when they are called, else for the one that is
-installed, `lightning` before `pytorch_lightning`. To name one, or to subclass, import from:
+here are the classes for the package that is imported already; before any is, they are classes that
+choose when they are called: the package imported by then, else the one that is installed,
+`lightning` before `pytorch_lightning`. To name one, or to subclass, import from:
 
 | for                  | import SMDDPStrategy from                 |
 |----------------------|-------------------------------------------|
@@ -22,6 +23,26 @@ installed, `lightning` before `pytorch_lightning`. To name one, or to subclass, 
 | `lightning_fabric`   | `sdp_plugins.lightning.standalone.fabric` |
 """
 
-from sdp_plugins.lightning.strategy import SMDDPFabricStrategy, SMDDPStrategy
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sdp_plugins.lightning import namespaces
+
+if TYPE_CHECKING:
+    from sdp_plugins.lightning.strategy import SMDDPFabricStrategy, SMDDPStrategy
 
 __all__ = ["SMDDPFabricStrategy", "SMDDPStrategy"]
+
+_PACKAGES = {"SMDDPStrategy": namespaces.TRAINER, "SMDDPFabricStrategy": namespaces.FABRIC}
+
+
+def __getattr__(name: str) -> Any:
+    """Find the strategy for the Lightning package in use; LightningCLI needs one of its own."""
+    if name not in _PACKAGES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if imported := namespaces.imported(_PACKAGES[name]):
+        return namespaces.strategy_class(imported[0])
+    from sdp_plugins.lightning import strategy
+
+    return getattr(strategy, name)

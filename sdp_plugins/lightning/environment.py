@@ -7,12 +7,12 @@ the N processes believes to be alone and starts N - 1 further ones.
 from __future__ import annotations
 
 import os
-import socket
 from functools import cached_property
 from typing import Any
 
 from sdp_plugins.core.config import Config
-from sdp_plugins.core.rendezvous import EnvHub
+from sdp_plugins.core.local_address import LOOPBACK, free_port
+from sdp_plugins.core.rendezvous import EnvExchange
 from sdp_plugins.core.topology import Topology
 
 
@@ -27,21 +27,18 @@ def for_this_launch(environment: Any) -> Any:
     topology = Topology.from_env()
     if topology.world_size == 1:
         return environment
-    return launched_class(type(environment))(topology)
+    return LaunchedEnvironment(topology)
 
 
-def launched_class(base: type) -> Any:
-    """A class for started ranks that is also an environment of the Lightning package in use."""
-    return type("LaunchedEnvironment", (LaunchedRanks, base), {"__module__": __name__})
+class LaunchedEnvironment:
+    """Has the methods of every Lightning package's ClusterEnvironment, which it need not subclass.
 
-
-class LaunchedRanks:
-    """What a ClusterEnvironment answers, from the launcher's variables."""
+    It answers from the launcher's variables.
+    """
 
     creates_processes_externally = True
 
     def __init__(self, topology: Topology) -> None:
-        super().__init__()
         self._topology = topology
 
     @cached_property
@@ -49,11 +46,9 @@ class LaunchedRanks:
         """Rank 0's address and a free port there, agreed on by all ranks at their first look."""
         if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
             return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        ports = EnvHub(self._topology, "lightning")(port.encode(), Config.from_env().wait_s)
-        return "127.0.0.1", int(ports[0])
+        port = str(free_port()).encode()
+        ports = EnvExchange(self._topology, "lightning")(port, Config.from_env().wait_s)
+        return LOOPBACK, int(ports[0])
 
     @property
     def main_address(self) -> str:

@@ -27,14 +27,18 @@ def strategy_class(package: str) -> type:
 
 def concrete_class(packages: tuple[str, ...]) -> type:
     """Our strategy for the one of `packages` that is imported, else for the first installed."""
-    imported = [package for package in packages if package in sys.modules]
     installed = (package for package in packages if is_installed(package))
-    package = imported[0] if imported else next(installed, None)
+    package = next(iter(imported(packages)), None) or next(installed, None)
     if package is None:
         raise ModuleNotFoundError(
             f"none of {', '.join(packages)} is installed. Hint: pip install sdp_plugins[lightning]"
         )
     return strategy_class(package)
+
+
+def imported(packages: tuple[str, ...]) -> list[str]:
+    """Those of `packages` that this process has imported."""
+    return [package for package in packages if package in sys.modules]
 
 
 def is_installed(package: str) -> bool:

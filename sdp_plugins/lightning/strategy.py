@@ -19,9 +19,14 @@ BACKEND = "smddp"
 
 
 class _OverSmddp(LightningClass):
-    """The part that Trainer and Fabric share; stands before a DDPStrategy among the bases."""
+    """The part that Trainer and Fabric share; stands before a DDPStrategy among the bases.
+
+    It has no `__init__`: LightningCLI finds the arguments of DDPStrategy, and those of
+    DistributedDataParallel behind its `**kwargs`, only in a signature that nothing covers.
+    """
 
     _launcher: Any
+    _cluster_environment: Any = None
     _packages: tuple[str, ...] = ()
     _package = ""  # the one that a concrete class is for
 
@@ -34,18 +39,21 @@ class _OverSmddp(LightningClass):
                 f"{cls.__name__} has no Lightning strategy among its bases. Hint: subclass the "
                 "SMDDPStrategy of one Lightning package, such as sdp_plugins.lightning.pytorch."
             )
+        survive_missing_mpi(cls._package)
         return super().__new__(cls)
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        backend = kwargs.get("process_group_backend") or BACKEND
-        if backend != BACKEND:
+    @property
+    def _process_group_backend(self) -> str:
+        """Always smddp; DDPStrategy sets it in its `__init__` and reads it wherever it needs it."""
+        return BACKEND
+
+    @_process_group_backend.setter
+    def _process_group_backend(self, backend: str | None) -> None:
+        if backend not in (None, BACKEND):
             raise ValueError(
                 f"{type(self).__name__} always uses process_group_backend={BACKEND!r}, got "
                 f"{backend!r}. Hint: for another backend use Lightning's DDPStrategy."
             )
-        survive_missing_mpi(self._package)
-        self._cluster_environment: Any = None
-        super().__init__(*args, **{**kwargs, "process_group_backend": backend})
 
     @property
     def cluster_environment(self) -> Any:
@@ -117,12 +125,23 @@ def name_smddp(exception: BaseException) -> None:
 def leave_group(exception: BaseException) -> None:
     """Leave the process group, so that waiting ranks end now and can say what happened here.
 
-    It is gone afterwards: the teardown that follows waits for nobody, and another fit() would make
-    a new one.
+    The group is gone afterwards: the teardown that follows waits for nobody, and another fit()
+    would make a new group.
     """
     if not dist.is_initialized() or dist.get_backend() != BACKEND:
         return
-    if is_news(exception):
+    if reason := why_others_fail(exception):
         group: Any = dist.group.WORLD
-        group.abort(exception)
+        group.abort(reason)
     dist.destroy_process_group()
+
+
+def why_others_fail(exception: BaseException) -> str | BaseException | None:
+    """What the other ranks are told of the exception with which this one ends; None: nothing.
+
+    SIGTERMException is an orderly exit where all ranks got the signal. A rank that got it alone
+    leaves ranks behind that still train: they have to know why.
+    """
+    if any(cls.__name__ == "SIGTERMException" for cls in type(exception).__mro__):
+        return "it received SIGTERM"
+    return exception if is_news(exception) else None

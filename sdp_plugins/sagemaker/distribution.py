@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sdp_plugins.sagemaker.misspelt import warn_of_unknown
+from sdp_plugins.sagemaker.suggestions import warn_of_unknown
 
 log = logging.getLogger(__name__)
 

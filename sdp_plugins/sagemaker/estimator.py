@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from sdp_plugins.launch.gpus import count_gpus
+from sdp_plugins.launch.rank_count import count_gpus
 from sdp_plugins.sagemaker import artifacts, hyperparameters
 from sdp_plugins.sagemaker.arguments import OF_FIT, known_to
 from sdp_plugins.sagemaker.command import command_line, variables_for_mpirun
@@ -17,10 +17,10 @@ from sdp_plugins.sagemaker.distribution import EXAMPLE, PROCESSES, read_distribu
 from sdp_plugins.sagemaker.inputs import existing, folder_of, read_channels
 from sdp_plugins.sagemaker.job_folder import job_folder
 from sdp_plugins.sagemaker.metrics import Metrics
-from sdp_plugins.sagemaker.misspelt import warn_of_unknown
 from sdp_plugins.sagemaker.names import check_name, new_name
 from sdp_plugins.sagemaker.process import run
 from sdp_plugins.sagemaker.script import write_script
+from sdp_plugins.sagemaker.suggestions import warn_of_unknown
 from sdp_plugins.sagemaker.variables import variables
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_SWEEPER = Path(__file__).with_name("sweeper.py")
+_CLEANUP = Path(__file__).with_name("cleanup.py")
 
 
 @contextmanager
@@ -22,15 +22,15 @@ def job_folder(name: str) -> Iterator[Path]:
     folder = tempfile.TemporaryDirectory(prefix=f"{name}-")
     path = Path(folder.name).resolve()
     with subprocess.Popen(
-        [sys.executable, "-I", "-S", str(_SWEEPER), str(path)],
+        [sys.executable, "-I", "-S", str(_CLEANUP), str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
         start_new_session=True,  # what ends a terminal's or a notebook's processes is not for it
-    ) as sweeper:
+    ) as cleanup:
         try:
             yield path
         finally:
             folder.cleanup()
-            sweeper.communicate(b"done\n")
+            cleanup.communicate(b"done\n")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sdp_plugins.launch.spawn import child_setup, own_program
-from sdp_plugins.sagemaker.outer import without_other_jobs
+from sdp_plugins.sagemaker.inherited_env import without_other_jobs
 
 _LAST_LINES = 100
 _REPORT = "smddprun: "  # how the launcher's own lines begin, which end the output of a failed job

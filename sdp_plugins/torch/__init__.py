@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from sdp_plugins._activate import register_backend, watch_for_huggingface
-from sdp_plugins.torch.compile import skip_when_tracing
 from sdp_plugins.torch.process_group import ProcessGroup, create
-from sdp_plugins.torch.sharing import share
+from sdp_plugins.torch.share_tensor import share
+from sdp_plugins.torch.torch_compile import skip_when_tracing
 
 if TYPE_CHECKING:
     from sdp_plugins.torch.capability_table import Capability

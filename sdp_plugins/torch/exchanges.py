@@ -13,9 +13,10 @@ from torch import Tensor
 
 from sdp_plugins.core import CollectiveTimeoutError
 from sdp_plugins.core.errors import name_ranks
-from sdp_plugins.torch import detail
-from sdp_plugins.torch.calls import Calls
+from sdp_plugins.torch import debug_detail
+from sdp_plugins.torch.operators import dispatched
 from sdp_plugins.torch.options import UNSET, Options, how
+from sdp_plugins.torch.process_group_base import ProcessGroupBase
 from sdp_plugins.torch.profiling import begin
 from sdp_plugins.torch.tensors import Outputs, only, readable, same_dtype, to_move
 from sdp_plugins.torch.work import Work
@@ -23,9 +24,10 @@ from sdp_plugins.torch.work import Work
 AT_ONCE_S = 1e-3
 
 
-class Exchanges(Calls):
+class Exchanges(ProcessGroupBase):
     """Every rank with every other, pairs of ranks, and barriers."""
 
+    @dispatched
     def all_to_all_single(
         self,
         output: Tensor,
@@ -47,6 +49,7 @@ class Exchanges(Calls):
 
     alltoall_base = all_to_all_single
 
+    @dispatched
     def alltoall(
         self,
         output_tensors: Sequence[Tensor],
@@ -81,34 +84,38 @@ class Exchanges(Calls):
         row = to_move(tensor).count // length if length else 0
         return [count * row for count in rows]
 
+    @dispatched
     def send(self, tensors: Tensor | Sequence[Tensor], dst_rank: int, tag: int = 0) -> Work:
         """Send a tensor."""
         tensor = only(tensors)
         source = readable(tensor)
         if self._detail:
-            detail.log_message(self._group, "send", tensor, dst_rank, tag)
+            debug_detail.log_message(self._group, "send", tensor, dst_rank, tag)
         event = begin("send", [tensor])
         native = self._group.send(to_move(source), dst_rank, tag, async_op=True)
         assert native is not None
         return self._track([native], [tensor], [source], None, self._receivers, event)
 
+    @dispatched
     def recv(self, tensors: Tensor | Sequence[Tensor], src_rank: int, tag: int = 0) -> Work:
         """Receive a tensor."""
         return self._receive("recv", only(tensors), src_rank, tag)
 
+    @dispatched
     def recv_anysource(self, tensors: Tensor | Sequence[Tensor], tag: int = 0) -> Work:
         """Receive a tensor from whoever sends first; the work tells who did."""
         return self._receive("recvAnySource", only(tensors), None, tag)
 
     def _receive(self, name: str, tensor: Tensor, src: int | None, tag: int) -> Work:
         if self._detail:
-            detail.log_message(self._group, "recv", tensor, src, tag)
+            debug_detail.log_message(self._group, "recv", tensor, src, tag)
         event = begin(name, [tensor])
         copies = Outputs()
         buffer = to_move(copies.dense(tensor))
         native = self._group.recv(buffer, src, tag, async_op=True)
         return self._track([native], [tensor], [], copies, self._receivers, event)
 
+    @dispatched
     def barrier(self, opts: Options = None, timeout: timedelta | None = None) -> Work:
         """Wait for all ranks."""
         return self._run("barrier", [self._lane().barrier], how(opts, timeout))
@@ -128,7 +135,7 @@ class Exchanges(Calls):
         limit_s = None if timeout in (None, UNSET) else max(timeout.total_seconds(), AT_ONCE_S)
         lane = self._lane()
         if self._detail:
-            detail.log_call(lane, "monitored_barrier", ())
+            debug_detail.log_call(lane, "monitored_barrier", ())
         try:
             lane.barrier(timeout_s=limit_s)
         except CollectiveTimeoutError as error:

@@ -25,7 +25,7 @@ import torch
 import torch.futures
 
 from sdp_plugins.core import SdpError
-from sdp_plugins.torch.notifier import Notifier
+from sdp_plugins.torch.callback_threads import CallbackThread
 
 
 class FailedResult:
@@ -97,9 +97,9 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
         of_callback: Whether its value is what a callback returns.
     """
 
-    def __init__(self, notifier: Notifier | None, of_callback: bool = False) -> None:
+    def __init__(self, notifier: CallbackThread | None, of_callback: bool = False) -> None:
         super().__init__()
-        self._notifier = notifier
+        self._callback_thread = notifier
         self._of_callback = of_callback
         self._followers: list[Callable[[], None]] = []  # callbacks added by callbacks before it
         self._completed = threading.Event()
@@ -125,32 +125,32 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
                     "this process was forked from the one that completes the future. Hint: use the "
                     "group in its own process only."
                 )
-            if self._notifier is not None and self._notifier.is_current():
-                self._notifier.run_until(self.done, self._of_callback)  # nobody else would
+            if self._callback_thread is not None and self._callback_thread.is_current():
+                self._callback_thread.run_until(self.done, self._of_callback)  # nobody else would
             else:
                 self._completed.wait()
         return super().wait()
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
         """A future of what `callback(self)` returns, called after this one is done."""
-        if self._notifier is None:
+        if self._callback_thread is None:
             return super().then(callback)
-        child = WorkFuture(self._notifier, of_callback=True)
-        call = partial(self._notifier.call_back, callback, self)
+        child = WorkFuture(self._callback_thread, of_callback=True)
+        call = partial(self._callback_thread.call_back, callback, self)
         task = partial(child.complete_with, call)
-        if self._notifier.is_current() and not self.done():
+        if self._callback_thread.is_current() and not self.done():
             # A task's own tasks run at once, in an order that the main thread cannot change.
             if self._of_callback:
                 self._followers.append(task)
                 return child
-            self._notifier.run_until(self.done, callbacks=False)
+            self._callback_thread.run_until(self.done, callbacks=False)
         # This future's own completion was submitted before, so it is done when the task runs.
-        self._notifier.submit(task, is_callback=True)
+        self._callback_thread.submit(task, is_callback=True)
         return child
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
         """Call `callback(self)` after this one is done; what it raises is lost, as in torch."""
-        if self._notifier is None:
+        if self._callback_thread is None:
             super().add_done_callback(callback)
         else:
             self.then(callback)

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 
 from sdp_plugins.core.environment import environment
-from sdp_plugins.core.internode.wire import Pending, Way, WireError
+from sdp_plugins.core.internode.wire import Pending, Stream, WireError
 from sdp_plugins.core.nodes import Nodes
-from sdp_plugins.torch.gloo_board import Board
-from sdp_plugins.torch.gloo_guard import (
-    Farewell,
-    Guard,
+from sdp_plugins.torch.gloo_failure_notice import FailureNotice
+from sdp_plugins.torch.gloo_peer_monitor import (
+    Goodbye,
+    PeerMonitor,
     elsewhere,
     first_line,
     guarded_by,
@@ -28,8 +28,8 @@ from sdp_plugins.torch.gloo_guard import (
 )
 
 TAGS = 2**27
-"""Of each way; a message's is its number among those of its way to its receiver."""
-FAREWELL = len(Way) * TAGS
+"""Of each stream; a message's is its number among those of its stream to its receiver."""
+FAREWELL = len(Stream) * TAGS
 UNANSWERED = FAREWELL + 1
 GLANCE = timedelta(milliseconds=20)
 SLICE_S = 0.05
@@ -98,11 +98,11 @@ class Connections:
         self._asked: list[Any] = []  # gloo may not lose them
         rank = group.rank()
         guarded = guarded_by(rank, nodes)
-        self._guards = [Guard(self._farewell(peer), NO_LIMIT, peer) for peer in guarded]
-        self._farewells: dict[int, Farewell] = {guard.peer: guard for guard in self._guards}
+        self._guards = [PeerMonitor(self._farewell(peer), NO_LIMIT, peer) for peer in guarded]
+        self._farewells: dict[int, Goodbye] = {guard.peer: guard for guard in self._guards}
         self._elsewhere = elsewhere(rank, nodes)
         for peer in set(self._elsewhere) - set(guarded):
-            self._farewells[peer] = Farewell(self._farewell(peer), peer)
+            self._farewells[peer] = Goodbye(self._farewell(peer), peer)
 
     def _farewell(self, peer: int) -> Any:
         return self.group.recv([torch.empty(1, dtype=torch.uint8)], peer, FAREWELL)
@@ -161,11 +161,13 @@ class Connections:
 class GlooChannel:
     """A group's messages; see the core's ``Channel``."""
 
-    def __init__(self, connections: Connections, board: Board, way: Way = Way.there) -> None:
+    def __init__(
+        self, connections: Connections, board: FailureNotice, stream: Stream = Stream.data
+    ) -> None:
         self._connections = connections
-        self._is_first = way is Way.there
+        self._is_first = stream is Stream.data
         self._send, self._recv = connections.group.send, connections.group.recv
-        self._first_tag = way * TAGS
+        self._first_tag = stream * TAGS
         self._board = board
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
@@ -233,9 +235,9 @@ class GlooChannel:
         """See ``Channel``."""
         return {peer for peer in peers if self._connections.is_closed(peer)}
 
-    def branch(self, way: Way) -> GlooChannel:
+    def branch(self, stream: Stream) -> GlooChannel:
         """See ``Channel``."""
-        return GlooChannel(self._connections, self._board, way)
+        return GlooChannel(self._connections, self._board, stream)
 
     def abandon(self, pending: Sequence[Message]) -> bool:
         """See ``Channel``."""

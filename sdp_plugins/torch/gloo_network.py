@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import ipaddress
 import secrets
-import socket
 from datetime import timedelta
 from typing import Any
 
-from torch._C import _distributed_c10d as c10d
-from torch._C._distributed_c10d import PrefixStore, Store
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store
 
 from sdp_plugins.core import RendezvousError
 from sdp_plugins.core.environment import environment
+from sdp_plugins.core.local_address import local_address
 from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.rendezvous import Exchange
-from sdp_plugins.torch.gloo_board import Board
 from sdp_plugins.torch.gloo_channel import Connections, GlooChannel
-from sdp_plugins.torch.gloo_guard import first_line
+from sdp_plugins.torch.gloo_failure_notice import FailureNotice
+from sdp_plugins.torch.gloo_peer_monitor import first_line
 
-ProcessGroupGloo: Any = c10d.ProcessGroupGloo  # torch's stubs know little of it
+ProcessGroupGloo: Any = dist.ProcessGroupGloo  # torch's stubs know little of it
 
 
 class GlooNetwork:
@@ -59,7 +59,7 @@ class GlooNetwork:
                 "look whether a rank has ended meanwhile; if none has, set GLOO_SOCKET_IFNAME to "
                 "the network interface between the nodes."
             ) from error
-        return GlooChannel(Connections(group, nodes), Board(store))
+        return GlooChannel(Connections(group, nodes), FailureNotice(store))
 
 
 def address_towards_master() -> str | None:
@@ -72,10 +72,7 @@ def address_towards_master() -> str | None:
     if not master or env.get("GLOO_SOCKET_IFNAME"):
         return None
     try:
-        family, kind, _, _, target = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as probe:  # nothing is sent
-            probe.connect(target)
-            address = str(probe.getsockname()[0])
+        address = local_address(master)
     except OSError:
         return None
     return None if ipaddress.ip_address(address).is_loopback else address

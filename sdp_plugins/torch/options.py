@@ -7,15 +7,15 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch._C import _distributed_c10d as c10d
 from torch.distributed.constants import default_pg_timeout
 
 from sdp_plugins.core.config import Config
+from sdp_plugins.torch.internals import c10d
 
 Options = Any  # one of c10d's option classes; they share attributes but no base
-How = tuple[bool, float | None]
+CallOptions = tuple[bool, float | None]
 """Whether a call is asynchronous, and its time-out in seconds (None: the group's)."""
-Start = Callable[..., Any]
+Launch = Callable[..., Any]
 """Starts an operation of the core when called with `async_op=` and `timeout_s=`."""
 
 UNSET = timedelta(milliseconds=-1)
@@ -53,7 +53,7 @@ def group_seconds(timeout: timedelta, config: Config) -> float | None:
     return seconds(timeout)
 
 
-def how(options: Options, timeout: timedelta | None = None) -> How:
+def how(options: Options, timeout: timedelta | None = None) -> CallOptions:
     """Mode and time-out of a call.
 
     Args:
@@ -65,7 +65,7 @@ def how(options: Options, timeout: timedelta | None = None) -> How:
     return True, seconds(timeout or options)
 
 
-def op_and_how(options: Options, timeout: timedelta | None) -> tuple[Any, How]:
+def op_and_options(options: Options, timeout: timedelta | None) -> tuple[Any, CallOptions]:
     """With c10d's reduction, which `options` may be itself, as in allreduce(t, ReduceOp.MAX)."""
     if type(options) in OPTIONS:
         return options.reduceOp, (options.asyncOp, seconds(options.timeout))
@@ -74,7 +74,7 @@ def op_and_how(options: Options, timeout: timedelta | None) -> tuple[Any, How]:
     return options, (True, seconds(timeout))
 
 
-def root_and_how(options: Options, timeout: timedelta | None) -> tuple[int, How]:
+def root_and_options(options: Options, timeout: timedelta | None) -> tuple[int, CallOptions]:
     """With the root, which `options` may be itself, as in broadcast(t, 1)."""
     if type(options) in OPTIONS:
         return options.rootRank, (options.asyncOp, seconds(options.timeout))

@@ -14,20 +14,21 @@ from sdp_plugins.core.internode.choice import mpi_is_there
 from sdp_plugins.core.internode.mpi import MpiNetwork
 from sdp_plugins.core.internode.wire import Network
 from sdp_plugins.core.rank_names import DEFAULT, RankNames
+from sdp_plugins.core.rendezvous.context import RendezvousContext
 from sdp_plugins.core.rendezvous.deadline import Deadline
 from sdp_plugins.core.rendezvous.exchange import store_failures
-from sdp_plugins.core.rendezvous.failure import Occasion, ReasonError
+from sdp_plugins.core.rendezvous.failure import ReasonError
+from sdp_plugins.torch.broadcast_gather_scatter import BroadcastGatherScatter
 from sdp_plugins.torch.exchanges import Exchanges
-from sdp_plugins.torch.gathers import Gathers
 from sdp_plugins.torch.gloo_network import GlooNetwork
-from sdp_plugins.torch.identity import BACKEND
+from sdp_plugins.torch.group_properties import BACKEND
 from sdp_plugins.torch.options import group_seconds
-from sdp_plugins.torch.parting import Parting
 from sdp_plugins.torch.reductions import Reductions
 from sdp_plugins.torch.store import TorchStore
+from sdp_plugins.torch.store_shutdown import StoreShutdown
 
 
-class ProcessGroup(Reductions, Gathers, Exchanges):
+class ProcessGroup(Reductions, BroadcastGatherScatter, Exchanges):
     """c10d over a core Group, for CPU tensors."""
 
 
@@ -53,10 +54,10 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
     job_ranks = _numbers(members)
     timeout_s = group_seconds(options.timeout, config)
     answer_s = config.wait_s if timeout_s is None else timeout_s
-    occasion = Occasion(rank, RankNames(name, size, job_ranks), Deadline(answer_s))
+    context = RendezvousContext(rank, RankNames(name, size, job_ranks), Deadline(answer_s))
 
     def look() -> None:
-        if lost := _lost(occasion, members):
+        if lost := _lost(context, members):
             raise lost
 
     def meet(part: TorchStore, name: str) -> Group:
@@ -73,12 +74,12 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
         )
 
     try:
-        with store_failures(occasion):
+        with store_failures(context):
             store = TorchStore.of_new_group(options.store, rank, answer_s)
         group = meet(store.under("main", look), name)
     except Exception as error:
         # A rank that has ended may have served the store, which is noticed sooner.
-        if not isinstance(error, PeerLostError) and (lost := _lost(occasion, members, 10)):
+        if not isinstance(error, PeerLostError) and (lost := _lost(context, members, 10)):
             raise lost from error
         raise
 
@@ -87,12 +88,11 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
         if group.closed or group.failure is not None:
             raise TimeoutError("the group has ended")
 
-    lane_store = store.under("callbacks", look_at_end)
     return ProcessGroup(
         group,
-        lambda: meet(lane_store, f"{name}, callbacks"),
+        lambda lane: meet(store.under(lane, look_at_end), f"{name}, {lane}"),
         config.register,
-        None if members or rank == 0 else Parting.of(options.store),
+        None if members or rank == 0 else StoreShutdown.of(options.store),
     )
 
 
@@ -109,7 +109,7 @@ def _numbers(members: Sequence[int]) -> tuple[int, ...] | None:
     return tuple(known[member] for member in members) if known else tuple(members)
 
 
-def _lost(occasion: Occasion, members: Sequence[int], looks: int = 1) -> SdpError | None:
+def _lost(context: RendezvousContext, members: Sequence[int], looks: int = 1) -> SdpError | None:
     """The error for a new group of which a rank has ended, as the default group sees it."""
     world = dist.group.WORLD
     if not members or not isinstance(world, ProcessGroup):
@@ -120,6 +120,6 @@ def _lost(occasion: Occasion, members: Sequence[int], looks: int = 1) -> SdpErro
         ended = [one for one in world.ended() if one in members]
         if ended:
             lost = [members.index(one) for one in ended]
-            what = f"{occasion.names.list(lost)} ended before the group was made"
-            return occasion.error(ReasonError.lost(what, lost).reason)
+            what = f"{context.names.list(lost)} ended before the group was made"
+            return context.error(ReasonError.lost(what, lost).reason)
     return None

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from sdp_plugins.core import SdpError
 from sdp_plugins.core import Work as NativeWork
-from sdp_plugins.torch.identity import BACKEND
+from sdp_plugins.torch.group_properties import BACKEND
+from sdp_plugins.torch.internals import profiling
 
-profiling = torch._C._autograd._profiler_enabled
-"""Whether this thread is profiled."""
 END_LIMIT_S = 1.0
 
 

@@ -15,19 +15,32 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sdp_plugins.core import ReduceOp
-from sdp_plugins.torch import detail
-from sdp_plugins.torch.calls import Calls
-from sdp_plugins.torch.options import How, Options, Start, op_and_how, root_and_how
-from sdp_plugins.torch.profiling import profiling
+from sdp_plugins.torch import debug_detail
+from sdp_plugins.torch.ddp_reducer import called_by_reducer, joining, wait_in_python
+from sdp_plugins.torch.internals import count_modes, profiling
+from sdp_plugins.torch.operators import (
+    dispatched,
+    has_own_dispatch,
+    through_operators,
+)
+from sdp_plugins.torch.options import CallOptions, Launch, Options, op_and_options, root_and_options
+from sdp_plugins.torch.process_group_base import ProcessGroupBase
 from sdp_plugins.torch.reduce_ops import core_op
-from sdp_plugins.torch.reducer import called_by_reducer, joining, wait_in_python
 from sdp_plugins.torch.registration import MIN_BYTES
 from sdp_plugins.torch.sparse import SparseSum, check
-from sdp_plugins.torch.tensors import Outputs, address, is_dense, only, readable, to_reduce
+from sdp_plugins.torch.tensors import (
+    Outputs,
+    address,
+    is_dense,
+    only,
+    readable,
+    same_dtype,
+    to_reduce,
+)
 from sdp_plugins.torch.work import Work
 
 
-class Reductions(Calls):
+class Reductions(ProcessGroupBase):
     """Collectives that compute."""
 
     def allreduce(
@@ -40,7 +53,9 @@ class Reductions(Calls):
     ) -> Work:
         """Reduce a tensor of all ranks in place; a sparse one becomes their sum."""
         tensor = only(tensors)
-        kind, how = op_and_how(op if opts is None else opts, timeout)
+        if count_modes() or (type(tensor) is not Tensor and has_own_dispatch(type(tensor))):
+            return through_operators(Reductions.allreduce, self, tensors, opts)
+        kind, how = op_and_options(op if opts is None else opts, timeout)
         if tensor.layout is torch.sparse_coo:
             work = self._sum_sparse(tensor, kind, how)
             if called_by_reducer():
@@ -62,8 +77,9 @@ class Reductions(Calls):
             return work
         lane.all_reduce(buffer, reduction, timeout_s=how[1])
         self._forget_done()  # now all before it are done
-        return Work((tensor,), self._notifier)
+        return Work((tensor,), self._callback_thread)
 
+    @dispatched
     def allreduce_coalesced(
         self,
         tensors: Sequence[Tensor],
@@ -71,22 +87,24 @@ class Reductions(Calls):
         timeout: timedelta | None = None,
     ) -> Work:
         """Reduce several tensors of all ranks in place."""
-        return self._reduce_all(tensors, *op_and_how(opts, timeout))
+        return self._reduce_all(tensors, *op_and_options(opts, timeout))
 
-    def _sum_sparse(self, tensor: Tensor, kind: Any, how: How) -> Work:
+    def _sum_sparse(self, tensor: Tensor, kind: Any, how: CallOptions) -> Work:
         check(tensor, kind)
         name, lane = "sparse_all_reduce", self._lane()
         if self._detail:
-            detail.log_call(lane, name, [tensor])
+            debug_detail.log_call(lane, name, [tensor])
         entries = SparseSum(tensor, lane, how[1])
         return self._run(name, entries.starts, how, [tensor], copies=entries)
 
-    def _reduce_all(self, tensors: Sequence[Tensor], kind: Any, how: How) -> Work:
-        copies, op, lane = Outputs(), core_op(kind), self._lane()
+    def _reduce_all(self, tensors: Sequence[Tensor], kind: Any, how: CallOptions) -> Work:
+        same_dtype(tensors)
+        copies, op, lane = Outputs([[t] for t in tensors]), core_op(kind), self._lane()
         buffers = [to_reduce(copies.dense(tensor)) for tensor in tensors]
         starts = [partial(lane.all_reduce, buffer, op) for buffer in buffers]
         return self._run("all_reduce", starts, how, tensors, copies=copies)
 
+    @dispatched
     def reduce(
         self,
         tensors: Tensor | Sequence[Tensor],
@@ -98,13 +116,14 @@ class Reductions(Calls):
     ) -> Work:
         """Reduce a tensor of all ranks into the root's; the others keep theirs."""
         tensor = only(tensors)
-        rank, how = root_and_how(root if opts is None else opts, timeout)
+        rank, how = root_and_options(root if opts is None else opts, timeout)
         reduction, copies = core_op(getattr(opts, "reduceOp", op)), Outputs()
         buffer = to_reduce(copies.dense(tensor))
         start = partial(self._lane().reduce, buffer, rank, reduction)
         received = copies if self.rank() == rank else None
         return self._run("reduce", [start], how, [tensor], copies=received)
 
+    @dispatched
     def reduce_scatter(
         self,
         output_tensors: Tensor | Sequence[Tensor],
@@ -117,7 +136,7 @@ class Reductions(Calls):
             (input_tensors,) = input_tensors  # type: ignore[assignment]
         output = only(output_tensors)
         inputs = [readable(tensor) for tensor in input_tensors]  # type: ignore[arg-type]
-        kind, how = op_and_how(opts, timeout)
+        kind, how = op_and_options(opts, timeout)
         op, lane, copies = core_op(kind), self._lane(), Outputs()
         if len({tensor.numel() for tensor in inputs}) > 1:
             starts = self._reduce_to_each(output, inputs, op, copies)
@@ -133,7 +152,7 @@ class Reductions(Calls):
         inputs: Sequence[Tensor],
         op: ReduceOp,
         copies: Outputs,
-    ) -> list[Start]:
+    ) -> list[Launch]:
         """reduce_scatter of parts that differ in size: a reduce to each rank."""
         mine = inputs[self.rank()].detach().clone()
         copies.copy_later(output, mine)
@@ -141,6 +160,7 @@ class Reductions(Calls):
         parts = [*inputs[: self.rank()], mine, *inputs[self.rank() + 1 :]]
         return [partial(reduce, to_reduce(part), root, op) for root, part in enumerate(parts)]
 
+    @dispatched
     def reduce_scatter_single(
         self,
         output: Tensor,
@@ -151,6 +171,7 @@ class Reductions(Calls):
         """Reduce a tensor of world_size parts; every rank keeps its own part."""
         return self.reduce_scatter_single_coalesced([output], [input], opts, timeout)
 
+    @dispatched
     def reduce_scatter_single_coalesced(
         self,
         outputs: Sequence[Tensor],
@@ -159,11 +180,13 @@ class Reductions(Calls):
         timeout: timedelta | None = None,
     ) -> Work:
         """reduce_scatter_single of several tensors."""
-        kind, how = op_and_how(opts, timeout)
-        op, lane, copies = core_op(kind), self._lane(), Outputs()
+        kind, how = op_and_options(opts, timeout)
+        pairs = list(zip(outputs, inputs, strict=True))
+        op, lane, copies = core_op(kind), self._lane(), Outputs(pairs)
         sources = [readable(tensor) for tensor in inputs]
-        starts: list[Start] = []
+        starts: list[Launch] = []
         for output, source in zip(outputs, sources, strict=True):
+            self._check_parts("reduce_scatter", source, output)
             part, whole = to_reduce(copies.dense(output)), to_reduce(source)
             starts.append(partial(lane.reduce_scatter, part, whole, op))
         return self._run("reduce_scatter", starts, how, outputs, sources, copies)
@@ -183,4 +206,4 @@ class Reductions(Calls):
     def _in_flight(self, storage: int) -> bool:
         """Whether any group of this process has an operation in flight on the storage."""
         groups = [self, *dist.distributed_c10d._world.pg_map]
-        return any(group.uses(storage) for group in groups if isinstance(group, Calls))
+        return any(group.uses(storage) for group in groups if isinstance(group, ProcessGroupBase))

@@ -8,7 +8,7 @@ from functools import partial
 from threading import Event, Thread
 from typing import Any, TypeVar
 
-from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed import PrefixStore, Store
 
 from sdp_plugins.core import SdpError
 from sdp_plugins.core.errors import RendezvousTimeoutError

@@ -88,15 +88,24 @@ def on_cpu(tensor: Tensor) -> Tensor:
 
 
 class Outputs:
-    """Dense tensors to write into, and the copies back to those that the caller gave."""
+    """Dense tensors to write into, and the copies back to those that the caller gave.
 
-    def __init__(self) -> None:
+    Args:
+        operations: All tensors of each of the call's operations, if there are several. If
+            operations share memory, none may see what another one has written: all outputs get
+            stand-ins, which are copied in the order of the calls of `dense`.
+    """
+
+    def __init__(self, operations: Sequence[Sequence[Tensor]] = ()) -> None:
         self._pending: list[tuple[Tensor, Tensor]] = []
+        self._apart = len(operations) > 1 and share_memory(operations)
 
     def dense(self, tensor: Tensor) -> Tensor:
         """The tensor itself, or a dense stand-in with its values that `copy_back` copies."""
         tensor = tensor_of(tensor)
         stand_in = readable(tensor)
+        if self._apart and stand_in is tensor:
+            stand_in = tensor.detach().clone()
         if stand_in is not tensor:
             self.copy_later(tensor, stand_in)
         return stand_in
@@ -132,6 +141,37 @@ def _unexpanded(tensor: Tensor, like: Tensor | None = None) -> Tensor:
     return tensor
 
 
+def share_memory(operations: Sequence[Sequence[Tensor]]) -> bool:
+    """Whether tensors of different operations overlap; views that interleave count as well."""
+    pieces = sorted(
+        (*_extent(tensor_of(tensor)), number)
+        for number, tensors in enumerate(operations)
+        for tensor in tensors
+    )
+    # How far one operation's tensors reach so far, and those of all others.
+    farthest, owner, others = 0, -1, 0
+    for start, end, number in pieces:
+        if start < (others if number == owner else farthest):
+            return True
+        if number == owner:
+            farthest = max(farthest, end)
+        elif end > farthest:
+            farthest, owner, others = end, number, farthest
+        else:
+            others = max(others, end)
+    return False
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """First and last address of a tensor's elements, this one exclusive."""
+    if not tensor.numel() or tensor.layout is not torch.strided:
+        return 0, 0
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in pairs)
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size()
+
+
 def same_dtype(tensors: Iterable[Tensor]) -> None:
     """Check that one operation's tensors agree.
 
@@ -162,14 +202,11 @@ def only(tensors: Tensor | Sequence[Tensor]) -> Tensor:
 
 
 def tensor_of(value: Any) -> Tensor:
-    """The value, if it is a tensor; of a functional collective's result what it stands for.
+    """The value, if it is a tensor.
 
     Raises:
         TypeError: It is none.
     """
-    if type(value) is Tensor:
-        return value
     if not isinstance(value, Tensor):
         raise TypeError(f"smddp needs a torch.Tensor, not {type(value).__name__}.")
-    wait = getattr(value, "trigger_wait", None)  # torch's AsyncCollectiveTensor
-    return value if wait is None else wait()
+    return value

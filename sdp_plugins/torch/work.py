@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sdp_plugins.core import Work as NativeWork
+from sdp_plugins.torch.callback_threads import CallbackThread, ThreadPerTask
 from sdp_plugins.torch.futures import WorkFuture
-from sdp_plugins.torch.notifier import Notifier, ThreadForEach
 from sdp_plugins.torch.profiling import ProfiledCall
 
 
@@ -26,7 +26,7 @@ class Work(dist.Work):  # type: ignore[name-defined]
         runner: Completes futures.
     """
 
-    def __init__(self, outputs: Sequence[Tensor], runner: Notifier | ThreadForEach) -> None:
+    def __init__(self, outputs: Sequence[Tensor], runner: CallbackThread | ThreadPerTask) -> None:
         super().__init__()
         self._outputs = outputs
         self._runner = runner
@@ -68,7 +68,7 @@ class Work(dist.Work):  # type: ignore[name-defined]
 
     def get_future(self) -> Any:
         """A future of the list of result tensors."""
-        future = WorkFuture(self._runner if isinstance(self._runner, Notifier) else None)
+        future = WorkFuture(self._runner if isinstance(self._runner, CallbackThread) else None)
         if self.is_completed():
             future.complete_with(self._value)
         else:
@@ -98,7 +98,7 @@ class PendingWork(Work):
         outputs: Sequence[Tensor],
         inputs: Sequence[Tensor],
         natives: Sequence[NativeWork],
-        runner: Notifier | ThreadForEach,
+        runner: CallbackThread | ThreadPerTask,
         finish: Callable[[], None] | None,
         on_done: Callable[[PendingWork], None],
         event: ProfiledCall | None = None,
@@ -160,7 +160,7 @@ class PendingWork(Work):
     @property
     def is_collective(self) -> bool:
         """Whether all ranks take part, so that it ends as soon as they have come."""
-        return isinstance(self._runner, Notifier)
+        return isinstance(self._runner, CallbackThread)
 
     def touches(self, storage: int) -> bool:
         """Whether one of the tensors lies in the storage with this `_cdata`."""

@@ -1,8 +1,26 @@
-"""The command."""
+"""The command `python -m sdp_plugins.trace merge FOLDER [JOB]`."""
+
+from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
-from sdp_plugins.trace.cli import main
+
+def main(arguments: Sequence[str]) -> int:
+    """Merge traces; anything else was the flight recorder's command once."""
+    if arguments[:1] == ["merge"]:
+        from sdp_plugins.trace import merge
+
+        return merge.main(arguments[1:])
+    print(
+        "python -m sdp_plugins.trace: deprecated, and gone in the next release: use "
+        "python -m sdp_plugins.flight. (python -m sdp_plugins.trace merge FOLDER merges traces.)",
+        file=sys.stderr,
+    )
+    from sdp_plugins.flight import cli
+
+    return cli.main(arguments)
+
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

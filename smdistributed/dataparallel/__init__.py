@@ -10,17 +10,17 @@ _tasks = _count()
 
 
 def start_profiler(path: str, append_rank: bool = False) -> None:
-    """Record a timeline; see ``sdp_plugins.core.trace.timeline``."""
-    from sdp_plugins.core.trace import timeline
+    """Record a timeline; see ``sdp_plugins.trace.smddp_profiler``."""
+    from sdp_plugins.trace import smddp_profiler
 
-    timeline.start_profiler(path, append_rank)
+    smddp_profiler.start_profiler(path, append_rank)
 
 
 def stop_profiler() -> None:
     """Write it."""
-    from sdp_plugins.core.trace import timeline
+    from sdp_plugins.trace import smddp_profiler
 
-    timeline.stop_profiler()
+    smddp_profiler.stop_profiler()
 
 
 def _get_id_for_herring_task() -> int:

@@ -8,11 +8,12 @@ import math
 import numpy as np
 import pytest
 
-from sdp_plugins.bench import bars, machine, values
+from sdp_plugins.bench import machine, targets, values
+from sdp_plugins.bench.all_reduce import algbw_gbps, busbw_gbps
 from sdp_plugins.bench.footprint import footprint
+from sdp_plugins.bench.libraries import LIBRARIES, select
 from sdp_plugins.bench.memory import JobMemory, MemoryReport, system_shmem
-from sdp_plugins.bench.peers import PEERS, select
-from sdp_plugins.bench.results import Measurement, Report, busbw_factor
+from sdp_plugins.bench.results import Measurement, Report, alternate, step_us
 from sdp_plugins.bench.runner import condense
 from sdp_plugins.bench.units import format_size, format_time, parse_list, parse_size
 
@@ -24,8 +25,9 @@ def report_of(*measurements: Measurement) -> Report:
     return Report("all_reduce", settings, {"cpu": "x", "cores": 2}, list(measurements))
 
 
-def took(peer: str, us: float, nbytes: int = MIB, dtype: str = "float32") -> Measurement:
-    return Measurement(peer, "all_reduce", dtype, nbytes, 2, (us * 2, us, us / 2))
+def took(library: str, us: float, nbytes: int = MIB, dtype: str = "float32") -> Measurement:
+    case = {"operation": "all_reduce", "dtype": dtype, "nbytes": nbytes, "ranks": 2}
+    return Measurement(library, (us * 2, us, us / 2), case, {"path": ""})
 
 
 @pytest.mark.parametrize(
@@ -73,14 +75,9 @@ def test_formats():
 
 @pytest.mark.parametrize(("ranks", "factor"), [(1, 0), (2, 1), (4, 1.5), (8, 1.75)])
 def test_bus_bandwidth_is_that_of_nccl_tests(ranks, factor):
-    m = Measurement("gloo", "all_reduce", "float32", 10**6, ranks, (1000.0,))
-    assert m.algbw_gbps == pytest.approx(1.0)  # 1e6 bytes in 1 ms
-    assert m.busbw_gbps == pytest.approx(factor)
-
-
-def test_bus_bandwidth_of_something_else_is_not_made_up():
-    with pytest.raises(ValueError, match="barrier"):
-        busbw_factor("barrier", 2)
+    m = Measurement("gloo", (1000.0,), {"nbytes": 10**6, "ranks": ranks})
+    assert algbw_gbps(m) == pytest.approx(1.0)  # 1e6 bytes in 1 ms
+    assert busbw_gbps(m) == pytest.approx(factor)
 
 
 def test_a_round_is_the_median_of_the_ranks_mean():
@@ -88,9 +85,21 @@ def test_a_round_is_the_median_of_the_ranks_mean():
     assert condense([rank0, rank1]) == pytest.approx(4.0)
 
 
+def test_variants_take_turns_and_steps_are_means_over_ranks():
+    turns: list[str] = []
+
+    def turn(name):
+        turns.append(name)
+        return float(len(turns))
+
+    assert alternate("ab", 2, turn, lambda text: None) == {"a": (1.0, 3.0), "b": (2.0, 4.0)}
+    assert turns == ["a", "b", "a", "b"]
+    assert step_us([[9.0, 1e-3, 3e-3, 2e-3], [9.0, 3e-3, 5e-3, 4e-3]], 1) == pytest.approx(3000)
+
+
 def test_a_measurement_is_the_median_of_its_rounds():
     m = took("gloo", 100.0)
-    assert m.latency_us == 100.0
+    assert m.us == 100.0
     assert report_of(m, took("smddp", 10.0)).speedup(took("smddp", 10.0)) == pytest.approx(10)
     assert report_of().speedup(m) is None
 
@@ -98,29 +107,28 @@ def test_a_measurement_is_the_median_of_its_rounds():
 def test_json_has_all_fields_and_survives_a_round_trip():
     report = report_of(took("gloo", 100.0), took("smddp", 8.0))
     data = json.loads(json.dumps(report.to_json()))
-    assert data["schema"] == 1
+    assert data["schema"] == 2
     assert set(data) == {
         "schema",
         "operation",
         "settings",
         "machine",
+        "facts",
         "versions",
         "skipped",
         "measurements",
     }
     entry = data["measurements"][1]
     assert entry == {
-        "peer": "smddp",
+        "variant": "smddp",
         "operation": "all_reduce",
         "dtype": "float32",
         "nbytes": MIB,
         "ranks": 2,
         "rounds_us": [16.0, 8.0, 4.0],
-        "path": "",
-        "latency_us": 8.0,
-        "algbw_gbps": 131.072,
-        "busbw_gbps": 131.072,
+        "us": 8.0,
         "times_gloo": 12.5,
+        "path": "",
     }
 
 
@@ -182,24 +190,24 @@ def test_peers_are_selected_in_order_and_once():
     assert [p.name for p in select(["smddp", "gloo", "smddp"])] == ["smddp", "gloo"]
     names = [p.name for p in select(["gloo", "smddp", "core"], registered=False)]
     assert names == ["gloo", "smddp-unregistered", "core-unregistered"]
-    assert PEERS["smddp-unregistered"].environment == {"SDP_REGISTER": "0"}
+    assert LIBRARIES["smddp-unregistered"].environment == {"SDP_REGISTER": "0"}
     with pytest.raises(ValueError, match=r"nccl.*there are gloo"):
         select(["nccl"])
 
 
 def test_verdicts():
-    found = bars.Findings(
+    found = targets.Findings(
         report_of(took("gloo", 100.0), took("smddp", 8.0), took("mpich", 30.0)), "float32", MIB
     )
-    assert found.faster("w", "smddp", ["gloo"], 12, "gloo").passed is True
-    assert found.faster("w", "smddp", ["gloo"], 13, "gloo").passed is False
+    assert found.faster("w", "smddp", ["gloo"], 12, "gloo").reached is True
+    assert found.faster("w", "smddp", ["gloo"], 13, "gloo").reached is False
     best = found.faster("w", "smddp", ["mpich", "openmpi"], 3, "MPI")
-    assert best.passed is True
+    assert best.reached is True
     assert best.measured == "8.00 us: 3.75 x mpich"
-    assert found.faster("w", "smddp", ["openmpi"], 1, "MPI").passed is None
-    assert found.at_most("w", "smddp", 8).passed is True
-    assert found.at_most("w", "smddp", 7.9).passed is False
-    assert found.at_most("w", "core", 7.9).passed is None
+    assert found.faster("w", "smddp", ["openmpi"], 1, "MPI").reached is None
+    assert found.at_most("w", "smddp", 8).reached is True
+    assert found.at_most("w", "smddp", 7.9).reached is False
+    assert found.at_most("w", "core", 7.9).reached is None
     assert found.others("smddp") == "gloo 100 us, mpich 30.0 us"
 
 

@@ -9,8 +9,11 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from sdp_plugins.bench import bars, bert, collectives, ddp, fsdp, memory, mpi, table
+from sdp_plugins.bench import bert, collectives, ddp, fsdp, memory, mpi, table
+from sdp_plugins.bench import targets as targets
+from sdp_plugins.bench.all_reduce import all_reduce_table
 from sdp_plugins.bench.cli import app
+from sdp_plugins.bench.libraries import select
 from sdp_plugins.bench.results import Measurement, Report
 
 pytest.importorskip("torch")
@@ -36,23 +39,22 @@ def test_all_reduce_over_gloo(run, tmp_path):
     document = tmp_path / "doc.md"
     document.write_text("# Mine\n<!-- all_reduce begin -->\nold\n<!-- all_reduce end -->\ntail\n")
     result = run(
-        *("all_reduce", "--sizes", "64,4K", "--peers", "gloo,memcpy"),
+        *("all_reduce", "--sizes", "64,4K", "--libraries", "gloo,memcpy"),
         *("--dtype", "float32,bfloat16", "--repeats", "2", "--round-s", "0.01"),
         *("--json", tmp_path / "r.json", "--plot", tmp_path / "r.png", "--markdown", document),
     )
     assert result.exit_code == 0, result.output
     assert "all_reduce, 2 ranks, 1 thread each" in result.output
     data = json.loads((tmp_path / "r.json").read_text())
-    cells = [(m["dtype"], m["nbytes"], m["peer"]) for m in data["measurements"]]
+    cells = [(m["dtype"], m["nbytes"], m["variant"]) for m in data["measurements"]]
     assert cells == [
-        (dtype, nbytes, peer)
+        (dtype, nbytes, library)
         for dtype in ("float32", "bfloat16")
         for nbytes in (64, 4096)
-        for peer in ("gloo", "memcpy")
+        for library in ("gloo", "memcpy")
     ]
     for m in data["measurements"]:
         assert len(m["rounds_us"]) == 2
-        assert m["busbw_gbps"] == m["algbw_gbps"]  # two ranks: the factor is 1
     assert data["versions"]["gloo"].startswith("torch ")
     assert (tmp_path / "r.png").read_bytes().startswith(PNG)
     text = document.read_text()
@@ -64,7 +66,9 @@ def test_all_reduce_over_gloo(run, tmp_path):
 
 def test_a_peer_that_was_asked_for_and_is_missing_fails_the_command(run):
     arguments = ("--sizes", "64", "--repeats", "1", "--round-s", "0.01")
-    result = run("all_reduce", "--peers", "memcpy,openmpi", "--mpi-prefix", "/nowhere", *arguments)
+    result = run(
+        "all_reduce", "--libraries", "memcpy,openmpi", "--mpi-prefix", "/nowhere", *arguments
+    )
     if "not measured: openmpi" in result.output:  # else this machine has an Open MPI
         assert result.exit_code == 1
         assert "memcpy" in result.output
@@ -73,10 +77,11 @@ def test_a_peer_that_was_asked_for_and_is_missing_fails_the_command(run):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("all_reduce", "--peers", "nccl"), "unknown peer"),
+        (("all_reduce", "--libraries", "nccl"), "unknown library"),
         (("all_reduce", "--sizes", "1X"), "is not a size"),
         (("all_reduce", "--dtype", "float8"), "unknown dtype"),
         (("ddp", "--optimizer", "lion"), "unknown optimizer"),
+        (("nodes", "--gbit", "1"), "python -m benchmarks"),
     ],
 )
 def test_misuse_is_explained(run, arguments, words):
@@ -93,23 +98,23 @@ def test_ddp_over_gloo(run, tmp_path, monkeypatch):
     )
     assert result.exit_code == 0, result.output
     data = json.loads((tmp_path / "r.json").read_text())
-    assert set(data["rounds_ms"]) == {"none", "floor", "gloo"}
-    assert all(len(rounds) == 2 for rounds in data["rounds_ms"].values())
-    assert data["ranks_agree"] == {"gloo": True}
-    assert data["results"]["none"]["share_of_silent_speed"] == 1
-    assert data["results"]["gloo"]["times_gloo"] == 1
+    *_, gloo = data["measurements"]
+    assert [m["variant"] for m in data["measurements"]] == ["no_comm", "lower_bound", "gloo"]
+    assert all(len(m["rounds_us"]) == 2 for m in data["measurements"])
+    assert gloo["ranks_agree"] and gloo["times_gloo"] == 1
+    assert "100.0%" in result.output
 
 
 def test_smddp_and_core_compute_what_gloo_does(run, tmp_path):
     """Every result is checked in the ranks: a wrong sum would be no measurement."""
     result = run(
-        *("all_reduce", "--sizes", "60,4M", "--peers", "smddp,smddp-unregistered,core"),
+        *("all_reduce", "--sizes", "60,4M", "--libraries", "smddp,smddp-unregistered,core"),
         *("--dtype", "float32,float16", "--repeats", "1", "--round-s", "0.01"),
         *("--json", tmp_path / "r.json"),
     )
     assert result.exit_code == 0, result.output
     paths = {
-        (m["peer"], m["nbytes"]): m["path"]
+        (m["variant"], m["nbytes"]): m["path"]
         for m in json.loads((tmp_path / "r.json").read_text())["measurements"]
     }
     assert paths["smddp", 4 * 2**20] == "zero-copy"  # share() has moved it
@@ -125,15 +130,19 @@ def test_fusion(run, tmp_path):
     )
     assert result.exit_code == 0, result.output
     data = json.loads((tmp_path / "r.json").read_text())
-    assert set(data["rounds_ms"]) == {"fused", "one by one", "one flat buffer"}
-    assert data["nbytes"] == 4 * sum(p.numel() for p in bert.build(0, layers=1).parameters())
-    assert 1 < data["buffers"] < data["gradients"]
+    found = {m["variant"]: m["operations"] for m in data["measurements"]}
+    assert set(found) == {"fused", "one by one", "one flat buffer"}
+    assert data["facts"]["nbytes"] == 4 * sum(
+        p.numel() for p in bert.build(0, layers=1).parameters()
+    )
+    assert 1 < found["fused"] < found["one by one"] == data["facts"]["gradients"]
 
 
 def test_ddp_over_smddp_computes_what_gloo_does():
     report = ddp.run(ddp.DdpPlan(rounds=1, steps=3, tokens=4, model=SMALL_MODEL))
-    assert report.ranks_agree == {"gloo": True, "smddp": True}
-    found = report.gradients["smddp"]
+    gloo, smddp = report.find("gloo"), report.find("smddp")
+    assert gloo.facts["ranks_agree"] and smddp.facts["ranks_agree"]
+    found = smddp.facts["gradients"]
     assert found["bitwise_equal"]
     assert found["weights_equal"]
     assert found["largest_gradient"] > 0
@@ -146,10 +155,13 @@ def test_collectives(run, tmp_path):
         *("--json", tmp_path / "r.json"),
     )
     assert result.exit_code == 0, result.output
-    cells = json.loads((tmp_path / "r.json").read_text())["cells"]
-    assert [cell["operation"] for cell in cells] == list(collectives.OPERATIONS)
-    for cell in cells:
-        assert {name: len(us) for name, us in cell["rounds_us"].items()} == {"gloo": 2, "smddp": 2}
+    cells = json.loads((tmp_path / "r.json").read_text())["measurements"]
+    assert [(cell["operation"], cell["variant"]) for cell in cells] == [
+        (operation, backend)
+        for operation in collectives.OPERATIONS
+        for backend in ("gloo", "smddp")
+    ]
+    assert all(len(cell["rounds_us"]) == 2 for cell in cells)
     assert "send_and_receive" in result.output
 
 
@@ -161,7 +173,7 @@ def test_an_unknown_collective_is_refused(run):
 
 def test_fsdp_over_smddp_computes_what_gloo_does():
     report = fsdp.run(ddp.DdpPlan(rounds=1, steps=2, tokens=4, model=SMALL_MODEL))
-    assert report.largest_difference == 0
+    assert report.facts["largest_difference"] == 0
     assert "1 thread each" in shown(fsdp.fsdp_table(report))
 
 
@@ -174,6 +186,14 @@ def test_memory_has_an_entry_per_backend_and_rank():
     text = shown(memory.memory_table(report))
     assert "gloo" in text
     assert "smddp" in text
+
+
+def test_former_names_still_work(run):
+    result = run("bars", "--repeats", "0")
+    assert "bars is now called targets" in result.output
+    assert result.exit_code == 2
+    assert run("all_reduce", "--peers", "nccl").exit_code == 2
+    assert select(["floor"]) == select(["lower_bound"])
 
 
 def test_a_report_that_cannot_be_written_is_refused_at_once(run, tmp_path):
@@ -194,29 +214,31 @@ def test_a_backend_that_does_not_exist_ends_the_command_with_its_words(run, monk
 @pytest.mark.skipif(not mpi.discover(), reason="no MPI here")
 def test_mpi_is_started_by_its_own_mpiexec(run, tmp_path):
     result = run(
-        *("all_reduce", "--sizes", "60,64K", "--peers", "mpi,gloo", "--repeats", "1"),
+        *("all_reduce", "--sizes", "60,64K", "--libraries", "mpi,gloo", "--repeats", "1"),
         *("--round-s", "0.01", "--json", tmp_path / "r.json"),
     )
     assert result.exit_code == 0, result.output
     data = json.loads((tmp_path / "r.json").read_text())
-    assert [m["peer"] for m in data["measurements"]] == ["mpi", "gloo"] * 2
+    assert [m["variant"] for m in data["measurements"]] == ["mpi", "gloo"] * 2
     assert "MPI" in data["versions"]["mpi"]
 
 
 def test_the_table_of_bars_tells_all_three_verdicts():
-    rows = [bars.Bar("a", "b", "c", "peers", passed) for passed in (True, False, None)]
-    text = shown(bars.bars_table(rows))
+    rows = [targets.Target("a", "b", "c", "others", reached) for reached in (True, False, None)]
+    text = shown(targets.targets_table(rows))
     for words in ("reached", "missed", "not measured"):
         assert text.count(words) == 1
-    assert text.count("peers ") == 2  # the column's name and the first row; then "as above"
-    assert [bar["passed"] for bar in bars.to_json(rows)["bars"]] == [True, False, None]
+    assert text.count("others ") == 2  # the column's name and the first row; then "as above"
+    assert [target["reached"] for target in targets.to_json(rows)["targets"]] == [True, False, None]
 
 
 def test_markdown_tables_have_one_line_per_row(tmp_path):
     settings = {"ranks": 4, "threads": 1, "rounds": 1}
-    rows = [Measurement("gloo", "all_reduce", "float32", n, 4, (n / 10,)) for n in (4, 8)]
+    case = {"operation": "all_reduce", "dtype": "float32", "ranks": 4}
+    facts = {"path": "", "reduces": True}
+    rows = [Measurement("gloo", (n / 10,), case | {"nbytes": n}, facts) for n in (4, 8)]
     report = Report("all_reduce", settings, {"cpu": "some", "cores": 2}, rows)
-    text = table.to_markdown(table.collective_table(report))
+    text = table.to_markdown(all_reduce_table(report))
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len(lines) == 4
     assert len({line.count("|") for line in lines}) == 1

@@ -14,8 +14,8 @@ from sdp_plugins.core import Group, SdpError
 from tests.core.values import Array
 from tests.ranks import Outcome, Ranks, say
 
-NOTICE_S = 1.0
-"""A lost peer must be noticed within this time."""
+NOTICE_S = 15.0
+"""Within this time a lost peer is noticed, be the machine ever so busy; groups wait for 30 s."""
 
 # Sizes that take each path, and where the memory lies.
 PATHS = {"inline": 1000, "staged": 2**20, "zero-copy": 2**20}
@@ -46,7 +46,7 @@ def lose(ranks: Ranks, victim: int, by: Callable[[], Any]) -> list[Outcome]:
         assert rank.heard() == "going"
         rank.until_asleep()
     by()
-    return [rank.outcome(10) for rank in ranks if rank.rank != victim]
+    return [rank.outcome() for rank in ranks if rank.rank != victim]
 
 
 def assert_failed(

@@ -13,10 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from sdp_plugins.core.rank_names import RankNames
-from sdp_plugins.core.rendezvous import EnvHub, Exchange, Links, StoreExchange, connect
-from sdp_plugins.core.rendezvous.address import hub_addresses
+from sdp_plugins.core.rendezvous import EnvExchange, Exchange, Links, StoreExchange, connect
+from sdp_plugins.core.rendezvous.bootstrap_address import root_addresses
 from sdp_plugins.core.topology import Topology
-from tests.ranks import Ranks, say
+from tests.ranks import HANG_S, Ranks, say
 
 NOBODY = 65534
 
@@ -75,18 +75,18 @@ def acting_as(uid: int) -> Iterator[None]:
         os.seteuid(own)
 
 
-def hub(name: str = "g") -> EnvHub:
-    """The hub of this rank's job, as a group makes it."""
-    return EnvHub(Topology.from_env(), name)
+def env_exchange(name: str = "g") -> EnvExchange:
+    """The exchange of this rank's job, as a group makes it."""
+    return EnvExchange(Topology.from_env(), name)
 
 
 def addresses(env: dict[str, str], name: str = "g") -> list[bytes]:
-    """The hub's addresses of a job that the test has started."""
-    return hub_addresses(Topology.from_env({**env, "RANK": "0"}).job_key, name)
+    """The bootstrap root's addresses of a job that the test has started."""
+    return root_addresses(Topology.from_env({**env, "RANK": "0"}).job_key, name)
 
 
 def until_connected(ranks: Ranks, n: int) -> None:
-    """In the test: wait until n ranks have connected to rank 0's hub and all have nothing to do."""
+    """In the test: wait until n ranks have connected to rank 0 and all have nothing to do."""
     name = addresses(ranks.environment)[0][1:].decode()
     for _ in range(2000):
         lines = [line for line in Path("/proc/net/unix").read_text().splitlines() if name in line]
@@ -130,15 +130,15 @@ def check_links(links: Links, rank: int, world: int) -> None:
     for peer in peers:
         with socket.socket(fileno=os.dup(links.sockets[peer])) as sock:
             assert (sock.family, sock.type) == (socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            sock.settimeout(10)
+            sock.settimeout(HANG_S)
             assert sock.recv(100) == b"%d to %d" % (peer, rank)
 
 
 def exchange_only(rank: int, world: int, timeout_s: float = 10.0) -> list[bytes]:
-    """Take part in a hub's exchange; says when it begins."""
+    """Take part in an exchange; says when it begins."""
     say("here")
     with no_fd_leak():
-        return hub()(b"blob %d" % rank, timeout_s)
+        return env_exchange()(b"blob %d" % rank, timeout_s)
 
 
 def connect_by(

@@ -74,24 +74,20 @@ def call_in_a_signal_handler(rank: int, world: int) -> str:
         return str(caught.value)
 
 
-@pytest.mark.timeout(60)
 def test_a_signal_handler_cannot_communicate_under_a_waiting_call() -> None:
-    text = run_ranks(2, call_in_a_signal_handler, timeout_s=20)[0]
+    text = run_ranks(2, call_in_a_signal_handler)[0]
     assert text.startswith("[rank 0/2] broadcast: called by a signal handler")
 
 
-@pytest.mark.timeout(60)
 def test_who_leaves_in_good_order_spoils_no_receive_from_any_source() -> None:
     source, text = run_ranks(3, receive_from_those_who_stay)[0]
     assert source == 1
     assert "has closed the group" in text or "ended while needed" in text
 
 
-@pytest.mark.timeout(60)
 def test_a_message_of_a_rank_that_left_is_received() -> None:
     assert run_ranks(2, send_and_leave, 60)[1] == 60
 
 
-@pytest.mark.timeout(60)
 def test_an_operation_of_a_rank_that_left_is_complete() -> None:
     assert run_ranks(2, reduce_and_leave, 24) == [48, 48]

@@ -96,7 +96,7 @@ def test_why_a_rank_ended_outlives_its_process(tmp_path: Path) -> None:
     with start_ranks(2, arrive_late, str(tmp_path / "ended")) as ranks:
         ranks[1].finish()
         (tmp_path / "ended").touch()
-        text = ranks[0].result(timeout_s=10)
+        text = ranks[0].result()
     assert "rank 1 gave up: ValueError: the loss is not a number" in text
 
 
@@ -119,7 +119,7 @@ def test_that_a_rank_left_in_good_order_outlives_its_process(tmp_path: Path) -> 
         ranks[1].result()
         ranks[1].finish()
         (tmp_path / "ended").touch()
-        text = ranks[0].result(timeout_s=10)
+        text = ranks[0].result()
     assert "rank 1 has closed the group (had it less to do?)" in text
 
 
@@ -183,7 +183,7 @@ def close_in_a_handler(rank: int, world: int, ended: str) -> None:
 
 
 def test_closed_by_a_signal_handler(rank_pool: Pool, tmp_path: Path) -> None:
-    rank_pool(2).run(close_in_a_handler, str(tmp_path / "ended"), timeout_s=20)
+    rank_pool(2).run(close_in_a_handler, str(tmp_path / "ended"))
 
 
 def interrupt_the_making_of_an_error(rank: int, world: int) -> None:
@@ -230,15 +230,16 @@ def leave_a_daemon_thread(rank: int, world: int, way: str, ended: str) -> None:
 @pytest.mark.parametrize("way", ["blocking", "work", "receive", "closed at exit"])
 def test_a_waiting_daemon_thread_does_not_spoil_the_end(tmp_path: Path, way: str) -> None:
     with start_ranks(2, leave_a_daemon_thread, way, str(tmp_path / "ended")) as ranks:
-        ranks[0].result(timeout_s=10)
+        ranks[0].result()
         assert ranks[0].finish() == 0, ranks[0].output()
         (tmp_path / "ended").touch()
-        ranks[1].result(timeout_s=10)
+        ranks[1].result()
 
 
 def disagree_without_one(rank: int, world: int, ended: str) -> str:
-    with Group.from_env(timeout_s=1) as group:
+    with Group.from_env() as group:
         group.barrier()
+        group.timeout_s = 1
         while rank == 2 and not Path(ended).exists():
             time.sleep(0.01)
         with pytest.raises((CollectiveTimeoutError, CollectiveMismatchError)) as caught:

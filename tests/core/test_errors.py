@@ -8,6 +8,7 @@ import multiprocessing
 import pickle
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,6 +25,7 @@ from sdp_plugins.core.errors import (
     name_error,
     name_ranks,
 )
+from tests.ranks import HANG_S
 
 CLASSES = [
     SdpError,
@@ -79,6 +81,23 @@ def test_defaults_say_nothing() -> None:
     assert fields(SdpError("x")) == ("x", ("x",), (), "", errors.NO_SEQ, 0.0)
 
 
+NATIVE = {
+    "text": "what happened",
+    "summary": "what",
+    "cause": "it broke",
+    "ranks": [3, 1],
+    "op": "broadcast",
+    "seq": 7,
+    "elapsed_s": 2.5,
+    "origin_rank": 2,
+    "is_repeat": True,
+    "global_ranks": [7, 9],
+    "global_origin_rank": 8,
+    "operation": None,
+    "origin_operation": None,
+}
+
+
 @pytest.mark.parametrize(
     ("kind", "cls"),
     [
@@ -92,8 +111,11 @@ def test_defaults_say_nothing() -> None:
     ],
 )
 def test_from_native(kind: str, cls: type[SdpError]) -> None:
-    error = from_native(kind, "what happened", (3, 1), "broadcast", 7, 2.5)
-    assert type(error) is cls
+    failure = SimpleNamespace(**NATIVE, kind=kind)
+    error = from_native(failure)  # type: ignore[arg-type]
+    assert type(error) is cls and error.kind == kind
+    assert (error.cause, error.origin_rank, error.is_repeat) == ("it broke", 2, True)
+    assert (error.global_ranks, error.global_origin_rank) == ((7, 9), 8)
     assert fields(error) == ("what happened", ("what happened",), (1, 3), "broadcast", 7, 2.5)
 
 
@@ -129,13 +151,17 @@ def test_module_alone_is_light(module: str) -> None:
     """A launcher reads settings and places; that must not load numpy or native code."""
     heavy = {"numpy", "torch", "sdp_plugins.core._native"}
     code = f"import sys, sdp_plugins.core.{module}; print({heavy!r} & set(sys.modules))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    out = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=HANG_S
+    )
     assert out.stdout.strip() == "set()", out.stderr
 
 
 def test_the_cause_alone_is_passed_on() -> None:
     hint = " (last completed: barrier #1). Hint: raise the time-out."
     text = "[rank 1 in group dp (ranks 1, 3)] all_reduce #7 float32[5] sum: rank 3 did not arrive"
-    assert name_error(CollectiveTimeoutError(text + hint)) == f"CollectiveTimeoutError: {text}"
+    error = CollectiveTimeoutError(text + hint)
+    error.summary = text
+    assert name_error(error) == f"CollectiveTimeoutError: {text}"
     cut = name_error(KeyError("x" * 1000))
     assert len(cut) == 400 and cut.endswith("xxx...")

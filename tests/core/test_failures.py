@@ -52,7 +52,7 @@ def test_killed_in_all_reduce(start_pooled: Start, path: str) -> None:
             assert rank.heard() == "going"
         killed = now()
         ranks[2].kill()
-        outcomes = [ranks[0].outcome(5), ranks[1].outcome(5)]
+        outcomes = [ranks[0].outcome(), ranks[1].outcome()]
     errors = assert_failed(
         outcomes, PeerLostError, ranks=(2,), op="all_reduce", text=ENDED, since=killed
     )
@@ -79,7 +79,7 @@ def test_killed_in_compute(start_pooled: Start, victim: int) -> None:
             rank.until_asleep()
         killed = now()
         ranks[victim].kill()
-        outcomes = [rank.outcome(5) for rank in ranks if rank.rank != victim]
+        outcomes = [rank.outcome() for rank in ranks if rank.rank != victim]
     text = rf"( rank \d gave up: .*)?: rank {victim} ended while needed"
     assert_failed(
         outcomes, PeerLostError, ranks=(victim,), op="all_reduce", text=text, since=killed
@@ -119,7 +119,7 @@ def test_left_early(start_pooled: Start, how: str) -> None:
             rank.until_asleep()
         leaving = now()
         ranks[2].kill(signal.SIGUSR1)
-        outcomes = [ranks[0].outcome(5), ranks[1].outcome(5)]
+        outcomes = [ranks[0].outcome(), ranks[1].outcome()]
     what = "(ended while needed|has closed the group)"
     if how in ("close", "forget"):
         what = "has closed the group"
@@ -177,7 +177,7 @@ def test_pending_works_fail_and_the_group_repeats_its_first_cause(start_pooled: 
             assert rank.heard() == "going"
         killed = now()
         ranks[2].kill()
-        results = [ranks[0].result(10), ranks[1].result(10)]
+        results = [ranks[0].result(), ranks[1].result()]
     for result in results:
         assert result["ended"] - killed < NOTICE_S
         texts = {str(error) for error in result["errors"]}
@@ -199,7 +199,7 @@ def test_killed_in_rendezvous(start_pooled: Start) -> None:
             rank.until_asleep()
         killed = now()
         ranks[1].kill()
-        outcome = ranks[0].outcome(5)
+        outcome = ranks[0].outcome()
     assert type(outcome.error) is PeerLostError, outcome
     assert outcome.error.ranks == (1,) and outcome.error.op == "rendezvous"
     assert outcome.ended_at - killed < NOTICE_S
@@ -208,10 +208,10 @@ def test_killed_in_rendezvous(start_pooled: Start) -> None:
 
 def test_never_at_the_rendezvous() -> None:
     with start_ranks(3, meet, 2, env={"SDP_TIMEOUT_S": "1"}) as ranks:
-        outcomes = [ranks[0].outcome(5), ranks[1].outcome(5)]
+        outcomes = [ranks[0].outcome(), ranks[1].outcome()]
     for outcome in outcomes:
         assert type(outcome.error) is RendezvousTimeoutError, outcome
-        assert outcome.error.ranks == (2,) and 0.5 < outcome.error.elapsed_s < 2
+        assert outcome.error.ranks == (2,) and outcome.error.elapsed_s > 0.5
 
 
 # ---- ranks that do not come ---------------------------------------------------------------------
@@ -225,22 +225,23 @@ def test_stopped(start_pooled: Start, path: str) -> None:
             assert rank.heard() == "going"
         stopped = now()
         ranks[1].kill(signal.SIGSTOP)
-        outcomes = [ranks[0].outcome(5), ranks[2].outcome(5)]
+        outcomes = [ranks[0].outcome(), ranks[2].outcome()]
         ranks[1].kill(signal.SIGCONT)
         resumed = now()
-        last = ranks[1].outcome(5)
+        last = ranks[1].outcome()
     what = r".*: rank 1 (did not arrive in|arrived, but stalled for) 1\.5 s"
     common: dict[str, Any] = {"ranks": (1,), "op": "all_reduce", "text": what}
     kind = CollectiveTimeoutError
-    errors = assert_failed(outcomes, kind, **common, since=stopped, not_before_s=1.4, within_s=2.5)
-    assert all(1.5 <= error.elapsed_s < 2.5 for error in errors if "gave up" not in str(error))
+    errors = assert_failed(outcomes, kind, **common, since=stopped, not_before_s=1.4)
+    assert all(error.elapsed_s >= 1.5 for error in errors if "gave up" not in str(error))
     assert_failed([last], kind, **common, since=resumed)
 
 
 def come_late(rank: int, world: int, late: int) -> None:
     # Rank 1 times out first; rank 0 need not wait for its own time-out.
-    group = Group.from_env(timeout_s=1.0 if rank == 1 else 30.0)
+    group = Group.from_env(timeout_s=30)
     group.broadcast(np.zeros(3, np.int16), 0)
+    group.timeout_s = 1.0 if rank == 1 else 30.0
     if rank == late:
         say("asleep")
         time.sleep(600)
@@ -251,7 +252,7 @@ def test_never_arrives(start_pooled: Start) -> None:
     with start_pooled(3, come_late, 2) as ranks:
         assert ranks[2].heard() == "asleep"
         asleep = now()
-        outcomes = [ranks[0].outcome(5), ranks[1].outcome(5)]
+        outcomes = [ranks[0].outcome(), ranks[1].outcome()]
     told, first = assert_failed(
         outcomes,
         CollectiveTimeoutError,
@@ -260,7 +261,6 @@ def test_never_arrives(start_pooled: Start) -> None:
         text=".*: rank 2 did not arrive in 1 s",
         since=asleep,
         not_before_s=0.9,
-        within_s=1.0 + NOTICE_S,
     )
     assert str(first) == (
         "[rank 1/3] all_reduce #2 float64[25] max: rank 2 did not arrive in 1 s; rank 2 last "
@@ -563,6 +563,75 @@ def test_abort(rank_pool: Pool, culprit: int) -> None:
     assert results[waiting][0] - aborted < NOTICE_S
 
 
+LIKE_A_FAILURE = "[rank 7/9] x gave up: y (last completed: z #1). Hint: look for w"
+
+
+def abort_in_words_of_a_failure(rank: int, world: int) -> SdpError:
+    with Group.from_env(timeout_s=30) as group:
+        group.barrier()
+        if rank == 0:
+            group.abort(LIKE_A_FAILURE)
+        with pytest.raises(PeerLostError) as caught:
+            group.all_reduce(np.zeros(3))
+        return caught.value
+
+
+def test_an_abort_comes_through_whole(rank_pool: Pool) -> None:
+    own, told = rank_pool(2).run(abort_in_words_of_a_failure)
+    title = "all_reduce #2 float64[3] sum"
+    assert str(own) == f"[rank 0/2] {LIKE_A_FAILURE}"
+    assert str(told).startswith(f"[rank 1/2] {title}: rank 0 gave up: {LIKE_A_FAILURE} (last ")
+    for error in (own, told):
+        assert (error.kind, error.cause, error.ranks) == ("aborted", LIKE_A_FAILURE, (0,))
+        assert (error.origin_rank, error.global_origin_rank, error.is_repeat) == (0, 0, True)
+
+
+def read_the_fields(rank: int, world: int) -> list[SdpError]:
+    """Rank 2 does not come; then all look again."""
+    errors = []
+    with Group.from_env(name="afterwards", timeout_s=30) as afterwards:
+        group = Group.from_env(timeout_s=30)
+        for _ in range(2 if rank < 2 else 0):
+            with pytest.raises(CollectiveTimeoutError) as caught:
+                group.all_reduce(np.zeros(3), timeout_s=0.3 if rank == 0 else 30)
+            errors.append(caught.value)
+        afterwards.barrier()
+        group.close()
+    return errors
+
+
+def test_who_has_met_a_cause_and_who_repeats_it(rank_pool: Pool) -> None:
+    first, second, _ = rank_pool(3).run(read_the_fields)
+    assert [error.is_repeat for error in first] == [False, True]
+    assert [error.is_repeat for error in second] == [True, True]
+    for error in (*first, *second):
+        assert (error.kind, error.origin_rank, error.ranks) == ("timeout", 0, (2,))
+        assert error.cause.startswith("rank 2 did not arrive in 0.3 s")
+        assert error.global_ranks == (2,) and error.summary in str(error)
+
+
+def look_at_a_failure(rank: int, world: int) -> None:
+    """Neither `failure` nor `repr` explains it, which may write a report; raising it does."""
+    group = Group.from_env(timeout_s=30)
+    group.abort("enough")
+    explained: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(EXPLAINS, lambda *_: explained.append(1))
+        assert "failed" in repr(group) and "enough" in str(group.failure)
+        assert not explained
+        with pytest.raises(PeerLostError, match="enough"):
+            group.barrier()
+        assert explained
+    group.close()
+
+
+EXPLAINS = "sdp_plugins.core.open_groups.OpenGroups.group_failed"
+
+
+def test_looking_at_a_failure_has_no_side_effects(rank_pool: Pool) -> None:
+    rank_pool(1).run(look_at_a_failure)
+
+
 def abort_receiver(rank: int, world: int) -> float:
     """Whoever aborts has its own receives ended, and the peers' too."""
     group = Group.from_env(timeout_s=30)
@@ -673,7 +742,7 @@ def test_interrupt(wait: str) -> None:
         ranks[0].kill(signal.SIGINT)
         assert ranks[0].heard() == "interrupted"
         ranks[1].kill(signal.SIGUSR1)
-        (ended, closed), _ = ranks.results(10)
+        (ended, closed), _ = ranks.results()
         ranks.finish()
     assert ended - interrupted < NOTICE_S
     assert closed - ended < NOTICE_S
@@ -696,7 +765,7 @@ def test_interrupt_at_rendezvous(start_pooled: Start) -> None:
         ranks[0].until_asleep()
         interrupted = now()
         ranks[0].kill(signal.SIGINT)
-        assert ranks[0].result(5) - interrupted < NOTICE_S
+        assert ranks[0].result() - interrupted < NOTICE_S
 
 
 def handle_signals(rank: int, world: int) -> None:
@@ -719,7 +788,7 @@ def test_handled_signal(start_pooled: Start) -> None:
             ranks[0].kill(signal.SIGUSR2)
             assert ranks[0].heard() == "handled"
         ranks[1].kill(signal.SIGUSR1)
-        ranks.results(10)
+        ranks.results()
 
 
 # ---- what is left -------------------------------------------------------------------------------
@@ -776,7 +845,7 @@ def main(rank, world, how):
 def test_a_script_that_never_closes_ends_cleanly(how: str) -> None:
     """No crash, no hang and no word at the interpreter's end."""
     with start_ranks(2, SCRIPT, how) as ranks:
-        ranks.results(10)
+        ranks.results()
         ranks.finish()
         assert [rank.output() for rank in ranks] == ["", ""]
 

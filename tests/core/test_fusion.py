@@ -487,7 +487,7 @@ def drop_beside_a_waiting_thread(rank: int, world: int) -> None:
 
 
 def test_dropped_beside_a_waiting_thread(rank_pool: Pool) -> None:
-    rank_pool(2).run(drop_beside_a_waiting_thread, timeout_s=20)
+    rank_pool(2).run(drop_beside_a_waiting_thread)
 
 
 def forget(rank: int, world: int) -> None:

@@ -428,7 +428,7 @@ def test_two_jobs_with_one_master_port() -> None:
         start_ranks(2, sum_many, 0.0, env={**environment, "SDP_JOB_ID": "one"}) as one,
         start_ranks(2, sum_many, 100.0, env={**environment, "SDP_JOB_ID": "two"}) as two,
     ):
-        first, second = one.results(30), two.results(30)
+        first, second = one.results(), two.results()
     assert first == [[1.0 + 2 * turn for turn in range(5)]] * 2
     assert second == [[201.0 + 2 * turn for turn in range(5)]] * 2
 
@@ -446,7 +446,7 @@ def lose_one(rank: int, world: int) -> float:
 
 def test_a_sub_group_survives_a_rank_outside_of_it() -> None:
     with start_ranks(3, lose_one) as ranks:
-        assert [ranks[0].result(10), ranks[1].result(10)] == [10.0, 10.0]
+        assert [ranks[0].result(), ranks[1].result()] == [10.0, 10.0]
 
 
 def begin_messages(rank: int, world: int) -> list[str]:

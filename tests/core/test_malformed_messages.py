@@ -14,9 +14,7 @@ from sdp_plugins.core.internode.costs import Costs
 from sdp_plugins.core.internode.notice import NOTICE_NBYTES, Notice
 from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.rendezvous.announcement import Announcement
-from sdp_plugins.core.rendezvous.deadline import Deadline
-from sdp_plugins.core.rendezvous.failure import Occasion, Reason, ReasonError
-from sdp_plugins.core.rendezvous.frames import (
+from sdp_plugins.core.rendezvous.bootstrap_frames import (
     FrameError,
     FrameKind,
     FrameReader,
@@ -26,7 +24,15 @@ from sdp_plugins.core.rendezvous.frames import (
     pack_table,
     unpack_table,
 )
-from sdp_plugins.core.rendezvous.messages import Call, MessageKind, Packet, pack_message
+from sdp_plugins.core.rendezvous.context import RendezvousContext
+from sdp_plugins.core.rendezvous.deadline import Deadline
+from sdp_plugins.core.rendezvous.failure import Reason, ReasonError
+from sdp_plugins.core.rendezvous.mesh_messages import (
+    Introduction,
+    MessageKind,
+    Packet,
+    pack_message,
+)
 from tests.core.mutation import draws, mutated, mutated_json, read
 
 WORLD = 3
@@ -41,7 +47,7 @@ REASON = ReasonError.lost("rank 2 (pid 17) ended", [2]).reason
 
 
 def read_frames(data: bytes) -> list[object]:
-    """As a hub does, in pieces."""
+    """As the bootstrap root does, in pieces."""
     reader, found = FrameReader(max_table_nbytes(WORLD)), []
     for at in range(0, len(data), 50):
         reader.feed(data[at : at + 50])
@@ -58,14 +64,22 @@ def read_frames(data: bytes) -> list[object]:
 def read_reason(data: bytes) -> object:
     """As a rank that is told of it; the error can be shown, too."""
     reason = Reason.unpack(data)
-    return str(Occasion(0, NAMES, Deadline(1.0)).error(reason))
+    return str(RendezvousContext(0, NAMES, Deadline(1.0)).error(reason))
 
 
 READERS: dict[str, tuple[bytes, Callable[[bytes], object], type[Exception]]] = {
     "announcement": (Announcement.new(1, WORLD).pack(), Announcement.unpack, ValueError),
     "reason": (REASON.pack(), read_reason, ValueError),
-    "call": (Call(1, b"n" * 16, b"m" * 16).pack(), lambda data: Packet(data).parse(), ValueError),
-    "content of a call": (Call(1, b"n" * 16, b"m" * 16).pack()[8:], Call.unpack, ValueError),
+    "introduction": (
+        Introduction(1, b"n" * 16, b"m" * 16).pack(),
+        lambda data: Packet(data).parse(),
+        ValueError,
+    ),
+    "content of an introduction": (
+        Introduction(1, b"n" * 16, b"m" * 16).pack()[8:],
+        Introduction.unpack,
+        ValueError,
+    ),
     "message": (
         pack_message(MessageKind.ABORT, REASON.pack()),
         lambda data: Packet(data).parse(),

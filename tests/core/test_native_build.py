@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -71,3 +75,61 @@ def test_a_cache_that_cannot_be_written(source: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("SDP_CACHE", str(source))
     with pytest.raises(CompileError, match=r"answer.cc: .*Hint: SDP_CACHE names another"):
         build(source, "1.0", [])
+
+
+AHEAD = """
+from pathlib import Path
+from sdp_plugins.core import native_build
+native_build.compile_ahead("some.plugin", lambda: native_build.build(Path({source!r}), "1.0", []))
+"""
+SLOW = """#!/bin/sh
+[ "$1" = --version ] && exit
+touch "{started}"
+exec sleep 1000
+"""
+
+
+@pytest.fixture
+def slow_compiler(source: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A compiler that does not end; the path of a file that says that it has begun."""
+    started, compiler = source.with_name("started"), source.with_name("slow-c++")
+    compiler.write_text(SLOW.format(started=started))
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    return started
+
+
+def folders(source: Path) -> list[Path]:
+    cache = source.parent.parent / "cache" / "of mine"
+    return [path for path in cache.iterdir() if path.is_dir()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ended_while_it_compiles(
+    source: Path, slow_compiler: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    process = subprocess.Popen([sys.executable, "-c", AHEAD.format(source=str(source))])
+    while not slow_compiler.exists():
+        assert process.poll() is None
+        time.sleep(0.01)
+    if number == signal.SIGTERM:
+        process.terminate()
+        assert process.wait(100) == 128 + number
+        assert folders(source) == []
+        return
+    (child,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    process.kill()
+    assert process.wait(100) == -number
+    assert len(folders(source)) == 1
+    subprocess.run(["kill", child], check=True)
+    quick = SLOW.replace("exec sleep 1000", 'for output; do :; done; touch "$output"')
+    source.with_name("slow-c++").write_text(quick.format(started=slow_compiler))
+    build(source, "1.0", [])
+    assert folders(source) == []
+
+
+def test_help_compiles_nothing(source: Path, slow_compiler: Path) -> None:
+    command = [sys.executable, "-c", AHEAD.format(source=str(source)), "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert "python -m some.plugin" in done.stdout
+    assert not slow_compiler.exists()

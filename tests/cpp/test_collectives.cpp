@@ -454,7 +454,8 @@ TEST(operations_go_on_when_the_step_counter_wraps) {
     for (std::uint64_t seq = 1; seq <= 10; ++seq) {
       Ints buffer = data(r, 0, 9001);
       const Request made = ranks::in_place(Op::all_reduce, DType::int32, ranks::piece(buffer));
-      Operation op({mine, regions, best_kernels(), patience, "", now_s()}, made, seq, step);
+      const OpSignature nothing;
+      Operation op({mine, regions, best_kernels(), patience, nothing, now_s()}, made, seq, step);
       all_reduce(op);
       if (buffer != sum(kSize, 0, 9001)) return false;
     }

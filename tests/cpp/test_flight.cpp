@@ -134,7 +134,7 @@ TEST(steps_do_not_displace_the_operation_that_they_are_of) {
   flight.write(ranks::numbered(7), ticket);
   for (int i = 0; i < 2000; ++i) {
     Request request = barrier();
-    request.part = Part{"all_reduce #7", "", 7};
+    request.part = Part{.operation = {.op = Op::all_reduce, .seq = 7}};
     world[0].run(std::move(request));
   }
   const Rings rings = shown_by(world[0]);
@@ -232,7 +232,7 @@ TEST(garbage_in_a_peers_segment_is_copied_and_no_more) {
   const auto fill = [](void* memory, int byte, std::size_t n) { std::memset(memory, byte, n); };
   for (int byte : {0x00, 0x7f, 0x80, 0xff}) {
     fill(&theirs.flight(), byte, sizeof(FlightArea));
-    fill(theirs.header().cause_text, byte, sizeof theirs.header().cause_text);
+    fill(&theirs.header().failure, byte, sizeof theirs.header().failure);
     fill(&theirs.header().state, byte, sizeof theirs.header().state);
     const auto copy = copy_flight(world[0].communicator->peers().segment(1));
     CHECK_EQ(copy.size(), sizeof(FlightHead) + sizeof(FlightArea));

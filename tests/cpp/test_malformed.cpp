@@ -363,9 +363,9 @@ TEST(a_region_that_was_taken_back) {
 TEST(a_cause_without_an_end) {
   World world(2);
   Header& header = world[1].header();
-  std::memset(header.cause_text, 'x', sizeof header.cause_text);
-  header.cause_kind = static_cast<FailureKind>(0xdeadbeef);
-  for (auto& rank : header.cause_ranks) rank = 0x7fffffff;
+  std::memset(static_cast<void*>(&header.failure), 'x', sizeof header.failure);
+  header.failure.kind = static_cast<FailureKind>(0xdeadbeef);
+  for (auto& rank : header.failure.ranks) rank = 0x7fffffff;
   header.state = PeerState::failed;
   Request request = ranks::request(Op::barrier, DType::uint8);
   try {

@@ -235,7 +235,7 @@ TEST(memory_that_peers_gave_up_with_the_group) {
       const Piece piece{memory[static_cast<std::size_t>(r)].data, kCount};
       Request request = ranks::in_place(op, DType::int64, piece, op == Op::broadcast ? 0 : -1);
       request.timeout_s = timeout_s;
-      if (op == Op::broadcast) request.part = Part{"broadcast #7", "", 7};
+      if (op == Op::broadcast) request.part = Part{.operation = {.op = Op::broadcast, .seq = 7}};
       rank.run(std::move(request));
     };
     world.each([&](int r, Rank& rank) {

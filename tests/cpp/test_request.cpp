@@ -66,7 +66,7 @@ TEST(the_buffer_of_an_all_reduce_may_lie_in_any_number_of_pieces) {
     Request request = make(Op::all_reduce, 0, n);
     CHECK(valid(request));
     CHECK_EQ(request.count(), 2 * n);
-    CHECK_EQ(request.describe(), "float32[" + std::to_string(2 * n) + "] sum");
+    CHECK_EQ(request.signature().shape(RankNames()), "float32[" + std::to_string(2 * n) + "] sum");
     request.recvs.back() = {nullptr, 0};
     CHECK(valid(request));
     CHECK_EQ(request.count(), 2 * (n - 1));
@@ -129,14 +129,14 @@ TEST(buffers_have_memory_and_a_size_that_can_be) {
 }
 
 TEST(descriptions_say_what_matters) {
-  CHECK_EQ(make(Op::all_reduce, 0, 1).describe(), "float32[2] sum");
-  CHECK_EQ(make(Op::broadcast, 0, 1, 2).describe(), "float32[2] root 2");
-  CHECK_EQ(make(Op::reduce, 0, 1, 0).describe(), "float32[2] sum root 0");
-  CHECK_EQ(make(Op::barrier, 0, 0).describe(), "");
+  CHECK_EQ(make(Op::all_reduce, 0, 1).signature().shape(RankNames()), "float32[2] sum");
+  CHECK_EQ(make(Op::broadcast, 0, 1, 2).signature().shape(RankNames()), "float32[2] root 2");
+  CHECK_EQ(make(Op::reduce, 0, 1, 0).signature().shape(RankNames()), "float32[2] sum root 0");
+  CHECK_EQ(make(Op::barrier, 0, 0).signature().shape(RankNames()), "");
   Request send = make(Op::send, 1, 0);
   send.peer = 2;
   send.tag = 7;
-  CHECK_EQ(send.describe(), "float32[2] to rank 2 tag 7");
+  CHECK_EQ(send.signature().shape(RankNames()), "float32[2] to rank 2 tag 7");
   Request recv = make(Op::recv, 0, 1);
-  CHECK_EQ(recv.describe(), "float32[2] from any rank tag 0");
+  CHECK_EQ(recv.signature().shape(RankNames()), "float32[2] from any rank tag 0");
 }

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.ranks import HANG_S
+
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
-TIMEOUT_S = 100.0
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def run(*command: str, environment: Mapping[str, str] | None = None) -> Ended:
     )
     with process:
         try:
-            output, _ = process.communicate(timeout=TIMEOUT_S)
+            output, _ = process.communicate(timeout=HANG_S)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise

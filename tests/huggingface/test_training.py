@@ -14,7 +14,6 @@ pytest.importorskip("transformers")
 
 from tests.huggingface import cases
 
-pytestmark = pytest.mark.timeout(120)
 Pool = Callable[[int], RankPool]
 
 

@@ -1,4 +1,4 @@
-"""What is mended is mended only where it was checked, and not at all where that is switched off."""
+"""Functions are patched only in checked versions, and never with SDP_HUGGINGFACE=0."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ pytest.importorskip("transformers")
 from accelerate.state import DistributedType, PartialState
 
 from sdp_plugins import _activate
-from sdp_plugins.core.config import mends_huggingface, sagemaker_wants_smddp
+from sdp_plugins.core.config import patches_huggingface, sagemaker_wants_smddp
 from sdp_plugins.huggingface import backend_choice, sagemaker_flag
 from sdp_plugins.huggingface.upstream import Upstream, dotted, major_and_minor
-from sdp_plugins.torch import launched_by_mpi
+from sdp_plugins.torch import mpi_environment
 from tests.huggingface.jobs import ROOT, run
 from tests.ranks import free_port
 from tests.side_by_side import side_by_side
 
-pytestmark = pytest.mark.timeout(120)
 SAGEMAKER = '{"sagemaker_distributed_dataparallel_enabled": true}'
 
 
@@ -49,7 +48,7 @@ def state_module(function: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("version", "function", "mended"),
+    ("version", "function", "patched"),
     [
         ("1.15.0", choose, True),
         ("1.15.1.dev0", choose, True),
@@ -63,24 +62,24 @@ def state_module(function: Any) -> Any:
 def test_only_what_was_checked_is_mended(
     version: str,
     function: Any,
-    mended: bool,
+    patched: bool,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", SimpleNamespace(__version__=version))
     module = state_module(function)
-    _activate.mend_huggingface(module)
+    _activate.patch_huggingface(module)
     assert not caplog.records  # whoever has nothing to do with smddp is left in peace
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("MASTER_PORT", "29500")
-    monkeypatch.setattr(launched_by_mpi, "set_torchs_variables", lambda: None)
+    monkeypatch.setattr(mpi_environment, "set_torchs_variables", lambda: None)
     state = SimpleNamespace(device=None, default_device=SimpleNamespace(type="cpu"))
     for backend in ("gloo", "smddp"):
         found = module.PartialState._prepare_backend(state, False, backend=backend)
-    assert (found == ("smddp", DistributedType.MULTI_CPU)) == mended
+    assert (found == ("smddp", DistributedType.MULTI_CPU)) == patched
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert len(told) == (not mended)
+    assert len(told) == (not patched)
     for text in told:
         assert text.startswith(
             "smddp leaves PartialState._prepare_backend (state.py) of accelerate "
@@ -91,9 +90,9 @@ def test_only_what_was_checked_is_mended(
 def test_a_second_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", SimpleNamespace(__version__="1.15.0"))
     module = state_module(choose)
-    _activate.mend_huggingface(module)
+    _activate.patch_huggingface(module)
     once = module.PartialState._prepare_backend
-    _activate.mend_huggingface(module)
+    _activate.patch_huggingface(module)
     assert module.PartialState._prepare_backend is once
 
 
@@ -106,8 +105,8 @@ def test_the_command_line_offers_smddp() -> None:
 
 
 def test_a_fault_does_not_break_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend_choice, "mend", lambda module: 1 / 0)
-    _activate.mend_huggingface(state_module(choose))
+    monkeypatch.setattr(backend_choice, "patch", lambda module: 1 / 0)
+    _activate.patch_huggingface(state_module(choose))
 
 
 @pytest.mark.parametrize("version", ["4.47.0", "5.24.0", "4.48.0"])
@@ -123,16 +122,16 @@ def test_versions_of_transformers(version: str, monkeypatch: pytest.MonkeyPatch)
     module: Any = ModuleType("transformers.trainer")
     module.Trainer = type("Trainer", (), {"_wrap_model": wrap})
     module.is_sagemaker_dp_enabled = is_sagemaker_dp_enabled
-    sagemaker_flag.mend(module)
-    mended = module.is_sagemaker_dp_enabled
-    assert (mended is not is_sagemaker_dp_enabled) == (version == "4.48.0")
-    assert mended() is True  # accelerate is not in a job on CPUs
+    sagemaker_flag.patch(module)
+    patched = module.is_sagemaker_dp_enabled
+    assert (patched is not is_sagemaker_dp_enabled) == (version == "4.48.0")
+    assert patched() is True  # accelerate is not in a job on CPUs
     monkeypatch.setitem(PartialState._shared_state, "distributed_type", DistributedType.MULTI_CPU)
-    assert mended() == (version != "4.48.0")
+    assert patched() == (version != "4.48.0")
 
 
 def test_other_backends_are_chosen_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    mended = PartialState._prepare_backend
+    patched = PartialState._prepare_backend
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
     for local_rank, cpu, backend in itertools.product(
@@ -140,8 +139,8 @@ def test_other_backends_are_chosen_as_before(monkeypatch: pytest.MonkeyPatch) ->
     ):
         monkeypatch.setenv("LOCAL_RANK", local_rank)
         state = SimpleNamespace(device=None, default_device=SimpleNamespace(type="cpu"))
-        theirs = mended.__wrapped__(state, cpu, False, backend)
-        assert mended(state, cpu, False, backend) == theirs
+        theirs = patched.__wrapped__(state, cpu, False, backend)
+        assert patched(state, cpu, False, backend) == theirs
 
 
 @pytest.mark.parametrize(
@@ -175,10 +174,10 @@ def test_when_smddp_is_chosen(
             monkeypatch.setenv(name, "2" if "SIZE" in name else "0")
     monkeypatch.setenv("MASTER_PORT", "29500")
     monkeypatch.setenv("SM_FRAMEWORK_PARAMS", sagemaker)
-    monkeypatch.setattr(launched_by_mpi, "set_torchs_variables", lambda: None)
-    mended = backend_choice.choosing(lambda *given: ("gloo", "cpus"), "cpus")
+    monkeypatch.setattr(mpi_environment, "set_torchs_variables", lambda: None)
+    patched = backend_choice.choosing(lambda *given: ("gloo", "cpus"), "cpus")
     state = SimpleNamespace(device=None, default_device=SimpleNamespace(type=device))
-    assert mended(state, cpu, False, backend) == ("smddp" if chosen else "gloo", "cpus")
+    assert patched(state, cpu, False, backend) == ("smddp" if chosen else "gloo", "cpus")
 
 
 @pytest.mark.parametrize("group", ["smddp", "cpu:smddp", "cpu:smddp,cuda:nccl", "gloo"])
@@ -189,9 +188,9 @@ def test_a_group_that_the_script_has_made(group: str, monkeypatch: pytest.Monkey
 
 
 def test_settings() -> None:
-    assert mends_huggingface({})
-    assert mends_huggingface({"SDP_HUGGINGFACE": "soon"})  # Config.from_env refuses it
-    assert not mends_huggingface({"SDP_HUGGINGFACE": "off"})
+    assert patches_huggingface({})
+    assert patches_huggingface({"SDP_HUGGINGFACE": "soon"})  # Config.from_env refuses it
+    assert not patches_huggingface({"SDP_HUGGINGFACE": "off"})
     assert sagemaker_wants_smddp({"SM_FRAMEWORK_PARAMS": SAGEMAKER})
     for text in ("", "{}", "[1]", "{", SAGEMAKER.replace("true", "false")):
         assert not sagemaker_wants_smddp({"SM_FRAMEWORK_PARAMS": text})

@@ -13,7 +13,6 @@ from tests.huggingface.jobs import HERE, Ended, Result, run, ways
 from tests.ranks import free_port
 
 pytest.importorskip("transformers")
-pytestmark = pytest.mark.timeout(120)
 
 SDP_RUN = ["-m", "sdp_plugins.launch", "run", "-n", "2"]
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]

@@ -20,7 +20,7 @@ from sdp_plugins.core import (
     PeerLostError,
     SdpError,
 )
-from tests.core.flight_cases import LONG_S, job_of, until_seen
+from tests.flight.cases import LONG_S, job_of, until_seen
 from tests.internode.spanning import LAYOUTS, meet
 from tests.ranks import RankPool, Start, say
 
@@ -64,7 +64,7 @@ def close_while_it_waits(rank: int, world: int, root: str, served: bool) -> str:
             assert work.source_rank == 1
         since = time.monotonic()
         group.close()
-        assert time.monotonic() - since < SLACK_S
+        assert time.monotonic() - since < LONG_S / 2
         assert not own_threads()
         return str(work.exception() or "served")
     if rank == 1 and served:
@@ -143,7 +143,7 @@ def test_a_killed_rank(start_pooled: Start, tmp_path: Path, layout: str, victim:
         assert [rank.heard() for rank in ranks] == ["going"] * world
         ranks[victim].kill(signal.SIGKILL)
         for rank in receivers:
-            error = ranks[rank].outcome(LIMIT_S + SLACK_S).error
+            error = ranks[rank].outcome().error
             assert type(error) is PeerLostError, error
             assert error.ranks == (victim,), error
 
@@ -154,7 +154,7 @@ def test_nobody_answers(start_pooled: Start, tmp_path: Path, layout: str, silent
     with start_pooled(4, receive_in_vain, layout, str(tmp_path), [0]) as ranks:
         assert [rank.heard() for rank in ranks] == ["going"] * 4
         ranks[3].kill(signal.SIGSTOP)
-        error = ranks[0].outcome(LIMIT_S + SLACK_S).error
+        error = ranks[0].outcome().error
         assert type(error) is CollectiveTimeoutError, error
         assert error.ranks == (1, 2, 3)
         head = r"\[rank 0 in group g \(ranks 0-3\)\]"
@@ -196,7 +196,7 @@ def send_another_size(rank: int, world: int, layout: str, root: str, sender: int
 def test_a_message_of_another_size(start_pooled: Start, tmp_path: Path, sender: int) -> None:
     with start_pooled(4, send_another_size, "2x2", str(tmp_path), sender) as ranks:
         for rank in ranks:
-            error = rank.outcome(15).error
+            error = rank.outcome().error
             assert type(error) is CollectiveMismatchError, error
             assert error.ranks == (sender,)
             assert re.search(rf"rank {sender}( on node1)? sends float32\[4\]", str(error))
@@ -222,8 +222,8 @@ def fail_within_a_node(rank: int, world: int, root: str) -> str:
 def test_a_failure_within_a_node_is_told(start_pooled: Start, tmp_path: Path) -> None:
     with start_pooled(3, fail_within_a_node, str(tmp_path)) as ranks:
         since = time.monotonic()
-        assert "rank 2 sends float64[4]" in ranks[0].result(2 * SLACK_S)
-        assert "rank 2 sends float64[4]" in ranks[1].result(2 * SLACK_S)
+        assert "rank 2 sends float64[4]" in ranks[0].result()
+        assert "rank 2 sends float64[4]" in ranks[1].result()
         assert time.monotonic() - since < LONG_S / 2
 
 
@@ -238,10 +238,10 @@ def give_up(rank: int, world: int, root: str) -> None:
 def test_an_exception_is_told(start_pooled: Start, tmp_path: Path) -> None:
     with start_pooled(4, give_up, str(tmp_path)) as ranks:
         for rank in (0, 1, 2):
-            error = ranks[rank].outcome(15).error
+            error = ranks[rank].outcome().error
             assert isinstance(error, SdpError)
             assert "no such column" in str(error)
-        assert isinstance(ranks[3].outcome(15).error, KeyError)
+        assert isinstance(ranks[3].outcome().error, KeyError)
 
 
 # ---- what is recorded ----------------------------------------------------------------------------
@@ -261,5 +261,5 @@ def test_the_flight_recorder_shows_it(start_pooled: Start, tmp_path: Path) -> No
     with start_pooled(4, wait_and_tell, str(tmp_path)) as ranks:
         waiting = rf"rank 0 has waited {TIME} in recv #3 float64\[5\] from any rank tag 7"
         until_seen(ranks, waiting)
-        (sheet,) = (sheet for sheet in job_of(ranks).sheets if sheet.about.rank == 0)
-        assert [(event.seq, event.peer) for event in sheet.messages] == [(1, 1), (2, 3), (3, -1)]
+        (snapshot,) = (snapshot for snapshot in job_of(ranks).snapshots if snapshot.info.rank == 0)
+        assert [(event.seq, event.peer) for event in snapshot.messages] == [(1, 1), (2, 3), (3, -1)]

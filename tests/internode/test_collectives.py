@@ -30,7 +30,7 @@ from tests.ranks import RankPool
 
 Pool = Callable[[int], RankPool]
 SMALL, LARGE = (0, 1, 1000), (40_961, 2**20 + 3)
-"""What the first ranks of the nodes swap, and what all exchange; the last in several segments."""
+"""Counts for recursive multiplying and for sharded reductions; the last in several segments."""
 
 
 @pytest.fixture(scope="module")

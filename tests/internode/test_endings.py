@@ -21,8 +21,9 @@ from sdp_plugins.core import CollectiveTimeoutError, Group, PeerLostError, SdpEr
 from sdp_plugins.core import _native as native
 from sdp_plugins.core.errors import name_error
 from sdp_plugins.core.internode import gathers, spanning_group
-from sdp_plugins.core.internode.call import Call
-from sdp_plugins.core.internode.notice import NOTICE_NBYTES, Notice, failure_fields
+from sdp_plugins.core.internode.notice import NOTICE_NBYTES, Notice, native_failure
+from sdp_plugins.core.internode.operation import Operation
+from sdp_plugins.core.internode.request import Request
 from sdp_plugins.torch.gloo_channel import GlooChannel
 from tests.internode.spanning import meet
 from tests.ranks import RankPool, Start
@@ -30,7 +31,7 @@ from tests.ranks import RankPool, Start
 Pool = Callable[[int], RankPool]
 
 LIMIT_S = 1.0
-WAIT_S = 20.0
+WAIT_S = 60.0
 """Of a caller that would wait for ever."""
 
 
@@ -71,20 +72,27 @@ def test_a_notice_has_its_size_whatever_its_text(text: str, rank: int) -> None:
 
 def test_what_cannot_be_encoded_is_replaced() -> None:
     error = SdpError("bad name \udcff")
-    assert Notice.unpack(Notice.of(3, error).pack()).text == "bad name \\udcff"
+    context = SimpleNamespace(rank=3, global_ranks=[])
+    assert Notice.unpack(Notice.of(error, context).pack()).text == "bad name \\udcff"  # type: ignore[arg-type]
     work = native.Work()
-    work.fail(*failure_fields(error))
+    work.fail(native_failure(error))
     assert str(work.failure()) == "bad name \\udcff"
 
 
-def call_of_rank_0() -> Any:
+def operation_of_rank_0() -> Operation:
     nodes = SimpleNamespace(world_size=2, name=lambda ranks: f"rank {ranks[0]} on node1")
-    here = SimpleNamespace(
-        rank=0, nodes=nodes, last_completed="", native=SimpleNamespace(head="[rank 0/2] ")
+    context = SimpleNamespace(
+        rank=0,
+        nodes=nodes,
+        last_completed=None,
+        native=SimpleNamespace(head="[rank 0/2] "),
+        global_ranks=[],
+        channels={},
     )
-    call = SimpleNamespace(here=here, title="barrier #1", op="barrier", seq=1, elapsed_s=0.0)
-    call.error = lambda *args: Call.error(call, *args)  # type: ignore[arg-type]
-    return call
+    kind = native.Op.barrier, native.DType.uint8, native.ReduceOp.sum
+    signature = native.signature(*kind, -1, [], [], 1.0, 0, 2)
+    request = Request(*kind, 1.0, -1, (), (), 1.0, signature=signature)
+    return Operation(context, request, 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -101,7 +109,7 @@ def call_of_rank_0() -> Any:
 def test_what_cannot_be_read_is_an_error_all_the_same(
     data: bytes, who: str, ranks: tuple[int, ...]
 ) -> None:
-    error = Notice.unpack(data).error(call_of_rank_0())
+    error = operation_of_rank_0().repeated_error(Notice.unpack(data))
     assert who in str(error)
     assert error.ranks == ranks
 
@@ -170,7 +178,7 @@ def test_all_that_wait_hear_of_the_first_cause(
 
 
 def finish_badly(rank: int, world: int, root: str) -> str:
-    cannot_end = mock.patch.object(Call, "end", fail_with(OSError("at the end")))
+    cannot_end = mock.patch.object(Operation, "end", fail_with(OSError("at the end")))
     with meet("2x1", root, "g") as group, cannot_end:
         return how_it_ends(group.all_reduce(np.ones(1000, np.float32), async_op=True))
 
@@ -243,7 +251,7 @@ def time_out_in(what: str, group: Group) -> list[weakref.ref[Any]]:
         if work is not None:
             work.wait()
     except CollectiveTimeoutError:
-        pools = group._native._here.pools  # type: ignore[union-attr]
+        pools = group._native._context.pools  # type: ignore[union-attr]
         return seen + [weakref.ref(pool) for pool in pools.values()]
     raise AssertionError("it worked")
 

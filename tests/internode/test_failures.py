@@ -21,15 +21,15 @@ from sdp_plugins.core import (
     PeerLostError,
     SdpError,
 )
-from sdp_plugins.core.internode.call import Call
-from sdp_plugins.core.internode.exchange import Segment
-from sdp_plugins.core.internode.plan import Kind, Plan
-from sdp_plugins.core.internode.wire import Way
+from sdp_plugins.core.internode.operation import Operation
+from sdp_plugins.core.internode.plan import Algorithm, Plan
+from sdp_plugins.core.internode.sharded_reduction import Segment
+from sdp_plugins.core.internode.wire import Stream
 from tests.internode.spanning import LAYOUTS, meet, only
 from tests.ranks import Outcome, Ranks, Start, say
 
 LIMIT_S = 2.0
-SLACK_S = 6.0
+SLACK_S = 30.0
 """Graces of the waits, gloo's own notice, and a busy machine."""
 
 
@@ -44,7 +44,7 @@ def reduce_until_it_fails(rank: int, world: int, layout: str, root: str) -> None
 
 
 def outcomes(ranks: Ranks, but: int) -> list[Outcome]:
-    return [rank.outcome(15) for rank in ranks if rank.rank != but]
+    return [rank.outcome() for rank in ranks if rank.rank != but]
 
 
 def check(found: list[Outcome], kind: type[SdpError], blamed: tuple[int, ...], text: str) -> None:
@@ -88,7 +88,10 @@ def stall_at_the_end(rank: int, world: int, layout: str, root: str, victim: int)
         group.all_reduce(data)
         stalls = mock.Mock(side_effect=lambda: time.sleep(4 * LIMIT_S))
         stalling = mock.patch.object(Segment, "_gather_node", stalls)
-        with only(Plan(Kind.exchange, (2,), 2**20)), stalling if rank == victim else nullcontext():
+        with (
+            only(Plan(Algorithm.sharded, (2,), 2**20)),
+            stalling if rank == victim else nullcontext(),
+        ):
             while True:
                 group.all_reduce(data)
 
@@ -103,7 +106,7 @@ def reduce_much_until_it_fails(rank: int, world: int, layout: str, root: str) ->
     with meet(layout, root, "g") as group:
         group.timeout_s = LIMIT_S
         data = np.zeros(2**24, np.float32)
-        plan = Plan(Kind.exchange, (len(set(LAYOUTS[layout])),), 64 * 2**20)
+        plan = Plan(Algorithm.sharded, (len(set(LAYOUTS[layout])),), 64 * 2**20)
         with only(plan):
             group.all_reduce(data)
             say("going")
@@ -135,15 +138,15 @@ def stop_between_headers(rank: int, world: int, layout: str, root: str) -> None:
         group.timeout_s = LIMIT_S
         data = np.zeros(500_000, np.float32)
         group.all_reduce(data)
-        send = Call.send
+        send = Operation.send
 
-        def stop(call: Call, peer: int, *args: Any) -> Any:
-            if Way.headers in args and peer == 0:
+        def stop(operation: Operation, peer: int, *args: Any) -> Any:
+            if Stream.headers in args and peer == 0:
                 time.sleep(0.3)  # what was sent before arrives
                 os.kill(os.getpid(), signal.SIGSTOP)
-            return send(call, peer, *args)
+            return send(operation, peer, *args)
 
-        with mock.patch.object(Call, "send", stop) if rank == 1 else nullcontext():
+        with mock.patch.object(Operation, "send", stop) if rank == 1 else nullcontext():
             group.all_reduce(data)
 
 
@@ -184,7 +187,7 @@ def test_another_call(
 ) -> None:
     arguments = (layout, str(tmp_path), what, victim)
     with start_pooled(len(LAYOUTS[layout]), give_up, *arguments) as ranks:
-        found = [rank.outcome(10) for rank in ranks]
+        found = [rank.outcome() for rank in ranks]
         for outcome in found:
             assert type(outcome.error) is CollectiveMismatchError, outcome.error
             assert "ranks disagree: " in str(outcome.error)
@@ -216,11 +219,11 @@ def disagree_on_sizes(rank: int, world: int, layout: str, root: str) -> None:
 def test_sizes_that_do_not_fit(start_pooled: Start, tmp_path: Path) -> None:
     with start_pooled(4, disagree_on_sizes, "4x1", str(tmp_path)) as ranks:
         text = "rank 0 expects 7 elements of rank 3, which offers 5"
-        for outcome in (rank.outcome(10) for rank in ranks):
+        for outcome in (rank.outcome() for rank in ranks):
             if outcome.error is not None:  # who has all that it needs may be done before
                 assert isinstance(outcome.error, SdpError)
                 assert text in str(outcome.error) or "rank 0" in str(outcome.error)
-        assert type(ranks[0].outcome(1).error) is CollectiveMismatchError
+        assert type(ranks[0].outcome().error) is CollectiveMismatchError
 
 
 def receive_too_little(rank: int, world: int, layout: str, root: str) -> None:
@@ -236,7 +239,7 @@ def receive_too_little(rank: int, world: int, layout: str, root: str) -> None:
 def test_a_message_of_another_size(start_pooled: Start, tmp_path: Path) -> None:
     with start_pooled(2, receive_too_little, "2x1", str(tmp_path)) as ranks:
         check(
-            [ranks[1].outcome(10), ranks[0].outcome(10)],
+            [ranks[1].outcome(), ranks[0].outcome()],
             CollectiveMismatchError,
             (0,),
             r"recv #1 float32\[3\] from rank 0 tag 0: rank 0 on node0 sends float32\[4\]",

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from sdp_plugins.core import CollectiveTimeoutError
-from sdp_plugins.core.flight import report_file
-from sdp_plugins.core.flight.report import report
-from sdp_plugins.core.flight.sheet import Sheet
-from tests.core.flight_cases import LONG_S, job_of, until_seen
+from sdp_plugins.flight import report_file
+from sdp_plugins.flight.rank_snapshot import RankSnapshot
+from sdp_plugins.flight.report import report
+from tests.flight.cases import LONG_S, job_of, until_seen
 from tests.internode.spanning import meet
 from tests.ranks import RankPool, Ranks, Start, say
 
@@ -30,8 +30,8 @@ def one_is_late(rank: int, world: int, root: str, late: int) -> None:
         group.all_reduce(data)
 
 
-def of_node(ranks: Ranks, node: int) -> list[Sheet]:
-    return [sheet for sheet in job_of(ranks).sheets if sheet.about.host == f"node{node}"]
+def of_node(ranks: Ranks, node: int) -> list[RankSnapshot]:
+    return [snapshot for snapshot in job_of(ranks).snapshots if snapshot.info.host == f"node{node}"]
 
 
 @pytest.mark.parametrize("late", [0, 2])
@@ -85,11 +85,11 @@ def test_steps_are_apart_from_operations(start_pooled: Start, tmp_path: Path) ->
     with start_pooled(3, many_steps, str(tmp_path)) as ranks:
         for rank in ranks:
             assert rank.heard() == "going"
-        for sheet in job_of(ranks).sheets:
-            if sheet.about.name == "g":
-                assert [e.seq for e in sheet.operations][:100] == list(range(1, 101))
-                assert all(e.started >= e.issued and e.finished for e in sheet.operations[:100])
-                assert len(sheet.steps) == 64
+        for snapshot in job_of(ranks).snapshots:
+            if snapshot.info.name == "g":
+                assert [e.seq for e in snapshot.operations][:100] == list(range(1, 101))
+                assert all(e.started >= e.issued and e.finished for e in snapshot.operations[:100])
+                assert len(snapshot.steps) == 64
 
 
 def fail(rank: int, world: int, root: str) -> str:

@@ -14,6 +14,7 @@ import torch
 from sdp_plugins.core.internode.wire import WireError
 from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.torch.gloo_channel import Connections, GlooChannel, Message
+from tests.ranks import HANG_S
 
 
 class Work:
@@ -56,7 +57,7 @@ def channel_of(*works: Work) -> tuple[GlooChannel, list[Message]]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + HANG_S
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)

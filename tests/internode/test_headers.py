@@ -15,7 +15,7 @@ import pytest
 
 from sdp_plugins.core import CollectiveMismatchError, CollectiveTimeoutError
 from sdp_plugins.core.internode import all_reduce, headers
-from sdp_plugins.core.internode.plan import Kind, Plan
+from sdp_plugins.core.internode.plan import Algorithm, Plan
 from tests.internode.spanning import LAYOUTS, LAYOUTS_OF_PLANS, meet, only
 from tests.internode.test_collectives import move_all, reduce_all, run_program
 from tests.ranks import RankPool, Start
@@ -23,7 +23,6 @@ from tests.ranks import RankPool, Start
 Pool = Callable[[int], RankPool]
 NODES = LAYOUTS | LAYOUTS_OF_PLANS
 LIMIT_S = 2.0
-SLACK_S = 6.0
 """See ``test_failures``."""
 
 
@@ -61,7 +60,7 @@ def call_two_sizes(rank: int, world: int, layout: str, root: str, less_first: bo
     with none_direct(), meet(layout, root, "g") as group:
         group.timeout_s = 5 * LIMIT_S
         data = np.ones(2_000_000, np.float32)
-        with only(Plan(Kind.exchange, (count,), 64 * 2**20)):
+        with only(Plan(Algorithm.sharded, (count,), 64 * 2**20)):
             group.all_reduce(data)
             group.all_reduce(data[:500_000] if first == less_first else data)
 
@@ -83,7 +82,7 @@ def test_halves_that_call_another_size(
         rf"ranks? [\d, -]+ on node{other}: all_reduce #2 float32\[{sizes[1]}\] sum"
     )
     with start_pooled(len(nodes), call_two_sizes, layout, str(tmp_path), less_first) as ranks:
-        found = [rank.outcome(20) for rank in ranks]
+        found = [rank.outcome() for rank in ranks]
         assert {outcome.kind for outcome in found} == {"raised"}, found
         for outcome in found:
             assert type(outcome.error) is CollectiveMismatchError, outcome
@@ -123,12 +122,11 @@ def test_a_rank_that_does_not_come(
     """Who waits for one that waits for it leaves it to that one to name it."""
     arguments = (layout, str(tmp_path), operation, victim)
     with start_pooled(len(NODES[layout]), leave_one_out, *arguments) as ranks:
-        found = [rank.outcome(20) for rank in ranks if rank.rank != victim]
+        found = [rank.outcome() for rank in ranks if rank.rank != victim]
         for outcome in found:
             assert type(outcome.error) is CollectiveTimeoutError, outcome
             assert outcome.error.ranks == (victim,), outcome.error
             assert re.search(rf"rank {victim}\b.* did not a", str(outcome.error)), outcome.error
-            assert outcome.error.elapsed_s < LIMIT_S + SLACK_S
 
 
 def run_none_direct(

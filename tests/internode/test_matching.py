@@ -10,24 +10,31 @@ import numpy as np
 import pytest
 
 from sdp_plugins.core.internode.matching import Matching, UnwantedError
-from sdp_plugins.core.internode.posts import ANY, AnyReceive, Aside, Envelope, Receive
+from sdp_plugins.core.internode.posted import (
+    ANY,
+    Envelope,
+    PostedAnyReceive,
+    PostedReceive,
+    UnexpectedMessage,
+)
 
 
 def matching_of(*remote: int) -> Matching:
-    here = SimpleNamespace(rank=0, local=(0,), native=mock.Mock())
-    here.native.gone.return_value = []
-    return Matching(here, remote)  # type: ignore[arg-type]
+    context = SimpleNamespace(rank=0, local_ranks=(0,), native=mock.Mock())
+    context.native.gone.return_value = []
+    return Matching(context, remote)  # type: ignore[arg-type]
 
 
 def receive(source: int, tag: int, *, served_here: bool = False) -> Any:
-    call: Any = SimpleNamespace(request=SimpleNamespace(peer=source, tag=tag), end=mock.Mock())
+    request = SimpleNamespace(peer=source, tag=tag)
+    operation: Any = SimpleNamespace(request=request, end=mock.Mock())
     if source != ANY:
-        return Receive(call, mock.Mock(), mock.Mock())
-    call.here = SimpleNamespace(native=mock.Mock())
-    call.here.native.take_back.return_value = None
+        return PostedReceive(operation, mock.Mock(), mock.Mock())
+    operation.context = SimpleNamespace(native=mock.Mock())
+    operation.context.native.take_back.return_value = None
     work = mock.Mock()
     work.completed.return_value = served_here
-    post = AnyReceive(call, work)
+    post = PostedAnyReceive(operation, work)
     post._claimed = not served_here
     return post
 
@@ -52,22 +59,25 @@ def test_what_a_rank_of_this_node_has_served_is_passed_over() -> None:
     for post in posts:
         matching.add(post)
     assert matching.match(1, 5) == (posts[1], True)
-    posts[0].call.end.assert_called_once()
+    posts[0].operation.end.assert_called_once()
     with pytest.raises(UnwantedError):
         matching.match(1, 5)
 
 
-def test_what_was_set_aside_is_found_in_order() -> None:
+def test_unexpected_messages_are_found_in_order() -> None:
     matching = matching_of(1, 2)
-    asides = [Aside(source, Envelope(1, 8, 0, 5), np.zeros(8, np.uint8)) for source in (2, 1, 1)]
-    for aside in asides:
-        assert matching.put_aside(aside) is None
-    assert matching.add(receive(1, 5)) is asides[1]
-    assert matching.add(receive(ANY, 5)) is asides[0]
-    assert matching.add(receive(ANY, 5)) is asides[2]
+    messages = [
+        UnexpectedMessage(source, Envelope(1, 8, 0, 5), np.zeros(8, np.uint8))
+        for source in (2, 1, 1)
+    ]
+    for message in messages:
+        assert matching.keep_unexpected(message) is None
+    assert matching.add(receive(1, 5)) is messages[1]
+    assert matching.add(receive(ANY, 5)) is messages[0]
+    assert matching.add(receive(ANY, 5)) is messages[2]
     late = receive(ANY, 5)
     assert matching.add(late) is None
-    assert matching.put_aside(asides[0]) is late  # it was posted while that was on its way
+    assert matching.keep_unexpected(messages[0]) is late  # it was posted while that was on its way
 
 
 def test_who_has_left_is_waited_for_only_where_nobody_else_is() -> None:

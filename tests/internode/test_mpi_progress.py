@@ -11,7 +11,7 @@ import pytest
 from sdp_plugins.core.internode import mpi_progress
 from sdp_plugins.core.internode.mpi_progress import Progress
 
-LIMIT_S = 10.0
+LIMIT_S = 100.0
 
 
 class Mpi:

@@ -19,7 +19,7 @@ def test_ranks_are_put_by_node() -> None:
     nodes = of(5, 2, 5, 2, 2)
     assert nodes.members == ((0, 2), (1, 3, 4))
     assert nodes.hosts == ("node5", "node2")
-    assert (nodes.count, nodes.world_size, nodes.lanes) == (2, 5, 2)
+    assert (nodes.count, nodes.world_size, nodes.rails) == (2, 5, 2)
     assert [(nodes.node_of(r), nodes.index_of(r)) for r in range(5)] == [
         (0, 0),
         (1, 0),
@@ -27,7 +27,7 @@ def test_ranks_are_put_by_node() -> None:
         (1, 1),
         (1, 2),
     ]
-    assert [nodes.keeper(r, 0) for r in range(5)] == [0, 0, 2, 2, 0]
+    assert [nodes.counterpart(r, 0) for r in range(5)] == [0, 0, 2, 2, 0]
     assert nodes.name([4, 0, 3]) == "rank 0 on node5, ranks 3, 4 on node2"
 
 

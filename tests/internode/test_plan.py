@@ -9,22 +9,30 @@ import pytest
 
 from sdp_plugins.core.internode.costs import (
     AS_GOOD,
-    MOST_SWAPPED_NBYTES,
+    MOST_MULTIPLIED_NBYTES,
     SEGMENTS,
     Costs,
     candidates,
     choose,
 )
-from sdp_plugins.core.internode.plan import Kind, Level, Plan, factorings, levels, segments, split
+from sdp_plugins.core.internode.plan import (
+    Algorithm,
+    Level,
+    Plan,
+    factorings,
+    levels,
+    segments,
+    split,
+)
 from sdp_plugins.core.nodes import tree
 
 NODES = [*range(2, 34), 48, 64, 96, 100, 128]
 
 
-def plans(kind: Kind) -> Iterator[Plan]:
+def plans(algorithm: Algorithm) -> Iterator[Plan]:
     for nodes in NODES:
         for radices in factorings(nodes):
-            yield Plan(kind, radices, 2**20)
+            yield Plan(algorithm, radices, 2**20)
 
 
 def everyone(plan: Plan, count: int) -> list[tuple[Level, ...]]:
@@ -37,7 +45,7 @@ def test_factorings_are_the_direct_one_and_powers_of_two(nodes: int) -> None:
     assert found[0] == (nodes,)
     assert len(set(found)) == len(found)
     for radices in found:
-        assert Plan(Kind.swap, radices).nodes == nodes
+        assert Plan(Algorithm.recursive_multiplying, radices).nodes == nodes
         assert all(radix in (2, 4, 8, 16) for radix in radices[:-1])
         assert radices[-1] > 1
     if nodes & (nodes - 1) == 0 and nodes > 2:
@@ -45,7 +53,7 @@ def test_factorings_are_the_direct_one_and_powers_of_two(nodes: int) -> None:
 
 
 def test_members_of_a_level_agree_who_they_are() -> None:
-    for plan in (*plans(Kind.exchange), *plans(Kind.swap)):
+    for plan in (*plans(Algorithm.sharded), *plans(Algorithm.recursive_multiplying)):
         all_levels = everyone(plan, 1000)
         for node, own in enumerate(all_levels):
             assert len(own) == len(plan.radices)
@@ -60,7 +68,7 @@ def test_members_of_a_level_agree_who_they_are() -> None:
 
 def test_exchanges_follow_the_tree_and_serve_everything_once() -> None:
     """Nodes add symbols instead of numbers, as the executor adds numbers."""
-    for plan in plans(Kind.exchange):
+    for plan in plans(Algorithm.sharded):
         count = 2 * plan.nodes + 3
         all_levels = everyone(plan, count)
         # Per node: which nodes' sum, in which order, it holds of each element.
@@ -94,7 +102,7 @@ def test_exchanges_follow_the_tree_and_serve_everything_once() -> None:
 
 
 def test_swaps_follow_the_tree() -> None:
-    for plan in plans(Kind.swap):
+    for plan in plans(Algorithm.recursive_multiplying):
         held: list[object] = list(range(plan.nodes))
         all_levels = everyone(plan, 10)
         for depth in range(len(plan.radices)):
@@ -104,7 +112,7 @@ def test_swaps_follow_the_tree() -> None:
 
 
 def test_nodes_send_equally_much_and_what_the_plan_says() -> None:
-    for plan in plans(Kind.exchange):
+    for plan in plans(Algorithm.sharded):
         count = 1_000_003
         sent = []
         for own in everyone(plan, count):
@@ -128,7 +136,7 @@ def test_shares_cover_and_differ_by_one(parts: int) -> None:
 
 
 def test_segments_cover() -> None:
-    plan = Plan(Kind.exchange, (2,), 1024)
+    plan = Plan(Algorithm.sharded, (2,), 1024)
     assert segments(plan, 1000, 4) == [(0, 256), (256, 256), (512, 256), (768, 232)]
     assert segments(plan, 3, 2048) == [(0, 1), (1, 1), (2, 1)]
 
@@ -141,20 +149,20 @@ def test_the_choice_is_the_least_and_keeps_to_what_is_asked(nodes: int, nbytes: 
     ):
         costs = Costs(latency_s, message_s, 2 * message_s, byte_s, 1e-10)
         best = costs.seconds(choose(costs, nodes, nbytes), nbytes)
-        allowed = Kind.exchange if nbytes > MOST_SWAPPED_NBYTES else None
+        allowed = Algorithm.sharded if nbytes > MOST_MULTIPLIED_NBYTES else None
         least = min(costs.seconds(plan, nbytes) for plan in candidates(nodes, allowed))
         assert least <= best <= AS_GOOD * least
-        for kind in Kind:
-            plan = choose(costs, nodes, nbytes, kind=kind, direct=True)
-            assert (plan.kind, plan.radices) == (kind, (nodes,))
+        for algorithm in Algorithm:
+            plan = choose(costs, nodes, nbytes, algorithm=algorithm, direct=True)
+            assert (plan.algorithm, plan.radices) == (algorithm, (nodes,))
 
 
 def test_choices_that_anyone_would_make() -> None:
     fast_posts = Costs(latency_s=1e-3, message_s=1e-7, byte_s=1e-8, post_s=1e-7, node_byte_s=1e-10)
     slow_posts = Costs(latency_s=1e-6, message_s=1e-3, byte_s=1e-9, post_s=1e-3, node_byte_s=1e-10)
-    assert choose(fast_posts, 8, 64).kind is Kind.swap
+    assert choose(fast_posts, 8, 64).algorithm is Algorithm.recursive_multiplying
     assert choose(fast_posts, 8, 64).radices == (8,)
-    assert choose(fast_posts, 8, 10**8).kind is Kind.exchange
+    assert choose(fast_posts, 8, 10**8).algorithm is Algorithm.sharded
     assert choose(fast_posts, 8, 10**8).radices == (8,)
     assert choose(slow_posts, 1024, 64).radices == (2,) * 10
     assert choose(slow_posts, 1024, 10**9).radices == (2,) * 10
@@ -179,8 +187,8 @@ def test_costs_can_be_written_and_read() -> None:
 
 
 def test_plans_and_costs_can_be_read() -> None:
-    assert str(Plan(Kind.exchange, (2, 4), 2**21)) == (
-        "balanced exchange, 2 x 4, in segments of 2 MiB: 4 hops"
+    assert str(Plan(Algorithm.sharded, (2, 4), 2**21)) == (
+        "reduce-scatter and all-gather, 2 x 4, in segments of 2 MiB: 4 hops"
     )
-    assert "8: 1 hop" in str(Plan(Kind.swap, (8,)))
+    assert "8: 1 hop" in str(Plan(Algorithm.recursive_multiplying, (8,)))
     assert "0.80 Gbit/s" in str(Costs(byte_s=1e-8))

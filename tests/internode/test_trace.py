@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdp_plugins.core import CollectiveTimeoutError, Group, SdpError, trace
-from sdp_plugins.launch.merge_trace import merge
-from tests.core.chrome_schema import check
+from sdp_plugins import trace
+from sdp_plugins.core import CollectiveTimeoutError, Group, SdpError
+from sdp_plugins.trace.merge import merge
 from tests.internode.spanning import meet
 from tests.ranks import RankPool
+from tests.trace.chrome_schema import check
 
 Pool = Callable[[int], RankPool]
 
@@ -83,9 +84,10 @@ def test_a_failure_across_nodes(rank_pool: Pool, tmp_path: Path) -> None:
 
 
 def wait_in_vain(rank: int, world: int, root: str) -> None:
-    group = meet("2x1", root, "g", timeout_s=1)
+    group = meet("2x1", root, "g")
     group.barrier()
     trace.start(f"{root}/trace")
+    group.timeout_s = 1
     if rank == 1:
         time.sleep(3)
     else:

@@ -100,16 +100,15 @@ class Batches(keras.callbacks.Callback):
         self.logs.append({name: float(value) for name, value in logs.items()})
 
 
-def run(rank: int, world: int, name: str, by_xla: bool = False) -> Result:
+def run(rank: int, world: int, name: str) -> Result:
     """A case, by plain Keras or under the strategy; and the variables that it ends with."""
     keras.utils.clear_session()
     keras.config.set_dtype_policy("float32")
     keras.utils.set_random_seed(11 + 7 * rank)
     case = CASES[name]()
-    more = {"jit_compile": True} if by_xla else {}
     if world == 1:
         model = case.build()
-        model.compile(**case.compile_options() | more)
+        model.compile(**case.compile_options())
         return finish(case, model)
     from sdp_plugins.keras import SMDDPStrategy
 
@@ -118,10 +117,8 @@ def run(rank: int, world: int, name: str, by_xla: bool = False) -> Result:
     try:
         with strategy.scope():
             model = case.build()
-            model.compile(**case.compile_options() | more)
-        result = finish(case, model)
-        assert model.jit_compile or not by_xla
-        return result
+            model.compile(**case.compile_options())
+        return finish(case, model)
     finally:
         strategy.close()
 
@@ -615,6 +612,62 @@ class Embedding(Case):
         return super().predict_options() | {"x": self._x()}
 
 
+class Positions(layers.Layer):
+    """Embeds tokens and their positions by one table: ids of the rows, and ids of all rows."""
+
+    def __init__(self, tokens: bool = True) -> None:
+        super().__init__()
+        self.table = layers.Embedding(20, 4)
+        self.tokens = tokens
+
+    def build(self, shape: Any) -> None:
+        self.table.build(shape)
+
+    def call(self, x: Any) -> Any:
+        positions = self.table(ops.arange(ops.shape(x)[1]))
+        return positions + (self.table(x) if self.tokens else ops.cast(x[..., None], "float32"))
+
+
+class SharedIds(Embedding):
+    """Of optimizers that clip or square, what counts is which slices are added up before."""
+
+    only_fits = True
+    tokens = True
+    optimizer = staticmethod(lambda: keras.optimizers.SGD(0.1, clipnorm=0.02))
+
+    def build(self) -> Any:
+        return keras.Sequential(
+            [
+                keras.Input((FEATURES,), dtype="int32"),
+                Positions(self.tokens),
+                layers.Flatten(),
+                layers.Dense(CLASSES),
+            ]
+        )
+
+    def compile_options(self) -> dict[str, Any]:
+        return super().compile_options() | {"optimizer": self.optimizer()}
+
+
+class SharedIdsGlobalClipnorm(SharedIds):
+    optimizer = staticmethod(lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.02))
+
+
+class SharedIdsClipvalue(SharedIds):
+    optimizer = staticmethod(lambda: keras.optimizers.SGD(0.1, clipvalue=0.002))
+
+
+class SharedIdsAdaptive(SharedIds):
+    optimizer = staticmethod(lambda: keras.optimizers.Adam(0.01))
+
+
+class SharedIdsEagerly(SharedIds):
+    tokens = False
+
+    def compile_options(self) -> dict[str, Any]:
+        return super().compile_options() | {"run_eagerly": True}
+
+
 class MaskedTokens(Embedding):
     """A loss per token, of which a mask leaves a different share on every rank."""
 
@@ -641,6 +694,52 @@ class MaskedTokens(Embedding):
 
     def evaluate_options(self) -> dict[str, Any]:
         return super().evaluate_options() | {"y": self._x() % CLASSES}
+
+
+class Position(layers.Layer):
+    """Adds a vector by a view: of one row its gradient is a view of the one that is passed on."""
+
+    def __init__(self, by_reshape: bool = False) -> None:
+        super().__init__()
+        self.by_reshape = by_reshape
+
+    def build(self, shape: Any) -> None:
+        self.position = self.add_weight(shape=(shape[-1],), initializer="ones", name="position")
+
+    def call(self, x: Any) -> Any:
+        if self.by_reshape:
+            return x + ops.reshape(self.position, (1, -1))
+        return x + ops.expand_dims(self.position, 0)
+
+
+class OneRow(Case):
+    """Batches of 3 and 2 rows leave one row on rank 0."""
+
+    rows = 5
+    batch_size = 3
+
+    def build(self) -> Any:
+        return dense(
+            Position(), layers.Dense(8), layers.GroupNormalization(4), Position(by_reshape=True)
+        )
+
+
+class OneRowOwnStep(OneRow):
+    """The same gradients after a backward pass of the program's own."""
+
+    def build(self) -> Any:
+        class Model(keras.Sequential):
+            def train_step(self, *args: Any) -> Any:
+                return super().train_step(*args)
+
+        return Model([super().build()])
+
+
+class OneRowAccumulated(OneRow):
+    def compile_options(self) -> dict[str, Any]:
+        return super().compile_options() | {
+            "optimizer": keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+        }
 
 
 class Frozen(Case):

@@ -9,12 +9,6 @@ from typing import Any
 import pytest
 
 from tests.keras.first_ranks import PROCESSES, FirstRanks
-from tests.keras.names import TENSORFLOW
-
-needs_xla = pytest.mark.skipif(
-    TENSORFLOW < (2, 20),
-    reason="TensorFlow to 2.19 comes without XLA's headers for calls",
-)
 
 
 def environment(backend: str) -> dict[str, str]:

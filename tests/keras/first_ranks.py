@@ -15,6 +15,7 @@ import pytest
 from tests.ranks import RankPool
 
 PROCESSES = 3
+LIMIT_S = 110.0  # of a job: below the time that a test has
 
 
 @dataclass
@@ -25,11 +26,11 @@ class FirstRanks:
     n: int
     environment: Mapping[str, str] = field(default_factory=dict)
 
-    def run(self, source: str, *args: Any, timeout_s: float = 60.0) -> list[Any]:
+    def run(self, source: str, *args: Any, timeout_s: float = LIMIT_S) -> list[Any]:
         """Run a module's `main(rank, world, *args)` on n ranks; their results in rank order."""
         return self._run(self.n, source, args, timeout_s)
 
-    def run_beside_one(self, source: str, *args: Any, timeout_s: float = 60.0) -> list[Any]:
+    def run_beside_one(self, source: str, *args: Any, timeout_s: float = LIMIT_S) -> list[Any]:
         """The same, and behind the ranks' results that of one process alone."""
         return self._run(self.n + 1, source, args, timeout_s)
 

@@ -7,10 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 BACKENDS = ("tensorflow", "torch", "jax")
-KERAS, TENSORFLOW = (
-    tuple(int(part) for part in version(name).split(".")[:2])
-    for name in ("keras", "tensorflow-cpu")
-)
+KERAS = tuple(int(part) for part in version("keras").split(".")[:2])
 RUN = "from tests.keras.cases import run as main"
 WITHOUT_EQUAL = {"Normalized", "Dropout", "Shuffled"}
 """Cases of which one process makes something else: it draws or normalizes over more rows."""
@@ -24,20 +21,6 @@ UNEVEN = (
     "OwnMetrics",
 )
 """Cases that are tried on three ranks as well, which do not divide batches evenly."""
-BY_XLA = (
-    "AccumulationAndClipping",
-    "Dataset",
-    "Embedding",
-    "LastBatchOfOne",
-    "MaskedTokens",
-    "MixedPrecision",
-    "Normalized",
-    "OwnMetrics",
-    "OwnStep",
-    "SampleWeight",
-    "SeveralStepsPerExecution",
-)
-"""Cases that are compiled by XLA on TensorFlow as well, which is not the default on CPUs."""
 IN_ALL_VERSIONS = {
     "AccumulationAndClipping",
     "AreaUnderCurve",

@@ -129,7 +129,7 @@ def compiled_step_overlaps(rank: int, world: int) -> bool:
     arrived = threading.Event()
     seen: list[bool] = []
     with strategy() as made:
-        train(deep(made, lambda: seen.append(arrived.wait(30)), Watched(arrived.set)))
+        train(deep(made, lambda: seen.append(arrived.wait(200)), Watched(arrived.set)))
     return seen == [True]
 
 

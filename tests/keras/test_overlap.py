@@ -25,7 +25,6 @@ def pool_of(rank_pools: Any, backend: str) -> FirstRanks:
 
 
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-@pytest.mark.timeout(200)
 def test_compiled_steps_overlap(rank_pools: Any, backend: str) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("what waits here takes the only thread")
@@ -33,7 +32,6 @@ def test_compiled_steps_overlap(rank_pools: Any, backend: str) -> None:
     assert pool.run(job("compiled_step_overlaps"), timeout_s=90) == [True, True]
 
 
-@pytest.mark.timeout(200)
 def test_torch_overlaps(rank_pools: Any) -> None:
     """But not a step of one's own, which may have several backward passes; with the same result."""
     pool, values = pool_of(rank_pools, "torch"), []
@@ -45,13 +43,11 @@ def test_torch_overlaps(rank_pools: Any) -> None:
         assert_same(other, values[0], 0.0, "")
 
 
-@pytest.mark.timeout(200)
 def test_gradients_on_some_ranks_only_are_named(rank_pools: Any) -> None:
     for text in pool_of(rank_pools, "torch").run(job("on_some_ranks_only"), timeout_s=90):
         assert "model/seldom/bias' got a gradient on some ranks only" in text
 
 
-@pytest.mark.timeout(200)
 def test_a_rank_that_dies_in_its_backward_pass_is_named() -> None:
     with start_ranks(2, job("dies_in_backward"), env=environment("torch") | SMALL_BUFFERS) as ranks:
         text = ranks[0].result(timeout_s=90)

@@ -13,8 +13,8 @@ import pytest
 from sdp_plugins.launch.hosts import addresses, forwarded, messages
 from sdp_plugins.launch.hosts.command_line import mpirun_line
 from sdp_plugins.launch.hosts.diagnosis import explained
-from sdp_plugins.launch.hosts.failure import LaunchError
 from sdp_plugins.launch.hosts.host_list import Host, parse_hostfile, parse_hosts, placed
+from sdp_plugins.launch.hosts.launch_error import LaunchError
 from sdp_plugins.launch.hosts.messages import TOKEN
 from sdp_plugins.launch.hosts.mpirun import (
     INTEL_MPI,
@@ -25,6 +25,7 @@ from sdp_plugins.launch.hosts.mpirun import (
     family_of,
     find,
 )
+from tests.ranks import HANG_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -256,7 +257,7 @@ def sdp_run(*args: str) -> subprocess.CompletedProcess[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
     )
 

@@ -9,15 +9,16 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from sdp_plugins.bench.cluster import sandbox
+from benchmarks.testbed import sandbox
+from tests.processes import wait_until_gone
+from tests.ranks import HANG_S
 from tests.side_by_side import side_by_side
 
 MPIS = {
@@ -79,7 +80,7 @@ def run(line: list[str], env: dict[str, str] | None = None, **options: object) -
         env=env or environment(),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANG_S,
         check=False,
         **options,
     )
@@ -112,19 +113,6 @@ def everything_below(launcher: subprocess.Popen[str], lines: int) -> list[psutil
     for _ in range(lines):
         assert launcher.stdout.readline()
     return psutil.Process(launcher.pid).children(recursive=True)
-
-
-def wait_until_gone(processes: list[psutil.Process], timeout_s: float = 8.0) -> None:
-    end = time.monotonic() + timeout_s
-    while left := [process for process in processes if alive(process)]:
-        assert time.monotonic() < end, f"still there: {left}"
-        time.sleep(0.02)
-
-
-def alive(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 # ---- what the ranks get --------------------------------------------------------------------------
@@ -181,20 +169,21 @@ ENDINGS = {
 
 
 def test_the_first_failure_ends_the_job(mpi: str, script: Callable[[str], str]) -> None:
-    begin = time.monotonic()
     lines = [(on(mpi, script(text)),) for text in ENDINGS]
     for done, (code, text) in zip(side_by_side(run, lines, 4), ENDINGS.values(), strict=True):
         assert done.returncode == code, done.stderr
         _, _, last = done.stderr.rpartition("sdp run: rank 1 (pid ")
         assert f" on {socket.gethostname()}) failed first" in last and text in last
         assert "[mpirun]" not in done.stderr and "[rank 0]" not in done.stderr
-    assert time.monotonic() - begin < 30
 
 
 def test_the_time_is_up(mpi: str, script: Callable[[str], str]) -> None:
-    done = run(on(mpi, "--timeout", "3", script("if rank: time.sleep(600)")))
+    done = run(on(mpi, "--timeout", "20", script("if rank: time.sleep(600)")))
     assert done.returncode == 124
-    assert done.stderr == "sdp run: the time is up; still running: rank 1\n"
+    assert done.stderr == (
+        "sdp run: the time is up; still running: rank 1\n"
+        "sdp run: no rank on this machine has an open group\n"
+    )
 
 
 SLEEP = """
@@ -216,7 +205,7 @@ def test_the_end_does_not_wait_for_the_reader(
         launcher.stdout.readline()
         if ending == "SIGTERM":
             launcher.terminate()
-        assert launcher.wait(30) == (124 if ending == "time-out" else 143)
+        assert launcher.wait(timeout=HANG_S) == (124 if ending == "time-out" else 143)
         launcher.stdout.read()
         assert launcher.stderr
         assert "Traceback" not in launcher.stderr.read()
@@ -230,7 +219,7 @@ def test_a_signal_leaves_nothing(mpi: str, script: Callable[[str], str], number:
         assert names.count("sleep") == 2 and len(below) >= 9  # with mpirun, agents and guardians
         launcher.send_signal(number)
         wait_until_gone(below)
-        code = launcher.wait(timeout=10)
+        code = launcher.wait(timeout=HANG_S)
         assert code == (-number if number == signal.SIGKILL else 128 + number)
 
 
@@ -243,7 +232,7 @@ def test_what_is_no_rank_may_be_killed(mpi: str, script: Callable[[str], str], w
         agent = sleep.parents()[1]
         (mpirun,) = (p for p in psutil.Process(launcher.pid).children() if len(p.children()) > 0)
         {"agent": agent, "mpirun": mpirun}[what].kill()
-        _, errors = launcher.communicate(timeout=20)
+        _, errors = launcher.communicate(timeout=HANG_S)
         wait_until_gone(below)
     assert launcher.returncode in (1, 9, 137)  # mpirun's: MPICH's gives the signal as it is
     last = errors.splitlines()[-1]
@@ -257,7 +246,7 @@ def test_nobody_can_call_once_the_ranks_run(mpi: str, script: Callable[[str], st
         connections = psutil.Process(launcher.pid).net_connections("tcp")
         assert psutil.CONN_LISTEN not in {connection.status for connection in connections}
         launcher.terminate()
-        assert launcher.wait(timeout=10) == 143
+        assert launcher.wait(timeout=HANG_S) == 143
 
 
 def test_strangers_who_call_first_keep_nobody_out(
@@ -387,7 +376,7 @@ LEFT = """
     lines = sorted(job.stdout.readline() for _ in range(3))
     there = len(names())
     if sys.argv[1] != "nothing": job.send_signal(int(sys.argv[1]))
-    end = time.monotonic() + 8
+    end = time.monotonic() + 200
     _, errors = job.communicate()
     while (left := names()) and time.monotonic() < end: time.sleep(0.02)
     print(json.dumps([job.returncode, lines, there, left, errors]))

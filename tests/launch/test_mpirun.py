@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.ranks import HANG_S
+
 MPIS = {
     "Open MPI": os.environ.get("SDP_TEST_OPEN_MPI", ""),
     "MPICH": os.environ.get("SDP_TEST_MPI", ""),
@@ -46,11 +48,12 @@ def mpirun(name: str, *command: str) -> subprocess.CompletedProcess[str]:
     options = ["--allow-run-as-root", "--oversubscribe"] if name == "Open MPI" else []
     line = [f"{MPIS[name]}/bin/mpirun", *options, "-n", "2", *command]
     env = {"PATH": os.environ["PATH"], "HOME": "/root", "SDP_TIMEOUT_S": "30"}
-    return subprocess.run(line, env=env, capture_output=True, text=True, timeout=90, check=False)
+    return subprocess.run(
+        line, env=env, capture_output=True, text=True, timeout=HANG_S, check=False
+    )
 
 
 @pytest.mark.parametrize("name", MPIS)
-@pytest.mark.timeout(120)
 def test_what_smddprun_sets(name: str) -> None:
     show = 'echo "$RANK of $WORLD_SIZE, $SMDATAPARALLEL_LOCAL_RANK at $MASTER_ADDR"; exit 0'
     done = mpirun(name, *SMDDPRUN, "sh", "-c", show)
@@ -63,7 +66,6 @@ def test_what_smddprun_sets(name: str) -> None:
 
 @pytest.mark.parametrize("name", MPIS)
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.timeout(120)
 def test_scripts(tmp_path: Path, name: str, way: str) -> None:
     launcher, text = WAYS[way]
     (tmp_path / "train.py").write_text(text)

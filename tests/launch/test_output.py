@@ -12,9 +12,10 @@ from contextlib import closing
 
 import pytest
 
+from sdp_plugins.launch.error_file import RankError
+from sdp_plugins.launch.event_loop import EventLoop
 from sdp_plugins.launch.output import BACKLOG_LIMIT, LONGEST_UNFINISHED, Sink, Stream, sinks
-from sdp_plugins.launch.pump import Pump
-from sdp_plugins.launch.report import TRACEBACK, Kind, blamed, excerpt, failure, kind
+from sdp_plugins.launch.report import TRACEBACK, Failure, Kind, blamed, described, excerpt
 
 F_SETPIPE_SZ = 1031
 
@@ -53,6 +54,19 @@ def test_parts_of_a_line_are_put_together(wall: Wall) -> None:
     two.flush()
     one.flush()
     assert wall.text() == "[1] y\n[0] d"
+
+
+def test_torchs_prefix_is_not_added_to_ours(wall: Wall) -> None:
+    rank = Stream(-1, "[rank 1] ", wall.sink, "[rank1]: ")
+    rank.feed(b"[rank1]: Traceback\n[rank1]:   File\n")
+    rank.feed(b"x [rank1]: y")
+    rank.flush()
+    rank.feed(b"[rank1]: z\n[rank0]: other\n")
+    assert wall.text().splitlines() == [
+        *("[rank 1] Traceback", "[rank 1]   File"),
+        *("[rank 1] x [rank1]: y[rank1]: z", "[rank 1] [rank0]: other"),
+    ]
+    assert b"".join(rank.tail).startswith(b"Traceback\n  File\n")
 
 
 def test_an_unfinished_line_goes_on_where_it_stood(wall: Wall) -> None:
@@ -144,20 +158,22 @@ def test_what_the_reader_does_not_take_waits_in_order(wall: Wall) -> None:
 def test_a_line_is_whole_though_its_reader_kept_its_end_from_being_read(wall: Wall) -> None:
     (out_0, in_0), (out_1, in_1) = os.pipe(), os.pipe()
     os.set_blocking(wall.writer, False)
-    with closing(Pump(wall.sink)) as pump:
-        pump.add(out_1, "[1] ", wall.sink)  # read before rank 0, where there is something
-        pump.add(out_0, "[0] ", wall.sink)
+    with closing(EventLoop(wall.sink)) as loop:
+        loop.read_from(
+            out_1, loop.add_stream("[1] ", wall.sink)
+        )  # read before rank 0, where there is something
+        loop.read_from(out_0, loop.add_stream("[0] ", wall.sink))
         os.write(in_0, b"one ")
-        pump.run_once(time.monotonic())
+        loop.run_once(time.monotonic())
         wall.sink.write(bytes(1 << 20) + b"\n" * (BACKLOG_LIMIT + 1))
         assert wall.sink.full  # from here on nobody is listened to
         os.write(in_0, b"line\n")
         os.write(in_1, b"another\n")
-        pump.run_once(time.monotonic() + 0.1)
+        loop.run_once(time.monotonic() + 0.1)
         while wall.sink.backlog:
             os.read(wall.reader, 1 << 20)
-            pump.run_once(time.monotonic())
-        pump.run_once(time.monotonic())
+            loop.run_once(time.monotonic())
+        loop.run_once(time.monotonic())
         assert wall.text().splitlines()[-2:] == ["[1] another", "[0] one line"]
     for fd in (out_0, in_0, out_1, in_1):
         os.close(fd)
@@ -219,79 +235,65 @@ def test_excerpt_leaves_out_what_python_has_ignored() -> None:
     assert excerpt([f"{line}\n".encode() for line in lines])[:2] == [TRACEBACK, "ValueError: boom"]
 
 
-def traceback(
-    *exceptions: str, link: str = "During handling of the above", prefix: str = ""
-) -> bytes:
-    block = f"{TRACEBACK}\n  File x, line 1, in y\n    PeerLostError\n    ~~~~^^\n"
-    text = f"\n{link}:\n\n".join(f"{block}{exception}\n" for exception in exceptions)
-    return "".join(f"{prefix}{line}\n" for line in text.splitlines()).encode()
+def lost(*ranks: int, origin: int | None = None) -> Failure:
+    return Failure(1, RankError("peer_lost", ranks, origin))
 
 
-def lost(text: str) -> list[bytes]:
-    lines = [f"PeerLostError: [rank 0/4] {what}" for what in ("barrier #1: rank 0 gave up", text)]
-    return [traceback(lines[0]), b"x\n", traceback(f"sdp_plugins.core.errors.{lines[1]}. Hint: y")]
+def wrote(text: str) -> list[bytes]:
+    return [f"{line}\n".encode() for line in text.split("\n")]
 
 
-OWN = [traceback("ValueError: x")]
-CAUSE = "The above exception was the direct cause of the following"
+OWN = Failure(1, RankError())
+TRACED = Failure(1, None, wrote(f"{TRACEBACK}\nValueError: x"))
+SILENT = Failure(3)
 
 
 @pytest.mark.parametrize(
-    ("tails", "rank"),
+    ("failures", "rank"),
     [
-        ({2: OWN, 1: []}, 2),
-        ({2: [], 1: OWN}, 1),
-        ({2: [], 1: []}, 2),
-        ({2: lost(""), 1: [], 3: OWN}, 3),
-        ({2: [], 3: lost("a #1: rank 1 ended while needed"), 1: []}, 1),
-        ({2: lost("barrier #1: rank 1 ended while needed"), 1: []}, 1),
-        ({2: lost("barrier #1: rank 0 ended while needed"), 1: []}, 1),
-        ({2: lost("recv #1 from rank 3: rank 1 gave up: x: y"), 3: lost(""), 1: lost("")}, 1),
-        ({2: lost("rendezvous 'a': rank 1 (pid 3) ended before"), 1: lost("")}, 1),
-        ({2: lost("rank 1 gave up: x"), 1: lost("")}, 1),
-        ({2: lost("a #1: ranks 1, 3 ended while needed"), 1: lost("")}, 1),
-        ({2: lost("a #1: rank 1 gave up: a #1: rank 3 ended"), 1: lost(""), 3: lost("")}, 3),
-        ({2: lost("a #1: rank 1 gave up: a #1: rank 3 has closed the group"), 1: lost("")}, 1),
-        ({2: lost("a #1: rank 3 has closed the group"), 1: lost("")}, 2),
-        ({2: [traceback("PeerLostError")], 1: lost("")}, 2),
+        ({2: OWN, 1: SILENT}, 2),
+        ({2: SILENT, 1: OWN}, 1),
+        ({2: SILENT, 1: TRACED}, 1),
+        ({2: SILENT, 1: Failure(137)}, 1),
+        ({2: SILENT, 1: SILENT}, 2),
+        ({2: lost(0), 1: SILENT, 3: OWN}, 3),
+        ({2: SILENT, 3: lost(1), 1: SILENT}, 1),
+        ({2: lost(1), 1: SILENT}, 1),
+        ({2: lost(0), 1: SILENT}, 1),
+        ({2: lost(1), 3: lost(), 1: lost()}, 1),
+        ({2: lost(1, 3), 1: lost()}, 1),
+        ({2: lost(1, origin=3), 1: lost(), 3: lost()}, 3),
+        ({2: lost(1, origin=3), 1: lost()}, 1),
+        ({2: lost(3), 1: lost()}, 2),
+        ({2: lost(), 1: lost()}, 2),
     ],
 )
-def test_who_is_blamed(tails: dict[int, list[bytes]], rank: int) -> None:
-    assert blamed(dict.fromkeys(tails, 1), tails) == rank
+def test_who_is_blamed(failures: dict[int, Failure], rank: int) -> None:
+    assert blamed(failures) == rank
 
 
 @pytest.mark.parametrize(
     ("code", "text", "wanted"),
     [
-        (1, traceback("ValueError: x"), Kind.OWN),
-        (1, b"W PeerLostError: x\n" + traceback("ValueError: x"), Kind.OWN),
-        (1, traceback("a.PeerLostError: x") + b"y\n" + traceback("ValueError: x"), Kind.OWN),
-        (1, traceback("ValueError: not a PeerLostError: x") + b"PeerLostError: x\n", Kind.OWN),
-        (1, traceback("ValueError: x", prefix="[rank1]: "), Kind.OWN),
-        (137, b"", Kind.OWN),
-        (3, b"", Kind.SILENT),
-        (255, b"PeerLostError: x\n", Kind.SILENT),
-        (1, traceback("a.PeerLostError: x") + b"y\n", Kind.LOST),
-        (1, traceback("a.PeerLostError: x", prefix="[rank1]: "), Kind.LOST),
-        (1, traceback("RuntimeError: PeerLostError: x"), Kind.LOST),  # as C++ passes it on
-        (1, traceback("PeerLostError: x", "ValueError: x"), Kind.LOST),
-        (1, traceback("PeerLostError: x", "ValueError: x", link=CAUSE), Kind.LOST),
-        (1, traceback("PeerLostError", "KeyError: x", "E", prefix="[rank1]: "), Kind.LOST),
-        (134, traceback("PeerLostError: x"), Kind.LOST),
+        (1, f"{TRACEBACK}\nValueError: x", Kind.OWN),
+        (1, f"[rank1]: {TRACEBACK}\n[rank1]: ValueError: x", Kind.OWN),
+        (137, "", Kind.OWN),
+        (3, "", Kind.SILENT),
+        (255, "PeerLostError: x", Kind.SILENT),
     ],
 )
-def test_how_a_rank_failed(code: int, text: bytes, wanted: Kind) -> None:
-    assert kind(code, text.splitlines(keepends=True)) is wanted
+def test_how_a_rank_without_an_error_file_failed(code: int, text: str, wanted: Kind) -> None:
+    assert Failure(code, None, wrote(text)).kind is wanted
 
 
 def test_failure_names_ranks_that_it_may_have_waited_for() -> None:
-    text = failure("sdp run", 3, "pid 42", 1, [], [0, 2])
-    assert "failed first: exit code 1, after rank 0, 2 had ended without an error. It" in text
-    text = failure("sdp run", 30, "pid 42", 1, [], range(30))
+    text = described("sdp run", 3, "pid 42", SILENT, [0, 2])
+    assert "failed first: exit code 3, after rank 0, 2 had ended without an error. It" in text
+    text = described("sdp run", 30, "pid 42", SILENT, range(30))
     assert "after rank 0, 1, 2, 3, 4, 5, 6, 7 and 22 more had ended" in text
 
 
 def test_failure_names_signal_and_hint() -> None:
-    text = failure("sdp run", 3, "pid 42", 128 + 7, [])
+    text = described("sdp run", 3, "pid 42", Failure(128 + 7))
     assert "rank 3 (pid 42) failed first: killed by SIGBUS" in text
     assert "nothing to stderr" in text and "/dev/shm" in text

@@ -16,6 +16,7 @@ import pytest
 
 from sdp_plugins.core.rank_environment import rank_environment
 from sdp_plugins.core.topology import Topology
+from tests.ranks import HANG_S
 
 SMDDPRUN = [sys.executable, "-m", "sdp_plugins.launch.smddprun"]
 SHOW = [
@@ -44,7 +45,7 @@ def clean(**added: str) -> dict[str, str]:
 def start(*args: str, env: Mapping[str, str], **options: Any) -> subprocess.CompletedProcess[str]:
     line = [*SMDDPRUN, *args]
     return subprocess.run(
-        line, env=env, capture_output=True, text=True, timeout=60, check=False, **options
+        line, env=env, capture_output=True, text=True, timeout=HANG_S, check=False, **options
     )
 
 
@@ -137,7 +138,7 @@ def test_it_becomes_the_command_and_leaves_its_arguments_alone() -> None:
     with subprocess.Popen(
         line, env=clean() | open_mpi(), stdout=subprocess.PIPE, text=True
     ) as rank:
-        output, _ = rank.communicate(timeout=60)
+        output, _ = rank.communicate(timeout=HANG_S)
     pid, found, environment, _ = json.loads(output)
     assert (pid, found) == (rank.pid, arguments)
     assert (environment["RANK"], environment["ADDED"]) == ("3", "a=b")
@@ -252,7 +253,7 @@ def test_modules_in_the_current_folder_do_not_stand_before_pythons_own(tmp_path:
     smddprun = [sys.executable, "-c", "import sys; sys.path.remove(''); from sdp_plugins.launch."]
     smddprun[-1] += "smddprun import smddprun; smddprun()"
     line = [*smddprun, "-n", "1", "echo", "hi"]
-    done = subprocess.run(line, env=clean(), cwd=tmp_path, stdout=subprocess.PIPE, timeout=60)
+    done = subprocess.run(line, env=clean(), cwd=tmp_path, stdout=subprocess.PIPE, timeout=HANG_S)
     assert done.stdout == b"[rank 0] hi\n"
 
 

@@ -19,6 +19,8 @@ import pytest
 
 from sdp_plugins.launch.output import Sink, Stream
 from sdp_plugins.launch.status import Status, duration
+from sdp_plugins.launch.who_waits import Waiting
+from tests.ranks import HANG_S
 
 ROOT = Path(__file__).parents[2]
 
@@ -94,7 +96,8 @@ class Terminal:
         self.screen = Screen()
         self.ranks = [Rank() for _ in range(ranks)]
         self.streams = [Stream(-1, f"[{n}] ", self.sink) for n in range(ranks)]
-        self.status = Status(self.sink)
+        self.waits: dict[int, Waiting] = {}
+        self.status = Status(self.sink, lambda: self.waits)
         self.now = 100.0
 
     def look(self, after_s: float = 5.0) -> list[str]:
@@ -137,6 +140,17 @@ def test_states_below_the_output(terminal: Terminal) -> None:
     assert terminal.read() == ["[1] hello", "[0] bye"]
 
 
+def test_who_waits_for_whom(terminal: Terminal) -> None:
+    terminal.waits[0] = Waiting("waits for rank 1 in barrier #2", 7.5)
+    assert terminal.look() == ["rank 0: running (0 s)", "rank 1: running (0 s)"]
+    assert terminal.look() == [
+        "rank 0: waits for rank 1 in barrier #2 (7 s)",
+        "rank 1: running (5 s)",
+    ]
+    terminal.waits = {}
+    assert terminal.look() == ["rank 0: running (10 s)", "rank 1: running (10 s)"]
+
+
 def test_a_bar_stays_above(terminal: Terminal) -> None:
     for i in range(3):
         terminal.streams[0].feed(b"\r%d of 3" % i)
@@ -158,6 +172,15 @@ def test_a_prompt_is_left_alone(terminal: Terminal) -> None:
     assert len(terminal.look()) == 3
 
 
+def test_many_ranks_share_a_line_with_the_first_that_waits() -> None:
+    terminal = Terminal(17)
+    terminal.waits[2] = Waiting("waits for rank 1", 7.5)
+    terminal.look()
+    (line,) = terminal.look()
+    terminal.close()
+    assert line == "17 ranks: 17 running; rank 2 waits for rank 1 (5 s)"
+
+
 def test_many_ranks_share_a_line() -> None:
     terminal = Terminal(17)
     terminal.ranks[3].code, terminal.ranks[5].code = 0, 137
@@ -173,6 +196,35 @@ def test_durations(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
+HANGING = """
+import os, time
+from sdp_plugins.core import Group
+with Group.from_env() as group:
+    group.barrier()
+    if group.rank == 1: time.sleep(600)
+    group.barrier()
+"""
+
+
+def test_a_hang_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "x.py").write_text(HANGING)
+    line = [sys.executable, "-m", "sdp_plugins.launch", "run", "-n", "2", str(tmp_path / "x.py")]
+    ours, theirs = pty.openpty()
+    job = subprocess.Popen(line, cwd=ROOT, stdout=theirs, stderr=theirs, start_new_session=True)
+    os.close(theirs)
+    seen = b""
+    with suppress(OSError):  # the other end is closed
+        while b"rank 0: waits for rank 1 in barrier #" not in seen:
+            seen += os.read(ours, 4096)
+    assert job.poll() is None, seen
+    job.terminate()
+    with suppress(OSError):
+        while os.read(ours, 4096):
+            pass
+    os.close(ours)
+    job.wait(timeout=HANG_S)
+
+
 @pytest.mark.parametrize("option", ["--status", "--no-status"])
 def test_on_a_terminal_only(option: str, tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text("import time; time.sleep(0.5); print('said')")
@@ -186,8 +238,8 @@ def test_on_a_terminal_only(option: str, tmp_path: Path) -> None:
         while data := os.read(ours, 4096):
             seen += data
     os.close(ours)
-    assert done.wait(timeout=20) == 0
+    assert done.wait(timeout=HANG_S) == 0
     assert seen.count(b"said") == 2
     assert (b"rank 0: running" in seen) == (option == "--status")
-    piped = subprocess.run(line, cwd=ROOT, capture_output=True, check=True, timeout=30)
+    piped = subprocess.run(line, cwd=ROOT, capture_output=True, check=True, timeout=HANG_S)
     assert piped.stderr == b""

@@ -12,8 +12,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from sdp_plugins.bench.cluster import sandbox, start
-from sdp_plugins.bench.cluster.network import Network
+from benchmarks.testbed import sandbox, start
+from benchmarks.testbed.network import Network
 
 SHELLS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
 LOGIN = "PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TMPDIR=/dev/shm"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sdp_plugins.core.topology import Topology
-from sdp_plugins.lightning.environment import LaunchedRanks, for_this_launch
+from sdp_plugins.lightning.environment import LaunchedEnvironment, for_this_launch
 from sdp_plugins.lightning.mpi_detection import survive_missing_mpi
 from tests.lightning import cases
 from tests.lightning.models import FABRICS, PACKAGES
@@ -57,7 +57,7 @@ ENVIRONMENTS = {
 }
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("package", [*PACKAGES, FABRICS[0]])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_ranks_of_a_launcher(
@@ -99,11 +99,17 @@ def test_an_environment_that_fits_is_kept(monkeypatch: pytest.MonkeyPatch, kind:
 def test_number_of_devices_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Topology, "from_env", lambda: place("openmpi", 2))
     environment = for_this_launch(Alone())
-    assert isinstance(environment, LaunchedRanks)
-    assert isinstance(environment, Alone)
+    assert isinstance(environment, LaunchedEnvironment)
     environment.validate_settings(2, 1)
     with pytest.raises(ValueError, match=r"\(openmpi\) started 2 ranks.*Hint: set devices=2"):
         environment.validate_settings(4, 1)
+
+
+@pytest.mark.parametrize("package", FABRICS)
+def test_all_that_lightning_asks_is_answered(package: str) -> None:
+    base = importlib.import_module(f"{package}.plugins.environments").ClusterEnvironment
+    asked = {name for name in vars(base) if not name.startswith("_")} - {"detect"}  # of classes
+    assert asked and asked <= set(dir(LaunchedEnvironment))
 
 
 @pytest.mark.parametrize("package", ["lightning.pytorch", "lightning_fabric"])

@@ -10,7 +10,7 @@ from tests.lightning import cases
 from tests.lightning.models import FABRICS
 from tests.ranks import RankPool
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.parametrize("package", FABRICS)]
+pytestmark = pytest.mark.parametrize("package", FABRICS)
 
 
 @pytest.mark.parametrize("strategy", ["smddp", "smddp_find_unused_parameters_true"])

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from sdp_plugins.lightning import SMDDPFabricStrategy, SMDDPStrategy, namespaces, registry
+import sdp_plugins.lightning
+from sdp_plugins.lightning import namespaces, registry
 from sdp_plugins.lightning.namespaces import FABRIC, MODULES, TRAINER, strategy_class
+from sdp_plugins.lightning.strategy import SMDDPFabricStrategy, SMDDPStrategy
 
 VARIANTS = [
     f"{start}{unused}"
@@ -103,6 +105,18 @@ def test_the_imported_package_is_chosen(
     assert type(SMDDPStrategy(find_unused_parameters=True)) is expected
 
 
+def test_the_name_is_the_class_of_the_imported_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = {name: module for name, module in sys.modules.items() if name not in MODULES}
+    for name, packages in (("SMDDPStrategy", TRAINER), ("SMDDPFabricStrategy", FABRIC)):
+        for package in packages:
+            expected = strategy_class(package)
+            with monkeypatch.context() as context:
+                context.setattr(namespaces.sys, "modules", others | {package: ModuleType(package)})
+                assert getattr(sdp_plugins.lightning, name) is expected
+    monkeypatch.setattr(namespaces.sys, "modules", others)
+    assert sdp_plugins.lightning.SMDDPStrategy is SMDDPStrategy
+
+
 @pytest.mark.parametrize("installed", TRAINER)
 def test_the_installed_package_is_chosen(monkeypatch: pytest.MonkeyPatch, installed: str) -> None:
     expected = strategy_class(installed)
@@ -145,3 +159,21 @@ def test_subclasses_need_a_package() -> None:
         pass
 
     assert isinstance(Right(), SMDDPStrategy)
+
+
+@pytest.mark.parametrize("path", [*(MODULES[p] for p in TRAINER), "sdp_plugins.lightning"])
+def test_lightning_cli_knows_the_arguments(path: str) -> None:
+    package = "pytorch_lightning" if "standalone" in path else "lightning.pytorch"
+    cli: Any = importlib.import_module(f"{package}.cli")
+    trainer = importlib.import_module(package).Trainer
+    parser = cli.LightningArgumentParser()
+    parser.add_class_arguments(trainer, "trainer")
+    given = {"find_unused_parameters": "true", "bucket_cap_mb": "3", "timeout": "0:01:00"}
+    line = [f"--trainer.strategy={path}.SMDDPStrategy"]
+    line += [f"--trainer.strategy.{name}={value}" for name, value in given.items()]
+    made = parser.instantiate_classes(parser.parse_args(line)).trainer.strategy
+    assert type(made) is strategy_class(package)
+    assert made.process_group_backend == "smddp"
+    assert made._timeout.total_seconds() == 60
+    assert made._ddp_kwargs["find_unused_parameters"] is True
+    assert made._ddp_kwargs["bucket_cap_mb"] == 3

@@ -15,7 +15,7 @@ from tests.lightning import cases
 from tests.lightning.models import PACKAGES, data, loader, net
 from tests.ranks import RankPool
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.parametrize("package", PACKAGES)]
+pytestmark = pytest.mark.parametrize("package", PACKAGES)
 Pool = Callable[[int], RankPool]
 
 

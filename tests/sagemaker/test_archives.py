@@ -37,7 +37,7 @@ def test_jobs_with_one_output_path_keep_their_own_models(tmp_path: Path) -> None
     jobs = {str(number): job(tmp_path, number=number) for number in range(3)}
     with ThreadPoolExecutor() as pool:
         for fit in [pool.submit(estimator.fit) for estimator in jobs.values()]:
-            fit.result(60)
+            fit.result()
     for name, estimator in jobs.items():
         out = folder_of_archives(estimator, tmp_path / "out")
         assert sorted(path.name for path in out.iterdir()) == ["model.tar.gz", "output.tar.gz"]

@@ -16,6 +16,7 @@ import pytest
 
 from sdp_plugins.sagemaker import Estimator, PyTorch, TensorFlow, TrainingJobError
 from tests.leaks import child_processes, reap_orphans
+from tests.ranks import HANG_S
 from tests.sagemaker.distributions import BAD, DATA_PARALLEL
 from tests.sagemaker.jobs import PROCESSES, SHOW, fitted, folder_of_archives
 
@@ -219,8 +220,8 @@ def test_nothing_goes_on_without_the_program(tmp_path: Path, number: int) -> Non
         lines = iter(program.stdout)
         pid = next(int(line.split()[-1]) for line in lines if line.split()[-1].isdecimal())
         program.send_signal(number)
-        program.wait(20)
-    deadline = time.monotonic() + 30
+        program.wait(timeout=HANG_S)
+    deadline = time.monotonic() + HANG_S
     while still_there(tmp_path, pid) and time.monotonic() < deadline:
         time.sleep(0.05)
         reap_orphans()
@@ -332,17 +333,15 @@ def test_scripts_may_save_at_ctrl_c(tmp_path: Path) -> None:
         assert program.stdout
         assert any("begun" in text for text in program.stdout)
         os.killpg(program.pid, signal.SIGINT)
-        program.communicate(timeout=30)
+        program.communicate(timeout=HANG_S)
     assert saved.exists()
 
 
 def test_a_daemon_of_a_script_is_not_waited_for(tmp_path: Path) -> None:
     (tmp_path / "leave.py").write_text(
-        "import subprocess\nsubprocess.Popen(['sleep', '61'])\nprint('left')"
+        "import subprocess\nsubprocess.Popen(['sleep', '900'])\nprint('left')"
     )
-    began = time.monotonic()
     PyTorch(entry_point=str(tmp_path / "leave.py"), output_path=str(tmp_path / "out")).fit()
-    assert time.monotonic() - began < 50
 
 
 def test_a_script_that_is_not_there(source: Path) -> None:

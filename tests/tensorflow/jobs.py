@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,15 +11,12 @@ import pytest
 import tensorflow as tf
 
 import sdp_plugins.tensorflow as sdp
-from sdp_plugins.core import native_build
 from sdp_plugins.tensorflow import keras as sdp_keras
-from sdp_plugins.tensorflow import operations
 from sdp_plugins.tensorflow.job import current
 
 WAYS = {
     "eager": lambda function: function,
     "graph": tf.function,
-    "xla": partial(tf.function, jit_compile=True),
 }
 
 
@@ -223,17 +218,13 @@ def other_sizes(rank: int, world: int, way: str) -> str:
     return "none"
 
 
-def dead(rank: int, world: int) -> str:
-    """A rank that does not come, where XLA has compiled what waits for it."""
+def by_xla(rank: int, world: int) -> str:
+    """A function that XLA is to compile with its collective."""
     with job():
-        current.job.group.timeout_s = 1.5
-        if rank == 1:
-            time.sleep(5)
-            return ""
         try:
-            WAYS["xla"](lambda: sdp.oob_allreduce(tf.zeros(3)))()
+            tf.function(lambda: sdp.oob_allreduce(tf.ones(2)), jit_compile=True)()
         except tf.errors.OpError as error:
-            return f"{type(error).__name__}: {error}"
+            return str(error)
     return "none"
 
 
@@ -241,7 +232,7 @@ KINDS = ("float16", "bfloat16", "float32", "float64", "int8", "uint8", "int32", 
 
 
 def kinds(rank: int, world: int) -> dict[str, Any]:
-    """All types, in several fusion buffers, weighted; beside what is not compiled by XLA."""
+    """All types, in several fusion buffers, weighted."""
     with job():
         collectives = current.job.collectives
 
@@ -255,7 +246,7 @@ def kinds(rank: int, world: int) -> dict[str, Any]:
             }
 
         factor = tf.constant(0.5 + rank)
-        ways = {way: WAYS[way](work)(factor) for way in ("graph", "xla")}
+        ways = {way: WAYS[way](work)(factor) for way in WAYS}
         return tf.nest.map_structure(lambda t: tf.cast(t, tf.float64).numpy().tolist(), ways)
 
 
@@ -264,7 +255,7 @@ def without_rows(rank: int, world: int) -> list[Any]:
     with job():
         collectives = current.job.collectives
 
-        @partial(tf.function, jit_compile=True)
+        @tf.function
         def work(factor: Any) -> Any:
             mine = tf.fill([3], 4.0 if rank == 0 else np.nan)
             return collectives.all_reduce([mine, tf.fill([2], rank + 3)], "sum", factor)
@@ -277,7 +268,7 @@ def in_order(rank: int, world: int) -> list[Any]:
     with job():
         rounds = 20
 
-        @partial(tf.function, jit_compile=True)
+        @tf.function
         def work(x: Any, turned: Any) -> Any:
             parts = [sdp.oob_allreduce(x[: n + 1] * float(n)) for n in range(rounds)]
             low = tf.cond(
@@ -293,58 +284,3 @@ def in_order(rank: int, world: int) -> list[Any]:
         x = tf.range(float(rounds)) + float(rank)
         results = [work(x, tf.constant(bool(turn % 2))) for turn in range(4)]
         return tf.nest.map_structure(lambda t: t.numpy().tolist(), results)
-
-
-def what_xla_made(rank: int, world: int) -> tuple[str, str]:
-    """A program before and after XLA has made it fast."""
-    with job():
-
-        @partial(tf.function, jit_compile=True)
-        def work(x: Any) -> Any:
-            return sdp.oob_allreduce(x + 1.0), sdp.oob_allreduce(x * 2.0)
-
-        program = work.experimental_get_compiler_ir(tf.zeros(3))
-        return program("hlo"), program("optimized_hlo")
-
-
-def not_by_xla(rank: int, world: int) -> str:
-    """Slices of which XLA cannot know how many there are."""
-    with job():
-        table = tf.Variable(tf.ones([5, 2]))
-
-        @partial(tf.function, jit_compile=True)
-        def work(ids: Any) -> Any:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_sum(tf.gather(table, ids))
-            made = sdp.DistributedGradientTape(tape, sparse_as_dense=False)
-            return made.gradient(loss, table)
-
-        try:
-            work(tf.constant([1, 2]))
-        except RuntimeError as error:
-            return str(error)
-    return "none"
-
-
-@contextmanager
-def no_kernels() -> Iterator[None]:
-    """As where a compiler does not understand XLA's headers."""
-
-    def fail(source: Any, *flags: Any) -> Any:
-        raise native_build.CompileError(f"{source.name}: error: farmhash.h is missing")
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(native_build, "build", fail)
-        patch.setattr(operations, "require", operations.require.__wrapped__)
-        yield
-
-
-def without_kernels(rank: int, world: int) -> str:
-    """All but XLA works."""
-    with job(), no_kernels():
-        fine = tf.function(lambda: sdp.oob_allreduce(tf.ones(2)))().numpy().tolist()
-        try:
-            WAYS["xla"](lambda: sdp.oob_allreduce(tf.zeros(3)))()
-        except RuntimeError as error:
-            return f"{fine} {error}"
-    return "none"

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.keras.conftest import first_ranks, needs_xla
 from tests.keras.first_ranks import FirstRanks
 
-WAYS = ("eager", "graph", pytest.param("xla", marks=needs_xla))
+WAYS = ("eager", "graph")
 pytestmark = pytest.mark.versions
-
-
-@pytest.fixture
-def ranks(rank_pools: Any) -> Any:
-    """`ranks(n)`: n kept ranks with TensorFlow."""
-    return lambda n: first_ranks(rank_pools, "tensorflow", n)
 
 
 def run(pool: FirstRanks, name: str, *args: Any) -> list[Any]:
@@ -103,3 +100,47 @@ def test_a_mismatch_is_named(ranks: Any, way: str) -> None:
 
 def test_optimizers_of_keras_by_all_their_names(ranks: Any) -> None:
     assert run(ranks(2), "optimizers_of_keras") == [[[-1.5, -3.0]] * 4] * 2
+
+
+SMALL_BUFFERS = {"SDP_FUSION_MB": "0.0010986328125"}  # 1152 bytes
+
+
+def test_all_types_in_several_buffers(ranks: Any) -> None:
+    first, second = run(replace(ranks(2), environment=SMALL_BUFFERS), "kinds")
+    assert first == second
+    assert first["eager"] == first["graph"]
+    np.testing.assert_array_equal(first["graph"]["avg"][2], np.arange(130) % 7 + 0.75)
+
+
+def test_a_rank_without_rows_has_zeros(ranks: Any) -> None:
+    assert run(ranks(2), "without_rows") == [[[4.0] * 3, [3, 3]]] * 2
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_one_order_on_all_ranks(ranks: Any, world: int) -> None:
+    found = run(ranks(world), "in_order")
+    assert all(other == found[0] for other in found[1:])
+    mean = (world - 1) / 2
+    parts = sum(n * (sum(range(n + 1)) + mean * (n + 1)) for n in range(20))
+    for turn, (total, low, whole) in enumerate(found[0]):
+        np.testing.assert_allclose(total, parts, rtol=1e-6)
+        both = 2.0 if turn % 2 else 1.0
+        np.testing.assert_allclose(low, both * (np.arange(2) + mean) + 3, rtol=1e-6)
+        np.testing.assert_allclose(whole, np.arange(20) + mean, rtol=1e-6)
+
+
+def test_xla_is_refused(ranks: Any) -> None:
+    for text in run(ranks(2), "by_xla"):
+        assert "SdpAllReduce" in text
+
+
+def test_compiled_ahead() -> None:
+    command = [sys.executable, "-m", "sdp_plugins.tensorflow"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert done.stdout == "all_reduce: compiled\n", done.stderr
+    env = {**os.environ, "SDP_NATIVE_OPS": "0"}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, check=False, env=env
+    )
+    assert done.stdout == "all_reduce: not compiled: SDP_NATIVE_OPS is 0\n", done.stderr
+    assert done.returncode == 1

@@ -122,7 +122,7 @@ def run_two_joins(rank: int, world: int) -> None:
 
 
 def test_two_joins(rank_pool: Any) -> None:
-    rank_pool(2).run(run_two_joins, timeout_s=30)
+    rank_pool(2).run(run_two_joins)
 
 
 def run_join_under_a_mode(rank: int, world: int) -> None:
@@ -135,7 +135,7 @@ def run_join_under_a_mode(rank: int, world: int) -> None:
 
 
 def test_join_under_a_default_device(rank_pool: Any) -> None:
-    rank_pool(2).run(run_join_under_a_mode, timeout_s=30)
+    rank_pool(2).run(run_join_under_a_mode)
 
 
 def run_buffers(rank: int, world: int) -> list[float]:
@@ -221,4 +221,4 @@ def run_compiled(rank: int, world: int) -> None:
 
 
 def test_compiled(rank_pool: Any) -> None:
-    rank_pool(2).run(run_compiled, timeout_s=100)
+    rank_pool(2).run(run_compiled)

@@ -136,9 +136,8 @@ def run_with_shards(rank: int, world: int) -> None:
         assert_close(whole, trained_alone(2))
 
 
-@pytest.mark.timeout(100)
 def test_with_fully_shard(rank_pool: Any) -> None:
-    rank_pool(4).run(run_with_shards, timeout_s=90)
+    rank_pool(4).run(run_with_shards)
 
 
 def run_loss(rank: int, world: int) -> None:

@@ -6,9 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.ranks import free_port
+from tests.ranks import HANG_S, free_port
 
 SCRIPT = """
 import os, signal, sys
@@ -36,14 +34,13 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.timeout(110)
 def test_restart_after_a_killed_rank(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
     where = ["--max-restarts=1", "--monitor-interval=0.1", f"--master-port={free_port()}"]
     done = subprocess.run(
-        [*command, *where, script, tmp_path], capture_output=True, text=True, timeout=100
+        [*command, *where, script, tmp_path], capture_output=True, text=True, timeout=HANG_S
     )
     assert done.returncode == 0, done.stderr
     total = float(sum(2 * step + 1 for step in range(6)))

@@ -25,7 +25,6 @@ from tests.torch.jobs import assert_same, process_group
 from tests.torch.sharded import Block, assert_close, batch, blocks, loss_of, train, trained_alone
 
 CPU = torch.device("cpu")
-TIMEOUT_S = 100
 
 
 # ---- FSDP2: fully_shard --------------------------------------------------------------------------
@@ -55,13 +54,12 @@ def run_new(rank: int, world: int, shape: tuple[int, ...], options: dict[str, An
         assert_close(whole(model), trained_alone(world))
 
 
-@pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize("reshard", [True, False, 2])
 @pytest.mark.parametrize("shape", MESHES.values(), ids=MESHES)
 def test_fully_shard(rank_pool: Any, shape: tuple[int, ...], reshard: Any) -> None:
     if reshard == 2 and len(shape) == 2:
         reshard = True
-    rank_pool(4).run(run_new, shape, {"reshard_after_forward": reshard}, timeout_s=TIMEOUT_S)
+    rank_pool(4).run(run_new, shape, {"reshard_after_forward": reshard})
 
 
 def run_uneven(rank: int, world: int) -> None:
@@ -104,9 +102,8 @@ def run_mixed(rank: int, world: int) -> None:
     assert_same(train_mixed(rank, "smddp"), train_mixed(rank, "gloo"))
 
 
-@pytest.mark.timeout(TIMEOUT_S)
 def test_mixed_precision_accumulation_and_clipping(rank_pool: Any) -> None:
-    rank_pool(2).run(run_mixed, timeout_s=TIMEOUT_S)
+    rank_pool(2).run(run_mixed)
 
 
 def run_compiled(rank: int, world: int) -> None:
@@ -119,9 +116,8 @@ def run_compiled(rank: int, world: int) -> None:
         assert_close(whole(model), dict(alone.state_dict()))
 
 
-@pytest.mark.timeout(TIMEOUT_S)
 def test_compiled(rank_pool: Any) -> None:
-    rank_pool(2).run(run_compiled, timeout_s=TIMEOUT_S)
+    rank_pool(2).run(run_compiled)
 
 
 # ---- FSDP1: FullyShardedDataParallel -------------------------------------------------------------
@@ -157,10 +153,9 @@ STRATEGIES = [
 ]
 
 
-@pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda strategy: strategy.name)
 def test_fully_sharded_data_parallel(rank_pool: Any, strategy: ShardingStrategy) -> None:
-    rank_pool(4).run(run_old, strategy, timeout_s=TIMEOUT_S)
+    rank_pool(4).run(run_old, strategy)
 
 
 def run_state_dicts(rank: int, world: int) -> None:
@@ -182,6 +177,5 @@ def run_state_dicts(rank: int, world: int) -> None:
         dist.barrier()
 
 
-@pytest.mark.timeout(TIMEOUT_S)
 def test_state_dicts(rank_pool: Any) -> None:
-    rank_pool(2).run(run_state_dicts, timeout_s=TIMEOUT_S)
+    rank_pool(2).run(run_state_dicts)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.torch import sparse
-from tests.ranks import say, start_ranks
+from tests.ranks import HANG_S, say, start_ranks
 from tests.torch import models
 
 
@@ -60,7 +60,7 @@ def test_ctrl_c_in_a_backward_pass(train: Callable[[int, int], None]) -> None:
             assert rank.heard() == "training"
         time.sleep(0.5)  # the wait begins
         ranks[0].kill(signal.SIGINT)
-        ranks[0].result(timeout_s=10)
+        ranks[0].result()
         ranks[1].kill(signal.SIGKILL)
 
 
@@ -78,7 +78,7 @@ def test_peers_read_why_a_script_ended(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     job = [sys.executable, "-m", "sdp_plugins.launch", "run", "-n", "2", str(script)]
-    done = subprocess.run(job, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(job, capture_output=True, text=True, timeout=HANG_S, check=False)
     lost = [line for line in done.stderr.splitlines() if "PeerLostError: [rank 0/2]" in line]
     assert lost, done.stderr
     assert "rank 1 gave up: ValueError: the data is bad. Hint" in lost[0]

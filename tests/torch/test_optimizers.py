@@ -56,7 +56,7 @@ def run_join(rank: int, world: int) -> None:
 
 
 def test_join_with_uneven_inputs(rank_pool: Any) -> None:
-    rank_pool(2).run(run_join, timeout_s=30)
+    rank_pool(2).run(run_join)
 
 
 def run_local_sgd(rank: int, world: int) -> None:

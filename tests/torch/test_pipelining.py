@@ -36,4 +36,4 @@ def run_pipeline(rank: int, world: int, kind: Any) -> None:
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("kind", [ScheduleGPipe, Schedule1F1B])
 def test_pipeline(rank_pool: Any, kind: Any, world: int) -> None:
-    rank_pool(world).run(run_pipeline, kind, timeout_s=60)
+    rank_pool(world).run(run_pipeline, kind)

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from sdp_plugins.core import CollectiveMismatchError
+from tests.ranks import HANG_S
 from tests.torch.jobs import process_group, total, values
 
 
@@ -67,7 +68,7 @@ def run_busy_callback(rank: int, world: int) -> None:
     with process_group(), profile(activities=[ProfilerActivity.CPU]):
         go_on = threading.Event()
         future = dist.all_reduce(torch.ones(1), async_op=True).get_future()
-        called = future.then(lambda _: go_on.wait(30))
+        called = future.then(lambda _: go_on.wait(HANG_S))
         dist.all_reduce(torch.ones(1))
         dist.all_reduce(torch.ones(1), async_op=True).wait()
         assert not called.done()
@@ -76,7 +77,7 @@ def run_busy_callback(rank: int, world: int) -> None:
 
 
 def test_a_callback_does_not_hold_events_up(rank_pool: Any) -> None:
-    rank_pool(2).run(run_busy_callback, timeout_s=20)
+    rank_pool(2).run(run_busy_callback)
 
 
 def run_failure(rank: int, world: int) -> None:

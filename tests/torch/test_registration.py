@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from sdp_plugins.core import SharedMemoryError
 from sdp_plugins.torch import share
+from tests.ranks import HANG_S
 from tests.torch import models
 from tests.torch.jobs import assert_same, process_group, total, values
 
@@ -110,7 +111,7 @@ def run_share(rank: int, world: int) -> None:
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_share(rank_pool: Any, world: int) -> None:
-    rank_pool(world).run(run_share, timeout_s=60)
+    rank_pool(world).run(run_share)
 
 
 def run_share_in_threads(rank: int, world: int) -> None:
@@ -123,7 +124,7 @@ def run_share_in_threads(rank: int, world: int) -> None:
             start = threading.Barrier(4)
 
             def both(group: Any, shared: Any = tensor, start: Any = start) -> None:
-                start.wait(10)
+                start.wait(HANG_S)
                 share(shared, group)
 
             groups = (first, second, first, second)
@@ -131,7 +132,7 @@ def run_share_in_threads(rank: int, world: int) -> None:
             for thread in threads:
                 thread.start()
             for thread in threads:
-                thread.join(10)
+                thread.join(HANG_S)
             assert len(set(bucket_files()) - before) == 1
             for group in (first, second):
                 assert len(group._registrations._sightings) == 1
@@ -427,7 +428,7 @@ def run_forked(rank: int, world: int) -> None:
         models.train(model, rank)
         child = multiprocessing.get_context("fork").Process(target=touch_gradients, args=(model,))
         child.start()
-        child.join(20)
+        child.join(HANG_S)
         assert child.exitcode == 0
         dataset = torch.utils.data.TensorDataset(*models.batch(rank, 0, 40))
         loader = torch.utils.data.DataLoader(

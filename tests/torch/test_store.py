@@ -14,6 +14,7 @@ import torch.distributed as dist
 from sdp_plugins.core import Group
 from sdp_plugins.core.errors import RendezvousTimeoutError
 from sdp_plugins.torch.store import TorchStore
+from tests.ranks import HANG_S
 
 pytestmark = pytest.mark.may_leak("fds", reason="libuv, in a TCPStore, keeps a pipe for good")
 
@@ -44,7 +45,7 @@ def test_waiting(ours: TorchStore, capfd: pytest.CaptureFixture[str]) -> None:
         begin = time.monotonic()
         with pytest.raises(TimeoutError, match="nothing"):
             ours.get("nothing", timeout_s)
-        assert timeout_s <= time.monotonic() - begin < timeout_s + 1
+        assert time.monotonic() - begin >= timeout_s
     assert capfd.readouterr() == ("", "")  # torch logs every time-out of its own waits
 
 
@@ -70,7 +71,7 @@ class StoppedStore:
         self.over = threading.Event()
 
     def wait(self, *_: Any) -> Any:
-        self.over.wait(30)
+        self.over.wait(HANG_S)
         return True
 
     add = set = get = check = wait
@@ -96,7 +97,7 @@ def test_a_store_that_does_not_answer(stopped: Any, call: str) -> None:
     begin = time.monotonic()
     with pytest.raises(RendezvousTimeoutError, match=r"store did not answer in 0\..*Hint: "):
         CALLS[call](stopped)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < HANG_S / 2
 
 
 def test_a_group_over_a_store_that_does_not_answer(stopped: Any) -> None:

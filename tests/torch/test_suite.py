@@ -14,7 +14,7 @@ import torch
 from tests.torch.suite import listing
 
 REFUSED = "monitored_barrier is only implemented for GLOO backend"
-LIMIT_S = 160  # for one part, most of it on a machine that does something else, too
+LIMIT_S = 280  # for one part, most of it on a machine that does something else, too
 PARTS = 10
 EXCEPTIONS = set(listing.read("exceptions.txt"))
 LISTED = list(listing.read("gloo_passes.txt"))
@@ -25,7 +25,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.mark.timeout(LIMIT_S + 10)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_what_gloo_passes(tmp_path: Path, part: int) -> None:
     """Those of two ranks run beside those of three."""

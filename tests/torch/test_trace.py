@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from sdp_plugins.core import SdpError
-from tests.core.flight_cases import until_seen
+from tests.flight.cases import until_seen
 from tests.ranks import run_ranks, say, start_ranks
 from tests.torch.jobs import process_group
 
@@ -130,7 +130,8 @@ def test_a_signal_tells_of_groups_of_others() -> None:
 def go_on_after_failures(rank: int, world: int) -> str:
     """Rank 1 is in no operation, long after two groups that nobody needs have failed."""
     with process_group() as whole:
-        part = dist.new_group(timeout=timedelta(seconds=1))
+        part = dist.new_group()
+        part.set_timeout(timedelta(seconds=1))
         dist.barrier()
         if rank != 2:
             with pytest.raises(SdpError):
@@ -165,10 +166,11 @@ def time_out_in_a_part(rank: int, world: int, init: str, launched_as: list[int])
     if launched_as:
         os.environ.update(RANK=str(launched_as[rank]), WORLD_SIZE="3")
     with process_group(init_method=init, rank=rank, world_size=world):
-        part = dist.new_group([1, 3], timeout=timedelta(seconds=1), group_desc="tp\n]row")
+        part = dist.new_group([1, 3], group_desc="tp\n]row")
         if rank != 1:
             time.sleep(2)
             return ""
+        part.set_timeout(timedelta(seconds=1))
         with pytest.raises(SdpError) as caught:
             dist.all_reduce(torch.ones(2), group=part)
         return "\n".join([str(caught.value), *caught.value.__notes__])
@@ -209,9 +211,10 @@ def test_a_member_that_does_not_come_to_new_group(rank_pool: Any) -> None:
 
 def wait_through_two_groups(rank: int, world: int) -> str:
     """Ranks 0 and 2 wait for rank 1, which waits for rank 3 in another group."""
-    with process_group(timeout=timedelta(seconds=2)):
+    with process_group() as whole:
         part = dist.new_group([1, 3], timeout=timedelta(seconds=60), group_desc="dp")
         dist.barrier()
+        whole.set_timeout(timedelta(seconds=2))
         if rank == 3:
             time.sleep(4)
             return ""

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from sdp_plugins.core import CollectiveTimeoutError, PeerLostError, SdpError
-from tests.ranks import run_ranks, say, start_ranks
+from tests.ranks import HANG_S, run_ranks, say, start_ranks
 from tests.torch.jobs import assert_same, process_group, total, values
 
 
@@ -183,7 +183,7 @@ def run_waits_in_callbacks(rank: int, world: int) -> None:
         issued = threading.Event()
 
         def add_all(first: Any) -> torch.Tensor:
-            issued.wait(10)
+            issued.wait(HANG_S)
             (added,) = futures[1].then(lambda f: [f.value()[0] + 1]).wait()
             return first.value()[0] + futures[0].wait()[0] + added
 
@@ -196,7 +196,7 @@ def run_waits_in_callbacks(rank: int, world: int) -> None:
 
 
 def test_waits_in_callbacks(rank_pool: Any) -> None:
-    rank_pool(2).run(run_waits_in_callbacks, timeout_s=20)
+    rank_pool(2).run(run_waits_in_callbacks)
 
 
 def run_callbacks_in_order(rank: int, world: int) -> None:
@@ -211,7 +211,7 @@ def run_callbacks_in_order(rank: int, world: int) -> None:
             ready = threading.Event()
 
             def wait_first(f: Any, futures: Any = futures, ready: Any = ready) -> torch.Tensor:
-                ready.wait(10)
+                ready.wait(HANG_S)
                 futures[0].wait()
                 tensor = torch.full((3,), 1.0)
                 dist.all_reduce(tensor)
@@ -229,7 +229,7 @@ def run_callbacks_in_order(rank: int, world: int) -> None:
 
 
 def test_callbacks_keep_their_order(rank_pool: Any) -> None:
-    rank_pool(2).run(run_callbacks_in_order, timeout_s=20)
+    rank_pool(2).run(run_callbacks_in_order)
 
 
 def run_callbacks_of_itself(rank: int, world: int) -> None:
@@ -239,7 +239,7 @@ def run_callbacks_of_itself(rank: int, world: int) -> None:
         known = threading.Event()
 
         def add(f: Any) -> int:
-            known.wait(10)
+            known.wait(HANG_S)
             box.append(box[0].then(lambda g: g.value() + 1))
             return 1
 
@@ -252,7 +252,7 @@ def run_callbacks_of_itself(rank: int, world: int) -> None:
 
 
 def test_callbacks_of_itself(rank_pool: Any) -> None:
-    rank_pool(2).run(run_callbacks_of_itself, timeout_s=20)
+    rank_pool(2).run(run_callbacks_of_itself)
 
 
 def run_changed_time_out(rank: int, world: int) -> float:
@@ -275,7 +275,7 @@ def run_changed_time_out(rank: int, world: int) -> float:
 
 
 def test_time_out_in_callbacks(rank_pool: Any) -> None:
-    assert 0.4 < rank_pool(2).run(run_changed_time_out, timeout_s=20)[0] < 5
+    assert rank_pool(2).run(run_changed_time_out)[0] > 0.4
 
 
 def run_messages_in_callbacks(rank: int, world: int) -> None:
@@ -294,7 +294,7 @@ def run_messages_in_callbacks(rank: int, world: int) -> None:
 
 
 def test_messages_in_callbacks(rank_pool: Any) -> None:
-    rank_pool(2).run(run_messages_in_callbacks, timeout_s=20)
+    rank_pool(2).run(run_messages_in_callbacks)
 
 
 def run_finished_works(rank: int, world: int) -> int:
@@ -331,7 +331,7 @@ def run_callbacks_of_combined_futures(rank: int, world: int) -> None:
 
 
 def test_callbacks_of_combined_futures(rank_pool: Any) -> None:
-    rank_pool(2).run(run_callbacks_of_combined_futures, timeout_s=20)
+    rank_pool(2).run(run_callbacks_of_combined_futures)
 
 
 def run_a_handler_that_leaves(rank: int, world: int) -> None:
@@ -355,7 +355,7 @@ def run_a_handler_that_leaves(rank: int, world: int) -> None:
 
 def test_a_handler_may_leave_while_its_thread_asks() -> None:
     with start_ranks(2, run_a_handler_that_leaves) as ranks:
-        assert ranks[0].heard(20) == "left"
+        assert ranks[0].heard() == "left"
 
 
 def run_receive_futures(rank: int, world: int) -> None:
@@ -403,7 +403,7 @@ def run_futures_kept_beyond_a_pass(rank: int, world: int) -> None:
 
 
 def test_futures_kept_beyond_a_pass(rank_pool: Any) -> None:
-    rank_pool(2).run(run_futures_kept_beyond_a_pass, timeout_s=20)
+    rank_pool(2).run(run_futures_kept_beyond_a_pass)
 
 
 def run_failing_callbacks(rank: int, world: int) -> None:
@@ -450,7 +450,7 @@ def test_errors_come_through_handles_and_futures() -> None:
         assert ranks[1].heard() == "ready"
         assert ranks[0].heard() == "waiting"
         ranks[1].kill()
-        ranks[0].result(timeout_s=5)
+        ranks[0].result()
         assert ranks[0].finish() == 0
 
 
@@ -473,7 +473,7 @@ def test_a_callback_does_not_wait_for_the_lost() -> None:
         assert ranks[1].heard() == "ready"
         assert ranks[0].heard() == "waiting"
         ranks[1].kill()
-        ranks[0].result(timeout_s=5)
+        ranks[0].result()
         assert ranks[0].finish() == 0
 
 
@@ -494,7 +494,8 @@ def fail_often(rank: int, world: int) -> int:
     alive = []
     with process_group():
         for _ in range(3):
-            group = dist.new_group(timeout=timedelta(seconds=0.2))
+            group = dist.new_group()
+            group.set_timeout(timedelta(seconds=0.2))
             if rank == 0:
                 tensor = torch.ones(1000)
                 alive.append(weakref.ref(tensor.untyped_storage()))
@@ -552,7 +553,7 @@ def test_a_group_ends_in_good_order_where_a_thread_could_not_start(rank_pool: An
 
 def ended(pid: int) -> int | None:
     """A child's exit code; None if it hung and was killed."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + HANG_S
     while time.monotonic() < end:
         if (found := os.waitpid(pid, os.WNOHANG))[0]:
             return os.waitstatus_to_exitcode(found[1])

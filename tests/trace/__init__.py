@@ -1,1 +1,1 @@
-"""Tests of python -m sdp_plugins.trace."""
+"""Tests of timelines."""

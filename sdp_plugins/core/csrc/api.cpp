@@ -66,8 +66,8 @@ int submit(const SdpCall* call, SdpDone done, void* context, char* error, std::s
 
 std::shared_ptr<Engine> alive(const std::weak_ptr<Engine>& engine) {
   if (auto held = engine.lock()) return held;
-  throw Failure(FailureKind::closed,
-                "the group is closed. Hint: make a new one, and what was compiled with it.");
+  throw Failure(FailureKind::closed, "the group is closed", {}, Hint::compile_again)
+      .compose("", RankNames(), 0);
 }
 }  // namespace
 

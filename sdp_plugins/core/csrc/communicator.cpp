@@ -54,12 +54,10 @@ Communicator::Communicator(Links links, std::size_t staging_bytes)
       oversubscribed_(peers_.world_size() > allowed_cores()),
       flight_(peers_.own().flight(), owner_pid_) {}
 
-Failure Communicator::interruption(const std::string& what) const {
-  return {FailureKind::interrupted,
-          head() + what +
-              ": interrupted by a signal. Hint: the ranks no longer agree on what was "
-              "done; make a new group.",
-          {id()}};
+Failure Communicator::interruption(const OpSignature& operation) const {
+  Failure failure(FailureKind::interrupted, "interrupted by a signal", {id()},
+                  Hint::new_group_after_signal);
+  return failure.in(operation, {}, 0);
 }
 
 Communicator::~Communicator() {
@@ -86,8 +84,9 @@ void Communicator::run(const Request& request, const Patience& patience, RunReco
     note(failure);
     throw fail(failure);
   } catch (const Interrupted&) {
-    note(interruption(""));
-    fail(interruption(std::string(name(request.op)) + " #" + std::to_string(op.shown_seq())));
+    const Failure failure = interruption(op.signature());
+    note(failure);
+    fail(failure);
     throw;
   } catch (const std::exception& error) {  // out of memory, ...
     const Failure failure(FailureKind::aborted, error.what(), {id()});
@@ -96,58 +95,59 @@ void Communicator::run(const Request& request, const Patience& patience, RunReco
   }
   if (record != nullptr) record->set_path(static_cast<std::uint8_t>(op.path()));
   last_path_.store(op.path());
-  last_completed_ = std::string(name(request.op)) + " #" + std::to_string(op.shown_seq());
+  last_completed_ = {.op = request.op, .seq = op.shown_seq()};
 }
 
 Failure Communicator::fail(const Failure& failure) {
   // Leaving in good order is no cause, and a forked child must not speak for its parent.
-  if (failure.kind == FailureKind::closed || closed() || !ours()) return failure;
+  if (failure.kind == FailureKind::closed || closed() || !ours()) return peers_.composed(failure);
   const std::lock_guard lock(cause_mutex_);
-  if (!cause_) {
-    const std::string text(failure.what());
-    cause_ = text.starts_with("[rank ") ? failure
-                                        : Failure(failure.kind, head() + text, failure.ranks,
-                                                  failure.op, failure.seq, failure.elapsed_s);
-    cause_->group = peers_.token();
-    peers_.give_up(*cause_);
-  }
+  if (cause_) return repeat_of_cause();
+  cause_ = peers_.composed(failure);
+  cause_->group = peers_.token();
+  peers_.give_up(*cause_);
   return *cause_;
 }
 
+Failure Communicator::repeat_of_cause() const {
+  Failure failure = *cause_;
+  failure.is_repeat = true;
+  return failure;
+}
+
 Failure Communicator::closing() const {
-  return {FailureKind::closed, head() + "the group is closed. Hint: make a new one."};
+  return peers_.composed({FailureKind::closed, "the group is closed", {}, Hint::new_group});
 }
 
 bool Communicator::ours() const {
   return getpid() == owner_pid_;
 }
 
-void Communicator::throw_if_failed() const {
-  if (!ours()) {
-    throw forked(head());
-  }
-  if (closed_.load()) {
-    throw closing();
-  }
+std::optional<Failure> Communicator::failure() const {
+  if (!ours()) return peers_.composed(forked());
+  if (closed_.load()) return closing();
   const std::lock_guard lock(cause_mutex_);
-  if (cause_) throw *cause_;
+  if (cause_) return repeat_of_cause();
+  return std::nullopt;
 }
 
-void Communicator::watch(const std::string& title) {
+// It is asked in every operation: a group that works makes no copies.
+void Communicator::throw_if_failed() const {
+  if (const auto why = failure()) throw *why;
+}
+
+void Communicator::watch(const OpSignature& operation, const OpSignature& last_completed,
+                         double elapsed_s) {
   throw_if_failed();
+  const auto raise = [&](Failure why) { throw fail(why.in(operation, last_completed, elapsed_s)); };
   std::vector<int> lost;
   for (int r : peers_.dead()) {
     if (peers_.silent(r)) lost.push_back(peers_.id(r));
   }
-  const auto raise = [&](FailureKind kind, const std::string& what, std::vector<int> ranks) {
-    throw fail(Failure(kind, head() + title + ": " + what + "." + hint(kind), std::move(ranks)));
-  };
-  if (!lost.empty())
-    raise(FailureKind::peer_lost, names().list(lost) + " ended while needed", lost);
+  if (!lost.empty()) raise(peers_.ended(lost));
   for (int r = 0; r < world_size(); ++r) {
     if (r == rank() || !peers_.failed(r)) continue;
-    const auto cause = peers_.gave_up(r);
-    if (cause) raise(cause->kind, cause->what(), cause->ranks);
+    if (const auto cause = peers_.gave_up(r)) raise(*cause);
   }
 }
 

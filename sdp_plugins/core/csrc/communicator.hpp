@@ -34,12 +34,13 @@ class Communicator {
 
   // Records why the group is unusable, once, and tells the peers. Returns the first cause.
   Failure fail(const Failure& failure);
-  Failure closing() const;                              // why nothing runs any more
-  Failure interruption(const std::string& what) const;  // why, after a signal ended `what`
-  void throw_if_failed() const;                         // also if called in a forked child
-  // Throws if a rank here has failed or died, which is known before anything needs it. `title`: of
-  // the operation that waits for something else meanwhile.
-  void watch(const std::string& title);
+  Failure closing() const;                                   // why nothing runs any more
+  Failure interruption(const OpSignature& operation) const;  // after a signal has ended it
+  std::optional<Failure> failure() const;  // why everything throws; also if it is asked in a fork
+  void throw_if_failed() const;
+  // Throws if a rank here has failed or died, which is known before anything needs it. `operation`:
+  // that waits for something else meanwhile, since `elapsed_s`.
+  void watch(const OpSignature& operation, const OpSignature& last_completed, double elapsed_s);
   void close();  // from now on everything throws
   bool closed() const { return closed_.load(); }
   bool ours() const;  // false in a forked child, where nothing of the group may be touched
@@ -60,6 +61,8 @@ class Communicator {
   void release(std::uint64_t region);
 
  private:
+  Failure repeat_of_cause() const;  // with the lock held
+
   Peers peers_;
   Regions regions_;
   const KernelTable kernels_;
@@ -67,7 +70,7 @@ class Communicator {
   bool oversubscribed_;  // more ranks here than cores that this process may use
   std::uint64_t seq_ = 0;
   std::uint32_t step_ = 0;
-  std::string last_completed_;
+  OpSignature last_completed_;
   std::atomic<Path> last_path_{Path::none};
   std::atomic<bool> closed_{false};
   Trace trace_;

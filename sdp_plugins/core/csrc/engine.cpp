@@ -21,7 +21,7 @@ void Engine::run(Request request, const std::function<void()>& interrupt) {
   refuse_reentry(request);
   if (busy_ || !queue_.empty()) {
     const double timeout_s = request.timeout_s;
-    const std::string what(name(request.op));
+    const OpSignature operation = request.signature();
     const auto work = enqueue(std::move(request));
     lock.unlock();
     // The engine keeps the deadline of each operation; the caller waits as long as the queue takes.
@@ -29,7 +29,7 @@ void Engine::run(Request request, const std::function<void()>& interrupt) {
       while (!work->wait(timeout_s, interrupt)) {
       }
     } catch (const Interrupted&) {
-      communicator_->fail(communicator_->interruption(what));
+      communicator_->fail(communicator_->interruption(operation));
       while (!work->completed()) usleep(1000);  // the engine must be done with the caller's memory
       throw;
     }
@@ -73,11 +73,12 @@ std::shared_ptr<Work> Engine::submit(Request request) {
 // operation below it on its own stack.
 void Engine::refuse_reentry(const Request& request) const {
   if (caller_ != std::this_thread::get_id()) return;
-  throw Failure(FailureKind::closed,
-                communicator_->head() + std::string(name(request.op)) +
-                    ": called by a signal handler while this thread waits in another operation of "
-                    "the group. Hint: set a flag in the handler and communicate after it.",
-                {}, std::string(name(request.op)));
+  Failure failure(FailureKind::closed,
+                  "called by a signal handler while this thread waits in another operation of the "
+                  "group",
+                  {}, Hint::after_handler);
+  failure.op = name(request.op);
+  throw communicator_->peers().composed(failure);
 }
 
 std::shared_ptr<Work> Engine::enqueue(Request request) {
@@ -86,7 +87,7 @@ std::shared_ptr<Work> Engine::enqueue(Request request) {
   if (!thread_.started()) thread_.start([this] { loop(); }, "sdp-engine");  // it may throw
   request.issued_ns = now_ns();
   ++issued_;
-  const std::uint64_t seq = request.part ? request.part->seq : issued_.load();
+  const std::uint64_t seq = request.part ? request.part->operation.seq : issued_.load();
   const QueuedRun queued = QueuedRun::record(communicator_->flight(), request, seq);
   queue_.push_back({std::move(request), work, queued});
   changed_.notify_all();

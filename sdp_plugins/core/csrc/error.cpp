@@ -1,75 +1,131 @@
 #include "error.hpp"
 
+#include <array>
 #include <cstdio>
+#include <stdexcept>
+#include <utility>
 
 namespace sdp {
+namespace {
+constexpr std::array<const char*, 7> kKinds{"peer_lost", "timeout", "mismatch",   "shared_memory",
+                                            "aborted",   "closed",  "interrupted"};
+// In the order of `Hint`.
+constexpr std::array<const char*, 18> kHints{
+    "",
+    "look for that rank's own error or traceback; the kernel's log tells of out-of-memory kills; "
+    "if it has neither, it had less to do than this one.",
+    "look for that rank's own error or traceback, and whether its node is up.",
+    "that rank is stopped, still computing, or took another path through the program; if it is "
+    "only slow, raise the group's timeout (SDP_TIMEOUT_S, unless the program gives one).",
+    "that rank is stopped, still computing, or took another path through the program, or the "
+    "network to its node is down; if it is only slow, raise the group's timeout (SDP_TIMEOUT_S, "
+    "unless the program gives one).",
+    "all ranks must call the same operations in the same order, with the same types and sizes, and "
+    "fusion buffers of the same tensors.",
+    "receive as many elements of the type as are sent; tags tell messages apart.",
+    "look for the error of the rank that aborted.",
+    "see the other ranks.",
+    "make a new one.",
+    "the ranks no longer agree on what was done; make a new group.",
+    "use the group in its own process only; data loader workers must not communicate.",
+    "set a flag in the handler and communicate after it.",
+    "make a new one, and what was compiled with it.",
+    "the same version of sdp_plugins and the same SDP_STAGING_BYTES must be used on all ranks.",
+    "check the memory limit of the container and vm.max_map_count.",
+    "raise the limit (ulimit -n); peers take over files in the next collective.",
+    "raise the limit (ulimit -n), or set SDP_REGISTER=0.",
+};
+static_assert(kHints.size() == static_cast<std::size_t>(Hint::open_files_or_no_register) + 1);
+}  // namespace
 
 const char* name(FailureKind kind) {
+  const auto at = static_cast<std::size_t>(kind);
+  return at < kKinds.size() ? kKinds[at] : "closed";
+}
+
+FailureKind failure_kind(std::string_view name) {
+  for (std::size_t i = 0; i < kKinds.size(); ++i) {
+    if (name == kKinds[i]) return static_cast<FailureKind>(i);
+  }
+  throw std::invalid_argument("no group fails by '" + std::string(name) + "'");
+}
+
+const char* text(Hint hint) {
+  const auto at = static_cast<std::size_t>(hint);
+  return at < kHints.size() ? kHints[at] : "";
+}
+
+Hint default_hint(FailureKind kind, bool across_nodes) {
   switch (kind) {
     case FailureKind::peer_lost:
-      return "peer_lost";
+      return across_nodes ? Hint::lost_node : Hint::lost_rank;
     case FailureKind::timeout:
-      return "timeout";
+      return across_nodes ? Hint::late_node : Hint::late_rank;
     case FailureKind::mismatch:
-      return "mismatch";
-    case FailureKind::shared_memory:
-      return "shared_memory";
+      return Hint::other_call;
     case FailureKind::aborted:
-      return "aborted";
+      return across_nodes ? Hint::other_ranks : Hint::aborted_rank;
     case FailureKind::closed:
-      return "closed";
+      return Hint::new_group;
     case FailureKind::interrupted:
-      return "interrupted";
-  }
-  return "closed";
-}
-
-FailureKind failure_kind(const std::string& name) {
-  for (auto kind : {FailureKind::peer_lost, FailureKind::timeout, FailureKind::mismatch,
-                    FailureKind::shared_memory, FailureKind::aborted, FailureKind::closed}) {
-    if (name == sdp::name(kind)) return kind;
-  }
-  throw std::invalid_argument("no group fails by '" + name + "'");
-}
-
-const char* hint(FailureKind kind) {
-  switch (kind) {
-    case FailureKind::peer_lost:
-      return " Hint: look for that rank's own error or traceback; the kernel's log tells of "
-             "out-of-memory kills; if it has neither, it had less to do than this one.";
-    case FailureKind::timeout:
-      return " Hint: that rank is stopped, still computing, or took another path through the "
-             "program; if it is only slow, raise the group's timeout (SDP_TIMEOUT_S, unless the "
-             "program gives one).";
-    case FailureKind::mismatch:
-      return " Hint: all ranks must call the same operations in the same order, with the same "
-             "types and sizes, and fusion buffers of the same tensors.";
-    case FailureKind::aborted:
-      return " Hint: look for the error of the rank that aborted.";
+      return Hint::new_group_after_signal;
     default:
-      return "";
+      return across_nodes ? Hint::other_ranks : Hint::none;
   }
 }
 
-Failure forked(const std::string& head) {
+Failure& Failure::in(const OpSignature& failed, const OpSignature& last, double elapsed) {
+  operation = failed;
+  op = name(failed.op);
+  seq = failed.seq;
+  last_completed = last;
+  elapsed_s = elapsed;
+  return *this;
+}
+
+Failure& Failure::compose(const std::string& head, const RankNames& names, int rank) {
+  if (!text_.empty()) return *this;
+  if (origin_rank < 0) origin_rank = rank;
+  global_ranks = names.numbers(ranks);
+  global_origin_rank = names.number(origin_rank);
+  summary_ = head;
+  if (operation || !op.empty()) {
+    summary_.append(operation ? operation->title(names) : op).append(": ");
+  }
+  if (origin_rank != rank || !origin_name.empty()) {
+    summary_.append(origin_name.empty() ? names.list({origin_rank}) : origin_name);
+    summary_ += " gave up: ";
+    if (origin_operation) summary_.append(origin_operation->title(RankNames())).append(": ");
+  }
+  std::string_view shown = cause;
+  const bool stops = shown.ends_with('.');
+  if (stops) shown.remove_suffix(1);
+  summary_ += shown;
+  text_ = summary_;
+  if (last_completed.is_numbered()) {
+    text_.append(" (last completed: ").append(last_completed.number()).append(")");
+  }
+  const std::string_view remedy = text(hint);
+  if (stops || operation || !remedy.empty()) text_ += ".";
+  if (!remedy.empty()) text_.append(" Hint: ").append(remedy);
+  return *this;
+}
+
+Failure& Failure::set_text(std::string summary, std::string whole) {
+  summary_ = std::move(summary);
+  text_ = std::move(whole);
+  return *this;
+}
+
+const char* Failure::what() const noexcept {
+  return text_.empty() ? cause.c_str() : text_.c_str();
+}
+
+Failure forked() {
   return {FailureKind::closed,
-          head +
-              "this process was forked from the one that owns the group. Hint: use the group in "
-              "its own process only; data loader workers must not communicate."};
-}
-
-std::string rank_list(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t first = 0; first < ranks.size();) {
-    std::size_t last = first;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    if (first > 0) text += ", ";
-    text += std::to_string(ranks[first]);
-    if (last == first + 1) last = first;  // "4, 5" reads better than "4-5"
-    if (last > first) text.append("-").append(std::to_string(ranks[last]));
-    first = last + 1;
-  }
-  return text;
+          "this process was forked from the one that owns the group",
+          {},
+          Hint::own_process};
 }
 
 std::string seconds(double value) {

@@ -1,11 +1,16 @@
-// The one exception of the core: what failed, who is to blame, and the text that a user reads.
+// The one exception of the core: a failure as fields, and the text that a user reads, which is
+// composed of them once, by `Failure::compose`. Nothing reads a field out of a text.
 #pragma once
 
 #include <cstdint>
 #include <exception>
-#include <stdexcept>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "op_signature.hpp"
+#include "rank_names.hpp"
 
 namespace sdp {
 
@@ -18,39 +23,75 @@ enum class FailureKind : std::uint32_t {
   closed,         // this process closed the group, or does not own it (forked child)
   interrupted,    // a signal handler of the caller raised while it waited
 };
-
 const char* name(FailureKind kind);
-FailureKind failure_kind(const std::string& name);  // throws std::invalid_argument
-const char* hint(FailureKind kind);                 // " Hint: ...", the remedy; or ""
+FailureKind failure_kind(std::string_view name);  // throws std::invalid_argument
+
+// Remedies, which end the text.
+enum class Hint : std::uint32_t {
+  none,
+  lost_rank,
+  lost_node,  // as `lost_rank`, between nodes
+  late_rank,
+  late_node,  // as `late_rank`, between nodes
+  other_call,
+  other_message,
+  aborted_rank,
+  other_ranks,
+  new_group,
+  new_group_after_signal,
+  own_process,
+  after_handler,
+  compile_again,
+  one_version,
+  mapping_limits,
+  open_files,
+  open_files_or_no_register,
+};
+const char* text(Hint hint);  // of a value that a peer may have written; "" if there is none
+Hint default_hint(FailureKind kind, bool across_nodes = false);
 
 // Copyable, so that one failure can be given to every pending Work.
-class Failure : public std::runtime_error {
+class Failure : public std::exception {
  public:
-  Failure(FailureKind kind, std::string text, std::vector<int> ranks = {}, std::string op = {},
-          std::uint64_t seq = 0, double elapsed_s = 0)
-      : std::runtime_error(std::move(text)),
-        kind(kind),
-        ranks(std::move(ranks)),
-        op(std::move(op)),
-        seq(seq),
-        elapsed_s(elapsed_s) {}
+  Failure(FailureKind kind, std::string cause, std::vector<int> ranks = {}, Hint hint = Hint::none)
+      : kind(kind), hint(hint), cause(std::move(cause)), ranks(std::move(ranks)) {}
 
   FailureKind kind;
+  Hint hint;
+  std::string cause;       // alone: "rank 2 did not arrive in 300 s"
   std::vector<int> ranks;  // those to blame
-  std::string op;
-  std::uint64_t seq;
-  double elapsed_s;
+  int origin_rank = -1;    // who met the cause; -1: this rank
+  bool is_repeat = false;  // of what another rank, or an earlier call of this one, has met
+  std::string op;          // its name: there are others than those of `Op`, such as "rendezvous"
+  std::uint64_t seq = 0;
+  double elapsed_s = 0;
+  std::optional<OpSignature> operation;         // that failed here
+  std::optional<OpSignature> origin_operation;  // that failed at the origin; with global ranks
+  OpSignature last_completed;                   // here; only its number counts
+  std::string origin_name;                      // how messages call the origin, if not as a rank
+  // The same ranks as the job numbers them; known once there is a text.
+  std::vector<int> global_ranks;
+  int global_origin_rank = -1;
   std::uint64_t group = 0;  // token of the group that has failed by this; 0: none has
+
+  Failure& in(const OpSignature& failed, const OpSignature& last, double elapsed);
+  // Makes the text, unless there is one. `head`: "[rank 3/8] "; `rank`: this one.
+  Failure& compose(const std::string& head, const RankNames& names, int rank);
+  // Takes over a text that was composed elsewhere.
+  Failure& set_text(std::string summary, std::string whole);
+  const std::string& summary() const { return summary_; }  // up to the cause
+  const char* what() const noexcept override;
+
+ private:
+  std::string summary_, text_;
 };
 
-Failure forked(const std::string& head);  // use of a group in a child of its process
+Failure forked();  // use of a group in a child of its process
 
 // A signal handler of the caller raised while it waited: carried through the core unchanged.
 struct Interrupted {
   std::exception_ptr cause;
 };
 
-// "rank 3", "ranks 1, 4-6"
-std::string rank_list(const std::vector<int>& ranks);
 std::string seconds(double value);  // "1.5 s"
 }  // namespace sdp

@@ -34,9 +34,9 @@ FlightHead head_of(const Header& header) {
   head.elsewhere = header.elsewhere.load(std::memory_order_relaxed);
   head.step = header.step.value.load(std::memory_order_relaxed);
   if (head.state == static_cast<std::uint32_t>(PeerState::failed)) {
-    head.cause_kind = static_cast<std::uint32_t>(header.cause_kind);
-    std::copy(std::begin(header.cause_ranks), std::end(header.cause_ranks), head.cause_ranks);
-    std::memcpy(head.cause_text, header.cause_text, sizeof head.cause_text);
+    head.cause_kind = static_cast<std::uint32_t>(header.failure.kind);
+    std::copy(std::begin(header.failure.ranks), std::end(header.failure.ranks), head.cause_ranks);
+    header.failure.summary().copy(head.cause_text, sizeof head.cause_text - 1);
   }
   return head;
 }

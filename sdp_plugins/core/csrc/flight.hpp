@@ -67,7 +67,7 @@ class Flight {
 
 // What a reader gets of a segment: this, and the bytes of a FlightArea, in which the meeting's time
 // and the stamps of slots are 0 where these were written meanwhile. Nothing in it is to be
-// believed: a peer may have written anything. Python knows this layout: core/flight/sheet.py.
+// believed: a peer may have written anything. Python knows this layout: flight/rank_snapshot.py.
 struct FlightHead {
   std::uint64_t magic = 0;
   std::int32_t rank = 0;  // on its node

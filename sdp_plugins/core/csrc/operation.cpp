@@ -7,12 +7,14 @@ namespace {
 constexpr std::uint32_t kSliceUs = 25'000;  // a lost peer is noticed within this time
 
 std::string describe(const Record& record, const RankNames& names) {
-  std::string text = std::string(name(record.op)) + " #" + std::to_string(record.shown_seq);
-  if (record.op == Op::barrier) return text;
-  text.append(" ").append(name(record.dtype));
-  text.append("[").append(std::to_string(record.count)).append("]");
-  if (reduces(record.op)) text.append(" ").append(name(record.reduce_op));
-  if (is_rooted(record.op)) text += " root " + std::to_string(names.number(record.root));
+  OpSignature signature;
+  signature.op = record.op;
+  signature.dtype = record.dtype;
+  signature.reduce_op = record.reduce_op;
+  signature.root = record.root;
+  signature.count = record.count;
+  signature.seq = record.shown_seq;
+  std::string text = signature.title(names);
   if (record.layout != 0) text += " of fusion layout " + std::to_string(record.layout);
   return text;
 }
@@ -172,15 +174,14 @@ void Operation::check_peers(std::uint32_t step) const {
     if (needed && context_.peers.silent(r)) lost.push_back(r);
   }
   if (!lost.empty()) {
-    lost = context_.peers.ids(lost);
-    fail(FailureKind::peer_lost, names().list(lost) + " ended while needed", lost);
+    fail(context_.peers.ended(context_.peers.ids(lost)));
   }
   for (int r = 0; r < world_size(); ++r) {
     if (r == rank()) continue;
     // Looked at before the counter: a rank that is done with this step may leave at any time.
     const auto cause = context_.peers.gave_up(r);
     if (cause && (context_.peers.failed(r) || !segment(r).header().step.reached(step))) {
-      fail(cause->kind, cause->what(), cause->ranks);
+      fail(*cause);
     }
   }
 }
@@ -192,7 +193,7 @@ void Operation::check_withdrawn() const {
     if (r == rank() || !context_.peers.failed(r)) continue;
     const auto cause = context_.peers.gave_up(r);
     if (cause->kind == FailureKind::aborted || cause->kind == FailureKind::peer_lost) {
-      fail(cause->kind, cause->what(), cause->ranks);
+      fail(*cause);
     }
   }
 }
@@ -254,15 +255,16 @@ void Operation::compare_records() const {
   fail(FailureKind::mismatch, "ranks disagree:" + in_words(table, names()), others);
 }
 
-void Operation::fail(FailureKind kind, const std::string& what, std::vector<int> ranks) const {
-  const double elapsed_s = now_s() - started_s_;
-  const std::string op(name(request_.op));
-  const std::string shape = request_.describe(names());
-  const std::string title = op + " #" + std::to_string(seq_) + (shape.empty() ? "" : " " + shape);
-  std::string text =
-      context_.peers.head() + (request_.part ? request_.part->title : title) + ": " + what;
-  const std::string& last = request_.part ? request_.part->last_completed : context_.last_completed;
-  if (!last.empty()) text += " (last completed: " + last + ")";
-  throw Failure(kind, text + "." + hint(kind), std::move(ranks), op, shown_seq(), elapsed_s);
+OpSignature Operation::signature() const {
+  return request_.part ? request_.part->operation : request_.signature(seq_);
+}
+
+void Operation::fail(FailureKind kind, const std::string& cause, std::vector<int> ranks) const {
+  fail(Failure(kind, cause, std::move(ranks), default_hint(kind)));
+}
+
+void Operation::fail(Failure failure) const {
+  const OpSignature& last = request_.part ? request_.part->last_completed : context_.last_completed;
+  throw failure.in(signature(), last, now_s() - started_s_);
 }
 }  // namespace sdp

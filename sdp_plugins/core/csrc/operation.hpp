@@ -31,9 +31,9 @@ class Operation {
     Regions& regions;
     KernelTable kernels;
     const Patience& patience;
-    const std::string& last_completed;  // "broadcast #1041"
-    double started_s;                   // when this operation began
-    TraceEvent* event = nullptr;        // of this operation, if it is traced
+    const OpSignature& last_completed;
+    double started_s;             // when this operation began
+    TraceEvent* event = nullptr;  // of this operation, if it is traced
   };
   // `step`: this rank's step counter, equal on all ranks between operations; advanced here.
   Operation(const Context& context, const Request& request, std::uint64_t seq, std::uint32_t& step);
@@ -51,7 +51,9 @@ class Operation {
   std::size_t slot_bytes() const { return context_.peers.layout().slot_bytes(); }
   const Record& record(int rank) const { return segment(rank).record(seq_); }
   std::uint64_t seq() const { return seq_; }
-  std::uint64_t shown_seq() const { return request_.part ? request_.part->seq : seq_; }
+  std::uint64_t shown_seq() const { return request_.part ? request_.part->operation.seq : seq_; }
+  // As messages speak of it, which is of the larger operation where this is a part of one.
+  OpSignature signature() const;
   std::vector<double> factors() const;  // of all ranks, for PREMUL_SUM
 
   Record announcement() const;  // what all collectives announce alike
@@ -81,7 +83,8 @@ class Operation {
   void await(std::uint32_t step);  // until all ranks have published it
   void await_all() { await(step_); }
 
-  [[noreturn]] void fail(FailureKind kind, const std::string& what, std::vector<int> ranks) const;
+  [[noreturn]] void fail(FailureKind kind, const std::string& cause, std::vector<int> ranks) const;
+  [[noreturn]] void fail(Failure failure) const;
   void set_path(Path path) { path_ = path; }
   Path path() const { return path_; }
 

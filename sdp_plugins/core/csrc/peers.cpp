@@ -14,7 +14,6 @@ namespace {
 // This rank's own file and those of the next ranks stay open: what a rank that has died has
 // recorded can be read through any of these. All files of all ranks would be too many.
 constexpr int kFilesKept = 8;
-constexpr const char* kGaveUp = " gave up: ";
 }  // namespace
 
 FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept
@@ -70,11 +69,10 @@ Peers::Peers(Links links, std::size_t staging_bytes)
     const auto& header = *reinterpret_cast<const Header*>(start.data());
     if (header.magic != kMagic || header.rank != r || header.world_size != world_size_ ||
         header.staging_bytes != staging_bytes) {
-      throw Failure(FailureKind::mismatch,
-                    head() + "rendezvous: " + names_.list({id(r)}) +
-                        " has another memory layout. Hint: the same version of sdp_plugins and the "
-                        "same SDP_STAGING_BYTES must be used on all ranks.",
-                    {id(r)}, "rendezvous");
+      Failure failure(FailureKind::mismatch, names_.list({id(r)}) + " has another memory layout",
+                      {id(r)}, Hint::one_version);
+      failure.op = "rendezvous";
+      throw composed(failure);
     }
     segments_.emplace_back(Mapping(file, layout_.total(), 0, false), &layout_);
   }
@@ -126,44 +124,24 @@ std::vector<int> Peers::dead() const {
 }
 
 std::optional<Failure> Peers::gave_up(int rank) const {
-  rank = who_met(rank);
   const Header& header = segment(rank).header();
   const PeerState state = header.state.load(std::memory_order_acquire);
-  const std::string who = names_.list({id(rank)});
   if (state == PeerState::open) return std::nullopt;
   if (state == PeerState::left) {
-    return Failure(FailureKind::peer_lost, who + " has closed the group (had it less to do?)",
-                   {id(rank)});
+    return Failure(FailureKind::peer_lost,
+                   names_.list({id(rank)}) + " has closed the group (had it less to do?)",
+                   {id(rank)}, default_hint(FailureKind::peer_lost));
   }
-  std::vector<int> ranks;
-  for (int blamed : header.cause_ranks) {
-    if (blamed < 0 || blamed >= group_size_) break;
-    ranks.push_back(blamed);
-  }
-  const std::string text = cause_text(rank);
-  auto kind = header.cause_kind;
-  // Closed or interrupted there is, seen from here, a peer that is gone.
-  if (kind > FailureKind::aborted) kind = FailureKind::peer_lost;
-  if (ranks.empty()) ranks.push_back(id(rank));
-  return Failure(kind, who + kGaveUp + text, std::move(ranks));
+  return header.failure.repeated(id(rank), id(rank_), group_size_);
 }
 
-std::string Peers::cause_text(int rank) const {
-  const Header& header = segment(rank).header();
-  return {header.cause_text, strnlen(header.cause_text, sizeof header.cause_text)};
+Failure Peers::ended(const std::vector<int>& ids) const {
+  return {FailureKind::peer_lost, names_.list(ids) + " ended while needed", ids,
+          default_hint(FailureKind::peer_lost)};
 }
 
-// A chain of ranks that each repeat what the one before has said would not fit into the text.
-int Peers::who_met(int rank) const {
-  if (!repeats(rank)) return rank;
-  for (int r = 0; r < world_size_; ++r) {
-    if (r != rank_ && failed(r) && !repeats(r)) return r;
-  }
-  return rank;
-}
-
-bool Peers::repeats(int rank) const {
-  return failed(rank) && cause_text(rank).find(kGaveUp) != std::string::npos;
+Failure Peers::composed(Failure failure) const {
+  return failure.compose(head(), names_, id(rank_));
 }
 
 bool Peers::left(int rank) const {
@@ -182,8 +160,7 @@ std::map<int, Failure> Peers::gone() const {
   std::map<int, Failure> why;
   for (int r : dead()) {
     if (!silent(r)) continue;  // it has said why
-    why.try_emplace(r, FailureKind::peer_lost, names_.list({id(r)}) + " ended while needed",
-                    std::vector<int>{id(r)});
+    why.try_emplace(r, ended({id(r)}));
   }
   for (int r = 0; r < world_size_; ++r) {
     if (r == rank_) continue;
@@ -209,24 +186,7 @@ void Peers::give_up(const Failure& cause) {
   const std::lock_guard lock(state_mutex_);
   Header& header = own().header();
   if (header.state.load() == PeerState::failed) return;
-  header.cause_kind = cause.kind;
-  std::fill(std::begin(header.cause_ranks), std::end(header.cause_ranks), -1);
-  std::copy_n(cause.ranks.begin(), std::min(cause.ranks.size(), std::size(header.cause_ranks)),
-              header.cause_ranks);
-  // The cause alone: whoever repeats it adds what it has completed itself, and the hint.
-  const std::string whole(cause.what());
-  const std::size_t end = std::min(whole.find(" (last completed: "), whole.find(" Hint: "));
-  std::string text = whole.substr(0, end);
-  if (text.ends_with('.')) text.pop_back();
-  // Who says it stands before it.
-  if (text.starts_with("[rank ")) text.erase(0, text.find("] ") + 2);
-  std::size_t length = std::min(text.size(), sizeof header.cause_text - 1);
-  const auto continues = [&](std::size_t at) {  // a character of UTF-8 that began before
-    return at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80;
-  };
-  while (length > 0 && continues(length)) --length;
-  std::memcpy(header.cause_text, text.data(), length);
-  header.cause_text[length] = '\0';
+  header.failure.set(cause, names_, id(rank_));
   say(PeerState::failed);
 }
 }  // namespace sdp

@@ -61,8 +61,11 @@ class Peers {
   // no waiting.
   std::vector<int> dead() const;
   // Why `rank` cannot make progress any more though its process may live; nothing if it can. Where
-  // it has only heard of a failure from another rank here, the cause is that one's.
+  // it repeats the failure of another rank, the origin is that one.
   std::optional<Failure> gave_up(int rank) const;
+  Failure ended(const std::vector<int>& ids) const;  // what the end of these processes means
+  // The failure with its text, as this rank words it.
+  Failure composed(Failure failure) const;
   bool left(int rank) const;    // closed the group in good order
   bool silent(int rank) const;  // has said nothing about an end: if it is dead, it died
   bool failed(int rank) const;  // gave up, and not in good order: the whole group is lost
@@ -74,9 +77,6 @@ class Peers {
 
  private:
   void say(PeerState state);
-  std::string cause_text(int rank) const;
-  bool repeats(int rank) const;  // has given up because another rank had
-  int who_met(int rank) const;   // the failure that `rank` tells
 
   int rank_, world_size_;
   std::vector<int> ids_;

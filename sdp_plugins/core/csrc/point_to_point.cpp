@@ -310,10 +310,11 @@ void PointToPoint::check_size(const Pending& recv, int src, const Frame& frame) 
   const std::uint64_t room = recv.request.recvs[0].count * itemsize(recv.request.dtype);
   if (frame.nbytes == room && frame.dtype == recv.request.dtype) return;
   const std::vector<int> blamed{communicator_->peers().id(src)};
-  fail(recv, FailureKind::mismatch,
-       communicator_->names().list(blamed) + " sends " + std::string(name(frame.dtype)) + "[" +
-           std::to_string(frame.nbytes / std::max<std::size_t>(1, itemsize(frame.dtype))) + "]",
-       blamed);
+  const std::uint64_t count = frame.nbytes / std::max<std::size_t>(1, itemsize(frame.dtype));
+  fail(recv, {FailureKind::mismatch,
+              communicator_->names().list(blamed) + " sends " + std::string(name(frame.dtype)) +
+                  "[" + std::to_string(count) + "]",
+              blamed, Hint::other_message});
 }
 
 void PointToPoint::finish_message(int src) {
@@ -370,7 +371,7 @@ void PointToPoint::check_one(const Pending& pending, const std::map<int, Failure
   const bool all_gone = others_left_ && gone.size() + 1 == sends_.size();
   for (const auto& [rank, why] : gone) {
     const bool any = peer < 0 && (all_gone || !communicator_->peers().left(rank));
-    if (any || peer == rank) fail(pending, why.kind, why.what(), why.ranks);
+    if (any || peer == rank) fail(pending, why);
   }
   // Where ranks of other nodes may send, whoever waits for them looks at the time.
   const bool ours = peer >= 0 || others_left_;
@@ -381,24 +382,15 @@ void PointToPoint::check_one(const Pending& pending, const std::map<int, Failure
       if (any || r == peer) blamed.push_back(communicator_->peers().id(r));
     }
     const std::string who = communicator_->names().list(blamed);
-    fail(pending, FailureKind::timeout,
-         (blamed.size() == 1 ? who + " did not answer in " : "none of " + who + " answered in ") +
-             seconds(pending.request.timeout_s),
-         blamed);
+    const std::string silent =
+        blamed.size() == 1 ? who + " did not answer in " : "none of " + who + " answered in ";
+    fail(pending, {FailureKind::timeout, silent + seconds(pending.request.timeout_s), blamed,
+                   Hint::late_rank});
   }
 }
 
-void PointToPoint::fail(const Pending& pending, FailureKind kind, const std::string& what,
-                        std::vector<int> ranks) const {
-  const std::string op(name(pending.request.op));
-  const char* remedy =
-      kind == FailureKind::mismatch
-          ? " Hint: receive as many elements of the type as are sent; tags tell messages apart."
-          : hint(kind);
-  throw Failure(kind,
-                communicator_->head() + op + " #" + std::to_string(pending.seq) + " " +
-                    pending.request.describe(communicator_->names()) + ": " + what + "." + remedy,
-                std::move(ranks), op, pending.seq, now_s() - pending.started_s);
+void PointToPoint::fail(const Pending& pending, Failure failure) const {
+  throw failure.in(pending.request.signature(pending.seq), {}, now_s() - pending.started_s);
 }
 
 // With the lock held. Returns the group's first cause, which all get.

@@ -84,8 +84,7 @@ class PointToPoint : public Driver, public std::enable_shared_from_this<PointToP
   void deliver(Pending* recv, int src);
   void check_waiting(const std::map<int, Failure>& gone) const;
   void check_one(const Pending& pending, const std::map<int, Failure>& gone) const;
-  [[noreturn]] void fail(const Pending& pending, FailureKind kind, const std::string& what,
-                         std::vector<int> ranks) const;
+  [[noreturn]] void fail(const Pending& pending, Failure failure) const;
   Failure fail_all(const Failure& why);
 
   std::shared_ptr<Communicator> communicator_;

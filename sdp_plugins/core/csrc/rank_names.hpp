@@ -11,10 +11,14 @@ class RankNames {
   // `numbers`: of each rank of the group; empty: those that it has there.
   explicit RankNames(std::vector<int> numbers = {}) : numbers_(std::move(numbers)) {}
 
-  int number(int rank) const;                             // a peer may have written any number
-  std::string list(const std::vector<int>& ranks) const;  // "rank 3", "ranks 1, 4-6"
+  int number(int rank) const;  // a peer may have written any number
+  std::vector<int> numbers(const std::vector<int>& ranks) const;  // ascending
+  std::string list(const std::vector<int>& ranks) const;          // "rank 3", "ranks 1, 4-6"
 
  private:
   std::vector<int> numbers_;
 };
+
+// "rank 3", "ranks 1, 4-6"
+std::string rank_list(const std::vector<int>& ranks);
 }  // namespace sdp

@@ -20,12 +20,9 @@ union Control {
 FileDescriptor duplicate(int fd) {
   FileDescriptor copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (copy.get() < 0) {
-    const char* hint = errno == EMFILE
-                           ? ". Hint: raise the limit (ulimit -n); peers take over files "
-                             "in the next collective."
-                           : "";
     throw Failure(FailureKind::shared_memory,
-                  std::string("cannot share a memory file: ") + std::strerror(errno) + hint);
+                  std::string("cannot share a memory file: ") + std::strerror(errno), {},
+                  errno == EMFILE ? Hint::open_files : Hint::none);
   }
   return copy;
 }
@@ -152,11 +149,10 @@ void Regions::catch_up(int rank, std::uint64_t news) {
       file = FileDescriptor(fd);
     }
     if ((header.msg_flags & MSG_CTRUNC) != 0) {
-      throw Failure(FailureKind::shared_memory,
-                    "no file descriptor is left for memory of " +
-                        peers_.names().list({peers_.id(rank)}) +
-                        ". Hint: raise the limit (ulimit -n), or set SDP_REGISTER=0.",
-                    {peers_.id(peers_.rank())});
+      throw Failure(
+          FailureKind::shared_memory,
+          "no file descriptor is left for memory of " + peers_.names().list({peers_.id(rank)}),
+          {peers_.id(peers_.rank())}, Hint::open_files_or_no_register);
     }
     const bool cut = (header.msg_flags & MSG_TRUNC) != 0;
     if (cut || got != static_cast<ssize_t>(sizeof message))

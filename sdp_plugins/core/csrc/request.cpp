@@ -47,18 +47,18 @@ std::uint64_t Request::count() const {
   return most;
 }
 
-std::string Request::describe(const RankNames& names) const {
-  if (op == Op::barrier) return "";
-  std::string text = std::string(name(dtype)) + "[" + std::to_string(count()) + "]";
-  if (reduces(op)) text.append(" ").append(name(reduce_op));
-  if (is_rooted(op)) text += " root " + std::to_string(names.number(root));
-  if (op == Op::send)
-    text += " to rank " + std::to_string(names.number(peer)) + " tag " + std::to_string(tag);
-  if (op == Op::recv) {
-    text += peer < 0 ? " from any rank" : " from rank " + std::to_string(names.number(peer));
-    text += " tag " + std::to_string(tag);
-  }
-  return text;
+OpSignature Request::signature(std::uint64_t number) const {
+  OpSignature made;
+  made.op = op;
+  made.dtype = dtype;
+  made.reduce_op = reduce_op;
+  made.root = root;
+  made.peer = peer;
+  made.tag = tag;
+  made.layout = layout;
+  made.count = count();
+  made.seq = number;
+  return made;
 }
 
 void Request::validate(int rank, int world_size) const {

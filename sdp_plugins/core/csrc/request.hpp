@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "rank_names.hpp"
+#include "op_signature.hpp"
 #include "types.hpp"
 
 namespace sdp {
@@ -21,9 +21,8 @@ struct Piece {
 // What makes a request one step of an operation of a larger group, whose ranks on this node these
 // are.
 struct Part {
-  std::string title;           // "all_reduce #7 float32[25] sum": what messages speak of
-  std::string last_completed;  // "broadcast #6", the larger group's
-  std::uint64_t seq = 0;       // of that operation
+  OpSignature operation = {};       // that operation, of which messages speak
+  OpSignature last_completed = {};  // the larger group's
   bool compares_only = false;  // announces that operation; ends when all ranks here have agreed
   bool accumulates = false;    // reductions stay in accumulators: more are to come
   double patience_s = 0;       // added to the time-out while all that are late wait elsewhere
@@ -49,7 +48,7 @@ struct Request {
   std::int64_t issued_ns = 0;  // where it had to queue
 
   std::uint64_t count() const;  // elements of all_reduce's buffer, or else of the largest piece
-  std::string describe(const RankNames& names = RankNames()) const;  // "float32[25165824] sum"
+  OpSignature signature(std::uint64_t number = 0) const;
   // Throws std::invalid_argument for what can be seen without any other rank.
   void validate(int rank, int world_size) const;
 };

@@ -68,10 +68,10 @@ Mapping::Mapping(int fd, std::size_t nbytes, std::size_t offset, bool populate) 
   void* data = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE,
                     MAP_SHARED | (populate ? MAP_POPULATE : 0), fd, static_cast<off_t>(offset));
   if (data == MAP_FAILED) {
-    throw Failure(FailureKind::shared_memory,
-                  "cannot map " + std::to_string(nbytes) +
-                      " bytes of shared memory: " + std::strerror(errno) +
-                      ". Hint: check the memory limit of the container and vm.max_map_count.");
+    throw Failure(
+        FailureKind::shared_memory,
+        "cannot map " + std::to_string(nbytes) + " bytes of shared memory: " + std::strerror(errno),
+        {}, Hint::mapping_limits);
   }
   data_ = static_cast<std::byte*>(data);
 }

@@ -12,14 +12,14 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "error.hpp"
+#include "failure_record.hpp"
 #include "flight.hpp"
 #include "signal.hpp"
 #include "types.hpp"
 
 namespace sdp {
 
-inline constexpr std::uint64_t kMagic = 0x36306b6c61706473;  // "sdpalk06"
+inline constexpr std::uint64_t kMagic = 0x37306b6c61706473;  // "sdpalk07"
 inline constexpr std::size_t kAlign = 128;  // two cache lines: the prefetcher's pair
 inline constexpr std::size_t kInlineBytes = 32 * 1024;
 inline constexpr int kSlots = 3;  // a slot is filled, reduced and read in three successive rounds
@@ -55,10 +55,7 @@ struct Header {
   std::int32_t world_size;
   std::uint64_t staging_bytes;
   std::uint64_t flight_at;  // where a stranger finds the FlightArea
-  // Why this rank gave up, for the others to repeat. Written before `state` becomes `failed`.
-  FailureKind cause_kind;
-  std::int32_t cause_ranks[8];  // -1 ends the list
-  char cause_text[512];
+  FailureRecord failure;    // of this rank. Written before `state` becomes `failed`.
   std::atomic<PeerState> state;
   std::atomic<std::uint32_t> elsewhere;  // whether this rank waits for one of another node
   Signal step;                           // of collectives: how far this rank has come

@@ -10,7 +10,7 @@ namespace sdp {
 struct Request;
 
 // Times are those of CLOCK_MONOTONIC, which the ranks of a node share. Python knows this layout:
-// core/trace/events.py.
+// core/trace_event.py.
 struct TraceEvent {
   static constexpr std::uint8_t kFailed = 1;
   static constexpr std::uint8_t kAsync = 2;    // ran in the engine's thread

@@ -32,7 +32,8 @@ Work::Waiter Work::waiter() const {
 bool Work::wait(double timeout_s, const std::function<void()>& interrupt) {
   const double deadline_s = now_s() + timeout_s;
   if (getpid() != owner_pid_) {
-    if (!completed()) throw forked("");  // nobody in this process would finish it
+    if (!completed())
+      throw forked().compose("", RankNames(), 0);  // nobody in this process would finish it
     if (failure_) throw *failure_;
     return true;
   }

@@ -1,10 +1,16 @@
 """Groups that span nodes: collectives of one node's ranks, joined by messages between nodes.
 
-Layers, each of which knows only those before it: ``wire`` (what a transport offers), ``notice``
-(what a rank that gives up tells), ``mpi_library`` and ``mpi`` (one transport), ``costs`` and
-``plan`` (how a reduction travels), ``call`` (one operation while it runs on this rank), ``kept``
-(memory that must outlive it), the programs (``all_reduce`` by ``swap`` or ``exchange``,
-``reduce_scatter``, ``broadcast``, ``gathers``: who does what, as a fixed sequence), ``engine``
-(runs programs in order) and ``messages`` (sends and receives), ``spanning_group`` (what
-``Group`` sees).
+Layers, each of which imports only those before it:
+
+- ``wire``: the interface of a network; ``mpi_library`` and ``mpi``: the one over MPI.
+- ``plan`` and ``costs``: how a reduction travels.
+- ``request``, ``context``, ``patience``, ``notice``: what is called, where, for how long, and what
+  a rank that gives up tells the others.
+- ``operation``: one operation while it runs on this rank; ``headers`` and ``agreement``: whether
+  all ranks call the same one.
+- The programs, each a fixed sequence of steps and messages: ``all_reduce`` (by
+  ``recursive_multiplying``, or ``sharded_reduction`` in a ``pipeline``), ``reduce_scatter``,
+  ``broadcast``, ``gathers``.
+- ``engine``: runs programs in order; ``messages``: sends and receives.
+- ``spanning_group``: what ``Group`` uses.
 """

@@ -3,40 +3,42 @@
 from __future__ import annotations
 
 from .. import _native
-from .call import Call
-from .exchange import Pipeline, Reduction
+from .agreement import await_leader
 from .headers import DIRECT
-from .plan import Kind
+from .operation import Operation
+from .pipeline import Pipeline
+from .plan import Algorithm
 from .planning import plan_of
-from .swap import Swap
+from .recursive_multiplying import RecursiveMultiplying
+from .sharded_reduction import ShardedReduction
 
 
-def all_reduce(call: Call, keep: frozenset[int] | None = None) -> None:
+def all_reduce(operation: Operation, keep: frozenset[int] | None = None) -> None:
     """Run all_reduce.
 
     Args:
-        call: The operation.
+        operation: The operation.
         keep: Ranks that need the result; None: all. Others' buffers stay as they are.
     """
-    plan = plan_of(call, direct=keep is not None)
-    call.begin(gate=plan.kind is Kind.exchange)
-    if call.request.count == 0:
+    plan = plan_of(operation, direct=keep is not None)
+    if operation.request.count == 0:
         return
-    if plan.kind is Kind.exchange:
-        Pipeline(Reduction(call, plan, keep)).run()
+    if plan.algorithm is Algorithm.sharded:
+        await_leader(operation)
+        Pipeline(ShardedReduction(operation, plan, keep)).run()
     else:
-        Swap(call, plan, keep).run()
+        RecursiveMultiplying(operation, plan, keep).run()
 
 
-def reduce(call: Call) -> None:
+def reduce(operation: Operation) -> None:
     """Run reduce: all_reduce whose result only the root keeps."""
-    all_reduce(call, frozenset({call.request.root}))
+    all_reduce(operation, frozenset({operation.request.root}))
 
 
-def can_follow(call: Call) -> bool:
+def can_follow(operation: Operation) -> bool:
     """Whether an operation's first segments can be sent while the one before ends."""
-    if call.request.op is not _native.Op.all_reduce or call.request.count == 0:
+    if operation.request.op is not _native.Op.all_reduce or operation.request.count == 0:
         return False
-    if call.here.nodes.count > DIRECT:  # they compare in rounds, for which somebody has to wait
+    if operation.context.nodes.count > DIRECT:  # somebody has to wait for each of their rounds
         return False
-    return plan_of(call).kind is Kind.exchange
+    return plan_of(operation).algorithm is Algorithm.sharded

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .. import _native
-from .call import Call
+from .agreement import await_leader
+from .operation import Operation
 from .wire import Pending
 
 SEGMENT_NBYTES = 2**20
@@ -48,40 +49,40 @@ def _halves(low: int) -> list[int]:
     return steps
 
 
-def broadcast(call: Call) -> None:
+def broadcast(operation: Operation) -> None:
     """Along a chain of nodes in segments, or a tree if it is small; S bytes over each link."""
-    here, request = call.here, call.request
-    nodes, root = here.nodes, request.root
+    context, request = operation.context, operation.request
+    nodes, root = context.nodes, request.root
     address, count = request.recvs[0]
-    call.begin()
-    nbytes = count * call.itemsize
+    await_leader(operation)
+    nbytes = count * operation.itemsize
     if nbytes == 0:
         return
-    via = route(here.node, nodes.node_of(root), nodes.count, chain=nbytes >= CHAIN_NBYTES)
-    keeper = nodes.keeper(root, here.node)
-    carries = here.rank == keeper
-    length = SEGMENT_NBYTES // call.itemsize
+    via = route(context.node, nodes.node_of(root), nodes.count, chain=nbytes >= CHAIN_NBYTES)
+    counterpart = nodes.counterpart(root, context.node)
+    carries = context.rank == counterpart
+    length = SEGMENT_NBYTES // operation.itemsize
     segments = [(begin, min(length, count - begin)) for begin in range(0, count, length)]
     arriving: list[Pending | None] = []
     leaving: list[Pending | None] = []
     for k, (begin, n) in enumerate(segments):
-        at = address + begin * call.itemsize
+        at = address + begin * operation.itemsize
         if carries and via.parent is not None:
-            parent = nodes.keeper(root, via.parent)
+            parent = nodes.counterpart(root, via.parent)
             for first, m in segments[len(arriving) : k + AHEAD]:
-                place = address + first * call.itemsize
-                arriving.append(call.receive(parent, place, m * call.itemsize))
-            call.wait([arriving[k]])
+                place = address + first * operation.itemsize
+                arriving.append(operation.receive(parent, place, m * operation.itemsize))
+            operation.wait([arriving[k]])
         if carries:
             for child in via.children:
-                leaving.append(call.send(nodes.keeper(root, child), at, n * call.itemsize))
-        if len(here.local) > 1:
-            call.step(Op.broadcast, (), [(at, n)], root=nodes.index_of(keeper))
-    call.wait(leaving)
+                leaving.append(
+                    operation.send(nodes.counterpart(root, child), at, n * operation.itemsize)
+                )
+        if len(context.local_ranks) > 1:
+            operation.step(Op.broadcast, (), [(at, n)], root=nodes.index_of(counterpart))
+    operation.wait(leaving)
 
 
-def barrier(call: Call) -> None:
-    """Who has compared what the nodes call knows that all have come."""
-    call.begin(gate=False)
-    if len(call.here.local) > 1:
-        call.step(Op.barrier, (), ())
+def barrier(operation: Operation) -> None:
+    """Return once the node's leader, which has heard from all nodes, has come."""
+    await_leader(operation)

@@ -16,11 +16,13 @@ from pathlib import Path
 import numpy as np
 
 from .. import _native
-from .call import Call
+from .agreement import await_leader
 from .costs import MIB, Costs
-from .exchange import Pipeline, Reduction
-from .plan import Kind, Plan
-from .swap import Swap
+from .operation import Operation
+from .pipeline import Pipeline
+from .plan import Algorithm, Plan
+from .recursive_multiplying import RecursiveMultiplying
+from .sharded_reduction import ShardedReduction
 
 ROUNDS = 9
 BULK_ROUNDS = 4
@@ -71,26 +73,26 @@ def remember(network: str, costs: Costs, path: str | None) -> None:
             warnings.warn(text, stacklevel=2)
 
 
-def calibrate(call: Call) -> None:
-    """Measure; leaves the same costs on all ranks, in ``Here.costs``.
+def calibrate(operation: Operation) -> None:
+    """Measure; leaves the same costs on all ranks, in ``GroupContext.costs``.
 
     Most of its time goes into the bandwidth, messages to the next node and from the one before, on
-    all lanes at once, and into exchanges of small segments: 0.4 s at 1 Gbit/s.
+    all rails at once, and into sharded reductions of small segments: 0.4 s at 1 Gbit/s.
 
     Args:
-        call: An all_reduce with max of four float64 of any value, which it changes.
+        operation: An all_reduce with max of four float64 of any value, which it changes.
     """
-    call.begin()
-    bench = _Bench(call)
+    await_leader(operation)
+    bench = _Bench(operation)
     bench.ring(ROUNDS, 8)  # connections are made
     latency_s = bench.ring(ROUNDS, 8)
     post_s = max(bench.ring(ROUNDS, 8, BURST) - latency_s, 1e-7) / (BURST - 1)
     latency_s, post_s = bench.agree(latency_s, post_s)
     nbytes, byte_s = FIRST_NBYTES, 0.0
     while True:
-        share = max(nbytes // bench.lanes, 8)
+        share = max(nbytes // bench.rails, 8)
         took_s = bench.slowest(partial(bench.ring, 1, share), BULK_ROUNDS)
-        byte_s = max(took_s - latency_s, 1e-9) / (share * bench.lanes)
+        byte_s = max(took_s - latency_s, 1e-9) / (share * bench.rails)
         if took_s > ENOUGH_S or nbytes >= MOST_NBYTES:
             break
         nbytes *= 4
@@ -98,76 +100,84 @@ def calibrate(call: Call) -> None:
     plan = bench.plan
     wire_s = plan.sent(SEGMENT_NBYTES) * byte_s
     segments = int(min(max(LONG_ENOUGH_S / wire_s, SEGMENTS[0]), SEGMENTS[1]))
-    stage_s = bench.slowest(partial(bench.exchange, segments), 2) / segments
+    stage_s = bench.slowest(partial(bench.sharded, segments), 2) / segments
     work_s = stage_s - wire_s / 2 - SEGMENT_NBYTES * node_byte_s
     message_s = max(work_s / plan.messages, post_s)
-    call.here.costs = Costs(latency_s, post_s, message_s, byte_s, node_byte_s)
-    call.here.shrink(0)
+    operation.context.costs = Costs(latency_s, post_s, message_s, byte_s, node_byte_s)
+    operation.context.trim(0)
 
 
 class _Bench:
     """What is timed."""
 
-    def __init__(self, call: Call) -> None:
-        here = call.here
-        self._call = call
-        self.lanes = here.nodes.lanes
-        self._exchanges = here.index < self.lanes
-        lane = here.index % self.lanes
-        self._next = here.nodes.members[here.others[0]][lane]
-        self._previous = here.nodes.members[here.others[-1]][lane]
-        ((address, count),) = call.request.recvs
+    def __init__(self, operation: Operation) -> None:
+        context = operation.context
+        self._operation = operation
+        self.rails = context.nodes.rails
+        self._exchanges = context.local_rank < self.rails
+        rail = context.local_rank % self.rails
+        self._next = context.nodes.members[context.other_nodes[0]][rail]
+        self._previous = context.nodes.members[context.other_nodes[-1]][rail]
+        ((address, count),) = operation.request.recvs
         self._values = np.frombuffer(memoryview((ctypes.c_double * count).from_address(address)))
-        self._swap = Swap(call, Plan(Kind.swap, (here.nodes.count,)), None)
-        self.plan = Plan(Kind.exchange, (here.nodes.count,), SEGMENT_NBYTES)
+        self._agreeing = RecursiveMultiplying(
+            operation, Plan(Algorithm.recursive_multiplying, (context.nodes.count,)), None
+        )
+        self.plan = Plan(Algorithm.sharded, (context.nodes.count,), SEGMENT_NBYTES)
 
     def ring(self, rounds: int, nbytes: int, messages: int = 1) -> float:
-        """Seconds of the best round: all lanes send to the next node, and receive."""
+        """Seconds of the best round: all rails send to the next node, and receive."""
         if not self._exchanges:
             return 0.0
-        call = self._call
-        there, back = call.scratch("ring", nbytes), call.scratch("ring back", messages * nbytes)
+        operation = self._operation
+        there, back = (
+            operation.context.scratch("ring", nbytes),
+            operation.context.scratch("ring back", messages * nbytes),
+        )
 
         def once() -> None:
             pending = [
-                call.receive(self._previous, back + n * nbytes, nbytes) for n in range(messages)
+                operation.receive(self._previous, back + n * nbytes, nbytes)
+                for n in range(messages)
             ]
-            call.wait(pending + [call.send(self._next, there, nbytes) for _ in range(messages)])
+            operation.wait(
+                pending + [operation.send(self._next, there, nbytes) for _ in range(messages)]
+            )
 
         return _best_of(rounds, once)
 
     def node(self) -> float:
         """Seconds that a segment takes within the node."""
-        call, size = self._call, NODE_NBYTES // 8
-        ranks = len(call.here.local)
-        parts = [size // self.lanes] * self.lanes + [0] * (ranks - self.lanes)
-        here = call.scratch("segment", NODE_NBYTES)
-        sums = call.scratch("sums", NODE_NBYTES)
-        pieces = [(here, count) for count in parts]
-        mine = parts[call.here.index]
-        request = call.request
+        operation, size = self._operation, NODE_NBYTES // 8
+        ranks = len(operation.context.local_ranks)
+        parts = [size // self.rails] * self.rails + [0] * (ranks - self.rails)
+        segment = operation.context.scratch("segment", NODE_NBYTES)
+        sums = operation.context.scratch("sums", NODE_NBYTES)
+        pieces = [(segment, count) for count in parts]
+        mine = parts[operation.context.local_rank]
+        request = operation.request
 
         def once() -> None:
             if ranks > 1:
-                call.step(Op.reduce_scatter, pieces, [(sums, mine)], accumulates=True)
+                operation.step(Op.reduce_scatter, pieces, [(sums, mine)], accumulates=True)
             half = mine // 2
             halves = [sums, sums + 8 * half]
             _native.combine(request.dtype, request.reduce_op, halves, sums, half, 0, True, True)
             if ranks > 1:
-                call.step(Op.all_gather, [(here, mine)], pieces)
+                operation.step(Op.all_gather, [(segment, mine)], pieces)
 
         return _best_of(ROUNDS, once)
 
-    def exchange(self, segments: int) -> float:
-        """Seconds of a balanced exchange in so many small segments."""
-        call, nbytes = self._call, segments * SEGMENT_NBYTES
-        buffer = (call.scratch("buffer", nbytes), nbytes // call.itemsize)
-        request = replace(call.request, recvs=(buffer,))
+    def sharded(self, segments: int) -> float:
+        """Seconds of a sharded reduction in so many small segments."""
+        operation, nbytes = self._operation, segments * SEGMENT_NBYTES
+        buffer = (operation.context.scratch("buffer", nbytes), nbytes // operation.itemsize)
+        request = replace(operation.request, recvs=(buffer,))
 
         def once() -> None:
-            part = Call(call.here, request, call.seq)
+            part = Operation(operation.context, request, operation.seq)
             try:
-                Pipeline(Reduction(part, self.plan)).run()
+                Pipeline(ShardedReduction(part, self.plan)).run()
             except BaseException:
                 part.abandon()
                 raise
@@ -187,7 +197,7 @@ class _Bench:
         """The slowest rank's; also a barrier."""
         self._values[:] = 0
         self._values[: len(seconds)] = seconds
-        self._swap.run()
+        self._agreeing.run()
         return tuple(self._values[: len(seconds)].tolist())
 
 

@@ -7,7 +7,7 @@ import warnings
 from ..config import Config
 from ..environment import environment
 from ..launchers import ENVIRONMENT, HYDRA, OPEN_MPI, PMIX, Environment, first_set
-from ..rendezvous import EnvHub, Exchange
+from ..rendezvous import EnvExchange, Exchange
 from ..rendezvous.failure import NODES_HINT
 from ..topology import Topology
 from . import mpi, mpi_library
@@ -60,7 +60,7 @@ def for_environment(
         # A launcher may play hosts on one machine, each with some of the ranks.
         if topology.local_size < size and environment().get("MASTER_ADDR") not in _HERE:
             _warn_of_others(topology)
-        return EnvHub(topology, name), None
+        return EnvExchange(topology, name), None
     if topology.local_size == size:
-        return EnvHub(topology, name), mpi.MpiNetwork()
+        return EnvExchange(topology, name), mpi.MpiNetwork()
     return mpi.MpiExchange(rank, size), mpi.MpiNetwork()

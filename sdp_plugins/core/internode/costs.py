@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 
-from .plan import Kind, Plan, factorings
+from .plan import Algorithm, Plan, factorings
 
 MIB = 2**20
 SEGMENTS = tuple(MIB // 4 << shift for shift in range(7))
 """Lengths of segments in bytes, from 256 KiB to 16 MiB."""
-MOST_SWAPPED_NBYTES = 4 * MIB
-"""A swap needs memory for all members of a level, and one rank's cores for all of a node."""
+MOST_MULTIPLIED_NBYTES = 4 * MIB
+"""Recursive multiplying needs memory for all members of a level, and one rank sums for a node."""
 RAMP = 1 / 16
 """What the first and the last segment add per hop, in stages; measured from 2 x 1 to 4 x 2."""
 AS_GOOD = 1.05
@@ -28,7 +28,7 @@ class Costs:
     Attributes:
         latency_s: From the post of a small message until its receiver goes on, in seconds.
         post_s: To post one more small message, and to receive one, in seconds.
-        message_s: Of each message of a balanced exchange, while others are on the wire, besides
+        message_s: Of each message of a sharded reduction, while others are on the wire, besides
             what its bytes take, in seconds.
         byte_s: To carry a byte over a node's link while another comes in, in seconds: all ranks
             that exchange use it at once.
@@ -73,7 +73,7 @@ class Costs:
     def seconds(self, plan: Plan, nbytes: int) -> float:
         """What a reduction of a buffer takes, after the nodes have agreed on what it is."""
         nbytes = max(nbytes, 1)
-        if plan.kind is Kind.swap:
+        if plan.algorithm is Algorithm.recursive_multiplying:
             return (
                 plan.hops * self.latency_s
                 + (plan.messages - plan.hops) * self.post_s
@@ -85,7 +85,7 @@ class Costs:
         return plan.hops * self.latency_s + stage_s * (nbytes / segment + plan.hops * RAMP)
 
     def stage_s(self, plan: Plan, segment: float) -> float:
-        """Seconds from one segment of an exchange to the next.
+        """Seconds from one segment of a sharded reduction to the next.
 
         What the ranks do in a stage hides behind the messages that are on the wire meanwhile: those
         to the servers or those from them, half of the bytes.
@@ -95,19 +95,26 @@ class Costs:
         return max(wire_s, wire_s / 2 + work_s)
 
 
-def candidates(nodes: int, kind: Kind | None = None, *, direct: bool = False) -> Iterator[Plan]:
-    """All plans for so many nodes; of one kind, if one is given; with `direct`, of one level."""
+def candidates(
+    nodes: int, algorithm: Algorithm | None = None, *, direct: bool = False
+) -> Iterator[Plan]:
+    """All plans for so many nodes; `direct` ones have one level."""
     for radices in factorings(nodes)[: 1 if direct else None]:
-        if kind is not Kind.exchange:
-            yield Plan(Kind.swap, radices)
-        if kind is not Kind.swap:
+        if algorithm is not Algorithm.sharded:
+            yield Plan(Algorithm.recursive_multiplying, radices)
+        if algorithm is not Algorithm.recursive_multiplying:
             for segment in SEGMENTS:
-                yield Plan(Kind.exchange, radices, segment)
+                yield Plan(Algorithm.sharded, radices, segment)
 
 
 @lru_cache(maxsize=4096)
 def choose(
-    costs: Costs, nodes: int, nbytes: int, *, kind: Kind | None = None, direct: bool = False
+    costs: Costs,
+    nodes: int,
+    nbytes: int,
+    *,
+    algorithm: Algorithm | None = None,
+    direct: bool = False,
 ) -> Plan:
     """The plan that takes least, and of those that differ in no more than segments the longest.
 
@@ -115,15 +122,17 @@ def choose(
         costs: Equal on all ranks.
         nodes: Number of nodes, 2 or more.
         nbytes: Size of the buffer.
-        kind: See ``candidates``.
+        algorithm: See ``candidates``.
         direct: As well.
     """
-    if kind is None and nbytes > MOST_SWAPPED_NBYTES:
-        kind = Kind.exchange
-    plans = list(candidates(nodes, kind, direct=direct))
+    if algorithm is None and nbytes > MOST_MULTIPLIED_NBYTES:
+        algorithm = Algorithm.sharded
+    plans = list(candidates(nodes, algorithm, direct=direct))
     best = min(plans, key=lambda plan: costs.seconds(plan, nbytes))
     enough_s = AS_GOOD * costs.seconds(best, nbytes)
-    alike = [plan for plan in plans if (plan.kind, plan.radices) == (best.kind, best.radices)]
+    alike = [
+        plan for plan in plans if (plan.algorithm, plan.radices) == (best.algorithm, best.radices)
+    ]
     return max(
         (plan for plan in alike if costs.seconds(plan, nbytes) <= enough_s),
         key=lambda plan: plan.segment_nbytes,

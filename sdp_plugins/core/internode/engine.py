@@ -15,14 +15,17 @@ from ..errors import SdpError, name_error
 from . import all_reduce as reductions
 from . import broadcast as broadcasts
 from . import gathers
-from .call import Call, Here, Request, closed
-from .kept import abandon
-from .notice import Notice, failure_fields
+from .agreement import Agreement, all_agree
+from .context import GroupContext
+from .leaked import abandon
+from .notice import Notice, native_failure
+from .operation import Operation
 from .reduce_scatter import reduce_scatter
+from .request import Request
 from .traced import Track
 
 Op = _native.Op
-PROGRAMS: dict[_native.Op, Callable[[Call], None]] = {
+PROGRAMS: dict[_native.Op, Callable[[Operation], None]] = {
     Op.all_reduce: reductions.all_reduce,
     Op.reduce: reductions.reduce,
     Op.reduce_scatter: reduce_scatter,
@@ -42,22 +45,23 @@ class Task:
     """An operation in the queue.
 
     Attributes:
-        request: What to do.
+        operation: What to do.
         work: What its caller has.
         program: Does it.
         track: What is recorded of it; None: it is none of the group's operations, as its user
             counts them.
-        call: Once something is known of it.
         follows: Whether it is of a kind that can begin before the operation ahead has ended; None
             until that is asked.
     """
 
-    request: Request
+    operation: Operation
     work: _native.Work
-    program: Callable[[Call], None]
+    program: Callable[[Operation], None]
     track: Track | None
-    call: Call | None = None
     follows: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.agreement = Agreement(self.operation)
 
 
 class Engine:
@@ -68,14 +72,14 @@ class Engine:
     a rank is gone, changes nothing for those who wait here: they hear of the first cause.
     """
 
-    def __init__(self, here: Here) -> None:
-        self._here = here
+    def __init__(self, context: GroupContext) -> None:
+        self._context = context
         self._queue: deque[Task] = deque()
         self._running: list[Task] = []
         self._changed = threading.Condition(threading.RLock())
         self._thread: threading.Thread | None = None
         self._stopping = False
-        self._seq = self._issued = 0
+        self._issued = 0
         self._notice: Notice | None = None
         self._failure: SdpError | None = None  # the first that was found here
         self._telling = threading.Lock()
@@ -89,23 +93,23 @@ class Engine:
         return self._issued
 
     def submit(
-        self, request: Request, program: Callable[[Call], None] | None = None
+        self, request: Request, program: Callable[[Operation], None] | None = None
     ) -> _native.Work:
         """Queue an operation; `program` does it, if it is none of the group's user."""
         work = _native.Work()
         with self._changed:
             if self._stopping:
-                raise closed(self._here)
+                raise self._context.closed_error()
             self._start()
             track = self._track(request) if program is None else None
-            task = Task(request, work, program or PROGRAMS[request.op], track)
-            self._queue.append(task)
+            operation = Operation(self._context, request, self._issued, queue=self)
+            self._queue.append(Task(operation, work, program or PROGRAMS[request.op], track))
             self._changed.notify()
         return work
 
     def _track(self, request: Request) -> Track:
         self._issued += 1
-        return Track(self._here, request, self._issued)
+        return Track(self._context, request, self._issued)
 
     def tell(self, notice: Notice) -> None:
         """Have the other nodes told, by the thread that may use the network."""
@@ -116,9 +120,9 @@ class Engine:
 
     def tell_failure(self) -> None:
         """Have the other nodes told why the group has failed, if they have not been."""
-        known = self._here.native.failure()
+        known = self._context.native.failure()
         if isinstance(known, SdpError) and not self._has_told:
-            self.tell(Notice.of(self._here.rank, known))
+            self.tell(Notice.of(known, self._context))
 
     def close(self) -> None:
         """Fail what is queued and end the thread; the native group is closed before."""
@@ -152,16 +156,17 @@ class Engine:
                     self._fail_running(task, error)
 
     def _run(self, task: Task) -> None:
-        known = self._failure or self._here.native.failure()
+        known = self._failure or self._context.native.failure()
         if isinstance(known, SdpError):
             self._queue.popleft()
             self._end(task, known)
             return
-        call = self._take(task)
-        task.program(call)
+        self._begin(task)
+        task.agreement.reach()
+        task.program(task.operation)
         for done in self._running[:]:
             self._finish(done)
-        self._here.shrink(MOST_KEPT_NBYTES)
+        self._context.trim(MOST_KEPT_NBYTES)
 
     def _fail_running(self, task: Task, error: BaseException) -> None:
         """Fail the group; those that are queued follow, one by one."""
@@ -170,22 +175,21 @@ class Engine:
         for broken in running:
             self._end(broken, failure, error)
 
-    def _cause_of(self, task: Task, error: BaseException) -> Call:
+    def _cause_of(self, task: Task, error: BaseException) -> Operation:
         """Which of the operations that run has failed."""
-        calls = [self._call_of(running) for running in self._running or [task]]
+        operations = [running.operation for running in self._running or [task]]
         seq = error.seq if isinstance(error, SdpError) else None
-        return next((call for call in calls if call.seq == seq), calls[0])
+        return next((found for found in operations if found.seq == seq), operations[0])
 
     def _end(self, task: Task, failure: SdpError, error: BaseException | None = None) -> None:
-        """End an operation; one that has not begun may have been announced.
+        """Fail an operation; one that has not begun may have been announced.
 
         `error` has the frames of whatever has failed, and these the memory of single steps.
         """
-        if task.call is not None:
-            memory = (*self._here.pools.values(), task.call, error)
-            self.abandoned = abandon(task.call, *memory) or self.abandoned
+        memory = (*self._context.pools.values(), task.operation, error)
+        self.abandoned = abandon(task.operation, *memory) or self.abandoned
         self._record(task, failure)
-        task.work.fail(*failure_fields(failure), self._here.native.token)
+        task.work.fail(native_failure(failure, group=self._context.native.token))
 
     def _record(self, task: Task, failure: SdpError | None = None) -> None:
         if task.track is not None:
@@ -194,25 +198,17 @@ class Engine:
     def _head(self) -> Task | None:
         return self._queue[0] if self._queue else None
 
-    def _call_of(self, task: Task) -> Call:
-        """The call of the queue's head."""
-        if task.call is None:
-            self._seq += task.track is not None
-            task.call = Call(self._here, task.request, self._seq, queue=self)
-        return task.call
-
-    def _take(self, task: Task) -> Call:
+    def _begin(self, task: Task) -> None:
         self._queue.popleft()
         if task.track is not None:
             task.track.start()
         self._running.append(task)
-        return self._call_of(task)
 
     def _finish(self, task: Task) -> None:
-        call = self._call_of(task)
-        call.end()
+        operation = task.operation
+        operation.end()
         if task.track is not None:
-            self._here.last_completed = f"{call.op} #{call.seq}"
+            self._context.last_completed = operation.signature
         self._running.remove(task)
         self._record(task)
         task.work.finish()
@@ -221,69 +217,71 @@ class Engine:
 
     def _can_follow(self, task: Task) -> bool:
         if task.follows is None:  # it is asked in every stage
-            task.follows = reductions.can_follow(self._call_of(task))
+            task.follows = reductions.can_follow(task.operation)
         return task.follows
 
-    def look_ahead(self) -> None:
+    def announce_next(self) -> None:
         """Tell other nodes of the next operation, if it can follow, and listen to them."""
-        task = self._head() if self._here.leads else None
+        task = self._head() if self._context.is_node_leader else None
         if task is not None and self._can_follow(task):
-            self._call_of(task).announce().arrived()
+            task.agreement.announce()
 
-    def follower(self, call: Call) -> Call | None:
+    def begin_next(self, operation: Operation) -> Operation | None:
         """Begin the next operation, if all of this node's ranks have called it.
 
-        The first rank also knows that the other nodes have called the same. What needs the result
-        of an operation that is not done cannot begin.
+        The leader also knows that the other nodes have called the same. What needs the result of an
+        operation that is not done cannot begin.
         """
         task = self._head()
         ready = False
         if task is not None and self._can_follow(task):
-            ready = not any(task.request.touches(other.request) for other in self._running)
-            if ready and self._here.leads:
-                ready = self._call_of(task).announce().arrived()
-        if not call.all_agree(ready) or task is None:
+            request = task.operation.request
+            ready = not any(request.touches(other.operation.request) for other in self._running)
+            if ready and self._context.is_node_leader:
+                ready = task.agreement.announce()
+        if not all_agree(operation, ready) or task is None:
             return None
-        follower = self._take(task)
-        follower.begin(gate=False)
-        return follower
+        self._begin(task)
+        task.agreement.reach()
+        return task.operation
 
-    def finish(self, call: Call) -> None:
-        """An operation is done before the thread is done with those that follow it."""
-        for task in [task for task in self._running if task.call is call]:
+    def finish(self, operation: Operation) -> None:
+        """End an operation before the thread is done with those that follow it."""
+        for task in [task for task in self._running if task.operation is operation]:
             self._finish(task)
 
     # --------------------------------------------------------------------------------------------
 
-    def fail(self, call: Call, error: BaseException) -> SdpError:
+    def fail(self, operation: Operation, error: BaseException) -> SdpError:
         """Fail the group, here and elsewhere; returns what an operation of it raises.
 
         Never raises itself: whoever waits would hear of that, or of nothing, and not of the cause.
         """
-        failure = self._explained(call, error)
+        failure = self._explained(operation, error)
         self._failure = self._failure or copy.copy(failure)  # without frames, which hold this group
         with suppress(BaseException):
-            already = self._here.native.failure()
+            already = self._context.native.failed
             if not self._stopping:
-                self._tell(Notice.of(self._here.rank, failure))
-            if already is None:
-                self._here.native.fail(*failure_fields(failure, "aborted"))
+                self._tell(Notice.of(failure, self._context))
+            if not already:
+                self._context.native.fail(native_failure(failure, "aborted"))
         return failure
 
-    def _explained(self, call: Call, error: BaseException) -> SdpError:
+    def _explained(self, operation: Operation, error: BaseException) -> SdpError:
         """What an error is to the caller of an operation."""
         if isinstance(error, SdpError):
-            error.op, error.seq, error.elapsed_s = call.op, call.seq, call.elapsed_s
+            error.op, error.seq = operation.name, operation.seq
+            error.elapsed_s = operation.patience.elapsed_s
             return error
-        failure = call.error(SdpError, name_error(error), [self._here.rank])
+        failure = operation.error(SdpError, name_error(error), [self._context.rank])
         failure.__cause__ = error
         return failure
 
     def _tell(self, notice: Notice) -> None:
         """Tell the other nodes; whoever cannot be told finds out by himself."""
         with self._telling, suppress(BaseException):  # such as MPI's for ranks that are gone
-            if not self._has_told and self._here.channel.told() is None:
-                self._here.channel.tell(notice.pack())
+            if not self._has_told and self._context.channel.told() is None:
+                self._context.channel.tell(notice.pack())
                 self._has_told = True
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import _native
-from .call import Call
+from .operation import Operation
 
 DType = _native.DType
 
@@ -15,28 +15,28 @@ class Format:
     with a `wire_dtype` those of float32 and of 16-bit floats are 16-bit, and float32's results too.
 
     Args:
-        call: The operation.
+        operation: The operation.
         as_it_is: Whatever the group's `wire_dtype` is.
     """
 
-    def __init__(self, call: Call, *, as_it_is: bool = False) -> None:
-        request = call.request
+    def __init__(self, operation: Operation, *, as_it_is: bool = False) -> None:
+        request = operation.request
         self.dtype, self.op = request.dtype, request.reduce_op
-        self.world_size = call.here.nodes.world_size
+        self.world_size = operation.context.nodes.world_size
         self.accumulator_size = _native.accumulator_size(request.dtype, request.reduce_op)
         self.wire = None
-        if call.here.wire_dtype is not None and not as_it_is:
+        if operation.context.wire_dtype is not None and not as_it_is:
             if request.dtype is DType.float32:
-                self.wire = call.here.wire_dtype
+                self.wire = operation.context.wire_dtype
             elif request.dtype in (DType.float16, DType.bfloat16):
                 self.wire = request.dtype
         self.partial_size = self.accumulator_size if self.wire is None else 2
         self.narrows_results = self.wire is not None and request.dtype is DType.float32
-        self.result_size = 2 if self.narrows_results else call.itemsize
+        self.result_size = 2 if self.narrows_results else operation.itemsize
         # Whether partial sums of a single rank are its values as they lie; a bool may lie there as
         # any byte.
         self.sums_are_values = (
-            self.accumulator_size == call.itemsize
+            self.accumulator_size == operation.itemsize
             and self.op is not _native.ReduceOp.premul_sum
             and self.dtype is not DType.bool
         )

@@ -9,107 +9,115 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .. import _native
-from .call import Call, Piece
+from .agreement import await_leader
+from .operation import Operation
+from .request import Piece
 from .sizes import compare_sizes
 
 Op = _native.Op
 NOTHING: Piece = (0, 0)
 
 
-def all_gather(call: Call) -> None:
+def all_gather(operation: Operation) -> None:
     """One hop between nodes: each link carries LS(M-1) bytes per direction."""
-    here, request = call.here, call.request
-    nodes, source, recvs = here.nodes, request.sends[0], request.recvs
-    call.begin()
-    keepers = [nodes.keeper(here.rank, node) for node in here.others]
-    kept = [
+    context, request = operation.context, operation.request
+    nodes, source, recvs = context.nodes, request.sends[0], request.recvs
+    await_leader(operation)
+    counterparts = [nodes.counterpart(context.rank, node) for node in context.other_nodes]
+    sources = [
         rank
-        for node in here.others
+        for node in context.other_nodes
         for rank in nodes.members[node]
-        if nodes.keeper(rank, here.node) == here.rank
+        if nodes.counterpart(rank, context.node) == context.rank
     ]
     compare_sizes(
-        call,
-        offers=dict.fromkeys(keepers, source[1]),
-        expects={rank: recvs[rank][1] for rank in kept},
+        operation,
+        offers=dict.fromkeys(counterparts, source[1]),
+        expects={rank: recvs[rank][1] for rank in sources},
     )
-    messages = [call.receive(rank, *_bytes(call, recvs[rank])) for rank in kept]
-    messages += [call.send(peer, *_bytes(call, source)) for peer in keepers]
+    messages = [operation.receive(rank, *_bytes(operation, recvs[rank])) for rank in sources]
+    messages += [operation.send(peer, *_bytes(operation, source)) for peer in counterparts]
     # While they are on their way: what this node's own ranks have.
-    call.step(Op.all_gather, [source], [recvs[rank] for rank in here.local])
-    call.wait(messages)
-    for node in here.others:
-        for ranks in rounds(nodes.members[node], len(here.local)):
+    operation.step(Op.all_gather, [source], [recvs[rank] for rank in context.local_ranks])
+    operation.wait(messages)
+    for node in context.other_nodes:
+        for ranks in rounds(nodes.members[node], len(context.local_ranks)):
             parts = [recvs[rank] for rank in ranks]
-            parts += [NOTHING] * (len(here.local) - len(ranks))
-            if len(here.local) > 1:
-                call.step(Op.all_gather, [parts[here.index]], parts)
+            parts += [NOTHING] * (len(context.local_ranks) - len(ranks))
+            if len(context.local_ranks) > 1:
+                operation.step(Op.all_gather, [parts[context.local_rank]], parts)
 
 
-def gather(call: Call) -> None:
+def gather(operation: Operation) -> None:
     """Everyone sends to the root: its link takes S times the number of ranks elsewhere."""
-    here, request = call.here, call.request
-    nodes, root = here.nodes, request.root
-    call.begin()
-    if here.node != nodes.node_of(root):
-        compare_sizes(call, offers={root: request.sends[0][1]}, expects={})
-        call.wait([call.send(root, *_bytes(call, request.sends[0]))])
+    context, request = operation.context, operation.request
+    nodes, root = context.nodes, request.root
+    await_leader(operation)
+    if context.node != nodes.node_of(root):
+        compare_sizes(operation, offers={root: request.sends[0][1]}, expects={})
+        operation.wait([operation.send(root, *_bytes(operation, request.sends[0]))])
         return
     messages = []
-    at_root = here.rank == root
+    at_root = context.rank == root
     if at_root:
-        remote = [rank for node in here.others for rank in nodes.members[node]]
+        remote = [rank for node in context.other_nodes for rank in nodes.members[node]]
         expected = {rank: request.recvs[rank][1] for rank in remote}
-        compare_sizes(call, offers={}, expects=expected)
-        messages = [call.receive(rank, *_bytes(call, request.recvs[rank])) for rank in remote]
-    recvs = [request.recvs[rank] for rank in here.local] if at_root else []
-    call.step(Op.gather, request.sends, recvs, root=nodes.index_of(root))
-    call.wait(messages)
+        compare_sizes(operation, offers={}, expects=expected)
+        messages = [
+            operation.receive(rank, *_bytes(operation, request.recvs[rank])) for rank in remote
+        ]
+    recvs = [request.recvs[rank] for rank in context.local_ranks] if at_root else []
+    operation.step(Op.gather, request.sends, recvs, root=nodes.index_of(root))
+    operation.wait(messages)
 
 
-def scatter(call: Call) -> None:
+def scatter(operation: Operation) -> None:
     """The root sends to everyone: its link gives S times the number of ranks elsewhere."""
-    here, request = call.here, call.request
-    nodes, root = here.nodes, request.root
-    call.begin()
-    if here.node != nodes.node_of(root):
-        compare_sizes(call, offers={}, expects={root: request.recvs[0][1]})
-        call.wait([call.receive(root, *_bytes(call, request.recvs[0]))])
+    context, request = operation.context, operation.request
+    nodes, root = context.nodes, request.root
+    await_leader(operation)
+    if context.node != nodes.node_of(root):
+        compare_sizes(operation, offers={}, expects={root: request.recvs[0][1]})
+        operation.wait([operation.receive(root, *_bytes(operation, request.recvs[0]))])
         return
     messages = []
-    at_root = here.rank == root
+    at_root = context.rank == root
     if at_root:
-        remote = [rank for node in here.others for rank in nodes.members[node]]
-        compare_sizes(call, offers={rank: request.sends[rank][1] for rank in remote}, expects={})
-        messages = [call.send(rank, *_bytes(call, request.sends[rank])) for rank in remote]
-    sends = [request.sends[rank] for rank in here.local] if at_root else []
-    call.step(Op.scatter, sends, request.recvs, root=nodes.index_of(root))
-    call.wait(messages)
+        remote = [rank for node in context.other_nodes for rank in nodes.members[node]]
+        compare_sizes(
+            operation, offers={rank: request.sends[rank][1] for rank in remote}, expects={}
+        )
+        messages = [
+            operation.send(rank, *_bytes(operation, request.sends[rank])) for rank in remote
+        ]
+    sends = [request.sends[rank] for rank in context.local_ranks] if at_root else []
+    operation.step(Op.scatter, sends, request.recvs, root=nodes.index_of(root))
+    operation.wait(messages)
 
 
-def all_to_all(call: Call) -> None:
+def all_to_all(operation: Operation) -> None:
     """Everyone sends to everyone on other nodes: each link carries what has to cross it."""
-    here, request = call.here, call.request
-    nodes = here.nodes
-    call.begin()
-    remote = [rank for node in here.others for rank in nodes.members[node]]
+    context, request = operation.context, operation.request
+    nodes = context.nodes
+    await_leader(operation)
+    remote = [rank for node in context.other_nodes for rank in nodes.members[node]]
     compare_sizes(
-        call,
+        operation,
         offers={rank: request.sends[rank][1] for rank in remote},
         expects={rank: request.recvs[rank][1] for rank in remote},
     )
-    messages = [call.receive(rank, *_bytes(call, request.recvs[rank])) for rank in remote]
-    messages += [call.send(rank, *_bytes(call, request.sends[rank])) for rank in remote]
-    call.step(
+    messages = [operation.receive(rank, *_bytes(operation, request.recvs[rank])) for rank in remote]
+    messages += [operation.send(rank, *_bytes(operation, request.sends[rank])) for rank in remote]
+    operation.step(
         Op.all_to_all,
-        [request.sends[rank] for rank in here.local],
-        [request.recvs[rank] for rank in here.local],
+        [request.sends[rank] for rank in context.local_ranks],
+        [request.recvs[rank] for rank in context.local_ranks],
     )
-    call.wait(messages)
+    operation.wait(messages)
 
 
-def _bytes(call: Call, piece: Piece) -> tuple[int, int]:
-    return piece[0], piece[1] * call.itemsize
+def _bytes(operation: Operation, piece: Piece) -> tuple[int, int]:
+    return piece[0], piece[1] * operation.itemsize
 
 
 def rounds(ranks: tuple[int, ...], length: int) -> Iterator[tuple[int, ...]]:

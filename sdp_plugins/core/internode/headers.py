@@ -1,6 +1,6 @@
 """What the first ranks of the nodes tell each other of an operation, before its data moves.
 
-Each says what it calls in a header of 256 bytes. Up to ``DIRECT`` nodes all tell all others at
+Each says what it calls in a header of 44 bytes. Up to ``DIRECT`` nodes all tell all others at
 once: one step, and M - 1 headers from each of M nodes.
 
 Among more nodes headers are disseminated (Hensgen, Finkel, Manber 1988, "Two algorithms for barrier
@@ -9,7 +9,7 @@ and hears what the one 2^i before knows, which doubles the number of nodes that 
 their headers it keeps two, the lowest node's and that of the lowest node that differs from it: what
 two nodes have kept is enough to find the same two of all headers that they know. In the end all
 nodes hold the same two, or one where nobody differs. That is ceil(log2(M)) steps, and a message of
-520 bytes from each node in each.
+96 bytes from each node in each.
 
 Either way who has compared knows that all nodes have come and call the same, or raises.
 """
@@ -19,14 +19,11 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from .. import _native
 from ..errors import CollectiveMismatchError
-from .wire import Way
-
-if TYPE_CHECKING:
-    from .call import Call
+from .operation import Operation
+from .wire import Stream
 
 DIRECT = 16
 """Up to so many nodes everyone compares with everyone, so that the message can tell it all."""
@@ -34,8 +31,9 @@ DIRECT = 16
 Said = dict[int, bytes]
 """Headers by node."""
 
-_HEADER = struct.Struct("<QiiiiIQ220s")
-_COMPARED = _HEADER.size - 220
+_COMPARED = struct.calcsize("<QiiiiIQ")
+_HEADER = struct.Struct("<QiiiiIQQ")
+"""What must be equal, and the number of elements, which need not be."""
 _KEPT = struct.Struct(f"<i{_HEADER.size}s")
 """A header that is passed on, and whose it is."""
 _NOBODY = _KEPT.pack(-1, b"")
@@ -45,13 +43,13 @@ class Headers:
     """One operation's.
 
     Args:
-        call: The operation.
+        operation: The operation.
     """
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        few = call.here.nodes.count <= DIRECT
-        self._exchange: _Direct | _Dissemination = (_Direct if few else _Dissemination)(call)
+    def __init__(self, operation: Operation) -> None:
+        self._operation = operation
+        few = operation.context.nodes.count <= DIRECT
+        self._exchange: _Direct | _Dissemination = (_Direct if few else _Dissemination)(operation)
 
     def arrived(self) -> bool:
         """Whether all are known to be there, and alike."""
@@ -69,73 +67,75 @@ class Headers:
             self._disagree(said)
 
     def _disagree(self, said: Said) -> None:
-        call, nodes = self._call, self._call.here.nodes
+        operation, nodes = self._operation, self._operation.context.nodes
+        ranks = operation.context.global_ranks
         parties: dict[bytes, list[int]] = {}
         for node, header in sorted(said.items()):  # titles may differ: sizes need not be equal
             parties.setdefault(header[:_COMPARED], []).append(node)
         words = "; ".join(
-            f"{nodes.name(self._ranks_on(at))}: {_title(said[at[0]])}" for at in parties.values()
+            f"{nodes.name(self._ranks_on(at))}: {_title(said[at[0]], ranks)}"
+            for at in parties.values()
         )
         largest = max(parties.values(), key=len)
         blamed = [node for node in said if node not in largest]
         if len(said) < nodes.count:  # no telling how many stand behind either
             words += f" (of {nodes.count} nodes, the first that differ)"
             blamed = list(said)
-        raise call.error(
+        raise operation.error(
             CollectiveMismatchError, f"ranks disagree: {words}", self._ranks_on(blamed)
         )
 
     def _ranks_on(self, nodes: Iterable[int]) -> list[int]:
-        return [rank for node in nodes for rank in self._call.here.nodes.members[node]]
+        return [rank for node in nodes for rank in self._operation.context.nodes.members[node]]
 
 
 class _Direct:
     """All nodes tell all others, from the moment that this is made."""
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        others = call.here.others
-        self._mine, size = _pack(call), _HEADER.size
-        room = _room(call, (1 + len(others)) * size)
+    def __init__(self, operation: Operation) -> None:
+        self._operation = operation
+        others = operation.context.other_nodes
+        self._mine, size = _pack(operation), _HEADER.size
+        room = _room(operation, (1 + len(others)) * size)
         ctypes.memmove(room, self._mine, size)
         self._theirs = {node: room + n * size for n, node in enumerate(others, 1)}
         self._messages = [
-            call.receive(_leader(call, node), address, size, Way.headers)
+            operation.receive(_leader(operation, node), address, size, Stream.headers)
             for node, address in self._theirs.items()
         ]
         self._messages += [
-            call.send(_leader(call, node), room, size, Way.headers) for node in others
+            operation.send(_leader(operation, node), room, size, Stream.headers) for node in others
         ]
 
     def arrived(self) -> bool:
         """Whether all are there, without waiting."""
-        return self._call.done(self._messages, Way.headers)
+        return self._operation.done(self._messages, Stream.headers)
 
     def wait(self) -> None:
         """Wait for all."""
-        self._call.wait(self._messages, Way.headers, hop=0)
+        self._operation.wait(self._messages, Stream.headers, hop=0)
 
     def read(self) -> Said:
         """All, once they are there."""
         said = {
             node: ctypes.string_at(address, _HEADER.size) for node, address in self._theirs.items()
         }
-        return said | {self._call.here.node: self._mine}
+        return said | {self._operation.context.node: self._mine}
 
 
 class _Dissemination:
     """Each round waits for the one before, so that nothing happens but in ``wait``."""
 
-    def __init__(self, call: Call) -> None:
-        self._call = call
-        here, size = call.here, 2 * _KEPT.size
-        self._known = {here.node: _pack(call)}
-        self._distances = distances(here.nodes.count)
-        self._room = _room(call, (1 + len(self._distances)) * size)
+    def __init__(self, operation: Operation) -> None:
+        self._operation = operation
+        context, size = operation.context, 2 * _KEPT.size
+        self._known = {context.node: _pack(operation)}
+        self._distances = distances(context.nodes.count)
+        self._room = _room(operation, (1 + len(self._distances)) * size)
         self._theirs = [self._room + n * size for n in range(1, 1 + len(self._distances))]
         # At once for all rounds: who is ahead can tell, and need not wait for who is behind.
         self._arriving = [
-            call.receive(self._leader(-distance), address, size, Way.headers)
+            operation.receive(self._leader(-distance), address, size, Stream.headers)
             for distance, address in zip(self._distances, self._theirs, strict=True)
         ]
 
@@ -149,12 +149,12 @@ class _Dissemination:
         Of a node that does not come its neighbours wait in the first round, others perhaps in a
         later one for these: with one more grace, as for data, whose waits are as long.
         """
-        call = self._call
+        operation = self._operation
         for n, distance in enumerate(self._distances):
             known = _write(self._known)
             ctypes.memmove(self._room, known, len(known))
-            leaving = call.send(self._leader(distance), self._room, len(known), Way.headers)
-            call.wait([self._arriving[n], leaving], Way.headers, hop=min(n, 1))
+            leaving = operation.send(self._leader(distance), self._room, len(known), Stream.headers)
+            operation.wait([self._arriving[n], leaving], Stream.headers, hop=min(n, 1))
             theirs = ctypes.string_at(self._theirs[n], len(known))
             self._known = first_two(self._known | _read(theirs))
 
@@ -163,8 +163,8 @@ class _Dissemination:
         return self._known
 
     def _leader(self, distance: int) -> int:
-        here = self._call.here
-        return _leader(self._call, (here.node + distance) % here.nodes.count)
+        context = self._operation.context
+        return _leader(self._operation, (context.node + distance) % context.nodes.count)
 
 
 def distances(nodes: int) -> list[int]:
@@ -188,29 +188,30 @@ def _read(known: bytes) -> Said:
     return {node: header for node, header in _KEPT.iter_unpack(known) if node >= 0}
 
 
-def _room(call: Call, nbytes: int) -> int:
+def _room(operation: Operation, nbytes: int) -> int:
     """Memory for messages: those of the next operation may be on their way, too."""
-    return call.scratch(f"headers{call.seq % 2}", nbytes)
+    return operation.context.scratch(f"headers{operation.seq % 2}", nbytes)
 
 
-def _leader(call: Call, node: int) -> int:
-    return call.here.nodes.members[node][0]
+def _leader(operation: Operation, node: int) -> int:
+    return operation.context.nodes.members[node][0]
 
 
-def _pack(call: Call) -> bytes:
-    request = call.request
+def _pack(operation: Operation) -> bytes:
+    request = operation.request
     return _HEADER.pack(
-        call.seq,
+        operation.seq,
         int(request.op),
         int(request.dtype) if request.op is not _native.Op.barrier else 0,
         int(request.reduce_op) if _native.reduces(request.op) else 0,
         request.root,
         request.layout,
         request.count if _native.counts_must_agree(request.op) else 0,
-        call.title.encode()[:220],
+        request.count,
     )
 
 
-def _title(header: bytes) -> str:
-    title: bytes = _HEADER.unpack(header)[-1]
-    return title.rstrip(b"\0").decode(errors="replace")
+def _title(header: bytes, global_ranks: list[int]) -> str:
+    seq, op, dtype, reduce_op, root, layout, _, count = _HEADER.unpack(header)
+    fields = (op, dtype, reduce_op, 0, root, -1, 0, layout, count, seq)
+    return _native.OpSignature.of(fields).title(global_ranks)

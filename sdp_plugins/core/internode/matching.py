@@ -6,8 +6,8 @@ import threading
 from collections.abc import Collection, Iterator
 
 from ..errors import SdpError
-from .call import Here, closed
-from .posts import ANY, Aside, Receive
+from .context import GroupContext
+from .posted import ANY, PostedReceive, UnexpectedMessage
 
 
 class UnwantedError(Exception):
@@ -17,34 +17,34 @@ class UnwantedError(Exception):
 class Matching:
     """The receives that wait, in the order in which they were posted.
 
-    A message goes to the first that accepts its source and tag. One that none accepts is set aside
-    where a receive waits behind it, and stays with its sender where nobody waits for that.
+    A message goes to the first that accepts its source and tag. One that none accepts is kept as
+    unexpected if a receive waits behind it, and else stays with its sender.
 
     Args:
-        here: The group.
+        context: The group.
         remote: The ranks of other nodes.
     """
 
-    def __init__(self, here: Here, remote: Collection[int]) -> None:
+    def __init__(self, context: GroupContext, remote: Collection[int]) -> None:
         self.lock = threading.RLock()
         self.stopping = False
-        self._here = here
+        self._context = context
         self._wanted = {rank: threading.Condition(self.lock) for rank in remote}
-        self._waiting: list[Receive] = []
-        self._asides: list[Aside] = []  # in the order in which they came
+        self._waiting: list[PostedReceive] = []
+        self._unexpected: list[UnexpectedMessage] = []  # in the order in which they came
         self._left: list[int] = []  # in good order
         self._failure: SdpError | None = None
 
-    def add(self, post: Receive) -> Aside | None:
-        """Have a receive wait, unless its message was set aside: then it is returned."""
+    def add(self, post: PostedReceive) -> UnexpectedMessage | None:
+        """Post a receive, unless its message has come before it: then that is returned."""
         with self.lock:
             self._waiting.append(post)
             if self._failure is not None:
                 self._end_all(self._failure)
-            for aside in self._asides:
-                if self._take(aside.source, aside.envelope.tag):
-                    self._asides.remove(aside)
-                    return aside
+            for message in self._unexpected:
+                if self._take(message.source, message.envelope.tag):
+                    self._unexpected.remove(message)
+                    return message
             self._wake(post.peer)
             return None
 
@@ -52,8 +52,8 @@ class Matching:
         """The group is closed."""
         with self.lock:
             self.stopping = True
-            self._end_all(closed(self._here))
-            self._asides.clear()
+            self._end_all(self._context.closed_error())
+            self._unexpected.clear()
             self._wake(ANY)
 
     def fail(self, failure: SdpError) -> None:
@@ -88,7 +88,7 @@ class Matching:
         with self.lock:
             return next(self._wanting(source), None) is not None
 
-    def wanting(self, source: int) -> list[Receive]:
+    def wanting(self, source: int) -> list[PostedReceive]:
         """The receives that wait for messages of a rank.
 
         Raises:
@@ -100,7 +100,7 @@ class Matching:
             raise UnwantedError
         return found
 
-    def match(self, source: int, tag: int) -> tuple[Receive, bool]:
+    def match(self, source: int, tag: int) -> tuple[PostedReceive, bool]:
         """Take the receive that a message is for.
 
         Returns:
@@ -113,12 +113,12 @@ class Matching:
             found = self._take(source, tag)
             return (found, True) if found else (self.wanting(source)[0], False)
 
-    def put_aside(self, aside: Aside) -> Receive | None:
+    def keep_unexpected(self, message: UnexpectedMessage) -> PostedReceive | None:
         """Keep a message until a receive wants it, unless one has come to wait: it is returned."""
         with self.lock:
-            found = self._take(aside.source, aside.envelope.tag)
+            found = self._take(message.source, message.envelope.tag)
             if found is None and not self.stopping:
-                self._asides.append(aside)
+                self._unexpected.append(message)
             return found
 
     def leave(self, sources: Collection[int]) -> None:
@@ -126,40 +126,40 @@ class Matching:
         with self.lock:
             self._left.extend(source for source in sources if source not in self._left)
             if len(self._left) == len(self._wanted):
-                self._here.native.others_have_left()
+                self._context.native.others_have_left()
 
-    def silent(self, post: Receive) -> list[int]:
+    def silent(self, post: PostedReceive) -> list[int]:
         """Give up a receive from any rank: who could have sent; nobody, if a message has come."""
-        here = self._here
+        context = self._context
         with self.lock:
             if post not in self._waiting or not post.claim():
                 return []
-            others = {*self._wanted, *here.local} - {here.rank}
-            return sorted(others - {*self._left, *here.native.gone()} or others)
+            others = {*self._wanted, *context.local_ranks} - {context.rank}
+            return sorted(others - {*self._left, *context.native.gone()} or others)
 
     # ---- with the lock ---------------------------------------------------------------------------
 
-    def _wanting(self, source: int) -> Iterator[Receive]:
+    def _wanting(self, source: int) -> Iterator[PostedReceive]:
         self._waiting = [post for post in self._waiting if not self._has_ended(post)]
         from_any = source not in self._left or self._is_last(source)
         for post in self._waiting:
             if post.peer == source or (post.peer == ANY and from_any):
                 yield post
 
-    def _has_ended(self, post: Receive) -> bool:
+    def _has_ended(self, post: PostedReceive) -> bool:
         if post.ended:
-            post.call.end()
+            post.operation.end()
         return post.ended
 
     def _is_last(self, source: int) -> bool:
         """Whether nobody is left, and this rank's end is the one to tell."""
-        alone = len(self._here.local) == 1 and len(self._left) == len(self._wanted)
+        alone = len(self._context.local_ranks) == 1 and len(self._left) == len(self._wanted)
         return alone and self._left[-1] == source
 
-    def _take(self, source: int, tag: int) -> Receive | None:
+    def _take(self, source: int, tag: int) -> PostedReceive | None:
         for post in [post for post in self._waiting if post.accepts(source, tag)]:
             self._waiting.remove(post)
             if post.claim():
                 return post
-            post.call.end()  # a rank of this node was first
+            post.operation.end()  # a rank of this node was first
         return None

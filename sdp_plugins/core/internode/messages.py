@@ -8,30 +8,34 @@ from typing import Any
 
 from .. import _native
 from ..errors import SdpError
-from .call import Call, Here, Request, closed
+from .context import GroupContext
 from .matching import Matching
-from .posts import ANY, AnyReceive, Aside, Post, Receive
+from .operation import Operation
+from .posted import ANY, Posted, PostedAnyReceive, PostedReceive, UnexpectedMessage
 from .receiver import Receiver
+from .request import Request
 from .sender import Sender
 from .traced import Track
-from .wire import Channel, Way
+from .wire import Channel, Stream
 
 
 class Messages:
     """All sends and receives of a group with ranks of other nodes.
 
     Args:
-        here: The group.
+        context: The group.
         fail: Fails the group; see ``Sender``.
     """
 
-    def __init__(self, here: Here, fail: Callable[[Call, BaseException], SdpError]) -> None:
-        self._here = here
+    def __init__(
+        self, context: GroupContext, fail: Callable[[Operation, BaseException], SdpError]
+    ) -> None:
+        self._context = context
         self._fail = fail
         self._seq = 0
-        nodes = here.nodes
-        remote = [rank for node in here.others for rank in nodes.members[node]]
-        self._matching = Matching(here, remote)
+        nodes = context.nodes
+        remote = [rank for node in context.other_nodes for rank in nodes.members[node]]
+        self._matching = Matching(context, remote)
         self._remote = remote
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
@@ -40,52 +44,56 @@ class Messages:
     def send(self, request: Request) -> _native.Work:
         """Queue a send."""
         with self._matching.lock:
-            call = self._call(request)
+            operation = self._operation(request)
             work = _native.Work()
             sender = self._sender(request.peer)
-            call.use(sender.channel)
-            sender.post(Post(call, work, Track(self._here, request, call.seq)))
+            operation.use(sender.channel)
+            sender.post(Posted(operation, work, Track(self._context, request, operation.seq)))
         return work
 
     def receive(self, request: Request) -> _native.Work:
         """Have a receive wait; for one from any rank the ranks of this node are asked as well."""
         with self._matching.lock:
-            call = self._call(request)
-            post = self._from_any(call) if request.peer == ANY else self._from_one(call)
-            aside = self._matching.add(post)
+            operation = self._operation(request)
+            post = self._from_any(operation) if request.peer == ANY else self._from_one(operation)
+            message = self._matching.add(post)
             for peer in self._remote if request.peer == ANY else (request.peer,):
                 self._start_receiver(peer)
-        if aside is not None:
-            self._deliver(aside, post)
+        if message is not None:
+            self._deliver(message, post)
         return post.work
 
-    def _deliver(self, aside: Aside, post: Receive) -> None:
+    def _deliver(self, message: UnexpectedMessage, post: PostedReceive) -> None:
         try:
-            aside.deliver(post)
+            message.deliver(post)
         except BaseException as error:
-            failure = self._fail(post.call, error)
+            failure = self._fail(post.operation, error)
             post.fail(failure)
             self._matching.fail(failure)
 
-    def _call(self, request: Request) -> Call:
+    def _operation(self, request: Request) -> Operation:
         if self._matching.stopping:
-            raise closed(self._here)
+            raise self._context.closed_error()
         self._seq += 1
-        return Call(self._here, request, self._seq)
+        return Operation(self._context, request, self._seq)
 
-    def _from_one(self, call: Call) -> Receive:
-        return Receive(call, _native.Work(), Track(self._here, call.request, call.seq))
+    def _from_one(self, operation: Operation) -> PostedReceive:
+        return PostedReceive(
+            operation, _native.Work(), Track(self._context, operation.request, operation.seq)
+        )
 
-    def _from_any(self, call: Call) -> AnyReceive:
-        request = call.request
+    def _from_any(self, operation: Operation) -> PostedAnyReceive:
+        request = operation.request
         ((address, count),) = request.recvs
         place = address, count, request.dtype
         try:
-            work = self._here.native.recv_any(*place, request.tag, request.timeout_s, call.seq)
+            work = self._context.native.recv_any(
+                *place, request.tag, request.timeout_s, operation.seq
+            )
         except SdpError as error:
-            self._fail(call, error)  # by a message that does not fit: other nodes are told
+            self._fail(operation, error)  # by a message that does not fit: other nodes are told
             raise
-        return AnyReceive(call, work)
+        return PostedAnyReceive(operation, work)
 
     @property
     def abandoned(self) -> bool:
@@ -119,7 +127,7 @@ class Messages:
         return [*self._senders.values(), *self._receivers.values()]
 
     def _branch(self) -> Channel[Any]:
-        self._channels.append(self._here.channel.branch(Way.messages))
+        self._channels.append(self._context.channel.branch(Stream.point_to_point))
         return self._channels[-1]
 
     def _sender(self, peer: int) -> Sender:

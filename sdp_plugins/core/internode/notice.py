@@ -8,25 +8,25 @@ from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from .. import _native
 from ..errors import (
     CollectiveMismatchError,
     CollectiveTimeoutError,
     PeerLostError,
     SdpError,
     SharedMemoryError,
+    SignatureFields,
 )
 
 if TYPE_CHECKING:
-    from .call import Call
+    from .context import GroupContext
 
 NOTICE_NBYTES = 1024
 _MOST_TEXT = 600
 _MOST_RANKS = 8
-_KINDS: dict[str, type[SdpError]] = {
-    "timeout": CollectiveTimeoutError,
-    "mismatch": CollectiveMismatchError,
-    "shared_memory": SharedMemoryError,
-    "peer_lost": PeerLostError,
+_KINDS = {
+    error.kind: error
+    for error in (CollectiveTimeoutError, CollectiveMismatchError, SharedMemoryError, PeerLostError)
 }
 _NOBODY = -1
 _SENDER = re.compile(rb'{"rank": (\d{1,9})\b')  # what `pack` writes first
@@ -37,29 +37,40 @@ class Notice:
     """A failure on its way to other nodes.
 
     Attributes:
-        rank: Who gives up; negative if that cannot be read.
+        rank: Who has met the cause; negative if that cannot be read.
         kind: Native name of the kind of failure.
         ranks: Who is to blame.
-        text: Why, without this rank's name before it and without the hint.
+        text: The bare cause.
+        operation: Fields of the `OpSignature` of what failed there, with global ranks; None: it was
+            no operation.
     """
 
     rank: int
     kind: str
     ranks: tuple[int, ...]
     text: str
+    operation: SignatureFields | None = None
 
     @classmethod
-    def of(cls, rank: int, error: BaseException) -> Notice:
-        """Describe a failure of this rank."""
-        text = str(error)
-        if text.startswith("[rank "):
-            text = text.partition("] ")[2]
-        for end in (" (last completed: ", " Hint: "):
-            text = text.partition(end)[0]
-        ranks = error.ranks if isinstance(error, SdpError) else ()
-        return cls(
-            rank, kind_of(error), ranks[:_MOST_RANKS] or (rank,), text.rstrip(".")[:_MOST_TEXT]
-        )
+    def of(cls, error: SdpError, context: GroupContext) -> Notice:
+        """Describe a failure of this rank, or one that it repeats."""
+        rank, operation = context.rank, error.origin_operation
+        origin = rank if error.origin_rank is None else error.origin_rank
+        if origin == rank and error.operation is not None:
+            found = _native.OpSignature.of(error.operation)
+            operation = found.with_global_ranks(context.global_ranks).fields
+        ranks, text = error.ranks[:_MOST_RANKS] or (rank,), error.cause.rstrip(".")[:_MOST_TEXT]
+        return cls(origin, kind_of(error), ranks, text, operation)
+
+    @property
+    def signature(self) -> _native.OpSignature | None:
+        """What failed there."""
+        return _signature(self.operation)
+
+    @property
+    def error_type(self) -> type[SdpError]:
+        """The error that repeats this failure."""
+        return _KINDS.get(self.kind, PeerLostError)
 
     def pack(self) -> bytes:
         """As ``NOTICE_NBYTES`` bytes, with as much of the text as there is room for."""
@@ -77,20 +88,14 @@ class Notice:
             fields = json.loads(data)
             ranks = tuple(map(int, fields["ranks"]))
             kind, text = (encodable(str(fields[name])) for name in ("kind", "text"))
-            return cls(int(fields["rank"]), kind, ranks, text)
+            operation = fields.get("operation")
+            if operation is not None:
+                operation = _native.OpSignature.of(tuple(operation)).fields
+            return cls(int(fields["rank"]), kind, ranks, text, operation)
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             found = _SENDER.match(data)
             rank = int(found[1]) if found else _NOBODY
             return cls(rank, "aborted", (rank,), "what it says cannot be read")
-
-    def error(self, call: Call) -> SdpError:
-        """What the failure is to an operation here."""
-        kind, nodes = _KINDS.get(self.kind, PeerLostError), call.here.nodes
-        known = range(nodes.world_size)
-        who = nodes.name([self.rank]) if self.rank in known else "a rank of another node"
-        text = self.text.removeprefix(f"{call.title}: ")
-        ranks = [rank for rank in self.ranks if rank in known]
-        return call.error(kind, f"{who} gave up: {text}", ranks)
 
 
 def encodable(text: str) -> str:
@@ -104,18 +109,36 @@ def _beginning(text: str, room: int) -> str:
     return text[: sum(end <= room for end in accumulate(sizes))]
 
 
-def kind_of(error: BaseException, otherwise: str = "aborted") -> str:
-    """Native name of an error's kind."""
-    for kind, known in _KINDS.items():
-        if isinstance(error, known):
-            return kind
-    return otherwise
+def _signature(fields: SignatureFields | None) -> _native.OpSignature | None:
+    return None if fields is None else _native.OpSignature.of(fields)
 
 
-def failure_fields(
-    error: SdpError, otherwise: str = "closed"
-) -> tuple[str, str, list[int], str, int, float]:
-    """A failure as the native core takes it; `otherwise`: its kind, if it has none of its own."""
-    kind = kind_of(error, otherwise)
-    text = encodable(str(error))
-    return kind, text, list(error.ranks), error.op, max(error.seq, 0), error.elapsed_s
+def kind_of(error: SdpError) -> str:
+    """Native name of an error's kind, as other ranks are told it."""
+    return error.kind if error.kind in _KINDS else "aborted"
+
+
+def native_failure(error: SdpError, otherwise: str = "closed", group: int = 0) -> _native.Failure:
+    """The native form of an error, with the text that it has.
+
+    Args:
+        error: The error.
+        otherwise: Its kind, if it has none that the native core knows.
+        group: Token of the group that has failed by it; 0: none has.
+    """
+    kind = error.kind if error.kind in (*_KINDS, "aborted") else otherwise
+    failure = _native.Failure(kind, encodable(error.cause), list(error.ranks))
+    if error.origin_rank is not None:
+        failure.origin_rank = error.origin_rank
+    failure.is_repeat = error.is_repeat
+    failure.op, failure.seq, failure.elapsed_s = error.op, max(error.seq, 0), error.elapsed_s
+    failure.operation = _signature(error.operation)
+    failure.origin_operation = _signature(error.origin_operation)
+    failure.group = group
+    failure.set_text(
+        encodable(error.summary),
+        encodable(str(error)),
+        list(error.global_ranks),
+        -1 if error.global_origin_rank is None else error.global_origin_rank,
+    )
+    return failure

@@ -6,9 +6,11 @@ other directly. So radices (M,) are the direct exchange of SMDDP's balanced fusi
 ..., 2) are recursive halving and doubling, and everything in between trades hops for messages
 (Ruefenacht, Bull and Booth, 2017, call it recursive multiplying). For a buffer of S bytes:
 
-- ``exchange``: every level halves, or r-ths, what a node holds, and the way back collects it: 2k
-  hops, 2S(M-1)/M bytes over every link in each direction whatever the radices.
-- ``swap``: every level swaps the whole buffer: k hops, S(r1 - 1 + ... + rk - 1) bytes.
+- ``sharded``: a reduce-scatter, whose every level divides what a node holds by its radix, and then
+  an all-gather along the same levels: 2k hops, 2S(M-1)/M bytes over every link in each direction
+  whatever the radices.
+- ``recursive_multiplying``: every level exchanges the whole buffer: k hops,
+  S(r1 - 1 + ... + rk - 1) bytes.
 
 All radices but the last are powers of two. The sum then follows the one tree over all nodes (see
 ``nodes.py``), so every plan gives the same bits, and a choice by measured speed cannot change them.
@@ -26,11 +28,11 @@ MOST_LEADING_BITS = 4
 """Leading radices are at most 16; a last one is whatever is left."""
 
 
-class Kind(Enum):
+class Algorithm(Enum):
     """What nodes send each other."""
 
-    swap = "swap"
-    exchange = "exchange"
+    recursive_multiplying = "recursive_multiplying"
+    sharded = "sharded"
 
 
 @dataclass(frozen=True)
@@ -38,12 +40,12 @@ class Plan:
     """How a reduction travels.
 
     Attributes:
-        kind: See the module.
+        algorithm: See the module.
         radices: Their product is the number of nodes.
-        segment_nbytes: An exchange goes in segments of so many bytes of the buffer.
+        segment_nbytes: A sharded reduction goes in segments of so many bytes of the buffer.
     """
 
-    kind: Kind
+    algorithm: Algorithm
     radices: tuple[int, ...]
     segment_nbytes: int = 0
 
@@ -55,17 +57,17 @@ class Plan:
     @property
     def hops(self) -> int:
         """Messages one after the other."""
-        return len(self.radices) * (1 if self.kind is Kind.swap else 2)
+        return len(self.radices) * (1 if self.algorithm is Algorithm.recursive_multiplying else 2)
 
     @property
     def messages(self) -> int:
         """How many a rank sends for each segment, and receives."""
         once = sum(radix - 1 for radix in self.radices)
-        return once if self.kind is Kind.swap else 2 * once
+        return once if self.algorithm is Algorithm.recursive_multiplying else 2 * once
 
     def sent(self, size: float) -> float:
         """How much a node sends of a buffer of this size, and receives."""
-        if self.kind is Kind.swap:
+        if self.algorithm is Algorithm.recursive_multiplying:
             return self.messages * size
         return 2 * size * (self.nodes - 1) / self.nodes
 
@@ -73,10 +75,10 @@ class Plan:
         """In words."""
         factors = " x ".join(map(str, self.radices))
         hops = f"{self.hops} hop{'s' * (self.hops > 1)}"
-        if self.kind is Kind.swap:
-            return f"the first ranks of the nodes swap the nodes' sums, {factors}: {hops}"
+        if self.algorithm is Algorithm.recursive_multiplying:
+            return f"recursive multiplying among the nodes' leaders, {factors}: {hops}"
         mib = self.segment_nbytes / 2**20
-        return f"balanced exchange, {factors}, in segments of {mib:g} MiB: {hops}"
+        return f"reduce-scatter and all-gather, {factors}, in segments of {mib:g} MiB: {hops}"
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ class Level:
         return tuple((self.digit + step) % radix for step in range(1, radix))
 
     def part(self, digit: int) -> tuple[int, int]:
-        """First element and length of what one of the members serves in an exchange."""
+        """First element and length of what one of the members reduces."""
         begin, count = split(self.count, len(self.members), digit)
         return self.begin + begin, count
 
@@ -122,7 +124,7 @@ def levels(plan: Plan, node: int, count: int) -> tuple[Level, ...]:
         first = node - digit * stride
         members = tuple(first + other * stride for other in range(radix))
         found.append(Level(members, digit, begin, count))
-        if plan.kind is Kind.exchange:
+        if plan.algorithm is Algorithm.sharded:
             begin, count = found[-1].part(digit)
         stride *= radix
     return tuple(found)
@@ -148,6 +150,6 @@ def factorings(nodes: int) -> tuple[tuple[int, ...], ...]:
 
 
 def segments(plan: Plan, count: int, itemsize: int) -> Sequence[tuple[int, int]]:
-    """First element and length of every segment of an exchange."""
+    """First element and length of every segment of a sharded reduction."""
     length = max(1, plan.segment_nbytes // itemsize)
     return [(begin, min(length, count - begin)) for begin in range(0, count, length)]

@@ -12,10 +12,10 @@ import numpy as np
 
 from .. import _native
 from ..errors import PeerLostError, SdpError
-from .call import LOOK_EVERY_S, Call, closed
-from .kept import abandon, keep
+from .leaked import abandon, leak
 from .matching import Matching, UnwantedError
-from .posts import ANY, Aside, Envelope, Receive
+from .operation import LOOK_EVERY_S, Operation
+from .posted import ANY, Envelope, PostedReceive, UnexpectedMessage
 from .wire import Channel, Pending, WireError
 
 
@@ -38,7 +38,7 @@ class Receiver:
         peer: int,
         matching: Matching,
         channel: Channel[Any],
-        fail: Callable[[Call, BaseException], SdpError],
+        fail: Callable[[Operation, BaseException], SdpError],
     ) -> None:
         self._peer = peer
         self._matching = matching
@@ -47,8 +47,8 @@ class Receiver:
         self._head = bytearray(Envelope.SIZE)
         self._asked: Pending | None = None
         self._envelope: Envelope | None = None  # whose message is still with its sender
-        self._post: Receive | None = None  # whose message arrives
-        self._call: Call | None = None  # by whose deadline it waits
+        self._post: PostedReceive | None = None  # whose message arrives
+        self._operation: Operation | None = None  # by whose deadline it waits
         self._looked_s = 0.0
         self.abandoned = False
         """Whether messages were on their way when one failed."""
@@ -58,7 +58,7 @@ class Receiver:
     def withdraw(self) -> None:
         """Take back the envelope's receive, as the group is left; the thread has ended."""
         if self._asked is not None and self._channel.withdraw([self._asked]):
-            keep(self._head)
+            leak(self._head)
             self.abandoned = True
 
     def _loop(self) -> None:
@@ -77,12 +77,12 @@ class Receiver:
         if matches:
             self._deliver(post, envelope)
         else:
-            self._set_aside(post.call, envelope)
+            self._receive_unexpected(post.operation, envelope)
 
     # ---- envelopes -------------------------------------------------------------------------------
 
     def _await_envelope(self) -> Envelope:
-        self._call = self._matching.wanting(self._peer)[0].call
+        self._operation = self._matching.wanting(self._peer)[0].operation
         try:
             if self._asked is None:
                 address = _native.address(self._head)
@@ -102,15 +102,15 @@ class Receiver:
         if now - self._looked_s >= LOOK_EVERY_S:
             self._looked_s = now
             for post in self._matching.wanting(self._peer):
-                self._call = post.call
-                post.call.watch(partial(self._late, post))
+                self._operation = post.operation
+                post.operation.check(partial(self._late, post))
 
     def _look_once_more(self) -> None:
         """Perhaps a rank of this node has failed who waited; then other nodes are to be told."""
-        if self._call is not None and not self._matching.stopping:
-            self._call.look()
+        if self._operation is not None and not self._matching.stopping:
+            self._operation.raise_if_failed()
 
-    def _late(self, post: Receive) -> list[int]:
+    def _late(self, post: PostedReceive) -> list[int]:
         """Who could have sent by now."""
         if post.peer == ANY:
             return self._matching.silent(post)
@@ -123,46 +123,48 @@ class Receiver:
         left = all(map(self._channel.left, lost))
         if left:  # which is nothing to who may still hear from others
             self._matching.leave(lost)
-        self._call = call = self._matching.wanting(self._peer)[0].call
+        self._operation = operation = self._matching.wanting(self._peer)[0].operation
         if not left:
-            return call.explained(error, lost)
-        call.listen()  # who has failed leaves, too, and has told why
-        what = f"{call.here.nodes.name(lost)} has closed the group (had it less to do?)"
-        return call.error(PeerLostError, what, lost)
+            return operation.lost_error(error, lost)
+        operation.await_cause()  # who has failed leaves, too, and has told why
+        what = f"{operation.context.nodes.name(lost)} has closed the group (had it less to do?)"
+        return operation.error(PeerLostError, what, lost)
 
     # ---- messages --------------------------------------------------------------------------------
 
-    def _deliver(self, post: Receive, envelope: Envelope) -> None:
-        self._post, self._call = post, post.call
-        post.call.use(self._channel)
+    def _deliver(self, post: PostedReceive, envelope: Envelope) -> None:
+        self._post, self._operation = post, post.operation
+        post.operation.use(self._channel)
         post.begin(self._peer, envelope)
         address, nbytes = post.room
-        post.call.wait([post.call.receive(self._peer, address, nbytes)])
-        post.call.end()
+        post.operation.wait([post.operation.receive(self._peer, address, nbytes)])
+        post.operation.end()
         self._post = None
         post.finish(self._peer)
 
-    def _set_aside(self, waiting: Call, envelope: Envelope) -> None:
-        call = self._call = waiting.again(self._channel)
+    def _receive_unexpected(self, waiting: Operation, envelope: Envelope) -> None:
+        operation = self._operation = waiting.restarted(self._channel)
         data = np.empty(envelope.nbytes, np.uint8)
-        call.wait([call.receive(self._peer, _native.address(data), envelope.nbytes)])
-        call.end()
-        aside = Aside(self._peer, envelope, data)
-        self._post = self._matching.put_aside(aside)
+        operation.wait([operation.receive(self._peer, _native.address(data), envelope.nbytes)])
+        operation.end()
+        message = UnexpectedMessage(self._peer, envelope, data)
+        self._post = self._matching.keep_unexpected(message)
         if self._post is not None:
-            self._call = self._post.call
-            aside.deliver(self._post)
+            self._operation = self._post.operation
+            message.deliver(self._post)
             self._post = None
 
     # ---- failing ---------------------------------------------------------------------------------
 
     def _fail(self, error: BaseException) -> None:
-        call = self._call
-        assert call is not None
+        operation = self._operation
+        assert operation is not None
         stopping = self._matching.stopping
-        failure = closed(call.here) if stopping else self._fail_group(call, error)
-        # In the error's frames is the memory of what is set aside.
-        left = [abandon(call, error), self._abandon_envelope()]
+        failure = (
+            operation.context.closed_error() if stopping else self._fail_group(operation, error)
+        )
+        # The error's frames hold the memory of unexpected messages.
+        left = [abandon(operation, error), self._abandon_envelope()]
         self.abandoned = self.abandoned or any(left)
         if self._post is not None:
             self._post.fail(failure)
@@ -177,6 +179,6 @@ class Receiver:
         except BaseException:  # nobody knows then
             left = True
         if left:
-            keep(self._head)
+            leak(self._head)
         self._asked = None
         return left

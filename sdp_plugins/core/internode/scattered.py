@@ -7,7 +7,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from .call import Call, Piece
+from .operation import Operation
+from .request import Piece
 
 
 class Scattered:
@@ -23,11 +24,13 @@ class Scattered:
         self._itemsize = itemsize
         self._ends = list(accumulate(count for _, count in pieces))
 
-    def flat(self, call: Call, scratch: str, begin: int, count: int, *, copy: bool = False) -> int:
+    def flat(
+        self, operation: Operation, scratch: str, begin: int, count: int, *, copy: bool = False
+    ) -> int:
         """Address of elements one behind the other: where they lie if they do, else a copy.
 
         Args:
-            call: Lends the memory for a copy.
+            operation: Lends the memory for a copy.
             scratch: Name of that memory.
             begin: First element.
             count: Number of elements.
@@ -36,7 +39,7 @@ class Scattered:
         runs = list(self._runs(begin, count))
         if len(runs) == 1 and not copy:
             return runs[0][0]
-        target = call.scratch(scratch, count * self._itemsize)
+        target = operation.context.scratch(scratch, count * self._itemsize)
         at = target
         for address, nbytes in runs:
             ctypes.memmove(at, address, nbytes)

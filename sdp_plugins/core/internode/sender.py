@@ -9,9 +9,9 @@ from typing import Any
 
 from .. import _native
 from ..errors import SdpError
-from .call import Call, closed
-from .kept import abandon
-from .posts import Envelope, Post
+from .leaked import abandon
+from .operation import Operation
+from .posted import Envelope, Posted
 from .wire import Channel
 
 
@@ -25,12 +25,12 @@ class Sender:
     """
 
     def __init__(
-        self, peer: int, channel: Channel[Any], fail: Callable[[Call, BaseException], SdpError]
+        self, peer: int, channel: Channel[Any], fail: Callable[[Operation, BaseException], SdpError]
     ) -> None:
         self.channel = channel
         self._name = f"sdp-send-{peer}"
         self._fail = fail
-        self._posts: deque[Post] = deque()
+        self._posts: deque[Posted] = deque()
         self._changed = threading.Condition()
         self.thread: threading.Thread | None = None
         self._stopping = False
@@ -38,11 +38,11 @@ class Sender:
         self.abandoned = False
         """Whether messages were on their way when one failed."""
 
-    def post(self, post: Post) -> None:
+    def post(self, post: Posted) -> None:
         """Queue a send."""
         with self._changed:
             if self._stopping:
-                raise closed(post.call.here)
+                raise post.operation.context.closed_error()
             if self.thread is None:
                 self.thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
                 self.thread.start()
@@ -62,36 +62,36 @@ class Sender:
             if failure is not None:
                 post.fail(failure)
 
-    def _next(self) -> Post | None:
+    def _next(self) -> Posted | None:
         with self._changed:
             while not self._posts and not self._stopping:
                 self._changed.wait()
             return self._posts.popleft() if self._posts else None
 
-    def _failure_of(self, post: Post) -> SdpError | None:
+    def _failure_of(self, post: Posted) -> SdpError | None:
         """Carry out a post; what has failed, if something has."""
         post.track.start()
         try:
             self._send(post)
-            post.call.end()
+            post.operation.end()
         except BaseException as error:
             return self._fail_post(post, error)
         return None
 
-    def _fail_post(self, post: Post, error: BaseException) -> SdpError:
-        failure = self._fail(post.call, error)
-        self.abandoned = abandon(post.call, error)  # its frames have the memory of envelopes
+    def _fail_post(self, post: Posted, error: BaseException) -> SdpError:
+        failure = self._fail(post.operation, error)
+        self.abandoned = abandon(post.operation, error)  # its frames have the memory of envelopes
         return failure
 
-    def _send(self, post: Post) -> None:
-        call, ((address, count),) = post.call, post.call.request.sends
+    def _send(self, post: Posted) -> None:
+        operation, ((address, count),) = post.operation, post.operation.request.sends
         self._sent += 1
-        nbytes, request = count * call.itemsize, call.request
+        nbytes, request = count * operation.itemsize, operation.request
         head = Envelope(self._sent, nbytes, int(request.dtype), request.tag).pack()
-        call.wait(
+        operation.wait(
             [
-                call.send(request.peer, _native.address(head), len(head)),
-                call.send(request.peer, address, nbytes),
+                operation.send(request.peer, _native.address(head), len(head)),
+                operation.send(request.peer, address, nbytes),
             ]
         )
         post.finish()

@@ -8,14 +8,16 @@ import numpy as np
 
 from .. import _native
 from ..errors import CollectiveMismatchError
-from .call import Call
+from .operation import Operation
 
 
-def compare_sizes(call: Call, offers: Mapping[int, int], expects: Mapping[int, int]) -> None:
-    """Swap sizes, where they may differ from rank to rank, before any element is moved.
+def compare_sizes(
+    operation: Operation, offers: Mapping[int, int], expects: Mapping[int, int]
+) -> None:
+    """Exchange sizes, where they may differ from rank to rank, before any element is moved.
 
     Args:
-        call: The operation.
+        operation: The operation.
         offers: Elements that this rank has for each rank of another node.
         expects: Elements that it expects of each.
 
@@ -26,19 +28,19 @@ def compare_sizes(call: Call, offers: Mapping[int, int], expects: Mapping[int, i
     found = np.zeros(len(expects), np.int64)
     size = found.itemsize
     base, target = _native.address(offered), _native.address(found)
-    messages = [call.receive(peer, target + i * size, size) for i, peer in enumerate(expects)]
-    messages += [call.send(peer, base + i * size, size) for i, peer in enumerate(offers)]
-    call.wait(messages)
-    number = call.here.nodes.number
+    messages = [operation.receive(peer, target + i * size, size) for i, peer in enumerate(expects)]
+    messages += [operation.send(peer, base + i * size, size) for i, peer in enumerate(offers)]
+    operation.wait(messages)
+    nodes, here = operation.context.nodes, operation.context.rank
     wrong = [
-        f"rank {number(call.here.rank)} expects {expected} elements of rank {number(peer)}, which "
-        f"offers {offer}"
+        f"rank {nodes.number(here)} expects {expected} elements of rank {nodes.number(peer)}, "
+        f"which offers {offer}"
         for (peer, expected), offer in zip(expects.items(), found.tolist(), strict=True)
         if offer != expected
     ]
     if wrong:
         blamed = [
-            call.here.rank,
+            operation.context.rank,
             *(p for p, n in zip(expects, found, strict=True) if expects[p] != n),
         ]
-        raise call.error(CollectiveMismatchError, "; ".join(wrong[:8]), blamed)
+        raise operation.error(CollectiveMismatchError, "; ".join(wrong[:8]), blamed)

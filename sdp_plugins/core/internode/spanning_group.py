@@ -19,13 +19,14 @@ from .. import _native
 from ..errors import is_news, name_error
 from ..nodes import Nodes
 from .calibration import calibrate
-from .call import Here, Piece, Request, closed
+from .context import GroupContext
 from .costs import Costs
 from .engine import END_LIMIT_S, Engine, wait_uninterrupted
-from .kept import keep
+from .leaked import leak
 from .messages import Messages
 from .notice import Notice, encodable
 from .planning import explain
+from .request import Piece, Request
 from .wire import Channel
 
 _open: weakref.WeakSet[SpanningGroup] = weakref.WeakSet()
@@ -48,7 +49,7 @@ class SpanningGroup:
         nodes: All ranks by node.
         native: The group of this node's ranks.
         channel: To the other nodes.
-        wire_dtype: See ``Here``.
+        wire_dtype: See ``GroupContext``.
         costs: As well; None: the group has to be calibrated.
     """
 
@@ -61,9 +62,9 @@ class SpanningGroup:
         wire_dtype: _native.DType | None,
         costs: Costs | None = None,
     ) -> None:
-        self._here = Here(rank, nodes, native, channel, wire_dtype, costs or Costs())
-        self._engine = Engine(self._here)
-        self._messages = Messages(self._here, self._engine.fail)
+        self._context = GroupContext(rank, nodes, native, channel, wire_dtype, costs or Costs())
+        self._engine = Engine(self._context)
+        self._messages = Messages(self._context, self._engine.fail)
         self._closed = False
         self._pid = os.getpid()
         self.last_path = "none"
@@ -74,7 +75,7 @@ class SpanningGroup:
     @property
     def native(self) -> _native.NativeGroup:
         """The group of this node's ranks."""
-        return self._here.native
+        return self._context.native
 
     def gone(self) -> list[int]:
         """See ``Group.gone``."""
@@ -111,12 +112,16 @@ class SpanningGroup:
                 pass
         except BaseException:
             if not work.completed():
-                what = f"{op.name}: interrupted by a signal. Hint: make a new group."
-                self._here.native.abort(what)
+                self._fail_interrupted(op)
                 wait_uninterrupted(work, END_LIMIT_S)
                 if not work.completed():
                     self._engine.abandoned = True
             raise
+
+    def _fail_interrupted(self, op: _native.Op) -> None:
+        failure = _native.Failure("interrupted", "interrupted by a signal", [self._context.rank])
+        failure.op = op.name
+        self._context.native.fail(failure)
 
     def submit(
         self,
@@ -167,10 +172,10 @@ class SpanningGroup:
         """Send to a rank; on this node through shared memory."""
         op, piece = _native.Op.send, (address, count)
         request = self._request(op, dtype, (piece,), (), timeout_s, peer=peer, tag=tag)
-        if peer not in self._here.local:
+        if peer not in self._context.local_ranks:
             return self._messages.send(request)
-        index = self._here.nodes.index_of(peer)
-        return self._here.native.send(address, count, dtype, index, tag, timeout_s)
+        index = self._context.nodes.index_of(peer)
+        return self._context.native.send(address, count, dtype, index, tag, timeout_s)
 
     def recv(
         self, address: int, count: int, dtype: _native.DType, peer: int, tag: int, timeout_s: float
@@ -178,10 +183,10 @@ class SpanningGroup:
         """Receive from a rank, or from any."""
         op, piece = _native.Op.recv, (address, count)
         request = self._request(op, dtype, (), (piece,), timeout_s, peer=peer, tag=tag)
-        if peer not in self._here.local:
+        if peer not in self._context.local_ranks:
             return self._messages.receive(request)
-        index = self._here.nodes.index_of(peer)
-        return self._here.native.recv(address, count, dtype, index, tag, timeout_s)
+        index = self._context.nodes.index_of(peer)
+        return self._context.native.recv(address, count, dtype, index, tag, timeout_s)
 
     def _request(
         self,
@@ -199,8 +204,8 @@ class SpanningGroup:
         tag: int = 0,
     ) -> Request:
         """Check a call, as far as this rank can."""
-        here = self._here
-        shape = _native.describe(
+        context = self._context
+        signature = _native.signature(
             op,
             dtype,
             reduce_op,
@@ -208,11 +213,11 @@ class SpanningGroup:
             list(sends),
             list(recvs),
             timeout_s,
-            here.rank,
-            here.nodes.world_size,
+            context.rank,
+            context.nodes.world_size,
             peer,
             tag,
-            list(here.nodes.job_ranks or ()),
+            layout,
         )
         self._raise_if_failed()
         return Request(
@@ -227,7 +232,7 @@ class SpanningGroup:
             layout=layout,
             peer=peer,
             tag=tag,
-            shape=shape,
+            signature=signature,
         )
 
     def calibrate(self, timeout_s: float) -> None:
@@ -240,46 +245,55 @@ class SpanningGroup:
         op, reduce_op = _native.Op.all_reduce, _native.ReduceOp.max
         pieces = ((_native.address(values), values.size),)
         request = self._request(op, _native.DType.float64, (), pieces, timeout_s, reduce_op)
-        request = replace(request, shape="(calibration of the network)")
+        request = replace(request, signature=request.signature.of_calibration())
         self._wait(self._engine.submit(request, calibrate), op, timeout_s)
 
     @property
     def costs(self) -> Costs:
         """By which plans are chosen."""
-        return self._here.costs
+        return self._context.costs
 
     def explain(self, op: str, nbytes: int) -> str:
         """Say how an operation travels."""
-        nodes = self._here.nodes
-        return f"hierarchical: {nodes.count} nodes, {explain(self._here, op, nbytes)}"
+        nodes = self._context.nodes
+        return f"hierarchical: {nodes.count} nodes, {explain(self._context, op, nbytes)}"
 
     def add_region(self, ptr: int, nbytes: int, fd: int, offset: int) -> int:
         """Offer memory to the ranks of this node."""
-        return self._here.native.add_region(ptr, nbytes, fd, offset)
+        return self._context.native.add_region(ptr, nbytes, fd, offset)
 
     def remove_region(self, region: int) -> None:
         """Take it back."""
-        self._here.native.remove_region(region)
+        self._context.native.remove_region(region)
 
     def allocate(self, nbytes: int) -> tuple[int, int]:
         """Memory that the ranks of this node can map."""
-        return self._here.native.allocate(nbytes)
+        return self._context.native.allocate(nbytes)
 
     def release(self, region: int) -> None:
         """Free it."""
-        self._here.native.release(region)
+        self._context.native.release(region)
 
     def abort(self, reason: str) -> None:
         """Fail the group on all nodes."""
         if self._closed or os.getpid() != self._pid:
             return
-        text, rank = encodable(reason), self._here.rank
-        self._here.native.abort(text)
+        text, rank = encodable(reason), self._context.rank
+        self._context.native.abort(text)
         self._engine.tell(Notice(rank, "aborted", (rank,), text))
+
+    @property
+    def failed(self) -> bool:
+        """Whether the group is unusable."""
+        return self._closed or self._context.native.failed
+
+    def raise_if_failed(self) -> None:
+        """Raise why the group is unusable."""
+        self._raise_if_failed()
 
     def failure(self) -> BaseException | None:
         """Why the group is unusable, or None."""
-        return closed(self._here) if self._closed else self._here.native.failure()
+        return self._context.closed_error() if self._closed else self._context.native.failure()
 
     def let_go(self, held: list[Any]) -> None:
         """Empty a list of what an operation has used, as far as the network has let go of it.
@@ -287,7 +301,7 @@ class SpanningGroup:
         Whoever holds an operation's memory gives it up by this, when the operation has ended.
         """
         if self._engine.abandoned or self._messages.abandoned:
-            keep(*held)
+            leak(*held)
         held.clear()
 
     def close(self) -> None:
@@ -297,13 +311,13 @@ class SpanningGroup:
         self._closed = True
         self._engine.tell_failure()
         self._messages.stop()
-        self._here.native.close()
+        self._context.native.close()
         self._engine.close()
         ended = self._messages.close(END_LIMIT_S)
-        for channel in self._here.channels.values():
+        for channel in self._context.channels.values():
             channel.close(abandon=self._engine.abandoned or not ended)
 
     def _raise_if_failed(self) -> None:
-        failure = self.failure()
-        if failure is not None:
-            raise failure
+        if self._closed:
+            raise self._context.closed_error()
+        self._context.native.raise_if_failed()

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from .. import _native
 from ..errors import CollectiveTimeoutError, SdpError
-from ..trace.events import ASYNC, FAILED, Event
-from .call import Here, Request
+from ..trace_event import ASYNC, FAILED, TraceEvent
+from .context import GroupContext
+from .request import Request
 
 
 @dataclass(eq=False)
@@ -17,7 +18,7 @@ class Track:
     """One operation, from its call to its end.
 
     Attributes:
-        here: The group.
+        context: The group.
         request: What is called.
         seq: Its number.
         issued_ns: When it was called.
@@ -25,7 +26,7 @@ class Track:
         ticket: Its place in the record; 0: it has none yet.
     """
 
-    here: Here
+    context: GroupContext
     request: Request
     seq: int
     issued_ns: int = field(default_factory=time.monotonic_ns)
@@ -52,14 +53,14 @@ class Track:
         if source >= 0:
             event = event._replace(peer=source)
         self._show(event)
-        if self.here.native.traced and self.started_ns:
+        if self.context.native.traced and self.started_ns:
             since, waiter = work.waiter()
-            self.here.native.add_trace_event(event._replace(waited=since, waiter=waiter).pack())
+            self.context.native.add_trace_event(event._replace(waited=since, waiter=waiter).pack())
 
-    def _show(self, event: Event) -> None:
-        self.ticket = self.here.native.record(event.pack(), self.ticket)
+    def _show(self, event: TraceEvent) -> None:
+        self.ticket = self.context.native.record(event.pack(), self.ticket)
 
-    def _ended(self, failure: SdpError | None) -> Event:
+    def _ended(self, failure: SdpError | None) -> TraceEvent:
         finished = time.monotonic_ns()
         event = self._event()._replace(started=self.started_ns or finished, finished=finished)
         if failure is None:
@@ -70,9 +71,9 @@ class Track:
             event = event._replace(arrived=finished, last_rank=blamed)
         return event
 
-    def _event(self) -> Event:
+    def _event(self) -> TraceEvent:
         request = self.request
-        return Event(
+        return TraceEvent(
             seq=self.seq,
             issued=self.issued_ns,
             started=self.started_ns,

@@ -12,22 +12,22 @@ from ..nodes import Nodes
 from ..rendezvous.exchange import Exchange
 
 
-class Way(IntEnum):
-    """What messages are for: those of one way are in order among themselves.
+class Stream(IntEnum):
+    """What messages are for; those of one stream arrive in order.
 
-    What the next operation may send before this one has ended must not hold up the rest of this
-    one: on one way a message is only seen to be done when those before it are.
+    A message is only seen to be done when those before it in its stream are. So what may be sent
+    ahead of the rest of an operation has a stream of its own.
     """
 
-    there = 0
-    """Of collectives, but for those below."""
-    further = 1
-    """To the servers of an exchange's later levels."""
-    back = 2
-    """An exchange's results."""
+    data = 0
+    """Collectives' data, unless another stream is named for it."""
+    inner_levels = 1
+    """Partial sums of a reduction's later levels."""
+    results = 2
+    """A reduction's results."""
     headers = 3
     """What is called next."""
-    messages = 4
+    point_to_point = 4
     """Sends and receives."""
 
 
@@ -89,10 +89,10 @@ class Channel(Protocol[M]):
         Asked when another one cannot be; the channel is given up after that.
         """
 
-    def branch(self, way: Way) -> Channel[M]:
+    def branch(self, stream: Stream) -> Channel[M]:
         """Another channel to the same ranks, whose messages are in order by themselves.
 
-        All branches of one way are the same to the ranks at their other ends.
+        All branches of one stream are the same to the ranks at their other ends.
         """
 
     def abandon(self, pending: Sequence[M]) -> bool:

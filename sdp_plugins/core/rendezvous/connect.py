@@ -9,41 +9,42 @@ from dataclasses import dataclass
 
 from ..nodes import Nodes
 from ..rank_names import DEFAULT, RankNames
-from .address import BACKLOG
 from .announcement import Announcement
+from .bootstrap_address import BACKLOG
+from .context import RendezvousContext
 from .deadline import Deadline
 from .exchange import Exchange
-from .failure import ONE_JOB_HINT, SAME_ORDER_HINT, Occasion, ReasonError
+from .failure import ONE_JOB_HINT, SAME_ORDER_HINT, ReasonError
 from .links import Links
-from .process import close_listener
-from .switchboard import Switchboard
+from .mesh_connector import MeshConnector
+from .peer_process import close_listener
 
 
 @dataclass
-class Meeting:
-    """The ranks of a group know of each other.
+class Rendezvous:
+    """What a rank knows of the others of its group.
 
     Attributes:
-        occasion: The group that is brought up.
+        context: The group that is brought up.
         table: What all ranks have announced.
-        listener: Where this rank can be called by those of its node; None for a single rank.
+        listener: Where ranks of this node connect to this one; None for a single rank.
     """
 
-    occasion: Occasion
+    context: RendezvousContext
     table: list[Announcement]
     listener: socket.socket | None
 
     @property
     def nodes(self) -> Nodes:
-        """Who shares memory with whom, if calling them works as their places promise."""
+        """Who shares memory with whom, as far as their announcements tell."""
         places = [announcement.place for announcement in self.table]
         return Nodes.of_places(places, [place.host for place in places], self.job_ranks)
 
     @property
     def job_ranks(self) -> tuple[int, ...] | None:
         """The members' ranks in the job; None if launchers do not tell all of them apart."""
-        if self.occasion.names.job_ranks is not None:
-            return self.occasion.names.job_ranks
+        if self.context.names.job_ranks is not None:
+            return self.context.names.job_ranks
         found = tuple(announcement.job_rank for announcement in self.table)
         return found if min(found) >= 0 and len({*found}) == len(found) else None
 
@@ -67,8 +68,8 @@ class Meeting:
         """
         if len(members) == 1 or self.listener is None:
             return Links(0, 1, [segment_fd], [-1], [-1], [self.table[members[0]].pid])
-        with self.occasion.telling():
-            board = Switchboard(self.listener, self.table, members, segment_fd, self.occasion)
+        with self.context.raising_errors():
+            board = MeshConnector(self.listener, self.table, members, segment_fd, self.context)
             return board.run()
 
 
@@ -79,7 +80,7 @@ def meet(
     exchange: Exchange,
     timeout_s: float,
     job_rank: int = -1,
-) -> Iterator[Meeting]:
+) -> Iterator[Rendezvous]:
     """Learn of all other ranks of a group; a context manager.
 
     Args:
@@ -94,19 +95,19 @@ def meet(
         RendezvousTimeoutError: A rank did not come.
         RendezvousError: The exchange mixed up several groups.
     """
-    occasion, world_size = Occasion(rank, names, Deadline(timeout_s)), names.world_size
+    context, world_size = RendezvousContext(rank, names, Deadline(timeout_s)), names.world_size
     me = Announcement.new(rank, world_size, job_rank)
     if world_size == 1:
-        yield Meeting(occasion, [me], None)
+        yield Rendezvous(context, [me], None)
         return
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
-        with occasion.telling():
+        with context.raising_errors():
             listener.setblocking(False)
             listener.bind(me.address)
             listener.listen(BACKLOG)
-            table = _read(exchange(me.pack(), occasion.deadline.remaining_s), me)
-        yield Meeting(occasion, table, listener)
+            table = _read(exchange(me.pack(), context.deadline.remaining_s), me)
+        yield Rendezvous(context, table, listener)
     finally:
         close_listener(listener)
 
@@ -121,8 +122,8 @@ def connect(
     name: str = DEFAULT,
 ) -> Links:
     """``meet``, and connect all: the ranks of a group on one node."""
-    with meet(rank, RankNames(name, world_size), exchange, timeout_s) as meeting:
-        return meeting.connect(segment_fd, range(world_size))
+    with meet(rank, RankNames(name, world_size), exchange, timeout_s) as rendezvous:
+        return rendezvous.connect(segment_fd, range(world_size))
 
 
 def _read(blobs: list[bytes], me: Announcement) -> list[Announcement]:

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from ..errors import SdpError
 from ..rank_names import RankNames
 from ..store import Store
+from .context import RendezvousContext
 from .deadline import Deadline
-from .failure import ONE_JOB_HINT, Occasion, ReasonError
+from .failure import ONE_JOB_HINT, ReasonError
 
 Exchange = Callable[[bytes, float], list[bytes]]
 """All-gathers one small blob per rank: ``exchange(blob, timeout_s)`` returns them in rank order."""
@@ -51,14 +52,14 @@ class StoreExchange:
             RendezvousTimeoutError: Ranks did not publish in time; names them.
             RendezvousError: The store failed.
         """
-        occasion = Occasion(self.rank, self.names, Deadline(timeout_s))
+        context = RendezvousContext(self.rank, self.names, Deadline(timeout_s))
         keys = [f"{self.prefix}/{self._round}/{rank}" for rank in range(self.names.world_size)]
         self._round += 1
-        with store_failures(occasion):
-            return self._gather(keys, blob, occasion)
+        with store_failures(context):
+            return self._gather(keys, blob, context)
 
-    def _gather(self, keys: list[str], blob: bytes, occasion: Occasion) -> list[bytes]:
-        deadline = occasion.deadline
+    def _gather(self, keys: list[str], blob: bytes, context: RendezvousContext) -> list[bytes]:
+        deadline = context.deadline
         self.store.set(keys[self.rank], blob)
         blobs: list[bytes] = []
         missing: list[int] = []
@@ -85,15 +86,15 @@ class StoreExchange:
 
 
 @contextmanager
-def store_failures(occasion: Occasion) -> Iterator[None]:
+def store_failures(context: RendezvousContext) -> Iterator[None]:
     """Turn what a framework's store raises, and reasons, into errors of this rank."""
     try:
         yield
     except SdpError:
         raise  # it says all
     except ReasonError as failed:
-        raise occasion.error(failed.reason) from failed.__cause__
+        raise context.error(failed.reason) from failed.__cause__
     except Exception as error:
         what = f"the store failed ({type(error).__name__}: {error})"
         hint = "the process that serves it has probably ended; see that process's output"
-        raise occasion.error(ReasonError.refused(what, hint).reason) from error
+        raise context.error(ReasonError.refused(what, hint).reason) from error

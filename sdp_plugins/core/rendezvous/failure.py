@@ -4,16 +4,10 @@ from __future__ import annotations
 
 import errno
 import struct
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from ..errors import PeerLostError, RendezvousError, RendezvousTimeoutError, SdpError
-from ..rank_names import RankNames
-from .deadline import Deadline
-
-OP = "rendezvous"
 ONE_JOB_HINT = (
     "start all ranks with one launcher; if several jobs share this host, give each its own "
     "SDP_JOB_ID"
@@ -39,13 +33,6 @@ class Kind(IntEnum):
     REFUSED = 1
     LOST = 2
     MISSING = 3
-
-
-_ERRORS: dict[Kind, type[SdpError]] = {
-    Kind.REFUSED: RendezvousError,
-    Kind.LOST: PeerLostError,
-    Kind.MISSING: RendezvousTimeoutError,
-}
 
 
 @dataclass(frozen=True)
@@ -119,39 +106,3 @@ class ReasonError(Exception):
         if error.errno in (errno.EMFILE, errno.ENFILE):
             hint = "raise the limit of open files (ulimit -n): a group needs about 8 per rank"
         return cls.refused(f"a system call failed ({error})", hint)
-
-
-@dataclass(frozen=True)
-class Occasion:
-    """One rank's attempt to bring up one group.
-
-    Attributes:
-        rank: Rank in the group.
-        names: The group and its ranks.
-        deadline: When the attempt ends.
-    """
-
-    rank: int
-    names: RankNames
-    deadline: Deadline
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks of the group."""
-        return self.names.world_size
-
-    @contextmanager
-    def telling(self) -> Iterator[None]:
-        """Turn reasons, and failed system calls, into errors of this rank."""
-        try:
-            yield
-        except ReasonError as failed:
-            raise self.error(failed.reason) from failed.__cause__
-        except OSError as error:
-            raise self.error(ReasonError.system(error).reason) from error
-
-    def error(self, reason: Reason) -> SdpError:
-        """Return the error that this rank raises for a reason."""
-        text = f"{self.names.head(self.rank)}{OP}: {reason.what}. Hint: {reason.hint}."
-        elapsed_s = self.deadline.elapsed_s
-        return _ERRORS[reason.kind](text, ranks=reason.ranks, op=OP, elapsed_s=elapsed_s)

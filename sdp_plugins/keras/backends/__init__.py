@@ -53,8 +53,8 @@ class Backend(ABC):
         """What is computed inside of the block is not, if there is no batch any more."""
         return nullcontext()
 
-    def training(self, model: Any, factor: Any) -> AbstractContextManager[None]:
-        """Inside of the block runs a training step, in which gradients count so much."""
+    def training(self, model: Any, share: Share | None) -> AbstractContextManager[None]:
+        """Inside of the block runs a training step on this share of a batch."""
         return nullcontext()
 
     def passed(self, arrays: Sequence[Any]) -> None:
@@ -70,13 +70,12 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def average(self, grads: Sequence[Any], factor: Any, share: Share | None = None) -> list[Any]:
-        """The ranks' mean of gradients, each rank's times its factor.
+    def average(self, grads: Sequence[Any], share: Share | None) -> list[Any]:
+        """The ranks' mean of gradients, each rank's times the factor of its share.
 
         Args:
             grads: Of this rank.
-            factor: What they count.
-            share: Of the step under way, where it is known.
+            share: Of the batch that they are of; None: all ranks' count the same.
         """
 
     def average_of_update(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
@@ -84,18 +83,18 @@ class Backend(ABC):
 
         Keras calls this in updates only, but on JAX.
         """
-        return self.average(grads, 1.0)
+        return self.average(grads, None)
 
     @abstractmethod
     def total(self, tensors: Sequence[Any]) -> list[Any]:
         """The sum over ranks of each tensor."""
 
-    def normalizing(self, share: Share) -> AbstractContextManager[None]:
-        """Inside of the block ``synchronized`` moments are those of all ranks' rows.
+    def total_with_gradient(self, tensors: Sequence[Any], share: Share) -> Sequence[Any]:
+        """The sum over ranks, also of gradients, for a step on this share of a batch.
 
-        Keras refuses layers that ask for them, but on TensorFlow.
+        Synchronized moments need it, which Keras has on TensorFlow only.
         """
-        return nullcontext()
+        raise NotImplementedError
 
     @abstractmethod
     def gather_rows(self, tensor: Any, share: Share) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 
 from sdp_plugins.jax.collectives import Collectives, after, first_turn
 
-from ..share import Share
+from ..share import Share, factor_of
 from ..steps import StatelessStep
 from . import Backend, Batches
 
@@ -48,8 +48,9 @@ class JaxBackend(Backend):
         """Have what follows wait for arrays: collectives in a branch pass on no turn."""
         self._turn = after(self._turn, arrays)
 
-    def average(self, grads: Sequence[Any], factor: Any, share: Share | None = None) -> list[Any]:
+    def average(self, grads: Sequence[Any], share: Share | None) -> list[Any]:
         """Last layers first."""
+        factor = factor_of(share)
         if factor == 0:
             grads = [jax.numpy.zeros_like(grad) for grad in grads]
         elif factor != 1:
@@ -62,7 +63,7 @@ class JaxBackend(Backend):
         micro_step = optimizer._iterations.value + 1
         return jax.lax.cond(  # type: ignore[no-any-return]
             micro_step % optimizer.gradient_accumulation_steps == 0,
-            lambda grads: self.average(grads, 1),
+            lambda grads: self.average(grads, None),
             list,
             list(grads),
         )

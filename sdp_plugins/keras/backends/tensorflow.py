@@ -12,14 +12,14 @@ import numpy as np
 import tensorflow as tf
 
 from sdp_plugins.tensorflow.collectives import Collectives
-from sdp_plugins.tensorflow.operations import in_xla
 
 from .. import hooks
 from ..data import OTHER_BATCHES
-from ..normalization import over_whole_batch, weighted_gradient
-from ..share import DATA, DIGEST, WHOLE, Share, cut, mark, rows
+from ..normalization import weighted_gradient
+from ..share import DATA, DIGEST, WHOLE, Share, cut, factor_of, mark, rows
 from ..steps import StatefulStep
 from . import Backend
+from .tensorflow_sparse import gather_slices
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
@@ -44,38 +44,31 @@ class TensorFlowBackend(Backend):
     rows_to_read = staticmethod(_rows_to_read)
 
     def prepare(self, model: Any) -> None:
-        """XLA, where it cannot compile collectives."""
-        if model.jit_compile and not self._collectives.compiles():
+        """Undo ``jit_compile=True``: XLA compiles no collectives here."""
+        if model.jit_compile:
             log.warning(
-                "model '%s' is not compiled by XLA: its collectives cannot be, on a rank at least",
+                "model '%s': jit_compile=True is undone: XLA cannot compile the collectives of its "
+                "steps. TensorFlow's own graph compiler runs them.",
                 model.name,
             )
             model.jit_compile = False
 
-    def average(self, grads: Sequence[Any], factor: Any, share: Share | None = None) -> list[Any]:
-        """Last layers first; of sparse gradients, the ranks' slices one after the other.
-
-        XLA must know how many there are: by the rows of a batch, or else they become dense there.
-        """
-        if in_xla() and share is None:
-            grads = [tf.convert_to_tensor(grad) for grad in grads]
+    def average(self, grads: Sequence[Any], share: Share | None) -> list[Any]:
+        """Last layers first; sparse gradients stay sparse."""
         sparse = {i: grad for i, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)}
-        averaged = {i: self._gather_slices(grad, factor, share) for i, grad in sparse.items()}
+        averaged = {i: self._average_slices(grad, share) for i, grad in sparse.items()}
         dense = [i for i in reversed(range(len(grads))) if i not in sparse]
         if dense:
-            reduced = self._collectives.all_reduce([grads[i] for i in dense], "avg", factor)
+            tensors = [grads[i] for i in dense]
+            reduced = self._collectives.all_reduce(tensors, "avg", factor_of(share))
             averaged.update(zip(dense, reduced, strict=True))
         return [averaged[i] for i in range(len(grads))]
 
-    def _gather_slices(self, grad: Any, factor: Any, share: Share | None) -> Any:
-        weight = tf.cast(factor, grad.values.dtype) / self._world_size
+    def _average_slices(self, grad: Any, share: Share | None) -> Any:
+        weight = tf.cast(factor_of(share), grad.values.dtype) / self._world_size
         ours = tf.where(weight > 0, grad.values * weight, tf.zeros_like(grad.values))
-        slices = tf.IndexedSlices(ours, grad.indices, grad.dense_shape)
-        if not in_xla() or share is None:
-            return self._collectives.all_gather_slices(slices)
-        of_a_row = -(-tf.shape(grad.indices)[0] // tf.maximum(share.rows, 1))
-        room = of_a_row * tf.maximum(-(-share.count // self._world_size), 1)
-        return self._collectives.place_slices(slices, room)
+        weighted = tf.IndexedSlices(ours, grad.indices, grad.dense_shape)
+        return gather_slices(self._collectives, weighted, None if share is None else share.batch)
 
     def total(self, tensors: Sequence[Any]) -> list[Any]:
         """The sums."""
@@ -88,8 +81,8 @@ class TensorFlowBackend(Backend):
         )
         return made
 
-    def normalizing(self, share: Share) -> AbstractContextManager[None]:
-        """By sums that have a gradient."""
+    def total_with_gradient(self, tensors: Sequence[Any], share: Share) -> Sequence[Any]:
+        """The sums, whose gradients are sums, too."""
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
         def total(*tensors: Any) -> Any:
@@ -98,13 +91,11 @@ class TensorFlowBackend(Backend):
 
             return self.total(tensors), gradient
 
-        return over_whole_batch(share, lambda tensors: total(*tensors))
+        sums: Sequence[Any] = total(*tensors)
+        return sums
 
     def gather_rows(self, tensor: Any, share: Share) -> Any:
-        """By an uneven all_gather, or a sum."""
-        if in_xla():
-            begin, length = rows(share.count, self._rank, self._world_size)
-            return self._collectives.place_rows(tensor[:length], begin, share.count)
+        """By an uneven all_gather."""
         (whole,) = self._collectives.all_gather([tensor[: share.rows]])
         return whole
 
@@ -116,9 +107,6 @@ class TensorFlowBackend(Backend):
         (digests,) = self._collectives.all_reduce([mine], "sum")
         is_other, text = tf.not_equal(digests, digests[0]), OTHER_BATCHES.format("a rank")
         is_same = tf.logical_not(tf.reduce_any(is_other))
-        if in_xla():
-            self._collectives.require(is_same, text)
-            return data
         same = tf.debugging.Assert(is_same, [text, "ranks:", tf.where(is_other)[:, 0]])
         with tf.control_dependencies([same] if same is not None else []):
             return {**data, WHOLE: tf.identity(data[WHOLE])}
@@ -163,11 +151,21 @@ def cut_dataset(dataset: Any, rank: int, world_size: int) -> Any:
     def cut_batch(*data: Any) -> dict[str, Any]:
         batch = data[0] if len(data) == 1 else data
         count = tf.shape(hooks.tree.flatten(batch)[0])[0]
-        marked = mark(cut(batch, *_rows_to_read(count, rank, world_size)), _whole(count))
+        part = cut(batch, *_rows_to_read(count, rank, world_size))
+        marked = mark(hooks.map_leaves(_copied, part), _whole(count))
         digest = _digest(hooks.tree.flatten(batch)[0])
         return marked if digest is None else {**marked, DIGEST: digest}
 
     return dataset.map(cut_batch, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+
+
+def _copied(leaf: Any) -> Any:
+    """Rows in memory of their own.
+
+    TensorFlow takes a program's arrays without a copy, and may compute in place on a slice of one;
+    `tf.identity` shares the memory.
+    """
+    return tf.gather(leaf, tf.range(tf.shape(leaf)[0])) if isinstance(leaf, tf.Tensor) else leaf
 
 
 def array_dataset(arrays: Any, indices: Callable[[], Iterator[tuple[Any, int]]]) -> Any:

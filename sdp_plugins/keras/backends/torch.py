@@ -12,10 +12,10 @@ from keras import ops
 
 from sdp_plugins.core.fused import FusedAllReduce
 
-from ..share import Share, rows
+from ..share import Share, factor_of, rows
 from ..steps import StatefulStep
 from . import Backend, Batches
-from .torch_overlap import Overlap
+from .torch_overlap import Overlap, in_memory_of_its_own
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
@@ -32,12 +32,12 @@ class TorchBackend(Backend):
     step = staticmethod(StatefulStep)
 
     @contextmanager
-    def training(self, model: Any, factor: Any) -> Iterator[None]:
+    def training(self, model: Any, share: Share | None) -> Iterator[None]:
         """Overlap what Keras' own step does: one backward pass and one update."""
         if not _has_one_backward(model):
             yield
             return
-        self._overlap = Overlap(self._reduce, model.trainable_weights, factor)
+        self._overlap = Overlap(self._reduce, model.trainable_weights, factor_of(share))
         try:
             with self._overlap.watching():
                 yield
@@ -46,11 +46,12 @@ class TorchBackend(Backend):
 
     @torch.compiler.disable
     @torch.no_grad()
-    def average(self, grads: Sequence[Any], factor: Any, share: Share | None = None) -> list[Any]:
-        """In place, last layers first."""
+    def average(self, grads: Sequence[Any], share: Share | None) -> list[Any]:
+        """In place where nothing else has the memory, last layers first."""
         if self._overlap is not None and self._overlap.done:
             return list(grads)
-        averaged = [grad.contiguous() for grad in grads]
+        factor = factor_of(share)
+        averaged = [in_memory_of_its_own(grad) for grad in grads]
         if factor == 0:
             torch._foreach_zero_(averaged)
         elif factor != 1:

@@ -17,6 +17,8 @@ import torch
 from sdp_plugins.core import DType
 from sdp_plugins.core.fused import FusedAllReduce
 
+_uses = torch._C._storage_Use_Count
+_USES_BY_ONE_TENSOR = 2  # the tensor, and the storage object that asks
 # What runs at the end of the backward pass under way; DDP and FSDP use it, too.
 _at_end_of_backward = torch.autograd.Variable._execution_engine.queue_callback
 
@@ -68,8 +70,8 @@ class Overlap:
             _at_end_of_backward(self._finish)
         gradient = parameter.grad
         assert gradient is not None  # that is when the hook is called
-        if not gradient.is_contiguous():
-            gradient = parameter.grad = gradient.contiguous()
+        if (exclusive := in_memory_of_its_own(gradient)) is not gradient:
+            gradient = parameter.grad = exclusive
         if self._factor == 0:
             gradient.zero_()
         elif self._factor != 1:
@@ -88,6 +90,18 @@ class Overlap:
                     f"'{variable.path}' got a gradient on some ranks only, in the same step. Hint: "
                     "a model must use the same layers on all ranks, whatever its data."
                 )
+
+
+def in_memory_of_its_own(gradient: torch.Tensor) -> torch.Tensor:
+    """The gradient, contiguous, or a copy where writing into it would change another tensor.
+
+    The gradient of what was only reshaped is a view of a tensor that autograd may still pass on, or
+    that is another parameter's gradient, too.
+    """
+    if not gradient.is_contiguous():
+        return gradient.contiguous()
+    storage = gradient.untyped_storage()
+    return gradient.clone() if _uses(storage._cdata) > _USES_BY_ONE_TENSOR else gradient
 
 
 def _dtype(tensor: torch.Tensor) -> DType:

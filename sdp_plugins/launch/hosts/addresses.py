@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from contextlib import suppress
 
-from sdp_plugins.launch.hosts.failure import LaunchError
-
-LOOPBACK = "127.0.0.1"
-_DISCARD = 9  # a port; nothing is sent to it
+from sdp_plugins.core.local_address import LOOPBACK, local_address
+from sdp_plugins.launch.hosts.launch_error import LaunchError
 
 
 def resolve(name: str) -> str:
@@ -42,11 +39,10 @@ def is_here(address: str) -> bool:
 
 def ours_towards(address: str) -> str:
     """Which of this machine's addresses is seen by the host with `address`."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe, suppress(OSError):
-        probe.connect((address, _DISCARD))
-        return str(probe.getsockname()[0])
-    return LOOPBACK
+    try:
+        return local_address(address)
+    except OSError:
+        return LOOPBACK
 
 
 def launchers(addresses: Sequence[str]) -> list[str]:

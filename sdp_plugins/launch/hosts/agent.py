@@ -17,11 +17,12 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
 from sdp_plugins.core.internode import mpi_library
+from sdp_plugins.core.local_address import free_port
 from sdp_plugins.core.rank_environment import rank_environment
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.launch.binding import undo_one_core_binding
 from sdp_plugins.launch.hosts import messages
-from sdp_plugins.launch.hosts.relay import Relay, Start, nothing, woken
+from sdp_plugins.launch.hosts.io_forwarder import IoForwarder, Start, nothing, woken
 
 CONNECT_S = 10.0
 SINGLE = "mpirun has told this process no rank"
@@ -74,19 +75,6 @@ def connected(launcher: str) -> socket.socket:
     )
 
 
-def free_port(wanted: int) -> int:
-    """A TCP port of this host: the wanted one, if it is free, or any.
-
-    Raises:
-        OSError: It is in use.
-    """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("", wanted))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def variables(
     job: str, topology: Topology, start: Start, given: Mapping[str, str]
 ) -> dict[str, str]:
@@ -118,26 +106,26 @@ def run(options: Options, token: str) -> int:
         give_up(f"mpirun has not passed on {messages.TOKEN}. Hint: --mpirun takes another one.")
     if topology.source == "openmpi":
         undo_one_core_binding(os.environ)
-    relay = Relay(connected(options.launcher))
+    forwarder = IoForwarder(connected(options.launcher))
     hello = {"token": token, "rank": topology.rank, "host": socket.gethostname()}
     try:
         first = topology.rank == 0
-        hello["master_port"] = free_port(options.master_port) if first else 0
+        hello["master_port"] = free_port("", options.master_port) if first else 0
     except OSError as error:
         hello["refused"] = (
             f"MASTER_PORT {options.master_port} on {socket.gethostname()}: {error.strerror}. "
             "Hint: --master-port takes another, or leave it out for one that is free."
         )
     try:
-        start = relay.ask(hello)
+        start = forwarder.ask(hello)
         environment = variables(options.job, topology, start, os.environ)
-        with woken(relay) as alarm:
-            relay.start(start.command, environment)
-            relay.serve(alarm)
+        with woken(forwarder) as alarm:
+            forwarder.start(start.command, environment)
+            forwarder.serve(alarm)
     except (OSError, subprocess.SubprocessError) as error:
-        relay.refuse(f"{socket.gethostname()} cannot start its rank: {error}")
+        forwarder.refuse(f"{socket.gethostname()} cannot start its rank: {error}")
     finally:
-        relay.close()
+        forwarder.close()
     return 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdp_plugins.launch.hosts.failure import LaunchError
+from sdp_plugins.launch.hosts.launch_error import LaunchError
 
 _SLOT_COUNT = re.compile(r"[0-9]{1,6}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # not what ssh would take for an option

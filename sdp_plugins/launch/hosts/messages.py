@@ -16,7 +16,7 @@ TOKEN = "SDP_LAUNCH_TOKEN"
 HELLO = b"H"  # JSON: who it is
 STARTED = b"S"  # JSON: the rank's process
 STDOUT, STDERR = b"O", b"E"
-EXIT = b"X"  # JSON: the exit code
+EXIT = b"X"  # JSON: the exit code, and what is in the error file
 REFUSED = b"R"  # text: why it cannot start its rank
 # From the launcher.
 START = b"P"  # JSON: what was not known before

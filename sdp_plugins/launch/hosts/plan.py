@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sdp_plugins.launch.hosts import addresses, forwarded, reach
+from sdp_plugins.launch.hosts import addresses, forwarded, preflight
 from sdp_plugins.launch.hosts import mpirun as mpis
 from sdp_plugins.launch.hosts.command_line import mpirun_line
 from sdp_plugins.launch.spawn import own_program
@@ -78,5 +78,5 @@ def planned(job: HostJob) -> Plan:
     found = [addresses.resolve(host) for host in job.places]
     mpirun = mpis.find(job.mpirun, environment)
     others = [h for h, a in zip(job.places, found, strict=True) if not addresses.is_here(a)]
-    reach.check(mpirun, others, environment)
+    preflight.check(mpirun, others, environment)
     return Plan(job, mpirun, found, environment, token)

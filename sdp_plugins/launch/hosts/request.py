@@ -1,4 +1,4 @@
-"""What the command line asks for, made into a crew on hosts."""
+"""What the command line asks for, made into a group of workers on hosts."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdp_plugins.launch.hosts.crew import RanksOnHosts
-from sdp_plugins.launch.hosts.failure import LaunchError
 from sdp_plugins.launch.hosts.host_list import parse_hostfile, parse_hosts, placed
+from sdp_plugins.launch.hosts.launch_error import LaunchError
 from sdp_plugins.launch.hosts.plan import HostJob, planned
+from sdp_plugins.launch.hosts.worker_group import RanksOnHosts
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ def requested(
     exported: Sequence[str],
     job_id: str,
 ) -> RanksOnHosts:
-    """A crew that can be started, as far as checks tell.
+    """A group of workers that can be started, as far as checks tell.
 
     Args:
         where: On which hosts.

@@ -1,7 +1,5 @@
-// TensorFlow's side of the core's all_reduce: one fusion buffer, reduced in place, beside whatever
-// else the graph can do meanwhile. It is asynchronous: no thread of TensorFlow waits. The turn is a
-// number that each operation hands to the next, so that they run in one order, compiled by XLA
-// (all_reduce_xla.cc) or not.
+// TensorFlow's side of the core's all_reduce: reduces one fusion buffer in place, beside whatever
+// else the graph can do. The kernel is asynchronous: no thread of TensorFlow waits for it.
 #include <cstring>
 #include <vector>
 
@@ -54,10 +52,9 @@ class AllReduceOp : public tf::AsyncOpKernel {
   }
 
   void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
-    const float factor = context->input(1).scalar<float>()();
-    context->set_output(0, context->input(0));
+    const float factor = context->input(0).scalar<float>()();
     std::vector<SdpPiece> pieces;
-    for (int i = 1; i < context->num_outputs(); ++i) {
+    for (int i = 0; i < context->num_outputs(); ++i) {
       const tf::Tensor& given = context->input(i + 1);
       tf::Tensor* output = nullptr;
       OP_REQUIRES_OK_ASYNC(
@@ -107,10 +104,8 @@ extern "C" __attribute__((visibility("default"))) void sdp_use_api(const SdpApi*
 }
 
 REGISTER_OP("SdpAllReduce")
-    .Input("turn: int64")
     .Input("factor: float")
     .Input("tensors: N * T")
-    .Output("turn_after: int64")
     .Output("reduced: N * T")
     .Attr("N: int >= 1")
     .Attr("T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8}")
@@ -121,8 +116,7 @@ REGISTER_OP("SdpAllReduce")
     .Attr("timeout_s: float")
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
-      context->set_output(0, context->input(0));
-      for (int i = 1; i < context->num_outputs(); ++i) {
+      for (int i = 0; i < context->num_outputs(); ++i) {
         context->set_output(i, context->input(i + 1));
       }
       return absl::OkStatus();

@@ -7,13 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, TCPStore
+from torch.distributed import HashStore, TCPStore
 
 from sdp_plugins.core.config import Config
 from sdp_plugins.core.environment import environment
 from sdp_plugins.core.internode.choice import for_environment
+from sdp_plugins.core.local_address import local_address
 from sdp_plugins.core.topology import Topology
-from sdp_plugins.torch.identity import BACKEND
+from sdp_plugins.torch.group_properties import BACKEND
 
 TORCHS_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -79,6 +80,4 @@ def own_address() -> str:
         found = "127.0.1.1"
     if not found.startswith("127."):
         return found
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))  # sends nothing: it only chooses the way out
-        return str(probe.getsockname()[0])
+    return local_address("192.0.2.1")  # of documentation: any route out will do

@@ -5,7 +5,7 @@ without `smddprun` it sets torchrun's variables, for which torch's env:// looks.
 """
 
 from sdp_plugins.torch import ProcessGroup
-from sdp_plugins.torch.launched_by_mpi import set_torchs_variables
+from sdp_plugins.torch.mpi_environment import set_torchs_variables
 
 __all__ = ["ProcessGroup"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from sdp_plugins.bench.cluster import sandbox
+from benchmarks.testbed import sandbox
 
 TOOLS = ("mpirun", "ssh", "ssh-keygen", "/usr/sbin/sshd")
 

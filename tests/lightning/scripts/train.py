@@ -1,7 +1,8 @@
 """A user's script that knows nothing of us: python train.py PACKAGE STRATEGY,... [RANK WAY]
 
 With RANK and WAY that rank fails. WAY is when ("step", "early" or "launched") and how ("raises",
-"killed", or "waits": until it has got a SIGTERM, or its standard input has ended).
+"killed", "terminated" by a SIGTERM to it alone, or "waits": until it has got a SIGTERM, or its
+standard input has ended).
 """
 
 import importlib
@@ -26,6 +27,8 @@ def fail(trainer, where):
     if way.endswith("waits"):
         while not trainer.received_sigterm and not select.select([sys.stdin], [], [], 0.01)[0]:
             pass
+    elif way.endswith("terminated"):
+        os.kill(os.getpid(), signal.SIGTERM)
     elif way.endswith("raises"):
         raise ArithmeticError("a fault of the script")
     else:

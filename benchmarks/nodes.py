@@ -1,0 +1,169 @@
+"""all_reduce across nodes of a testbed: every library against the limit of the wire."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from rich import box
+from rich.table import Table
+
+from benchmarks.testbed import start
+from benchmarks.testbed.network import Network, Traffic
+from sdp_plugins.bench import machine
+from sdp_plugins.bench.libraries import LibrarySpec
+from sdp_plugins.bench.mpi import MpiInstall
+from sdp_plugins.bench.results import Progress, Report
+from sdp_plugins.bench.runner import LibraryJobs, Plan, measure
+from sdp_plugins.bench.units import format_size
+
+DTYPE = "float32"
+COUNTED_CALLS = 4
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Nodes, and ranks of each."""
+
+    nodes: int
+    ranks: int
+
+    @classmethod
+    def parse(cls, text: str) -> Layout:
+        """Read `4x2`.
+
+        Raises:
+            ValueError: It is something else.
+        """
+        nodes, by, ranks = text.partition("x")
+        if not (by and nodes.isdecimal() and ranks.isdecimal() and int(nodes) and int(ranks)):
+            raise ValueError(f"{text!r} is no layout: write nodes x ranks of each, such as 4x2")
+        return cls(int(nodes), int(ranks))
+
+    def __str__(self) -> str:
+        """As it is written."""
+        return f"{self.nodes}x{self.ranks}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layout at one speed.
+
+    Attributes:
+        wire_s: What the payload alone needs: 2S(M-1)/M bytes over every link and direction.
+        times_s: Seconds of a call, by library.
+        sent: Payloads' worth of bytes that each node's link carried per call, by library and node.
+        skipped: Why libraries are missing.
+        costs: What libraries have measured of the network, by which they plan, as JSON.
+    """
+
+    layout: Layout
+    gbit: float
+    wire_s: float
+    times_s: dict[str, float] = field(default_factory=dict)
+    sent: dict[str, list[float]] = field(default_factory=dict)
+    skipped: dict[str, str] = field(default_factory=dict)
+    costs: dict[str, str] = field(default_factory=dict)
+
+
+def wire_limit_s(layout: Layout, nbytes: int, gbit: float) -> float:
+    """Seconds that the payload needs on links that do nothing else."""
+    return payload(layout, nbytes) * 8 / (gbit * 1e9)
+
+
+def payload(layout: Layout, nbytes: int) -> float:
+    """Bytes that have to leave every node."""
+    return 2 * nbytes * (layout.nodes - 1) / layout.nodes
+
+
+def run(
+    layout: Layout,
+    gbit: float,
+    nbytes: int,
+    libraries: Sequence[LibrarySpec],
+    mpis: Sequence[MpiInstall],
+    effort: Plan,
+    progress: Progress,
+) -> Row:
+    """Measure one layout, all libraries in turns."""
+    plan = Plan(
+        nbytes=(nbytes,),
+        dtypes=(DTYPE,),
+        ranks=layout.nodes * layout.ranks,
+        rounds=effort.rounds,
+        round_s=effort.round_s,
+    )
+    row = Row(layout, gbit, wire_limit_s(layout, nbytes, gbit))
+    report = Report(plan.operation, asdict(plan), {})
+    with (
+        Network(layout.nodes, gbit) as network,
+        LibraryJobs(plan, report, mpis, start.on(network)) as jobs,
+    ):
+        for library in libraries:
+            progress(f"{layout} at {gbit:g} Gbit/s: starting {library.name}")
+            jobs.start(library)
+        measure(plan, report, jobs, DTYPE, nbytes, progress)
+        for name in jobs.libraries:
+            row.sent[name] = _count(jobs, name, network, payload(layout, nbytes))
+            if costs := (jobs.call(name, "costs") or [""])[0]:
+                row.costs[name] = costs
+    for found in report.measurements:
+        row.times_s[found.variant] = found.us / 1e6
+    row.skipped.update(report.skipped)
+    return row
+
+
+def _count(jobs: LibraryJobs, library: str, network: Network, unit: float) -> list[float]:
+    before = [network.traffic(node) for node in range(network.nodes)]
+    jobs.call(library, "repeat", times=COUNTED_CALLS)
+    after = [network.traffic(node) for node in range(network.nodes)]
+    spent = [now.since(then) for now, then in zip(after, before, strict=True)]
+    return [_busier(traffic) / COUNTED_CALLS / unit for traffic in spent]
+
+
+def _busier(traffic: Traffic) -> int:
+    return max(traffic.sent, traffic.received)
+
+
+def nodes_table(rows: Sequence[Row], nbytes: int, rounds: int) -> Table:
+    """One line per layout, speed and library."""
+    table = Table(
+        title=f"all_reduce of {format_size(nbytes)} {DTYPE} across nodes, "
+        f"{machine.describe()['cores']} cores for all of them",
+        caption="x wire: the time that the payload's 2S(M-1)/M bytes need on the links; medians "
+        f"of {rounds} alternating rounds. Link: bytes at a node's interface, headers and all, per "
+        "byte of payload; spread: how much more the busiest node has than the least busy one",
+        box=box.SIMPLE_HEAD,
+    )
+    for name in ("nodes x ranks", "Gbit/s", "wire ms", "library", "ms", "x wire", "link", "spread"):
+        justify: Any = "left" if name in ("nodes x ranks", "library") else "right"
+        table.add_column(name, justify=justify, no_wrap=True)
+    for row in rows:
+        place = [str(row.layout), f"{row.gbit:g}", f"{row.wire_s * 1e3:.0f}"]
+        for library, time_s in row.times_s.items():
+            sent = row.sent.get(library, [])
+            table.add_row(
+                *place,
+                library,
+                f"{time_s * 1e3:.0f}",
+                f"{time_s / row.wire_s:.2f}",
+                f"{sum(sent) / len(sent):.3f}" if sent else "-",
+                f"{100 * (max(sent) / min(sent) - 1):.1f} %" if sent else "-",
+            )
+            place = ["", "", ""]
+        table.add_section()
+    return table
+
+
+def notes(rows: Sequence[Row]) -> list[str]:
+    """Why libraries are missing."""
+    lines = {f"{library}: {why}" for row in rows for library, why in row.skipped.items()}
+    return sorted(lines)
+
+
+def to_json(rows: Sequence[Row]) -> dict[str, Any]:
+    """Plain data."""
+    data = [asdict(row) | {"layout": str(row.layout)} for row in rows]
+    return {"machine": machine.describe(), "rows": json.loads(json.dumps(data))}

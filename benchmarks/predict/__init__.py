@@ -1,0 +1,1 @@
+"""Simulated training on up to thousands of nodes."""

@@ -1,0 +1,1 @@
+"""Training under DDP across nodes: gloo, smddp, and smddp over MPI."""

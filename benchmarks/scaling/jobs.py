@@ -1,0 +1,92 @@
+"""The ranks that `scaling` commands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.scaling.plan import WORKLOADS, ScalingPlan
+from benchmarks.testbed import start
+from benchmarks.testbed.network import Network
+from sdp_plugins.bench.ddp_variants import NO_COMM
+from sdp_plugins.bench.job import Job, JobSpec
+from sdp_plugins.bench.mpi import MpiInstall
+from sdp_plugins.bench.results import step_us
+
+TASK = "benchmarks.scaling.task:ScalingTask"
+GLOO, SMDDP = "gloo", "smddp"
+TRAINING = {"optimizer": "sgd", "bucket_view": False}
+
+
+class VariantJobs:
+    """The jobs of a layout, whose variants take turns.
+
+    Steps without communication, with gloo and with smddp over gloo happen in the same processes.
+    Steps over MPI, which has to start processes of its own, take turns with them.
+    """
+
+    def __init__(self, plan: ScalingPlan, mpi: MpiInstall | None, network: Network) -> None:
+        self._stack = ExitStack()
+        self._place: dict[str, tuple[Job, str]] = {}  # by variant: its job, and its name there
+        try:
+            names = [NO_COMM, GLOO, SMDDP]
+            job = self._stack.enter_context(Job(job_spec(plan, names, None, network)))
+            self._place |= {name: (job, name) for name in names}
+            self.size = job.call("describe")[0]
+            if mpi:
+                job = self._stack.enter_context(Job(job_spec(plan, [SMDDP], mpi, network)))
+                self._place[f"{SMDDP}-{mpi.flavour}"] = (job, SMDDP)
+        except BaseException:
+            self._stack.close()
+            raise
+
+    def __enter__(self) -> VariantJobs:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stack.close()
+
+    @property
+    def variants(self) -> list[str]:
+        """All of them, in the order of the tables."""
+        return list(self._place)
+
+    def turn(self, steps: int, variants: Sequence[str] = ()) -> dict[str, float]:
+        """Microseconds per step of some variants, or all."""
+        return {name: self._train(name, steps) for name in variants or self.variants}
+
+    def _train(self, variant: str, steps: int) -> float:
+        job, name = self._place[variant]
+        return step_us(job.call("train", {"variant": name, "steps": 1 + steps}), warm_up=1)
+
+    def outcome(self, variant: str) -> tuple[bool, NDArray[np.float32]]:
+        """Whether all ranks have the same weights and gradients, and the gradients of rank 0.
+
+        The last call for a variant: it does not go on from the weights that it has trained.
+        """
+        job, name = self._place[variant]
+        ranks = job.call("outcome", {"variant": name})
+        digests = {(rank["weights"], rank["gradients"]) for rank in ranks}
+        return len(digests) == 1, ranks[0]["vector"]
+
+
+def job_spec(
+    plan: ScalingPlan, names: Sequence[str], mpi: MpiInstall | None, network: Network
+) -> JobSpec:
+    """The job that trains these variants."""
+    return JobSpec(
+        name=f"{plan.model} on {plan.layout}",
+        task=TASK,
+        arguments={
+            "variants": list(names),
+            "setting": {**TRAINING, **plan.setting},
+            "workload": WORKLOADS[plan.model],
+        },
+        ranks=plan.layout.nodes * plan.layout.ranks,
+        environment={"SDP_INTERNODE": "mpi" if mpi else "gloo"},
+        mpi=mpi,
+        start=start.on(network),
+    )

@@ -1,0 +1,56 @@
+"""What `scaling` trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.nodes import Layout
+
+# Eight ranks on two cores take a second for a step of these, two ranks a quarter of that.
+MODELS: dict[str, dict[str, Any]] = {
+    "bert": {"rows": 4, "tokens": 64, "model": {"layers": 6, "width": 320, "words": 4096}},
+    "detection": {
+        "rows": 4,
+        "side": 128,
+        "model": {"width": 32, "blocks": [3, 4, 6, 3], "channels": 64},
+    },
+}
+
+WORKLOADS = {
+    "bert": "sdp_plugins.bench.bert:Workload",
+    "detection": "benchmarks.scaling.detection:Workload",
+}
+
+
+@dataclass(frozen=True)
+class ScalingPlan:
+    """What to train in one layout.
+
+    Attributes:
+        model: One of MODELS.
+        setting: What that workload needs.
+        layout: Nodes, and ranks of each.
+        gbit: Speed of the links; None: where gloo's share is as wanted.
+        rounds: Turns of every variant.
+        steps: Timed steps in a turn; one more goes before them.
+    """
+
+    model: str
+    setting: Mapping[str, Any]
+    layout: Layout
+    gbit: float | None = None
+    rounds: int = 5
+    steps: int = 3
+
+
+def known_model(name: str) -> str:
+    """The name of a model.
+
+    Raises:
+        ValueError: There is no such model.
+    """
+    if name not in MODELS:
+        raise ValueError(f"unknown model {name!r}; there are {', '.join(MODELS)}")
+    return name

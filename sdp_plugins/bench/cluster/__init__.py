@@ -1,1 +1,0 @@
-"""A laboratory for nodes: several of them on one machine, joined by links of a chosen speed."""

@@ -1,0 +1,388 @@
+#include <cstring>
+
+#include "api.hpp"
+#include "bindings.hpp"
+#include "engine.hpp"
+#include "fusion.hpp"
+#include "point_to_point.hpp"
+
+namespace sdp {
+namespace {
+// A group as Python sees it. Addresses are those of memory that the caller keeps alive until done.
+class NativeGroup {
+ public:
+  NativeGroup(int rank, int world_size, std::vector<int> segment_fds, std::vector<int> sockets,
+              std::vector<int> pidfds, std::size_t staging_bytes, int spin_us, std::vector<int> ids,
+              int group_size, std::uint64_t token, std::vector<int> numbers)
+      : communicator_(std::make_shared<Communicator>(
+            Links{rank, world_size, std::move(segment_fds), std::move(sockets), std::move(pidfds),
+                  std::move(ids), group_size, token, RankNames(std::move(numbers))},
+            staging_bytes)),
+        engine_(std::make_shared<Engine>(communicator_, spin_us)),
+        point_to_point_(std::make_shared<PointToPoint>(communicator_, spin_us)) {}
+  // In a forked child the group's threads do not exist; what they held when the fork happened,
+  // locks and condition variables, can be neither used nor destroyed. All of it stays as it is.
+  ~NativeGroup() {
+    if (communicator_->ours()) return;
+    new std::shared_ptr<Engine>(std::move(engine_));  // it holds the communicator
+    new std::shared_ptr<PointToPoint>(std::move(point_to_point_));
+  }
+
+  void run(Op op, DType dtype, ReduceOp reduce_op, double factor, int root, const Pieces& sends,
+           const Pieces& recvs, double timeout_s) {
+    Request request = make(op, dtype, reduce_op, factor, root, sends, recvs, timeout_s);
+    const WithoutGil released;
+    engine_->run(std::move(request), check_signals);
+  }
+  std::shared_ptr<Work> submit(Op op, DType dtype, ReduceOp reduce_op, double factor, int root,
+                               const Pieces& sends, const Pieces& recvs, double timeout_s) {
+    Request request = make(op, dtype, reduce_op, factor, root, sends, recvs, timeout_s);
+    const WithoutGil released;
+    return engine_->submit(std::move(request));
+  }
+  void run_part(const OpSignature& operation, const std::optional<OpSignature>& last_completed,
+                bool accumulates, Op op, DType dtype, ReduceOp reduce_op, double factor, int root,
+                const Pieces& sends, const Pieces& recvs, double timeout_s, double patience_s) {
+    Request request = make(op, dtype, reduce_op, factor, root, sends, recvs, timeout_s);
+    request.part =
+        Part{operation, last_completed.value_or(OpSignature{}), false, accumulates, patience_s};
+    const WithoutGil released;
+    engine_->run(std::move(request), check_signals);
+  }
+  void compare(const OpSignature& operation, const std::optional<OpSignature>& last_completed,
+               std::uint64_t count, double timeout_s, double patience_s) {
+    Request request;
+    request.op = operation.op;
+    request.dtype = operation.dtype;
+    request.reduce_op = operation.reduce_op;
+    request.root = operation.root;
+    request.layout = operation.layout;
+    request.recvs.push_back({nullptr, count});
+    request.timeout_s = timeout_s;
+    request.part = Part{operation, last_completed.value_or(OpSignature{}), true, false, patience_s};
+    const WithoutGil released;
+    engine_->run(std::move(request), check_signals);
+  }
+  void watch(const OpSignature& operation, const std::optional<OpSignature>& last_completed,
+             double elapsed_s) {
+    const WithoutGil released;
+    communicator_->watch(operation, last_completed.value_or(OpSignature{}), elapsed_s);
+  }
+  void wait_elsewhere(bool waits) {
+    communicator_->peers().own().header().elsewhere.store(waits ? 1 : 0);
+  }
+  void fail(const Failure& failure) { communicator_->fail(failure); }
+  void all_reduce(std::uintptr_t address, std::uint64_t count, DType dtype, ReduceOp reduce_op,
+                  double timeout_s) {
+    Request request;
+    request.op = Op::all_reduce;
+    request.dtype = dtype;
+    request.reduce_op = reduce_op;
+    request.recvs.push_back({reinterpret_cast<std::byte*>(address), count});
+    request.timeout_s = timeout_s;
+    check(request);
+    const WithoutGil released;
+    engine_->run(std::move(request), check_signals);
+  }
+  std::shared_ptr<Work> send(std::uintptr_t address, std::uint64_t count, DType dtype, int peer,
+                             std::uint32_t tag, double timeout_s) {
+    return post(Op::send, address, count, dtype, peer, tag, timeout_s);
+  }
+  std::shared_ptr<Work> recv(std::uintptr_t address, std::uint64_t count, DType dtype, int peer,
+                             std::uint32_t tag, double timeout_s) {
+    return post(Op::recv, address, count, dtype, peer, tag, timeout_s);
+  }
+  std::shared_ptr<Work> recv_any(std::uintptr_t address, std::uint64_t count, DType dtype,
+                                 std::uint32_t tag, double timeout_s, std::uint64_t seq) {
+    return post(Op::recv, address, count, dtype, -1, tag, timeout_s, seq);
+  }
+  std::optional<EventRing::Ticket> take_back(const Work& work) {
+    const WithoutGil released;
+    return point_to_point_->take_back(work);
+  }
+  void others_have_left() {
+    const WithoutGil released;
+    point_to_point_->others_have_left();
+  }
+  std::vector<int> gone() const {
+    std::vector<int> ranks;
+    for (const auto& [rank, why] : communicator_->peers().gone()) {
+      ranks.push_back(communicator_->peers().id(rank));
+    }
+    return ranks;
+  }
+  std::vector<int> ended() const {
+    return communicator_->peers().ids(communicator_->peers().dead());
+  }
+  std::uint64_t add_region(std::uintptr_t address, std::uint64_t nbytes, int fd,
+                           std::uint64_t offset) {
+    communicator_->throw_if_failed();
+    return communicator_->regions().add(reinterpret_cast<std::byte*>(address), nbytes, fd, offset);
+  }
+  void remove_region(std::uint64_t region) {
+    // A finalizer may come in a forked child too, whose parent still uses the memory.
+    if (communicator_->ours() && !communicator_->closed()) communicator_->regions().remove(region);
+  }
+  std::pair<std::uintptr_t, std::uint64_t> allocate(std::size_t nbytes) {
+    const auto shared = communicator_->allocate(nbytes);
+    return {reinterpret_cast<std::uintptr_t>(shared.data), shared.region};
+  }
+  void release(std::uint64_t region) {
+    if (communicator_->ours()) communicator_->release(region);  // as above
+  }
+  void abort(const std::string& reason) {
+    communicator_->fail(Failure(FailureKind::aborted, reason, {communicator_->id()}));
+  }
+  bool failed() const { return communicator_->failure().has_value(); }
+  nb::object failure() const {
+    const auto failure = communicator_->failure();
+    return failure ? as_exception(*failure, false) : nb::none();
+  }
+  void raise_if_failed() const { communicator_->throw_if_failed(); }
+  void start_trace() { communicator_->trace().start(); }
+  void stop_trace() { communicator_->trace().stop(); }
+  bool traced() const { return communicator_->trace().on(); }
+  std::pair<nb::bytes, std::uint64_t> trace_events() const {
+    std::uint64_t dropped = 0;
+    const std::vector<TraceEvent> events = communicator_->trace().events(dropped);
+    return {nb::bytes(events.data(), events.size() * sizeof(TraceEvent)), dropped};
+  }
+  void add_trace_event(const nb::bytes& packed) {
+    if (traced()) communicator_->trace().add(unpacked(packed));
+  }
+  std::uint64_t token() const { return communicator_->peers().token(); }
+  void set_recording(bool on) { communicator_->flight().set_on(on); }
+  std::uint64_t record(const nb::bytes& packed, std::uint64_t ticket) {
+    communicator_->flight().write(unpacked(packed), ticket);
+    return ticket;
+  }
+  // Who reads meanwhile finds no text that says something, and leaves the rank out this once.
+  void set_about(const nb::bytes& text) {
+    if (text.size() >= FlightArea::kAboutBytes) throw nb::value_error("the text is too long");
+    std::memcpy(communicator_->peers().own().flight().about, text.c_str(), text.size() + 1);
+  }
+  std::string head() const { return communicator_->head(); }
+  void set_head(std::string text) { communicator_->set_head(std::move(text)); }
+  void meet(const nb::bytes& text, std::uint64_t since_ns) {
+    communicator_->flight().meet({text.c_str(), text.size()}, since_ns);
+  }
+  nb::bytes flight(int rank) const {
+    if (rank < 0 || rank >= communicator_->world_size()) throw nb::index_error("no such rank");
+    return as_bytes(copy_flight(communicator_->peers().segment(rank)));
+  }
+  void close() {
+    const WithoutGil released;
+    engine_->close();
+    point_to_point_->close();
+  }
+  std::uint64_t issued() const { return engine_->issued(); }
+  const char* last_path() const { return name(communicator_->last_path()); }
+  const std::shared_ptr<Communicator>& communicator() const { return communicator_; }
+  const std::shared_ptr<Engine>& engine() const { return engine_; }
+
+ private:
+  static TraceEvent unpacked(const nb::bytes& packed) {
+    TraceEvent event;
+    if (packed.size() != sizeof event) throw nb::value_error("no event is of this size");
+    std::memcpy(&event, packed.c_str(), sizeof event);
+    return event;
+  }
+  Request make(Op op, DType dtype, ReduceOp reduce_op, double factor, int root, const Pieces& sends,
+               const Pieces& recvs, double timeout_s) const {
+    Request request;
+    request.op = op;
+    request.dtype = dtype;
+    request.reduce_op = reduce_op;
+    request.factor = factor;
+    request.root = root;
+    request.sends = as_pieces(sends);
+    request.recvs = as_pieces(recvs);
+    request.timeout_s = timeout_s;
+    check(request);
+    return request;
+  }
+  // A pair that has no meaning is the caller's fault and must not fail the group.
+  void check(const Request& request) const {
+    if (reduces(request.op))
+      checked_kernel(communicator_->kernels(), request.dtype, request.reduce_op);
+  }
+  std::shared_ptr<Work> post(Op op, std::uintptr_t address, std::uint64_t count, DType dtype,
+                             int peer, std::uint32_t tag, double timeout_s, std::uint64_t seq = 0) {
+    Request request;
+    request.op = op;
+    request.dtype = dtype;
+    request.peer = peer;
+    request.tag = tag;
+    request.seq = seq;
+    request.timeout_s = timeout_s;
+    (op == Op::send ? request.sends : request.recvs)
+        .push_back({reinterpret_cast<std::byte*>(address), count});
+    const WithoutGil released;
+    return point_to_point_->submit(std::move(request));
+  }
+
+  std::shared_ptr<Communicator> communicator_;
+  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<PointToPoint> point_to_point_;
+};
+
+class NativeFusionBuffer {
+ public:
+  NativeFusionBuffer(const NativeGroup& group,
+                     const std::vector<std::pair<std::uint64_t, DType>>& tensors,
+                     std::size_t threshold_bytes, ReduceOp op, double timeout_s, nb::object submit)
+      : submit_(std::move(submit)) {
+    std::vector<TensorSpec> specs;
+    for (const auto& [count, dtype] : tensors) specs.push_back({count, dtype});
+    buffer_ = std::make_unique<FusionBuffer>(
+        group.communicator(), submit_.is_none() ? FusionBuffer::to(group.engine()) : to(submit_),
+        std::move(specs), FusionBuffer::Settings{threshold_bytes, op, timeout_s});
+  }
+  ~NativeFusionBuffer() {
+    if (buffer_ && !buffer_->ours()) (void)buffer_.release();  // see ~NativeGroup
+    // It waits for the engine, which may wait for a caller that needs the GIL to go on.
+    const WithoutGil released;
+    buffer_.reset();
+  }
+  void ready(std::size_t tensor, std::uintptr_t address) {
+    const WithoutGil released;
+    buffer_->ready(tensor, reinterpret_cast<std::byte*>(address));
+  }
+  void finish() {
+    const WithoutGil released;
+    buffer_->finish(check_signals);
+  }
+  std::vector<std::vector<std::size_t>> buckets() const {
+    std::vector<std::vector<std::size_t>> tensors;
+    for (const auto& bucket : buffer_->plan().buckets()) tensors.push_back(bucket.tensors);
+    return tensors;
+  }
+
+ private:
+  static FusionBuffer::Submit to(nb::handle submit) {
+    return [submit](const Request& request) {
+      const nb::gil_scoped_acquire gil;
+      return nb::cast<std::shared_ptr<Work>>(submit(request.dtype, request.reduce_op,
+                                                    as_pairs(request.recvs), request.timeout_s,
+                                                    request.layout));
+    };
+  }
+  nb::object submit_;  // outlives the buffer, whose end does not have the GIL
+  std::unique_ptr<FusionBuffer> buffer_;
+};
+}  // namespace
+
+void bind_group(nb::module_& m) {
+  m.def(
+      "api", [] { return reinterpret_cast<std::uintptr_t>(api()); },
+      "Address of the functions of sdp_api.h.");
+  m.def(
+      "make_endpoint",
+      [](nb::object submit) {
+        // Both are never freed, see SdpEndpoint.
+        const nb::handle held = submit.release();
+        return reinterpret_cast<std::uintptr_t>(make_endpoint([held](const Request& request) {
+          const nb::gil_scoped_acquire gil;
+          return nb::cast<std::shared_ptr<Work>>(
+              held(request.op, request.dtype, request.reduce_op, as_pairs(request.sends),
+                   as_pairs(request.recvs), request.timeout_s, request.layout));
+        }));
+      },
+      "submit"_a, "An SdpEndpoint of a group whose operations are not the native group's own.");
+
+  nb::class_<NativeGroup>(m, "NativeGroup", "The ranks of a group on this node.")
+      .def(nb::init<int, int, std::vector<int>, std::vector<int>, std::vector<int>, std::size_t,
+                    int, std::vector<int>, int, std::uint64_t, std::vector<int>>(),
+           "rank"_a, "world_size"_a, "segment_fds"_a, "sockets"_a, "pidfds"_a, "staging_bytes"_a,
+           "spin_us"_a = -1, "ids"_a = std::vector<int>(), "group_size"_a = 0, "token"_a = 0,
+           "numbers"_a = std::vector<int>(),
+           "Takes ownership of all file descriptors, also if it raises. `ids`: the ranks' places, "
+           "where they are one node's share of a group of `group_size`. `numbers`: by which "
+           "messages call the group's ranks, if not by these.")
+      .def("run", &NativeGroup::run, "op"_a, "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a,
+           "sends"_a, "recvs"_a, "timeout_s"_a, "Blocks until the collective is done.")
+      .def("submit", &NativeGroup::submit, "op"_a, "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a,
+           "sends"_a, "recvs"_a, "timeout_s"_a, "Queues the collective.")
+      .def("run_part", &NativeGroup::run_part, "operation"_a, "last_completed"_a.none(),
+           "accumulates"_a, "op"_a, "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a, "sends"_a,
+           "recvs"_a, "timeout_s"_a, "patience_s"_a,
+           "`run` for a step of a larger group's operation, of which messages speak.")
+      .def("compare", &NativeGroup::compare, "operation"_a, "last_completed"_a.none(), "count"_a,
+           "timeout_s"_a, "patience_s"_a,
+           "Blocks until all ranks here have announced this operation of the larger group.")
+      .def("watch", &NativeGroup::watch, "operation"_a, "last_completed"_a.none(), "elapsed_s"_a,
+           "Raises if a rank here has failed or ended, without waiting.")
+      .def("wait_elsewhere", &NativeGroup::wait_elsewhere, "waits"_a,
+           "Says whether this rank waits for one of another node; those here are patient then.")
+      .def("fail", &NativeGroup::fail, "failure"_a,
+           "Fails the group for a reason found elsewhere; the first one stays.")
+      .def("all_reduce", &NativeGroup::all_reduce, "address"_a, "count"_a, "dtype"_a, "reduce_op"_a,
+           "timeout_s"_a, "`run` for the most frequent call, with less to convert.")
+      .def("send", &NativeGroup::send, "address"_a, "count"_a, "dtype"_a, "peer"_a, "tag"_a,
+           "timeout_s"_a)
+      .def("recv", &NativeGroup::recv, "address"_a, "count"_a, "dtype"_a, "peer"_a, "tag"_a,
+           "timeout_s"_a)
+      .def("recv_any", &NativeGroup::recv_any, "address"_a, "count"_a, "dtype"_a, "tag"_a,
+           "timeout_s"_a, "seq"_a,
+           "Receives from any rank of this node, for a larger group, which counts its messages, "
+           "looks at the time as long as others may send, and may take it back.")
+      .def("take_back", &NativeGroup::take_back, "work"_a,
+           "Ends a receive that no message has come for: its work is the caller's to finish. The "
+           "ticket of its record; None if a message has come.")
+      .def("others_have_left", &NativeGroup::others_have_left,
+           "Says that no rank of another node sends any more.")
+      .def("ended", &NativeGroup::ended, "The ranks of this node whose processes have ended.")
+      .def("gone", &NativeGroup::gone, "The ranks of this node that have ended or left.")
+      .def("add_region", &NativeGroup::add_region, "address"_a, "nbytes"_a, "fd"_a, "offset"_a,
+           "Offers a shared mapping to the peers; returns its id. The fd is duplicated.")
+      .def("remove_region", &NativeGroup::remove_region, "region"_a)
+      .def("allocate", &NativeGroup::allocate, "nbytes"_a,
+           "(address, region) of zero-filled memory that peers can map; until `release`.")
+      .def("release", &NativeGroup::release, "region"_a)
+      .def("abort", &NativeGroup::abort, "reason"_a)
+      .def("failure", &NativeGroup::failure, nb::sig("def failure(self) -> BaseException | None"),
+           "Why the group is unusable, or None.")
+      .def_prop_ro("failed", &NativeGroup::failed, "Whether it is.")
+      .def("raise_if_failed", &NativeGroup::raise_if_failed)
+      .def("start_trace", &NativeGroup::start_trace, "Records operations from now on.")
+      .def("stop_trace", &NativeGroup::stop_trace)
+      .def_prop_ro("traced", &NativeGroup::traced)
+      .def("trace_events", &NativeGroup::trace_events,
+           "Recorded events, packed, oldest first; how many older ones were dropped.")
+      .def("add_trace_event", &NativeGroup::add_trace_event, "event"_a,
+           "Records an event of an operation that is not run here.")
+      .def("record", &NativeGroup::record, "event"_a, "ticket"_a = 0,
+           "Shows such an event in the flight recorder, or its next version in the place that the "
+           "ticket stands for; returns the ticket.")
+      .def_prop_ro("token", &NativeGroup::token, "Of the group, on all its ranks.")
+      .def("set_recording", &NativeGroup::set_recording, "on"_a,
+           "Switches the flight recorder off, to measure what it costs.")
+      .def("set_about", &NativeGroup::set_about, "text"_a,
+           "Replaces the text about this rank, see `initialize_segment`.")
+      .def_prop_ro("head", &NativeGroup::head, "How messages begin: `[rank 3/8] `.")
+      .def("set_head", &NativeGroup::set_head, "text"_a, "Changes `head`.")
+      .def("meet", &NativeGroup::meet, "text"_a, "since_ns"_a,
+           "Shows that this process is making another group, since when; 0: none.")
+      .def("flight", &NativeGroup::flight, "rank"_a,
+           "What a rank of this node shows of itself and its last operations: see FlightHead.")
+      .def("close", &NativeGroup::close)
+      .def(
+          "endpoint",
+          [](const NativeGroup& group) {
+            return reinterpret_cast<std::uintptr_t>(make_endpoint(group.engine()));
+          },
+          "A new SdpEndpoint, which is never freed.")
+      .def_prop_ro("issued", &NativeGroup::issued)
+      .def_prop_ro("last_path", &NativeGroup::last_path);
+
+  nb::class_<NativeFusionBuffer>(m, "NativeFusionBuffer", "Balanced fusion buffers.")
+      .def(nb::init<const NativeGroup&, const std::vector<std::pair<std::uint64_t, DType>>&,
+                    std::size_t, ReduceOp, double, nb::object>(),
+           "group"_a, "tensors"_a, "threshold_bytes"_a, "op"_a, "timeout_s"_a,
+           "submit"_a = nb::none(),
+           "`submit`: takes the buffers' operations, where they are not the native group's own.")
+      .def("ready", &NativeFusionBuffer::ready, "tensor"_a, "address"_a)
+      .def("finish", &NativeFusionBuffer::finish)
+      .def("buckets", &NativeFusionBuffer::buckets, "Indices of the tensors in each buffer.");
+}
+}  // namespace sdp

@@ -1,0 +1,80 @@
+#include "bindings.hpp"
+#include "reduce.hpp"
+
+namespace sdp {
+
+void bind_reductions(nb::module_& m) {
+  m.def("itemsize", &itemsize, "dtype"_a, "Bytes of one element.");
+  m.def(
+      "supports",
+      [](DType dtype, ReduceOp op) { return static_cast<bool>(best_kernels()(dtype, op)); },
+      "dtype"_a, "op"_a, "Whether the reduction is defined for the type.");
+  m.def("reduces", &reduces, "op"_a, "Whether an operation carries a reduction.");
+  m.def("counts_must_agree", &counts_must_agree, "op"_a,
+        "Whether all ranks' buffers have one length.");
+  m.def(
+      "accumulator_size",
+      [](DType dtype, ReduceOp op) {
+        return checked_kernel(best_kernels(), dtype, op).accumulator_size;
+      },
+      "dtype"_a, "op"_a, "Bytes in which a reduction keeps an element until it is complete.");
+  m.def(
+      "signature",
+      [](Op op, DType dtype, ReduceOp reduce_op, int root, const Pieces& sends, const Pieces& recvs,
+         double timeout_s, int rank, int world_size, int peer, std::uint32_t tag,
+         std::uint32_t layout) {
+        Request request;
+        request.op = op;
+        request.dtype = dtype;
+        request.reduce_op = reduce_op;
+        request.root = root;
+        request.sends = as_pieces(sends);
+        request.recvs = as_pieces(recvs);
+        request.timeout_s = timeout_s;
+        request.peer = peer;
+        request.tag = tag;
+        request.layout = layout;
+        if (reduces(op)) checked_kernel(best_kernels(), dtype, reduce_op);
+        request.validate(rank, world_size);
+        return request.signature();
+      },
+      "op"_a, "dtype"_a, "reduce_op"_a, "root"_a, "sends"_a, "recvs"_a, "timeout_s"_a, "rank"_a,
+      "world_size"_a, "peer"_a = -1, "tag"_a = 0, "layout"_a = 0,
+      "Checks a call as far as one rank can; what identifies it, without a number.");
+  m.def(
+      "combine",
+      [](DType dtype, ReduceOp op, const std::vector<std::uintptr_t>& sources,
+         std::uintptr_t target, std::size_t count, int divisor, bool from_accumulators,
+         bool to_accumulators) {
+        std::vector<const std::byte*> from;
+        for (std::uintptr_t source : sources)
+          from.push_back(reinterpret_cast<const std::byte*>(source));
+        auto* const to = reinterpret_cast<std::byte*>(target);
+        Reducer reducer(best_kernels(), dtype, op, std::vector<double>(sources.size(), 1.0));
+        const WithoutGil released;
+        reducer.run(from, {&to, 1}, count, {from_accumulators, to_accumulators, divisor});
+      },
+      "dtype"_a, "op"_a, "sources"_a, "target"_a, "count"_a, "divisor"_a, "from_accumulators"_a,
+      "to_accumulators"_a = false,
+      "Reduces along the tree over `sources`, and completes that unless the result stays in "
+      "accumulators; the target may be one of the sources.");
+  m.def(
+      "narrow",
+      [](DType to, std::uintptr_t target, std::uintptr_t source, std::size_t count) {
+        const Kernel kernel = checked_kernel(best_kernels(), to, ReduceOp::sum);
+        const WithoutGil released;
+        kernel.store(reinterpret_cast<void*>(target), reinterpret_cast<const void*>(source), count,
+                     1);
+      },
+      "dtype"_a, "target"_a, "source"_a, "count"_a, "Rounds float32 to a 16-bit type.");
+  m.def(
+      "widen",
+      [](DType from, std::uintptr_t target, std::uintptr_t source, std::size_t count) {
+        const Kernel kernel = checked_kernel(best_kernels(), from, ReduceOp::sum);
+        const WithoutGil released;
+        kernel.load(reinterpret_cast<void*>(target), reinterpret_cast<const void*>(source), count,
+                    1.0);
+      },
+      "dtype"_a, "target"_a, "source"_a, "count"_a, "Widens a 16-bit type to float32.");
+}
+}  // namespace sdp

@@ -1,0 +1,35 @@
+#include "op_signature.hpp"
+
+namespace sdp {
+
+std::string OpSignature::number() const {
+  std::string text(name(op));
+  if (is_numbered()) text.append(" #").append(std::to_string(seq));
+  return text;
+}
+
+std::string OpSignature::shape(const RankNames& names) const {
+  if (calibrates != 0) return "(calibration of the network)";
+  if (op == Op::barrier) return "";
+  std::string text = std::string(name(dtype)) + "[" + std::to_string(count) + "]";
+  if (reduces(op)) text.append(" ").append(name(reduce_op));
+  if (is_rooted(op)) text += " root " + std::to_string(names.number(root));
+  if (op == Op::send) text += " to rank " + std::to_string(names.number(peer));
+  if (op == Op::recv)
+    text += peer < 0 ? " from any rank" : " from rank " + std::to_string(names.number(peer));
+  if (op == Op::send || op == Op::recv) text += " tag " + std::to_string(tag);
+  return text;
+}
+
+std::string OpSignature::title(const RankNames& names) const {
+  const std::string what = shape(names);
+  return what.empty() ? number() : number() + " " + what;
+}
+
+OpSignature OpSignature::with_global_ranks(const RankNames& names) const {
+  OpSignature global = *this;
+  if (root >= 0) global.root = names.number(root);
+  if (peer >= 0) global.peer = names.number(peer);
+  return global;
+}
+}  // namespace sdp

@@ -1,0 +1,85 @@
+"""The error file of a rank: the exception that ended it, as fields, for its launcher.
+
+`sdp run` gives each rank a file of its own by ``SDP_ERROR_FILE``, as torchrun does by
+``TORCHELASTIC_ERROR_FILE``. Which rank failed first is then read from fields, not from stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+from . import errors
+from .config import take_error_file
+from .errors import SdpError
+
+_MOST_LINES = 400
+
+
+def write_uncaught() -> None:
+    """From now on the exception that ends this process goes to its error file, if it has one.
+
+    The first call takes the variable out of the environment: processes that a rank starts are no
+    ranks, and a second call changes nothing.
+    """
+    path = take_error_file()
+    if not path:
+        return
+    pid, previous = os.getpid(), sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if os.getpid() == pid:  # not a forked child
+            with suppress(Exception):  # it must not hide the exception
+                _write(path, error)
+        previous(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def described(error: BaseException) -> dict[str, Any]:
+    """An exception as fields; those of an `SdpError` if one is among its causes."""
+    found = next((e for e in _chain(error) if isinstance(e, SdpError)), None)
+    lines = "".join(traceback.format_exception(error)).splitlines()
+    return {
+        "type": type(error).__name__,
+        "text": str(error),
+        "kind": _kind(error) if found is None else found.kind,
+        "op": getattr(found, "op", ""),
+        "seq": getattr(found, "seq", errors.NO_SEQ),
+        "elapsed_s": getattr(found, "elapsed_s", 0.0),
+        "ranks": [*getattr(found, "global_ranks", ())],
+        "origin_rank": getattr(found, "global_origin_rank", None),
+        "is_repeat": getattr(found, "is_repeat", False),
+        "traceback": lines[-_MOST_LINES:],
+    }
+
+
+def _write(path: str, error: BaseException) -> None:
+    text = json.dumps({"pid": os.getpid(), **described(error)})
+    with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The exceptions that Python shows in its traceback, the last first."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _kind(error: BaseException) -> str:
+    """The kind of an error that has passed through C++, which keeps only `Type: text` of it."""
+    for one in _chain(error):
+        name = str(one).partition(":")[0].rpartition(".")[2]
+        cls = getattr(errors, name, None) if name.isidentifier() else None
+        if isinstance(cls, type) and issubclass(cls, SdpError):
+            return cls.kind
+    return "exception"

@@ -1,0 +1,99 @@
+"""What the operations of a group that spans nodes share on this rank."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .. import _native
+from ..errors import SdpError, from_native
+from ..nodes import Nodes
+from .costs import Costs
+from .wire import Channel, Stream
+
+
+@dataclass
+class GroupContext:
+    """Where a group's operations run.
+
+    Attributes:
+        rank: This rank.
+        nodes: All ranks by node.
+        native: The group of this node's ranks.
+        channel: Connects this rank with those on other nodes.
+        wire_dtype: 16-bit type of float32 values between nodes; None sends them unchanged.
+        costs: What plans are chosen by; equal on all ranks.
+        last_completed: The last operation that succeeded, for messages.
+        pools: Scratch memory, by name.
+        node: Index of this rank's node.
+        local_rank: Index of this rank among those of its node.
+        local_ranks: The ranks of its node.
+        other_nodes: The other nodes, from the next one on.
+        channels: One for each stream of collectives' messages.
+    """
+
+    rank: int
+    nodes: Nodes
+    native: _native.NativeGroup
+    channel: Channel[Any]
+    wire_dtype: _native.DType | None = None
+    costs: Costs = field(default_factory=Costs)
+    last_completed: _native.OpSignature | None = None
+    pools: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.node = self.nodes.node_of(self.rank)
+        self.local_rank = self.nodes.index_of(self.rank)
+        self.local_ranks = self.nodes.members[self.node]
+        self.channels: dict[Stream, Channel[Any]] = {
+            Stream.data: self.channel,
+            **{
+                stream: self.channel.branch(stream)
+                for stream in (Stream.inner_levels, Stream.results, Stream.headers)
+            },
+        }
+        self._n_overdue = 0
+        self._overdue_lock = threading.Lock()
+        self.other_nodes = tuple(
+            (self.node + step) % self.nodes.count for step in range(1, self.nodes.count)
+        )
+
+    @property
+    def is_node_leader(self) -> bool:
+        """Whether this rank speaks for its node."""
+        return self.local_rank == 0
+
+    def scratch(self, name: str, nbytes: int) -> int:
+        """Address of memory that stays valid until this name is asked for again."""
+        if name not in self.pools or self.pools[name].nbytes < nbytes:
+            self.pools[name] = np.empty(max(nbytes, 1), np.uint8)
+        return _native.address(self.pools[name])
+
+    def trim(self, most_nbytes: int) -> None:
+        """Free scratch memory, the largest first: headers in flight are small."""
+        held = sum(pool.nbytes for pool in self.pools.values())
+        for name, pool in sorted(self.pools.items(), key=lambda item: -item[1].nbytes):
+            if held <= most_nbytes:
+                return
+            held -= pool.nbytes
+            del self.pools[name]
+
+    def count_overdue(self, change: int) -> None:
+        """Count this rank's operations that wait for other nodes past their time-out."""
+        with self._overdue_lock:
+            self._n_overdue += change
+            self.native.wait_elsewhere(self._n_overdue > 0)
+
+    def closed_error(self) -> SdpError:
+        """What using the group raises after it was closed."""
+        failure = _native.Failure("closed", "the group is closed", [])
+        failure.compose(self.native.head, self.rank)
+        return from_native(failure)
+
+    @property
+    def global_ranks(self) -> list[int]:
+        """All ranks by their numbers in the job; empty if these are not known."""
+        return list(self.nodes.job_ranks or ())

@@ -1,0 +1,184 @@
+"""A group's messages over MPI."""
+
+from __future__ import annotations
+
+import copy
+import os
+import time
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from ..nodes import Nodes
+from .mpi_runtime import ABANDON_LIMIT_S, LAST_PAUSE_S, NOTICES, Runtime
+from .notice import NOTICE_NBYTES
+from .wire import Pending, Stream, WireError
+
+FIRST_PAUSE_S = 20e-6
+POLLS = 20
+"""Before the first pause: a small message of a peer that is there has arrived by then."""
+TELL_LIMIT_S = 0.5
+
+
+@dataclass(eq=False)
+class Message(Pending):
+    """One MPI request."""
+
+    request: Any
+    receives: bool = False
+
+
+class MpiChannel:
+    """A group's messages; see ``Channel``."""
+
+    def __init__(
+        self,
+        mpi: Runtime,
+        comm: Any,
+        rank: int,
+        nodes: Nodes,
+        world_ranks: list[int],
+        tag: int,
+    ) -> None:
+        self._mpi = mpi
+        self._comm = comm
+        self._ranks = world_ranks
+        self._first_tag = tag
+        self._tag = tag + Stream.data
+        own = nodes.members[nodes.node_of(rank)]
+        self._remote = [r for r in range(len(world_ranks)) if r not in own]
+        self._notice = bytearray(NOTICE_NBYTES)
+        self._has_notice = False
+        self._sent_notices: list[Any] = []
+        self._closed = False
+        with mpi.lock:
+            self._notice_request = comm.Irecv(self._notice, mpi.any_source, tag + NOTICES)
+        mpi.channels.add(self)
+
+    def send(self, peer: int, address: int, nbytes: int) -> Message:
+        """See ``Channel``."""
+        with self._mpi.lock:
+            buffer = self._mpi.buffer(address, nbytes)
+            return self._start(peer, lambda: self._comm.Isend(buffer, self._ranks[peer], self._tag))
+
+    def receive(self, peer: int, address: int, nbytes: int) -> Message:
+        """See ``Channel``."""
+        with self._mpi.lock:
+            buffer = self._mpi.buffer(address, nbytes)
+            message = self._start(
+                peer, lambda: self._comm.Irecv(buffer, self._ranks[peer], self._tag)
+            )
+            message.receives = True
+            return message
+
+    def _start(self, peer: int, start: Callable[[], Any]) -> Message:
+        self._mpi.check()
+        try:
+            return Message(peer, start())
+        except self._mpi.error as error:
+            raise WireError(str(error), (peer,)) from error
+
+    def wait(self, pending: Sequence[Message], watch: Callable[[], None]) -> None:
+        """See ``Channel``."""
+        requests = [message.request for message in pending]
+        pause_s, polls = FIRST_PAUSE_S, 0
+        try:
+            while not self._mpi.test_all(requests):
+                watch()
+                polls += 1
+                if polls > POLLS:
+                    time.sleep(pause_s)
+                    pause_s = min(2 * pause_s, LAST_PAUSE_S)
+        except self._mpi.error as error:
+            raise WireError(str(error)) from error
+
+    def done(self, pending: Sequence[Message]) -> bool:
+        """See ``Channel``."""
+        try:
+            return self._mpi.test_all([message.request for message in pending])
+        except self._mpi.error as error:
+            raise WireError(str(error)) from error
+
+    def late(self, pending: Sequence[Message]) -> set[int]:
+        """See ``Channel``."""
+        with self._mpi.lock:
+            self._mpi.check()
+            return {m.peer for m in pending if not m.request.Get_status()}
+
+    def abandon(self, pending: Sequence[Message]) -> bool:
+        """See ``Channel``: receives are cancelled, and what cannot be is given some time."""
+        requests = [message.request for message in pending]
+        with self._mpi.lock, suppress(WireError, self._mpi.error):
+            self._mpi.check()
+            for message in pending:
+                if message.receives:
+                    message.request.Cancel()
+        end = time.monotonic() + ABANDON_LIMIT_S
+        with suppress(WireError, self._mpi.error):
+            while time.monotonic() < end:
+                if self._mpi.test_all(requests):
+                    return False
+                time.sleep(LAST_PAUSE_S)
+        return True
+
+    def withdraw(self, pending: Sequence[Message]) -> bool:
+        """See ``Channel``."""
+        return self.abandon(pending)
+
+    def left(self, peer: int) -> bool:
+        """See ``Channel``: MPI does not tell."""
+        return False
+
+    def unattended(self) -> AbstractContextManager[None]:
+        """See ``Channel``."""
+        return self._mpi.progress
+
+    def gone(self, peers: Collection[int]) -> set[int]:
+        """See ``Channel``: MPI does not tell."""
+        return set()
+
+    def branch(self, stream: Stream) -> MpiChannel:
+        """See ``Channel``."""
+        other = copy.copy(self)
+        other._tag = self._first_tag + stream
+        other._notice_request = None
+        return other
+
+    def tell(self, notice: bytes) -> None:
+        """See ``Channel``."""
+        self._mpi.failed = True
+        with self._mpi.lock:
+            self._mpi.check()
+            for peer in self._remote:
+                with suppress(self._mpi.error):  # the others can be told
+                    to = self._ranks[peer], self._first_tag + NOTICES
+                    self._sent_notices.append(self._comm.Isend(notice, *to))
+        end = time.monotonic() + TELL_LIMIT_S
+        with suppress(self._mpi.error):
+            while not self._mpi.test_all(self._sent_notices) and time.monotonic() < end:
+                time.sleep(LAST_PAUSE_S)
+
+    def told(self) -> bytes | None:
+        """See ``Channel``."""
+        with self._mpi.lock:
+            if not self._has_notice and not self._closed and not self._mpi.ended:
+                self._has_notice = bool(self._notice_request.Test())
+        if self._has_notice:
+            self._mpi.failed = True
+            return bytes(self._notice)
+        return None
+
+    def close(self, *, abandon: bool) -> None:
+        """See ``Channel``."""
+        if os.getpid() != self._mpi.pid:
+            return
+        with self._mpi.lock:
+            if self._closed or self._mpi.ended:
+                return
+            self._closed = True
+            if self._notice_request is not None and not self._has_notice:
+                self._notice_request.Cancel()
+                self._notice_request.Wait()
+            if abandon:
+                self._mpi.failed = True

@@ -1,0 +1,278 @@
+"""One operation of a group that spans nodes, while it runs on this rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Protocol
+
+from .. import _native
+from ..errors import CollectiveTimeoutError, PeerLostError, SdpError, fill
+from .context import GroupContext
+from .notice import Notice, encodable
+from .patience import MOST_GRACE_S, Patience
+from .request import Piece, Request
+from .wire import Channel, Pending, Stream, WireError
+
+LOOK_EVERY_S = 0.05
+
+
+class Queue(Protocol):
+    """The operations of a group, in order."""
+
+    def announce_next(self) -> None:
+        """Tell other nodes of the next operation, if it can begin before this one has ended."""
+
+    def begin_next(self, operation: Operation) -> Operation | None:
+        """Begin the next operation, if all of this node's ranks can now."""
+
+    def finish(self, operation: Operation) -> None:
+        """End an operation while those behind it still run."""
+
+
+class Operation:
+    """What a program works with: steps on this node, messages to others, waits with a deadline.
+
+    Args:
+        context: The group.
+        request: What to do.
+        seq: Its number.
+        channels: Where messages go, if not where the group's collectives send theirs.
+        queue: Where it comes from, if others may begin before it has ended.
+    """
+
+    def __init__(
+        self,
+        context: GroupContext,
+        request: Request,
+        seq: int,
+        channels: Mapping[Stream, Channel[Any]] | None = None,
+        queue: Queue | None = None,
+    ) -> None:
+        self.context = context
+        self.request = request
+        self.seq = seq
+        self.queue = queue
+        self.itemsize = _native.itemsize(request.dtype)
+        self.name = request.op.name
+        self.signature = request.signature.numbered(seq)
+        self.patience = Patience(request.timeout_s)
+        self._channels = channels or context.channels
+        self._looked_s = time.monotonic()
+        self._in_flight: dict[Stream, list[Pending]] = {}
+        self._overdue = False
+
+    # ---- this node -----------------------------------------------------------------------------
+
+    def step(
+        self,
+        op: _native.Op,
+        sends: Sequence[Piece],
+        recvs: Sequence[Piece],
+        *,
+        root: int = -1,
+        accumulates: bool = False,
+    ) -> None:
+        """Run a collective among the ranks of this node, on elements of the operation's type.
+
+        Args:
+            op: The collective.
+            sends: See the native ``Request``.
+            recvs: See the native ``Request``.
+            root: A local rank.
+            accumulates: Whether a reduction's result stays in accumulators.
+        """
+        request = replace(self.request, op=op, sends=tuple(sends), recvs=tuple(recvs), root=root)
+        self.run_on_node(request, accumulates=accumulates)
+
+    def run_on_node(self, request: Request, *, accumulates: bool = False) -> None:
+        """Run a step of this operation among the ranks of this node."""
+        with self.context.channel.unattended():
+            self.context.native.run_part(
+                self.signature,
+                self.context.last_completed,
+                accumulates,
+                request.op,
+                request.dtype,
+                request.reduce_op,
+                request.factor,
+                request.root,
+                list(request.sends),
+                list(request.recvs),
+                self.patience.on_this_node_s,
+                self.patience.extra_s,
+            )
+
+    def end(self) -> None:
+        """Stop counting as overdue: the operation is done."""
+        if self._overdue:
+            self._overdue = False
+            self.context.count_overdue(-1)
+
+    # ---- other nodes ---------------------------------------------------------------------------
+
+    def use(self, channel: Channel[Any]) -> None:
+        """Send its messages over this channel only."""
+        self._channels = {Stream.data: channel}
+
+    def restarted(self, channel: Channel[Any]) -> Operation:
+        """The same operation from now on, with messages over another channel."""
+        return Operation(self.context, self.request, self.seq, {Stream.data: channel})
+
+    def send(
+        self, peer: int, address: int, nbytes: int, stream: Stream = Stream.data
+    ) -> Pending | None:
+        """Start sending to a rank of another node; None: there was nothing to send."""
+        return self._start(self._channels[stream].send, peer, address, nbytes, stream)
+
+    def receive(
+        self, peer: int, address: int, nbytes: int, stream: Stream = Stream.data
+    ) -> Pending | None:
+        """Start receiving from a rank of another node."""
+        return self._start(self._channels[stream].receive, peer, address, nbytes, stream)
+
+    def _start(
+        self,
+        start: Callable[[int, int, int], Pending],
+        peer: int,
+        address: int,
+        nbytes: int,
+        stream: Stream,
+    ) -> Pending | None:
+        if not nbytes:
+            return None
+        try:
+            pending = start(peer, address, nbytes)
+        except WireError as error:
+            raise self.lost_error(error, (peer,)) from error
+        self._in_flight.setdefault(stream, []).append(pending)
+        return pending
+
+    def wait(
+        self, messages: Sequence[Pending | None], stream: Stream = Stream.data, hop: int = 1
+    ) -> None:
+        """Wait for messages of one stream; after that their memory is the caller's again.
+
+        Args:
+            messages: The messages; None stands for no message.
+            stream: The one that they were started with.
+            hop: The hop of the operation's data, from 1, where each waits for those before it; 0:
+                headers, for which other nodes may wait in any later hop.
+        """
+        pending = [message for message in messages if message is not None]
+        if not pending:
+            return
+        channel = self._channels[stream]
+        try:
+            channel.wait(pending, lambda: self.check(lambda: sorted(channel.late(pending)), hop))
+        except WireError as error:
+            peers = {message.peer for message in pending}
+            raise self.lost_error(error, tuple(peers)) from error
+        done = set(map(id, pending))
+        self._in_flight[stream] = [m for m in self._in_flight[stream] if id(m) not in done]
+
+    def done(self, messages: Sequence[Pending | None], stream: Stream = Stream.data) -> bool:
+        """Whether messages of one stream are done, without waiting."""
+        pending = [message for message in messages if message is not None]
+        with suppress(WireError):  # the wait for them raises it
+            return self._channels[stream].done(pending)
+        return False
+
+    def abandon(self) -> bool:
+        """Give up all messages in flight, after a failure; returns whether some still are."""
+        left = [
+            self._channels[stream].abandon(messages)
+            for stream, messages in self._in_flight.items()
+            if messages
+        ]
+        return any(left)
+
+    # ---- failing -------------------------------------------------------------------------------
+
+    def check(self, late: Callable[[], Sequence[int]], hop: int = 1) -> None:
+        """Raise if a wait must be given up; looks every ``LOOK_EVERY_S``.
+
+        Args:
+            late: Returns the ranks that are waited for and have not come; called at the deadline.
+            hop: See ``wait``.
+        """
+        now = time.monotonic()
+        if now - self._looked_s < LOOK_EVERY_S:
+            return
+        self._looked_s = now
+        self.raise_if_failed()
+        if not self._overdue and self.patience.expired:
+            self._overdue = True
+            self.context.count_overdue(1)
+        if self.patience.hop_expired(hop):
+            ranks = late()
+            if ranks:
+                raise self.error(CollectiveTimeoutError, self._silence_of(ranks), ranks)
+
+    def raise_if_failed(self) -> None:
+        """Raise if this group has failed elsewhere."""
+        last_completed = self.context.last_completed
+        self.context.native.watch(self.signature, last_completed, self.patience.elapsed_s)
+        told = self.context.channel.told()
+        if told is not None:
+            raise self.repeated_error(Notice.unpack(told))
+
+    def await_cause(self) -> None:
+        """Give the other ranks some time to tell why they failed, and raise that."""
+        end = time.monotonic() + MOST_GRACE_S
+        while time.monotonic() < end:
+            self.raise_if_failed()
+            time.sleep(0.02)
+
+    def lost_error(self, error: WireError, peers: tuple[int, ...]) -> SdpError:
+        """The error for a broken connection, unless the rank that broke it tells the cause."""
+        self.await_cause()
+        nodes, lost = self.context.nodes, set(error.peers or peers)
+        # Launchers end the other ranks of a node at once: those may not be the first that went.
+        mates = {mate for peer in lost for mate in nodes.members[nodes.node_of(peer)]}
+        lost |= self.context.channel.gone(mates - lost)
+        what = f"{nodes.name(sorted(lost))} cannot be reached any more ({error})"
+        return self.error(PeerLostError, what, sorted(lost))
+
+    def error(self, kind: type[SdpError], cause: str, ranks: Sequence[int]) -> SdpError:
+        """Compose an error of this operation."""
+        return self._composed(kind, self._failure(kind, cause, ranks))
+
+    def repeated_error(self, notice: Notice) -> SdpError:
+        """Compose the error for a failure that a rank of another node has met."""
+        nodes, failed = self.context.nodes, notice.signature
+        ranks = [rank for rank in notice.ranks if 0 <= rank < nodes.world_size]
+        if not 0 <= notice.rank < nodes.world_size:  # it could not be read
+            title = f"{failed.title()}: " if failed is not None else ""
+            cause = f"a rank of another node gave up: {title}{notice.text}"
+            return self.error(notice.error_type, cause, ranks)
+        failure = self._failure(notice.error_type, notice.text, ranks)
+        failure.is_repeat = True
+        failure.origin_rank = notice.rank
+        failure.origin_name = nodes.name([notice.rank])
+        here = self.signature.with_global_ranks(self.context.global_ranks)
+        # The message begins with its own operation: the same one is not named again.
+        same = failed is not None and failed.fields == here.fields
+        failure.origin_operation = None if same else failed
+        return self._composed(notice.error_type, failure)
+
+    def _failure(self, kind: type[SdpError], cause: str, ranks: Sequence[int]) -> _native.Failure:
+        name = "aborted" if kind is SdpError else kind.kind
+        failure = _native.Failure(name, encodable(cause), sorted(set(ranks)), across_nodes=True)
+        last_completed = self.context.last_completed
+        failure.happened_in(self.signature, last_completed, self.patience.elapsed_s)
+        return failure
+
+    def _composed(self, kind: type[SdpError], failure: _native.Failure) -> SdpError:
+        context = self.context
+        failure.compose(context.native.head, context.rank, context.global_ranks)
+        return fill(kind, failure)
+
+    def _silence_of(self, ranks: Sequence[int]) -> str:
+        who, limit_s = self.context.nodes.name(ranks), self.request.timeout_s
+        any_source = self.request.op is _native.Op.recv and len(ranks) > 1
+        if any_source:
+            return f"none of {who} answered in {limit_s:g} s"
+        return f"{who} did not answer in {limit_s:g} s"

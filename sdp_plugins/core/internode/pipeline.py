@@ -1,0 +1,115 @@
+"""Runs the segments of large reductions one stage behind the other.
+
+While one segment is on the wire, the next is reduced in the node and the one before is gathered;
+the last segments of an operation share the wire with the first ones of the next.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+
+from .planning import plan_of
+from .sharded_reduction import ShardedReduction
+
+PREPARED = 1
+"""So many segments that are not launched yet are received already."""
+
+
+class Run:
+    """The segments of one reduction, one stage behind the other.
+
+    Args:
+        reduction: The reduction.
+        slots: Memory in use, by number.
+    """
+
+    def __init__(self, reduction: ShardedReduction, slots: set[int]) -> None:
+        self.operation = reduction.operation
+        self.depth = reduction.plan.hops
+        """Stages of a segment after the first."""
+        self._segments = list(reduction.segments())
+        self._slots = slots
+        self._prepared = self._launched = self._stage = self._ended = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether all segments are."""
+        return self._stage == len(self._segments) + self.depth
+
+    @property
+    def on_the_way(self) -> int:
+        """Number of segments that were launched and are not done."""
+        return self._launched - self._ended
+
+    def launch(self) -> bool:
+        """Send the next segment on its way, which waits for no other node; False: there is none."""
+        if self._launched == len(self._segments):
+            return False
+        for segment in self._segments[self._prepared : self._launched + 1 + PREPARED]:
+            segment.slot = next(slot for slot in itertools.count() if slot not in self._slots)
+            self._slots.add(segment.slot)
+            segment.prepare()
+            self._prepared += 1
+        self._segments[self._launched].advance()
+        self._launched += 1
+        return True
+
+    def advance(self) -> None:
+        """Wait for what has come of the segments in stage 1, stage 2 and so on, in this order.
+
+        All nodes wait in the same order, however many segments they have launched by then: else
+        each could wait for what another one sends only after what it waits for itself.
+        """
+        for behind in range(1, self.depth + 1):
+            number = self._stage - behind
+            if 0 <= number < len(self._segments):
+                segment = self._segments[number]
+                segment.advance()
+                if segment.done:
+                    self._slots.remove(segment.slot)
+                    self._ended += 1
+        self._stage += 1
+
+
+class Pipeline:
+    """Runs a reduction, and those behind it that all ranks have called before it has ended.
+
+    Segments of a follower are launched while those of the reduction ahead come in, but nobody waits
+    for them before that is done: a node that does not know of the follower yet still needs what is
+    due to it.
+
+    Args:
+        first: The reduction to begin with.
+    """
+
+    def __init__(self, first: ShardedReduction) -> None:
+        self._slots: set[int] = set()
+        self._runs = deque([Run(first, self._slots)])
+
+    def run(self) -> None:
+        """Until nobody follows."""
+        while self._runs:
+            ahead, last = self._runs[0], self._runs[-1]
+            if last.operation.queue is not None:
+                last.operation.queue.announce_next()
+            # Followers can get ahead of their own stages by as many segments as are coming in.
+            if self._on_the_way() <= 2 * ahead.depth and not last.launch():
+                self._follow(last)
+            ahead.advance()
+            if ahead.done:
+                self._runs.popleft()
+                for run in self._runs:
+                    run.operation.patience.restart()
+                if self._runs and ahead.operation.queue is not None:
+                    ahead.operation.queue.finish(ahead.operation)
+
+    def _on_the_way(self) -> int:
+        return sum(run.on_the_way for run in self._runs)
+
+    def _follow(self, last: Run) -> None:
+        queue = last.operation.queue
+        operation = queue.begin_next(last.operation) if queue is not None else None
+        if operation is not None:
+            self._runs.append(Run(ShardedReduction(operation, plan_of(operation)), self._slots))
+            self._runs[-1].launch()

@@ -1,0 +1,167 @@
+"""Sends and receives between nodes that are not done yet."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .. import _native
+from ..errors import CollectiveMismatchError, SdpError
+from .notice import native_failure
+from .operation import Operation
+from .traced import Track
+
+_ENVELOPE = struct.Struct("<QQII")
+ANY = -1
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """What goes before the bytes of each message.
+
+    Attributes:
+        number: Of the message, among those of its pair.
+        nbytes: Of its data.
+        dtype: Of these.
+        tag: Its.
+    """
+
+    number: int
+    nbytes: int
+    dtype: int
+    tag: int
+
+    SIZE = _ENVELOPE.size
+
+    def pack(self) -> bytearray:
+        """As bytes."""
+        return bytearray(_ENVELOPE.pack(self.number, self.nbytes, self.dtype, self.tag))
+
+    @classmethod
+    def unpack(cls, data: bytearray) -> Envelope:
+        """From bytes."""
+        return cls(*_ENVELOPE.unpack(data))
+
+
+@dataclass(eq=False)
+class Posted:
+    """A send or a receive that waits for its turn."""
+
+    operation: Operation
+    work: _native.Work
+    track: Track
+
+    def finish(self, source: int = -1) -> None:
+        """It is done."""
+        self.track.end(self.work, source=source)
+        self.work.finish(source)
+
+    def fail(self, failure: SdpError) -> None:
+        """It, or one before it, has failed."""
+        self.track.end(self.work, failure)
+        token = self.operation.context.native.token
+        self.work.fail(native_failure(failure, group=token))
+
+
+class PostedReceive(Posted):
+    """A receive from one rank of another node."""
+
+    @property
+    def peer(self) -> int:
+        """From whom; ``ANY``: from any rank."""
+        return self.operation.request.peer
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has been served elsewhere."""
+        return False
+
+    def accepts(self, source: int, tag: int) -> bool:
+        """Whether this message is for it."""
+        return self.peer in (source, ANY) and self.operation.request.tag == tag
+
+    def claim(self) -> bool:
+        """Make it ours; False: another message has come for it."""
+        return True
+
+    def fail(self, failure: SdpError) -> None:
+        """See ``Posted``: all of its time it has waited."""
+        self.track.started_ns = self.track.started_ns or self.track.issued_ns
+        super().fail(failure)
+
+    def begin(self, source: int, envelope: Envelope) -> None:
+        """Its message begins to arrive; refuses one of another size or type."""
+        self.track.start()
+        self._check(source, envelope)
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """Address and bytes of its memory."""
+        ((address, count),) = self.operation.request.recvs
+        return address, count * self.operation.itemsize
+
+    def _check(self, source: int, envelope: Envelope) -> None:
+        _, nbytes = self.room
+        if envelope.nbytes == nbytes and envelope.dtype == int(self.operation.request.dtype):
+            return
+        sent = _native.DType(envelope.dtype)
+        count = envelope.nbytes // _native.itemsize(sent)
+        what = f"{self.operation.context.nodes.name([source])} sends {sent.name}[{count}]"
+        raise self.operation.error(CollectiveMismatchError, what, [source])
+
+
+@dataclass(eq=False)
+class PostedAnyReceive(PostedReceive):
+    """A receive from any rank, which the ranks of this node may serve as well.
+
+    The native core has posted it among those, and finishes its work unless it is claimed before.
+    """
+
+    track: Track = field(init=False)
+    issued_ns: int = field(default_factory=time.monotonic_ns)
+    _claimed: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """See ``PostedReceive``."""
+        return not self._claimed and self.work.completed()
+
+    def claim(self) -> bool:
+        """See ``PostedReceive``: where no rank of this node has begun to serve it."""
+        if not self._claimed:
+            context, operation = self.operation.context, self.operation
+            ticket = context.native.take_back(self.work)
+            if ticket is None:
+                return False
+            self._claimed = True
+            self.track = Track(
+                context, operation.request, operation.seq, self.issued_ns, ticket=ticket
+            )
+        return True
+
+
+@dataclass(eq=False)
+class UnexpectedMessage:
+    """A message that came before anybody wanted it.
+
+    Attributes:
+        source: Who sent it.
+        envelope: What came before it.
+        data: Its bytes.
+    """
+
+    source: int
+    envelope: Envelope
+    data: np.ndarray
+
+    def deliver(self, post: PostedReceive) -> None:
+        """Give it to the receive that it is for."""
+        post.begin(self.source, self.envelope)
+        address, nbytes = post.room
+        ctypes.memmove(address, _native.address(self.data), nbytes)
+        post.operation.end()
+        post.finish(self.source)

@@ -1,0 +1,239 @@
+"""Large reductions across nodes: a reduce-scatter, then an all-gather, in segments.
+
+The ranks of a node reduce a segment among themselves, so that rail l holds the node's sum of the
+segment's l-th part. The ranks of a rail exchange that with those of the other nodes, level by level
+of the plan, and collect the results the same way back; then the ranks of the node gather the rails.
+While one segment is on the wire, the next is reduced in the node and the one before is gathered;
+the last segments of an operation share the wire with the first ones of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .. import _native
+from .format import Format
+from .operation import Operation
+from .plan import Plan, levels, segments
+from .request import Piece
+from .scattered import Scattered
+from .shards import shard
+from .wire import Pending, Stream
+
+Op = _native.Op
+
+
+class ShardedReduction:
+    """What the segments of one operation have in common.
+
+    Args:
+        operation: The operation.
+        plan: How it travels.
+        keep: Ranks that need the result; None: all. Others' buffers stay as they are; the plan has
+            one level then.
+    """
+
+    def __init__(
+        self, operation: Operation, plan: Plan, keep: frozenset[int] | None = None
+    ) -> None:
+        context = operation.context
+        self.operation = operation
+        self.plan = plan
+        self.form = Format(operation)
+        self.keeps = keep is None or context.rank in keep
+        self.keeping_nodes = frozenset(
+            range(context.nodes.count) if keep is None else map(context.nodes.node_of, keep)
+        )
+        self.node_keeps = context.node in self.keeping_nodes
+        self.buffer = Scattered(operation.request.recvs, operation.itemsize)
+        self.rails = context.nodes.rails
+        self.exchanges = context.local_rank < self.rails
+        operation.patience.hops = plan.hops
+        self.rail = [ranks[context.local_rank % self.rails] for ranks in context.nodes.members]
+
+    def segments(self) -> Iterator[Segment]:
+        """All of it, piece by piece."""
+        parts = segments(self.plan, self.operation.request.count, self.operation.itemsize)
+        for begin, length in parts:
+            yield Segment(self, begin, length)
+
+
+class Segment:
+    """One segment on its way.
+
+    Args:
+        reduction: What it is a piece of.
+        begin: Its first element.
+        count: How many.
+    """
+
+    def __init__(self, reduction: ShardedReduction, begin: int, count: int) -> None:
+        self.of = reduction
+        self._begin, self._count = begin, count
+        operation, context = reduction.operation, reduction.operation.context
+        self._rails = [shard(count, reduction.rails, rail) for rail in range(reduction.rails)]
+        self._first, length = self._rails[context.local_rank] if reduction.exchanges else (0, 0)
+        self._length = length
+        self._levels = levels(reduction.plan, context.node, length) if reduction.exchanges else ()
+        self._itemsize = operation.itemsize
+        self._on_the_way: list[list[Pending | None]] = []  # by stage
+        self._stage = 0
+        self.slot = 0
+        """Which memory it uses; no other segment on its way uses the same."""
+
+    @property
+    def done(self) -> bool:
+        """Whether the result is where it belongs."""
+        return self._stage > self.of.plan.hops
+
+    def prepare(self) -> None:
+        """Receive whatever will come, long before it does.
+
+        A sender of much waits for the word that there is room; behind what goes the same way as
+        that word, it would come too late for the sender's link to be busy all the time. Results
+        may be received where sums are sent from: none comes before those who make it have them.
+        """
+        of, form = self.of, self.of.form
+        self._flat = of.buffer.flat(
+            of.operation, f"flat{self.slot}", self._begin, self._count, copy=not of.keeps
+        )
+        if not of.exchanges:
+            return
+        if not form.narrows_results and of.node_keeps:
+            self._results = self._flat + self._first * self._itemsize
+        else:
+            self._results = self._scratch("results", self._length, form.result_size)
+        self._partials = [self._room_for(depth) for depth in range(len(self._levels))]
+        depths = range(len(self._levels))
+        self._on_the_way = [self._receive_partials(depth) for depth in depths]
+        self._on_the_way += [self._receive_results(depth) for depth in reversed(depths)]
+
+    def advance(self) -> None:
+        """Go through the next stage: wait for what the one before has posted, and post more."""
+        depth = len(self.of.plan.radices)
+        if self._stage == 0:
+            self._reduce_node()
+        elif self.of.exchanges:
+            self._wait(_stream(self._stage - 1) if self._stage <= depth else Stream.results)
+            if self._stage < depth:
+                self._fold(self._stage - 1)
+            elif self._stage == depth:
+                self._total()
+        if self.of.exchanges and self._stage < depth:
+            self._scatter(self._stage)
+        elif self.of.exchanges and self._stage < 2 * depth:
+            self._collect(2 * depth - 1 - self._stage)
+        elif self._stage == 2 * depth:
+            self._gather_node()
+        self._stage += 1
+
+    def _wait(self, stream: Stream) -> None:
+        # Whoever has sent its part to some may be waited for by those who have not got theirs.
+        self.of.operation.wait(self._on_the_way[self._stage - 1], stream, hop=self._stage)
+
+    def _scratch(self, name: str, elements: int, size: int) -> int:
+        return self.of.operation.context.scratch(f"{name}{self.slot}", elements * size)
+
+    def _room_for(self, depth: int) -> list[int]:
+        """Where the members' sums of what this rank serves go; its own place is not used."""
+        level, size = self._levels[depth], self.of.form.partial_size
+        _, count = level.part(level.digit)
+        room = self._scratch(f"partials{depth}.", len(level.members) * count, size)
+        return [room + digit * count * size for digit in range(len(level.members))]
+
+    def _receive_partials(self, depth: int) -> list[Pending | None]:
+        operation, level = self.of.operation, self._levels[depth]
+        nbytes = level.part(level.digit)[1] * self.of.form.partial_size
+        return [
+            operation.receive(
+                self.of.rail[level.members[digit]],
+                self._partials[depth][digit],
+                nbytes,
+                _stream(depth),
+            )
+            for digit in level.others
+        ]
+
+    def _receive_results(self, depth: int) -> list[Pending | None]:
+        of, level, size = self.of, self._levels[depth], self.of.form.result_size
+        messages = []
+        for digit in level.others if of.node_keeps else ():
+            peer, (begin, count) = of.rail[level.members[digit]], level.part(digit)
+            address = self._results + begin * size
+            messages.append(of.operation.receive(peer, address, count * size, Stream.results))
+        return messages
+
+    def _reduce_node(self) -> None:
+        """Reduce among this node's ranks."""
+        of, operation, context, form = (
+            self.of,
+            self.of.operation,
+            self.of.operation.context,
+            self.of.form,
+        )
+        at = self._flat + self._first * self._itemsize
+        if len(context.local_ranks) > 1 or not form.sums_are_values:
+            sends = [(self._flat + begin * self._itemsize, n) for begin, n in self._rails]
+            sends += [(self._flat, 0)] * (len(context.local_ranks) - of.rails)
+            at = self._scratch("rail", self._length, form.accumulator_size)
+            operation.step(Op.reduce_scatter, sends, [(at, self._length)], accumulates=True)
+        packed = self._scratch("packed", self._length, form.partial_size) if form.wire else at
+        self._sums = form.pack(packed, at, self._length)
+
+    def _scatter(self, depth: int) -> None:
+        """Send the other members of a level the sums that they serve."""
+        of, level, size = self.of, self._levels[depth], self.of.form.partial_size
+        begin, _ = level.part(level.digit)
+        self._partials[depth][level.digit] = self._sums + begin * size
+        for digit in level.others:
+            peer, (first, count) = of.rail[level.members[digit]], level.part(digit)
+            message = of.operation.send(
+                peer, self._sums + first * size, count * size, _stream(depth)
+            )
+            self._on_the_way[self._stage].append(message)
+
+    def _fold(self, depth: int) -> None:
+        """Sum what has come, for the next level."""
+        level, form = self._levels[depth], self.of.form
+        begin, count = level.part(level.digit)
+        form.fold(self._partials[depth], self._sums + begin * form.partial_size, count)
+
+    def _total(self) -> None:
+        """Sum what has come at last; that is the result of what this rank serves."""
+        form, level = self.of.form, self._levels[-1]
+        begin, count = level.part(level.digit)
+        form.total(self._partials[-1], self._results + begin * form.result_size, count)
+
+    def _collect(self, depth: int) -> None:
+        """Send the other members of a level one's results."""
+        of, level, size = self.of, self._levels[depth], self.of.form.result_size
+        begin, count = level.part(level.digit)
+        for digit in level.others:
+            if level.members[digit] in of.keeping_nodes:
+                peer, address = of.rail[level.members[digit]], self._results + begin * size
+                message = of.operation.send(peer, address, count * size, Stream.results)
+                self._on_the_way[self._stage].append(message)
+
+    def _gather_node(self) -> None:
+        """Collect the rails' results."""
+        of, operation, context, form = (
+            self.of,
+            self.of.operation,
+            self.of.operation.context,
+            self.of.form,
+        )
+        if not of.node_keeps:
+            return
+        if form.narrows_results and of.exchanges:
+            form.widen(self._flat + self._first * self._itemsize, self._results, self._length)
+        if len(context.local_ranks) > 1:
+            recvs = [(self._flat + first * self._itemsize, n) for first, n in self._rails]
+            recvs += [(self._flat, 0)] * (len(context.local_ranks) - of.rails)
+            mine: Piece = recvs[context.local_rank]
+            operation.step(Op.all_gather, [mine], recvs)
+        if of.keeps:
+            of.buffer.write(self._begin, self._count, self._flat)
+
+
+def _stream(depth: int) -> Stream:
+    return Stream.data if depth == 0 else Stream.inner_levels

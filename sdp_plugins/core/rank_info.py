@@ -1,0 +1,99 @@
+"""Which rank of which group a segment belongs to, for readers that were not at the rendezvous."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from . import _native
+from .rank_names import RankNames
+
+MOST_CHARS = 200  # of a name in a segment
+
+
+class RankInfo(NamedTuple):
+    """One rank of one group.
+
+    Attributes:
+        token: Identifies the group; equal on all its ranks.
+        name: The group's name.
+        rank: The rank in the group.
+        world_size: The group's size.
+        members: The global ranks of the group's members; None: not known.
+        job: Key of the job; empty: not known.
+        process: ``pid@start``.
+        pid_namespace: The namespace of that pid; 0: not known.
+        host: The host's name.
+        clock: See ``clock_id``.
+    """
+
+    token: int
+    name: str
+    rank: int
+    world_size: int
+    members: tuple[int, ...] | None
+    job: str
+    process: str
+    pid_namespace: int
+    host: str
+    clock: str
+
+    @property
+    def pid(self) -> int:
+        """Process id, in the process's own namespace."""
+        return int(self.process.partition("@")[0])
+
+    @property
+    def global_rank(self) -> int:
+        """The rank in the job, or in the group if the job's ranks are not known."""
+        return self.global_rank_of(self.rank)
+
+    def global_rank_of(self, rank: int) -> int:
+        """The rank in the job of a rank of the group, if that is known."""
+        return self.names.number(rank)
+
+    @property
+    def names(self) -> RankNames:
+        """How messages name the group and its ranks."""
+        return RankNames(self.name, self.world_size, self.members)
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields, as segments and report files hold them."""
+        members = None if self.members is None else to_runs(self.members)
+        return self._asdict() | {"members": members}
+
+    def pack(self) -> bytes:
+        """The text for the segment."""
+        short = self._replace(name=self.name[:MOST_CHARS], job=self.job[:MOST_CHARS])
+        text = json.dumps(short.to_json()).encode()
+        if len(text) >= _native.FLIGHT_ABOUT_BYTES:  # members in no order
+            text = json.dumps(short._replace(members=None).to_json()).encode()
+        return text
+
+
+def group_token(announcements: Iterable[bytes]) -> int:
+    """A group's token, from what its ranks have announced to each other."""
+    digest = hashlib.sha256(b"".join(announcements)).digest()
+    return int.from_bytes(digest[:7], "little") + 1  # fits JSON's numbers, and is not 0
+
+
+def to_runs(members: Sequence[int]) -> list[list[int]]:
+    """Ranks as runs of consecutive numbers, each its first rank and its length."""
+    found: list[list[int]] = []
+    for rank in members:
+        if found and rank == sum(found[-1]):
+            found[-1][1] += 1
+        else:
+            found.append([rank, 1])
+    return found
+
+
+def pid_namespace() -> int:
+    """Identifies this process's namespace of process ids; 0: not known."""
+    with suppress(OSError):
+        return os.stat("/proc/self/ns/pid").st_ino
+    return 0

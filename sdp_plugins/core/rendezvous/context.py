@@ -1,0 +1,55 @@
+"""Who brings up which group, and until when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ..errors import PeerLostError, RendezvousError, RendezvousTimeoutError, SdpError
+from ..rank_names import RankNames
+from .deadline import Deadline
+from .failure import Kind, Reason, ReasonError
+
+OP = "rendezvous"
+_ERRORS: dict[Kind, type[SdpError]] = {
+    Kind.REFUSED: RendezvousError,
+    Kind.LOST: PeerLostError,
+    Kind.MISSING: RendezvousTimeoutError,
+}
+
+
+@dataclass(frozen=True)
+class RendezvousContext:
+    """One rank's attempt to bring up one group.
+
+    Attributes:
+        rank: Rank in the group.
+        names: The group and its ranks.
+        deadline: When the attempt ends.
+    """
+
+    rank: int
+    names: RankNames
+    deadline: Deadline
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks of the group."""
+        return self.names.world_size
+
+    @contextmanager
+    def raising_errors(self) -> Iterator[None]:
+        """Raise reasons, and failed system calls, as errors of this rank."""
+        try:
+            yield
+        except ReasonError as failed:
+            raise self.error(failed.reason) from failed.__cause__
+        except OSError as error:
+            raise self.error(ReasonError.system(error).reason) from error
+
+    def error(self, reason: Reason) -> SdpError:
+        """The error that this rank raises for a reason."""
+        text = f"{self.names.head(self.rank)}{OP}: {reason.what}. Hint: {reason.hint}."
+        elapsed_s = self.deadline.elapsed_s
+        return _ERRORS[reason.kind](text, ranks=reason.ranks, op=OP, elapsed_s=elapsed_s)

@@ -1,0 +1,64 @@
+"""Exchange between the ranks of a job that know nothing but their environment."""
+
+from __future__ import annotations
+
+from ..rank_names import RankNames
+from ..topology import Topology
+from .bootstrap_address import listen, root_addresses
+from .bootstrap_client import join
+from .bootstrap_frames import MAX_BLOB_NBYTES
+from .bootstrap_root import BootstrapRoot
+from .context import RendezvousContext
+from .deadline import Deadline
+
+
+class EnvExchange:
+    """All-gathers one blob per rank through rank 0; an ``Exchange``.
+
+    Rank 0 listens on an abstract Unix socket whose name follows from user, job and group; the
+    others find it by that name, in any order of starting. All of it runs in the calling thread and
+    nothing is left when the call returns, so the same name can be used again at once. Only
+    processes of the same user take part; connections of others are refused and disturb nothing.
+    """
+
+    def __init__(self, topology: Topology, name: str) -> None:
+        """Prepare; nothing is opened yet.
+
+        Args:
+            topology: This rank's place in the job.
+            name: Name of the group; groups that are brought up at the same time need different
+                ones.
+        """
+        self.topology = topology
+        self.name = name
+
+    def __call__(self, blob: bytes, timeout_s: float) -> list[bytes]:
+        """Exchange blobs.
+
+        The earliest deadline among the ranks that have come ends it for all.
+
+        Args:
+            blob: This rank's contribution, at most 64 KiB.
+            timeout_s: Seconds to wait for the others.
+
+        Returns:
+            Every rank's blob, in rank order.
+
+        Raises:
+            ValueError: The blob is too long.
+            PeerLostError: A rank's process ended meanwhile.
+            RendezvousTimeoutError: Ranks did not come in time.
+            RendezvousError: Two processes claim one rank, world sizes differ, or another job
+                holds the address.
+        """
+        if len(blob) > MAX_BLOB_NBYTES:
+            raise ValueError(f"a blob has at most {MAX_BLOB_NBYTES} bytes, not {len(blob)}")
+        rank, world_size = self.topology.rank, self.topology.world_size
+        if world_size == 1:
+            return [blob]
+        context = RendezvousContext(rank, RankNames(self.name, world_size), Deadline(timeout_s))
+        addresses = root_addresses(self.topology.job_key, self.name)
+        with context.raising_errors():
+            if rank > 0:
+                return join(addresses, blob, context)
+            return BootstrapRoot(listen(addresses, context.deadline), context).gather(blob)

@@ -1,0 +1,303 @@
+"""Connects the ranks of a group that share a node, each with each.
+
+Every rank connects to every other one, shows that one's secret nonce and hands over its segment in
+the same packet (INTRODUCTION). A rank that has received all introductions says so to all (DONE); it
+is finished once it has that from all. Of the two connections of a pair, the one that the higher
+rank opened is kept.
+
+The two directions make every death visible: if a rank ends before it connects, the kernel hangs up
+the connection that this rank had queued at its listener. A rank that gives up sends the reason
+(ABORT) before it hangs up, so that all ranks name the same culprit.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+from collections.abc import Callable, Sequence
+
+from ..process_identity import process_identity, process_state
+from .announcement import Announcement
+from .context import RendezvousContext
+from .failure import ONE_JOB_HINT, Reason, ReasonError
+from .links import Links
+from .mesh_messages import Introduction, MessageKind, Packet, receive_message
+from .mesh_peer import MeshPeer, hang_up
+from .peer_process import credentials
+
+_LOG = logging.getLogger(__name__)
+_RETRY_S = 0.005
+# A rank that waits for DONE leaves those that wait for an introduction time to name the culprit.
+_DONE_GRACE_S = 0.5
+_STOPPED_HINT = "is it stopped, or starved of CPU time? SDP_TIMEOUT_S is the time-out"
+
+
+class MeshConnector:
+    """One rank's side of connecting; ``run`` can be called once."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        table: list[Announcement],
+        members: Sequence[int],
+        segment_fd: int,
+        context: RendezvousContext,
+    ) -> None:
+        """Prepare to connect.
+
+        Args:
+            listener: Listens, non-blocking, at the address that this rank has announced; stays
+                the caller's.
+            table: What all ranks of the group have announced.
+            members: The ranks to connect, this one among them.
+            segment_fd: Handed to all peers; stays the caller's.
+            context: The group that is brought up.
+        """
+        self._listener = listener
+        self._me = table[context.rank]
+        self._members = list(members)
+        self._segment_fd = segment_fd
+        self._context = context
+        self._peers = {rank: MeshPeer(table[rank]) for rank in members if rank != context.rank}
+        self._unknown: set[socket.socket] = set()
+        self._unconnected = set(self._peers)
+        self._not_introduced = set(self._peers)
+        self._not_done = set(self._peers)
+        self._suspects: set[int] = set()
+        self._sent_done = False
+        self._selector = selectors.DefaultSelector()
+
+    def run(self) -> Links:
+        """Connect with all peers.
+
+        Raises:
+            ReasonError: It is not possible; the peers have been told.
+        """
+        try:
+            return self._connect()
+        except ReasonError as failed:
+            self._abort(failed.reason)
+            raise
+        except OSError as error:
+            self._abort(ReasonError.system(error).reason)
+            raise
+        finally:
+            self._close()
+
+    def _connect(self) -> Links:
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._connect_all()
+        self._wait(lambda: self._not_introduced or self._unsent(), "connect", grace_s=0.0)
+        self._sent_done = True
+        for peer in self._peers.values():
+            peer.send(MessageKind.DONE)
+        self._wait(lambda: self._not_done or self._unsent(), "finish connecting", _DONE_GRACE_S)
+        return self._links()
+
+    def _unsent(self) -> set[int]:
+        return {rank for rank, peer in self._peers.items() if not peer.sent}
+
+    # Sending
+
+    def _connect_all(self) -> None:
+        """Connect to every peer, the next ranks first to spread the load."""
+        for rank in sorted(self._unconnected, key=lambda r: (r - self._me.rank) % len(self._peers)):
+            try:
+                if self._peers[rank].connect(self._me, self._segment_fd):
+                    self._unconnected.discard(rank)
+                    self._watch(self._peers[rank])
+            except ConnectionRefusedError:
+                self._unconnected.discard(rank)
+                self._suspects.add(rank)  # its listener is gone, and so is it
+
+    def _watch(self, peer: MeshPeer) -> None:
+        """Notice when the peer's process, or its end of our connection, goes."""
+        assert peer.outgoing is not None
+        self._selector.register(peer.outgoing, selectors.EVENT_READ, peer)
+        if peer.pidfd >= 0:
+            self._selector.register(peer.pidfd, selectors.EVENT_READ, peer)
+
+    def _unwatch(self, peer: MeshPeer) -> None:
+        for source in (peer.outgoing, peer.incoming, peer.pidfd):
+            if source is not None and source != -1:
+                self._selector.unregister(source)
+
+    def _abort(self, reason: Reason) -> None:
+        # A peer that is done on both sides may have returned: it uses the link now.
+        for rank in self._not_done if self._sent_done else self._peers:
+            try:
+                self._peers[rank].send(MessageKind.ABORT, reason.pack())
+            except OSError as error:
+                _LOG.debug("could not tell rank %d: %s", rank, error)
+
+    # Waiting
+
+    def _wait(self, rest: Callable[[], set[int]], what: str, grace_s: float) -> None:
+        """Serve everything until nobody is left in ``rest``."""
+        end = self._context.deadline.extended(grace_s)
+        while True:
+            self._check_suspects()
+            missing = rest()
+            if not missing:
+                return
+            if end.expired:
+                allowed = self._context.deadline.allowed
+                what = f"{self._context.names.list(missing)} did not {what} in {allowed}"
+                raise ReasonError.missing(what, _STOPPED_HINT, missing)
+            retry = self._retry()
+            self._serve(min(end.wait_s, _RETRY_S) if retry else end.wait_s)
+
+    def _retry(self) -> bool:
+        """Send what could not be sent; returns whether there is more."""
+        if self._unconnected:
+            self._connect_all()
+        for peer in self._peers.values():
+            if not peer.sent:
+                peer.flush()
+        return bool(self._unconnected or self._unsent())
+
+    def _serve(self, timeout_s: float) -> None:
+        for key, _ in self._selector.select(timeout_s):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif isinstance(key.data, MeshPeer):
+                peer = key.data
+                if key.fileobj is not peer.incoming:
+                    self._suspects.add(peer.rank)
+                elif not peer.done:
+                    self._receive_from(peer)
+            elif key.fileobj in self._unknown:
+                self._identify(key.data)
+
+    def _check_suspects(self) -> None:
+        """Decide about peers that have hung up, after reading all that was said before."""
+        if not self._suspects:
+            return
+        self._accept()
+        for rank in sorted(self._not_done):
+            self._receive_from(self._peers[rank])
+        lost = self._suspects & self._not_done
+        if lost:
+            raise self._lost(lost | {r for r in self._not_done if self._peers[r].has_ended()})
+        self._suspects.clear()
+
+    # Receiving
+
+    def _accept(self) -> None:
+        for _ in range(2 * len(self._peers) + 16):  # not for ever, whoever else is calling
+            try:
+                sock, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except ConnectionError:
+                continue
+            sock.setblocking(False)
+            peer = credentials(sock)
+            if not peer.is_ours:
+                _LOG.warning("refused process %d of user %d", peer.pid, peer.uid)
+                sock.close()
+                continue
+            self._unknown.add(sock)
+            self._selector.register(sock, selectors.EVENT_READ, sock)
+            self._identify(sock)
+
+    def _identify(self, sock: socket.socket) -> None:
+        """Read the first packet of a connection."""
+        try:
+            packet = receive_message(sock)
+        except BlockingIOError:
+            return
+        try:
+            peer = self._authenticate(packet)
+            if peer is not None and not packet.fds:
+                raise OSError("no descriptor came with the introduction: too many open files?")
+            self._unknown.discard(sock)
+            self._selector.unregister(sock)
+            if peer is None:
+                sock.close()
+                return
+            peer.incoming, peer.segment_fd = sock, packet.fds.pop(0)
+        finally:
+            packet.close()
+        self._not_introduced.discard(peer.rank)
+        self._selector.register(sock, selectors.EVENT_READ, peer)
+        self._receive_from(peer)
+
+    def _authenticate(self, packet: Packet) -> MeshPeer | None:
+        """Return who calls; None for a stranger."""
+        try:
+            kind, content = packet.parse()
+            if kind is not MessageKind.INTRODUCTION:
+                return None
+            shown = Introduction.unpack(content)
+        except ValueError:
+            return None
+        peer = self._peers.get(shown.rank)
+        if peer is None or peer.incoming is not None:
+            return None
+        genuine = shown.peer_nonce == self._me.nonce and shown.nonce == peer.announcement.nonce
+        return peer if genuine else None
+
+    def _receive_from(self, peer: MeshPeer) -> None:
+        """Read what a peer says; nothing after its DONE, which is for whoever uses the link."""
+        while peer.incoming is not None and not peer.done:
+            try:
+                packet = receive_message(peer.incoming)
+            except BlockingIOError:
+                return
+            packet.close()
+            if not packet.data:
+                self._suspects.add(peer.rank)
+                return
+            try:
+                self._take(peer, *packet.parse())
+            except ValueError as error:
+                raise ReasonError.refused(
+                    f"{self._context.names.list([peer.rank])} sent nonsense ({error})",
+                    ONE_JOB_HINT,
+                    [peer.rank],
+                ) from error
+
+    def _take(self, peer: MeshPeer, kind: MessageKind, content: bytes) -> None:
+        if kind is MessageKind.ABORT:
+            raise ReasonError(Reason.unpack(content))
+        if kind is MessageKind.DONE:
+            peer.done = True
+            self._not_done.discard(peer.rank)
+            self._unwatch(peer)
+
+    # Finishing
+
+    def _links(self) -> Links:
+        me, n = self._me, len(self._members)
+        own = self._members.index(me.rank)
+        links = Links(own, n, [-1] * n, [-1] * n, [-1] * n, [0] * n)
+        links.segment_fds[own], links.pids[own] = self._segment_fd, me.pid
+        for rank, peer in self._peers.items():
+            at = self._members.index(rank)
+            links.sockets[at] = peer.detach_link(me.rank)
+            links.segment_fds[at], links.pidfds[at] = peer.detach_fds()
+            links.pids[at] = peer.pid
+        return links
+
+    def _lost(self, ranks: set[int]) -> ReasonError:
+        for rank in sorted(ranks):
+            if self._peers[rank].announcement.uid != self._me.uid:
+                return self._peers[rank].other_user()  # it refused us for this, most likely
+        pids = [self._peers[rank].announcement.pid for rank in sorted(ranks)]
+        running = any(process_state(process_identity(pid)) for pid in pids)
+        what = "gave up, or ended," if running else "ended"
+        shown = ", ".join(map(str, pids))
+        return ReasonError.lost(
+            f"{self._context.names.list(ranks)} (pid {shown}) {what} while the ranks were "
+            "connecting",
+            ranks,
+        )
+
+    def _close(self) -> None:
+        self._selector.close()
+        for sock in self._unknown:
+            hang_up(sock)
+        for peer in self._peers.values():
+            peer.close()

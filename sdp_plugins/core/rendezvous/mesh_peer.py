@@ -1,0 +1,152 @@
+"""One peer, while the ranks of a group connect."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from .announcement import Announcement
+from .failure import ReasonError
+from .mesh_messages import Introduction, MessageKind, pack_message, send_message
+from .peer_process import credentials, is_readable, open_pidfd
+
+# The last one: the kernel counts descriptors on their way per user, and peers free it by receiving.
+_TRY_LATER = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS})
+
+
+@dataclass(eq=False)
+class MeshPeer:
+    """What one rank holds of another.
+
+    Attributes:
+        announcement: What the peer has announced.
+        outgoing: The connection that this rank opened: it only sends there.
+        incoming: The connection that the peer opened: this rank only receives there.
+        pidfd: Descriptor of its process, -1 if there is none.
+        pid: Its process id as we see it.
+        segment_fd: Its segment, -1 before its introduction.
+        done: Whether it has received all introductions.
+    """
+
+    announcement: Announcement
+    outgoing: socket.socket | None = None
+    incoming: socket.socket | None = None
+    pidfd: int = -1
+    pid: int = 0
+    segment_fd: int = -1
+    done: bool = False
+    _outbox: list[tuple[bytes, int]] = field(default_factory=list)
+
+    @property
+    def rank(self) -> int:
+        """Its rank."""
+        return self.announcement.rank
+
+    @property
+    def sent(self) -> bool:
+        """Whether nothing waits to be sent."""
+        return self.outgoing is not None and not self._outbox
+
+    def connect(self, me: Announcement, segment_fd: int) -> bool:
+        """Connect, introduce ourselves and hand over our segment.
+
+        Returns:
+            False if its backlog is full: try again.
+
+        Raises:
+            ConnectionRefusedError: Nobody listens there.
+            ReasonError: Somebody else does.
+        """
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            sock.setblocking(False)
+            sock.connect(self.announcement.address)
+            self._check(sock)
+        except BlockingIOError:
+            sock.close()
+            return False
+        except BaseException:
+            sock.close()
+            raise
+        self.outgoing = sock
+        self.pidfd = open_pidfd(sock)
+        introduction = Introduction(me.rank, me.nonce, self.announcement.nonce)
+        self._outbox.append((introduction.pack(), segment_fd))
+        self.flush()
+        return True
+
+    def send(self, kind: MessageKind, content: bytes = b"") -> None:
+        """Send a message after all earlier ones."""
+        self._outbox.append((pack_message(kind, content), -1))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what can be sent now. A broken connection takes all: its hang-up tells the rest."""
+        while self.outgoing is not None and self._outbox:
+            try:
+                send_message(self.outgoing, *self._outbox[0])
+            except OSError as error:
+                if error.errno in _TRY_LATER:
+                    return
+                if not isinstance(error, ConnectionError):
+                    raise
+                self._outbox.clear()
+                return
+            del self._outbox[0]
+
+    def has_ended(self) -> bool:
+        """Whether its process is known to have ended."""
+        return self.pidfd >= 0 and is_readable(self.pidfd)
+
+    def detach_link(self, my_rank: int) -> int:
+        """Return the descriptor of the kept connection: the one that the higher rank opened."""
+        kept, other = (
+            (self.outgoing, self.incoming)
+            if my_rank > self.rank
+            else (self.incoming, self.outgoing)
+        )
+        assert kept is not None
+        if other is not None:
+            hang_up(other)
+        self.outgoing = self.incoming = None
+        return kept.detach()
+
+    def detach_fds(self) -> tuple[int, int]:
+        """Return segment and pidfd, which are the caller's from now on."""
+        fds = self.segment_fd, self.pidfd
+        self.segment_fd = self.pidfd = -1
+        return fds
+
+    def close(self) -> None:
+        """Give back everything that was not detached."""
+        for sock in (self.outgoing, self.incoming):
+            if sock is not None:
+                hang_up(sock)
+        self.outgoing = self.incoming = None
+        for fd in self.detach_fds():
+            if fd >= 0:
+                os.close(fd)
+
+    def other_user(self) -> ReasonError:
+        """Return the reason to refuse a peer that belongs to somebody else."""
+        return ReasonError.refused(
+            f"rank {self.rank} runs as user {self.announcement.uid}, this rank as {os.geteuid()}",
+            "run all ranks as one user",
+            [self.rank],
+        )
+
+    def _check(self, sock: socket.socket) -> None:
+        peer = credentials(sock)
+        self.pid = peer.pid or self.announcement.pid
+        if not peer.is_ours:
+            raise self.other_user()
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Close a connection so that the peer sees it even if a forked child holds a copy."""
+    with suppress(OSError):
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()

@@ -1,0 +1,109 @@
+"""The command `python -m sdp_plugins.flight`: who waits for whom in a job."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from sdp_plugins.flight import chrome, report_file
+from sdp_plugins.flight.jobs import Job, find_jobs, match_jobs
+from sdp_plugins.flight.report import report
+from sdp_plugins.flight.segments import read_segments
+from sdp_plugins.flight.table import table
+
+
+class NoSuchJobError(Exception):
+    """No job, or more than one, is meant; the text says which there are."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(
+        prog="python -m sdp_plugins.flight",
+        description="Shows which ranks of a job wait for which others, and in which operation. "
+        "Reads the ranks that run on this machine, or reports that failed jobs have left "
+        "(SDP_FLIGHT_DIR) or --json has written on other machines.",
+    )
+    made.add_argument(
+        "job",
+        nargs="*",
+        metavar="JOB | FILE",
+        help="a job's key or a part of it, or the pid of a rank or of its launcher; or report "
+        "files or folders of them. Default: the only job on this machine",
+    )
+    made.add_argument(
+        "--last", type=int, default=0, metavar="N", help="also list each rank's last N operations"
+    )
+    made.add_argument("--json", type=Path, metavar="FILE", help="write a report file")
+    made.add_argument(
+        "--chrome",
+        type=Path,
+        metavar="FILE",
+        help="write a timeline, to be opened in https://ui.perfetto.dev",
+    )
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command."""
+    options = parser().parse_args(arguments)
+    try:
+        found = _chosen(options.job)
+        _write(found, options)
+        print("\n".join(_text(found, options.last)), flush=True)
+    except BrokenPipeError:  # whoever read it has left; nor may Python flush at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
+    except (NoSuchJobError, OSError, ValueError) as error:
+        print(f"flight: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _text(job: Job, last: int) -> list[str]:
+    return [job.title, *report(job.snapshots), *(table(job.snapshots, last) if last > 0 else [])]
+
+
+def _write(job: Job, options: argparse.Namespace) -> None:
+    if options.json:
+        options.json.write_text(report_file.text_of(job.snapshots))
+    if options.chrome:
+        chrome.write(options.chrome, job.snapshots)
+
+
+def _chosen(words: Sequence[str]) -> Job:
+    paths = [Path(word) for word in words]
+    if words and all(path.exists() for path in paths):
+        return _only(find_jobs(report_file.read(paths)), "in these reports")
+    if len(words) > 1:
+        missing = next(word for word, path in zip(words, paths, strict=True) if not path.exists())
+        raise NoSuchJobError(f"there is no file {missing}. Hint: name one job, or reports.")
+    if words and "/" in words[0]:
+        raise NoSuchJobError(f"there is no file {words[0]}.")
+    found = read_segments()
+    here = find_jobs(found.snapshots)
+    if not here:
+        raise NoSuchJobError(_nothing(found.others))
+    return _only(match_jobs(here, words[0]) if words else here, "here", here)
+
+
+def _only(found: Sequence[Job], where: str, all_jobs: Sequence[Job] = ()) -> Job:
+    if len(found) == 1:
+        return found[0]
+    listed = "\n".join(f"  {job.title}" for job in found or all_jobs)
+    if not found:
+        raise NoSuchJobError(f"no such job; there are\n{listed}")
+    raise NoSuchJobError(f"there are {len(found)} jobs {where}; name one of\n{listed}")
+
+
+def _nothing(others: int) -> str:
+    if others:
+        return "the jobs here are of another version of sdp_plugins. Hint: use that one's Python."
+    return (
+        "no job of this user has an open group on this machine. Hint: ask on the machine, and in "
+        "the container, of the ranks, as the user who started them."
+    )

@@ -1,0 +1,57 @@
+"""Who waits for whom in the making of groups, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sdp_plugins.flight.describe_rank import Groups, describe_rank
+from sdp_plugins.flight.formatting import format_duration, format_ranks
+from sdp_plugins.flight.rank_state import RankState
+
+
+def forming_lines(groups: Groups) -> list[str]:
+    """All groups that are being made by ranks that have another group, which shows it."""
+    arrived: dict[tuple[str, int], dict[tuple[str, str], RankState]] = {}
+    for token in sorted(groups, key=lambda token: -len(groups[token])):
+        for state in groups[token].values():
+            if state.forming:
+                key = state.forming.name, state.forming.world_size
+                arrived.setdefault(key, {}).setdefault(state.process, state)
+    return [line for states in arrived.values() for line in _lines([*states.values()], groups)]
+
+
+def _lines(arrived: Sequence[RankState], groups: Groups) -> Iterator[str]:
+    forming = [state.forming for state in arrived if state.forming]
+    names, size = forming[0].names, forming[0].world_size
+    yield f"group {names.group}, which is being made ({names.members}):"
+    longest = max(state.at_ns - state.forming.since_ns for state in arrived if state.forming)
+    info = arrived[0].snapshot.info
+    who = format_ranks(tuple(state.rank for state in arrived), info)
+    have = "have" if len(arrived) > 1 else "has"
+    missing = _missing(arrived, forming[0].members, size, groups)
+    if missing:
+        whom = format_ranks(tuple(state.rank for state in missing), info)
+    else:
+        more = size - len(arrived)
+        whom = f"{more} more" if more > 0 else "each other; all have come"
+    yield f"  {who} {have} waited {format_duration(longest)} for {whom}"
+    for state in missing:
+        yield f"    {describe_rank(state, info.token, groups)}"
+
+
+def _missing(
+    arrived: Sequence[RankState], members: tuple[int, ...] | None, size: int, groups: Groups
+) -> list[RankState]:
+    """The members that have not arrived, as far as the group shows in which the others were found.
+
+    Members that are not known are all ranks of that group, if their number fits.
+    """
+    info = arrived[0].snapshot.info
+    if members is None and info.world_size == size:
+        members = tuple(map(info.global_rank_of, range(size)))
+    processes = {state.process for state in arrived}
+    return [
+        state
+        for state in groups[info.token].values()
+        if state.process not in processes and state.snapshot.info.global_rank in (members or ())
+    ]

@@ -1,0 +1,96 @@
+"""Which ranks are of one job, and which jobs a word on the command line names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from sdp_plugins.core.errors import name_ranks
+from sdp_plugins.core.process_identity import parents, process_command
+from sdp_plugins.core.rank_names import printable
+from sdp_plugins.flight.rank_snapshot import RankSnapshot, liveness
+
+_MOST_CHARS = 60
+
+
+class Job(NamedTuple):
+    """The ranks of a job.
+
+    Attributes:
+        keys: The job's key; none if the launcher sets none, several if processes have gone from
+            job to job.
+        snapshots: What its ranks show of all groups.
+    """
+
+    keys: list[str]
+    snapshots: list[RankSnapshot]
+
+    @property
+    def pids(self) -> list[int]:
+        """The processes."""
+        return sorted({snapshot.info.pid for snapshot in self.snapshots})
+
+    @property
+    def title(self) -> str:
+        """One line for a list of jobs."""
+        hosts = ", ".join(sorted({snapshot.info.host for snapshot in self.snapshots}))
+        groups = len({snapshot.info.token for snapshot in self.snapshots})
+        found = name_ranks({snapshot.info.global_rank for snapshot in self.snapshots})
+        count = f"{groups} group{'s' if groups > 1 else ''}"
+        key = " ".join(self.keys) or "(unnamed)"
+        of = f" of `{self._command}`" if self._command else ""
+        return f"job {key} on {hosts}: {found}{of}, {count}, {_pids(self.pids)}"
+
+    @property
+    def _command(self) -> str:
+        """The command of the first rank on this machine."""
+        infos = [snapshot.info for snapshot in self.snapshots]
+        here = [info for info in infos if liveness(info) in ("running", "stopped")]
+        first = min(here, key=lambda info: info.global_rank, default=None)
+        return printable(process_command(first.process), _MOST_CHARS) if first else ""
+
+
+def find_jobs(snapshots: Sequence[RankSnapshot]) -> list[Job]:
+    """Group snapshots into jobs: those that share a job's key, a process or a group."""
+    found: list[tuple[set[object], list[RankSnapshot]]] = []
+    for snapshot in snapshots:
+        marks: set[object] = {snapshot.info.token, (snapshot.info.host, snapshot.info.process)}
+        if snapshot.info.job:
+            marks.add(snapshot.info.job)
+        mine = [snapshot]
+        for other in [job for job in found if job[0] & marks]:
+            found.remove(other)
+            marks, mine = marks | other[0], other[1] + mine
+        found.append((marks, mine))
+    return [Job(sorted({s.info.job for s in those} - {""}), those) for _, those in found]
+
+
+def match_jobs(found: Sequence[Job], word: str) -> list[Job]:
+    """The jobs that a word names: by a key or a part of it, or the pid of a rank or its launcher.
+
+    Args:
+        found: All jobs.
+        word: What was typed; empty: any job.
+    """
+    exact = [job for job in found if {word} & {*job.keys, *_bare(job.keys)}]
+    if exact or not word:
+        return exact or list(found)
+    if word.isdigit():
+        started = [job for job in found if any(int(word) in _ancestry(pid) for pid in job.pids)]
+        if started:
+            return started
+    return [job for job in found if any(word in key for key in job.keys)]
+
+
+def _bare(keys: Sequence[str]) -> list[str]:
+    """The keys without their prefix, which names their source."""
+    return [key.partition(":")[2] for key in keys]
+
+
+def _ancestry(pid: int) -> list[int]:
+    return [pid, *parents(pid)]
+
+
+def _pids(pids: Sequence[int]) -> str:
+    shown = ", ".join(map(str, pids[:8]))
+    return f"pid{'s' if len(pids) > 1 else ''} {shown}{', ...' if len(pids) > 8 else ''}"

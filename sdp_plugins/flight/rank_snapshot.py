@@ -1,0 +1,174 @@
+"""What one rank's segment shows of one group: its identity, state and last operations."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from sdp_plugins.core import _native
+from sdp_plugins.core.forming import Forming
+from sdp_plugins.core.process_identity import clock_id, process_state
+from sdp_plugins.core.rank_info import RankInfo, pid_namespace, to_runs
+from sdp_plugins.core.rank_names import printable
+from sdp_plugins.core.trace_event import ASYNC, COMPARE, FAILED, NBYTES, STEP, TraceEvent, unpack
+from sdp_plugins.flight.untrusted import (
+    forming_from_json,
+    forming_from_text,
+    rank_info_from_json,
+    rank_info_from_text,
+)
+
+_HEAD = struct.Struct("<QiiIIII8i512s")
+_FORMING = struct.Struct(f"<Q{_native.FLIGHT_MEETING_BYTES}s")
+_STAMP = struct.Struct("<Q")
+_N_RINGS = len(_native.FLIGHT_SLOTS)
+_FORMING_AT = _HEAD.size + _native.FLIGHT_ABOUT_BYTES
+_RINGS_AT = _FORMING_AT + _FORMING.size + _N_RINGS * _STAMP.size
+_SLOT_NBYTES = _STAMP.size + NBYTES
+STATES = ("open", "left", "failed")
+LIVENESS = ("running", "stopped", "ended", "unknown")
+_MOST_NS = 2**63 - 1
+_MOST_CAUSE = 1000
+
+
+class RankSnapshot(NamedTuple):
+    """A rank of a group, as it was when it was read.
+
+    Attributes:
+        info: Which rank of which group.
+        read_ns: When it was read, by the rank's CLOCK_MONOTONIC.
+        read_unix_ns: The same moment by the wall clock.
+        state: ``open``, ``left`` (closed in good order) or ``failed``.
+        cause: Why the group has failed on this rank.
+        step: Counts the synchronisation steps of the node's collectives.
+        liveness: State of the process: ``running``, ``stopped``, ``ended`` or ``unknown``.
+        forming: The group that the process is making; None: it is making none.
+        operations: The rank's last collectives, in the order in which they were issued.
+        messages: Its last sends and receives.
+        steps: The last steps on this node of operations of a group that spans nodes.
+    """
+
+    info: RankInfo
+    read_ns: int
+    read_unix_ns: int
+    state: str
+    cause: str
+    step: int
+    liveness: str
+    forming: Forming | None
+    operations: tuple[TraceEvent, ...]
+    messages: tuple[TraceEvent, ...]
+    steps: tuple[TraceEvent, ...]
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The group and the rank."""
+        return self.info.token, self.info.rank
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields, as a report file holds them."""
+        forming = self.forming and [*self.forming[:-1], to_runs(self.forming.members or ())]
+        return self._asdict() | {"info": self.info.to_json(), "forming": forming}
+
+    @classmethod
+    def from_json(cls, found: Any) -> RankSnapshot:
+        """Read what `to_json` has written.
+
+        Raises:
+            ValueError: It was something else.
+        """
+        try:
+            fields = {**found, "info": rank_info_from_json(found["info"])}
+            fields["forming"] = forming_from_json(fields["forming"])
+            for name in cls._fields[-_N_RINGS:]:
+                fields[name] = tuple(map(_event, fields[name]))
+            snapshot = cls(**fields)
+        except (TypeError, KeyError) as error:
+            raise ValueError("it is no report of the flight recorder") from error
+        numbers = (snapshot.read_ns, snapshot.read_unix_ns, snapshot.step)
+        sane = all(type(n) is int and 0 <= n <= _MOST_NS for n in numbers)
+        known = snapshot.state in STATES and snapshot.liveness in LIVENESS
+        if not (sane and known and type(snapshot.cause) is str):
+            raise ValueError("it is no report of the flight recorder")
+        return snapshot._replace(cause=printable(snapshot.cause, _MOST_CAUSE))
+
+
+def liveness(info: RankInfo) -> str:
+    """The state of a rank's process: see `RankSnapshot`."""
+    if info.clock != clock_id() or info.pid_namespace != pid_namespace():
+        return "unknown"
+    return liveness_of_process(info.process)
+
+
+def liveness_of_process(identity: str) -> str:
+    """The state of a process of this machine: see `RankSnapshot`."""
+    state = process_state(identity)
+    return "stopped" if state in ("T", "t") else "running" if state else "ended"
+
+
+def parse(raw: bytes, liveness: str = "unknown") -> RankSnapshot:
+    """Read what ``NativeGroup.flight`` or ``read_flight`` returns; nothing in it is believed.
+
+    Args:
+        raw: The bytes, which were read just now.
+        liveness: See `RankSnapshot`.
+
+    Raises:
+        ValueError: It does not say which rank it is of.
+    """
+    _, _, _, _, state, _, step, *_, cause = _HEAD.unpack_from(raw)
+    info = rank_info_from_text(raw[_HEAD.size : _FORMING_AT])
+    forming = forming_from_text(*_FORMING.unpack_from(raw, _FORMING_AT))
+    text = printable(cause.partition(b"\0")[0].decode(errors="replace"), _MOST_CAUSE)
+    shown = STATES[state] if state < len(STATES) else "open"
+    rings = [tuple(ring) for ring in _rings(raw)]
+    now = time.monotonic_ns(), time.time_ns()
+    return RankSnapshot(info, *now, shown, text, step, liveness, forming, *rings)
+
+
+def _rings(raw: bytes) -> Iterator[list[TraceEvent]]:
+    at = _RINGS_AT
+    for count in _native.FLIGHT_SLOTS:
+        end = at + count * _SLOT_NBYTES
+        yield [event for _, event in sorted(_stamped(raw[at:end])) if plausible(event)]
+        at = end
+
+
+def _stamped(ring: bytes) -> Iterator[tuple[int, TraceEvent]]:
+    for at in range(0, len(ring), _SLOT_NBYTES):
+        (stamp,) = _STAMP.unpack_from(ring, at)
+        if stamp:
+            (event,) = unpack(ring[at + _STAMP.size : at + _SLOT_NBYTES])
+            yield stamp, event
+
+
+def plausible(event: TraceEvent) -> bool:
+    """Whether the names and times of an event can be shown."""
+    known = (
+        event.op < len(_native.Op)
+        and event.dtype < len(_native.DType)
+        and event.reduce_op < len(_native.ReduceOp)
+        and event.flags <= FAILED | ASYNC | STEP | COMPARE
+        and event.path <= 255
+    )
+    times = (event.issued, event.started, event.arrived, event.finished, event.waited)
+    return known and event.issued > 0 and all(0 <= time <= _MOST_NS for time in times)
+
+
+def _event(row: Sequence[Any]) -> TraceEvent:
+    if not isinstance(row, list) or not all(type(value) is int for value in row):
+        raise TypeError("an event is a row of numbers")
+    event = TraceEvent._make(row)
+    if min(row) < -1 or not plausible(event):
+        raise TypeError("an event cannot be so")
+    return event
+
+
+def latest(snapshots: Iterable[RankSnapshot]) -> list[RankSnapshot]:
+    """The snapshot of each rank in each group that was read last."""
+    found: dict[tuple[int, int], RankSnapshot] = {}
+    for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.read_ns):
+        found[snapshot.key] = snapshot
+    return [found[key] for key in sorted(found)]

@@ -1,0 +1,163 @@
+"""What this process reports by itself: when a group fails, and when SIGUSR1 asks for it."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import suppress
+from weakref import WeakKeyDictionary
+
+from sdp_plugins.core.open_groups import GroupObserver, OpenGroup, open_groups
+from sdp_plugins.flight import report_file
+from sdp_plugins.flight.forming_lines import forming_lines
+from sdp_plugins.flight.rank_snapshot import RankSnapshot, liveness, parse
+from sdp_plugins.flight.report import error_lines, groups_of, report
+from sdp_plugins.flight.report_signal import ReportSignal
+from sdp_plugins.flight.segments import read_processes
+from sdp_plugins.flight.waits import waits
+
+_HEAD = "The flight recorder, of this node's ranks:"
+READ_S = 1.0
+"""How long an error waits, at most, for what groups other than the failed one show."""
+
+
+class FlightRecorder(GroupObserver):
+    """Adds to errors which ranks waited for which others, writes report files, answers SIGUSR1."""
+
+    def __init__(self) -> None:
+        self._signal: ReportSignal | None = None
+        self._start_anew()
+
+    def _start_anew(self) -> None:
+        self._lock = threading.RLock()  # a signal handler or a finalizer may close a group
+        self._notes: WeakKeyDictionary[OpenGroup, str] = WeakKeyDictionary()
+
+    def forked(self) -> None:
+        """SIGUSR1 gets its default meaning back: the thread that answered it is the parent's."""
+        self._start_anew()
+        if self._signal is not None:
+            self._signal.forget()
+            self._signal = None
+
+    def opened(self, group: OpenGroup) -> None:
+        """With the first group SIGUSR1 gets its meaning."""
+        with self._lock:
+            if self._signal is None:
+                # A process without descriptors or threads to spare can still use the group.
+                with suppress(OSError, RuntimeError):
+                    self._signal = ReportSignal(self.show)
+
+    def closed(self, group: OpenGroup) -> None:
+        """With the last group SIGUSR1 loses its meaning."""
+        ending = None
+        with self._lock:
+            if not any(open_groups):
+                ending, self._signal = self._signal, None
+        if ending is not None:
+            ending.end()
+
+    def group_failed(self, group: OpenGroup, error: Exception) -> None:
+        """Add who waited for whom when the group failed, as it was read at its first error."""
+        with self._lock:
+            if group not in self._notes:
+                self._notes[group] = ""  # whatever happens, it is tried once
+                snapshots, lines = _explain(group)
+                self._notes[group] = "\n".join([*lines, *_write_report(group, snapshots)])
+            _add_note(error, self._notes[group])
+
+    def wait_timed_out(self, group: OpenGroup, error: Exception) -> None:
+        """Add who waits for whom in the group now."""
+        with self._lock:
+            _add_note(error, "\n".join(_explain(group)[1]))
+
+    def rendezvous_failed(self, error: Exception) -> None:
+        """Add which ranks have come to the rendezvous, and what the others are doing."""
+        with self._lock:
+            if not any(open_groups):
+                return
+            largest = max(open_groups, key=lambda group: group.info.world_size)
+            snapshots, _ = _read(largest)
+            lines = forming_lines(groups_of(snapshots)) + _write_report(largest, snapshots)
+            if lines:
+                _add_note(error, "\n".join([_HEAD, *lines]))
+
+    def show(self) -> None:
+        """Write to stderr what the ranks of this node wait for, now."""
+        with self._lock:
+            if not any(open_groups):  # the last one is being closed
+                return
+            largest = max((g.info for g in open_groups), key=lambda info: info.world_size)
+            snapshots = [snapshot for group in open_groups for snapshot in read_group(group)]
+            lines = report(snapshots + _other_groups(snapshots))
+        who = f"rank {largest.global_rank} (pid {os.getpid()})"
+        head = f"{who}, SIGUSR1: this node's ranks at the moment"
+        os.write(2, "".join(f"{line}\n" for line in (head, *lines)).encode())
+
+
+def read_group(group: OpenGroup) -> list[RankSnapshot]:
+    """What the ranks of this node show in a group."""
+    found = []
+    for rank in range(group.local_size):
+        with suppress(ValueError):  # a peer may have written anything
+            snapshot = parse(group.native.flight(rank))
+            found.append(snapshot._replace(liveness=liveness(snapshot.info)))
+    return found
+
+
+def _add_note(error: Exception, note: str) -> None:
+    if note and hasattr(error, "add_note"):  # Python 3.11 and later
+        error.add_note(note)
+
+
+def _explain(group: OpenGroup) -> tuple[list[RankSnapshot], list[str]]:
+    snapshots, left_out = _read(group)
+    lines = [_HEAD, *error_lines(group.info.token, groups_of(snapshots))]
+    if left_out:
+        lines.append(f"{left_out} more groups here were not read; they may tell why.")
+    return snapshots, lines
+
+
+def _read(first: OpenGroup) -> tuple[list[RankSnapshot], int]:
+    """The snapshots of a group and of others, and how many others there was no time to read.
+
+    The error is delayed as long as this takes. A report file has all groups.
+    """
+    others = [group for group in open_groups if group is not first]
+    end = None if first.config.flight_dir else time.monotonic() + READ_S
+    snapshots = read_group(first)
+    while others and (end is None or time.monotonic() < end):
+        snapshots += read_group(others.pop(0))
+    return snapshots + _other_groups(snapshots, end), len(others)
+
+
+def _other_groups(
+    snapshots: Sequence[RankSnapshot], end: float | None = None
+) -> list[RankSnapshot]:
+    """What ranks for which others wait show in groups of which this rank is no member."""
+    awaited = {
+        group[rank].snapshot.info.pid
+        for group in groups_of(snapshots).values()
+        for wait in waits(group)
+        for rank in wait.targets
+        if rank in group and group[rank].snapshot.liveness in ("running", "stopped")
+    }
+    return read_processes(awaited - {os.getpid()}, end)
+
+
+def _write_report(group: OpenGroup, snapshots: Sequence[RankSnapshot]) -> list[str]:
+    """Write the report file if one is wanted; returns the lines that say where."""
+    if group.config.flight_dir is None or not snapshots:
+        return []
+    try:
+        path = report_file.write(group.config.flight_dir, group.info.global_rank, snapshots)
+    except OSError as error:  # it must not replace the group's error
+        with suppress(Exception):
+            warnings.warn(f"the flight recorder's report is not written: {error}", stacklevel=2)
+        return []
+    return [f"All groups: python -m sdp_plugins.flight {path.parent}"]
+
+
+flight_recorder = FlightRecorder()

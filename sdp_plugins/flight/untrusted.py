@@ -1,0 +1,110 @@
+"""Reads what other processes have written about themselves: nothing in it is believed."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sdp_plugins.core.forming import Forming
+from sdp_plugins.core.rank_info import MOST_CHARS, RankInfo
+from sdp_plugins.core.rank_names import printable
+
+MOST_RANKS = 1 << 20
+_MOST_NS = 2**63 - 1
+_KINDS: dict[str, type] = {
+    "token": int,
+    "name": str,
+    "rank": int,
+    "world_size": int,
+    "job": str,
+    "process": str,
+    "pid_namespace": int,
+    "host": str,
+    "clock": str,
+}
+
+
+def rank_info_from_text(text: bytes) -> RankInfo:
+    """Read what ``RankInfo.pack`` has written to a segment.
+
+    Raises:
+        ValueError: It was something else.
+    """
+    try:
+        return rank_info_from_json(json.loads(text.partition(b"\0")[0].decode()))
+    except RecursionError as error:
+        raise ValueError("it says nothing of itself") from error
+
+
+def rank_info_from_json(found: Any) -> RankInfo:
+    """Read what ``RankInfo.to_json`` has written.
+
+    Raises:
+        ValueError: It was something else.
+    """
+    if not isinstance(found, dict):
+        raise ValueError("it says nothing of itself")
+    values = {name: checked(name, kind, found.get(name)) for name, kind in _KINDS.items()}
+    info = RankInfo(members=None, **values)
+    pid, _, _ = info.process.partition("@")
+    is_pid = pid.isdecimal() and pid.isascii() and len(pid) <= 10
+    if not is_pid or not 0 <= info.rank < info.world_size <= MOST_RANKS:
+        raise ValueError(f"it says that it is rank {info.rank} of {info.world_size}")
+    return info._replace(members=from_runs(found.get("members"), info.world_size))
+
+
+def forming_from_text(since_ns: int, text: bytes) -> Forming | None:
+    """Read what ``Forming.pack`` has written to a segment; None if it makes no sense."""
+    try:
+        size, members, name = text.partition(b"\0")[0].decode(errors="ignore").split(" ", 2)
+        return forming_from_json([name, int(size), since_ns, json.loads(members)])
+    except (ValueError, RecursionError):
+        return None
+
+
+def forming_from_json(found: Any) -> Forming | None:
+    """Read the fields of a ``Forming`` from a report file; None if there is none.
+
+    Raises:
+        ValueError: It was something else.
+    """
+    if found is None:
+        return None
+    if not isinstance(found, list) or len(found) != len(Forming._fields):
+        raise ValueError("it is no group that is being made")
+    name, size = checked("name", str, found[0]), checked("world_size", int, found[1])
+    since_ns = checked("since_ns", int, found[2])
+    if not (0 < size <= MOST_RANKS and 0 < since_ns <= _MOST_NS):
+        raise ValueError("it is no group that is being made")
+    return Forming(name, size, since_ns, from_runs(found[3], size))
+
+
+def checked(name: str, kind: type, value: Any) -> Any:
+    """Return a value if it has exactly this type: a bool is no int.
+
+    Args:
+        name: The value's name, for the error.
+        kind: The type.
+        value: The value.
+
+    Raises:
+        ValueError: It has another type.
+    """
+    if type(value) is not kind:
+        raise ValueError(f"it says {name}={value!r:.40}")
+    return printable(value, 2 * MOST_CHARS) if isinstance(value, str) else value
+
+
+def from_runs(found: Any, world_size: int) -> tuple[int, ...] | None:
+    """The ranks that ``to_runs`` has written; None if it cannot have written this."""
+    if not isinstance(found, list):
+        return None
+    members: list[int] = []
+    for run in found:
+        if not (isinstance(run, list) and len(run) == 2 and all(type(n) is int for n in run)):
+            return None
+        first, count = run
+        if not 0 <= first < MOST_RANKS or not 0 < count <= world_size - len(members):
+            return None
+        members += range(first, first + count)
+    return tuple(members) if len(members) == world_size else None

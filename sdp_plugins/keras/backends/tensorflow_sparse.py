@@ -1,0 +1,71 @@
+"""Sparse gradients on TensorFlow: which slices belong to rows of the batch.
+
+An embedding of the rows' ids has slices for each row, so the slices of the whole batch are those of
+all ranks, one after the other. An embedding of ids that do not depend on the rows, such as
+positions, has one slice for each id, whose value is a sum over all ranks' rows. The difference
+matters: Keras' optimizers clip and square slices before they add up those of the same id.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from sdp_plugins.tensorflow.collectives import Collectives
+
+_SHAPES_ONLY = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
+
+
+def gather_slices(collectives: Collectives, slices: Any, batch: Any) -> Any:
+    """All ranks' slices.
+
+    Args:
+        collectives: Of the ranks.
+        slices: This rank's, already weighted.
+        batch: This rank's rows; None: not known, and all slices are taken to belong to rows.
+    """
+    if batch is None:
+        return collectives.all_gather_slices(slices)
+    if tf.executing_eagerly():  # nothing tells what ids were made of
+        return collectives.all_gather_slices(slices, may_be_shared=True)
+    parts = _parts(slices.indices)
+    values = tf.split(slices.values, [tf.shape(part)[0] for part in parts])
+    rows = {tensor.ref() for tensor in tf.nest.flatten(batch, True) if tf.is_tensor(tensor)}
+    whole = [
+        collectives.all_gather_slices(
+            tf.IndexedSlices(value, part, slices.dense_shape),
+            may_be_shared=not _depends_on(part, rows),
+        )
+        for value, part in zip(values, parts, strict=True)
+    ]
+    if len(whole) == 1:
+        return whole[0]
+    return tf.IndexedSlices(
+        tf.concat([part.values for part in whole], 0),
+        tf.concat([part.indices for part in whole], 0),
+        slices.dense_shape,
+    )
+
+
+def _parts(indices: Any) -> list[Any]:
+    """The indices of each use of a variable, which TensorFlow has concatenated."""
+    if indices.op.type != "ConcatV2":
+        return [indices]
+    return [part for tensor in indices.op.inputs[:-1] for part in _parts(tensor)]
+
+
+def _depends_on(tensor: Any, sources: set[Any]) -> bool:
+    """Whether a tensor is computed from the values, and not only the shapes, of others."""
+    seen, todo = set(), [tensor]
+    while todo:
+        each = todo.pop()
+        if each.ref() in sources:
+            return True
+        if each.ref() in seen or each.op.type in _SHAPES_ONLY:
+            continue
+        seen.add(each.ref())
+        todo += each.op.inputs
+        if each.op.type == "Placeholder" and hasattr(each.graph, "captures"):
+            todo += [outer for outer, inner in each.graph.captures if inner is each]
+    return False

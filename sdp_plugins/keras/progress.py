@@ -1,0 +1,173 @@
+"""How far each rank is in a ``fit``, and whether all ranks agree about it.
+
+At the end of each epoch ranks compare a fingerprint of their weights, and whether training is to
+stop. A rank that alone leaves the steps of an epoch meets the others' next collective with another
+one. All ranks then fail, and tell each other in a group for that how far they were.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from keras import ops
+
+from sdp_plugins.core import CollectiveMismatchError, SdpError
+from sdp_plugins.core.fused import as_bytes
+
+from .variables import optimizers_of
+
+if TYPE_CHECKING:
+    from sdp_plugins.core import Group
+
+ANSWER_LIMIT_S = 30.0
+_HINT_STOP = (
+    "Hint: give all ranks the same callbacks, and have them decide by the logs, which are the same "
+    "on all ranks. Generators must yield equally many batches on all ranks."
+)
+_HINT_WEIGHTS = (
+    "Hint: a callback that assigns variables must assign the same on all ranks; or have rank 0 "
+    "assign them and copy them by strategy.broadcast_variables()."
+)
+# Of a variable's largest value: about a tenth of the square root of the type's precision.
+_TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "bfloat16": 1e-2, "float16": 3e-3}
+
+
+@dataclass
+class Progress:
+    """Where a rank is.
+
+    Attributes:
+        call: The method that runs, such as ``fit``.
+        epoch: Counted from 1.
+        steps: Batches of the epoch that were trained on.
+        ended: Whether the rank takes no more steps of this epoch.
+        stop: Whether ``stop_training`` is set.
+    """
+
+    call: str = ""
+    epoch: int = 0
+    steps: int = 0
+    ended: bool = False
+    stop: bool = False
+
+
+def explain(progress: Progress, group: Group) -> CollectiveMismatchError | None:
+    """Say which rank has left the steps of an epoch that others go on with.
+
+    Args:
+        progress: Of this rank, whose collective met another one.
+        group: Of all ranks, for this alone.
+
+    Returns:
+        The error, or None: that is not why.
+    """
+    if group.world_size == 1 or group.failure is not None or group.closed:
+        return None
+    blob = json.dumps(asdict(progress)).encode()
+    try:
+        everyones = [Progress(**json.loads(each)) for each in group.exchange(blob, ANSWER_LIMIT_S)]
+    except SdpError:
+        return None  # a rank failed otherwise
+    stopped = [rank for rank, each in enumerate(everyones) if each.ended]
+    if {each.call for each in everyones} != {"fit"} or len(stopped) in (0, group.world_size):
+        return None
+    rank, theirs = stopped[0], everyones[stopped[0]]
+    others = next(each for each in everyones if not each.ended)
+    why = "stop_training is set there" if theirs.stop else "its data has ended"
+    return CollectiveMismatchError(
+        f"[rank {group.rank}/{group.world_size}] fit(): rank {rank} has stopped after step "
+        f"{theirs.steps} of epoch {theirs.epoch} ({why}); others go on with epoch {others.epoch}. "
+        f"{_HINT_STOP}",
+        ranks=(rank,),
+        op="fit",
+    )
+
+
+def compare_epoch(model: Any, group: Group, progress: Progress, may_round: bool) -> None:
+    """See that all ranks have the same weights, and stop training or not.
+
+    Ranks compare a checksum of each variable, and where these differ its values with rank 0's.
+
+    Args:
+        model: What is trained.
+        group: Of all ranks.
+        progress: Of this rank.
+        may_round: Whether the backend compiles each rank's step by itself, so that ranks may round
+            an update differently; otherwise all bits are equal.
+
+    Raises:
+        CollectiveMismatchError: They do not.
+    """
+    compared = _compared(model)
+    sums = [_checksum(variable) for variable in compared]
+    mine = json.dumps([bool(model.stop_training), sums])
+    everyones = [json.loads(each) for each in group.exchange(mine.encode())]
+    head = f"[rank {group.rank}/{group.world_size}] fit(): "
+    stop, first = everyones[0]
+    for rank, (theirs, _) in enumerate(everyones):
+        if theirs != stop:
+            goes, stops = (0, rank) if theirs else (rank, 0)
+            raise CollectiveMismatchError(
+                f"{head}rank {stops} has stopped after epoch {progress.epoch} (stop_training is "
+                f"set there), rank {goes} goes on. {_HINT_STOP}",
+                ranks=(stops,),
+                op="fit",
+            )
+    suspects = [
+        variable
+        for index, variable in enumerate(compared)
+        if any(others[index] != first[index] for _, others in everyones)
+    ]
+    if (found := _first_that_differs(suspects, group, may_round)) is not None:
+        rank, variable = found
+        raise CollectiveMismatchError(
+            f"{head}rank {rank} has other values than rank 0 after epoch {progress.epoch}, "
+            f"first in '{variable.path}'. {_HINT_WEIGHTS}",
+            ranks=(rank,),
+            op="fit",
+        )
+
+
+def _first_that_differs(
+    variables: Sequence[Any], group: Group, may_round: bool
+) -> tuple[int, Any] | None:
+    """A rank and the first variable in which it differs from rank 0."""
+    for variable in variables:
+        here = np.ascontiguousarray(ops.convert_to_numpy(variable))
+        root = here.copy()
+        group.broadcast(as_bytes(root), 0)
+        verdicts = group.exchange(bytes([_differs(here, root, may_round)]))
+        rank = next((rank for rank, verdict in enumerate(verdicts) if verdict[0]), None)
+        if rank is not None:
+            return rank, variable
+    return None
+
+
+def _differs(here: np.ndarray[Any, Any], root: np.ndarray[Any, Any], may_round: bool) -> bool:
+    """Whether values differ, by more than training makes of rounding errors if that may be."""
+    tolerance = _TOLERANCE.get(here.dtype.name) if may_round else None
+    if tolerance is None:
+        return here.tobytes() != root.tobytes()
+    wide, expected = here.astype(np.float64), root.astype(np.float64)
+    limit = tolerance * float(np.max(np.abs(np.nan_to_num(expected)), initial=0.0))
+    return not np.allclose(wide, expected, rtol=0.0, atol=limit, equal_nan=True)
+
+
+def _compared(model: Any) -> list[Any]:
+    """Weights, and numbers of optimizers such as the learning rate; random states differ."""
+    numbers = [
+        variable
+        for optimizer in optimizers_of(model)
+        for variable in optimizer.variables
+        if len(variable.shape) == 0
+    ]
+    return [*model.weights, *numbers]
+
+
+def _checksum(variable: Any) -> int:
+    return zlib.crc32(np.ascontiguousarray(ops.convert_to_numpy(variable)).view(np.uint8).data)

@@ -1,0 +1,55 @@
+"""The step that this thread traces or runs.
+
+Keras' losses, moments and optimizers are called by programs' own train steps, too, and pass nothing
+on that would tell the batch. So this is the one thing that is not an argument: a context variable,
+which each thread has for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .backends import Backend
+    from .share import Share
+
+
+@dataclass(frozen=True)
+class RunningStep:
+    """A step under way.
+
+    Attributes:
+        share: This rank's part of the batch.
+        backend: Of the strategy that trains the model.
+    """
+
+    share: Share
+    backend: Backend
+
+
+_running: ContextVar[RunningStep | None] = ContextVar("sdp_keras_running_step", default=None)
+
+
+def running_step() -> RunningStep | None:
+    """The step that this thread traces or runs, if any."""
+    return _running.get()
+
+
+def share_of_step(backend: Backend) -> Share | None:
+    """This rank's part of the batch of the running step, if it is one of this backend object's."""
+    step = _running.get()
+    return step.share if step is not None and step.backend is backend else None
+
+
+@contextmanager
+def running(step: RunningStep | None) -> Iterator[None]:
+    """Inside of the block this thread traces or runs a step; None: no step of a batch."""
+    token = _running.set(step)
+    try:
+        yield
+    finally:
+        _running.reset(token)

@@ -1,0 +1,162 @@
+"""Waiting for the ranks' output, and for signals."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import FrameType
+
+from sdp_plugins.launch.output import Sink, Source, Stream
+
+ASKED = signal.SIGUSR1
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LONGEST_WAIT_S = 3600.0  # epoll takes no more than 24 days
+Handler = Callable[[int, FrameType | None], None]
+
+
+class EventLoop:
+    """Passes the output of all ranks on, as it comes."""
+
+    def __init__(self, *sinks: Sink) -> None:
+        self._sinks = set(sinks)
+        self._selector = selectors.DefaultSelector()
+        self._streams: list[Stream] = []
+        self._sources: list[Source] = []
+        self._open: set[int] = set()  # sources that have not ended
+        self._watched: set[int] = set()
+
+    def read_from(self, fd: int, stream: Stream) -> Stream:
+        """Feed a stream from the reading end of a rank's pipe."""
+        os.set_blocking(fd, False)
+        stream.fd = fd
+        self.add_source(stream)
+        return stream
+
+    def add_stream(self, prefix: str, sink: Sink, dropped: str = "") -> Stream:
+        """A stream that is fed by a source of its own, now or later; arguments as of `Stream`."""
+        stream = Stream(-1, prefix, sink, dropped)
+        self._streams.append(stream)
+        return stream
+
+    def add_source(self, source: Source) -> None:
+        """Read from it until its end."""
+        self._sources.append(source)
+        self._open.add(source.fd)
+
+    def drop_source(self, source: Source) -> None:
+        """Read no more from it; its descriptor may be closed."""
+        self._watch(source.fd, selectors.EVENT_READ, lambda: None, False)
+        self._open.discard(source.fd)
+        self._sources.remove(source)
+
+    def add_alarm(self, fd: int, then: Callable[[], None] | None = None) -> None:
+        """Wake up when this descriptor has something: `then` takes it, or a pipe is emptied."""
+        self._selector.register(fd, selectors.EVENT_READ, then or partial(empty, fd))
+
+    def drop_alarm(self, fd: int) -> None:
+        """Wake up for it no more."""
+        self._selector.unregister(fd)
+
+    def backlogged(self) -> bool:
+        """Whether a reader has not yet taken all that was written."""
+        return any(sink.backlog for sink in self._sinks)
+
+    def _choose(self) -> None:
+        """What to wait for: a backlog's reader, and output, unless its backlog is long."""
+        for sink in self._sinks:
+            self._watch(sink.fd, selectors.EVENT_WRITE, sink.drain, bool(sink.backlog))
+        for source in self._sources:
+            wanted = source.fd in self._open and not source.held_back()
+            self._watch(source.fd, selectors.EVENT_READ, partial(self.read, source), wanted)
+
+    def _watch(self, fd: int, event: int, then: Callable[[], None], wanted: bool) -> None:
+        if wanted and fd not in self._watched:
+            self._selector.register(fd, event, then)
+            self._watched.add(fd)
+        elif not wanted and fd in self._watched:
+            self._selector.unregister(fd)
+            self._watched.discard(fd)
+
+    def run_once(self, until: float | None) -> None:
+        """Wait for output, readers, a signal or the time `until`, and show what came.
+
+        An unfinished line is shown only when its rank has had the time to finish it: not while we
+        do not read what it writes.
+        """
+        self._choose()
+        heard = [stream for stream in self._streams if stream.fd in self._watched]
+        times = [due for stream in heard if (due := stream.due()) is not None]
+        times += [] if until is None else [until]
+        wait_s = min(LONGEST_WAIT_S, max(0.0, min(times) - time.monotonic())) if times else None
+        for key, _ in self._selector.select(wait_s):
+            key.data()
+        now = time.monotonic()
+        for stream in heard:
+            if (due := stream.due()) is not None and due <= now:
+                stream.flush()
+
+    def read(self, source: Source) -> None:
+        """Pass on what a source has now."""
+        if source.fd in self._open and not source.read_ready():
+            self._open.discard(source.fd)
+
+    def finish(self, timeout_s: float) -> None:
+        """Take on what is still in the pipes, until all have ended or the time is over."""
+        for source in self._sources * 2:  # what there is, then the end
+            self.read(source)
+        end = time.monotonic() + timeout_s
+        while self._open and time.monotonic() < end:
+            self.run_once(end)
+        self._open.clear()
+        for stream in self._streams:
+            stream.flush()
+
+    def close(self) -> None:
+        """Let go of the selector; the pipes are their owners' to close."""
+        self._selector.close()
+
+
+def empty(fd: int) -> None:
+    """Read away what is in a non-blocking pipe."""
+    with suppress(BlockingIOError):
+        os.read(fd, 4096)
+
+
+@contextmanager
+def signals_handled(handler: Handler, loop: EventLoop) -> Iterator[None]:
+    """Send the signals that end a job, and the one that asks what it does, to `handler`.
+
+    These, and a child's end, wake the loop.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    loop.add_alarm(reader)
+    # A signal that whoever started us ignores (nohup, a shell's background job) stays ignored.
+    numbers = [n for n in (*FORWARDED, ASKED) if signal.getsignal(n) is not signal.SIG_IGN]
+    before = {n: signal.signal(n, handler) for n in numbers}
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, previous in before.items():
+            signal.signal(number, previous)
+        os.close(reader)
+        os.close(writer)
+
+
+@contextmanager
+def signals_held_back() -> Iterator[set[signal.Signals]]:
+    """Deliver signals only afterwards; yields the mask that was there, for children to take."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    try:
+        yield {signal.Signals(number) for number in before}
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

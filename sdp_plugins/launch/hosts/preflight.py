@@ -1,0 +1,141 @@
+"""Whether the other hosts can be reached and have what the ranks need, before mpirun tries."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+
+import sdp_plugins
+from sdp_plugins.launch.hosts.diagnosis import explained
+from sdp_plugins.launch.hosts.launch_error import LaunchError
+from sdp_plugins.launch.hosts.mpirun import OPEN_MPI, Mpirun
+from sdp_plugins.launch.sessions import kill_sessions
+from sdp_plugins.launch.spawn import child_setup
+
+CONNECT_S, ANSWER_S = 5, 20.0
+AT_ONCE = 32
+# In the order in which the MPIs ask: theirs is the program that starts theirs on another host.
+_AGENTS = {
+    True: (
+        *("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_ssh_agent"),
+        *("OMPI_MCA_plm_rsh_agent", "OMPI_MCA_orte_rsh_agent"),
+    ),
+    False: ("I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC"),
+}
+_OTHER_LAUNCHERS = (
+    *("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP"),
+    *("OMPI_MCA_plm", "PRTE_MCA_plm"),
+)
+_ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "COBALT_JOBID")
+
+
+def agent(mpirun: Mpirun, environment: Mapping[str, str]) -> list[str] | None:
+    """The program that reaches a host for mpirun, ssh in most cases; None: mpirun does without."""
+    given = (environment.get(name) for name in _AGENTS[mpirun.family == OPEN_MPI])
+    if chosen := next((text for text in given if text), ""):
+        # Open MPI takes the first that there is of a list.
+        return shlex.split(chosen.partition(":")[0])
+    if any(environment.get(name) not in (None, "", "ssh", "rsh") for name in _OTHER_LAUNCHERS):
+        return None
+    if any(environment.get(name) for name in _ALLOCATIONS):
+        return None
+    return ["ssh"]
+
+
+def check(mpirun: Mpirun, hosts: Sequence[str], environment: Mapping[str, str]) -> None:
+    """See that this Python, with this package, starts on each of the hosts.
+
+    Args:
+        mpirun: The one that will start the ranks.
+        hosts: Other ones than this.
+        environment: mpirun's.
+
+    Raises:
+        LaunchError: It does not on one of them.
+    """
+    program = agent(mpirun, environment)
+    if program is None:
+        return
+    for first in range(0, len(hosts), AT_ONCE):
+        if text := complaint(program, hosts[first : first + AT_ONCE], environment):
+            raise LaunchError(text)
+
+
+def question(environment: Mapping[str, str]) -> str:
+    """What a host's shell is to run."""
+    path = environment.get("PYTHONPATH", "")
+    code = "import sdp_plugins, sdp_plugins.launch.hosts.agent; print(sdp_plugins.__version__)"
+    python = [sys.executable, "-c", code]
+    return shlex.join(["env", f"PYTHONPATH={path}", *python] if path else python)
+
+
+def complaint(program: Sequence[str], hosts: Sequence[str], environment: Mapping[str, str]) -> str:
+    """What is wrong with one of some hosts, all of which are asked at once; empty if nothing is."""
+    with ExitStack() as started:
+        try:
+            asked = {host: started.enter_context(ask(program, host, environment)) for host in hosts}
+        except OSError as error:
+            return (
+                f"{program[0]!r}, by which mpirun reaches other hosts, cannot be started "
+                f"({error.strerror}). Hint: apt-get install openssh-client."
+            )
+        end = time.monotonic() + ANSWER_S
+        for host, process in asked.items():
+            try:
+                output, errors = process.communicate(timeout=max(0.0, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return (
+                    f"{host} does not answer {program[0]} in {ANSWER_S:.0f} s. Hint: try "
+                    f"`{program[0]} {host}`."
+                )
+            done = subprocess.CompletedProcess(program, process.returncode, output, errors)
+            if text := _judged(program[0], host, done):
+                return text
+    return ""
+
+
+@contextmanager
+def ask(
+    program: Sequence[str], host: str, environment: Mapping[str, str]
+) -> Iterator[subprocess.Popen[str]]:
+    """Have a host asked; who has not answered in the end, or when we are killed, is not heard."""
+    own = os.path.basename(program[0]) == "ssh"
+    # Never ask for a password: nobody would see the question of several at once.
+    options = ["-oBatchMode=yes", f"-oConnectTimeout={CONNECT_S}"] if own else []
+    process = subprocess.Popen(
+        [*program, *options, host, question(environment)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        preexec_fn=child_setup(set()),
+    )
+    try:
+        yield process
+    finally:
+        kill_sessions({process.pid})
+        process.communicate()
+
+
+def _judged(program: str, host: str, done: subprocess.CompletedProcess[str]) -> str:
+    if done.returncode:
+        words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        return explained(words, host) or (
+            f"{program} {host} fails: {words.splitlines()[-1]}. Hint: make "
+            f"`{program} {host} true` work without a password."
+        )
+    version = (done.stdout.split() or ["?"])[-1]
+    if version != sdp_plugins.__version__:
+        return (
+            f"{host} has sdp-plugins {version}, this host {sdp_plugins.__version__}. Hint: install "
+            "the same everywhere."
+        )
+    return ""

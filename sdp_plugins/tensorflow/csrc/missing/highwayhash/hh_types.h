@@ -1,2 +1,0 @@
-// Of a header that TensorFlow's package lacks; its other headers name nothing of this one.
-#pragma once

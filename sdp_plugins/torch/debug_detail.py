@@ -1,0 +1,136 @@
+"""What TORCH_DISTRIBUTED_DEBUG=DETAIL adds: a log of all calls, and a comparison of shapes.
+
+Of torch's own checks under DETAIL that is the only one missing: the core compares everything else
+in every operation.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from torch.distributed import DebugLevel, get_debug_level
+
+from sdp_plugins.core import CollectiveMismatchError, Group
+from sdp_plugins.core.errors import name_ranks
+from sdp_plugins.torch.options import Launch
+
+log = logging.getLogger("sdp_plugins.torch.detail")  # its documented name
+
+
+def is_on() -> bool:
+    """Whether the program is to be watched in detail."""
+    return get_debug_level() == DebugLevel.DETAIL
+
+
+_OF_OUTPUTS = ("all_reduce", "broadcast", "reduce", "scatter", "reduce_scatter")
+_OF_INPUTS = ("all_gather", "gather")
+
+
+def compared(name: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    """The tensors of a call whose shapes are equal on all ranks."""
+    if any(len({tensor.shape for tensor in tensors}) > 1 for tensors in (outputs, inputs)):
+        return ()  # the ranks' parts differ in size
+    return outputs if name in _OF_OUTPUTS else inputs if name in _OF_INPUTS else ()
+
+
+def compare_shapes(
+    group: Group, checks: Group, name: str, tensors: Sequence[Tensor], timeout_s: float | None
+) -> None:
+    """Compare the shapes of a call's tensors with the other ranks'.
+
+    Args:
+        group: Where the call will run.
+        checks: Another group of the same ranks, for this.
+        name: Of the call.
+        tensors: Those to compare. Ranks which call something else, or give other sizes, are left
+            to the core, whose errors say more.
+        timeout_s: How long to wait for the other ranks; None: the group's time-out.
+
+    Raises:
+        CollectiveMismatchError: Shapes differ; the call has not begun.
+    """
+    mine: list[Any] = [name, [list(tensor.shape) for tensor in tensors]]
+    blobs = checks.exchange(json.dumps(mine).encode(), timeout_s)
+    everyone = [json.loads(blob) for blob in blobs]
+    others = [rank for rank, theirs in enumerate(everyone) if _differ_in_shape(mine, theirs)]
+    if others:
+        number, theirs = group.issued + 1, everyone[others[0]][1]
+        raise CollectiveMismatchError(
+            f"{group.head}{name} #{number}: shapes differ: {_listed(mine[1])} here, "
+            f"{_listed(theirs)} on {name_ranks(map(group.number, others))}. "
+            "Hint: all ranks have to pass tensors of one shape while "
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL is set.",
+            ranks=others,
+            op=name,
+            seq=number,
+        )
+
+
+def _differ_in_shape(mine: list[Any], theirs: list[Any]) -> bool:
+    """Whether two calls differ in shapes, and in nothing else."""
+    same = mine[0] == theirs[0] and [*map(math.prod, mine[1])] == [*map(math.prod, theirs[1])]
+    return same and mine[1] != theirs[1]
+
+
+def _listed(shapes: list[list[int]]) -> str:
+    return ", ".join(str(tuple(shape)) for shape in shapes)
+
+
+def logged(
+    group: Group, name: str, starts: Sequence[Launch], tensors: Sequence[Tensor]
+) -> list[Launch]:
+    """Operations of a call that log themselves when they are started: rank, number, shapes.
+
+    Args:
+        group: Where they run.
+        name: Of the call.
+        starts: Of the operations.
+        tensors: One for each operation, or else all of them are each one's.
+    """
+    each = [[tensor] for tensor in tensors]
+    if len(each) != len(starts):
+        each = [list(tensors)] * len(starts)
+    return [
+        partial(_log_and_start, group, name, own, start)
+        for own, start in zip(each, starts, strict=True)
+    ]
+
+
+def _log_and_start(
+    group: Group, name: str, tensors: Sequence[Tensor], start: Launch, **how: Any
+) -> Any:
+    log_call(group, name, tensors)
+    return start(**how)
+
+
+def log_call(group: Group, name: str, tensors: Sequence[Tensor]) -> None:
+    """Log the group's next collective."""
+    _log(group, f"{name} #{group.issued + 1}", tensors)
+
+
+def log_message(group: Group, name: str, tensor: Tensor, peer: int | None, tag: int) -> None:
+    """Log a message.
+
+    Args:
+        group: The ranks.
+        name: Of the operation.
+        tensor: Its bytes.
+        peer: The other rank; None: any.
+        tag: The message's.
+    """
+    whom = "any rank" if peer is None else f"rank {group.number(peer)}"
+    _log(group, f"{name} {'to' if name == 'send' else 'from'} {whom} tag {tag}", [tensor])
+
+
+def _log(group: Group, what: str, tensors: Sequence[Tensor]) -> None:
+    if log.isEnabledFor(logging.INFO):
+        shapes = ", ".join(
+            f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors
+        )
+        log.info("%s", f"{group.head}{what} {shapes}".rstrip())

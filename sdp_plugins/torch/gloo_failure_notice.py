@@ -1,0 +1,55 @@
+"""Where a rank that gives up tells the others why, in jobs without MPI."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+
+from torch.distributed import Store
+
+LOOK_EVERY_S = 0.2
+ANSWER_S = 0.02
+POST_LIMIT_S = 0.5
+NOTICE = "notice"
+
+
+class FailureNotice:
+    """Where a rank that gives up says why: a key of the store.
+
+    The store may be on a node that cannot be reached any more, and then does not answer at all: so
+    threads ask it, for which nobody waits long.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._seen: bytes | None = None
+        self._looked_s = 0.0
+        self._looking: threading.Thread | None = None
+
+    def post(self, notice: bytes) -> None:
+        """Say why, if nobody has said anything yet."""
+
+        def put() -> None:
+            with suppress(RuntimeError):  # the process with the store may have ended
+                self._store.compare_set(NOTICE, "", notice.decode())
+
+        thread = threading.Thread(target=put, name="sdp-notice", daemon=True)
+        thread.start()
+        thread.join(POST_LIMIT_S)
+
+    def look(self) -> bytes | None:
+        """What has been said, as far as is known; asks now and then."""
+        now = time.monotonic()
+        asking = self._looking is not None and self._looking.is_alive()
+        if self._seen is None and not asking and now - self._looked_s > LOOK_EVERY_S:
+            self._looked_s = now
+            self._looking = threading.Thread(target=self._ask, name="sdp-notice", daemon=True)
+            self._looking.start()
+            self._looking.join(ANSWER_S)
+        return self._seen
+
+    def _ask(self) -> None:
+        with suppress(RuntimeError):
+            if self._store.check([NOTICE]):
+                self._seen = bytes(self._store.get(NOTICE))

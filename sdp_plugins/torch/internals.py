@@ -1,0 +1,102 @@
+"""Every private name of torch that this plug-in uses; nothing else may use any.
+
+torch.distributed has no public interface for a backend in Python, nor for moving a storage's bytes.
+The names here exist, with the same meaning, in all versions of torch that ``pyproject.toml``
+allows. They are looked for when this module is imported, which every process group does.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import Any
+
+import torch
+from torch._C import _distributed_c10d as c10d
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.autograd import graph
+from torch.utils import _python_dispatch as python_dispatch
+
+__all__ = [
+    "FakeTensor",
+    "c10d",
+    "check",
+    "count_modes",
+    "profiling",
+    "python_dispatch",
+    "run_backward_code",
+]
+
+NAMES = {
+    "_C._autograd._profiler_enabled": "tells whether this thread is profiled",
+    "_C._current_graph_task_id": "tells whether a backward pass runs",
+    "_C._distributed_c10d.Backend.Options": "is what a group says of its time-out",
+    "_C._len_torch_dispatch_stack": "counts the dispatch modes of this thread",
+    "_C._profiler._RecordFunctionFast": "is an event of the profiler",
+    "Tensor._nnz": "counts the entries of a sparse tensor",
+    "UntypedStorage._cdata": "tells storages apart",
+    "UntypedStorage._get_shared_fd": "is the file of a shared storage",
+    "UntypedStorage._new_shared_fd_cpu": "makes a storage of a file",
+    "UntypedStorage._swap_data_ptr_": "moves a storage's bytes in place",
+    "autograd.Variable._execution_engine.queue_callback": "calls back after a backward pass",
+    "distributed.ProcessGroup._set_group_name": "names a group",
+    "distributed.ProcessGroupGloo._Options._devices": "chooses gloo's network interface",
+    "distributed.ProcessGroupGloo._Options._timeout": "is gloo's time-out",
+    "distributed.distributed_c10d._world.pg_map": "lists the groups of this process",
+    "futures.Future._set_unwrap_func": "lets a future raise when its value is taken",
+    "ops.c10d.allreduce_.default._schema": "tells what an operator returns",
+    "utils._python_dispatch._disable_current_modes": "leaves all dispatch modes",
+    "utils._python_dispatch._pop_mode": "leaves one",
+    "utils._python_dispatch._push_mode": "enters one",
+}
+"""Paths below ``torch``, and what each is for."""
+
+OVERRIDDEN = (
+    "_allgather_base",
+    "_apply",
+    "_device_types",
+    "_get_backend",
+    "_get_sequence_number_for_group",
+    "_reduce_scatter_base",
+    "_set_default_timeout",
+    "_set_sequence_number_for_group",
+    "_source_rank",
+)
+"""What torch calls of groups, works and modules: names of this plug-in's own methods."""
+
+FRAMES = {
+    "persistent_id": "torch's search for the tensors in a future's value",
+    "_maybe_attach_flight_recorder": "torch's flight recorder; 2.15 and later",
+    "_engine_run_backward": "calls the backward pass; only Ctrl-C needs it",
+}
+"""Functions of torch that are recognised as callers, and nothing is lost where they are not."""
+
+
+MODULES = {"torch._dynamo.trace_rules": "lists what torch.compile does not trace"}
+"""Modules that are changed once somebody else imports them; `test_compiled_ddp` needs them."""
+
+
+def check() -> None:
+    """Look for every name.
+
+    Raises:
+        ImportError: One has moved.
+    """
+    for path, purpose in NAMES.items():
+        try:
+            reduce(getattr, path.split("."), torch)
+        except AttributeError:
+            raise ImportError(
+                f"torch {torch.__version__} has moved torch.{path}, which {purpose}. Hint: use a "
+                "version of torch that this sdp-plugins was made for (pip install "
+                "'sdp-plugins[torch]' takes one), or a newer sdp-plugins."
+            ) from None
+
+
+check()
+
+count_modes = torch._C._len_torch_dispatch_stack
+"""How many dispatch modes are active in this thread."""
+profiling = torch._C._autograd._profiler_enabled
+"""Whether this thread is profiled."""
+run_backward_code: Any = getattr(getattr(graph, "_engine_run_backward", None), "__code__", None)
+"""What calls the backward pass; None where torch has moved it."""

@@ -1,0 +1,113 @@
+"""Calls as operators of c10d, where a tensor or a mode has a dispatch of its own.
+
+A subclass of Tensor with a `__torch_dispatch__` holds its data in other tensors, and a
+TorchDispatchMode (CommDebugMode, FakeTensorMode) sees every operator of its block. torch's own
+backends are called through operators and so reach both; a process group in Python is called
+directly. Such calls are therefore made again on a plain process group, whose methods only call the
+operators, and what arrives below all subclasses and modes runs on this group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sdp_plugins.torch.internals import FakeTensor, count_modes, python_dispatch
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def has_own_dispatch(kind: type) -> bool:
+    """Whether a class of tensors is more than its memory; fake ones have neither."""
+    own = getattr(kind, "__torch_dispatch__", None) is not Tensor.__torch_dispatch__
+    return own and not issubclass(kind, FakeTensor)
+
+
+def dispatched(method: Method) -> Method:
+    """Let subclasses of Tensor and dispatch modes see a method's operators first."""
+
+    @wraps(method)
+    def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        if count_modes() or any(has_own_dispatch(kind) for kind in _kinds(args)):
+            return through_operators(method, group, *args, **kwargs)
+        return method(group, *args, **kwargs)
+
+    return call  # type: ignore[return-value]
+
+
+def _kinds(value: Any) -> set[type]:
+    """The classes of all tensors in arguments but `Tensor` itself."""
+    if isinstance(value, Tensor):
+        return {type(value)} - {Tensor}
+    if isinstance(value, (list, tuple)):
+        return set().union(*map(_kinds, value))
+    return set()
+
+
+def through_operators(method: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+    """Make a call by its operators; `method` runs what arrives below subclasses and modes.
+
+    Where a subclass makes several calls of one, all but the one whose work it returns are waited
+    for.
+    """
+    plain = dist.ProcessGroup(group.rank(), group.size())  # type: ignore[call-arg]
+    plain._set_group_name(group.getGroupName())
+    below = _Below(method, group, args, kwargs)
+    with _beneath(below):
+        work: Any = getattr(plain, method.__name__)(*args, **kwargs)
+    for other in below.works:
+        if other is not work:
+            other.wait()
+    return work
+
+
+class _Below(python_dispatch.TorchDispatchMode):
+    """Runs the operators of one call on the group.
+
+    Attributes:
+        works: What the group has returned.
+    """
+
+    def __init__(
+        self, method: Callable[..., Any], group: Any, args: Any, kwargs: dict[str, Any]
+    ) -> None:
+        super().__init__()
+        self._method, self._group = method, group
+        self._args, self._kwargs = args, kwargs
+        self.works: list[Any] = []
+
+    def __torch_dispatch__(
+        self, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if any(has_own_dispatch(kind) for kind in types):
+            return NotImplemented
+        if operator.namespace != "c10d":
+            return operator(*args, **(kwargs or {}))
+        if types:
+            raise ValueError("A FakeTensor has no memory. Hint: pass a tensor that holds data.")
+        # Tensors come first, in operators as in methods; but a barrier's is torch's own.
+        count = next(i for i, value in enumerate(args) if isinstance(value, torch.ScriptObject))
+        given = 0 if self._method.__name__ == "barrier" else count
+        work = self._method(self._group, *args[:given], *self._args[given:], **self._kwargs)
+        self.works.append(work)  # or its half in Python would be gone
+        outputs = len(operator._schema.returns) - 1
+        return (args[0], work.boxed()) if outputs else work.boxed()
+
+
+@contextmanager
+def _beneath(mode: python_dispatch.TorchDispatchMode) -> Iterator[None]:
+    """Make a mode the last one to see operators, after all that are active already."""
+    with python_dispatch._disable_current_modes() as others:
+        for each in (mode, *others):
+            python_dispatch._push_mode(each)
+        try:
+            yield
+        finally:
+            for _ in (mode, *others):
+                python_dispatch._pop_mode()

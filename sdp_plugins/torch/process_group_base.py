@@ -1,0 +1,257 @@
+"""What all calls of a process group share: the Group they go to, and works that outlive callers."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+
+from sdp_plugins.core import Group, SdpError
+from sdp_plugins.core import Work as NativeWork
+from sdp_plugins.torch import debug_detail
+from sdp_plugins.torch.callback_threads import CallbackThread, ThreadPerTask
+from sdp_plugins.torch.group_properties import GroupProperties
+from sdp_plugins.torch.options import CallOptions, Launch
+from sdp_plugins.torch.profiling import ProfiledCall, begin
+from sdp_plugins.torch.registration import Registrations
+from sdp_plugins.torch.sparse import SparseSum
+from sdp_plugins.torch.store_shutdown import StoreShutdown
+from sdp_plugins.torch.tensors import Outputs
+from sdp_plugins.torch.work import PendingWork, Work
+
+DRAIN_S = 0.5
+
+Copies = Outputs | SparseSum
+"""Finishes a call once its operations are done, if it is not empty."""
+
+
+class ProcessGroupBase(GroupProperties):
+    """The life of a process group over a core Group, and how its calls run.
+
+    Args:
+        group: Where the operations run.
+        make_lane: Makes another Group of the same ranks, with a name; called on all ranks.
+        register: Whether to move buckets into shared memory.
+        parting: What to wait for before leaving.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        make_lane: Callable[[str], Group],
+        register: bool,
+        store_shutdown: StoreShutdown | None = None,
+    ) -> None:
+        super().__init__(group)
+        self._make_lane = make_lane
+        self._callback_thread = CallbackThread("sdp-futures")
+        self._receivers = ThreadPerTask("sdp-p2p-future")
+        self._events = CallbackThread(
+            "sdp-profiler"
+        )  # waits for operations in their order, for no user
+        # What DDP.join() gives to a module's reducer, which keeps only the half that is C++.
+        self._of_join: weakref.WeakKeyDictionary[Any, Work] = weakref.WeakKeyDictionary()
+        self._works: dict[PendingWork, None] = {}  # in flight, kept if their caller drops them
+        self._turning = threading.RLock()  # while one of them is not listed
+        self._registrations = Registrations(group, register and group.world_size > 1)
+        self._store_shutdown = store_shutdown
+        self._pid = os.getpid()
+        self._detail = debug_detail.is_on()
+        runners = (self._callback_thread, self._receivers, self._events)
+        self._end = weakref.finalize(
+            self, _end, self._pid, group, self._lanes, runners, self._works
+        )
+
+    def _lane(self) -> Group:
+        """The Group that a call from this thread goes to.
+
+        Callbacks of futures have one of their own. In it their operations are in the same order on
+        all ranks, while the order between a callback and the main thread is up to chance. (Sends
+        and receives find each other by ranks and tag, in whatever thread: they use the main one.)
+        """
+        if os.getpid() != self._pid and (failure := self._group.failure) is not None:
+            raise failure  # before a lock that a thread of the parent may have held in the fork
+        if self._registrations.dead:
+            self._registrations.drop_dead()
+        if not self._callback_thread.in_callback():
+            return self._group
+        return self._lane_called("callbacks")
+
+    def _lane_called(self, name: str) -> Group:
+        if name not in self._lanes:
+            lane = self._make_lane(name)
+            lane.timeout_s = self._group.timeout_s  # it may have been changed
+            self._lanes[name] = lane
+        return self._lanes[name]
+
+    def _watch(
+        self,
+        name: str,
+        starts: Sequence[Launch],
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        timeout_s: float | None,
+    ) -> Sequence[Launch]:
+        """What TORCH_DISTRIBUTED_DEBUG=DETAIL asks for before a call."""
+        lane = self._lane()
+        shapes = "shapes" if lane is self._group else "callbacks, shapes"
+        compared = debug_detail.compared(name, outputs, inputs) if len(starts) == 1 else ()
+        debug_detail.compare_shapes(lane, self._lane_called(shapes), name, compared, timeout_s)
+        return debug_detail.logged(lane, name, starts, inputs or outputs)
+
+    def _run(
+        self,
+        name: str,
+        starts: Sequence[Launch],
+        how: CallOptions,
+        outputs: Sequence[Tensor] = (),
+        inputs: Sequence[Tensor] = (),
+        copies: Copies | None = None,
+    ) -> Work:
+        """Start operations of the core, whose handle is one work.
+
+        Args:
+            name: Of the call, for torch's profiler.
+            starts: One for each operation.
+            how: Not asynchronous runs them here and now.
+            outputs: Tensors that hold the result.
+            inputs: Tensors that are only read.
+            copies: Copies to make once the operations are done.
+        """
+        async_op, timeout_s = how
+        if self._detail:
+            starts = self._watch(name, starts, outputs, inputs, timeout_s)
+        event = begin(name, inputs or outputs)
+        if async_op:
+            natives = [start(async_op=True, timeout_s=timeout_s) for start in starts]
+            return self._track(natives, outputs, inputs, copies, self._callback_thread, event)
+        try:
+            for start in starts:
+                start(async_op=False, timeout_s=timeout_s)
+        finally:
+            if event is not None:
+                self._events.submit(event.end)
+                event.wait()
+        if copies:
+            copies.copy_back()
+        self._forget_done()  # now all before it are done
+        return Work(outputs, self._callback_thread)
+
+    def _track(
+        self,
+        natives: Sequence[NativeWork],
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        copies: Copies | None,
+        runner: CallbackThread | ThreadPerTask,
+        event: ProfiledCall | None = None,
+    ) -> Work:
+        finish = copies.copy_back if copies else None
+        self._forget_done()
+        forget = partial(_forget, self._works)
+        work = PendingWork(outputs, inputs, natives, runner, finish, forget, event)
+        self._works[work] = None
+        if event is not None:
+            events = self._events if runner is self._callback_thread else self._receivers
+            events.submit(partial(event.end_with, natives))
+        return work
+
+    def _check_parts(self, name: str, whole: Tensor, part: Tensor) -> None:
+        """See before any operation of a call that each whole has room for all ranks' parts."""
+        if whole.numel() != self.size() * part.numel():
+            raise ValueError(
+                f"{name}: {whole.numel()} elements are not those of {self.size()} ranks with "
+                f"{part.numel()} elements each."
+            )
+
+    def _forget_done(self) -> None:
+        """Look at works that perhaps nobody waits for, in turns, until two are met in flight."""
+        pending = 0
+        while pending < 2 and (work := self._oldest()) is not None:
+            with self._turning:
+                _forget(self._works, work)
+                if not work.is_completed():
+                    self._works[work] = None
+                    pending += 1
+
+    def _oldest(self) -> PendingWork | None:
+        try:
+            return next(iter(self._works), None)
+        except RuntimeError:  # another thread's call has come in between: another time will do
+            return None
+
+    def uses(self, storage: int) -> bool:
+        """Whether an operation in flight works on the storage with this `_cdata`."""
+        with self._turning:
+            works = list(self._works)
+        return any(not work.is_completed() and work.touches(storage) for work in works)
+
+    def shutdown(self) -> None:
+        """Leave the group; every later call raises."""
+        ours = os.getpid() == self._pid
+        failed = ours and self._group.failure is not None
+        try:
+            if self._end.alive and ours and not failed:
+                self._drain()
+        finally:
+            self._end()
+        store_shutdown, self._store_shutdown = self._store_shutdown, None
+        if (
+            ours and store_shutdown is not None
+        ):  # after the others have heard that this rank has left
+            store_shutdown.follow(self._group, failed)
+
+    def _drain(self) -> None:
+        """Give collectives that nobody has waited for a moment: peers need our part in them."""
+        deadline = time.monotonic() + DRAIN_S
+        for work in list(self._works):
+            left = deadline - time.monotonic()
+            if left > 0 and work.is_collective:
+                with suppress(SdpError):
+                    work.wait(timedelta(seconds=left))
+
+    def abort(self, reason: str | BaseException = "abort() was called") -> None:
+        """Leave the group at once; peers get PeerLostError with the reason."""
+        if self._end.alive and os.getpid() == self._pid:
+            self._group.abort(reason)
+        self._end()
+
+
+def _forget(works: dict[PendingWork, None], work: PendingWork) -> None:
+    works.pop(work, None)
+
+
+def uncaught_at_exit() -> BaseException | None:
+    """The exception with which this process ends, if it is ending and that is why."""
+    if threading.main_thread().is_alive():
+        return None
+    return getattr(sys, "last_value", None)
+
+
+def _end(
+    pid: int,
+    group: Group,
+    lanes: dict[str, Group],
+    runners: tuple[CallbackThread | ThreadPerTask, ...],
+    works: dict[PendingWork, None],
+) -> None:
+    """Close everything; `works` is here to keep their tensors until the group is closed."""
+    if os.getpid() != pid:
+        return  # a forked child: threads and segments are its parent's
+    if (error := uncaught_at_exit()) is not None:
+        group.abort(error)
+    for closing in (group, *lanes.values()):
+        with suppress(SdpError):  # it has failed before; whoever waited knows
+            closing.close()
+    for runner in runners:
+        runner.stop()
+    works.clear()

@@ -1,0 +1,161 @@
+"""What of the ranks' traces is kept in memory: a few numbers of each collective, and the steps."""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from sdp_plugins.trace import trace_file
+from sdp_plugins.trace.folder import Found, Json
+
+Stretch = tuple[float, float]
+
+
+class GroupKey(NamedTuple):
+    """A group, equal on all its ranks.
+
+    Attributes:
+        name: Its name.
+        number: Of the groups of this name and these members, which.
+        members: The job's ranks in it; empty if they are not known.
+        world_size: How many.
+    """
+
+    name: str
+    number: int
+    members: tuple[int, ...]
+    world_size: int
+
+    def in_job(self, rank: int) -> int:
+        """One of its ranks by the number in the job, if that is known."""
+        return self.members[rank] if self.members else rank
+
+
+class Operation(NamedTuple):
+    """A collective on one rank; microseconds of its node's clock.
+
+    Attributes:
+        name: What was called.
+        begin: When it began to run.
+        end: When it was done.
+        queued: For how long it was called before it ran.
+        waiting: For how long it has waited for others of its node.
+        nbytes: What it moves.
+        failed: Whether it did.
+    """
+
+    name: str
+    begin: float
+    end: float
+    queued: float
+    waiting: float
+    nbytes: int
+    failed: bool
+
+    @property
+    def issued(self) -> float:
+        """When it was called."""
+        return self.begin - self.queued
+
+
+@dataclass
+class RankTrace:
+    """One rank's file.
+
+    Attributes:
+        path: Where it is.
+        about: What it says of itself.
+        groups: Each group and this rank in it, by the group's label in the file.
+        operations: By group and sequence number.
+        steps: The spans called ``step``.
+        first_us: When its first event begins.
+        shift_us: What makes its times those of the merged trace.
+    """
+
+    path: Path
+    about: Json
+    groups: dict[str, tuple[GroupKey, int]]
+    operations: dict[GroupKey, dict[int, Operation]] = field(
+        default_factory=lambda: defaultdict(dict)
+    )
+    steps: list[Stretch] = field(default_factory=list)
+    first_us: float = float("inf")
+    shift_us: float = 0.0
+
+    @classmethod
+    def read(cls, found: Found) -> RankTrace:
+        """Read a rank's trace file.
+
+        Raises:
+            ValueError: It is not whole.
+        """
+        path, about = found
+        try:
+            groups = {label: _group(group) for label, group in about["groups"].items()}
+            trace = cls(path, about, groups)
+            for event in trace_file.events(path):
+                trace._take(event)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path} is no trace of a rank: {error!r}") from None
+        return trace
+
+    def _take(self, event: Json) -> None:
+        if "ts" in event:
+            self.first_us = min(self.first_us, event["ts"])
+        if event["ph"] != "X":
+            return
+        begin, end = event["ts"], event["ts"] + event["dur"]
+        if event["cat"] == "span" and event["name"] == "step":
+            self.steps.append((begin, end))
+        if event["cat"] == "collective":
+            args = event["args"]
+            self.operations[self.groups[args["group"]][0]][args["seq"]] = Operation(
+                sys.intern(event["name"]),
+                begin,
+                end,
+                args["queued_us"],
+                args.get("waiting_us", 0.0),
+                args["bytes"],
+                "failed" in args,
+            )
+
+    @property
+    def rank(self) -> int:
+        """In the job."""
+        return int(self.about["rank"])
+
+    @property
+    def clock(self) -> str:
+        """By which its times are."""
+        return str(self.about["clock"])
+
+    @property
+    def wall_minus_monotonic_us(self) -> float:
+        """Of that clock."""
+        return float(self.about["wall_minus_monotonic_us"])
+
+    @property
+    def all_operations(self) -> Iterator[Operation]:
+        """Of all groups."""
+        return (one for group in self.operations.values() for one in group.values())
+
+
+def _group(group: Json) -> tuple[GroupKey, int]:
+    members = tuple(group["members"] or ())
+    return GroupKey(group["name"], group["number"], members, group["world_size"]), group["rank"]
+
+
+Seen = list[tuple[RankTrace, Operation]]
+"""An operation, as each of the ranks has seen it."""
+
+
+def together(traces: Iterable[RankTrace]) -> Iterator[tuple[GroupKey, int, Seen]]:
+    """Each collective as the ranks have seen it, in the order of groups and sequence numbers."""
+    for key in sorted({key for trace in traces for key in trace.operations}):
+        members = [(trace, trace.operations[key]) for trace in traces if key in trace.operations]
+        for seq in sorted({seq for _, operations in members for seq in operations}):
+            yield key, seq, [(t, operations[seq]) for t, operations in members if seq in operations]

@@ -1,0 +1,1 @@
+"""Long runs with random programs; short versions of them are among the tests."""

@@ -1,0 +1,121 @@
+"""What ranks made of a case against what one process made of it.
+
+Ranks add up a batch's rows in another order than one process does, and count each rank's part by a
+factor that is rounded to float32. In float64 that leaves relative differences below 1e-7, so 1e-5
+of a variable's movement (a weight's change from its initial value) is above all rounding, and far
+below an error: a row too many or too few, a divisor or a clipping norm of one rank's part is 1e-3
+and more. In float32 a weight of size 1 is itself rounded by 6e-8 in every step, which of a movement
+of 1e-3 is 6e-5: there the bound is 2e-3. Mixed precision has 16 bits in every gradient: only gross
+errors show.
+
+Where a difference is above the bound although nothing is wrong, training amplifies rounding (an
+optimizer that divides by a gradient which is zero but for rounding): `run.py` then has one process
+repeat the case with each batch's rows in reverse order, which must differ by far less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+TOLERANCE = {"float64": 1e-5, "float32": 2e-3, "mixed_float16": 0.1, "mixed_bfloat16": 0.2}
+"""Of a variable's movement, or of a number's size."""
+ROUNDING = {"float64": 1e-9, "float32": 2e-6, "mixed_float16": 3e-3, "mixed_bfloat16": 2e-2}
+"""What a number of size 1 may differ by at least."""
+PARTS = ("weights", "state", "optimizer", "history", "batches", "evaluation", "prediction")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two results differ.
+
+    Attributes:
+        where: Part and name.
+        size: By how much at most.
+        bound: How much would have been right.
+        scale: Size of the numbers: a weight's movement.
+    """
+
+    where: str
+    size: float
+    bound: float
+    scale: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.where} differs by {self.size:.2g}; of {self.scale:.2g}, bound {self.bound:.2g}"
+        )
+
+
+def differences(result: Any, reference: Any, dtype: str) -> list[Difference]:
+    """Where a result is too far from the reference, worst first."""
+    found = [d for d in all_differences(result, reference, dtype) if not d.size <= d.bound]
+    return sorted(found, key=lambda d: d.bound / d.size if d.size == d.size else -1)
+
+
+def all_differences(result: Any, reference: Any, dtype: str) -> Iterator[Difference]:
+    """Of all arrays that both have."""
+    start = reference["start"]
+    for part in PARTS:
+        if part not in result or part not in reference:
+            continue
+        one, other = dict(leaves(result[part])), dict(leaves(reference[part]))
+        if list(one) != list(other):
+            yield Difference(f"{part}: {sorted({*one} ^ {*other})[:3]}", np.inf, 0.0, 0.0)
+        for name in one.keys() & other.keys():
+            before = start.get(name) if part == "weights" else None
+            yield _difference(f"{part}: {name}", one[name], other[name], before, dtype)
+
+
+def _difference(where: str, a: Any, b: Any, before: Any, dtype: str) -> Difference:
+    if a.shape != b.shape:
+        return Difference(f"{where}, shapes {a.shape} and {b.shape},", np.inf, 0.0, 0.0)
+    if a.size == 0:
+        return Difference(where, 0.0, 0.0, 0.0)
+    largest = float(np.abs(b).max())
+    scale = largest if before is None else float(np.abs(b - before).max())
+    with np.errstate(invalid="ignore"):  # infinities of masks
+        size = float(np.abs(np.where(a == b, 0.0, a - b)).max())
+    bound = TOLERANCE[dtype] * scale + ROUNDING[dtype] * (1 + largest)
+    return Difference(where, size, bound, scale)
+
+
+def leaves(part: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Names and arrays of a part of a result."""
+    if isinstance(part, Mapping):
+        for name, value in part.items():
+            yield from leaves(value, f"{prefix}{name}" if not prefix else f"{prefix} {name}")
+    elif isinstance(part, list):
+        for place, value in enumerate(part):
+            yield from leaves(value, f"{prefix}[{place}]")
+    else:
+        yield prefix, np.asarray(part)
+
+
+def unequal_ranks(results: list[Any]) -> list[Difference]:
+    """Where ranks do not hold the same bits."""
+    found = []
+    for rank, result in enumerate(results[1:], 1):
+        for part in PARTS:
+            if part not in result:
+                continue
+            first = dict(leaves(results[0][part]))
+            for name, array in leaves(result[part]):
+                if name not in first or not np.array_equal(array, first[name], equal_nan=True):
+                    size = np.abs(array - first[name]).max() if name in first else np.inf
+                    where = f"rank {rank} has other {part} than rank 0: {name}"
+                    found.append(Difference(where, float(size), 0.0, 0.0))
+    return found
+
+
+def is_finite(result: Any) -> bool:
+    """Whether all weights, losses and metrics are numbers."""
+    return all(
+        bool(np.isfinite(array).all())
+        for part in ("weights", "batches", "history")
+        if part in result
+        for _, array in leaves(result[part])
+    )

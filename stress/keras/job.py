@@ -1,0 +1,173 @@
+"""A case in one process: in a rank, or alone."""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from sdp_plugins.core import SdpError
+from stress.keras import build, data, spoiling
+from stress.keras.plan import Plan
+
+Result = dict[str, Any]
+
+
+def run(rank: int, world: int, text: str, reverse: bool = False, spoil: str = "") -> Result:
+    """Train, and tell what has become of everything.
+
+    Args:
+        rank: This rank.
+        world: Number of ranks; 1: plain Keras.
+        text: The plan, as JSON.
+        reverse: Whether the rows of each batch come in reverse order.
+        spoil: What to do wrong on purpose, by its name.
+    """
+    plan = Plan.from_json(text)
+    try:
+        with prepared(plan, rank), spoiling.WAYS[spoil](rank) as damage:
+            return trained(plan, world, reverse, damage)
+    except Exception as error:
+        return {
+            "error": f"{type(error).__name__}: {error}",
+            "refused": "Hint:" in str(error) and not isinstance(error, SdpError),
+            "traceback": traceback.format_exc(),
+        }
+
+
+@contextmanager
+def prepared(plan: Plan, rank: int) -> Iterator[None]:
+    """Keras as in a new process, with the plan's type of numbers."""
+    keras.utils.clear_session()
+    floats = "float64" if plan.dtype == "float64" else "float32"
+    keras.config.set_floatx(floats)
+    keras.config.set_dtype_policy(plan.dtype)
+    keras.utils.set_random_seed(plan.seed % 2**31 + 7 * rank)
+    if plan.backend == "jax":
+        import jax
+
+        jax.config.update("jax_enable_x64", plan.dtype == "float64")
+    try:
+        yield
+    finally:
+        keras.config.set_floatx("float32")
+        keras.config.set_dtype_policy("float32")
+
+
+def trained(plan: Plan, world: int, reverse: bool, damage: spoiling.Damage) -> Result:
+    """By plain Keras or under the strategy."""
+    strategy: Any = None
+    scope: AbstractContextManager[Any] = nullcontext()
+    if world > 1:
+        from sdp_plugins.keras import SMDDPStrategy
+
+        strategy = SMDDPStrategy()
+        scope = strategy.scope()
+    try:
+        with scope:
+            model, shapes = build.model_of(plan)
+            model.compile(**build.compile_options(plan, damage.loss_factor))
+        result = {"start": values(model.trainable_variables)}
+        train(model, plan, shapes, reverse, damage, result)
+        result["weights"] = values(model.trainable_variables)
+        result["state"] = values(others(model))
+        result["optimizer"] = values(model.optimizer.variables)
+        return result
+    finally:
+        if strategy is not None:
+            strategy.close()
+
+
+def train(
+    model: Any,
+    plan: Plan,
+    shapes: Any,
+    reverse: bool,
+    damage: spoiling.Damage,
+    result: Result,
+) -> None:
+    """Fit, evaluate and predict; put what they return into the result."""
+    fit = plan.fit
+    given = data.data_of(plan, shapes, fit["rows"], reverse)
+    if fit["source"] == "train_on_batch":
+        result["batches"] = [
+            numbers(model.train_on_batch(*batch, **class_weight(plan), return_dict=True))
+            for batch in data.batches(given, plan)
+        ]
+    else:
+        logs = Logs()
+        history = model.fit(
+            **data.source_of(given, plan),
+            **fit_options(plan, shapes, reverse),
+            callbacks=[logs, *damage.callbacks()],
+        )
+        result["history"] = [numbers(dict(zip(history.history, values, strict=True)))
+                             for values in zip(*history.history.values(), strict=True)]  # fmt: skip
+        result["batches"] = logs.batches
+    if fit["evaluate"]:
+        whole = dict(zip(("x", "y", "sample_weight"), given.structured(plan), strict=False))
+        result["evaluation"] = numbers(
+            model.evaluate(**whole, batch_size=fit["batch_size"], verbose=0, return_dict=True)
+        )
+    if fit["predict"] and not reverse:
+        x = data.data_of(plan, shapes, fit["rows"], False, seed=2).structured(plan)[0]
+        outputs = keras.tree.flatten(model.predict(x, batch_size=fit["batch_size"], verbose=0))
+        result["prediction"] = {f"output {i}": np.asarray(o) for i, o in enumerate(outputs)}
+
+
+def fit_options(plan: Plan, shapes: Any, reverse: bool) -> dict[str, Any]:
+    """What goes into `fit` besides the data."""
+    fit = plan.fit
+    options = {"epochs": fit["epochs"], "shuffle": False, "verbose": 0, **class_weight(plan)}
+    for name in ("validation_split", "steps_per_epoch"):
+        if name in fit:
+            options[name] = fit[name]
+    if "validation_rows" in fit:
+        others = data.data_of(plan, shapes, fit["validation_rows"], reverse, seed=1)
+        options["validation_data"] = others.structured(plan)
+        options["validation_batch_size"] = fit["batch_size"]
+    return options
+
+
+def class_weight(plan: Plan) -> dict[str, Any]:
+    """Weights of classes, if there are."""
+    if "class_weight" not in plan.fit:
+        return {}
+    return {"class_weight": dict(enumerate(plan.fit["class_weight"]))}
+
+
+class Logs(keras.callbacks.Callback):
+    """The logs after each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches: list[dict[str, Any]] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches.append(numbers(logs))
+
+
+def numbers(logs: Any) -> dict[str, Any]:
+    """Logs as numbers, or arrays where a metric has several."""
+    return {name: np.asarray(value, np.float64) for name, value in logs.items()}
+
+
+def others(model: Any) -> list[Any]:
+    """Variables that are not trained, but the states of random generators."""
+    return [v for v in model.non_trainable_variables if "seed_generator" not in v.path]
+
+
+def values(variables: Any) -> dict[str, Any]:
+    """By path; those of equal paths by their places, too."""
+    arrays = [ops.convert_to_numpy(variable) for variable in variables]
+    assert all(math.prod(array.shape) < 1e6 for array in arrays)
+    return {
+        f"{place} {variable.path}": np.asarray(array, np.float64)
+        for place, (variable, array) in enumerate(zip(variables, arrays, strict=True))
+    }

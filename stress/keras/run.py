@@ -1,0 +1,131 @@
+"""Runs cases on kept processes, and says what came of each."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from stress.keras.compare import Difference, differences, is_finite, unequal_ranks
+from stress.keras.plan import Plan
+from tests.keras.first_ranks import FirstRanks
+from tests.ranks import RankFailure, RankPool
+
+RUN = "from stress.keras.job import run as main"
+LIMIT_S = 300.0  # of a case, on a machine with many others: what takes longer hangs
+CASES_PER_PROCESS = 150  # frameworks keep what they have compiled
+CHAOS = 0.1
+"""Of a difference: if one process differs from itself by more when rows come in another order, the
+case is no evidence."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a case.
+
+    Attributes:
+        kind: `equal`, `different`, `refused` by the plug-in with a hint, `invalid` in one process,
+            `unstable` there.
+        text: What differs, or the error.
+        seconds: How long it took.
+    """
+
+    kind: str
+    text: str
+    seconds: float = 0.0
+
+
+@dataclass
+class Summary:
+    """What came of many cases."""
+
+    kinds: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    seconds: float = 0.0
+
+    def add(self, outcome: Outcome) -> None:
+        """Count one."""
+        self.kinds[outcome.kind] += 1
+        self.seconds += outcome.seconds
+        if outcome.kind in ("refused", "invalid", "unstable"):
+            self.reasons[f"{outcome.kind}: {nameless(outcome.text)}"] += 1
+
+    def __str__(self) -> str:
+        total = sum(self.kinds.values())
+        counts = ", ".join(f"{count} {kind}" for kind, count in self.kinds.most_common())
+        return f"{total} models: {counts}; {self.seconds / max(total, 1):.1f} s each"
+
+
+def nameless(text: str) -> str:
+    """An error's first line without what is different in every case."""
+    return re.sub(r"['\"\[(].*?['\")\]]|\d+", "...", text.partition("\n")[0])[:110]
+
+
+class Runner:
+    """Three kept processes with Keras on a backend."""
+
+    def __init__(self, pool: RankPool, spoil: str = "") -> None:
+        self._pool = pool
+        self._spoil = spoil
+        self._cases = 0
+
+    def run(self, plan: Plan) -> Outcome:
+        """Run a case in one process and on ranks."""
+        began = time.monotonic()
+        self._cases += 1
+        if self._cases % CASES_PER_PROCESS == 0:
+            self.close()
+        kind, text = self._compared(plan)
+        return Outcome(kind, text, time.monotonic() - began)
+
+    def close(self) -> None:
+        """End the processes."""
+        if self._pool.ranks is not None:
+            self._pool.ranks.close()
+            self._pool.ranks = None
+
+    def _compared(self, plan: Plan) -> tuple[str, str]:
+        try:
+            (alone,) = self._on(plan, 1)
+            if "error" in alone:
+                return "invalid", alone["error"]
+            if not is_finite(alone):
+                return "invalid", "not finite"
+            ranks = self._on(plan, plan.world, False, self._spoil)
+        except RankFailure as error:
+            return "different", f"a process was lost or hangs\n{error}"
+        if errors := [rank for rank in ranks if "error" in rank]:
+            if len(errors) == len(ranks) and all(rank["refused"] for rank in errors):
+                return "refused", ranks[0]["error"]
+            return "different", "\n".join(
+                f"rank {place}: {rank.get('traceback', 'no error')}"
+                for place, rank in enumerate(ranks)
+            )
+        if found := unequal_ranks(ranks):
+            return "different", told(found)
+        if not (found := differences(ranks[0], alone, plan.dtype)):
+            return "equal", ""
+        (again,) = self._on(plan, 1, True)
+        by_itself = {d.where: d.size for d in differences(again, alone, plan.dtype)}
+        if by_itself and max(by_itself.values()) > CHAOS * found[0].size:
+            return "unstable", f"{plan.dtype}, {plan.optimizer['name']}"
+        return "different", told(found)
+
+    def _on(self, plan: Plan, world: int, *args: Any) -> list[Any]:
+        ranks = FirstRanks(self._pool, world)
+        results = ranks.run(RUN, plan.to_json(), *args, timeout_s=LIMIT_S)
+        return results[:world]
+
+
+def told(found: list[Difference], most: int = 4) -> str:
+    """The worst differences, a line each."""
+    more = [f"and {len(found) - most} more"] if len(found) > most else []
+    return "\n".join([*map(str, found[:most]), *more])
+
+
+def still_differs(runner: Runner) -> Callable[[Plan], bool]:
+    """Whether a plan is still one to report."""
+    return lambda plan: runner.run(plan).kind == "different"

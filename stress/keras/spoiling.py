@@ -1,0 +1,79 @@
+"""What a run has to find, done on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+
+@dataclass
+class Damage:
+    """What a rank does wrong by itself.
+
+    Attributes:
+        loss_factor: What its losses are multiplied by.
+        weights: Whether it changes a weight behind the others' backs.
+    """
+
+    loss_factor: float = 1.0
+    weights: bool = False
+
+    def callbacks(self) -> list[Any]:
+        """For `fit`."""
+        if not self.weights:
+            return []
+        import keras
+
+        class Changes(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+                variable = self.model.trainable_variables[0]
+                variable.assign(variable * 1.001)
+
+        return [Changes()]
+
+
+@contextmanager
+def nothing(rank: int) -> Iterator[Damage]:
+    """As it should be."""
+    yield Damage()
+
+
+@contextmanager
+def loss(rank: int) -> Iterator[Damage]:
+    """Rank 1's gradients are larger by a thousandth."""
+    yield Damage(loss_factor=1.001 if rank == 1 else 1.0)
+
+
+@contextmanager
+def weights(rank: int) -> Iterator[Damage]:
+    """Rank 1 changes a weight after each batch."""
+    yield Damage(weights=rank == 1)
+
+
+@contextmanager
+def share(rank: int) -> Iterator[Damage]:
+    """Rank 1 counts a row less than it has, where it has two."""
+    from sdp_plugins.keras.share import Share
+
+    right = Share.of
+
+    def wrong(batch: Any, count: Any, rank: int, world_size: int) -> Share:
+        found = right(batch, count, rank, world_size)
+        return replace(found, rows=found.rows - (found.rows > 1))
+
+    if rank == 1:
+        Share.of = wrong  # type: ignore[method-assign]
+    try:
+        yield Damage()
+    finally:
+        Share.of = right  # type: ignore[method-assign]
+
+
+WAYS: dict[str, Callable[[int], AbstractContextManager[Damage]]] = {
+    "": nothing,
+    "loss": loss,
+    "weights": weights,
+    "share": share,
+}

@@ -1,0 +1,127 @@
+"""How random models are trained: optimizers and what goes into `compile` and `fit`."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from stress.keras.plan import Output
+
+DTYPES = ("float64", "float32", "mixed_float16", "mixed_bfloat16")
+DTYPE_WEIGHTS = (75, 18, 4, 3)
+"""Mostly float64, in which ranks and one process differ by rounding that is far below any error."""
+
+OPTIMIZERS: dict[str, Mapping[str, Sequence[Any]]] = {
+    "SGD": {
+        "learning_rate": (0.02, 0.1),
+        "momentum": (0.0, 0.5, 0.9),
+        "nesterov": (False, True),
+    },
+    "RMSprop": {
+        "learning_rate": (0.003,),
+        "momentum": (0.0, 0.5),
+        "centered": (False, True),
+        "epsilon": (1e-3,),
+    },
+    "Adam": {"learning_rate": (0.003, 0.01), "amsgrad": (False, True), "epsilon": (1e-3, 1e-7)},
+    "AdamW": {"learning_rate": (0.003,), "weight_decay": (0.01,), "epsilon": (1e-3,)},
+    "Adadelta": {"learning_rate": (0.1,), "epsilon": (1e-3,)},
+    "Adagrad": {"learning_rate": (0.01,), "epsilon": (1e-3,)},
+    "Adamax": {"learning_rate": (0.003,), "epsilon": (1e-3,)},
+    "Adafactor": {"learning_rate": (0.01,), "relative_step": (True, False)},
+    "Nadam": {"learning_rate": (0.003,), "epsilon": (1e-3,)},
+    "Ftrl": {"learning_rate": (0.01,), "l1_regularization_strength": (0.0, 0.001)},
+    "Lamb": {"learning_rate": (0.003,), "epsilon": (1e-3,)},
+    "Lion": {"learning_rate": (0.001,)},
+    "Muon": {"learning_rate": (0.003,), "epsilon": (1e-3,)},
+    "ScheduleFreeAdamW": {"learning_rate": (0.003,), "warmup_steps": (0, 2), "epsilon": (1e-3,)},
+}
+WEIGHTS = {"SGD": 12, "Adam": 6, "RMSprop": 3}
+SCHEDULES = (
+    ("ExponentialDecay", {"decay_steps": 2, "decay_rate": 0.7}),
+    ("PiecewiseConstantDecay", {"boundaries": [2, 4], "values": [0.02, 0.01, 0.005]}),
+    ("CosineDecay", {"decay_steps": 8}),
+    ("PolynomialDecay", {"decay_steps": 6}),
+    ("InverseTimeDecay", {"decay_steps": 2, "decay_rate": 0.5}),
+)
+CLIPPING = (
+    {"clipnorm": 0.02},
+    {"clipnorm": 0.5},
+    {"global_clipnorm": 0.05},
+    {"global_clipnorm": 1.0},
+    {"clipvalue": 0.003},
+    {"clipvalue": 0.05},
+)
+SOURCES = {
+    "tensorflow": ("arrays", "arrays", "arrays", "tf.data", "PyDataset", "generator"),
+    "torch": ("arrays", "arrays", "arrays", "DataLoader", "PyDataset", "generator", "tf.data"),
+    "jax": ("arrays", "arrays", "arrays", "arrays", "PyDataset", "generator", "tf.data"),
+}
+
+
+def optimizer(draw: random.Random, backend: str, dtype: str) -> dict[str, Any]:
+    """An optimizer's name and options."""
+    names = list(OPTIMIZERS)
+    if dtype.startswith("mixed"):
+        names = ["SGD", "Adam"]  # what divides by small numbers shows the rounding, nothing else
+    name = draw.choices(names, [WEIGHTS.get(name, 1) for name in names])[0]
+    options = {key: draw.choice(list(values)) for key, values in OPTIMIZERS[name].items()}
+    if draw.random() < 0.15:
+        schedule, arguments = draw.choice(SCHEDULES)
+        options["schedule"] = {"name": schedule, **arguments}
+    if draw.random() < 0.35:
+        options |= draw.choice(CLIPPING)
+    if draw.random() < 0.2:
+        options["gradient_accumulation_steps"] = draw.choice([2, 3, 4])
+    if draw.random() < 0.15 and backend != "jax":
+        # On JAX Keras itself leaves deleted arrays in the model.
+        options |= {"use_ema": True, "ema_momentum": draw.choice([0.5, 0.9])}
+        options["ema_overwrite_frequency"] = draw.choice([None, 2, 3])
+    if draw.random() < 0.15:
+        options["weight_decay"] = draw.choice([0.01, 0.1])
+    if draw.random() < 0.06:
+        options["loss_scale_factor"] = draw.choice([4.0, 100.0])
+    return {"name": name, **{key: value for key, value in options.items() if value is not None}}
+
+
+def fit(draw: random.Random, backend: str, world: int, outputs: Sequence[Output]) -> dict[str, Any]:
+    """What goes into `compile` and `fit`, by the names that they have there."""
+    batch_size = draw.choice([1, 3, 4, 4, 6, 6, 8, 8])
+    full = draw.choice([1, 2, 2, 3])
+    # The last batch: full, or so short that a rank has one row, or none.
+    last = draw.choice([0, 1, 1, world - 1, world, world + 1, 2 * world - 1]) % batch_size
+    source = draw.choice(SOURCES[backend])
+    options: dict[str, Any] = {
+        "source": source,
+        "batch_size": batch_size,
+        "rows": full * batch_size + last,
+        "epochs": draw.choice([1, 2, 2, 3]),
+        "structure": draw.choice(["list", "dict"]),
+        "evaluate": draw.random() < 0.3,
+        "predict": draw.random() < 0.5,
+    }
+    weighted = any(output.sample_weight for output in outputs)
+    if draw.random() < 0.3:
+        options["validation_rows"] = draw.choice([1, 5, 9])
+    elif source == "arrays" and not weighted and draw.random() < 0.15 and options["rows"] > 3:
+        options["validation_split"] = 0.3
+    if draw.random() < 0.2 and not weighted and len(outputs) == 1 and of_classes(outputs[0]):
+        options["class_weight"] = [0.5, 2.0, 1.25]
+    if backend != "torch" and draw.random() < 0.12:
+        options["steps_per_execution"] = draw.choice([2, 3])
+    elif draw.random() < 0.06:
+        options["run_eagerly"] = True
+    if source == "generator" or draw.random() < 0.05:
+        options["steps_per_epoch"] = full + bool(last)
+    if source == "arrays" and draw.random() < 0.06:
+        options |= {"source": "train_on_batch", "epochs": 1}
+        for name in ("steps_per_epoch", "validation_rows", "validation_split"):
+            options.pop(name, None)
+    return options
+
+
+def of_classes(output: Output) -> bool:
+    """Whether Keras takes class weights for an output."""
+    return output.targets in ("class", "one_hot") and output.kind == "vector"

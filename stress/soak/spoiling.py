@@ -1,0 +1,46 @@
+"""What a soak has to find, done on purpose: leaks, and wrong values."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from stress.soak.data import pool
+
+held: list[Any] = []
+
+
+def descriptor() -> None:
+    """One in every hundred steps."""
+    held.append(os.memfd_create("leak") if len(held) % 100 == 0 else None)
+
+
+def memory() -> None:
+    """A kilobyte in every step."""
+    held.append(bytes(1000))
+
+
+def thread() -> None:
+    """One in every hundred steps."""
+    held.append(None)
+    if len(held) % 100 == 0:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+def values() -> None:
+    """Rank 1 has others than everybody expects of it."""
+    if os.environ["RANK"] == "1" and not held:
+        held.append(None)
+        for dtype in ("float32", "int32", "uint8"):
+            pool(dtype)[:] = pool(dtype)[::-1].copy()
+
+
+WAYS: dict[str, Callable[[], None]] = {
+    "": lambda: None,
+    "descriptor": descriptor,
+    "memory": memory,
+    "thread": thread,
+    "values": values,
+}

@@ -1,0 +1,107 @@
+"""The exception that ends a rank, as its launcher reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from sdp_plugins.core import CollectiveTimeoutError, PeerLostError
+from sdp_plugins.core.error_file import described
+from sdp_plugins.launch.error_file import ErrorFile, parsed
+from tests.ranks import HANG_S
+
+
+def lost() -> PeerLostError:
+    return PeerLostError("rank 1 ended", ranks=[1], op="all_reduce", seq=7)
+
+
+def chained(inner: BaseException, outer: Exception, *, cause: bool) -> Exception:
+    try:
+        try:
+            raise inner
+        except BaseException as error:
+            raise outer from (error if cause else None)
+    except Exception as error:
+        return error
+
+
+def in_handler(inner: BaseException, outer: Exception) -> Exception:
+    try:
+        try:
+            raise inner
+        except BaseException:
+            raise outer  # noqa: B904
+    except Exception as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ValueError("x"), "exception"),
+        (ValueError("not a PeerLostError: x"), "exception"),
+        (lost(), "peer_lost"),
+        (CollectiveTimeoutError("x"), "timeout"),
+        (RuntimeError("PeerLostError: [rank 0/2] x"), "peer_lost"),  # as C++ passes it on
+        (RuntimeError("sdp_plugins.core.errors.PeerLostError: x"), "peer_lost"),
+        (RuntimeError("SdpError"), "closed"),
+        (RuntimeError("annotations: x"), "exception"),
+        (chained(lost(), KeyError(1), cause=True), "peer_lost"),
+        (chained(lost(), KeyError(1), cause=False), "exception"),
+        (in_handler(lost(), KeyError(1)), "peer_lost"),
+    ],
+)
+def test_kinds(error: BaseException, kind: str) -> None:
+    assert described(error)["kind"] == kind
+
+
+def test_fields() -> None:
+    told = parsed(json.loads(json.dumps(described(in_handler(lost(), KeyError(1))))))
+    assert told is not None and told.is_loss
+    assert (told.ranks, told.op, told.seq) == ((1,), "all_reduce", 7)
+    assert "PeerLostError: rank 1 ended" in "\n".join(told.traceback)
+    assert told.traceback[-1] == "KeyError: 1"
+
+
+@pytest.mark.parametrize("data", [None, {}, {"kind": "x"}, {**described(lost()), "ranks": ["a"]}])
+def test_what_is_no_error_is_none(data: dict[str, Any] | None) -> None:
+    assert parsed(data) is None
+
+
+SCRIPT = """
+import os, subprocess, sys
+from sdp_plugins.core.error_file import write_uncaught
+write_uncaught()
+write_uncaught()
+assert "SDP_ERROR_FILE" not in os.environ
+if os.fork() == 0:
+    raise OSError("a child")
+os.wait()
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "last"),
+    [("raise ValueError('boom')", "ValueError: boom"), ("sys.exit(3)", ""), ("", "")],
+)
+def test_an_uncaught_exception_is_written(ending: str, last: str) -> None:
+    file = ErrorFile()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", SCRIPT.format(ending)],
+            env={**os.environ, "SDP_ERROR_FILE": file.path},
+            capture_output=True,
+            text=True,
+            timeout=HANG_S,
+        )
+        told = parsed(file.read())
+    finally:
+        file.close()
+    assert "OSError: a child" in done.stderr
+    assert (told.traceback[-1] if told else "") == last, done.stderr

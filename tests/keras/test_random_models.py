@@ -1,0 +1,98 @@
+"""Random models train on ranks as they do in one process, and a difference is found."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from stress.keras import heads, training
+from stress.keras.layers import LAYERS
+from stress.keras.plan import Plan, case
+from stress.keras.reduce import candidates, reduced
+from stress.keras.run import Runner
+from tests.keras.conftest import environment
+from tests.keras.first_ranks import PROCESSES
+from tests.keras.names import BACKENDS
+
+SEED = 1
+CASES = {
+    "torch": (0, 1, 2, 4, 5, 7, 8, 10, 12, 13, 14, 15, 16, 17, 20),
+    "tensorflow": (0, 2, 3, 8),
+    "jax": (3, 4, 6, 7),
+}
+"""Of the seed: some of each backend that do not take long."""
+SPOILED = 7
+PLANS = 3000
+LIMIT_S = 600.0  # of a case: ten times what the slowest needs
+
+
+def runner(rank_pools: Any, backend: str, spoil: str = "") -> Runner:
+    """On the processes of the other tests."""
+    return Runner(rank_pools.pool(PROCESSES, environment(backend)), spoil)
+
+
+@pytest.mark.parametrize(
+    ("backend", "index"), [(backend, index) for backend in BACKENDS for index in CASES[backend]]
+)
+@pytest.mark.timeout(LIMIT_S + 20)
+def test_random_models_equal_one_process(rank_pools: Any, backend: str, index: int) -> None:
+    plan = case(backend, SEED, index)
+    outcome = runner(rank_pools, backend).run(plan)
+    assert outcome.kind == "equal", f"{outcome.text}\n{plan.describe()}"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        ("loss", "differs by"),
+        ("weights", "rank 1 has other values than rank 0"),
+        ("share", "differs by"),
+    ],
+)
+@pytest.mark.timeout(LIMIT_S + 20)
+def test_what_is_done_wrong_on_purpose_is_found(rank_pools: Any, spoil: str, told: str) -> None:
+    outcome = runner(rank_pools, "torch", spoil).run(case("torch", SEED, SPOILED, [2]))
+    assert outcome.kind == "different"
+    assert told in outcome.text
+
+
+@cache
+def many(backend: str = "tensorflow") -> list[Plan]:
+    return [case(backend, 5, index) for index in range(PLANS)]
+
+
+def test_plans_come_from_seed_and_index_alone() -> None:
+    first = many()[:50]
+    assert first == [case("tensorflow", 5, index) for index in range(50)]
+    assert [Plan.from_json(plan.to_json()) for plan in first] == first
+    assert len({plan.to_json() for plan in many()}) == PLANS
+
+
+def test_all_of_the_tables_is_drawn() -> None:
+    plans = many()
+    assert {v.layer for p in plans for v in p.values} == {row.layer for row in LAYERS} | {"Input"}
+    outputs = [output for plan in plans for output in plan.outputs]
+    assert {output.loss for output in outputs} == {row.loss for row in heads.LOSSES}
+    metrics = {row.metric for rows in heads.METRICS.values() for row in rows}
+    assert {name for output in outputs for name, _, _ in output.metrics} == metrics
+    assert {plan.optimizer["name"] for plan in plans} == set(training.OPTIMIZERS)
+    assert {plan.dtype for plan in plans} == set(training.DTYPES)
+    options = {name for plan in plans for name in (*plan.optimizer, *plan.fit)}
+    assert options >= {"clipnorm", "global_clipnorm", "clipvalue", "gradient_accumulation_steps",
+                       "use_ema", "weight_decay", "class_weight", "validation_split"}  # fmt: skip
+
+
+def test_a_plan_is_made_small() -> None:
+    """As if the difference came of a layer and an option."""
+
+    def differs(plan: Plan) -> bool:
+        return "clipnorm" in plan.optimizer and any(v.layer == "Dense" for v in plan.values)
+
+    plan = max(filter(differs, many()), key=lambda plan: len(plan.values))
+    small = reduced(plan, differs, 1000)
+    assert differs(small)
+    assert not any(differs(smaller) for smaller in candidates(small) if smaller != small)
+    assert len(small.values) <= 4 < len(plan.values)
+    assert len(small.outputs) == 1
