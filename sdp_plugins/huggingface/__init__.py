@@ -1,8 +1,7 @@
 """HuggingFace's Trainer and accelerate over smddp, on CPUs.
 
-Nothing has to be imported or called: once accelerate is imported, `backend_choice` stands before
-the one place where it chooses a backend, and `sagemaker_flag` before what transformers asks of
-SageMaker's variables; `command_line` adds smddp to a list of names. They only speak up in jobs that
-mean smddp. docs/huggingface.md has the
-upstream lines for which they stand in; `SDP_HUGGINGFACE=0` removes them.
+Scripts import and call nothing. `backend_choice` patches accelerate's choice of a backend,
+`sagemaker_flag` transformers' check for SageMaker's variables, and `command_line` adds smddp to the
+choices of an option. The patches apply when accelerate and transformers are imported, and affect
+only jobs that use smddp. `SDP_HUGGINGFACE=0` disables them. See docs/huggingface.md.
 """

@@ -1,9 +1,15 @@
-"""accelerate's choice of a backend: smddp where the job means it and trains on CPUs.
+"""accelerate's choice of a backend: smddp if the job selects it and trains on CPUs.
 
-accelerate knows smddp for GPUs only. On a machine without, `ddp_backend="smddp"` is refused, or
-taken for a job of single processes that train apart; SageMaker's variables lead to a division by
-the number of GPUs. With the type MULTI_CPU, which else stands for gloo and MPI, all that follows
-is right: the device, DDP without device_ids, gathering, random states, barriers.
+accelerate supports smddp on GPUs only. On CPUs (lines of accelerate 1.15.0, transformers 5.23.0):
+
+- with `use_cpu=True`, `_prepare_backend` (state.py:813) returns gloo; state.py:197 refuses smddp;
+- without `use_cpu`, or in an initialized process group, it returns NO (state.py:815): every rank
+  trains alone, without a message;
+- with SageMaker's variables it returns MULTI_GPU, and `set_device` (state.py:843) divides by
+  `torch.cuda.device_count()`, which is zero.
+
+The type MULTI_CPU, which accelerate uses for gloo and MPI, makes the rest right: the device, DDP
+without device_ids (accelerator.py:2060), gathering, random states, barriers.
 """
 
 from __future__ import annotations
@@ -27,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def is_unchanged(state: Any) -> bool:
-    """Whether accelerate still chooses there, between the types that are known here."""
+    """Whether `_prepare_backend` has the parameters and the names that the patch expects."""
     choose = state.PartialState._prepare_backend
     parameters = choose.__code__.co_varnames[: choose.__code__.co_argcount]
     return parameters == ("self", "cpu", "sagemaker_dp", "backend") and mentions(
@@ -75,7 +81,7 @@ def complaining(choose: Callable[..., Any], why: str) -> Callable[..., Any]:
 
 
 def choosing(choose: Callable[..., Any], cpu_type: Any) -> Callable[..., Any]:
-    """Wrap accelerate's function: in jobs over smddp on CPUs, choose smddp."""
+    """Wrap accelerate's function: choose smddp in jobs over smddp on CPUs."""
 
     @functools.wraps(choose)
     def prepare_backend(
@@ -89,7 +95,7 @@ def choosing(choose: Callable[..., Any], cpu_type: Any) -> Callable[..., Any]:
             from sdp_plugins.torch.mpi_environment import set_torchs_variables
 
             set_torchs_variables()
-        if state.device is None:  # without an index: torch.load refuses cpu:0, see the docs
+        if state.device is None:  # no index: transformers 4.48 to 4.57 cannot resume on cpu:0
             state.device = torch.device("cpu")
         if sagemaker_wants_smddp():
             keep_from_transformers()
@@ -99,11 +105,11 @@ def choosing(choose: Callable[..., Any], cpu_type: Any) -> Callable[..., Any]:
 
 
 def is_meant(sagemaker_dp: bool, backend: str | None) -> bool:
-    """Whether the job is to train over smddp.
+    """Whether the job selects smddp.
 
     Args:
         sagemaker_dp: Whether transformers or accelerate has found SageMaker's variables.
-        backend: The script's wish, if it has one.
+        backend: The backend that the script names; None if it names none.
     """
     if backend not in (None, BACKEND):
         return False
@@ -113,17 +119,17 @@ def is_meant(sagemaker_dp: bool, backend: str | None) -> bool:
 
 
 def warn_if_alone(kind: Any) -> None:
-    """Say that accelerate takes a rank of `sdp run` for a job of its own.
+    """Warn if accelerate lets each rank of `sdp run` train alone.
 
-    So it does without GPUs where nobody names a backend, and each rank trains by itself: N times
-    the same, into the same folder.
+    It does that on CPUs if nothing names a backend: N ranks train the same and write into the same
+    folder.
     """
     if kind != "NO" or not started_by_us():
         return
     place = Topology.from_env()
     if place.world_size > 1:
         log.warning(
-            "accelerate trains rank %d of %d alone: on CPUs it joins ranks only if it is told to. "
+            "accelerate trains rank %d of %d alone, because nothing names a backend. "
             "Hint: TrainingArguments(ddp_backend='smddp'), or init_process_group('smddp') before "
             "Accelerator(), or start the script with smddprun.",
             *(place.rank, place.world_size),
@@ -131,11 +137,11 @@ def warn_if_alone(kind: Any) -> None:
 
 
 def on_cpu(state: Any, cpu: bool) -> bool:
-    """Whether the model will be on the CPU: by the script, ACCELERATE_TORCH_DEVICE or for want."""
+    """Whether accelerate will put the model on the CPU."""
     device = state.device or state.default_device
     return cpu or device.type == "cpu"
 
 
 def is_rank() -> bool:
-    """Whether this process belongs to a job; one that no launcher has started does not."""
+    """Whether a launcher started this process, or the process group exists."""
     return dist.is_initialized() or Topology.from_env().source != "single"

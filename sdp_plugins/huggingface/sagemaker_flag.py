@@ -1,9 +1,10 @@
-"""transformers' question for SageMaker's variables, where accelerate trains on CPUs already.
+"""Makes transformers ignore SageMaker's variables in jobs that accelerate runs on CPUs.
 
-`is_sagemaker_dp_enabled()` makes Trainer wrap the model by itself, with the GPU of the rank as
-device_ids, which DDP refuses for models on the CPU. It also hides from Trainer that the job is
-distributed, so that rank 0's loss is logged as if it were the job's. Once accelerate's state is
-MULTI_CPU the answer is no, and both are left to accelerate, as in any other job on CPUs.
+If `is_sagemaker_dp_enabled()` returns true, `Trainer._wrap_model` (trainer.py:2682 of transformers
+5.23.0) passes device_ids to DDP, which refuses them for models on CPUs, and ignores
+`ddp_find_unused_parameters`; `TrainingArguments.parallel_mode` (training_args.py:1993) is not
+DISTRIBUTED, so that Trainer logs the loss of rank 0 alone. Once accelerate's state is MULTI_CPU the
+patched function returns false, and accelerate wraps the model as in any job on CPUs.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ PLACES = {"transformers.training_args": ARGUMENTS, "transformers.trainer": TRAIN
 
 
 def keep_from_transformers() -> None:
-    """Answer no to transformers' modules that ask, now or when they are imported."""
+    """Patch the modules of transformers that call the function, now or when they are imported."""
     for name in PLACES:
         wrapt.register_post_import_hook(patch, name)
 
 
 def patch(module: ModuleType) -> None:
-    """Replace the flag's function in one module, if the module is unchanged."""
+    """Replace `is_sagemaker_dp_enabled` in one module, if the module is unchanged."""
     asked = getattr(module, FLAG, None)
     if hasattr(asked, PATCHED):
         return
@@ -55,7 +56,7 @@ def patch(module: ModuleType) -> None:
 
 
 def answering(asked: Any) -> Callable[[], bool]:
-    """Wrap transformers' function: answer no in jobs on CPUs."""
+    """Wrap transformers' function: return false in jobs on CPUs."""
 
     @functools.wraps(asked)
     def is_sagemaker_dp_enabled() -> bool:
@@ -66,7 +67,7 @@ def answering(asked: Any) -> Callable[[], bool]:
 
 
 def on_cpus() -> bool:
-    """Whether accelerate has set this process up as a rank of a job on CPUs."""
+    """Whether accelerate has chosen the type MULTI_CPU."""
     from accelerate.state import PartialState
 
     return PartialState._shared_state.get("distributed_type") == "MULTI_CPU"

@@ -19,13 +19,13 @@ Version = tuple[int, int]
 
 @dataclass(frozen=True)
 class Upstream:
-    """The place, and how to tell that it has not changed.
+    """A function of another library, and a check that it is unchanged.
 
     Attributes:
         package: Name of the library.
-        checked: The first version in which the tests have passed, and the first after these.
+        checked: The first version with which the tests passed, and the first untested version.
         place: File and function, for messages.
-        is_unchanged: Given the module, whether what is patched is still there.
+        is_unchanged: Takes the module; returns whether it contains the code that is patched.
     """
 
     package: str
@@ -34,23 +34,23 @@ class Upstream:
     is_unchanged: Callable[[Any], bool]
 
     def why_not(self, module: ModuleType, version: str) -> str:
-        """Why it stays as it is; empty if it is the code that was checked.
+        """Why the function must not be patched; empty if it may be.
 
         Args:
-            module: In which the place is.
-            version: The library's.
+            module: Contains the function.
+            version: Version of the library.
         """
         first, after = self.checked
         if not first <= major_and_minor(version) < after:
-            return f"{version} is not among {dotted(first)} and later, before {dotted(after)}"
+            return f"{version} is not in the range {dotted(first)} to below {dotted(after)}"
         if not self._looks_unchanged(module):
-            return f"in {version} the code that is patched is no longer there"
+            return f"{version} has changed the code that smddp patches"
         return ""
 
     def complain(self, why: str) -> None:
-        """Say in a job over smddp that it stays as it is."""
+        """Warn that the function is not patched."""
         log.warning(
-            "smddp leaves %s of %s as it is (%s): ddp_backend='smddp' may not work on CPUs. "
+            "smddp does not patch %s of %s (%s): ddp_backend='smddp' may not work on CPUs. "
             "Hint: install another version, or set SDP_HUGGINGFACE=0 to silence this.",
             *(self.place, self.package, why),
         )
@@ -63,17 +63,17 @@ class Upstream:
 
 
 def major_and_minor(version: str) -> Version:
-    """Of a version such as "5.23.0" or "1.15.0.dev0"."""
+    """Parse a version such as "5.23.0" or "1.15.0.dev0"."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def dotted(version: Version) -> str:
-    """As people write it."""
+    """Format a version, such as "5.23"."""
     return ".".join(map(str, version))
 
 
 def mentions(function: Any, *words: str) -> bool:
-    """Whether the function's code uses these names and texts."""
+    """Whether the function's code contains these names and strings."""
     code: CodeType = function.__code__
     return {*words} <= {*code.co_names, *(c for c in code.co_consts if isinstance(c, str))}
