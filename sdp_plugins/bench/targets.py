@@ -211,7 +211,7 @@ def _footprints(plan: ddp.DdpPlan, progress: Progress) -> list[Target]:
 
 def targets_table(targets: Sequence[Target]) -> Table:
     """One row per target."""
-    table = Table(title="What it must reach", box=box.SIMPLE_HEAD)
+    table = Table(title="Performance targets", box=box.SIMPLE_HEAD)
     for name in ("what", "target", "measured", "others in the same run", "verdict"):
         table.add_column(name)
     words = {True: "[green]reached[/]", False: "[red]missed[/]", None: "not measured"}
