@@ -1,4 +1,4 @@
-"""The command `python -m sdp_plugins.flight`: who waits for whom in a job."""
+"""The command `sdp flight`: which ranks of a job wait for which others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sdp_plugins.flight.table import table
 
 
 class NoSuchJobError(Exception):
-    """No job, or more than one, is meant; the text says which there are."""
+    """Raised when no job matches, or several do; the text lists them."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,15 +25,15 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m sdp_plugins.flight",
         description="Shows which ranks of a job wait for which others, and in which operation. "
-        "Reads the ranks that run on this machine, or reports that failed jobs have left "
-        "(SDP_FLIGHT_DIR) or --json has written on other machines.",
+        "Reads the ranks that run on this machine, or report files: failed jobs leave them in "
+        "SDP_FLIGHT_DIR, and --json writes them on other machines.",
     )
     made.add_argument(
         "job",
         nargs="*",
         metavar="JOB | FILE",
-        help="a job's key or a part of it, or the pid of a rank or of its launcher; or report "
-        "files or folders of them. Default: the only job on this machine",
+        help="key of a job or part of it; pid of a rank or of its launcher; report files, or "
+        "folders of report files. Default: the only job on this machine",
     )
     made.add_argument(
         "--last", type=int, default=0, metavar="N", help="also list each rank's last N operations"
@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
         "--chrome",
         type=Path,
         metavar="FILE",
-        help="write a timeline, to be opened in https://ui.perfetto.dev",
+        help="write a timeline for https://ui.perfetto.dev",
     )
     return made
 
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         found = _chosen(options.job)
         _write(found, options)
         print("\n".join(_text(found, options.last)), flush=True)
-    except BrokenPipeError:  # whoever read it has left; nor may Python flush at its end
+    except BrokenPipeError:  # the reader has closed the pipe; Python must not flush at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except (NoSuchJobError, OSError, ValueError) as error:
@@ -81,7 +81,7 @@ def _chosen(words: Sequence[str]) -> Job:
         return _only(find_jobs(report_file.read(paths)), "in these reports")
     if len(words) > 1:
         missing = next(word for word, path in zip(words, paths, strict=True) if not path.exists())
-        raise NoSuchJobError(f"there is no file {missing}. Hint: name one job, or reports.")
+        raise NoSuchJobError(f"there is no file {missing}. Hint: name one job, or report files.")
     if words and "/" in words[0]:
         raise NoSuchJobError(f"there is no file {words[0]}.")
     found = read_segments()
@@ -102,8 +102,8 @@ def _only(found: Sequence[Job], where: str, all_jobs: Sequence[Job] = ()) -> Job
 
 def _nothing(others: int) -> str:
     if others:
-        return "the jobs here are of another version of sdp_plugins. Hint: use that one's Python."
+        return "the jobs here use another version of sdp_plugins. Hint: run this with their Python."
     return (
-        "no job of this user has an open group on this machine. Hint: ask on the machine, and in "
-        "the container, of the ranks, as the user who started them."
+        "no job of this user has an open group on this machine. Hint: run this on the machine, and "
+        "in the container, of the ranks, as the user who started them."
     )

@@ -1,4 +1,4 @@
-"""What one rank is doing, in words."""
+"""Describes what one rank is doing."""
 
 from __future__ import annotations
 

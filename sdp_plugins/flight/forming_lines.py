@@ -1,4 +1,4 @@
-"""Who waits for whom in the making of groups, in words."""
+"""Formats which ranks wait for which others to make a group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sdp_plugins.flight.rank_state import RankState
 
 
 def forming_lines(groups: Groups) -> list[str]:
-    """All groups that are being made by ranks that have another group, which shows it."""
+    """All groups that are being made, as far as the makers' other groups show them."""
     arrived: dict[tuple[str, int], dict[tuple[str, str], RankState]] = {}
     for token in sorted(groups, key=lambda token: -len(groups[token])):
         for state in groups[token].values():
@@ -42,9 +42,9 @@ def _lines(arrived: Sequence[RankState], groups: Groups) -> Iterator[str]:
 def _missing(
     arrived: Sequence[RankState], members: tuple[int, ...] | None, size: int, groups: Groups
 ) -> list[RankState]:
-    """The members that have not arrived, as far as the group shows in which the others were found.
+    """The members that have not arrived, as far as they are in the arrived ranks' other group.
 
-    Members that are not known are all ranks of that group, if their number fits.
+    If the members are unknown, they are all ranks of that group, provided that their number fits.
     """
     info = arrived[0].snapshot.info
     if members is None and info.world_size == size:

@@ -1,4 +1,4 @@
-"""What one rank's segment shows of one group: its identity, state and last operations."""
+"""One rank of one group, as its segment shows it: identity, state and last operations."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class RankSnapshot(NamedTuple):
         info: Which rank of which group.
         read_ns: When it was read, by the rank's CLOCK_MONOTONIC.
         read_unix_ns: The same moment by the wall clock.
-        state: ``open``, ``left`` (closed in good order) or ``failed``.
+        state: ``open``, ``left`` (closed without a failure) or ``failed``.
         cause: Why the group has failed on this rank.
         step: Counts the synchronisation steps of the node's collectives.
         liveness: State of the process: ``running``, ``stopped``, ``ended`` or ``unknown``.
@@ -86,12 +86,12 @@ class RankSnapshot(NamedTuple):
                 fields[name] = tuple(map(_event, fields[name]))
             snapshot = cls(**fields)
         except (TypeError, KeyError) as error:
-            raise ValueError("it is no report of the flight recorder") from error
+            raise ValueError("it is not a report of the flight recorder") from error
         numbers = (snapshot.read_ns, snapshot.read_unix_ns, snapshot.step)
         sane = all(type(n) is int and 0 <= n <= _MOST_NS for n in numbers)
         known = snapshot.state in STATES and snapshot.liveness in LIVENESS
         if not (sane and known and type(snapshot.cause) is str):
-            raise ValueError("it is no report of the flight recorder")
+            raise ValueError("it is not a report of the flight recorder")
         return snapshot._replace(cause=printable(snapshot.cause, _MOST_CAUSE))
 
 
@@ -109,14 +109,14 @@ def liveness_of_process(identity: str) -> str:
 
 
 def parse(raw: bytes, liveness: str = "unknown") -> RankSnapshot:
-    """Read what ``NativeGroup.flight`` or ``read_flight`` returns; nothing in it is believed.
+    """Parse the bytes of ``NativeGroup.flight`` or ``read_flight``, without trusting them.
 
     Args:
-        raw: The bytes, which were read just now.
+        raw: The bytes, read just now.
         liveness: See `RankSnapshot`.
 
     Raises:
-        ValueError: It does not say which rank it is of.
+        ValueError: They do not identify a rank.
     """
     _, _, _, _, state, _, step, *_, cause = _HEAD.unpack_from(raw)
     info = rank_info_from_text(raw[_HEAD.size : _FORMING_AT])
@@ -162,7 +162,7 @@ def _event(row: Sequence[Any]) -> TraceEvent:
         raise TypeError("an event is a row of numbers")
     event = TraceEvent._make(row)
     if min(row) < -1 or not plausible(event):
-        raise TypeError("an event cannot be so")
+        raise TypeError("an event has impossible values")
     return event
 
 

@@ -1,4 +1,4 @@
-"""What this process reports by itself: when a group fails, and when SIGUSR1 asks for it."""
+"""The reports of this process: when a group fails, and on SIGUSR1."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sdp_plugins.flight.waits import waits
 
 _HEAD = "The flight recorder, of this node's ranks:"
 READ_S = 1.0
-"""How long an error waits, at most, for what groups other than the failed one show."""
+"""Limit for reading groups other than the failed one, which delays the error."""
 
 
 class FlightRecorder(GroupObserver):
@@ -36,14 +36,14 @@ class FlightRecorder(GroupObserver):
         self._notes: WeakKeyDictionary[OpenGroup, str] = WeakKeyDictionary()
 
     def forked(self) -> None:
-        """SIGUSR1 gets its default meaning back: the thread that answered it is the parent's."""
+        """Restore the default of SIGUSR1: the thread that handles it is the parent's."""
         self._start_anew()
         if self._signal is not None:
             self._signal.forget()
             self._signal = None
 
     def opened(self, group: OpenGroup) -> None:
-        """With the first group SIGUSR1 gets its meaning."""
+        """Handle SIGUSR1 from the first group on."""
         with self._lock:
             if self._signal is None:
                 # A process without descriptors or threads to spare can still use the group.
@@ -51,7 +51,7 @@ class FlightRecorder(GroupObserver):
                     self._signal = ReportSignal(self.show)
 
     def closed(self, group: OpenGroup) -> None:
-        """With the last group SIGUSR1 loses its meaning."""
+        """Stop handling SIGUSR1 with the last group."""
         ending = None
         with self._lock:
             if not any(open_groups):
@@ -60,16 +60,16 @@ class FlightRecorder(GroupObserver):
             ending.end()
 
     def group_failed(self, group: OpenGroup, error: Exception) -> None:
-        """Add who waited for whom when the group failed, as it was read at its first error."""
+        """Add which ranks waited for which others at the group's first error."""
         with self._lock:
             if group not in self._notes:
-                self._notes[group] = ""  # whatever happens, it is tried once
+                self._notes[group] = ""  # try only once, even if it fails
                 snapshots, lines = _explain(group)
                 self._notes[group] = "\n".join([*lines, *_write_report(group, snapshots)])
             _add_note(error, self._notes[group])
 
     def wait_timed_out(self, group: OpenGroup, error: Exception) -> None:
-        """Add who waits for whom in the group now."""
+        """Add which ranks of the group wait for which others now."""
         with self._lock:
             _add_note(error, "\n".join(_explain(group)[1]))
 
@@ -116,14 +116,14 @@ def _explain(group: OpenGroup) -> tuple[list[RankSnapshot], list[str]]:
     snapshots, left_out = _read(group)
     lines = [_HEAD, *error_lines(group.info.token, groups_of(snapshots))]
     if left_out:
-        lines.append(f"{left_out} more groups here were not read; they may tell why.")
+        lines.append(f"{left_out} more groups on this node were not read; the cause may be there.")
     return snapshots, lines
 
 
 def _read(first: OpenGroup) -> tuple[list[RankSnapshot], int]:
-    """The snapshots of a group and of others, and how many others there was no time to read.
+    """Read a group, then others; returns the snapshots and the number of groups left out.
 
-    The error is delayed as long as this takes. A report file has all groups.
+    This delays the error, so it has a limit, unless a report file is wanted: that has all groups.
     """
     others = [group for group in open_groups if group is not first]
     end = None if first.config.flight_dir else time.monotonic() + READ_S
@@ -136,7 +136,7 @@ def _read(first: OpenGroup) -> tuple[list[RankSnapshot], int]:
 def _other_groups(
     snapshots: Sequence[RankSnapshot], end: float | None = None
 ) -> list[RankSnapshot]:
-    """What ranks for which others wait show in groups of which this rank is no member."""
+    """Snapshots of awaited ranks in groups of which this rank is not a member."""
     awaited = {
         group[rank].snapshot.info.pid
         for group in groups_of(snapshots).values()
@@ -148,14 +148,14 @@ def _other_groups(
 
 
 def _write_report(group: OpenGroup, snapshots: Sequence[RankSnapshot]) -> list[str]:
-    """Write the report file if one is wanted; returns the lines that say where."""
+    """Write the report file if one is wanted; returns lines with its path."""
     if group.config.flight_dir is None or not snapshots:
         return []
     try:
         path = report_file.write(group.config.flight_dir, group.info.global_rank, snapshots)
     except OSError as error:  # it must not replace the group's error
         with suppress(Exception):
-            warnings.warn(f"the flight recorder's report is not written: {error}", stacklevel=2)
+            warnings.warn(f"cannot write the flight recorder's report: {error}", stacklevel=2)
         return []
     return [f"All groups: python -m sdp_plugins.flight {path.parent}"]
 

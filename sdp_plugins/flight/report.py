@@ -1,4 +1,4 @@
-"""Who waits for whom, in words."""
+"""Formats which ranks wait for which others."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def groups_of(snapshots: Sequence[RankSnapshot]) -> dict[int, dict[int, RankStat
 
 
 def report(snapshots: Sequence[RankSnapshot]) -> list[str]:
-    """All groups but those that were closed in good order; working ones and large ones first.
+    """All groups but closed ones; working groups and large groups first.
 
-    Groups that are being made come before them: what hangs there hangs everything.
+    Groups that are being made precede them, because ranks that wait there block everything else.
     """
     groups = groups_of(snapshots)
     lines = forming_lines(groups)
@@ -47,7 +47,7 @@ def report(snapshots: Sequence[RankSnapshot]) -> list[str]:
 
 
 def error_lines(token: int, groups: Groups) -> list[str]:
-    """The group of an error, and those in which the ranks wait that it waits for."""
+    """The group of an error, and the groups in which the ranks wait for which it waits."""
     lines = group_lines(token, groups, failures=False)
     for other in islice(_reached(token, groups), _MOST_REACHED):
         lines += group_lines(other, groups, failures=False)
@@ -55,7 +55,7 @@ def error_lines(token: int, groups: Groups) -> list[str]:
 
 
 def _reached(token: int, groups: Groups) -> Iterator[int]:
-    """The groups in which a rank waits for which others wait in a group before."""
+    """The groups in which awaited ranks themselves wait, followed from group to group."""
     found = [token]
     for one in found:
         targets = {rank for wait in waits(groups[one]) for rank in wait.targets}
@@ -78,7 +78,7 @@ def group_lines(token: int, groups: Groups, *, failures: bool = True) -> list[st
     Args:
         token: The group's token.
         groups: All groups that were read.
-        failures: Whether to say why the group has failed.
+        failures: Whether to include why the group has failed.
     """
     group = groups[token]
     found = waits(group)

@@ -61,7 +61,7 @@ def _read(path: Path) -> list[RankSnapshot]:
     try:
         found = _json_of(path.read_text())
         if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise ValueError("it is no report of the flight recorder")
+            raise ValueError("it is not a report of the flight recorder")
         return [RankSnapshot.from_json(snapshot) for snapshot in found.get("ranks", ())]
     except (ValueError, TypeError, RecursionError) as error:
         raise ValueError(f"{path}: {error}") from error

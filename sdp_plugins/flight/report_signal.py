@@ -1,4 +1,4 @@
-"""SIGUSR1, answered by a thread: the main thread may be stuck where no Python code runs."""
+"""Handles SIGUSR1 in a thread, because the main thread may be blocked in native code."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _END_LIMIT_S = 5.0
 
 
 class ReportSignal:
-    """Calls a function whenever the signal comes, unless the program has a handler for it.
+    """Calls a function on each SIGUSR1, unless the program has its own handler.
 
-    To Python the signal stays free: ``signal.getsignal`` returns the default, and a handler that
+    Python does not see this handler: ``signal.getsignal`` returns the default, and a handler that
     the program sets replaces this one.
 
     Args:
-        show: Called in the thread.
+        show: Called in the thread, on each signal.
     """
 
     def __init__(self, show: Callable[[], None]) -> None:
@@ -40,7 +40,7 @@ class ReportSignal:
 
     def _start(self) -> None:
         thread = threading.Thread(target=self._loop, name="sdp-signal", daemon=True)
-        # It inherits the mask. Signals are for the program's threads, which may await them there.
+        # It inherits a full mask: signals must reach the program's threads.
         before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())
         try:
             thread.start()
@@ -61,18 +61,18 @@ class ReportSignal:
                     print(f"sdp_plugins: SIGUSR1: {error!r}", file=sys.stderr)
 
     def end(self) -> None:
-        """Give the signal back and end the thread."""
+        """Restore the signal and end the thread."""
         if self._thread is None:
             os.close(self._wakes)
             return
         _native.give_back_report_signal(NUMBER)
         self._ending = True
         os.eventfd_write(self._wakes, 1)
-        # A finalizer may come in the thread itself, or when the interpreter lets none run any more.
+        # This may run in the thread itself (a finalizer), or while the interpreter shuts down.
         if self._thread is not threading.current_thread() and not sys.is_finalizing():
             self._thread.join(_END_LIMIT_S)
 
     def forget(self) -> None:
-        """Give the signal back where the thread does not run: in a forked child."""
+        """Restore the signal in a forked child, where the thread does not run."""
         _native.give_back_report_signal(NUMBER)
         os.close(self._wakes)

@@ -23,7 +23,7 @@ class Segments(NamedTuple):
 
     Attributes:
         snapshots: All ranks.
-        others: Number of segments of other versions of this package.
+        others: Number of segments that other versions of this package have made.
     """
 
     snapshots: list[RankSnapshot]
@@ -36,7 +36,7 @@ def read_segments() -> Segments:
 
 
 def read_processes(pids: Iterable[int], end: float | None) -> list[RankSnapshot]:
-    """Read the segments of some processes, but those that this process holds as well.
+    """Read the segments of some processes, except those that this process holds too.
 
     Args:
         pids: The processes.
@@ -45,7 +45,7 @@ def read_processes(pids: Iterable[int], end: float | None) -> list[RankSnapshot]
     ours = _holders([os.getpid()])
     theirs = {file: at for file, at in _holders(pids).items() if file not in ours}
     found = _read_all(theirs, end).snapshots
-    # Others than these may hold their own segments, too.
+    # Other processes may hold their own segments, too.
     return [s if s.liveness != "ended" else s._replace(liveness=liveness(s.info)) for s in found]
 
 
@@ -73,7 +73,7 @@ def _holders(pids: Iterable[int]) -> _Files:
 
 
 def _segments_of(pid: int) -> Iterator[tuple[int, str]]:
-    with suppress(OSError):  # it is another user's, or has ended
+    with suppress(OSError):  # another user's process, or it has ended
         for fd in os.listdir(f"/proc/{pid}/fd"):
             path = f"/proc/{pid}/fd/{fd}"
             with suppress(OSError):

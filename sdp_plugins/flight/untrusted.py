@@ -1,4 +1,4 @@
-"""Reads what other processes have written about themselves: nothing in it is believed."""
+"""Validates data that other processes have written about themselves."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ def rank_info_from_text(text: bytes) -> RankInfo:
     """Read what ``RankInfo.pack`` has written to a segment.
 
     Raises:
-        ValueError: It was something else.
+        ValueError: It is something else.
     """
     try:
         return rank_info_from_json(json.loads(text.partition(b"\0")[0].decode()))
     except RecursionError as error:
-        raise ValueError("it says nothing of itself") from error
+        raise ValueError("it does not identify a rank") from error
 
 
 def rank_info_from_json(found: Any) -> RankInfo:
     """Read what ``RankInfo.to_json`` has written.
 
     Raises:
-        ValueError: It was something else.
+        ValueError: It is something else.
     """
     if not isinstance(found, dict):
-        raise ValueError("it says nothing of itself")
+        raise ValueError("it does not identify a rank")
     values = {name: checked(name, kind, found.get(name)) for name, kind in _KINDS.items()}
     info = RankInfo(members=None, **values)
     pid, _, _ = info.process.partition("@")
     is_pid = pid.isdecimal() and pid.isascii() and len(pid) <= 10
     if not is_pid or not 0 <= info.rank < info.world_size <= MOST_RANKS:
-        raise ValueError(f"it says that it is rank {info.rank} of {info.world_size}")
+        raise ValueError(f"it claims to be rank {info.rank} of {info.world_size}")
     return info._replace(members=from_runs(found.get("members"), info.world_size))
 
 
@@ -66,21 +66,21 @@ def forming_from_json(found: Any) -> Forming | None:
     """Read the fields of a ``Forming`` from a report file; None if there is none.
 
     Raises:
-        ValueError: It was something else.
+        ValueError: It is something else.
     """
     if found is None:
         return None
     if not isinstance(found, list) or len(found) != len(Forming._fields):
-        raise ValueError("it is no group that is being made")
+        raise ValueError("it does not describe a group that is being made")
     name, size = checked("name", str, found[0]), checked("world_size", int, found[1])
     since_ns = checked("since_ns", int, found[2])
     if not (0 < size <= MOST_RANKS and 0 < since_ns <= _MOST_NS):
-        raise ValueError("it is no group that is being made")
+        raise ValueError("it does not describe a group that is being made")
     return Forming(name, size, since_ns, from_runs(found[3], size))
 
 
 def checked(name: str, kind: type, value: Any) -> Any:
-    """Return a value if it has exactly this type: a bool is no int.
+    """Return a value if it has exactly this type: a bool is not an int.
 
     Args:
         name: The value's name, for the error.
@@ -91,7 +91,7 @@ def checked(name: str, kind: type, value: Any) -> Any:
         ValueError: It has another type.
     """
     if type(value) is not kind:
-        raise ValueError(f"it says {name}={value!r:.40}")
+        raise ValueError(f"it has {name}={value!r:.40}")
     return printable(value, 2 * MOST_CHARS) if isinstance(value, str) else value
 
 

@@ -11,17 +11,20 @@ _CHOSEN = ("OMPI_MCA_hwloc_base_binding_policy", "PRTE_MCA_hwloc_default_binding
 
 
 def undo_one_core_binding(env: Mapping[str, str]) -> bool:
-    """Allow the launcher's cores where Open MPI has bound this rank to one; True if that was so.
+    """Allow all cores of mpirun if Open MPI has bound this rank to one core.
 
-    Open MPI binds each of up to two ranks to a core if nobody says otherwise. A rank has more
-    threads than one: the framework's, the reduction's, the data loader's. Whoever has chosen a
-    binding for Open MPI by a variable keeps it, and so does who has bound mpirun itself.
+    By default Open MPI binds each of up to two ranks to a core. But a rank has several threads: of
+    the framework, the reduction, the data loader. A binding that the user has chosen, by a variable
+    of Open MPI or by binding mpirun itself, is kept.
+
+    Returns:
+        Whether the binding was changed.
     """
     if any(env.get(name) for name in _CHOSEN) or len(os.sched_getaffinity(0)) > 1:
         return False
     try:
         allowed = os.sched_getaffinity(launching_process("OMPI_COMM_WORLD_RANK"))
-    except OSError:  # it is gone, or cannot be seen from here
+    except OSError:  # mpirun has ended, or is in another pid namespace
         return False
     os.sched_setaffinity(0, allowed)
     return len(os.sched_getaffinity(0)) > 1

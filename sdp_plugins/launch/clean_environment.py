@@ -1,11 +1,11 @@
-"""The variables that ranks inherit from the launcher: all but those of another launcher's job."""
+"""Removes the variables of other launchers from the environment that ranks inherit."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# What an outer launcher said about this process is wrong for our ranks, and would be believed:
-# Lightning asks Slurm's variables before torchrun's.
+# An outer launcher describes this process, not our ranks, and frameworks would read its variables:
+# Lightning prefers Slurm's to torchrun's.
 STALE_PREFIXES = ("OMPI_COMM_", "PMI_", "PMIX_", "MPI_LOCAL", "TORCHELASTIC_", "SLURM_STEP")
 STALE_NAMES = {
     "SDP_LAUNCHER_PID",
@@ -16,7 +16,7 @@ STALE_NAMES = {
     "SLURM_NODEID",
     "SLURM_TASK_PID",
 }
-# torchrun's variables, which this package's launchers set as well: the place of a rank in its job.
+# torchrun's variables, which this package's launchers also set: the place of a rank in its job.
 PLACE = {
     "RANK",
     "WORLD_SIZE",
@@ -34,7 +34,7 @@ PLACE = {
 
 
 def without_launchers(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` less what other launchers have said about this process."""
+    """`base` without the variables in which other launchers describe this process."""
     return {
         name: value
         for name, value in base.items()
@@ -43,5 +43,5 @@ def without_launchers(base: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_place(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` less all variables that make a process a rank of some job."""
+    """`base` without all variables that make a process a rank of a job."""
     return {name: value for name, value in without_launchers(base).items() if name not in PLACE}

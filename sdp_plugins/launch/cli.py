@@ -58,22 +58,22 @@ def run(
             "-n",
             "--ranks",
             min=1,
-            help="Number of ranks; default: one for each GPU, without GPUs one for each core, at "
-            "most 8. With hosts: default and at most as many as they have slots.",
+            help="Number of ranks. Default: one per GPU, or without GPUs one per core, at most 8. "
+            "With hosts: at most, and by default, their number of slots.",
         ),
     ] = None,
     ranks_per_node: Annotated[
         int | None,
-        typer.Option("--nproc-per-node", "--nproc_per_node", min=1, help="torchrun's name of -n."),
+        typer.Option("--nproc-per-node", "--nproc_per_node", min=1, help="torchrun's name for -n."),
     ] = None,
     hosts: Annotated[
         str,
         typer.Option(
             "--hosts",
             metavar="a:4,b:4",
-            help="Start the ranks by mpirun on these hosts, which are filled in this order; the "
-            "numbers are slots. A host without a number has one slot; if no host has a number, -n "
-            "ranks are spread evenly.",
+            help="Start the ranks by mpirun on these hosts, filled in this order. The numbers are "
+            "slots. A host without a number has one slot; if no host has a number, -n ranks are "
+            "spread evenly.",
         ),
     ] = "",
     hostfile: Annotated[
@@ -81,7 +81,7 @@ def run(
         typer.Option(
             "--hostfile",
             metavar="FILE",
-            help="A file with one host a line: `a slots=4`, `a:4` or `a`.",
+            help="A file with one host per line: `a slots=4`, `a:4` or `a`.",
         ),
     ] = None,
     mpirun: Annotated[
@@ -89,7 +89,7 @@ def run(
         typer.Option(
             "--mpirun",
             metavar="PATH",
-            help="mpirun of Open MPI, MPICH or Intel MPI; default: the one in PATH or beside "
+            help="mpirun of Open MPI, MPICH or Intel MPI. Default: the one in PATH or beside "
             "Python.",
         ),
     ] = None,
@@ -99,7 +99,7 @@ def run(
             "--master-port",
             min=0,
             max=65535,
-            help="MASTER_PORT of a job on hosts; 0: a free port of the first host.",
+            help="MASTER_PORT of a job with hosts; 0: a free port of the first host.",
         ),
     ] = 0,
     exported: Annotated[
@@ -107,8 +107,8 @@ def run(
         typer.Option(
             "-x",
             metavar="NAME[=VALUE]",
-            help="Pass this variable to ranks on other hosts. Those of Python, threads, MPI and "
-            "frameworks are always passed.",
+            help="Pass this variable to ranks on other hosts. Variables of Python, thread pools, "
+            "MPI and frameworks are always passed.",
         ),
     ] = None,
     module: Annotated[
@@ -120,11 +120,11 @@ def run(
             "--timeout",
             min=0.0,
             metavar="SECONDS",
-            help="End a job that takes longer, after showing what its ranks wait for.",
+            help="Show what the ranks wait for and end the job if it takes longer than this.",
         ),
     ] = None,
     prefix: Annotated[
-        bool, typer.Option("--prefix/--no-prefix", help="Start every output line with its rank.")
+        bool, typer.Option("--prefix/--no-prefix", help="Begin every line of output with its rank.")
     ] = True,
     status: Annotated[
         bool,
@@ -135,8 +135,8 @@ def run(
         typer.Option(
             "--trace",
             metavar="FOLDER",
-            help="Write a timeline of all ranks there, for Perfetto. With hosts: a folder that all "
-            "hosts share.",
+            help="Write a timeline of all ranks to this folder, for Perfetto. With hosts: a folder "
+            "that all hosts share.",
         ),
     ] = None,
     threads: Annotated[
@@ -144,17 +144,17 @@ def run(
         typer.Option(
             "--threads",
             min=1,
-            help="OMP_NUM_THREADS of each rank; default: that variable, else the rank's share of "
-            "the cores (with hosts: that variable).",
+            help="OMP_NUM_THREADS of each rank. Default: the variable if it is set, else the "
+            "rank's share of the cores (with hosts: no change).",
         ),
     ] = None,
 ) -> None:
     """Start a Python script as several ranks, on this machine or on hosts, and wait for them.
 
-    The ranks find torchrun's variables in their environment. When a rank fails, the others are
-    ended; the traceback of the rank that failed first is printed last and its exit code returned.
-    SIGUSR1 shows what the ranks wait for and their Python stacks. A job in the background of a
-    shell script ignores SIGINT, as all programs do there: end it with SIGTERM.
+    The ranks find torchrun's variables in their environment. If a rank fails, the others are ended;
+    the traceback of the rank that failed first is printed last, and its exit code is returned. On
+    SIGUSR1, the command shows what the ranks wait for, and their Python stacks. In the background
+    of a shell script a job ignores SIGINT, as every program does there: end it with SIGTERM.
     """
     check_script(command, module)
     if hosts or hostfile:
@@ -192,11 +192,11 @@ def run(
     raise typer.Exit(code)
 
 
-# Traces are the one thing here that needs a part of the core: other jobs start without it.
+# Imported in functions: only a job with --trace needs these modules.
 
 
 def folder_of_traces(folder: Path) -> dict[str, str]:
-    """Make the folder; the variable that tells the ranks of it."""
+    """Make the folder; returns the variable that tells the ranks to write there."""
     from sdp_plugins.trace.folder import prepared
 
     try:
@@ -206,30 +206,30 @@ def folder_of_traces(folder: Path) -> dict[str, str]:
 
 
 def merged_traces(folder: Path, job_id: str) -> str:
-    """Merge what the ranks have left, and say what came of it."""
+    """Merge the ranks' traces; returns the result as text."""
     try:
         from sdp_plugins.trace.merge import described
 
         return described(folder, job_id)
-    except KeyboardInterrupt:  # the job has ended: what it came to stands
+    except KeyboardInterrupt:  # the job has ended, and its exit code stands
         return (
-            "interrupted; the ranks' traces are left as they are. Hint: python -m "
+            "interrupted; the ranks' traces are not merged. Hint: python -m "
             f"sdp_plugins.trace merge {folder}"
         )
 
 
 def announced_default(command: Sequence[str]) -> int:
-    """The number of ranks if nobody says, which is told to the user."""
+    """Choose the number of ranks, and print it."""
     ranks = default_rank_count()
     behind = {"-n", "--ranks", "-np", "--nproc-per-node"} & {*command[1:]}
-    where = f" before {command[0]}, not behind it," if behind else ""
+    where = f" before {command[0]}, not after it," if behind else ""
     text = f"sdp run: starts {ranks} ranks on this machine (-n{where} sets another number)"
     typer.echo(text, err=True)
     return ranks
 
 
 def check_script(command: Sequence[str], module: bool) -> None:
-    """See that there is something to start.
+    """Check that the script exists.
 
     Args:
         command: The script or module, and its arguments.
@@ -244,23 +244,23 @@ def check_script(command: Sequence[str], module: bool) -> None:
 
 
 def check_local(exported: Sequence[str] | None, mpirun: str | None) -> None:
-    """See that nothing is asked for that only jobs on hosts have.
+    """Refuse options that apply to jobs with hosts only.
 
     Raises:
-        typer.BadParameter: It is.
+        typer.BadParameter: One was given.
     """
     if exported:
-        raise typer.BadParameter("-x is for ranks on other hosts; here: NAME=VALUE sdp run -n ...")
+        raise typer.BadParameter("-x is for ranks on other hosts. Hint: NAME=VALUE sdp run -n ...")
     if mpirun is not None:
-        raise typer.BadParameter("--mpirun is for ranks on hosts; it goes with --hosts")
+        raise typer.BadParameter("--mpirun is for ranks on hosts. Hint: add --hosts or --hostfile")
 
 
 PROGRAMS = {
     "trace": ("sdp_plugins.trace.merge", "Merge the ranks' traces into one timeline."),
-    "flight": ("sdp_plugins.flight", "Show who waits for whom in jobs that run or hang."),
+    "flight": ("sdp_plugins.flight", "Show which ranks of a job wait for which others."),
     "bench": ("sdp_plugins.bench", "Measure collectives and training steps."),
 }
-"""The subcommands that other modules of the package serve, each also by `python -m MODULE`."""
+"""Subcommands that run other modules: the module, also for `python -m`, and its help text."""
 
 
 def forwarding(module: str) -> Callable[[typer.Context], None]:

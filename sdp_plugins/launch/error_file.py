@@ -1,4 +1,4 @@
-"""What a rank has left in its error file; `core/error_file.py` writes it, in the rank."""
+"""Reads a rank's error file, which `core/error_file.py` writes in the rank."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class RankError:
 
     Attributes:
         kind: `exception`, or the kind of an `SdpError`.
-        ranks: The ranks that it blames, as the job numbers them.
-        origin_rank: The rank that met the cause first; None if that is not known.
-        op: In which operation; empty outside of any.
-        seq: The number of the operation.
-        elapsed_s: For how long the rank was in it.
-        traceback: Its lines.
+        ranks: The blamed ranks, by their numbers in the job.
+        origin_rank: The rank that detected the failure first; None if unknown.
+        op: The operation; empty outside of one.
+        seq: The operation's sequence number.
+        elapsed_s: Seconds that the rank spent in the operation.
+        traceback: Lines of the traceback.
     """
 
     kind: str = "exception"
@@ -42,12 +42,12 @@ class RankError:
 
     @property
     def blames(self) -> list[int]:
-        """The ranks that may be the cause, the likeliest last."""
+        """The ranks that may be the cause, the most likely one last."""
         return [*self.ranks, *([] if self.origin_rank is None else [self.origin_rank])]
 
 
 def parsed(data: Mapping[str, Any] | None) -> RankError | None:
-    """The fields as a rank has written them; None if it has written none, or something else."""
+    """Parse the fields that a rank has written; None if there are none, or if they are invalid."""
     if not data:
         return None
     try:
@@ -66,18 +66,18 @@ def parsed(data: Mapping[str, Any] | None) -> RankError | None:
 
 
 class ErrorFile:
-    """A file without a name: it is gone with the launcher, whatever ends that."""
+    """A memfd, so that the file disappears with the launcher however that ends."""
 
     def __init__(self) -> None:
         self._fd = os.memfd_create("sdp-error", os.MFD_CLOEXEC)
 
     @property
     def path(self) -> str:
-        """Where the rank finds it."""
+        """Path by which the rank opens the file."""
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def read(self) -> dict[str, Any] | None:
-        """What the rank has written; None if that is nothing, or no JSON object."""
+        """The JSON object that the rank has written; None if there is none."""
         try:
             data = json.loads(os.pread(self._fd, LONGEST, 0) or "null")
         except (OSError, ValueError, RecursionError):
@@ -85,5 +85,5 @@ class ErrorFile:
         return data if isinstance(data, dict) else None
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close the file."""
         os.close(self._fd)

@@ -1,4 +1,4 @@
-"""Waiting for the ranks' output, and for signals."""
+"""Waits for the ranks' output and for signals."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 class EventLoop:
-    """Passes the output of all ranks on, as it comes."""
+    """Forwards the output of all ranks as it arrives."""
 
     def __init__(self, *sinks: Sink) -> None:
         self._sinks = set(sinks)
@@ -31,35 +31,35 @@ class EventLoop:
         self._watched: set[int] = set()
 
     def read_from(self, fd: int, stream: Stream) -> Stream:
-        """Feed a stream from the reading end of a rank's pipe."""
+        """Read a stream from a rank's pipe."""
         os.set_blocking(fd, False)
         stream.fd = fd
         self.add_source(stream)
         return stream
 
     def add_stream(self, prefix: str, sink: Sink, dropped: str = "") -> Stream:
-        """A stream that is fed by a source of its own, now or later; arguments as of `Stream`."""
+        """Make a stream that another source feeds; the arguments are those of `Stream`."""
         stream = Stream(-1, prefix, sink, dropped)
         self._streams.append(stream)
         return stream
 
     def add_source(self, source: Source) -> None:
-        """Read from it until its end."""
+        """Read from a source until its end."""
         self._sources.append(source)
         self._open.add(source.fd)
 
     def drop_source(self, source: Source) -> None:
-        """Read no more from it; its descriptor may be closed."""
+        """Stop reading from a source; its descriptor may then be closed."""
         self._watch(source.fd, selectors.EVENT_READ, lambda: None, False)
         self._open.discard(source.fd)
         self._sources.remove(source)
 
     def add_alarm(self, fd: int, then: Callable[[], None] | None = None) -> None:
-        """Wake up when this descriptor has something: `then` takes it, or a pipe is emptied."""
+        """Wake up when a descriptor is readable, and call `then`; by default, empty the pipe."""
         self._selector.register(fd, selectors.EVENT_READ, then or partial(empty, fd))
 
     def drop_alarm(self, fd: int) -> None:
-        """Wake up for it no more."""
+        """Stop waking up for a descriptor."""
         self._selector.unregister(fd)
 
     def backlogged(self) -> bool:
@@ -67,7 +67,7 @@ class EventLoop:
         return any(sink.backlog for sink in self._sinks)
 
     def _choose(self) -> None:
-        """What to wait for: a backlog's reader, and output, unless its backlog is long."""
+        """Wait for sinks with a backlog to be writable, and for sources that are not held back."""
         for sink in self._sinks:
             self._watch(sink.fd, selectors.EVENT_WRITE, sink.drain, bool(sink.backlog))
         for source in self._sources:
@@ -83,10 +83,10 @@ class EventLoop:
             self._watched.discard(fd)
 
     def run_once(self, until: float | None) -> None:
-        """Wait for output, readers, a signal or the time `until`, and show what came.
+        """Wait for output, writable sinks, a signal or the time `until`, and show new output.
 
-        An unfinished line is shown only when its rank has had the time to finish it: not while we
-        do not read what it writes.
+        An unfinished line is shown only after its rank has had time to finish it, which it has not
+        while its output is held back.
         """
         self._choose()
         heard = [stream for stream in self._streams if stream.fd in self._watched]
@@ -101,13 +101,13 @@ class EventLoop:
                 stream.flush()
 
     def read(self, source: Source) -> None:
-        """Pass on what a source has now."""
+        """Forward the output that a source has now."""
         if source.fd in self._open and not source.read_ready():
             self._open.discard(source.fd)
 
     def finish(self, timeout_s: float) -> None:
-        """Take on what is still in the pipes, until all have ended or the time is over."""
-        for source in self._sources * 2:  # what there is, then the end
+        """Forward the output left in the pipes, until all have ended or the time is over."""
+        for source in self._sources * 2:  # first the data, then the end
             self.read(source)
         end = time.monotonic() + timeout_s
         while self._open and time.monotonic() < end:
@@ -117,27 +117,27 @@ class EventLoop:
             stream.flush()
 
     def close(self) -> None:
-        """Let go of the selector; the pipes are their owners' to close."""
+        """Close the selector; the owners of the pipes close them."""
         self._selector.close()
 
 
 def empty(fd: int) -> None:
-    """Read away what is in a non-blocking pipe."""
+    """Discard the content of a non-blocking pipe."""
     with suppress(BlockingIOError):
         os.read(fd, 4096)
 
 
 @contextmanager
 def signals_handled(handler: Handler, loop: EventLoop) -> Iterator[None]:
-    """Send the signals that end a job, and the one that asks what it does, to `handler`.
+    """Call `handler` for the signals that end a job and for SIGUSR1.
 
-    These, and a child's end, wake the loop.
+    These signals and SIGCHLD wake the loop.
     """
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
     os.set_blocking(writer, False)
     loop.add_alarm(reader)
-    # A signal that whoever started us ignores (nohup, a shell's background job) stays ignored.
+    # A signal that our parent ignores (nohup, a background job of a shell) stays ignored.
     numbers = [n for n in (*FORWARDED, ASKED) if signal.getsignal(n) is not signal.SIG_IGN]
     before = {n: signal.signal(n, handler) for n in numbers}
     before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda number, frame: None)
@@ -154,7 +154,7 @@ def signals_handled(handler: Handler, loop: EventLoop) -> Iterator[None]:
 
 @contextmanager
 def signals_held_back() -> Iterator[set[signal.Signals]]:
-    """Deliver signals only afterwards; yields the mask that was there, for children to take."""
+    """Block signals for the duration; yields the previous mask, which children restore."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
     try:
         yield {signal.Signals(number) for number in before}

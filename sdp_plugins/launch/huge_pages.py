@@ -1,9 +1,9 @@
-"""Huge pages for what ranks get from malloc.
+"""Huge pages for the memory that ranks get from malloc.
 
-Frameworks take fresh memory for the gradients of every step, and the C library gives it back to the
-kernel after it: the kernel then hands it out again in pages of 4 KiB, a fault each. With pages of
-2 MiB that nearly vanishes; it can only be asked for before a process starts. The C library ignores
-what it does not know (before glibc 2.35), and the kernel what it does not allow.
+Frameworks allocate new memory for the gradients of every step, and the C library returns it to the
+kernel afterwards. Each page of 4 KiB then costs a page fault in every step; pages of 2 MiB nearly
+remove that cost. They must be requested before a process starts. The C library before glibc 2.35
+ignores the request, and so does a kernel that does not allow huge pages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _TUNABLE = "glibc.malloc.hugetlb"
 
 
 def huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variable to set for ranks; whoever has set the tunable keeps it (0: no huge pages)."""
+    """The variable to set for ranks; a value that the user has set is kept (0: no huge pages)."""
     tunables = environment.get(VARIABLE, "")
     if _TUNABLE in tunables:
         return {VARIABLE: tunables}

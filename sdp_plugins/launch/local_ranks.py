@@ -30,7 +30,7 @@ class LocalRanks:
         self.errors: dict[int, Stream] = {}
 
     def start(self, output: OutputSinks, context: StartContext) -> bool:
-        """Start all ranks; False if the job was over before that."""
+        """Start all ranks; False if the job ended before all were started."""
         self.reaper = reaper = Reaper()
         environment = job_environment(self.job, self.job.environment or os.environ)
         environment |= self.job.more
@@ -49,14 +49,14 @@ class LocalRanks:
         return True
 
     def launch_failure(self) -> None:
-        """None: children tell of their end themselves."""
+        """None: the end of a child is a signal."""
 
     def due(self) -> float | None:
         """Never: a child's end is a signal."""
         return None
 
     def kill(self) -> None:
-        """Kill what is left of the ranks' sessions."""
+        """Kill all processes in the ranks' sessions."""
         kill_sessions({rank.pid for rank in self.ranks})
 
     def reap(self) -> None:

@@ -1,10 +1,10 @@
-"""The ranks' output on the launcher's: prefixed by line, never mixed within one.
+"""Forwards the ranks' output, with a prefix on each line and no two ranks in one line.
 
 Lines end with a newline, or with the carriage return of a progress bar. A line that stays
-unfinished for a moment (a prompt, a bar) is shown as far as it goes; if another rank writes
-meanwhile, it starts a new line, or takes the place of the bar on a terminal.
+unfinished for a moment (a prompt, a progress bar) is shown as it is. If another rank then writes,
+its output starts on a new line, or replaces the progress bar on a terminal.
 
-Writing never blocks: a reader that is slow or stopped must not keep us from ending the job.
+Writing never blocks: a slow or stopped reader must not prevent the launcher from ending the job.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ PIECE = re.compile(rb"[^\r\n]*(?:\r?\n|\r(?!\n)(?=.))|[^\r\n]+\r?\Z|\r\Z", re.DO
 
 
 class Erasable(Protocol):
-    """Something on the terminal that every output takes away first."""
+    """Lines on the terminal that are erased before any output."""
 
     def erased(self) -> bytes:
-        """What takes it away, if it is there."""
+        """The bytes that erase them; empty if there are none."""
 
 
 class Sink:
     """A descriptor of the launcher to which many streams write.
 
-    What its reader does not take yet is the backlog. Once it could not be written it swallows
-    everything, so that the job can still be ended in good order; `error` says why.
+    Data that its reader has not taken yet is the backlog. After a write error all further data are
+    discarded, so that the job can still end in order; `error` has the reason.
     """
 
     def __init__(self, fd: int) -> None:
@@ -46,15 +46,15 @@ class Sink:
         self.terminal = os.isatty(fd)
         self.error: OSError | None = None
         self.backlog = bytearray()
-        self.owner: Stream | None = None  # whose unfinished line or bar is the last
-        self.midline = False  # the next byte does not start a line
+        self.owner: Stream | None = None  # of the last unfinished line or progress bar
+        self.midline = False  # whether the next byte continues a line
         self.region: Erasable | None = None  # lines below the output
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 
     @property
     def full(self) -> bool:
-        """Whether the reader is so far behind that the ranks have to wait for it."""
+        """Whether the reader is so far behind that the ranks must wait."""
         return len(self.backlog) > BACKLOG_LIMIT
 
     def write(self, data: bytes) -> None:
@@ -62,13 +62,13 @@ class Sink:
         self.write_over(self.region.erased() + data if self.region else data)
 
     def write_over(self, data: bytes) -> None:
-        """Write, now or later, even where the region is."""
+        """Write, now or later, without erasing the region."""
         if self.error is None:
             self.backlog += data
             self.drain()
 
     def drain(self) -> None:
-        """Write what the reader takes now; a pipe that is ready takes PIPE_BUF without blocking."""
+        """Write as much as does not block: a pipe that is ready takes PIPE_BUF bytes."""
         while self.backlog and self._poll.poll(0):
             try:
                 del self.backlog[: os.write(self.fd, self.backlog[: select.PIPE_BUF])]
@@ -79,7 +79,7 @@ class Sink:
                 self.backlog.clear()
 
     def leave_line(self, next_owner: Stream | None) -> bytes:
-        """What to write so that `next_owner` does not write into another's line."""
+        """The bytes that end another stream's line before `next_owner` writes."""
         owner = self.owner
         if owner is None or owner is next_owner:
             return b""
@@ -87,21 +87,21 @@ class Sink:
         return ERASE_LINE if self.terminal and owner.rewrites else b"\n"
 
     def announce(self, text: str) -> None:
-        """Write lines of the launcher itself."""
+        """Write lines of the launcher."""
         self.write(self.leave_line(None) + text.encode(errors="surrogateescape") + b"\n")
 
 
 def open_standard_streams() -> None:
-    """Put /dev/null where one is closed, or a pipe of ours would take its place."""
+    """Open /dev/null for each standard stream that is closed, or a pipe would get its number."""
     while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(fd)
 
 
 def unblock(fd: int) -> None:
-    """Open a pipe or terminal again, in non-blocking mode: others share the one we were given.
+    """Reopen a pipe or terminal in non-blocking mode: other processes share the original.
 
-    What cannot be opened again (a socket, another user's pipe) stays as it is.
+    A descriptor that cannot be reopened (a socket, another user's pipe) is not changed.
     """
     if os.isatty(fd) or stat.S_ISFIFO(os.fstat(fd).st_mode):
         with suppress(OSError):
@@ -111,36 +111,36 @@ def unblock(fd: int) -> None:
 
 
 def sinks(stdout: int = 1, stderr: int = 2) -> tuple[Sink, Sink]:
-    """The launcher's two sinks, or the same one twice: in one file they share lines and order."""
+    """The sinks of stdout and stderr; one sink twice if both are one file, to keep the order."""
     out = Sink(stdout)
     return out, out if os.path.sameopenfile(stdout, stderr) else Sink(stderr)
 
 
 class Source(Protocol):
-    """A descriptor to read from, one stream's or several's."""
+    """A descriptor that feeds one or several streams."""
 
     fd: int
 
     def read_ready(self) -> bool:
-        """Take what there is to read; False at the end."""
+        """Read the available data; False at the end."""
 
     def held_back(self) -> bool:
-        """Whether to read no further for now."""
+        """Whether reading is paused."""
 
 
 class Stream:
     """One rank's stdout or stderr on its way to a sink.
 
     Args:
-        fd: Where it is read.
-        prefix: What each line starts with.
-        sink: Where it is written.
-        dropped: What is taken away from the start of each line, to say nothing twice.
+        fd: Descriptor to read.
+        prefix: Beginning of each line.
+        sink: Destination.
+        dropped: A prefix that is removed from each line, because `prefix` replaces it.
     """
 
     def __init__(self, fd: int, prefix: str, sink: Sink, dropped: str = "") -> None:
         self.fd = fd
-        self.source: Source = self  # what is read when there is something at `fd`
+        self.source: Source = self  # that reads `fd`
         self.prefix = prefix.encode()
         self.sink = sink
         self.dropped = dropped.encode()
@@ -150,7 +150,7 @@ class Stream:
         self._since = 0.0
 
     def read_ready(self) -> bool:
-        """Pass on what there is to read; False at the end of the stream."""
+        """Forward the available data; False at the end of the stream."""
         try:
             data = os.read(self.fd, CHUNK)
         except BlockingIOError:
@@ -162,11 +162,11 @@ class Stream:
         return bool(data)
 
     def held_back(self) -> bool:
-        """Whether the rank has to wait, because the sink's reader is far behind."""
+        """Whether the rank must wait, because the sink's reader is far behind."""
         return self.sink.full
 
     def feed(self, data: bytes) -> None:
-        """Show the lines that `data` completes, keep the rest for a moment."""
+        """Show the lines that `data` completes, and keep the rest for a moment."""
         pieces = PIECE.findall(self._unfinished + data)
         last = pieces[-1]
         complete = last.endswith(b"\n") or len(last) > LONGEST_UNFINISHED
@@ -191,7 +191,7 @@ class Stream:
             self.sink.write(data)
 
     def placed(self, piece: bytes) -> bytes:
-        """`piece` with the prefix that it needs where it lands."""
+        """Add the prefix to a piece if it begins a line."""
         if self.dropped and not (self.tail and not self.tail[-1].endswith((b"\n", b"\r"))):
             piece = piece.removeprefix(self.dropped)
         self.remember(piece)
@@ -199,7 +199,7 @@ class Stream:
         ours = sink.owner is self
         bare = piece in (b"\r", b"\n", b"\r\n")
         if piece == b"\r" and not ours:
-            self.rewrites = True  # a bar starts with a return; there is nothing to return to
+            self.rewrites = True  # the first return of a progress bar: there is no line yet
             return b""
         out = sink.leave_line(self)
         if not sink.midline and not (ours and bare):

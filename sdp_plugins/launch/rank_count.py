@@ -1,4 +1,4 @@
-"""How many ranks a machine has if nobody says; without a framework."""
+"""The default number of ranks on a machine, found without a framework."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 from glob import glob
 
 MOST_RANKS = 8
-"""As many as the largest instance of SageMaker has GPUs."""
+"""The number of GPUs of SageMaker's largest instance."""
 
 
 def count_gpus() -> int:
@@ -15,5 +15,5 @@ def count_gpus() -> int:
 
 
 def default_rank_count() -> int:
-    """One rank for each GPU; without any, one for each core, `MOST_RANKS` at most."""
+    """One rank per GPU, or without GPUs one per core, at most `MOST_RANKS`."""
     return count_gpus() or min(MOST_RANKS, len(os.sched_getaffinity(0)))

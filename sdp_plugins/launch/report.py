@@ -1,4 +1,4 @@
-"""What the launcher says last: which rank is to blame, how it failed, and its traceback."""
+"""The launcher's last lines: the rank to blame, how it failed, and its traceback."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ CHAINED = re.compile(
     r"^(\[rank\d+\]: ?)?(During handling of|The above exception was)", re.MULTILINE
 )
 HINTS = {
-    signal.SIGKILL: "Hint: if nobody killed it, the machine ran out of memory; see `dmesg`.",
-    signal.SIGBUS: "Hint: a full /dev/shm does this; see `df /dev/shm`.",
+    signal.SIGKILL: "Hint: if nobody killed it, the machine ran out of memory: see `dmesg`.",
+    signal.SIGBUS: "Hint: /dev/shm may be full: see `df /dev/shm`.",
     signal.SIGSEGV: "Hint: set PYTHONFAULTHANDLER=1 to see the Python stack of a crash.",
 }
 
 
 class Kind(IntEnum):
-    """How a rank failed: the less, the likelier it is the cause."""
+    """How a rank failed: the lower, the more likely it is the cause."""
 
-    OWN = 0  # with a traceback of its own, or by a signal
-    SILENT = 1  # with an exit code alone: perhaps it has caught the loss of another
-    LOST = 2  # because it lost another
+    OWN = 0  # with its own traceback, or by a signal
+    SILENT = 1  # with an exit code only: it may have caught the loss of another rank
+    LOST = 2  # because it lost another rank
 
 
 def killed_by(code: int) -> signal.Signals | None:
-    """The signal that an exit code stands for."""
+    """The signal of an exit code; None if there is none."""
     try:
         return signal.Signals(code - 128)
     except ValueError:
@@ -42,24 +42,24 @@ def killed_by(code: int) -> signal.Signals | None:
 
 
 def how_it_ended(code: int) -> str:
-    """An exit code in words."""
+    """Describe an exit code."""
     number = killed_by(code)
     return f"killed by {number.name}" if number else f"exit code {code}"
 
 
 def hint(code: int) -> str:
-    """What to look at after such an end; empty if there is nothing to say."""
+    """The hint for an exit code; empty if there is none."""
     return next((text for number, text in HINTS.items() if code == 128 + number), "")
 
 
 def lines_of(tail: Sequence[bytes]) -> list[str]:
-    """What a terminal would show of it."""
+    """The lines that a terminal would show."""
     text = b"".join(tail).decode(errors="backslashreplace").rstrip()
     return [line.rpartition("\r")[2] for line in text.split("\n")] if text else []
 
 
 def last_chain(lines: Sequence[str]) -> list[int]:
-    """Where the last traceback starts, after those of the exceptions it is chained to."""
+    """The starts of the last traceback and of those it is chained to, in order."""
     starts = [
         i
         for i, line in enumerate(lines)
@@ -74,7 +74,7 @@ def last_chain(lines: Sequence[str]) -> list[int]:
 
 
 def shortened(lines: list[str]) -> list[str]:
-    """A traceback, without its middle if it is long."""
+    """Cut the middle out of a long traceback."""
     if len(lines) <= LONGEST:
         return lines
     half = LONGEST // 2
@@ -94,7 +94,7 @@ class Failure:
 
     Attributes:
         code: Its exit code.
-        error: The exception that ended it; None: it has told of none.
+        error: The exception that ended it; None if it reported none.
         tail: The end of its stderr.
     """
 
@@ -106,7 +106,7 @@ class Failure:
     def kind(self) -> Kind:
         """Whether it is likely to be the cause.
 
-        A rank without an error file may not have imported this package, but has written a
+        A rank that has not imported this package has no error file, but may have written a
         traceback.
         """
         if self.error:
@@ -116,12 +116,12 @@ class Failure:
 
     @property
     def lines(self) -> list[str]:
-        """What to show of it."""
+        """The lines to show."""
         return shortened(self.error.traceback) if self.error else excerpt(self.tail)
 
     @property
     def absent(self) -> tuple[int, ...]:
-        """The ranks for which it has waited until its time-out."""
+        """The ranks for which it waited until the time-out."""
         return self.error.ranks if self.error and self.error.kind == "timeout" else ()
 
 
@@ -132,8 +132,8 @@ def blamed(failures: Mapping[int, Failure]) -> int:
         failures: How they failed, in the order in which they did.
 
     Returns:
-        Of those that are likeliest the cause: the root cause that the first rank to lose another
-        names, else the first that failed.
+        Among the most likely causes, the rank that the first rank to lose another names as the
+        root cause; otherwise the first that failed.
     """
     lost = [failure.error for failure in failures.values() if failure.kind is Kind.LOST]
     named = [rank for error in lost[:1] if error for rank in error.blames if rank in failures]
@@ -141,7 +141,7 @@ def blamed(failures: Mapping[int, Failure]) -> int:
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """The first of them, and how many there are."""
+    """Format ranks: the first ones, and the number of the others."""
     shown = ", ".join(map(str, ranks[:MOST_LISTED]))
     more = len(ranks) - MOST_LISTED
     return f"{shown} and {more} more" if more > 0 else shown
@@ -150,20 +150,20 @@ def listed(ranks: Sequence[int]) -> str:
 def described(
     program: str, rank: int, where: str, failure: Failure, ended: Sequence[int] = ()
 ) -> str:
-    """What the program says about the rank that is to blame, or that others blame first.
+    """Compose the report of the rank to blame.
 
     Args:
-        program: What the user has called.
-        rank: Which.
+        program: The command that the user called.
+        rank: The rank to blame.
         where: Its process.
         failure: How it failed.
-        ended: Ranks that had ended before, with 0: this one may have waited for them.
+        ended: Ranks that had ended with 0 before; the failed rank may have waited for them.
     """
     how = f"{program}: rank {rank} ({where}) failed first: {how_it_ended(failure.code)}"
     if failure.absent and failure.error:
-        what = f"{failure.error.op} #{failure.error.seq}" if failure.error.seq >= 0 else "time"
+        op = f" at {failure.error.op} #{failure.error.seq}" if failure.error.seq >= 0 else ""
         how = (
-            f"{program}: rank {listed(failure.absent)} did not come to {what} in "
+            f"{program}: rank {listed(failure.absent)} did not arrive{op} in "
             f"{failure.error.elapsed_s:.3g} s; rank {rank} ({where}) waited and "
             f"failed: {how_it_ended(failure.code)}"
         )

@@ -1,4 +1,4 @@
-"""Ending sessions: a rank with all that it started, even after the launcher itself was killed."""
+"""Ends sessions: a rank with all processes that it started, even if the launcher was killed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LOOK_S = 0.05
 
 
 def members(sessions: Collection[int]) -> list[int]:
-    """Processes, dead ones excepted, of these sessions."""
+    """The live processes of these sessions."""
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
@@ -26,7 +26,7 @@ def members(sessions: Collection[int]) -> list[int]:
 
 
 def kill_sessions(sessions: Collection[int]) -> None:
-    """SIGKILL everything in these sessions, whatever process groups it has made."""
+    """SIGKILL all processes of these sessions, whatever their process groups."""
     for _ in range(ROUNDS):
         pids = members(sessions)
         for pid in pids:
@@ -37,12 +37,12 @@ def kill_sessions(sessions: Collection[int]) -> None:
 
 
 class Reaper:
-    """A process that kills the ranks' sessions if the launcher ends without saying goodbye.
+    """A process that kills the ranks' sessions if the launcher ends without dismissing it.
 
-    The kernel kills the ranks themselves (PDEATHSIG), but not what they have started.
+    The kernel kills the ranks (PDEATHSIG), but not the processes that they have started.
 
     Args:
-        grace_s: So long it leaves them to end by themselves.
+        grace_s: Seconds that the sessions have to end by themselves.
     """
 
     def __init__(self, grace_s: float = 0.0) -> None:
@@ -57,12 +57,12 @@ class Reaper:
         os.close(reader)
 
     def watch(self, session: int) -> None:
-        """Tell the reaper about a rank's session."""
+        """Add a rank's session."""
         with suppress(BrokenPipeError):
             os.write(self._writer, b"%d\n" % session)
 
     def dismiss(self) -> None:
-        """All sessions are empty: the reaper has nothing left to do."""
+        """End the reaper: all sessions are empty."""
         with suppress(BrokenPipeError):
             os.write(self._writer, b"done\n")
         os.close(self._writer)
@@ -76,7 +76,7 @@ def kill_orphans(reader: int, grace_s: float) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(number, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)
-    for fd in (0, 1, 2):  # or whoever reads the launcher's output would wait for us
+    for fd in (0, 1, 2):  # or the reader of the launcher's output would wait for the reaper
         os.dup2(nowhere, fd)
     with open(reader, "rb") as pipe:
         words = pipe.read().split()

@@ -1,11 +1,10 @@
 """SMDDP's launch commands: `smddprun`, `smddpsinglenode` and `smddpmprun`.
 
-In a rank that mpirun (or another launcher) has started they add what SMDDP's scripts look for to
-the environment and become the command: same process, same streams, arguments untouched. Started by
-hand they start the ranks themselves, as `sdp run` does. SageMaker's toolkit puts `smddprun` before
-the script of every job with a data-parallel distribution, also of those that do not use this
-package: nothing is overridden, and nothing else is changed. It starts once for every rank, so
-it imports next to nothing.
+In a rank that mpirun (or another launcher) has started, they set the variables that SMDDP's scripts
+read, and become the command: same process, same streams, same arguments. Started by hand, they
+start the ranks themselves, as `sdp run` does. SageMaker's toolkit puts `smddprun` before the script
+of every job with a data-parallel distribution, even if the job does not use this package, so it
+overrides no variable and changes nothing else. It runs once per rank, so it imports few modules.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from sdp_plugins.core.rank_environment import misplaced, rank_environment
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.launch.binding import undo_one_core_binding
 
-NOT_FOUND, NOT_STARTED, USAGE = 127, 126, 2  # as shells say it
+NOT_FOUND, NOT_STARTED, USAGE = 127, 126, 2  # the exit codes of shells
 
 
 class Options(NamedTuple):
-    """What is to be done.
+    """The parsed command line.
 
     Attributes:
         command: The program to become or to start, and its arguments.
-        ranks: How many to start by hand; None: chosen by the machine.
+        ranks: How many to start by hand; None: as many as suit the machine.
         exported: NAME=VALUE, or NAME, which is exported anyway.
     """
 
@@ -38,8 +37,8 @@ class Options(NamedTuple):
 
 
 def parsed(name: str, given: Sequence[str]) -> Options:
-    """Options end at the command, whose own arguments stay as they are."""
-    if given and not given[0].startswith("-"):  # as in every rank of SageMaker's
+    """Parse the command line; options end at the command."""
+    if given and not given[0].startswith("-"):  # the usual case in SageMaker's ranks
         return Options(given)
     import argparse
 
@@ -47,19 +46,19 @@ def parsed(name: str, given: Sequence[str]) -> Options:
         prog=name,
         allow_abbrev=False,
         description="In a rank that mpirun started: set RANK, WORLD_SIZE, SMDATAPARALLEL_* and "
-        "become COMMAND. Started by hand: start the ranks on this machine.",
+        "become COMMAND. Without a launcher: start the ranks on this machine.",
     )
     parser.add_argument(
         "-n",
         dest="ranks",
         type=int,
-        help="how many to start by hand; default: one for each GPU, "
-        "without any one for each core, 8 at most",
+        help="number of ranks to start on this machine; default: one per GPU, or without GPUs one "
+        "per core, at most 8",
     )
     parser.add_argument(
         "-x", dest="exported", action="append", default=[], metavar="NAME[=VALUE]", help="set it"
     )
-    if name == "smddpmprun":  # of the model-parallel library: both say nothing here
+    if name == "smddpmprun":  # options of the model-parallel library, ignored here
         parser.add_argument("-i", dest="instance_type", help=argparse.SUPPRESS)
         parser.add_argument("--allow-bypass", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND ...")
@@ -67,10 +66,10 @@ def parsed(name: str, given: Sequence[str]) -> Options:
     if found.command[:1] == ["--"]:
         del found.command[0]
     if not found.command:
-        parser.error("there is no command to start")
+        parser.error("COMMAND is missing")
     for text in found.exported:
         if text.startswith("="):
-            parser.error(f"-x {text}: there is no name before the =")
+            parser.error(f"-x {text}: no name before the =")
         if "=" not in text and text not in os.environ:
             parser.error(f"-x {text}: it is not set. Hint: -x {text}=VALUE sets it")
     if found.ranks is not None and found.ranks < 1:
@@ -79,14 +78,17 @@ def parsed(name: str, given: Sequence[str]) -> Options:
 
 
 def run(name: str, given: Sequence[str]) -> int:
-    """Become the command, or start it on this machine; an exit code if that has come to an end.
+    """Become the command, or start its ranks on this machine.
 
-    A job of one rank may be what is left of another launcher's variables, as in a shell of srun or
-    a container that sets RANK: who then asks for more ranks by `-n` gets them.
+    A job of one rank may come from stale variables of another launcher, as in a shell of srun or a
+    container that sets RANK. So `-n` starts more ranks there.
 
     Args:
-        name: Of the program, for messages.
+        name: Name of the program, for messages.
         given: Its arguments.
+
+    Returns:
+        The exit code of a job on this machine, or of a failure; otherwise it does not return.
     """
     options = parsed(name, given)
     environment = dict(os.environ)
@@ -104,8 +106,8 @@ def run(name: str, given: Sequence[str]) -> int:
     if wanted != topology.world_size:
         return _say(
             name,
-            f"this is rank {topology.rank} of {topology.world_size} ({topology.source}), and -n "
-            f"asks for {wanted}. Hint: leave out -n where a launcher has started the ranks.",
+            f"this is rank {topology.rank} of {topology.world_size} ({topology.source}), but -n "
+            f"asks for {wanted}. Hint: leave out -n if a launcher has started the ranks.",
             USAGE,
         )
     if topology.source == "openmpi":
@@ -138,7 +140,7 @@ def _start_here(name: str, options: Options, environment: dict[str, str]) -> int
     ranks = options.ranks or default_rank_count()
     if options.ranks is None:
         _say(name, f"starts {ranks} ranks on this machine (-n sets another number)")
-    environment.setdefault("PYTHONUNBUFFERED", "1")  # to a pipe Python would write late
+    environment.setdefault("PYTHONUNBUFFERED", "1")  # Python buffers output to a pipe
     in_a_rank = [*own_program(f"{__spec__.name}:smddprun"), *options.command]
     job = JobSpec(in_a_rank, "program", ranks, environment=environment)
     return run_job(LocalRanks(job), program=name)

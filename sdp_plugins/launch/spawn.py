@@ -1,4 +1,4 @@
-"""Starting ranks: their environment, and what ties their lives to the launcher's."""
+"""Starts ranks: their environment, and the ties that end them with the launcher."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ Kind = Literal["script", "module", "program"]
 
 
 def python_line(command: Sequence[str], kind: Kind) -> list[str]:
-    """A rank's command line; -u, because a pipe would make Python buffer its output."""
+    """A rank's command line; -u, because Python buffers output to a pipe."""
     if kind == "program":
         return [*command]
     return [sys.executable, "-u", *(["-m"] if kind == "module" else []), *command]
 
 
 def own_program(entry: str) -> list[str]:
-    """The command line that calls a function of ours, given as `module:function`.
+    """The command line that calls a function of this package, given as `module:function`.
 
-    Unlike with -m, modules in the current folder do not stand before Python's own.
+    Unlike -m, it does not let modules in the current folder hide Python's own.
     """
     module, _, function = entry.partition(":")
     code = (
@@ -48,12 +48,12 @@ class JobSpec:
 
     Attributes:
         command: A Python script, module or any program, and its arguments.
-        kind: Which of these.
+        kind: Which of these the command is.
         world_size: Number of ranks.
-        threads: OMP_NUM_THREADS of each; None: its share of the cores, unless it is set.
-        environment: What the ranks' is made from; None: this process's.
-        more: Variables that are put into it.
-        job_id: Of this job alone.
+        threads: OMP_NUM_THREADS of each rank; None: its share of the cores, unless it is set.
+        environment: Environment from which that of the ranks is made; None: this process's.
+        more: Variables to add.
+        job_id: Unique id of the job.
     """
 
     command: Sequence[str]
@@ -71,7 +71,7 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class RankProcess:
-    """A rank that was started: the leader of a session of its own."""
+    """A started rank, which leads its own session."""
 
     process: subprocess.Popen[bytes]
     stdout: int  # the reading ends of its pipes
@@ -85,18 +85,18 @@ class RankProcess:
 
     @property
     def where(self) -> str:
-        """The process, for a report."""
+        """Description of the process, for reports."""
         return f"pid {self.pid}"
 
     @property
     def started(self) -> bool:
-        """Whether its program runs, or has run."""
+        """Whether its program has been started."""
         return True
 
     def exit_code(self) -> int | None:
-        """128 + signal or exit status once it has ended; leaves it unreaped.
+        """128 + signal, or the exit status, once it has ended; does not reap it.
 
-        As long as it is not reaped, its id cannot be given to a stranger whom we would kill.
+        Until it is reaped, the kernel does not reuse its pid, so no other process can be killed.
         """
         state = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if state is None:
@@ -104,11 +104,11 @@ class RankProcess:
         return state.si_status + (0 if state.si_code == os.CLD_EXITED else 128)
 
     def error(self) -> RankError | None:
-        """The exception that ended it; None if it has told of none."""
+        """The exception that ended it; None if it reported none."""
         return parsed(self.error_file.read())
 
     def send(self, number: int) -> None:
-        """Send a signal; Ctrl-C reaches the rank's children too, as from a terminal."""
+        """Send a signal; SIGINT also goes to the rank's children, as from a terminal."""
         if number in (signal.SIGINT, signal.SIGKILL):
             os.killpg(self.pid, number)
         else:
@@ -128,9 +128,9 @@ def threads_each(world_size: int) -> int:
 
 
 def job_environment(job: JobSpec, base: Mapping[str, str]) -> dict[str, str]:
-    """`base` less other launchers' variables, with those that are equal on all ranks.
+    """`base` without other launchers' variables, plus those that are equal on all ranks.
 
-    TORCHELASTIC_RUN_ID is how torch and Lightning recognise that ranks were started for them.
+    By TORCHELASTIC_RUN_ID, torch and Lightning recognize that a launcher has started the ranks.
     """
     kept = without_launchers(base) | {
         "WORLD_SIZE": str(job.world_size),
@@ -154,11 +154,13 @@ def job_environment(job: JobSpec, base: Mapping[str, str]) -> dict[str, str]:
 def child_setup(
     mask: set[signal.Signals], farewell: signal.Signals = signal.SIGKILL
 ) -> Callable[[], None]:
-    """What a rank does before its program: die with the launcher, take signals again.
+    """Make the function that a rank calls before its program.
+
+    It makes the rank end with the launcher, and unblocks signals.
 
     Args:
-        mask: Signals that it holds back.
-        farewell: What the kernel sends it when the launcher ends.
+        mask: Signals that stay blocked.
+        farewell: Signal that the kernel sends when the launcher ends.
     """
     prctl = ctypes.CDLL(None).prctl
     launcher = os.getpid()
@@ -173,7 +175,7 @@ def child_setup(
 
 
 def open_pipe(reading: ExitStack, writing: ExitStack) -> tuple[int, int]:
-    """A pipe whose ends are closed with these."""
+    """Open a pipe whose ends are closed by these stacks."""
     reader, writer = os.pipe()
     reading.callback(os.close, reader)
     writing.callback(os.close, writer)
@@ -188,14 +190,14 @@ def start_process(
     stdin: bool,
     inherit: bool = False,
 ) -> RankProcess:
-    """Start a rank's process, or another in its place, with pipes and an error file.
+    """Start a process with pipes and an error file.
 
     Args:
         argv: Its command line.
-        environment: Its variables, all of them.
-        setup: What it does before its program.
-        stdin: Whether it has the launcher's.
-        inherit: Whether it gets the descriptors that the launcher was given to hand on.
+        environment: All of its variables.
+        setup: Called in the process before its program.
+        stdin: Whether it inherits the launcher's stdin.
+        inherit: Whether it inherits the launcher's inheritable descriptors.
     """
     with ExitStack() as ours, ExitStack() as theirs:
         error_file = ErrorFile()
@@ -212,5 +214,5 @@ def start_process(
             preexec_fn=setup,
             close_fds=not inherit,
         )
-        ours.pop_all()  # they are the process's from now on
+        ours.pop_all()  # the RankProcess owns them now
     return RankProcess(process, stdout, stderr, error_file)

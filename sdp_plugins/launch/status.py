@@ -1,4 +1,4 @@
-"""What each rank does, below the output on a terminal."""
+"""Shows the state of each rank on a terminal, below the output."""
 
 from __future__ import annotations
 
@@ -16,43 +16,43 @@ from sdp_plugins.launch.worker_group import Rank
 MOST_LINES = 16
 SECOND_S = 1.0
 PAUSE_S = 0.1  # between two drawings, however much the ranks write
-LOOK_S = 5.0  # between two looks at what the ranks wait for
-ROOM = 4  # rows of the terminal that are left to the output at least
+LOOK_S = 5.0  # between two reads of what the ranks wait for
+ROOM = 4  # rows of the terminal that stay free for the output
 
 
 class Region:
-    """Lines of a terminal below the cursor, which stays where the output goes on.
+    """Lines of a terminal below the cursor, which stays where the output continues.
 
-    They are not there while a line is unfinished, which may be a prompt; a progress bar is no such
-    line. Whatever is written erases them first.
+    They are not drawn while a line is unfinished, because it may be a prompt; a progress bar does
+    not count as unfinished. All output erases them first.
     """
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
         self.height = 0
-        self._below = False  # they start on the cursor's line, or on the next
+        self._below = False  # whether they start below the cursor's line, not on it
 
     def erased(self) -> bytes:
-        """What takes them away."""
+        """The bytes that erase the lines."""
         if not self.height:
             return b""
         self.height = 0
         return b"\x1b7\x1b[1E\x1b[J\x1b8" if self._below else b"\r\x1b[J"
 
     def may_be_drawn(self) -> bool:
-        """Whether the cursor is where nobody minds."""
+        """Whether drawing would not interrupt a line."""
         owner = self.sink.owner
         bar = owner is not None and owner.rewrites
         ready = not self.sink.backlog and self.sink.error is None
         return ready and (bar or not self.sink.midline)
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Show these lines instead."""
+        """Replace the lines."""
         out = self.erased()
         self._below = self.sink.owner is not None
         self.height = len(lines)
         rows = len(lines) - (not self._below)
-        # Make room, scrolling if need be: moves down keep the column, then go back up.
+        # Make room, scrolling if necessary: moving down keeps the column; then move back up.
         out += b"\x1bD" * rows + (b"\x1b[%dA" % rows if rows else b"") + b"\x1b7"
         first = b"\x1b[1E" if self._below else b""
         out += first + b"\x1b[1E".join(line.encode() for line in lines) + b"\x1b8"
@@ -60,16 +60,16 @@ class Region:
 
 
 class Status:
-    """Keeps the region up to date.
+    """Updates the region.
 
     Args:
         sink: The launcher's stderr, a terminal.
-        look: Which ranks have waited long.
+        look: Returns the ranks that have waited for long.
     """
 
     def __init__(self, sink: Sink, look: Callable[[], Mapping[int, Waiting]] = long_waits) -> None:
         self.region = sink.region = Region(sink)
-        self.states: dict[int, tuple[str, float]] = {}  # of each rank, and since when
+        self.states: dict[int, tuple[str, float]] = {}  # of each rank, and its start
         self.ended: dict[int, float] = {}  # how long they ran
         self.waits: Mapping[int, Waiting] = {}
         self._look = look
@@ -82,7 +82,7 @@ class Status:
         return max(self._next, soon) if self.region.height else soon
 
     def refresh(self, ranks: Sequence[Rank], running: Mapping[int, Rank], now: float) -> None:
-        """Look at the ranks, and show what they do if it is time."""
+        """Read the states of the ranks, and draw them when it is time."""
         for number, rank in enumerate(ranks):
             self._note(number, self._state(rank, number in running), now)
         self._look_at_waits(now)
@@ -93,10 +93,7 @@ class Status:
                 self.region.draw(lines)
 
     def _look_at_waits(self, now: float) -> None:
-        """See what the ranks wait for, now and then; the first time some seconds after the start.
-
-        The status goes on without it where it cannot be read.
-        """
+        """Read what the ranks wait for, every few seconds; a failure only leaves it out."""
         if self._looked is None:
             self._looked = now
         if now >= self._looked + LOOK_S:
@@ -120,12 +117,12 @@ class Status:
         self._next = min(self._next, now + PAUSE_S)
 
     def lines(self, now: float) -> list[str]:
-        """What to show: a line for each rank, or one for all."""
+        """The lines to draw: one per rank, or one for all."""
         try:
             columns, rows = os.get_terminal_size(self.region.sink.fd)
         except OSError:  # it was closed
             return []
-        columns, rows = columns or 80, rows or 24  # as where nobody has said
+        columns, rows = columns or 80, rows or 24  # unknown
         if len(self.states) > min(MOST_LINES, rows - ROOM):
             found = [self.summary(now)]
         else:
@@ -133,7 +130,7 @@ class Status:
         return [line[: max(1, columns - 1)] for line in found]
 
     def line(self, number: int, now: float) -> str:
-        """One rank's."""
+        """The line of one rank."""
         state, since = self.states[number]
         for_s = self.ended.get(number, now - since)
         if state == "running" and number in self.waits:
@@ -141,7 +138,7 @@ class Status:
         return f"rank {number}: {state} ({duration(for_s)})"
 
     def summary(self, now: float) -> str:
-        """All ranks in one line."""
+        """One line for all ranks."""
         counts = Counter(state.partition(":")[0] for state, _ in self.states.values())
         parts = ", ".join(f"{number} {state}" for state, number in counts.items())
         failed = next((n for n, (state, _) in self.states.items() if "failed" in state), None)
@@ -153,13 +150,13 @@ class Status:
         return f"{len(self.states)} ranks: {parts}{which} ({duration(now - since)})"
 
     def close(self) -> None:
-        """Take it away for good."""
+        """Erase the region and end it."""
         self.region.sink.write_over(self.region.erased())
         self.region.sink.region = None
 
 
 def duration(seconds: float) -> str:
-    """As in 3 s, 2 min 5 s or 1 h 2 min."""
+    """Format a duration: 3 s, 2 min 5 s or 1 h 2 min."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes_left = divmod(minutes, 60)
     if hours:

@@ -1,4 +1,4 @@
-"""Watching the ranks of a job until the last has ended, and ending them when one fails."""
+"""Watches the ranks of a job until the last one ends, and ends all when one fails."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from sdp_plugins.launch.worker_group import (
     WorkerGroup,
 )
 
-SURVIVOR_GRACE_S = 2.0  # from a failure to SIGTERM: the others notice it and end by themselves
+SURVIVOR_GRACE_S = 2.0  # from a failure to SIGTERM: the other ranks detect it and end
 TERMINATE_GRACE_S = 3.0  # from SIGTERM to SIGKILL
-CAUSE_GRACE_S = 1.0  # from the end of a rank that may have lost another to that of the one it lost
+CAUSE_GRACE_S = 1.0  # from the end of a rank that lost another to the end of that one
 INTERRUPT_GRACE_S = 15.0  # from Ctrl-C to SIGTERM: a script may save a checkpoint
 STACKS_S = 1.0  # from the time-out to SIGTERM: the ranks write their Python stacks
-DRAIN_S = 1.0  # for the last output, where we do not wait for as long as it takes
-TIMED_OUT = 124  # as timeout(1)
+DRAIN_S = 1.0  # limit for forwarding the last output after a signal or a time-out
+TIMED_OUT = 124  # the exit code of timeout(1)
 BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
@@ -58,36 +58,36 @@ class Supervisor:
         self.status = Status(stderr) if status and stderr.terminal else None
         self.loop = EventLoop(stdout, stderr)
         self.running: dict[int, Rank] = {}
-        self.failed: dict[int, Failure] = {}  # in the order of failing, until one is blamed
-        self.ended: list[int] = []  # with 0, before one failed
+        self.failed: dict[int, Failure] = {}  # in order, until one rank is blamed
+        self.ended: list[int] = []  # with exit code 0, before any rank failed
         self.blamed: int | None = None
-        self.blame_at: float | None = None  # until then the cause may show itself
-        self.signals: list[int] = []  # received by us, in order
-        self.asked = False  # what the ranks wait for
+        self.blame_at: float | None = None  # until then, wait for a more likely cause
+        self.signals: list[int] = []  # that the launcher received, in order
+        self.asked = False  # for what the ranks wait for
         self.time_is_up = False
-        self.timed_out = False  # this, or the next, is what ended the job
+        self.timed_out = False  # the time-out ended the job
         self.output_lost = False
         self.not_started = False
-        self.complete = True  # all ranks were started
-        self.launch_failure: LaunchFailure | None = None  # why the job could not go on
+        self.complete = True  # whether all ranks were started
+        self.launch_failure: LaunchFailure | None = None  # why the job could not continue
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        self.steps: list[tuple[float, int]] = []  # when to send which signal to all that still run
+        self.steps: list[tuple[float, int]] = []  # times and signals for all running ranks
 
     def start(self) -> None:
-        """Start all ranks, unless the job is over before that."""
+        """Start all ranks, unless the job ends before."""
         output = OutputSinks(self.loop, self.stdout, self.stderr, self.prefix)
         with signals_held_back() as mask:
             self.complete = self.workers.start(output, StartContext(mask, self.is_over))
             self.running = dict(enumerate(self.workers.ranks))
 
     def is_over(self) -> bool:
-        """Whether a signal waits for us, or the time is up."""
+        """Whether a signal is pending, or the time is up."""
         late = self.deadline is not None and self.deadline <= time.monotonic()
         waiting = signal.sigpending().intersection(FORWARDED)
         return late or any(signal.getsignal(n) is not signal.SIG_IGN for n in waiting)
 
     def on_signal(self, number: int, frame: FrameType | None) -> None:
-        """Pass the first signal on; kill at the second. Runs as a signal handler."""
+        """Forward the first signal; kill the ranks at the second. Runs as a signal handler."""
         if number == ASKED:
             self.asked = True
             return
@@ -101,11 +101,11 @@ class Supervisor:
             self.end_all(time.monotonic())
 
     def end_all(self, when: float) -> None:
-        """Plan SIGTERM and, a grace later, SIGKILL for all that still run."""
+        """Schedule SIGTERM and, after a grace period, SIGKILL for all running ranks."""
         self.steps = [(when, signal.SIGTERM), (when + TERMINATE_GRACE_S, signal.SIGKILL)]
 
     def signal_all(self, number: int) -> None:
-        """Signal the ranks that still run."""
+        """Signal all running ranks."""
         for rank in list(self.running.values()):
             self.signal(rank, number)
 
@@ -115,11 +115,11 @@ class Supervisor:
             rank.send(number)
 
     def say(self, text: str) -> None:
-        """Write a line of our own."""
+        """Write a line of the launcher."""
         self.stderr.announce(f"{self.program}: {text}")
 
     def output_error(self) -> OSError | None:
-        """Why the ranks' output cannot be passed on, if so."""
+        """The error that prevents forwarding the ranks' output; None if there is none."""
         return self.stdout.error or self.stderr.error
 
     def watch(self) -> None:
@@ -138,24 +138,24 @@ class Supervisor:
                 self.status.refresh(self.workers.ranks, self.running, time.monotonic())
 
     def answer(self) -> None:
-        """Show what the ranks do, if somebody has asked."""
+        """Show what the ranks wait for, if SIGUSR1 has come."""
         if self.asked:
             self.asked = False
             self.show_ranks()
 
     def show_ranks(self) -> None:
-        """Say what the ranks wait for, and have each write its Python stacks.
+        """Print what the ranks wait for, and make each write its Python stacks.
 
-        SIGUSR1 is not passed on: it would end a rank that has no group yet.
+        SIGUSR1 is not forwarded: it would end a rank that has no group yet.
         """
         try:
             self.say(who_waits())
             self.signal_all(stack_dump_signal())
-        except Exception as error:  # the job goes on, whatever cannot be read
-            self.say(f"what the ranks wait for cannot be read: {error}")
+        except Exception as error:  # must not end the job
+            self.say(f"cannot read what the ranks wait for: {error}")
 
     def take_steps(self, now: float) -> None:
-        """Notice what ends the job, and send the signals that are due."""
+        """Check for conditions that end the job, and send the signals that are due."""
         if not self.steps and not self.failed and self.output_error():
             self.output_lost = True
             self.end_all(now)
@@ -175,12 +175,12 @@ class Supervisor:
             self.signal_all(self.steps.pop(0)[1])
 
     def what_is_left(self) -> str:
-        """Why the job has not ended yet."""
+        """Why the job has not ended."""
         left = ", ".join(str(rank) for rank in sorted(self.running))
         return f"still running: rank {left}" if left else "its output has not been read to the end"
 
     def collect(self, now: float) -> None:
-        """Take the ranks that have ended off the list; a failure ends the others."""
+        """Remove ended ranks from the running ones; a failure ends the others."""
         codes = {number: rank.exit_code() for number, rank in self.running.items()}
         for number, code in codes.items():
             if code is None:
@@ -199,8 +199,8 @@ class Supervisor:
     def blame(self, now: float) -> None:
         """Decide which rank is to blame and end the others.
 
-        A rank that lost another may end before that one does: while only such have failed, or such
-        as do not say why, the decision waits a moment.
+        A rank that lost another may end before that one does. So the decision waits a moment while
+        only ranks have failed that lost another or gave no reason.
         """
         if self.blame_at is None:
             self.blame_at = now + CAUSE_GRACE_S
@@ -216,7 +216,7 @@ class Supervisor:
             self.end_all(now + SURVIVOR_GRACE_S)
 
     def deliver(self) -> None:
-        """Wait until all output is read, but not for long after a signal or the time-out."""
+        """Wait until all output is written; after a signal or the time-out, only briefly."""
         end = time.monotonic() + DRAIN_S
         while self.loop.backlogged():
             hurried = self.signals or self.time_is_up
@@ -226,7 +226,7 @@ class Supervisor:
             self.take_steps(time.monotonic())
 
     def close(self) -> None:
-        """Kill what is left of the ranks, show the last output, reap."""
+        """Kill remaining processes, show the last output, and reap the ranks."""
         if self.status:
             self.status.close()
         self.workers.kill()
@@ -235,7 +235,7 @@ class Supervisor:
         self.workers.reap()
 
     def conclude(self) -> int:
-        """Say what went wrong, if anything; the exit code of the job."""
+        """Report a failure, if any; returns the exit code of the job."""
         if self.not_started:
             return 1
         if len(self.signals) > 1:
@@ -249,12 +249,12 @@ class Supervisor:
         if self.launch_failure:
             self.say(self.launch_failure.text)
             return self.launch_failure.code
-        if self.signals and self.loop.backlogged():  # the user did not wait for the rest
+        if self.signals and self.loop.backlogged():  # the user did not wait for all output
             return 128 + self.signals[-1]
         error = self.output_error()
         if error is None:
             return 0
-        if isinstance(error, BrokenPipeError):  # whoever read our output has left
+        if isinstance(error, BrokenPipeError):  # the reader of the output has closed it
             return BROKEN_PIPE
         self.say(f"cannot write the ranks' output: {error.strerror}")
         return 1
@@ -276,18 +276,18 @@ def run_job(
     status: bool = False,
     program: str = "sdp run",
 ) -> int:
-    """Run a job to its end; the exit code for the launcher.
+    """Run a job to its end.
 
     Args:
         workers: Its ranks.
-        timeout_s: After which it is ended.
-        prefix: Whether every line of output starts with its rank.
-        status: Whether a terminal shows what each rank does.
-        program: What the user has called; its own lines start with it.
+        timeout_s: Seconds after which the job is ended; None: no limit.
+        prefix: Whether every line of output begins with its rank.
+        status: Whether to show the state of each rank on a terminal.
+        program: The command that the user called; the launcher's lines begin with it.
 
     Returns:
-        0, the exit code of the rank that is to blame (128 + n if signal n ended it), 124 when the
-        time was up, 1 when the ranks cannot be started or their output cannot be written.
+        The launcher's exit code: 0, that of the rank to blame (128 + n if signal n ended it), 124
+        after the time-out, or 1 if the ranks cannot be started or their output cannot be written.
     """
     open_standard_streams()
     unblock(1)

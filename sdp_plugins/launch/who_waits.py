@@ -1,22 +1,22 @@
-"""What the ranks of this launcher's job wait for, as the flight recorder sees it here."""
+"""What the ranks of this launcher's job wait for, according to the flight recorder."""
 
 from __future__ import annotations
 
 import os
 from typing import NamedTuple
 
-# Functions import the flight recorder: jobs start without this part of the core.
+# Functions import the flight recorder, because jobs start without it.
 
 LONG_NS = 5 * 10**9
-"""Shorter waits belong to every job."""
+"""Shorter waits are normal."""
 
 
 class Waiting(NamedTuple):
     """One rank's longest wait.
 
     Attributes:
-        text: For whom and in which operation.
-        for_s: For how long.
+        text: The ranks that it waits for, and the operation.
+        for_s: Duration in seconds.
     """
 
     text: str
@@ -24,7 +24,7 @@ class Waiting(NamedTuple):
 
 
 def who_waits() -> str:
-    """Who waits for whom, of the ranks on this machine."""
+    """Which ranks on this machine wait for which others."""
     from sdp_plugins.flight.jobs import find_jobs, match_jobs
     from sdp_plugins.flight.report import report
     from sdp_plugins.flight.segments import read_segments
@@ -37,7 +37,7 @@ def who_waits() -> str:
 
 
 def long_waits() -> dict[int, Waiting]:
-    """The ranks on this machine that have waited long, by their number in the job."""
+    """The ranks on this machine that have waited for long, by their number in the job."""
     from sdp_plugins.flight.formatting import format_ranks
     from sdp_plugins.flight.jobs import find_jobs, match_jobs
     from sdp_plugins.flight.report import groups_of
@@ -59,7 +59,7 @@ def long_waits() -> dict[int, Waiting]:
 
 
 def stack_dump_signal() -> int:
-    """The signal on which a rank writes its Python stacks, and which others ignore."""
+    """The signal on which a rank writes its Python stacks; other programs ignore it."""
     from sdp_plugins.core.stack_dump import NUMBER
 
     return NUMBER

@@ -1,4 +1,4 @@
-"""What the supervisor asks of a job's ranks, wherever they run."""
+"""The interface between the supervisor and the ranks of a job, on any machine."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from sdp_plugins.launch.output import Sink, Stream
 
 @dataclass(frozen=True)
 class OutputSinks:
-    """Where the ranks' output goes.
+    """Destination of the ranks' output.
 
     Attributes:
-        loop: Reads it.
-        stdout: The launcher's.
-        stderr: The launcher's.
-        prefix: Whether every line starts with its rank.
+        loop: Reads the output.
+        stdout: The launcher's stdout.
+        stderr: The launcher's stderr.
+        prefix: Whether every line begins with its rank.
     """
 
     loop: EventLoop
@@ -29,9 +29,9 @@ class OutputSinks:
     prefix: bool
 
     def stream(self, rank: int, sink: Sink) -> Stream:
-        """A rank's stdout or stderr on its way to a sink.
+        """Make the stream of a rank's stdout or stderr.
 
-        A prefix takes the place of the one that torch puts before the lines of a traceback.
+        The prefix replaces the one that torch puts before the lines of a traceback.
         """
         if not self.prefix:
             return self.loop.add_stream("", sink)
@@ -40,13 +40,13 @@ class OutputSinks:
 
 @dataclass(frozen=True)
 class StartContext:
-    """What holds while ranks are started.
+    """Conditions while ranks are started.
 
-    Signals are blocked meanwhile, so that one that ends the job reaches every rank.
+    Signals are blocked meanwhile, so that a signal that ends the job reaches every rank.
 
     Attributes:
-        mask: The signals that were blocked before; the ranks take this mask over.
-        is_over: Whether the job is to end already, so that no more ranks are worth starting.
+        mask: The signals that were blocked before; the ranks restore this mask.
+        is_over: Whether the job must end already, so that no more ranks are started.
     """
 
     mask: set[signal.Signals]
@@ -55,11 +55,11 @@ class StartContext:
 
 @dataclass(frozen=True)
 class LaunchFailure:
-    """What ends a job besides its ranks.
+    """A failure of the launch, not of a rank.
 
     Attributes:
-        text: One line.
-        code: The launcher's exit code then.
+        text: One line for the user.
+        code: The launcher's exit code.
     """
 
     text: str
@@ -71,20 +71,20 @@ class Rank(Protocol):
 
     @property
     def where(self) -> str:
-        """Its process, for a report."""
+        """Description of its process, for reports."""
 
     @property
     def started(self) -> bool:
-        """Whether its program runs, or has run."""
+        """Whether its program has been started."""
 
     def exit_code(self) -> int | None:
-        """128 + signal or exit status once it has ended."""
+        """128 + signal, or the exit status, once it has ended; None before."""
 
     def error(self) -> RankError | None:
-        """The exception that ended it, once it has ended; None if it has told of none."""
+        """The exception that ended it, once it has ended; None if it reported none."""
 
     def send(self, number: int) -> None:
-        """Send a signal; Ctrl-C reaches its children too."""
+        """Send a signal; SIGINT also goes to its children."""
 
 
 class WorkerGroup(Protocol):
@@ -97,20 +97,20 @@ class WorkerGroup(Protocol):
         """In order."""
 
     def start(self, output: OutputSinks, context: StartContext) -> bool:
-        """Start them, or begin to; False if it was over before that.
+        """Start all ranks, or begin to; False if the job ended before.
 
         Raises:
-            OSError, subprocess.SubprocessError: They cannot be started.
+            OSError, subprocess.SubprocessError: The ranks cannot be started.
         """
 
     def launch_failure(self) -> LaunchFailure | None:
-        """Why the job cannot go on although no rank has failed; None if it can. Asked often."""
+        """Why the job cannot continue although no rank has failed; None if it can. Called often."""
 
     def due(self) -> float | None:
-        """When to look again at `launch_failure` and exit codes, on the monotonic clock."""
+        """When to check `launch_failure` and exit codes again, on the monotonic clock."""
 
     def kill(self) -> None:
-        """End all that is left of them, on every host; what they have written is still read."""
+        """End all remaining processes on every host; their output can still be read."""
 
     def reap(self) -> None:
-        """Let go of the processes and pipes."""
+        """Reap the processes and close the pipes."""

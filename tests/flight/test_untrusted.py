@@ -322,7 +322,7 @@ def test_a_process_that_went_from_job_to_job_is_found_by_each(raw: bytes) -> Non
 )
 def test_events_that_cannot_be(raw: bytes, change: dict[str, Any]) -> None:
     found = parse(raw)._replace(messages=(some_event()._replace(**change),)).to_json()
-    with pytest.raises(ValueError, match="no report of the flight recorder"):
+    with pytest.raises(ValueError, match="not a report of the flight recorder"):
         RankSnapshot.from_json(json.loads(json.dumps(found)))
 
 

@@ -82,7 +82,7 @@ def test_only_what_was_checked_is_mended(
     assert len(told) == (not patched)
     for text in told:
         assert text.startswith(
-            "smddp leaves PartialState._prepare_backend (state.py) of accelerate "
+            "smddp does not patch PartialState._prepare_backend (state.py) of accelerate "
         )
         assert "SDP_HUGGINGFACE=0" in text
 

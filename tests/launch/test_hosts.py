@@ -237,7 +237,7 @@ def test_what_is_no_rank_may_be_killed(mpi: str, script: Callable[[str], str], w
     assert launcher.returncode in (1, 9, 137)  # mpirun's: MPICH's gives the signal as it is
     last = errors.splitlines()[-1]
     assert last.startswith("sdp run: ") and "Hint: " in last
-    assert "ended without a word" in last or (what == "mpirun" and "mpirun has ended" in last)
+    assert "ended without an exit code" in last or (what == "mpirun" and "mpirun has ended" in last)
 
 
 def test_nobody_can_call_once_the_ranks_run(mpi: str, script: Callable[[str], str]) -> None:

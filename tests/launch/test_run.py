@@ -397,7 +397,7 @@ def test_a_time_out_of_a_rank_names_who_is_absent(script: Callable[..., str]) ->
     done = launch("-n", "2", script(HANGING), env={**os.environ, "SDP_TIMEOUT_S": "10"})
     assert done.returncode == 1
     _, _, last = done.stderr.rpartition("\nsdp run: ")
-    assert re.match(r"rank 1 did not come to barrier #\d+ in 10 s; rank 0 \(pid ", last), (
+    assert re.match(r"rank 1 did not arrive at barrier #\d+ in 10 s; rank 0 \(pid ", last), (
         done.stderr
     )
     assert "CollectiveTimeoutError" in last

@@ -20,8 +20,8 @@ def resolve(name: str) -> str:
     except OSError as error:
         reason = error.strerror or str(error)
         raise LaunchError(
-            f"there is no host {name!r}: its name has no address here ({reason}). Hint: check its "
-            f"spelling, and what `getent hosts {name}` says."
+            f"there is no host {name!r}: its name has no address here ({reason}). Hint: check the "
+            f"spelling, and the output of `getent hosts {name}`."
         ) from None
     return str(min(found, key=lambda info: info[0] != socket.AF_INET)[4][0])
 
@@ -38,7 +38,7 @@ def is_here(address: str) -> bool:
 
 
 def ours_towards(address: str) -> str:
-    """Which of this machine's addresses is seen by the host with `address`."""
+    """The address of this machine that the host with `address` sees."""
     try:
         return local_address(address)
     except OSError:
@@ -46,13 +46,13 @@ def ours_towards(address: str) -> str:
 
 
 def launchers(addresses: Sequence[str]) -> list[str]:
-    """This machine's addresses, as the hosts with `addresses` see it."""
+    """The addresses of this machine that the hosts with `addresses` see."""
     others = [address for address in addresses if not is_here(address)]
     return list(dict.fromkeys(map(ours_towards, others))) or [LOOPBACK]
 
 
 def first_ones(addresses: Sequence[str]) -> str:
-    """The first address as the others see it: that of this machine depends on who looks."""
+    """The first address as the other hosts see it: this machine has one per network."""
     first = addresses[0]
     others = [address for address in addresses if not is_here(address)]
     if not others:
@@ -63,4 +63,4 @@ def first_ones(addresses: Sequence[str]) -> str:
 def peer(connection: socket.socket) -> str:
     """The address from which a connection comes."""
     address = str(connection.getpeername()[0])
-    return address.removeprefix("::ffff:")  # IPv4's on a socket for both
+    return address.removeprefix("::ffff:")  # an IPv4 address on a dual-stack socket

@@ -1,8 +1,8 @@
-"""What mpirun starts for every rank: starts the rank, and stands between it and `sdp run`.
+"""The process that mpirun starts for every rank: it starts the rank and connects it to `sdp run`.
 
-It goes on until `sdp run` lets it go, or is lost; then it ends the rank with all that this has
-started. It ends with 0 whatever becomes of the rank: so mpirun, which would end the others at once,
-leaves that to `sdp run`. What it inherits for talking to mpirun it hands on to the rank.
+It runs until `sdp run` dismisses it or is lost; then it ends the rank with all processes that the
+rank has started. Its exit code is always 0, because mpirun would end the other ranks at once, which
+is the task of `sdp run`. The rank inherits the descriptors by which it talks to mpirun.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from sdp_plugins.launch.hosts import messages
 from sdp_plugins.launch.hosts.io_forwarder import IoForwarder, Start, nothing, woken
 
 CONNECT_S = 10.0
-SINGLE = "mpirun has told this process no rank"
+SINGLE = "mpirun has given this process no rank"
 
 
 class Options(argparse.Namespace):
     """The command line.
 
     Attributes:
-        launcher: The addresses by which the launcher may be reached, and its port.
-        master_port: Wanted on rank 0's host; 0: one that is free.
-        job: Its id.
+        launcher: The port and the addresses of the launcher.
+        master_port: MASTER_PORT on rank 0's host; 0: a free port.
+        job: Id of the job.
     """
 
     launcher: str
@@ -43,7 +43,7 @@ class Options(argparse.Namespace):
 
 
 def parsed(given: Sequence[str]) -> Options:
-    """Read the command line that `sdp run` has written."""
+    """Parse the command line that `sdp run` has made."""
     parser = argparse.ArgumentParser(prog="sdp run's agent", allow_abbrev=False)
     parser.add_argument("--launcher", required=True, metavar="PORT@ADDRESS,ADDRESS")
     parser.add_argument("--master-port", type=int, required=True)
@@ -52,12 +52,12 @@ def parsed(given: Sequence[str]) -> Options:
 
 
 def give_up(text: str) -> NoReturn:
-    """End before the launcher is reached: mpirun passes on what we say."""
+    """End before the launcher is reached; mpirun forwards the text."""
     raise SystemExit(f"sdp run: {text}")
 
 
 def connected(launcher: str) -> socket.socket:
-    """A connection with the launcher, by the first address that works."""
+    """Connect to the launcher by the first address that works."""
     port, _, addresses = launcher.partition("@")
     reasons = []
     for address in addresses.split(","):
@@ -71,7 +71,7 @@ def connected(launcher: str) -> socket.socket:
             return link
     give_up(
         f"{socket.gethostname()} cannot reach sdp run on port {port} ({'; '.join(reasons)}). "
-        "Hint: let a firewall pass TCP between the hosts."
+        "Hint: firewalls must allow TCP between the hosts."
     )
 
 
@@ -80,8 +80,8 @@ def variables(
 ) -> dict[str, str]:
     """The rank's environment.
 
-    TORCHELASTIC_RUN_ID makes torch and Lightning recognise the job; it also says that ranks are not
-    MPI's, so it is set only where they cannot be.
+    By TORCHELASTIC_RUN_ID, torch and Lightning recognize the job. But it also means that the ranks
+    do not use MPI, so it is set only if they cannot.
     """
     ours = {
         "MASTER_ADDR": start.master_addr,
@@ -101,9 +101,9 @@ def run(options: Options, token: str) -> int:
     """Be the agent of one rank."""
     topology = Topology.from_env()
     if topology.source == "single":
-        give_up(f"{SINGLE}. Hint: does the mpirun belong to another MPI than it says?")
+        give_up(f"{SINGLE}. Hint: choose the mpirun of another MPI with --mpirun.")
     if not token:
-        give_up(f"mpirun has not passed on {messages.TOKEN}. Hint: --mpirun takes another one.")
+        give_up(f"mpirun has not forwarded {messages.TOKEN}. Hint: choose another with --mpirun.")
     if topology.source == "openmpi":
         undo_one_core_binding(os.environ)
     forwarder = IoForwarder(connected(options.launcher))
@@ -114,7 +114,7 @@ def run(options: Options, token: str) -> int:
     except OSError as error:
         hello["refused"] = (
             f"MASTER_PORT {options.master_port} on {socket.gethostname()}: {error.strerror}. "
-            "Hint: --master-port takes another, or leave it out for one that is free."
+            "Hint: choose another --master-port, or leave it out to get a free port."
         )
     try:
         start = forwarder.ask(hello)
@@ -131,7 +131,7 @@ def run(options: Options, token: str) -> int:
 
 def main() -> None:
     """Entry point."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # `sdp run` passes them on
+    for number in (signal.SIGINT, signal.SIGHUP):  # `sdp run` forwards them
         signal.signal(number, nothing)
     token = os.environ.pop(messages.TOKEN, "")
     sys.exit(run(parsed(sys.argv[1:]), token))

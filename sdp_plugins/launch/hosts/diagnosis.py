@@ -1,4 +1,4 @@
-"""What ssh and the MPIs say when they cannot start a job, in one line with the remedy."""
+"""Turns the errors of ssh and the MPIs into one line with the remedy."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 import shlex
 import sys
 
-# The first that is found counts: what a shell says comes after what ssh has said.
+# The first match counts: errors of ssh come before those of a remote shell.
 _KNOWN: tuple[tuple[str, str], ...] = (
     (
         r"Could not resolve hostname|Name or service not known|unable to (?:resolve|find) host",
@@ -15,21 +15,21 @@ _KNOWN: tuple[tuple[str, str], ...] = (
     ),
     (
         r"Host key verification failed|REMOTE HOST IDENTIFICATION HAS CHANGED",
-        "ssh does not know {host}'s key, or knows another. Hint: `ssh {host}` once by hand, or "
+        "ssh does not know {host}'s key, or knows another. Hint: run `ssh {host}` once by hand, or "
         "`ssh-keyscan {host} >> ~/.ssh/known_hosts`.",
     ),
     (
         r"Permission denied|Too many authentication failures",
-        "{host} refuses ssh without a password. Hint: `ssh-copy-id {host}` gives it your key.",
+        "{host} refuses ssh without a password. Hint: run `ssh-copy-id {host}`.",
     ),
     (
         r"Connection refused",
-        "{host} refuses ssh's connection. Hint: start sshd there, or name its port in "
+        "{host} refuses ssh's connection. Hint: start sshd there, or set its port in "
         "~/.ssh/config.",
     ),
     (
         r"Connection timed out|Operation timed out|No route to host|Network is unreachable",
-        "{host} does not answer ssh. Hint: is it switched on, and does a firewall let ssh pass?",
+        "{host} does not answer ssh. Hint: check that it is up and that firewalls allow ssh.",
     ),
     (
         r"No module named '?sdp_plugins",
@@ -42,22 +42,22 @@ _KNOWN: tuple[tuple[str, str], ...] = (
     ),
     (
         r"(?:orted|prted|hydra_pmi_proxy): (?:command )?not found",
-        "{host} has no MPI at the same path. Hint: install the same MPI everywhere.",
+        "{host} has no MPI at the same path. Hint: install the same MPI on all hosts.",
     ),
     (
         r"not enough slots available",
-        "mpirun finds too few slots. Hint: inside of another job (Slurm, PBS) hosts and slots have "
-        "to be of its allocation.",
+        "mpirun finds too few slots. Hint: inside a job of Slurm or PBS, use only hosts and slots "
+        "of its allocation.",
     ),
 )
 
 
 def explained(text: str, host: str) -> str:
-    """What a known complaint means; empty if it is not known.
+    """Explain an error; empty if it is not known.
 
     Args:
-        text: The complaint.
-        host: Whose it is.
+        text: The error.
+        host: The host from which it comes.
     """
     python = re.escape(sys.executable)
     for pattern, meaning in _KNOWN:

@@ -1,8 +1,8 @@
 """The variables that ranks on other hosts get from the launcher's environment.
 
-mpirun is told their names alone and passes the values on its own connections: command lines, which
-everybody on a host can read, have no values. What is not listed here stays at home, since an
-environment may hold passwords; `-x NAME` adds a variable.
+mpirun's command line has only their names, and mpirun sends the values over its connections:
+everybody on a host can read command lines. Other variables are not sent, because an environment may
+hold passwords; `-x NAME` adds a variable.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _LAST = "SDP_LAUNCH_END"
 def environment(
     base: Mapping[str, str], *, token: str, threads: int | None, exported: Sequence[str]
 ) -> dict[str, str]:
-    """What mpirun gets, and with it the ranks on this machine.
+    """The environment of mpirun, and so of the ranks on this machine.
 
     Args:
-        base: This process's.
-        token: By which the agents show that they are of this job.
-        threads: OMP_NUM_THREADS; None leaves it as it is.
+        base: This process's environment.
+        token: Proves that an agent belongs to this job.
+        threads: OMP_NUM_THREADS; None: no change.
         exported: NAME or NAME=VALUE, the user's `-x`.
     """
     kept = without_place(base) | huge_pages(base)
@@ -54,12 +54,12 @@ def environment(
         if equals:
             kept[name] = value
         elif name not in kept:
-            raise LaunchError(f"-x {name}: it is not set here. Hint: -x {name}=VALUE sets it.")
+            raise LaunchError(f"-x {name}: the variable is not set here. Hint: -x {name}=VALUE.")
     return kept | {TOKEN: token, _LAST: ""}
 
 
 def names(environment: Mapping[str, str], exported: Sequence[str]) -> list[str]:
-    """Which of them mpirun passes on."""
+    """The names of the variables that mpirun forwards."""
     asked = {text.partition("=")[0] for text in exported}
     chosen = {n for n in environment if n in NAMES or n in asked or n.startswith(PREFIXES)}
     return sorted(chosen - {_LAST})

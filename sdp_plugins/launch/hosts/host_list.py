@@ -1,4 +1,4 @@
-"""The hosts of a job and how many ranks each takes."""
+"""The hosts of a job and their numbers of ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from sdp_plugins.launch.hosts.launch_error import LaunchError
 
 _SLOT_COUNT = re.compile(r"[0-9]{1,6}")
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # not what ssh would take for an option
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # not an option of ssh
 _SLOTS = re.compile(r"slots\s*=\s*", re.IGNORECASE)
 
 
@@ -19,8 +19,8 @@ class Host:
     """A host.
 
     Attributes:
-        name: As it was given.
-        slots: How many ranks it takes; None where that was not said.
+        name: As the user wrote it.
+        slots: Number of ranks that it takes; None if not given.
     """
 
     name: str
@@ -28,25 +28,25 @@ class Host:
 
 
 def parse_hosts(text: str) -> list[Host]:
-    """Read `a:4,b:4` or `a,b`.
+    """Parse `a:4,b:4` or `a,b`.
 
     Raises:
-        LaunchError: It is no such list.
+        LaunchError: The text is not a list of hosts.
     """
     parts = [part.strip() for part in text.split(",")]
     return merged([_host(part, f"--hosts {text!r}") for part in parts if part])
 
 
 def parse_hostfile(path: Path) -> list[Host]:
-    """Read a file with a host in each line: `a slots=4` (Open MPI), `a:4` (MPICH) or `a`.
+    """Read a file with one host per line: `a slots=4` (Open MPI), `a:4` (MPICH) or `a`.
 
     Raises:
-        LaunchError: It cannot be read, or a line is none of these.
+        LaunchError: The file cannot be read, or a line has another form.
     """
     try:
         lines = path.read_text("utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
+        reason = getattr(error, "strerror", None) or "it is not text"
         raise LaunchError(f"cannot read the hostfile {path}: {reason}") from None
     found = []
     for number, line in enumerate(lines, 1):
@@ -64,7 +64,7 @@ def _as_colon(text: str) -> str:
     options.pop("max_slots", "")
     options.pop("max-slots", "")
     if options:
-        return f"{name} {' '.join(options)}"  # which is no host's name
+        return f"{name} {' '.join(options)}"  # not a valid name, so it is refused
     return name if slots is None else f"{name}:{slots}"
 
 
@@ -72,21 +72,21 @@ def _host(text: str, where: str) -> Host:
     name, colon, slots = text.partition(":")
     if "@" in name:
         raise LaunchError(
-            f"{where}: {text!r} names a user. Hint: ~/.ssh/config says as whom to log in (Host "
-            "NAME, User NAME)."
+            f"{where}: {text!r} names a user. Hint: set the user in ~/.ssh/config (Host NAME, User "
+            "NAME)."
         )
     if not _NAME.fullmatch(name) or (colon and not _SLOT_COUNT.fullmatch(slots)):
         raise LaunchError(
-            f"{where}: {text!r} is no host. Hint: write NAME or NAME:SLOTS (in a hostfile also "
+            f"{where}: {text!r} is not a host. Hint: write NAME or NAME:SLOTS (in a hostfile also "
             "NAME slots=SLOTS, and no other option); an IPv6 address needs a name."
         )
     if colon and not int(slots):
-        raise LaunchError(f"{where}: {name} has no slot. Hint: leave it out, or give it one.")
+        raise LaunchError(f"{where}: {name} has no slot. Hint: remove it, or give it one.")
     return Host(name, int(slots) if colon else None)
 
 
 def merged(hosts: Sequence[Host]) -> list[Host]:
-    """Each name once, at its first place: of `a:2,b:2,a:1` a has three slots."""
+    """Merge repeated names at their first place: `a:2,b:2,a:1` gives three slots to a."""
     slots: dict[str, int | None] = {}
     for host in hosts:
         if host.name in slots:
@@ -97,14 +97,14 @@ def merged(hosts: Sequence[Host]) -> list[Host]:
 
 
 def placed(hosts: Sequence[Host], ranks: int | None) -> dict[str, int]:
-    """How many ranks each host has; those without are left out.
+    """Assign ranks to hosts; hosts without ranks are left out.
 
-    A host without a number of slots has one. Where no host has a number, `ranks` are spread evenly,
-    the first hosts having one more.
+    A host without a number of slots has one. If no host has a number, `ranks` are spread evenly,
+    with one more on the first hosts.
 
     Args:
-        hosts: At least one.
-        ranks: Of the job; None: as many as there are slots.
+        hosts: The hosts, at least one.
+        ranks: Number of ranks; None: as many as there are slots.
 
     Raises:
         LaunchError: There are no hosts, or too few slots.
@@ -121,12 +121,12 @@ def placed(hosts: Sequence[Host], ranks: int | None) -> dict[str, int]:
 
 
 def _filled(slots: Sequence[int], ranks: int | None) -> list[int]:
-    """Host after host takes what it can."""
+    """Fill the hosts in order."""
     left = sum(slots) if ranks is None else ranks
     if left > sum(slots):
         raise LaunchError(
-            f"-n {ranks}: the hosts have {sum(slots)} slots. Hint: give them more (a:4,b:4), or "
-            "start fewer ranks."
+            f"-n {ranks}: the hosts have {sum(slots)} slots. Hint: give them more slots (a:4,b:4), "
+            "or start fewer ranks."
         )
     shares = []
     for number in slots:

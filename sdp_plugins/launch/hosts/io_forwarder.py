@@ -1,4 +1,4 @@
-"""One rank and the connection with the launcher: what comes from one goes to the other."""
+"""Forwards output, signals and exit code between one rank and the launcher."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from sdp_plugins.launch.spawn import RankProcess, child_setup, start_process
 
 START_S = 120.0
 CHUNK = 1 << 16
-OUTBOX_LIMIT = 1 << 20  # beyond it the rank has to wait for the launcher
+OUTBOX_LIMIT = 1 << 20  # above it, the rank must wait for the launcher
 
 
 class Start(NamedTuple):
-    """What only the launcher knows, when all agents have called.
+    """The launcher's answer, once all agents have connected.
 
     Attributes:
-        master_addr: Of rank 0's host.
-        master_port: On that.
-        node: The index of our host.
-        nodes: How many there are.
-        command: The rank's command line; to mpirun a `:` in it would begin another program.
+        master_addr: Address of rank 0's host.
+        master_port: Port on that host.
+        node: Index of the agent's host.
+        nodes: Number of hosts.
+        command: The rank's command line. mpirun's own cannot have it: a `:` begins another program.
     """
 
     master_addr: str
@@ -40,10 +40,10 @@ class Start(NamedTuple):
 
 
 class IoForwarder:
-    """Stands between a rank and the launcher.
+    """Forwards between a rank and the launcher.
 
     Args:
-        link: The connection, which it closes.
+        link: The connection to the launcher; the forwarder closes it.
     """
 
     def __init__(self, link: socket.socket) -> None:
@@ -53,12 +53,12 @@ class IoForwarder:
         self.outbox = bytearray()
         self.selector = selectors.DefaultSelector()
         self.rank: RankProcess | None = None
-        self.pipes: dict[int, bytes] = {}  # the rank's output: what kind it is
+        self.pipes: dict[int, bytes] = {}  # the rank's pipes, and the kind of their messages
         self.exit_told = False
         self.reaper = Reaper()
 
     def ask(self, hello: Mapping[str, object]) -> Start:
-        """Say who we are; what the launcher answers, once all agents have done so."""
+        """Introduce this agent; returns the launcher's answer, once all agents have connected."""
         self.link.sendall(messages.message(messages.HELLO, hello))
         self.link.settimeout(START_S)
         while data := self.link.recv(CHUNK):
@@ -66,10 +66,10 @@ class IoForwarder:
                 if kind == messages.START:
                     self.link.setblocking(False)
                     return Start(**messages.read_json(body))
-        raise ConnectionResetError("the launcher has left")
+        raise ConnectionResetError("sdp run has closed the connection")
 
     def refuse(self, text: str) -> None:
-        """Tell why there will be no rank."""
+        """Report why the rank cannot be started."""
         with suppress(OSError):
             self.link.setblocking(True)
             self.link.sendall(messages.message(messages.REFUSED, text.encode()))
@@ -89,18 +89,18 @@ class IoForwarder:
         self.say(messages.STARTED, {"pid": rank.pid})
 
     def say(self, kind: bytes, body: bytes | object) -> None:
-        """Send a message, now or later."""
+        """Queue a message, and send as much as possible."""
         self.outbox += messages.message(kind, body)
         self.send()
 
     def send(self) -> None:
-        """Send what the launcher takes now."""
+        """Send as much as does not block."""
         with suppress(BlockingIOError):
             while self.outbox:
                 del self.outbox[: self.link.send(self.outbox[:CHUNK])]
 
     def forward(self, fd: int) -> bool:
-        """Pass on what a pipe has; False at its end, or if it has nothing now."""
+        """Forward data of a pipe; False at its end, or if it is empty."""
         try:
             data = os.read(fd, CHUNK)
         except BlockingIOError:
@@ -113,7 +113,7 @@ class IoForwarder:
         return bool(data)
 
     def obey(self) -> bool:
-        """Carry out what the launcher says; False when it lets us go."""
+        """Execute the launcher's messages; False when it dismisses this agent."""
         with suppress(BlockingIOError):
             data = self.link.recv(CHUNK)
             for kind, body in self.inbox.feed(data):
@@ -124,7 +124,7 @@ class IoForwarder:
         return True
 
     def look_after(self) -> None:
-        """Tell of the rank's end, after what it has written."""
+        """Report the rank's end, after its output."""
         code = self.rank.exit_code() if self.rank else None
         if code is None or self.exit_told:
             return
@@ -136,7 +136,7 @@ class IoForwarder:
         self.say(messages.EXIT, {"code": code, "error": error})
 
     def serve(self, alarm: int) -> None:
-        """Stand between rank and launcher until the latter lets us go, or is lost."""
+        """Forward until the launcher dismisses this agent, or is lost."""
         self.selector.register(alarm, selectors.EVENT_READ)
         self.selector.register(self.link, selectors.EVENT_READ)
         for fd in self.pipes:
@@ -146,7 +146,7 @@ class IoForwarder:
                 self.look_after()
 
     def wait(self, alarm: int) -> bool:
-        """Wait for something and take it; False when the launcher lets us go."""
+        """Wait for an event and handle it; False when the launcher dismisses this agent."""
         reads, both = selectors.EVENT_READ, selectors.EVENT_READ | selectors.EVENT_WRITE
         self.selector.modify(self.link, both if self.outbox else reads)
         for fd in self.pipes:
@@ -162,7 +162,7 @@ class IoForwarder:
         return True
 
     def pause(self, fd: int, wanted: bool) -> None:
-        """Read from a pipe, or do not."""
+        """Stop or resume reading from a pipe."""
         watched = fd in self.selector.get_map()
         if watched and wanted:
             self.selector.unregister(fd)
@@ -170,7 +170,7 @@ class IoForwarder:
             self.selector.register(fd, selectors.EVENT_READ)
 
     def close(self) -> None:
-        """End what is left of the rank, and say its last words."""
+        """End the rank's processes, and send the rest of its output."""
         if self.rank:
             kill_sessions({self.rank.pid})
             with suppress(OSError):
@@ -185,7 +185,7 @@ class IoForwarder:
 
 
 def read_now(fd: int) -> bytes:
-    """What a pipe has; nothing at its end, or if it is empty."""
+    """Read from a pipe; empty at its end, or if it has no data."""
     try:
         return os.read(fd, CHUNK)
     except BlockingIOError:
@@ -194,7 +194,7 @@ def read_now(fd: int) -> bytes:
 
 @contextmanager
 def woken(forwarder: IoForwarder) -> Iterator[int]:
-    """A pipe that has something when a child ends; mpirun's SIGTERM is as good as a farewell."""
+    """A pipe that is readable when a child ends; mpirun's SIGTERM dismisses the agent."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         with suppress(OSError):
@@ -210,4 +210,4 @@ def woken(forwarder: IoForwarder) -> Iterator[int]:
 
 
 def nothing(number: int, frame: FrameType | None) -> None:
-    """A handler, and not SIG_IGN, which the rank would inherit."""
+    """Do nothing; unlike SIG_IGN, a handler is not inherited by the rank."""

@@ -1,7 +1,7 @@
-"""What keeps a job on hosts from starting."""
+"""The error of a job on hosts that cannot start."""
 
 from __future__ import annotations
 
 
 class LaunchError(Exception):
-    """The job cannot be started; the text is one line that ends with the remedy."""
+    """Raised when a job cannot be started; the text is one line that ends with the remedy."""

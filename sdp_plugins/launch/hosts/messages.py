@@ -1,4 +1,4 @@
-"""Messages between the launcher and the agents: a kind, a length, and so many bytes."""
+"""Messages between the launcher and its agents: a kind, a length, and a body of that length."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from contextlib import suppress
 from typing import Any
 
 TOKEN = "SDP_LAUNCH_TOKEN"
-"""The variable by which agents know the word that makes them this job's."""
+"""The variable with the token by which agents prove that they belong to this job."""
 
 # From an agent.
-HELLO = b"H"  # JSON: who it is
+HELLO = b"H"  # JSON: token, rank and host
 STARTED = b"S"  # JSON: the rank's process
 STDOUT, STDERR = b"O", b"E"
-EXIT = b"X"  # JSON: the exit code, and what is in the error file
+EXIT = b"X"  # JSON: the exit code and the content of the error file
 REFUSED = b"R"  # text: why it cannot start its rank
 # From the launcher.
-START = b"P"  # JSON: what was not known before
+START = b"P"  # JSON: the fields of `Start`
 SIGNAL = b"K"  # JSON: a signal's number
 
 _HEAD = struct.Struct(">cI")
 LONGEST = 1 << 24
-LONGEST_OF_STRANGERS = 1 << 12  # of who has not said the token yet
-# A host that is switched off says no word: after so long its connections count as broken.
+LONGEST_OF_STRANGERS = 1 << 12  # before the token was checked
+# A host that loses power sends nothing: these keep-alive settings detect it.
 _IDLE_S, _INTERVAL_S, _PROBES = 20, 5, 4
 
 
 def message(kind: bytes, body: bytes | object = b"") -> bytes:
-    """One message; what is not bytes becomes JSON."""
+    """Make a message; a body that is not bytes is encoded as JSON."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     return _HEAD.pack(kind, len(data)) + data
 
 
 class Inbox:
-    """Bytes that come in pieces, cut into messages again."""
+    """Reassembles messages from a stream of bytes."""
 
     def __init__(self) -> None:
         self._data = bytearray()
         self.longest = LONGEST_OF_STRANGERS
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The messages, kind and body, that `data` completes.
+        """Yield the kind and body of each message that `data` completes.
 
         Raises:
-            ValueError: This is somebody else's language.
+            ValueError: The data are not of this protocol.
         """
         self._data += data
         while len(self._data) >= _HEAD.size:
@@ -62,15 +62,15 @@ class Inbox:
 
 
 def read_json(body: bytes) -> Any:
-    """What `message` made into JSON."""
+    """Decode a JSON body."""
     try:
         return json.loads(body)
     except RecursionError:
-        raise ValueError("brackets in brackets without end") from None
+        raise ValueError("JSON is nested too deeply") from None
 
 
 def keep_alive(link: socket.socket) -> None:
-    """Have the kernel notice the loss of the other host, and send small messages at once."""
+    """Set keep-alive, to detect the loss of the other host, and send small messages at once."""
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     with suppress(OSError):
         link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

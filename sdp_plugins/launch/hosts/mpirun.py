@@ -1,4 +1,4 @@
-"""The mpirun that starts a job: which one, of which MPI, and whether the ranks' MPI is the same."""
+"""Finds the mpirun that starts a job, and checks that the ranks load the same MPI."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sdp_plugins.launch.hosts.launch_error import LaunchError
 
 ASK_S = 30.0
 OPEN_MPI, MPICH, INTEL_MPI = "Open MPI", "MPICH", "Intel MPI"
-# What `mpirun --version` and MPI_Get_library_version say.
+# Patterns for `mpirun --version` and MPI_Get_library_version.
 _FAMILIES = {
     OPEN_MPI: re.compile(r"Open ?MPI\)?,? v?([\d.]+)|\(Open MPI\) ([\d.]+)", re.IGNORECASE),
     INTEL_MPI: re.compile(r"Intel\(R\) MPI Library.*?Version ([\d.]+)", re.DOTALL),
@@ -37,9 +37,9 @@ class Mpirun:
     """An mpirun.
 
     Attributes:
-        path: Absolute.
-        family: Of which MPI.
-        version: Of that.
+        path: Absolute path.
+        family: The MPI to which it belongs.
+        version: Version of that MPI.
     """
 
     path: Path
@@ -51,13 +51,13 @@ class Mpirun:
 
     @property
     def major(self) -> int:
-        """The version's first number."""
+        """The major version."""
         found = re.match(r"\d+", self.version)
         return int(found.group()) if found else 0
 
 
 def family_of(text: str) -> tuple[str, str] | None:
-    """Which MPI calls itself so, and its version."""
+    """The MPI and version that a text names; None if it names none."""
     for family, pattern in _FAMILIES.items():
         if found := pattern.search(text):
             return family, next(group for group in found.groups() if group)
@@ -65,22 +65,22 @@ def family_of(text: str) -> tuple[str, str] | None:
 
 
 def identified(path: Path, environment: Mapping[str, str]) -> Mpirun:
-    """Ask an mpirun what it is.
+    """Find out the MPI of an mpirun.
 
     Raises:
-        LaunchError: It does not run, or says nothing that is known.
+        LaunchError: It does not run, or belongs to no known MPI.
     """
     try:
         answer = _ask([path, "--version"], environment)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(
-            f"{path} does not run ({error}). Hint: --mpirun names another; {INSTALL}."
+            f"{path} does not run ({error}). Hint: choose another with --mpirun; {INSTALL}."
         ) from None
     found = family_of(answer.stdout + answer.stderr)
     if found is None:
         raise LaunchError(
-            f"`{path} --version` names neither Open MPI nor MPICH nor Intel MPI. Hint: --mpirun "
-            f"names another; {INSTALL}."
+            f"`{path} --version` names neither Open MPI nor MPICH nor Intel MPI. Hint: choose "
+            f"another with --mpirun; {INSTALL}."
         )
     return Mpirun(path, *found)
 
@@ -94,7 +94,7 @@ def candidates(environment: Mapping[str, str]) -> list[Path]:
 
 
 def library(environment: Mapping[str, str]) -> tuple[str, str] | None:
-    """The MPI that mpi4py loads in the ranks, and its version; None if there is none."""
+    """The MPI that mpi4py loads in the ranks, and its version; None without mpi4py."""
     try:
         asked = _ask([sys.executable, "-c", _ASK_LIBRARY], environment)
     except (OSError, subprocess.TimeoutExpired):
@@ -118,28 +118,28 @@ def _ask(
 
 
 def find(chosen: str | None, environment: Mapping[str, str]) -> Mpirun:
-    """The mpirun to take.
+    """The mpirun to use.
 
     Args:
-        chosen: By the user; None: the one that there is.
-        environment: What PATH is taken from, and the ranks' MPI found by.
+        chosen: The user's choice; None: the only one.
+        environment: Environment with PATH, and for finding the ranks' MPI.
 
     Raises:
-        LaunchError: There is none, there are two, or it is not the one of the ranks' MPI.
+        LaunchError: There is none, there are two, or it does not belong to the ranks' MPI.
     """
     loaded = library(environment)
     if chosen is not None:
         path = shutil.which(chosen, path=environment.get("PATH", os.defpath))
         if path is None:
             raise LaunchError(
-                f"there is no program {chosen!r}. Hint: --mpirun takes mpirun's path."
+                f"there is no program {chosen!r}. Hint: --mpirun takes the path of an mpirun."
             )
         found = [identified(Path(path).absolute(), environment)]
     else:
         found = [identified(path, environment) for path in candidates(environment)]
     if not found:
         raise LaunchError(
-            "no mpirun, in PATH or beside this Python, to start ranks with --hosts. "
+            "--hosts needs an mpirun, but there is none in PATH or beside this Python. "
             f"Hint: {INSTALL} (on every host)."
         )
     check_one(found, loaded)
@@ -148,14 +148,14 @@ def find(chosen: str | None, environment: Mapping[str, str]) -> Mpirun:
 
 
 def check_one(found: list[Mpirun], loaded: tuple[str, str] | None) -> None:
-    """Refuse to choose between different ones."""
+    """Refuse to choose between two MPIs."""
     if len({(mpirun.family, mpirun.version) for mpirun in found}) < 2:
         return
     fitting = [m for m in found if loaded and m.family == loaded[0]]
     why = f"; mpi4py loads {loaded[0]} {loaded[1]}" if loaded else ""
     advice = f"--mpirun {(fitting or found)[0].path}" + ("" if fitting else ", or the other")
     raise LaunchError(
-        f"two MPIs: {found[0]} in PATH and {found[1]} beside this Python{why}. Hint: choose, with "
+        f"two MPIs: {found[0]} in PATH and {found[1]} beside this Python{why}. Hint: choose one: "
         f"{advice}."
     )
 
@@ -163,12 +163,12 @@ def check_one(found: list[Mpirun], loaded: tuple[str, str] | None) -> None:
 def check_library(mpirun: Mpirun, loaded: tuple[str, str] | None) -> None:
     """Refuse an mpirun whose ranks would load another MPI.
 
-    MPICH's and Intel MPI's know each other's ranks.
+    MPICH and Intel MPI can start each other's ranks.
     """
     if loaded is None or (mpirun.family == OPEN_MPI) == (loaded[0] == OPEN_MPI):
         return
     raise LaunchError(
         f"two MPIs: {mpirun} would start ranks whose mpi4py loads {loaded[0]} {loaded[1]}. Hint: "
-        f"take the mpirun of {loaded[0]} (--mpirun PATH), or point MPI4PY_LIBMPI to the library of "
+        f"use the mpirun of {loaded[0]} (--mpirun PATH), or point MPI4PY_LIBMPI to the library of "
         f"{mpirun.family}."
     )

@@ -1,4 +1,4 @@
-"""What mpirun itself says, and the agents before they reach the launcher."""
+"""The output of mpirun, and of agents that have not reached the launcher."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MOST_PIECES = 256
 
 
 class MpirunOutput:
-    """Buffers mpirun's output, and shows it only while the job runs.
+    """Buffers mpirun's output, and forwards it only while the job runs.
 
-    The last lines of a job that fails are our report, not mpirun's account of how it ended the
-    other ranks.
+    So the last lines of a failed job are the launcher's report, not mpirun's messages about the
+    ranks that it ended.
 
     Args:
-        loop: Reads it.
-        sink: Where it is shown.
+        loop: Reads the output.
+        sink: Destination of the output.
         mpirun: The process.
     """
 
@@ -34,17 +34,17 @@ class MpirunOutput:
             loop.add_source(pipe)
 
     def read(self) -> None:
-        """Take what mpirun has said until now."""
+        """Read all output that is available."""
         for pipe in self.pipes:
             while pipe.read():
                 pass
 
     def text(self) -> str:
-        """What was kept."""
+        """The buffered output."""
         return b"".join(self.kept).decode(errors="replace")
 
     def show(self) -> None:
-        """Show what was kept."""
+        """Show the buffered output."""
         if words := b"".join(self.kept).strip():
             self.stream.feed(words + b"\n")
 
@@ -57,15 +57,15 @@ class MpirunPipe:
         self.fd = fd
 
     def held_back(self) -> bool:
-        """Never: it is not much."""
+        """Never: the output is short."""
         return False
 
     def read_ready(self) -> bool:
-        """Take what there is; False at the end."""
+        """Read the available data; False at the end."""
         return self.read() is not False
 
     def read(self) -> bool | None:
-        """Keep what there is; False at the end, None if there is nothing yet."""
+        """Buffer the available data; False at the end, None if there are none yet."""
         try:
             data = os.read(self.fd, CHUNK)
         except BlockingIOError:

@@ -1,4 +1,4 @@
-"""A job on hosts before it starts: what was asked for, the checks, and mpirun's command line."""
+"""A job on hosts before it starts: the request, the checks, and mpirun's command line."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from sdp_plugins.launch.spawn import own_program
 
 @dataclass(frozen=True)
 class HostJob:
-    """What to start, and where.
+    """The request.
 
     Attributes:
         command: A rank's command line.
-        places: The hosts and how many ranks each has.
-        mpirun: The user's choice; None: the one that there is.
-        threads: OMP_NUM_THREADS of each rank; None: as it is.
-        master_port: On the first host; 0: one that is free.
+        places: The hosts and their numbers of ranks.
+        mpirun: The user's choice; None: the only one.
+        threads: OMP_NUM_THREADS of each rank; None: no change.
+        master_port: MASTER_PORT on the first host; 0: a free port.
         exported: NAME or NAME=VALUE, variables for the ranks.
-        environment: What theirs is made from.
-        job_id: Of this job alone.
+        environment: Environment from which that of the ranks is made.
+        job_id: Unique id of the job.
     """
 
     command: Sequence[str]
@@ -42,11 +42,11 @@ class Plan:
     """A job that has passed all checks.
 
     Attributes:
-        job: What to start.
-        mpirun: By which.
-        addresses: Of its hosts, in order.
-        environment: mpirun's.
-        token: By which its agents are known.
+        job: The request.
+        mpirun: The mpirun that starts it.
+        addresses: Addresses of its hosts, in order.
+        environment: Environment of mpirun.
+        token: Proves that an agent belongs to this job.
     """
 
     job: HostJob
@@ -56,7 +56,7 @@ class Plan:
     token: str
 
     def command(self, port: int) -> list[str]:
-        """Mpirun's command line, for agents that call at this port."""
+        """The command line of mpirun, for agents that connect to this port."""
         job, ours = self.job, ",".join(addresses.launchers(self.addresses))
         agent = own_program("sdp_plugins.launch.hosts.agent:main")
         agent += ["--launcher", f"{port}@{ours}", "--job", job.job_id]
@@ -66,10 +66,10 @@ class Plan:
 
 
 def planned(job: HostJob) -> Plan:
-    """See that the job can be started, the cheapest checks first.
+    """Check that the job can be started, with the cheapest checks first.
 
     Raises:
-        LaunchError: It cannot.
+        LaunchError: The job cannot be started.
     """
     token = secrets.token_hex(16)
     environment = forwarded.environment(

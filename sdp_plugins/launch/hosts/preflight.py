@@ -1,4 +1,4 @@
-"""Whether the other hosts can be reached and have what the ranks need, before mpirun tries."""
+"""Checks, before mpirun starts, that the other hosts are reachable and have this package."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sdp_plugins.launch.spawn import child_setup
 
 CONNECT_S, ANSWER_S = 5, 20.0
 AT_ONCE = 32
-# In the order in which the MPIs ask: theirs is the program that starts theirs on another host.
+# Variables that replace ssh, in the order in which the MPIs read them.
 _AGENTS = {
     True: (
         *("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_ssh_agent"),
@@ -35,10 +35,10 @@ _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "COBALT
 
 
 def agent(mpirun: Mpirun, environment: Mapping[str, str]) -> list[str] | None:
-    """The program that reaches a host for mpirun, ssh in most cases; None: mpirun does without."""
+    """The program by which mpirun reaches a host, usually ssh; None if mpirun uses none."""
     given = (environment.get(name) for name in _AGENTS[mpirun.family == OPEN_MPI])
     if chosen := next((text for text in given if text), ""):
-        # Open MPI takes the first that there is of a list.
+        # Open MPI takes a list and uses the first that exists.
         return shlex.split(chosen.partition(":")[0])
     if any(environment.get(name) not in (None, "", "ssh", "rsh") for name in _OTHER_LAUNCHERS):
         return None
@@ -48,15 +48,15 @@ def agent(mpirun: Mpirun, environment: Mapping[str, str]) -> list[str] | None:
 
 
 def check(mpirun: Mpirun, hosts: Sequence[str], environment: Mapping[str, str]) -> None:
-    """See that this Python, with this package, starts on each of the hosts.
+    """Check that this Python, with this package, starts on each of the hosts.
 
     Args:
-        mpirun: The one that will start the ranks.
-        hosts: Other ones than this.
-        environment: mpirun's.
+        mpirun: The mpirun that will start the ranks.
+        hosts: Hosts other than this one.
+        environment: Environment of mpirun.
 
     Raises:
-        LaunchError: It does not on one of them.
+        LaunchError: It does not start on one of the hosts.
     """
     program = agent(mpirun, environment)
     if program is None:
@@ -67,7 +67,7 @@ def check(mpirun: Mpirun, hosts: Sequence[str], environment: Mapping[str, str]) 
 
 
 def question(environment: Mapping[str, str]) -> str:
-    """What a host's shell is to run."""
+    """The command that a host's shell runs."""
     path = environment.get("PYTHONPATH", "")
     code = "import sdp_plugins, sdp_plugins.launch.hosts.agent; print(sdp_plugins.__version__)"
     python = [sys.executable, "-c", code]
@@ -75,7 +75,7 @@ def question(environment: Mapping[str, str]) -> str:
 
 
 def complaint(program: Sequence[str], hosts: Sequence[str], environment: Mapping[str, str]) -> str:
-    """What is wrong with one of some hosts, all of which are asked at once; empty if nothing is."""
+    """The first error among some hosts, all checked at once; empty if there is none."""
     with ExitStack() as started:
         try:
             asked = {host: started.enter_context(ask(program, host, environment)) for host in hosts}
@@ -90,8 +90,8 @@ def complaint(program: Sequence[str], hosts: Sequence[str], environment: Mapping
                 output, errors = process.communicate(timeout=max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 return (
-                    f"{host} does not answer {program[0]} in {ANSWER_S:.0f} s. Hint: try "
-                    f"`{program[0]} {host}`."
+                    f"{host} does not answer {program[0]} in {ANSWER_S:.0f} s. Hint: run "
+                    f"`{program[0]} {host}` by hand."
                 )
             done = subprocess.CompletedProcess(program, process.returncode, output, errors)
             if text := _judged(program[0], host, done):
@@ -103,9 +103,9 @@ def complaint(program: Sequence[str], hosts: Sequence[str], environment: Mapping
 def ask(
     program: Sequence[str], host: str, environment: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[str]]:
-    """Have a host asked; who has not answered in the end, or when we are killed, is not heard."""
+    """Start the check of a host, and end it with this context or this process."""
     own = os.path.basename(program[0]) == "ssh"
-    # Never ask for a password: nobody would see the question of several at once.
+    # Never ask for a password: several hosts would ask at once.
     options = ["-oBatchMode=yes", f"-oConnectTimeout={CONNECT_S}"] if own else []
     process = subprocess.Popen(
         [*program, *options, host, question(environment)],
@@ -136,6 +136,6 @@ def _judged(program: str, host: str, done: subprocess.CompletedProcess[str]) -> 
     if version != sdp_plugins.__version__:
         return (
             f"{host} has sdp-plugins {version}, this host {sdp_plugins.__version__}. Hint: install "
-            "the same everywhere."
+            "the same version on all hosts."
         )
     return ""

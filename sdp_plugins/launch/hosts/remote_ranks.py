@@ -1,4 +1,4 @@
-"""Ranks on other hosts, as the launcher sees them: each through a connection with its agent."""
+"""The launcher's view of ranks on hosts: each through a connection to its agent."""
 
 from __future__ import annotations
 
@@ -13,62 +13,62 @@ from sdp_plugins.launch.error_file import RankError, parsed
 from sdp_plugins.launch.hosts import messages
 from sdp_plugins.launch.output import CHUNK, Stream
 
-KILL_S = 5.0  # so long after SIGKILL an agent that has not answered counts as gone
+KILL_S = 5.0  # after SIGKILL, until an agent that has not answered counts as lost
 KILLED = 128 + signal.SIGKILL
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 
 
 class RemoteRank:
-    """A rank: its agent may not have come yet, or be gone.
+    """A rank, whose agent may not have connected yet, or may be lost.
 
     Args:
-        stdout: Where its output goes.
-        stderr: The same.
+        stdout: Stream of its stdout.
+        stderr: Stream of its stderr.
     """
 
     def __init__(self, stdout: Stream, stderr: Stream) -> None:
-        self.host = ""  # as it calls itself
-        self.address = ""  # from which its agent has called
+        self.host = ""  # the host's own name
+        self.address = ""  # from which its agent connected
         self.streams = {messages.STDOUT: stdout, messages.STDERR: stderr}
         self.link: Link | None = None
         self.pid: int | None = None
-        self.gone: float | None = None  # since when, without having told an exit code
-        self.lost_code: int | None = None  # what then counts as its exit code
+        self.gone: float | None = None  # when the agent was lost without an exit code
+        self.lost_code: int | None = None  # its exit code in that case
         self.kill_by: float | None = None
         self._code: int | None = None
         self._error: RankError | None = None
 
     @property
     def where(self) -> str:
-        """Its process and host, for a report."""
+        """Description of its process and host, for reports."""
         return f"pid {self.pid} on {self.host}" if self.pid else f"on {self.host}"
 
     @property
     def started(self) -> bool:
-        """Whether its program runs, or has run."""
+        """Whether its program has been started."""
         return self.pid is not None
 
     def exit_code(self) -> int | None:
-        """What its agent has told, or what stands for it if nobody will tell."""
+        """The exit code that its agent reported, or its replacement if the agent is lost."""
         if self._code is None and self.kill_by is not None and time.monotonic() >= self.kill_by:
             self._code = KILLED
         return self.lost_code if self._code is None else self._code
 
     def error(self) -> RankError | None:
-        """The exception that ended it, as its agent has told."""
+        """The exception that ended it, as its agent reported."""
         return self._error
 
     def send(self, number: int) -> None:
-        """Have the agent send a signal."""
+        """Make the agent send a signal."""
         if number == signal.SIGKILL and self.kill_by is None:
             self.kill_by = time.monotonic() + KILL_S
         if self.link and self.started:
             self.link.say(messages.SIGNAL, {"number": number})
         elif not self.started and number in ENDING:
-            self.lost_code = 128 + number  # and it will not start any more
+            self.lost_code = 128 + number  # it will not start
 
     def receive(self, kind: bytes, body: bytes) -> None:
-        """Take what the agent says."""
+        """Handle a message of the agent."""
         if kind in self.streams:
             self.streams[kind].feed(body)
         elif kind == messages.STARTED:
@@ -78,7 +78,7 @@ class RemoteRank:
             self._code, self._error = int(told["code"]), parsed(told["error"])
 
     def leave(self) -> None:
-        """The agent has gone."""
+        """Handle the loss of the agent."""
         self.link = None
         for stream in self.streams.values():
             stream.flush()
@@ -87,12 +87,12 @@ class RemoteRank:
 
 
 class Link:
-    """A connection: an agent's, once it has said so.
+    """A connection, which belongs to an agent once the token was checked.
 
     Args:
-        connection: Accepted.
-        meet: Takes an agent's first words, and its refusal.
-        held_back: Whether output is not to be read for now.
+        connection: The accepted connection.
+        meet: Handles an agent's first message and its refusal.
+        held_back: Whether reading output is paused.
     """
 
     def __init__(
@@ -110,16 +110,16 @@ class Link:
         self._held_back = held_back
 
     def held_back(self) -> bool:
-        """Whether to read no further for now."""
+        """Whether reading is paused."""
         return self.rank is not None and self._held_back(self.rank)
 
     def read_ready(self) -> bool:
-        """Take what the agent says; False when it has left."""
+        """Handle the agent's messages; False when the connection has ended."""
         try:
             self.ended = not self._take(os.read(self.fd, CHUNK))
         except BlockingIOError:
             pass
-        except (OSError, ValueError, KeyError, TypeError):  # lost, or a stranger
+        except (OSError, ValueError, KeyError, TypeError):  # lost, or not an agent
             self.ended = True
         if self.ended and self.rank:
             self.rank.leave()
@@ -136,11 +136,11 @@ class Link:
         return bool(data)
 
     def say(self, kind: bytes, body: object) -> None:
-        """Say something short; who does not listen is gone, which is noticed elsewhere."""
+        """Send a short message; a lost connection is detected elsewhere."""
         with suppress(OSError):
             self.connection.send(messages.message(kind, body))
 
     def let_go(self) -> None:
-        """Have the agent end its rank, tell the rest, and leave."""
+        """Make the agent end its rank, send the remaining output, and exit."""
         with suppress(OSError):
             self.connection.shutdown(socket.SHUT_WR)

@@ -1,4 +1,4 @@
-"""What the command line asks for, made into a group of workers on hosts."""
+"""Makes a group of workers on hosts from the command line."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from sdp_plugins.launch.hosts.worker_group import RanksOnHosts
 
 @dataclass(frozen=True)
 class Where:
-    """Which hosts, and what starts ranks there.
+    """The hosts, and the mpirun that starts ranks there.
 
     Attributes:
-        hosts: As in `a:4,b:4`.
+        hosts: Such as `a:4,b:4`.
         hostfile: The same in a file.
-        ranks: How many; None: as many as there are slots.
-        mpirun: The user's choice.
+        ranks: Number of ranks; None: as many as there are slots.
+        mpirun: The user's choice; None: the only one.
     """
 
     hosts: str
@@ -39,21 +39,21 @@ def requested(
     exported: Sequence[str],
     job_id: str,
 ) -> RanksOnHosts:
-    """A group of workers that can be started, as far as checks tell.
+    """Check the request, and make the group of workers.
 
     Args:
-        where: On which hosts.
+        where: The hosts.
         command: A rank's command line.
-        threads: OMP_NUM_THREADS of each; None: as it is.
-        master_port: On the first host; 0: one that is free.
-        exported: NAME or NAME=VALUE.
-        job_id: Of this job alone.
+        threads: OMP_NUM_THREADS of each rank; None: no change.
+        master_port: MASTER_PORT on the first host; 0: a free port.
+        exported: NAME or NAME=VALUE, variables for the ranks.
+        job_id: Unique id of the job.
 
     Raises:
-        LaunchError: It cannot.
+        LaunchError: The job cannot be started.
     """
     if where.hosts and where.hostfile:
-        raise LaunchError("--hosts and --hostfile are two lists. Hint: give one.")
+        raise LaunchError("--hosts and --hostfile are two lists of hosts. Hint: give one.")
     found = parse_hostfile(where.hostfile) if where.hostfile else parse_hosts(where.hosts)
     job = HostJob(
         command=command,

@@ -1,4 +1,4 @@
-"""The ranks of a job on a list of hosts: mpirun starts their agents, which call here."""
+"""The ranks of a job on a list of hosts: mpirun starts their agents, which connect here."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from sdp_plugins.launch.sessions import Reaper, kill_sessions
 from sdp_plugins.launch.spawn import RankProcess, child_setup, start_process
 from sdp_plugins.launch.worker_group import LaunchFailure, OutputSinks, StartContext
 
-START_S = 120.0  # for all agents to call
-LOST_S = 5.0  # from an agent's silent end to its rank's: mpirun may say more
-MOST_STRANGERS = 64  # who have called and not said the token
-END_S = 5.0  # for mpirun to end after its agents
+START_S = 120.0  # limit for all agents to connect
+LOST_S = 5.0  # from the loss of an agent to that of its rank: mpirun may report more
+MOST_STRANGERS = 64  # connections without a token yet
+END_S = 5.0  # limit for mpirun to end after its agents
 TERMINATE_S = 3.0  # from SIGTERM to SIGKILL
 ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)|\(rank (\d+) in comm 0\): .*MPI_Abort")
 
@@ -33,7 +33,7 @@ class RanksOnHosts:
     """The workers of a job on hosts.
 
     Args:
-        plan: What to start.
+        plan: The job, checked.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -43,7 +43,7 @@ class RanksOnHosts:
         self.links: list[Link] = []
         self.met = 0
         self.refused = ""
-        self.hurried = False  # the job ends: nobody waits for a reader of our output
+        self.hurried = False  # the job ends: do not wait for the reader of the output
         self.mpirun: RankProcess | None = None
         self.reaper: Reaper | None = None
 
@@ -55,7 +55,7 @@ class RanksOnHosts:
         self._expect_ranks()
         self.start_by = time.monotonic() + START_S
         command = self.plan.command(self.ports.getsockname()[1])
-        # With SIGTERM mpirun removes its files and ends its daemons.
+        # On SIGTERM mpirun removes its files and ends its daemons.
         setup = child_setup(context.mask, signal.SIGTERM)
         self.mpirun = start_process(command, self.plan.environment, setup, stdin=False)
         self.reaper.watch(self.mpirun.pid)
@@ -69,15 +69,15 @@ class RanksOnHosts:
             self.errors[number] = errors
 
     def accept(self) -> None:
-        """Take a call; who it is, it has to say."""
+        """Accept a connection; its first message identifies it."""
         for link in [link for link in self.links if link.ended]:
             self._drop(link)
         strangers = [link for link in self.links if link.rank is None]
-        if len(strangers) >= MOST_STRANGERS:  # they may be agents of which we know nothing yet
+        if len(strangers) >= MOST_STRANGERS:  # some may be agents, so drop only the oldest
             self._drop(strangers[0])
         try:
             connection, _ = self.ports.accept()
-        except OSError:  # it has left, or we have no descriptors
+        except OSError:  # it has closed, or no descriptor is left
             if strangers:
                 self._drop(strangers[0])
             return
@@ -93,23 +93,23 @@ class RanksOnHosts:
         self.links.remove(link)
 
     def held_back(self, rank: RemoteRank) -> bool:
-        """Whether a rank has to wait for the reader of our output."""
+        """Whether a rank must wait for the reader of the launcher's output."""
         if self.hurried or rank.kill_by is not None:
             return False
         return any(stream.held_back() for stream in rank.streams.values())
 
     def meet(self, link: Link, kind: bytes, body: bytes) -> None:
-        """Take an agent's first words, or its refusal; when all have called, they may start.
+        """Handle an agent's first message or its refusal; when all have connected, start the ranks.
 
         Raises:
-            ValueError: It is a stranger.
+            ValueError: The connection is not from an agent of this job.
         """
         if kind == messages.REFUSED and link.rank:
             self.refused = self.refused or body.decode(errors="replace")
             return
         hello = messages.read_json(body)
         if kind != messages.HELLO or not secrets.compare_digest(hello["token"], self.plan.token):
-            raise ValueError("a stranger")
+            raise ValueError("not an agent of this job")
         rank = self.ranks[hello["rank"]]
         link.rank, rank.link = rank, link
         link.inbox.longest = messages.LONGEST
@@ -136,14 +136,14 @@ class RanksOnHosts:
                 rank.link.say(messages.START, {**job, "node": nodes.index(place)})
 
     def _hang_up(self) -> None:
-        """Take no more calls."""
+        """Stop accepting connections."""
         if self.ports.fileno() >= 0:
             self.output.loop.drop_alarm(self.ports.fileno())
             self.ports.close()
 
     def launch_failure(self) -> LaunchFailure | None:
-        """Why the job cannot go on: an agent's refusal, mpirun's end or the time for starting."""
-        if self.mpirun is None:  # it is over: only output is left
+        """Why the job cannot continue: a refusal, the end of mpirun, or the limit for starting."""
+        if self.mpirun is None:  # the job has ended: only output is left
             return None
         if self.refused:
             return LaunchFailure(self.refused)
@@ -152,19 +152,19 @@ class RanksOnHosts:
             return self._lost(code)
         if code is not None:
             return LaunchFailure(self._not_started(code))
-        if complaint := self._agents_complaint():  # for which MPICH's mpirun does not end
+        if complaint := self._agents_complaint():  # after which MPICH's mpirun does not end
             return LaunchFailure(complaint)
         if time.monotonic() < self.start_by:
             return None
         here = ", ".join(dict.fromkeys(rank.host for rank in self.ranks if rank.host))
         return LaunchFailure(
             f"{len(self.ranks) - self.met} of {len(self.ranks)} ranks did not start in "
-            f"{START_S:.0f} s ({f'those on {here} did' if here else 'none did'}). Hint: let "
-            "firewalls pass TCP between the hosts."
+            f"{START_S:.0f} s ({f'those on {here} did' if here else 'none did'}). Hint: "
+            "firewalls must allow TCP between the hosts."
         )
 
     def _lost(self, code: int | None) -> LaunchFailure | None:
-        """Whether agents have gone without a word, and mpirun has said what it has to say."""
+        """The failure of agents that were lost, once mpirun has ended or had time to report."""
         gone = {number: rank for number, rank in enumerate(self.ranks) if rank.gone is not None}
         since = min((rank.gone for rank in gone.values() if rank.gone is not None), default=None)
         if code is None and (since is None or time.monotonic() < since + LOST_S):
@@ -172,7 +172,7 @@ class RanksOnHosts:
         if not gone:
             how = how_it_ended(code or 0)
             return LaunchFailure(
-                f"mpirun has ended before the ranks: {how}. Hint: was it killed?", 1
+                f"mpirun has ended before the ranks: {how}. Hint: check whether it was killed.", 1
             )
         self.mpirun_output.read()
         for rank in gone.values():
@@ -188,13 +188,13 @@ class RanksOnHosts:
                 f"rank {number} called MPI_Abort, and mpirun ended the others.", code or 1
             )
         return LaunchFailure(
-            f"rank {which} ended without a word. Hint: it has called MPI_Abort, somebody killed "
-            "its agent, or the host is gone; mpirun may say more above.",
+            f"rank {which} ended without an exit code. Hint: it called MPI_Abort, its agent was "
+            "killed, or its host is down; see mpirun's output above.",
             code or 1,
         )
 
     def _not_started(self, code: int) -> str:
-        """What mpirun has said, as one line where it is known."""
+        """Why mpirun could not start the ranks, in one line if the error is known."""
         self.mpirun_output.read()
         for rank in self.ranks:
             rank.lost_code = code or 1
@@ -210,13 +210,13 @@ class RanksOnHosts:
         return f"{self.plan.mpirun} could not start the ranks: exit code {code}; see above."
 
     def _agents_complaint(self) -> str:
-        """What agents have said that did not reach us; empty if nothing."""
+        """The error of an agent that did not reach the launcher; empty if there is none."""
         lines = self.mpirun_output.text().splitlines(keepends=True)
         ours = [line for line in lines if "sdp run: " in line and line.endswith("\n")]
         return ours[-1].partition("sdp run: ")[2].strip() if ours else ""
 
     def due(self) -> float | None:
-        """When the time for starting is over, or a lost rank is given up."""
+        """When the limit for starting ends, or a lost rank is given up."""
         times = [rank.kill_by for rank in self.ranks if rank.kill_by is not None]
         times += [rank.gone + LOST_S for rank in self.ranks if rank.gone is not None]
         if self.met < len(self.ranks):
@@ -225,7 +225,7 @@ class RanksOnHosts:
         return min((when for when in times if when > now), default=None)
 
     def kill(self) -> None:
-        """Let the agents go, which end their ranks; then mpirun should end."""
+        """Dismiss the agents, which end their ranks; mpirun should then end."""
         if self.mpirun is None:
             return
         self.hurried, self.mpirun_output.live = True, False
@@ -238,7 +238,7 @@ class RanksOnHosts:
             kill_sessions({self.mpirun.pid})
 
     def _ends(self, timeout_s: float) -> bool:
-        """Whether mpirun ends in time; what comes meanwhile is shown."""
+        """Whether mpirun ends in time; its output is shown meanwhile."""
         assert self.mpirun
         end = time.monotonic() + timeout_s
         while self.mpirun.exit_code() is None and time.monotonic() < end:
@@ -246,7 +246,7 @@ class RanksOnHosts:
         return self.mpirun.exit_code() is not None
 
     def reap(self) -> None:
-        """Let go of mpirun and the connections."""
+        """Reap mpirun and close the connections."""
         if self.mpirun:
             kill_sessions({self.mpirun.pid})
             self.mpirun.close()
@@ -259,7 +259,7 @@ class RanksOnHosts:
 
 
 def listener(hosts: Sequence[str]) -> socket.socket:
-    """Where agents call: for other hosts only if there are any."""
+    """The socket to which agents connect; open to other hosts only if there are any."""
     if all(addresses.is_here(address) for address in hosts):
         found = socket.create_server((LOOPBACK, 0), backlog=1024)
     else:
