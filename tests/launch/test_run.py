@@ -426,8 +426,7 @@ def test_the_machine_says_how_many_ranks(script: Callable[..., str]) -> None:
     done = launch("--no-prefix", path, "-n", "9")
     assert done.stdout.split() == [str(count)] * count
     assert (
-        f"starts {count} ranks on this machine (-n before {path}, not behind it, sets"
-        in done.stderr
+        f"starts {count} ranks on this machine (-n before {path}, not after it, sets" in done.stderr
     )
     done = launch("--no-prefix", "--nproc-per-node", "2", path)
     assert (done.stdout.split(), done.stderr) == (["2", "2"], "")
@@ -879,7 +878,7 @@ def test_ctrl_c_while_traces_are_merged(script: Callable[..., str], tmp_path: Pa
     assert done.returncode == 7
     command = f"python -m sdp_plugins.trace merge {folder}"
     assert done.stderr.splitlines()[-1] == (
-        f"sdp run: interrupted; the ranks' traces are left as they are. Hint: {command}"
+        f"sdp run: interrupted; the ranks' traces are not merged. Hint: {command}"
     )
     assert sorted(os.listdir(folder)) == ["rank-00000.json", "rank-00001.json"]
 

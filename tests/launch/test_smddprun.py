@@ -166,12 +166,12 @@ def test_exit_codes_and_signals_are_the_commands() -> None:
 @pytest.mark.parametrize(
     ("command", "code", "text"),
     [
-        ([], 2, "there is no command to start"),
+        ([], 2, "COMMAND is missing"),
         (["no-such-program"], 127, "cannot start 'no-such-program': No such file or directory"),
         (["/etc"], 126, "cannot start '/etc': Permission denied"),
         (["-n", "0", "true"], 2, "a job has at least one rank"),
-        (["-n", "3", "true"], 2, "this is rank 3 of 4 (openmpi), and -n asks for 3"),
-        (["-x", "=a", "true"], 2, "-x =a: there is no name before the ="),
+        (["-n", "3", "true"], 2, "this is rank 3 of 4 (openmpi), but -n asks for 3"),
+        (["-x", "=a", "true"], 2, "-x =a: no name before the ="),
         (["-x", "NOT_SET", "true"], 2, "-x NOT_SET: it is not set"),
     ],
 )
