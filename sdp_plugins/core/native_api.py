@@ -56,7 +56,7 @@ def _weak_submit(native: SpanningGroup) -> object:
     ) -> _native.Work:
         held = group()
         if held is None:
-            raise RuntimeError("the group is closed. Hint: make a new one.")
+            raise RuntimeError("the group is closed. Hint: make a new group.")
         return held.submit(op, dtype, reduce_op, 1.0, -1, sends, recvs, timeout_s, layout)
 
     return submit

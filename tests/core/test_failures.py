@@ -266,7 +266,7 @@ def test_never_arrives(start_pooled: Start) -> None:
         "[rank 1/3] all_reduce #2 float64[25] max: rank 2 did not arrive in 1 s; rank 2 last "
         "announced broadcast #1 int16[3] root 0 (last completed: broadcast #1). Hint: that rank is "
         "stopped, still computing, or took another path through the program; if it is only slow, "
-        "raise the group's timeout (SDP_TIMEOUT_S, unless the program gives one)."
+        "raise the group's timeout (SDP_TIMEOUT_S, unless the program passes one)."
     )
     assert "rank 1 gave up: " in str(told) and str(told).count("last completed") == 1
 
@@ -581,6 +581,7 @@ def test_an_abort_comes_through_whole(rank_pool: Pool) -> None:
     title = "all_reduce #2 float64[3] sum"
     assert str(own) == f"[rank 0/2] {LIKE_A_FAILURE}"
     assert str(told).startswith(f"[rank 1/2] {title}: rank 0 gave up: {LIKE_A_FAILURE} (last ")
+    assert str(told).count("Hint: ") == 1
     for error in (own, told):
         assert (error.kind, error.cause, error.ranks) == ("aborted", LIKE_A_FAILURE, (0,))
         assert (error.origin_rank, error.global_origin_rank, error.is_repeat) == (0, 0, True)
@@ -813,7 +814,7 @@ def fail_and_leave_nothing(rank: int, world: int) -> None:
                     work.wait()
             group.close()
             group.close()
-            with pytest.raises(SdpError, match=r"is closed\. Hint: make a new one"):
+            with pytest.raises(SdpError, match=r"is closed\. Hint: make a new group"):
                 group.barrier()
             assert group.closed
             del group, works

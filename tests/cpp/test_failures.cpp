@@ -405,7 +405,7 @@ TEST(closing_wakes_whoever_waits) {
   closer.join();
   CHECK(now_s() - start < kAtOnceS);
   check_failure(failures[0], FailureKind::closed, {}, "[rank 0/2] the group is closed");
-  CHECK_THROWS(world[0].run(barrier()), Failure, "the group is closed. Hint: make a new one.");
+  CHECK_THROWS(world[0].run(barrier()), Failure, "the group is closed. Hint: make a new group.");
   world[0].close();
   world[0].close();
 }

@@ -201,7 +201,7 @@ TEST(a_wrong_length_before_the_piece_that_is_read) {
     std::copy(announced.splits.begin(), announced.splits.end(), theirs.splits(1));
     std::copy(announced.expected.begin(), announced.expected.end(), theirs.expected(1));
     theirs.header().step.publish(1'000);
-    CHECK_THROWS(world[1].run(request), Failure, "rank 0 announced pieces that cannot be");
+    CHECK_THROWS(world[1].run(request), Failure, "rank 0 announced impossible pieces");
   }
 }
 
@@ -341,7 +341,7 @@ TEST(places_outside_of_the_region) {
   }
   for (std::uint64_t region : {std::uint64_t{0}, std::uint64_t{8}, kMost}) {
     expect(claim({region, 0}), FailureKind::mismatch,
-           "rank 1 announced memory that it does not offer");
+           "rank 1 announced memory that it has not registered");
   }
 }
 

@@ -102,7 +102,7 @@ def test_one_rank_alone_gets_sigterm() -> None:
     for failed, rank in zip(run_jobs(own, launched), (1, 0), strict=True):
         check_failure(failed)
         assert f"rank {rank} gave up: it received SIGTERM" in failed.output
-        assert "less to do" not in failed.output
+        assert "fewer operations" not in failed.output
 
 
 def test_a_rank_of_fabric_raises() -> None:

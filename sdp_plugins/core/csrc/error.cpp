@@ -12,28 +12,30 @@ constexpr std::array<const char*, 7> kKinds{"peer_lost", "timeout", "mismatch", 
 // In the order of `Hint`.
 constexpr std::array<const char*, 18> kHints{
     "",
-    "look for that rank's own error or traceback; the kernel's log tells of out-of-memory kills; "
-    "if it has neither, it had less to do than this one.",
-    "look for that rank's own error or traceback, and whether its node is up.",
+    "read that rank's output for an error, and the kernel's log for an out-of-memory kill; without "
+    "either, that rank called fewer operations than this one.",
+    "read that rank's output for an error, and check that its node is up.",
     "that rank is stopped, still computing, or took another path through the program; if it is "
-    "only slow, raise the group's timeout (SDP_TIMEOUT_S, unless the program gives one).",
+    "only slow, raise the group's timeout (SDP_TIMEOUT_S, unless the program passes one).",
     "that rank is stopped, still computing, or took another path through the program, or the "
     "network to its node is down; if it is only slow, raise the group's timeout (SDP_TIMEOUT_S, "
-    "unless the program gives one).",
+    "unless the program passes one).",
     "all ranks must call the same operations in the same order, with the same types and sizes, and "
     "fusion buffers of the same tensors.",
-    "receive as many elements of the type as are sent; tags tell messages apart.",
-    "look for the error of the rank that aborted.",
-    "see the other ranks.",
-    "make a new one.",
-    "the ranks no longer agree on what was done; make a new group.",
+    "a receive needs the type and the number of elements of the send; use tags to tell messages "
+    "apart.",
+    "read the output of the rank that aborted.",
+    "read the output of the other ranks.",
+    "make a new group.",
+    "the ranks may disagree on which operations completed; make a new group.",
     "use the group in its own process only; data loader workers must not communicate.",
     "set a flag in the handler and communicate after it.",
-    "make a new one, and what was compiled with it.",
-    "the same version of sdp_plugins and the same SDP_STAGING_BYTES must be used on all ranks.",
+    "make a new group, and compile again the functions that used this one.",
+    "use the same version of sdp_plugins and the same SDP_STAGING_BYTES on all ranks.",
     "check the memory limit of the container and vm.max_map_count.",
-    "raise the limit (ulimit -n); peers take over files in the next collective.",
-    "raise the limit (ulimit -n), or set SDP_REGISTER=0.",
+    "raise the limit on open files (ulimit -n), or call a collective between registrations, in "
+    "which peers receive the files.",
+    "raise the limit on open files (ulimit -n), or set SDP_REGISTER=0.",
 };
 static_assert(kHints.size() == static_cast<std::size_t>(Hint::open_files_or_no_register) + 1);
 }  // namespace
@@ -105,7 +107,8 @@ Failure& Failure::compose(const std::string& head, const RankNames& names, int r
   if (last_completed.is_numbered()) {
     text_.append(" (last completed: ").append(last_completed.number()).append(")");
   }
-  const std::string_view remedy = text(hint);
+  // The reason of an abort may have its own hint.
+  const std::string_view remedy = cause.find("Hint: ") == std::string::npos ? text(hint) : "";
   if (stops || operation || !remedy.empty()) text_ += ".";
   if (!remedy.empty()) text_.append(" Hint: ").append(remedy);
   return *this;

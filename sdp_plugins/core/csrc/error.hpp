@@ -1,5 +1,5 @@
-// The one exception of the core: a failure as fields, and the text that a user reads, which is
-// composed of them once, by `Failure::compose`. Nothing reads a field out of a text.
+// The exception of the core: a failure as fields, and the text that a user reads, which
+// `Failure::compose` composes from them once. No code reads a field out of a text.
 #pragma once
 
 #include <cstdint>
@@ -16,17 +16,17 @@ namespace sdp {
 
 enum class FailureKind : std::uint32_t {
   peer_lost,      // a peer's process ended, or left the group while it was needed
-  timeout,        // a peer is alive but did not come before the deadline
-  mismatch,       // peers called something else, or with another shape, type or root
-  shared_memory,  // a mapping could not be made
-  aborted,        // a peer's caller aborted the group
+  timeout,        // a peer is alive but did not arrive before the deadline
+  mismatch,       // peers called another operation, or with another shape, type or root
+  shared_memory,  // shared memory could not be created or mapped
+  aborted,        // the program aborted the group on a peer
   closed,         // this process closed the group, or does not own it (forked child)
-  interrupted,    // a signal handler of the caller raised while it waited
+  interrupted,    // a signal handler raised while the caller waited
 };
 const char* name(FailureKind kind);
 FailureKind failure_kind(std::string_view name);  // throws std::invalid_argument
 
-// Remedies, which end the text.
+// Remedies: the end of the text.
 enum class Hint : std::uint32_t {
   none,
   lost_rank,
@@ -47,7 +47,7 @@ enum class Hint : std::uint32_t {
   open_files,
   open_files_or_no_register,
 };
-const char* text(Hint hint);  // of a value that a peer may have written; "" if there is none
+const char* text(Hint hint);  // "" for an unknown value: a peer may have written it
 Hint default_hint(FailureKind kind, bool across_nodes = false);
 
 // Copyable, so that one failure can be given to every pending Work.
@@ -58,26 +58,26 @@ class Failure : public std::exception {
 
   FailureKind kind;
   Hint hint;
-  std::string cause;       // alone: "rank 2 did not arrive in 300 s"
+  std::string cause;       // without the rest: "rank 2 did not arrive in 300 s"
   std::vector<int> ranks;  // those to blame
-  int origin_rank = -1;    // who met the cause; -1: this rank
-  bool is_repeat = false;  // of what another rank, or an earlier call of this one, has met
-  std::string op;          // its name: there are others than those of `Op`, such as "rendezvous"
+  int origin_rank = -1;    // that detected the failure first; -1: this rank
+  bool is_repeat = false;  // another rank, or an earlier call, has raised this failure
+  std::string op;          // name of the operation; also names beyond `Op`, such as "rendezvous"
   std::uint64_t seq = 0;
   double elapsed_s = 0;
   std::optional<OpSignature> operation;         // that failed here
   std::optional<OpSignature> origin_operation;  // that failed at the origin; with global ranks
-  OpSignature last_completed;                   // here; only its number counts
-  std::string origin_name;                      // how messages call the origin, if not as a rank
-  // The same ranks as the job numbers them; known once there is a text.
+  OpSignature last_completed;                   // on this rank; only its number is used
+  std::string origin_name;                      // name of the origin if it is not a rank
+  // The same ranks by their numbers in the job; set when the text is composed.
   std::vector<int> global_ranks;
   int global_origin_rank = -1;
-  std::uint64_t group = 0;  // token of the group that has failed by this; 0: none has
+  std::uint64_t group = 0;  // token of the group that failed; 0: none did
 
   Failure& in(const OpSignature& failed, const OpSignature& last, double elapsed);
-  // Makes the text, unless there is one. `head`: "[rank 3/8] "; `rank`: this one.
+  // Composes the text if there is none. `head`: "[rank 3/8] "; `rank`: this rank.
   Failure& compose(const std::string& head, const RankNames& names, int rank);
-  // Takes over a text that was composed elsewhere.
+  // Sets a text that was composed elsewhere.
   Failure& set_text(std::string summary, std::string whole);
   const std::string& summary() const { return summary_; }  // up to the cause
   const char* what() const noexcept override;

@@ -149,7 +149,7 @@ std::vector<std::byte> read_flight(int fd) {
   }
   const std::uint64_t at = header.flight_at;
   if (at > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()) - sizeof(FlightArea)) {
-    throw Failure(FailureKind::mismatch, "a segment's record is nowhere");
+    throw Failure(FailureKind::mismatch, "a segment has no flight record");
   }
   std::vector<char> about(FlightArea::kAboutBytes);
   read_exactly(fd, about.data(), about.size(), at);

@@ -81,8 +81,8 @@ void FusionBuffer::take(std::size_t tensor, const std::byte* data) {
   const bool before = next != taken_.begin() && std::prev(next)->second > data;
   if (before || (next != taken_.end() && next->first < end)) {
     throw std::invalid_argument("tensor " + std::to_string(tensor) +
-                                " shares memory with another one of this step. Hint: register "
-                                "memory once, or hand in a copy.");
+                                " shares memory with another tensor of this step. Hint: "
+                                "register the memory once, or pass a copy.");
   }
   taken_.emplace_hint(next, data, end);
 }

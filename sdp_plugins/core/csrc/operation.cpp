@@ -93,8 +93,8 @@ std::byte* Operation::memory_of(int rank, std::uint64_t nbytes) const {
   const RegionPlace place{record(rank).region, record(rank).offset};
   if (std::byte* memory = regions().address(rank, place, nbytes)) return memory;
   check_peers(step_ + 1);
-  fail(FailureKind::mismatch, names().list({id(rank)}) + " announced memory that it does not offer",
-       {id(rank)});
+  fail(FailureKind::mismatch,
+       names().list({id(rank)}) + " announced memory that it has not registered", {id(rank)});
 }
 
 // Exact, as all ranks here read one clock; unless a rank is not traced.

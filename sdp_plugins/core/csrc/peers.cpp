@@ -129,7 +129,7 @@ std::optional<Failure> Peers::gave_up(int rank) const {
   if (state == PeerState::open) return std::nullopt;
   if (state == PeerState::left) {
     return Failure(FailureKind::peer_lost,
-                   names_.list({id(rank)}) + " has closed the group (had it less to do?)",
+                   names_.list({id(rank)}) + " has closed the group while it was needed",
                    {id(rank)}, default_hint(FailureKind::peer_lost));
   }
   return header.failure.repeated(id(rank), id(rank_), group_size_);

@@ -127,7 +127,7 @@ class Receiver:
         if not left:
             return operation.lost_error(error, lost)
         operation.await_cause()  # who has failed leaves, too, and has told why
-        what = f"{operation.context.nodes.name(lost)} has closed the group (had it less to do?)"
+        what = f"{operation.context.nodes.name(lost)} has closed the group while it was needed"
         return operation.error(PeerLostError, what, lost)
 
     # ---- messages --------------------------------------------------------------------------------

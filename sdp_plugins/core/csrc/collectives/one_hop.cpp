@@ -112,7 +112,7 @@ OneHop::OneHop(Operation& op, std::span<const Piece> pieces) : op_(op), pieces_(
     offers_.emplace_back(lengths, lengths + pieces_shown(request, r, op.world_size()));
     if (!sound(r, inlined)) {
       const std::vector<int> blamed{op.id(r)};
-      op.fail(FailureKind::mismatch, op.names().list(blamed) + " announced pieces that cannot be",
+      op.fail(FailureKind::mismatch, op.names().list(blamed) + " announced impossible pieces",
               blamed);
     }
     all_inlined = all_inlined && inlined;
