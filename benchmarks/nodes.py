@@ -56,7 +56,6 @@ class Row:
         times_s: Seconds of a call, by library.
         sent: Payloads' worth of bytes that each node's link carried per call, by library and node.
         skipped: Why libraries are missing.
-        costs: What libraries have measured of the network, by which they plan, as JSON.
     """
 
     layout: Layout
@@ -65,7 +64,6 @@ class Row:
     times_s: dict[str, float] = field(default_factory=dict)
     sent: dict[str, list[float]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
-    costs: dict[str, str] = field(default_factory=dict)
 
 
 def wire_limit_s(layout: Layout, nbytes: int, gbit: float) -> float:
@@ -107,8 +105,6 @@ def run(
         measure(plan, report, jobs, DTYPE, nbytes, progress)
         for name in jobs.libraries:
             row.sent[name] = _count(jobs, name, network, payload(layout, nbytes))
-            if costs := (jobs.call(name, "costs") or [""])[0]:
-                row.costs[name] = costs
     for found in report.measurements:
         row.times_s[found.variant] = found.us / 1e6
     row.skipped.update(report.skipped)

@@ -94,7 +94,6 @@ MODULE_STATE = {
     "core/open_groups.py: open_groups": "a signal, and a report of who waits, are the process's",
     "flight/recorder.py: flight_recorder": "observes all groups of the process",
     "trace/recorder.py: trace_recorder": "a timeline is the process's",
-    "core/internode/calibration.py: _known": "measuring the network once serves all groups",
     "core/internode/leaked.py: _leaked": "memory that MPI may still write must outlive its group",
     "core/internode/spanning_group.py: _open": "groups that are open when MPI is finalised",
     "core/native_api.py: _endpoints": "native code of frameworks keeps the address of an endpoint",

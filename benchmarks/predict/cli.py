@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks.predict import accuracy, table
-from benchmarks.predict import costs as network_costs
+from benchmarks.predict import table
+from benchmarks.predict.costs import with_options
 from benchmarks.predict.gradients import MODELS, sizes_of
 from benchmarks.predict.simulation import Setting, run, scales
 from sdp_plugins.bench import options
@@ -28,14 +28,6 @@ def predict(
     ] = 0.02,
     steps: Annotated[int, typer.Option(min=1, help="steps of which the mean is taken")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="of what delays nodes")] = 0,
-    calibration: Annotated[
-        Path | None,
-        typer.Option(
-            exists=True,
-            dir_okay=False,
-            help="what SDP_CALIBRATION has written; else 100 Gbit/s is assumed",
-        ),
-    ] = None,
     gbit: Annotated[
         float | None, typer.Option(min=0.001, help="speed of a node's link, in Gbit/s")
     ] = None,
@@ -51,10 +43,6 @@ def predict(
     local_us: Annotated[
         float, typer.Option(min=0, help="of the ring's hops inside of a node")
     ] = 5.0,
-    against: Annotated[
-        Path | None,
-        typer.Option(exists=True, dir_okay=False, help="what `nodes --json` has written"),
-    ] = None,
     json: Json = None,
     plot: Annotated[
         Path | None,
@@ -73,13 +61,7 @@ def predict(
         seed=seed,
         local_s=local_us * 1e-6,
     )
-    measured = network_costs.ASSUMED
-    if calibration is not None:
-        measured = options.parsed(network_costs.read_costs, str(calibration))
-    costs = network_costs.with_options(measured, gbit, latency_us, message_us, node_gbs)
-    found = []
-    if against is not None:  # a wrong file is told before anything is simulated
-        found = options.parsed(lambda path: accuracy.read(path, costs), str(against))
+    costs = with_options(gbit, latency_us, message_us, node_gbs)
     rows = []
     with Console(stderr=True).status("starting") as status:
         for count in scales(nodes):
@@ -87,12 +69,7 @@ def predict(
             rows.append(run(setting, costs, count))
     shown = table.predict_table(rows, setting)
     options.show(shown, table.notes(setting, costs), "predict", markdown)
-    data = table.to_json(rows, setting, costs)
-    if against is not None:
-        data["accuracy"] = accuracy.to_json(found)
-        compared = accuracy.accuracy_table(found)
-        options.show(compared, accuracy.notes(found), "accuracy", markdown)
-    options.write_json(json, data)
+    options.write_json(json, table.to_json(rows, setting, costs))
     if plot:
         from benchmarks.predict.plot import draw  # matplotlib takes a second to import
 

@@ -1,9 +1,8 @@
-"""What the network of simulated nodes takes: measured, given, or assumed."""
+"""What the network of simulated nodes takes: given, or assumed."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from sdp_plugins.core.internode.costs import Costs
 
@@ -12,34 +11,21 @@ ASSUMED = Costs(latency_s=25e-6, post_s=5e-6, message_s=50e-6, byte_s=8e-9 / 100
 200 GB/s of memory bandwidth. Nothing of that is measured."""
 
 
-def read_costs(path: str) -> Costs:
-    """What SDP_CALIBRATION has written.
-
-    Raises:
-        ValueError: The file holds something else.
-    """
-    try:
-        return Costs.from_json(Path(path).read_text())
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
 def with_options(
-    costs: Costs,
     gbit: float | None = None,
     latency_us: float | None = None,
     message_us: float | None = None,
     node_gbs: float | None = None,
 ) -> Costs:
-    """Costs of which some are given, in units that people use.
+    """Costs of which some are given, in units that people use; the others are assumed.
 
     Args:
-        costs: What holds for the others.
         gbit: Speed of a node's link in Gbit/s.
         latency_us: Of a small message, in microseconds.
         message_us: Of each message under load, in microseconds; posting one takes no longer.
         node_gbs: What a node reduces, in 1e9 bytes of a buffer per second.
     """
+    costs = ASSUMED
     if gbit is not None:
         costs = replace(costs, byte_s=8e-9 / gbit)
     if latency_us is not None:

@@ -39,12 +39,12 @@ def predict_table(rows: Sequence[Row], setting: Setting) -> Table:
 
 
 def brief(plan: Plan) -> str:
-    """A plan in a few characters, such as ``exchange 4^3 x 16, 2 MiB``."""
+    """A plan in a few characters, such as ``sharded 4^3 x 16, 2 MiB``."""
     powers = [(radix, len(list(alike))) for radix, alike in groupby(plan.radices)]
     radices = " x ".join(f"{radix}^{times}" if times > 1 else f"{radix}" for radix, times in powers)
     if plan.algorithm is Algorithm.recursive_multiplying:
-        return f"swap {radices}"
-    return f"exchange {radices}, {format_size(plan.segment_nbytes)}"
+        return f"multiplying {radices}"
+    return f"sharded {radices}, {format_size(plan.segment_nbytes)}"
 
 
 def notes(setting: Setting, costs: Costs) -> list[str]:

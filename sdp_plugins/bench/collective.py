@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sdp_plugins.bench import values
-from sdp_plugins.bench.libraries.base import Calibrated, Library, Place, UnsupportedError
+from sdp_plugins.bench.libraries.base import Library, Place, UnsupportedError
 
 WARM_UP = 2  # untimed calls after every refill: they absorb the ranks' skew
 PREPARING_CALLS = 5
@@ -73,10 +73,6 @@ class CollectiveTask:
     def path(self) -> str:
         """How the last operation travelled."""
         return self.library.path()
-
-    def costs(self) -> str:
-        """What the library's network was measured to take, if it does such a thing."""
-        return self.library.costs() if isinstance(self.library, Calibrated) else ""
 
     def close(self) -> None:
         """Leave the group."""

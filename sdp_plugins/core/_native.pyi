@@ -77,11 +77,11 @@ class OpSignature:
     """What identifies an operation in messages."""
 
     @staticmethod
-    def of(fields: tuple[int, int, int, int, int, int, int, int, int, int]) -> OpSignature:
+    def of(fields: tuple[int, int, int, int, int, int, int, int, int]) -> OpSignature:
         """Of what `fields` has returned, here or on another node."""
 
     @property
-    def fields(self) -> tuple[int, int, int, int, int, int, int, int, int, int]: ...
+    def fields(self) -> tuple[int, int, int, int, int, int, int, int, int]: ...
 
     @property
     def number(self) -> str:
@@ -95,9 +95,6 @@ class OpSignature:
 
     def with_global_ranks(self, global_ranks: Sequence[int]) -> OpSignature:
         """The same, with root and peer as the job numbers them."""
-
-    def of_calibration(self) -> OpSignature:
-        """The same, of an operation that measures the network."""
 
 class Failure:
     """A failure as fields, and its text once it is composed."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,22 +9,21 @@ from dataclasses import dataclass
 from . import _native
 from .config import Config
 from .error_file import write_uncaught
-from .internode import calibration
-from .internode.costs import Costs
 from .internode.spanning_group import SpanningGroup
 from .internode.wire import Network
 from .nodes import Nodes
 from .process_identity import clock_id, process_identity
 from .rank_info import RankInfo, group_token, pid_namespace
-from .rank_names import RankNames
+from .rank_names import RankNames, printable
 from .rendezvous import Exchange, Rendezvous, meet
-from .rendezvous.failure import ONE_JOB_HINT, Reason, ReasonError
+from .rendezvous.failure import Reason, ReasonError
 from .stack_dump import dump_on_signal
 from .topology import Topology, place_in_job
 
 _PIECE_NBYTES = 256 * 1024
 _SLOTS = 3
 _MOST_STAGING_NBYTES = 24 * 2**20
+_MOST_CHARS = 60
 
 
 def staging_nbytes(config: Config, world_size: int) -> int:
@@ -113,71 +111,30 @@ def bring_up(
     assert network is not None
     wire_dtype = None if config.wire_dtype is None else _native.DType[config.wire_dtype]
     try:
-        costs = _agree(rendezvous, exchange, network, config)
+        _agree(rendezvous, exchange, network, config)
         left_s = rendezvous.context.deadline.remaining_s
         channel = network.open(rank, nodes, exchange, name, left_s)
     except BaseException:
         native.close()
         raise
-    group = SpanningGroup(rank, nodes, native, channel, wire_dtype, costs)
-    if costs is None:
-        try:
-            group.calibrate(rendezvous.context.deadline.remaining_s)
-        except BaseException:
-            group.close()
-            raise
-    calibration.remember(network.name, group.costs, config.calibration if rank == 0 else None)
+    group = SpanningGroup(rank, nodes, native, channel, wire_dtype)
     return Membership(rank, nodes, name, group, rendezvous.job_ranks, info)
 
 
-def _agree(
-    rendezvous: Rendezvous, exchange: Exchange, network: Network, config: Config
-) -> Costs | None:
-    """Check that all ranks would use the network in the same way.
-
-    Returns:
-        What rank 0 knows of the network's costs: all go by that.
-    """
+def _agree(rendezvous: Rendezvous, exchange: Exchange, network: Network, config: Config) -> None:
+    """Check that all ranks would use the network in the same way."""
     context, setting = rendezvous.context, f"{network.name} {config.wire_dtype}"
-    costs = problem = ""
-    if context.rank == 0:
-        try:
-            measured = calibration.known(network.name, config.calibration)
-            costs = measured.to_json() if measured else ""
-        except ValueError as error:
-            problem = str(error)
-    mine = json.dumps([setting, costs, problem])
-    blobs = exchange(mine.encode(), context.deadline.remaining_s)
-    with context.raising_errors():
-        said = [_settings(rank, blob, context.names) for rank, blob in enumerate(blobs)]
-    others = [rank for rank, (other, *_) in enumerate(said) if other != setting]
+    blobs = exchange(setting.encode(), context.deadline.remaining_s)
+    others = [rank for rank, blob in enumerate(blobs) if blob != setting.encode()]
     if others:
         refusal = ReasonError.refused(
             f"this rank would use {setting} between nodes, but {context.names.list(others)} "
-            f"{said[others[0]][0]}",
+            f"{printable(blobs[others[0]].decode(errors='replace'), _MOST_CHARS)}",
             "SDP_INTERNODE and SDP_WIRE_DTYPE must be equal on all ranks, and mpirun has to "
             "start all or none",
             others,
         )
         raise context.error(refusal.reason)
-    _, costs, problem = said[0]
-    if problem:
-        hint = "remove the file that rank 0 was given, to have the network measured again"
-        raise context.error(ReasonError.refused(problem, hint, [0]).reason)
-    try:
-        return Costs.from_json(costs) if costs else None
-    except ValueError as error:
-        raise context.error(ReasonError.refused(str(error), ONE_JOB_HINT, [0]).reason) from error
-
-
-def _settings(rank: int, blob: bytes, names: RankNames) -> tuple[str, str, str]:
-    """What a rank said in `_agree`: how it would use the network, its costs, and what is wrong."""
-    try:
-        setting, costs, problem = json.loads(blob)
-    except (ValueError, TypeError, RecursionError) as error:
-        what = f"{names.list([rank])} sent nonsense ({type(error).__name__}: {error})"
-        raise ReasonError.refused(what, ONE_JOB_HINT, [rank]) from error
-    return str(setting), str(costs), str(problem)
 
 
 def _rank_info(rendezvous: Rendezvous, name: str, place: Topology | None) -> RankInfo:

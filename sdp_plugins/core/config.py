@@ -130,8 +130,6 @@ class Config:
     """``"mpi"`` or ``"gloo"``: the network between nodes; None: MPI if mpirun started the ranks."""
     wire_dtype: str | None = _setting("SDP_WIRE_DTYPE", _wire_dtype)
     """``"bfloat16"`` or ``"float16"``: how float32 sums travel between nodes; None: unchanged."""
-    calibration: str | None = _setting("SDP_CALIBRATION", _text)
-    """File of the measured costs of the network between nodes; None: measured in each process."""
     native_ops: bool = _setting("SDP_NATIVE_OPS", _switch, True)
     """Compile operations for TensorFlow and JAX at their first use."""
     cache: str | None = _setting("SDP_CACHE", _text)
@@ -278,7 +276,14 @@ def _is_on(name: str, env: Mapping[str, str] | None) -> bool:
     return given.get(name, "").strip().lower() not in _FALSE
 
 
+_DEPRECATED = {"SDP_CALIBRATION": "every network is planned for with the same costs"}
+"""Variables that have lost their meaning in this release, and why."""
+
+
 def _warn_of_misspelt(env: Mapping[str, str]) -> None:
+    for name, why in _DEPRECATED.items():
+        if env.get(name):
+            warnings.warn(f"{name} has no effect any more: {why}.", FutureWarning, stacklevel=1)
     for name in env:
         if name.startswith("SDP_") and name not in VARIABLES:
             import difflib

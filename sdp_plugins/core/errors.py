@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from . import _native
 
 _REASON_CHARS = 400
-SignatureFields = tuple[int, int, int, int, int, int, int, int, int, int]
+SignatureFields = tuple[int, int, int, int, int, int, int, int, int]
 """Those of a native ``OpSignature``."""
 NO_SEQ = -1
 """``SdpError.seq`` of an error that belongs to no numbered operation."""

@@ -20,7 +20,6 @@ from .dtypes import DType, ReduceOp
 from .errors import SdpError, is_news, name_error
 from .forming import Forming
 from .internode.choice import for_environment, mpi_is_there
-from .internode.costs import Costs
 from .internode.mpi import MpiNetwork
 from .internode.spanning_group import SpanningGroup
 from .internode.wire import Network
@@ -496,11 +495,6 @@ class Group:
     def last_path(self) -> str:
         """Path that the last collective took: ``inline``, ``staged``, ``zero-copy`` or ``none``."""
         return self._native.last_path
-
-    @property
-    def costs(self) -> Costs | None:
-        """What the network between nodes was measured to take; None: there is one node only."""
-        return self._native.costs if isinstance(self._native, SpanningGroup) else None
 
     # ---- life ----------------------------------------------------------------------------------
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
 
 import pytest
 
-from sdp_plugins.core import bring_up
-from sdp_plugins.core.internode.costs import Costs
 from sdp_plugins.core.internode.notice import NOTICE_NBYTES, Notice
 from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.rendezvous.announcement import Announcement
@@ -88,16 +84,6 @@ READERS: dict[str, tuple[bytes, Callable[[bytes], object], type[Exception]]] = {
     "hello": (Hello(1, WORLD, 5.0, 4.0, b"a blob").pack(), read_frames, FrameError),
     "table": (pack_table([b"a", b"", b"ccc"]), read_frames, FrameError),
     "failure": (pack_frame(FrameKind.FAILURE, REASON.pack()), read_frames, FrameError),
-    "settings": (
-        json.dumps(["gloo None", Costs().to_json(), ""]).encode(),
-        partial(bring_up._settings, 1, names=NAMES),
-        ReasonError,
-    ),
-    "costs": (
-        Costs().to_json().encode(),
-        lambda data: Costs.from_json(data.decode(errors="replace")),
-        ValueError,
-    ),
 }
 
 
@@ -116,9 +102,3 @@ def test_a_notice_never_raises() -> None:
         notice = read(data[:NOTICE_NBYTES].ljust(NOTICE_NBYTES), Notice.unpack, NeverError)
         assert isinstance(notice, Notice)
         assert notice.text.encode()  # it goes on into messages
-
-
-def test_costs_of_another_rank_are_refused() -> None:
-    fields = json.loads(Costs().to_json())
-    for draw in draws("costs"):
-        read(mutated_json(fields, draw), lambda data: Costs.from_json(data.decode()), ValueError)

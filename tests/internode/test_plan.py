@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 
 from sdp_plugins.core.internode.costs import (
-    AS_GOOD,
     MOST_MULTIPLIED_NBYTES,
     SEGMENTS,
     Costs,
@@ -151,7 +150,7 @@ def test_the_choice_is_the_least_and_keeps_to_what_is_asked(nodes: int, nbytes: 
         best = costs.seconds(choose(costs, nodes, nbytes), nbytes)
         allowed = Algorithm.sharded if nbytes > MOST_MULTIPLIED_NBYTES else None
         least = min(costs.seconds(plan, nbytes) for plan in candidates(nodes, allowed))
-        assert least <= best <= AS_GOOD * least
+        assert best == least
         for algorithm in Algorithm:
             plan = choose(costs, nodes, nbytes, algorithm=algorithm, direct=True)
             assert (plan.algorithm, plan.radices) == (algorithm, (nodes,))
@@ -176,14 +175,6 @@ def test_an_exchange_takes_what_the_wire_takes_where_that_is_slow() -> None:
         plan = choose(costs, nodes, nbytes)
         limit = plan.sent(nbytes) * costs.byte_s
         assert limit < costs.seconds(plan, nbytes) < 1.05 * limit
-
-
-def test_costs_can_be_written_and_read() -> None:
-    costs = Costs(1e-5, 2e-6, 5e-6, 3e-9, 4e-10)
-    assert Costs.from_json(costs.to_json()) == costs
-    for text in ("", "[]", "{}", '{"latency_s": 1}', costs.to_json().replace("1e-05", "-1")):
-        with pytest.raises(ValueError, match=r"costs|Expecting"):
-            Costs.from_json(text)
 
 
 def test_plans_and_costs_can_be_read() -> None:

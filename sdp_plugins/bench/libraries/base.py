@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from numpy.typing import NDArray
 
@@ -63,11 +63,3 @@ class Library(Protocol):
 
     def close(self) -> None:
         """Leave the group."""
-
-
-@runtime_checkable
-class Calibrated(Protocol):
-    """A library that has measured its network."""
-
-    def costs(self) -> str:
-        """What it takes, as the core's JSON; empty on one node."""

@@ -70,10 +70,6 @@ class Core:
         """What the group says."""
         return self.group.last_path
 
-    def costs(self) -> str:
-        """What the group has measured."""
-        return self.group.costs.to_json() if self.group.costs else ""
-
     def close(self) -> None:
         """Leave."""
         self.array = np.empty(0)

@@ -27,8 +27,3 @@ class Smddp(TorchBackend):
         """What the core says."""
         group: Any = dist.group.WORLD
         return str(group._group.last_path)
-
-    def costs(self) -> str:
-        """What the core has measured."""
-        group: Any = dist.group.WORLD
-        return group._group.costs.to_json() if group._group.costs else ""

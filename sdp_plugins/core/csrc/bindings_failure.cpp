@@ -8,14 +8,13 @@ namespace sdp {
 namespace {
 // The order is that of the tuples which travel between nodes.
 using SignatureFields =
-    std::tuple<std::uint8_t, std::uint8_t, std::uint8_t, std::uint8_t, std::int32_t, std::int32_t,
+    std::tuple<std::uint8_t, std::uint8_t, std::uint8_t, std::int32_t, std::int32_t,
                std::uint32_t, std::uint32_t, std::uint64_t, std::uint64_t>;
 
 SignatureFields fields_of(const OpSignature& s) {
   return {static_cast<std::uint8_t>(s.op),
           static_cast<std::uint8_t>(s.dtype),
           static_cast<std::uint8_t>(s.reduce_op),
-          s.calibrates,
           s.root,
           s.peer,
           s.tag,
@@ -25,11 +24,10 @@ SignatureFields fields_of(const OpSignature& s) {
 }
 
 OpSignature signature_of(const SignatureFields& fields) {
-  const auto& [op, dtype, reduce_op, calibrates, root, peer, tag, layout, count, seq] = fields;
+  const auto& [op, dtype, reduce_op, root, peer, tag, layout, count, seq] = fields;
   return {static_cast<Op>(op),
           static_cast<DType>(dtype),
           static_cast<ReduceOp>(reduce_op),
-          calibrates,
           root,
           peer,
           tag,
@@ -69,14 +67,7 @@ void bind_signature(nb::module_& m) {
           [](const OpSignature& signature, std::vector<int> numbers) {
             return signature.with_global_ranks(RankNames(std::move(numbers)));
           },
-          "global_ranks"_a, "The same, with root and peer as the job numbers them.")
-      .def(
-          "of_calibration",
-          [](OpSignature signature) {
-            signature.calibrates = 1;
-            return signature;
-          },
-          "The same, of an operation that measures the network.");
+          "global_ranks"_a, "The same, with root and peer as the job numbers them.");
 }
 
 void bind_failure(nb::module_& m) {

@@ -9,7 +9,6 @@ std::string OpSignature::number() const {
 }
 
 std::string OpSignature::shape(const RankNames& names) const {
-  if (calibrates != 0) return "(calibration of the network)";
   if (op == Op::barrier) return "";
   std::string text = std::string(name(dtype)) + "[" + std::to_string(count) + "]";
   if (reduces(op)) text.append(" ").append(name(reduce_op));

@@ -14,7 +14,6 @@ struct OpSignature {
   Op op = Op::barrier;
   DType dtype = DType::uint8;
   ReduceOp reduce_op = ReduceOp::sum;
-  std::uint8_t calibrates = 0;  // not a user's operation: it measures the network
   std::int32_t root = -1;
   std::int32_t peer = -1;  // send/recv; -1: from any rank
   std::uint32_t tag = 0;

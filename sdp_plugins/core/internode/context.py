@@ -11,7 +11,6 @@ import numpy as np
 from .. import _native
 from ..errors import SdpError, from_native
 from ..nodes import Nodes
-from .costs import Costs
 from .wire import Channel, Stream
 
 
@@ -25,7 +24,6 @@ class GroupContext:
         native: The group of this node's ranks.
         channel: Connects this rank with those on other nodes.
         wire_dtype: 16-bit type of float32 values between nodes; None sends them unchanged.
-        costs: What plans are chosen by; equal on all ranks.
         last_completed: The last operation that succeeded, for messages.
         pools: Scratch memory, by name.
         node: Index of this rank's node.
@@ -40,7 +38,6 @@ class GroupContext:
     native: _native.NativeGroup
     channel: Channel[Any]
     wire_dtype: _native.DType | None = None
-    costs: Costs = field(default_factory=Costs)
     last_completed: _native.OpSignature | None = None
     pools: dict[str, np.ndarray] = field(default_factory=dict)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from .context import GroupContext
-from .costs import choose
+from .costs import Costs, choose
 from .format import Format
 from .operation import Operation
 from .plan import Algorithm, Plan
 
+_COSTS = Costs()
 NARROW_NBYTES = 16 * 1024
 """With a wire dtype larger buffers are narrowed, and smaller ones are not, whatever was measured:
 that changes the result."""
@@ -27,14 +28,11 @@ def plan_of(operation: Operation, *, direct: bool = False) -> Plan:
 
 
 def explain(context: GroupContext, op: str, nbytes: int) -> str:
-    """What an operation on so many bytes does between nodes, and why."""
+    """What an operation on so many bytes does between nodes."""
     if op not in ("all_reduce", "reduce"):
         return "every rank's data goes straight to the nodes that need it, once"
     narrows = context.wire_dtype is not None
-    plan = _plan(context, nbytes, narrows=narrows, direct=op == "reduce")
-    narrowed = narrows and nbytes > NARROW_NBYTES
-    seconds = context.costs.seconds(plan, nbytes // 2 if narrowed else nbytes)
-    return f"{plan}; about {seconds * 1e3:.3g} ms with {context.costs}"
+    return str(_plan(context, nbytes, narrows=narrows, direct=op == "reduce"))
 
 
 def _plan(context: GroupContext, nbytes: int, *, narrows: bool, direct: bool) -> Plan:
@@ -44,4 +42,4 @@ def _plan(context: GroupContext, nbytes: int, *, narrows: bool, direct: bool) ->
         algorithm = (
             Algorithm.recursive_multiplying if nbytes <= NARROW_NBYTES else Algorithm.sharded
         )
-    return choose(context.costs, context.nodes.count, nbytes, algorithm=algorithm, direct=direct)
+    return choose(_COSTS, context.nodes.count, nbytes, algorithm=algorithm, direct=direct)

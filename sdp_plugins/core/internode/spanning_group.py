@@ -10,17 +10,12 @@ import os
 import sys
 import weakref
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
-
-import numpy as np
 
 from .. import _native
 from ..errors import is_news, name_error
 from ..nodes import Nodes
-from .calibration import calibrate
 from .context import GroupContext
-from .costs import Costs
 from .engine import END_LIMIT_S, Engine, wait_uninterrupted
 from .leaked import leak
 from .messages import Messages
@@ -50,7 +45,6 @@ class SpanningGroup:
         native: The group of this node's ranks.
         channel: To the other nodes.
         wire_dtype: See ``GroupContext``.
-        costs: As well; None: the group has to be calibrated.
     """
 
     def __init__(
@@ -60,9 +54,8 @@ class SpanningGroup:
         native: _native.NativeGroup,
         channel: Channel[Any],
         wire_dtype: _native.DType | None,
-        costs: Costs | None = None,
     ) -> None:
-        self._context = GroupContext(rank, nodes, native, channel, wire_dtype, costs or Costs())
+        self._context = GroupContext(rank, nodes, native, channel, wire_dtype)
         self._engine = Engine(self._context)
         self._messages = Messages(self._context, self._engine.fail)
         self._closed = False
@@ -234,24 +227,6 @@ class SpanningGroup:
             tag=tag,
             signature=signature,
         )
-
-    def calibrate(self, timeout_s: float) -> None:
-        """Measure the network; called on all ranks before anything else.
-
-        Raises:
-            SdpError: A rank failed meanwhile.
-        """
-        values = np.zeros(4)
-        op, reduce_op = _native.Op.all_reduce, _native.ReduceOp.max
-        pieces = ((_native.address(values), values.size),)
-        request = self._request(op, _native.DType.float64, (), pieces, timeout_s, reduce_op)
-        request = replace(request, signature=request.signature.of_calibration())
-        self._wait(self._engine.submit(request, calibrate), op, timeout_s)
-
-    @property
-    def costs(self) -> Costs:
-        """By which plans are chosen."""
-        return self._context.costs
 
     def explain(self, op: str, nbytes: int) -> str:
         """Say how an operation travels."""
