@@ -8,8 +8,8 @@ namespace sdp {
 namespace {
 // The order is that of the tuples which travel between nodes.
 using SignatureFields =
-    std::tuple<std::uint8_t, std::uint8_t, std::uint8_t, std::int32_t, std::int32_t,
-               std::uint32_t, std::uint32_t, std::uint64_t, std::uint64_t>;
+    std::tuple<std::uint8_t, std::uint8_t, std::uint8_t, std::int32_t, std::int32_t, std::uint32_t,
+               std::uint32_t, std::uint64_t, std::uint64_t>;
 
 SignatureFields fields_of(const OpSignature& s) {
   return {static_cast<std::uint8_t>(s.op),
