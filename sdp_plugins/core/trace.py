@@ -9,7 +9,8 @@ from sdp_plugins.trace import add_span, span, start, stop
 __all__ = ["add_span", "span", "start", "stop"]
 
 warnings.warn(
-    "sdp_plugins.core.trace is deprecated, and gone in the next release: import sdp_plugins.trace.",
+    "sdp_plugins.core.trace is deprecated and will be removed in the next release: import "
+    "sdp_plugins.trace.",
     DeprecationWarning,
     stacklevel=2,
 )

@@ -1,8 +1,8 @@
 """Lightning over the smddp backend.
 
 With the package installed, `Trainer(strategy="smddp")` and `Fabric(strategy="smddp")` work in a
-script that imports only Lightning, from `lightning` and from `pytorch_lightning` alike. Objects are
-for arguments:
+script that imports only Lightning, from `lightning` and from `pytorch_lightning` alike. To pass
+arguments, make an object:
 
     from sdp_plugins.lightning import SMDDPStrategy
 
@@ -10,10 +10,10 @@ for arguments:
 
 With SDP_AUTOLOAD=0 only objects work.
 
-Every Lightning package has classes of its own, and its Trainer takes only its own. The two names
-here are the classes for the package that is imported already; before any is, they are classes that
-choose when they are called: the package imported by then, else the one that is installed,
-`lightning` before `pytorch_lightning`. To name one, or to subclass, import from:
+Each Lightning package accepts only strategies of its own. The two names here are the classes for
+the package that is already imported. Before any is imported, they are classes that choose when they
+are called: the package imported by then, else an installed one, `lightning` before
+`pytorch_lightning`. To name a package, or to subclass, import from:
 
 | for                  | import SMDDPStrategy from                 |
 |----------------------|-------------------------------------------|
@@ -38,7 +38,7 @@ _PACKAGES = {"SMDDPStrategy": namespaces.TRAINER, "SMDDPFabricStrategy": namespa
 
 
 def __getattr__(name: str) -> Any:
-    """Find the strategy for the Lightning package in use; LightningCLI needs one of its own."""
+    """Return the strategy class of the Lightning package in use, which LightningCLI requires."""
     if name not in _PACKAGES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if imported := namespaces.imported(_PACKAGES[name]):

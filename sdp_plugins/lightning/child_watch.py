@@ -1,4 +1,4 @@
-"""The main process notices which of the ranks that it launched have failed."""
+"""Lets the main process detect failures of the ranks that it launched."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from sdp_plugins.lightning.exits import describe, end_now, exit_code, hint
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
-GRACE_S = 10.0  # for a checkpoint on exception, loggers that finish, tracebacks
-GRACE_BEFORE_MEETING_S = 2.0  # a main process that waits for the others can do nothing else
+GRACE_S = 10.0  # for checkpoints on exceptions, loggers, tracebacks
+GRACE_BEFORE_MEETING_S = 2.0  # the main process waits for the others in the rendezvous
 
 
 class ChildWatch(threading.Thread):
-    """Ends the job when a child has failed and the main process does not notice by itself."""
+    """Ends the job when a child has failed and the main process does not end by itself."""
 
     def __init__(self, children: Sequence[Popen[bytes]]) -> None:
         super().__init__(name="sdp-child-watch", daemon=True)
@@ -29,7 +29,7 @@ class ChildWatch(threading.Thread):
         self._reported = False
 
     def run(self) -> None:
-        """Look until a child fails or all have ended well."""
+        """Poll until a child fails or all have ended with 0."""
         while not (failed := self._failed()):
             if self._ended.wait(POLL_S) or all(child.poll() == 0 for child in self._children):
                 return
@@ -41,7 +41,7 @@ class ChildWatch(threading.Thread):
             end_now(exit_code(next(iter(failed.values()))))
 
     def end(self) -> None:
-        """Give the children their grace and kill the rest; the caller's error is told by itself."""
+        """Wait for the children, then kill the rest; the caller reports its own error."""
         self._ended.set()
         self._report(self._failed())
         deadline = time.monotonic() + GRACE_S
@@ -65,4 +65,4 @@ class ChildWatch(threading.Thread):
 
     def _kill(self) -> None:
         for child in self._children:
-            child.kill()  # does nothing to one that has ended
+            child.kill()  # has no effect on an ended one

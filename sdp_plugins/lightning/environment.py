@@ -1,7 +1,7 @@
-"""Ranks that mpirun started, where Lightning by itself would not notice it.
+"""Recognizes ranks that mpirun started.
 
-Lightning knows mpirun only through mpi4py. Without it, or with one made for another MPI, each of
-the N processes believes to be alone and starts N - 1 further ones.
+Lightning detects mpirun only by mpi4py. Without mpi4py, or with one made for another MPI, each of
+the N processes would start N - 1 more.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def for_this_launch(environment: Any) -> Any:
 
 
 class LaunchedEnvironment:
-    """Has the methods of every Lightning package's ClusterEnvironment, which it need not subclass.
+    """The ClusterEnvironment of every Lightning package, which need not be a subclass.
 
-    It answers from the launcher's variables.
+    Its values come from the launcher's variables.
     """
 
     creates_processes_externally = True
@@ -43,7 +43,7 @@ class LaunchedEnvironment:
 
     @cached_property
     def _main(self) -> tuple[str, int]:
-        """Rank 0's address and a free port there, agreed on by all ranks at their first look."""
+        """Rank 0's address and a free port there, agreed on by all ranks at the first access."""
         if "MASTER_ADDR" in os.environ and "MASTER_PORT" in os.environ:
             return os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         port = str(free_port()).encode()
@@ -52,7 +52,7 @@ class LaunchedEnvironment:
 
     @property
     def main_address(self) -> str:
-        """Where rank 0's store listens."""
+        """The address of rank 0's store."""
         return self._main[0]
 
     @property
@@ -77,10 +77,10 @@ class LaunchedEnvironment:
         return self._topology.node_rank
 
     def set_world_size(self, size: int) -> None:
-        """Ignored: the launcher has decided."""
+        """Ignored: the launcher sets it."""
 
     def set_global_rank(self, rank: int) -> None:
-        """Ignored: the launcher has decided."""
+        """Ignored: the launcher sets it."""
 
     def validate_settings(self, num_devices: int, num_nodes: int) -> None:
         """Refuse a Trainer that asks for another number of ranks than were started."""
@@ -92,4 +92,4 @@ class LaunchedEnvironment:
             )
 
     def teardown(self) -> None:
-        """Nothing was changed, so nothing is to be put back."""
+        """Do nothing: there is nothing to restore."""

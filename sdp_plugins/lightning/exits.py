@@ -1,4 +1,4 @@
-"""How processes end, in words and codes."""
+"""Exit codes of processes, their descriptions and hints."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ import sys
 
 
 def end_now(code: int) -> None:
-    """End this process from a thread, while the main thread may be stuck outside of Python."""
+    """End this process from a thread, because the main thread may be blocked in native code."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     os._exit(code)
 
 
 def describe(code: int) -> str:
-    """How a process with this return code ended."""
+    """Describe a return code."""
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"
 
 
 def hint(code: int) -> str:
-    """Where to look for the cause."""
+    """The hint for a return code."""
     if code == -signal.SIGKILL:
         return "SIGKILL comes from a user, or from the kernel when memory is short (see dmesg)."
-    return "its traceback, if it wrote one, stands above."
+    return "see its traceback above, if it wrote one."
 
 
 def exit_code(code: int) -> int:
-    """The exit code of a shell for a process that ended so."""
+    """The exit code that a shell gives for a return code."""
     return 128 - code if code < 0 else code

@@ -1,7 +1,7 @@
-"""Lightning's script launcher, with an eye on what it started.
+"""Lightning's script launcher, with faster detection of failed ranks.
 
-Lightning looks at its children every 5 s and then kills the main process too, often before that has
-said which rank was lost. Here the survivors get time to end with their own error first.
+Lightning polls its children every 5 s and then kills the main process too, often before that has
+reported which rank was lost. This launcher gives the survivors time to end with their own error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from sdp_plugins.lightning.parent_watch import LAUNCHER_PID
 
 
 def watched(launcher: Any) -> Any:
-    """`launcher`, or one that watches its children, if it is one that starts the script again."""
+    """`launcher`, or a watching replacement if it starts the script again for each rank."""
     if not hasattr(launcher, "_call_children_scripts"):
         return launcher
     return watched_class(type(launcher))(
@@ -26,12 +26,12 @@ def watched(launcher: Any) -> Any:
 
 
 def watched_class(base: type) -> Any:
-    """A launcher that stays an instance of the Lightning package's own class."""
+    """Make a subclass of the Lightning package's launcher."""
     return type("WatchedScriptLauncher", (WatchedLaunch, base), {"__module__": __name__})
 
 
 class WatchedLaunch(LightningClass):
-    """Stands before Lightning's _SubprocessScriptLauncher among the bases."""
+    """A mixin for Lightning's _SubprocessScriptLauncher."""
 
     cluster_environment: Any
     procs: list[Popen[bytes]]
@@ -48,14 +48,16 @@ class WatchedLaunch(LightningClass):
             try:
                 self._call_children_scripts()
             finally:
-                del os.environ[LAUNCHER_PID]  # other jobs of this process are not its ranks
+                del os.environ[LAUNCHER_PID]  # later jobs of this process are not its ranks
             self._watch = ChildWatch(self.procs)
             self._watch.start()
-            if not environment.creates_processes_externally:  # not Lightning's own: no LOCAL_RANK
+            if (
+                not environment.creates_processes_externally
+            ):  # not Lightning's environment: no LOCAL_RANK
                 return function(*args, **kwargs)
         return super().launch(function, *args, **kwargs)
 
     def end_children(self) -> None:
-        """This rank fails: the others have been told; kill those that do not go."""
+        """Kill the other ranks that do not end by themselves after this one has failed."""
         if self._watch is not None:
             self._watch.end()

@@ -1,4 +1,4 @@
-"""Which Lightning packages there are, and where our class for each of them is."""
+"""The Lightning packages, and the module with the strategy for each."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ TRAINER = ("lightning.pytorch", "pytorch_lightning")
 FABRIC = ("lightning.fabric", "lightning_fabric")
 
 LightningClass: Any = object
-"""Base of a mixin; says to type checkers that a class of some Lightning package follows it."""
+"""Base of a mixin: for type checkers, any class of a Lightning package may follow it."""
 
 
 def strategy_class(package: str) -> type:
-    """Our strategy for one Lightning package."""
+    """The strategy for a Lightning package."""
     return importlib.import_module(MODULES[package]).SMDDPStrategy
 
 
 def concrete_class(packages: tuple[str, ...]) -> type:
-    """Our strategy for the one of `packages` that is imported, else for the first installed."""
+    """The strategy for the imported one of `packages`, else for the first installed one."""
     installed = (package for package in packages if is_installed(package))
     package = next(iter(imported(packages)), None) or next(installed, None)
     if package is None:

@@ -1,4 +1,4 @@
-"""A rank that its launching process has left behind before the group stood ends by itself."""
+"""Ends a rank whose launching process has ended before the group was made."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ParentWatch:
 
     def __exit__(self, *exc_info: object) -> None:
         self._left.set()
-        os.environ.pop(LAUNCHER_PID, None)  # jobs that this rank starts are not the launcher's
+        os.environ.pop(LAUNCHER_PID, None)  # jobs that this rank starts have another launcher
 
     def _watch(self) -> None:
         while str(os.getppid()) == self._pid:

@@ -1,4 +1,4 @@
-"""Names for `Trainer(strategy=...)` and `Fabric(strategy=...)`."""
+"""Registers the names for `Trainer(strategy=...)` and `Fabric(strategy=...)`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ log = logging.getLogger(__name__)
 def register(module: ModuleType) -> None:
     """Register smddp with a Lightning package, once its `<package>.strategies` is imported.
 
-    Never raises: it runs inside the import of Lightning, which must work without us.
+    Never raises: it runs during the import of Lightning, which must succeed in any case.
 
     Args:
-        module: `lightning.pytorch.strategies` or its like of another Lightning package.
+        module: `lightning.pytorch.strategies`, or that of another Lightning package.
     """
     try:
         package = module.__name__.removesuffix(".strategies")
@@ -29,7 +29,7 @@ def register(module: ModuleType) -> None:
 
 
 def add_names(module: Any, strategy: type) -> None:
-    """Register a name like "smddp_spawn" for every one that DDPStrategy has, like "ddp_spawn"."""
+    """Register a name such as "smddp_spawn" for every name of DDPStrategy, such as "ddp_spawn"."""
     registry = getattr(module, "StrategyRegistry", None)
     if registry is None:
         registry = module.STRATEGY_REGISTRY

@@ -1,4 +1,4 @@
-"""What makes a DDPStrategy of any Lightning package a strategy over smddp."""
+"""The strategies over smddp: mixins for the DDPStrategy of any Lightning package."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ BACKEND = "smddp"
 
 
 class _OverSmddp(LightningClass):
-    """The part that Trainer and Fabric share; stands before a DDPStrategy among the bases.
+    """A mixin for DDPStrategy, shared by Trainer and Fabric.
 
-    It has no `__init__`: LightningCLI finds the arguments of DDPStrategy, and those of
-    DistributedDataParallel behind its `**kwargs`, only in a signature that nothing covers.
+    It has no `__init__`, because LightningCLI must see the signature of DDPStrategy, with the
+    arguments of DistributedDataParallel behind its `**kwargs`.
     """
 
     _launcher: Any
     _cluster_environment: Any = None
     _packages: tuple[str, ...] = ()
-    _package = ""  # the one that a concrete class is for
+    _package = ""  # of a concrete class
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make an object of the class for the Lightning package in use, as pathlib.Path does."""
@@ -44,7 +44,7 @@ class _OverSmddp(LightningClass):
 
     @property
     def _process_group_backend(self) -> str:
-        """Always smddp; DDPStrategy sets it in its `__init__` and reads it wherever it needs it."""
+        """Always smddp; DDPStrategy assigns it in `__init__` and reads it later."""
         return BACKEND
 
     @_process_group_backend.setter
@@ -57,7 +57,7 @@ class _OverSmddp(LightningClass):
 
     @property
     def cluster_environment(self) -> Any:
-        """Who started this process and its peers; see `environment.for_this_launch`."""
+        """The launcher of this job; see `environment.for_this_launch`."""
         return self._cluster_environment
 
     @cluster_environment.setter
@@ -68,15 +68,15 @@ class _OverSmddp(LightningClass):
         super()._configure_launcher()
         interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
         if interactive and self._launcher and not self._launcher.is_interactive_compatible:
-            raise RuntimeError(  # Lightning would say so too, and recommend ddp's
+            raise RuntimeError(  # Lightning's own error recommends names of ddp
                 "This strategy cannot start its workers from a notebook or an interactive session. "
                 "Hint: choose strategy='smddp_notebook', or run the code as a script."
             )
         self._launcher = watched(self._launcher)
 
     def setup_environment(self) -> None:
-        """Join the process group; a rank whose launching process has died does not wait for it."""
-        import sdp_plugins.torch  # noqa: F401  (registers the backend where autoload is off)
+        """Make the process group; end this rank if its launching process has ended meanwhile."""
+        import sdp_plugins.torch  # noqa: F401  (registers the backend if autoload is off)
 
         with ParentWatch():
             super().setup_environment()
@@ -85,19 +85,19 @@ class _OverSmddp(LightningClass):
 class SMDDPStrategy(_OverSmddp):
     """DistributedDataParallel over smddp, for Lightning's Trainer.
 
-    Takes the arguments of Lightning's DDPStrategy, and those of DistributedDataParallel, which it
-    passes on. Makes an object for the Lightning package in use: see `sdp_plugins.lightning`.
+    Takes the arguments of Lightning's DDPStrategy and of DistributedDataParallel. Makes an object
+    for the Lightning package in use: see `sdp_plugins.lightning`.
     """
 
     _packages = TRAINER
 
     def setup(self, trainer: Any) -> None:
-        """Set up the model, and how signals end its training."""
+        """Set up the model and the handling of SIGTERM."""
         super().setup(trainer)
         terminate_between_steps(trainer)
 
     def on_exception(self, exception: BaseException) -> None:
-        """Tell the other ranks why this one ends, and let none of them outlive the job."""
+        """Tell the other ranks why this one ends, and end the ranks that this process launched."""
         super().on_exception(exception)
         name_smddp(exception)
         leave_group(exception)
@@ -106,13 +106,13 @@ class SMDDPStrategy(_OverSmddp):
 
 
 class SMDDPFabricStrategy(_OverSmddp):
-    """DistributedDataParallel over smddp, for Lightning Fabric; arguments as its DDPStrategy."""
+    """DistributedDataParallel over smddp, for Fabric; takes the arguments of its DDPStrategy."""
 
     _packages = FABRIC
 
 
 def name_smddp(exception: BaseException) -> None:
-    """Have DDPStrategy's remedies name the strategies under which they are found here."""
+    """Replace ddp's strategy names in DDPStrategy's error messages by smddp's."""
     texts = {
         "'ddp_find_unused_parameters": "'smddp_find_unused_parameters",
         "strategy=DDPStrategy(": "strategy=SMDDPStrategy(",
@@ -123,10 +123,9 @@ def name_smddp(exception: BaseException) -> None:
 
 
 def leave_group(exception: BaseException) -> None:
-    """Leave the process group, so that waiting ranks end now and can say what happened here.
+    """Leave the process group, so that waiting ranks end now with the cause.
 
-    The group is gone afterwards: the teardown that follows waits for nobody, and another fit()
-    would make a new group.
+    Afterwards there is no group: the teardown does not wait, and another fit() makes a new group.
     """
     if not dist.is_initialized() or dist.get_backend() != BACKEND:
         return
@@ -137,10 +136,10 @@ def leave_group(exception: BaseException) -> None:
 
 
 def why_others_fail(exception: BaseException) -> str | BaseException | None:
-    """What the other ranks are told of the exception with which this one ends; None: nothing.
+    """The reason for the other ranks' errors; None if the exception is no failure of this rank.
 
-    SIGTERMException is an orderly exit where all ranks got the signal. A rank that got it alone
-    leaves ranks behind that still train: they have to know why.
+    SIGTERMException is an orderly exit if all ranks received the signal. If only this rank did, the
+    others are still training and need the reason.
     """
     if any(cls.__name__ == "SIGTERMException" for cls in type(exception).__mro__):
         return "it received SIGTERM"

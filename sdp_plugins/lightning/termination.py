@@ -1,4 +1,4 @@
-"""SIGTERM ends a training at the end of the step, as preempted jobs rely on."""
+"""Makes SIGTERM end the training after the current step, as preempted jobs require."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ log = logging.getLogger(__name__)
 
 
 def terminate_between_steps(trainer: Any) -> None:
-    """Have Lightning's handler of SIGTERM only take a note.
+    """Make Lightning's SIGTERM handler only set a flag.
 
-    From 2.6 on it also calls a collective, wherever the signal happens to find each rank. Some
-    backends get through with that; here it is refused, as ranks that call different operations are.
-    Every rank gets the signal, is in the same step as the others, and looks at the note when its
-    step ends.
+    From 2.6 on, the handler also calls a collective, at whatever point the signal reaches each
+    rank. smddp refuses that, because the ranks are in different operations. Without it, every rank
+    receives the signal in the same step and checks the flag when the step ends.
     """
     connector = trainer._signal_connector
     if not hasattr(connector, "_sigterm_notifier_fn"):

@@ -10,8 +10,8 @@
     )
     estimator.fit({"training": "file://data"})
 
-The scripts find SageMaker's folders and variables, and are started as SageMaker's toolkit starts
-them; see docs/sagemaker.md.
+Scripts find SageMaker's folders and variables, and are started as by SageMaker's toolkit. See
+docs/sagemaker.md.
 """
 
 from sdp_plugins.sagemaker.estimator import Estimator, TrainingJobError

@@ -1,10 +1,10 @@
-"""The arguments of estimators: those of SageMaker's SDK, of which few mean something here."""
+"""The arguments of SageMaker's estimators, most of which have no effect on this machine."""
 
 from __future__ import annotations
 
 import inspect
 
-# Of the SDK's estimators, and without a meaning on this machine.
+# Arguments of the SDK's estimators without an effect on this machine.
 WITHOUT_MEANING = {
     *("role", "framework_version", "py_version", "image_uri", "sagemaker_session", "volume_size"),
     *("max_run", "max_wait", "use_spot_instances", "keep_alive_period_in_seconds", "tags"),

@@ -1,4 +1,4 @@
-"""What is left of a job, where SageMaker leaves it: OUTPUT/JOB_NAME/output/model.tar.gz."""
+"""The archives of a job, at SageMaker's path: OUTPUT/JOB_NAME/output/model.tar.gz."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ UNFINISHED = ".unfinished"
 
 @contextmanager
 def claimed(address: str | None, job: str) -> Iterator[Path | None]:
-    """The folder for a job's archives, which no other job gets; gone again if it stays empty.
+    """Make the folder for a job's archives, for this job only; removed again if it stays empty.
 
     Args:
-        address: The estimator's `output_path`; None: there is no folder.
+        address: The estimator's `output_path`; None: no folder.
         job: The job's name.
 
     Raises:
-        ValueError: It cannot be made, or a job of this name has it.
+        ValueError: It cannot be made, or another job has this name.
     """
     if not address:
         yield None
@@ -34,27 +34,27 @@ def claimed(address: str | None, job: str) -> Iterator[Path | None]:
         folder.mkdir()
     except FileExistsError:
         raise ValueError(
-            f"job_name {job!r}: there was a job of this name, see {folder}. Hint: names are used "
-            "once, as on SageMaker; without one, one is made."
+            f"job_name {job!r}: there was a job of this name, see {folder}. Hint: job names are "
+            "unique, as on SageMaker; leave job_name out to get a new one."
         ) from None
     except OSError as error:
         raise ValueError(f"output_path {address}: {error.strerror}") from None
     try:
         yield folder
     finally:
-        with suppress(OSError):  # there is something in it
+        with suppress(OSError):  # it is not empty
             folder.rmdir()
             folder.parent.rmdir()
 
 
 def pack(archive: Path, folders: Sequence[Path]) -> None:
-    """Pack what is in the folders of all hosts, one over the other: of two equal names the last.
+    """Pack the folders of all hosts into one archive; the last of equal names wins.
 
-    The archive appears when it is complete: whoever sees it may read it.
+    The archive appears only when it is complete.
 
     Args:
         archive: The file to make.
-        folders: One of each host.
+        folders: One per host.
     """
     found = {path.relative_to(folder): path for folder in folders for path in folder.rglob("*")}
     unfinished = archive.with_name(archive.name + UNFINISHED)

@@ -1,7 +1,7 @@
 """Removes a job's folder if the program that runs the job is killed: `python cleanup.py FOLDER`.
 
-That program holds the other end of this one's stdin. This file imports nothing of the package: it
-starts with every job.
+That program holds the other end of this one's stdin. This file imports nothing of the package,
+because it starts with every job.
 """
 
 import os
@@ -10,13 +10,13 @@ import signal
 import sys
 import time
 
-# The job's ranks are being killed at the same time, and may still write: the folder has to stay
-# away for a while.
+# The job's ranks are being killed at the same time, and may still write: wait until the folder
+# stays removed.
 LOOKS, STAYS_AWAY, PAUSE_S = 50, 5, 0.2
 
 
 def remove(folder: str) -> None:
-    """Remove a folder, and what is written there meanwhile."""
+    """Remove a folder, even if files are still written to it."""
     absent = 0
     for _ in range(LOOKS):
         shutil.rmtree(folder, ignore_errors=True)
@@ -27,7 +27,7 @@ def remove(folder: str) -> None:
 
 
 def main() -> None:
-    """Wait for the program's end, which may come without goodbye."""
+    """Wait for the program to end or to write that the job is done."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if sys.stdin.readline() != "done\n":

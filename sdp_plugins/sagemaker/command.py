@@ -1,4 +1,4 @@
-"""What a rank becomes: its entry point's command line, and mpirun's options that matter here."""
+"""The command line of a rank's entry point, and the mpirun options that have an effect."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ log = logging.getLogger(__name__)
 
 
 def command_line(code: Path, entry_point: str, arguments: Sequence[str]) -> list[str]:
-    """As SageMaker's toolkit starts entry points.
+    """The command line by which SageMaker's toolkit starts an entry point.
 
     Args:
         code: The folder of code.
-        entry_point: A Python script, a module of a package (where there is a setup.py), or any
-            other program, which a shell starts.
-        arguments: Its own.
+        entry_point: A Python script, a module of a package (if there is a setup.py), or any other
+            program, which a shell starts.
+        arguments: The entry point's arguments.
     """
     path = Path(entry_point)
     if path.suffix == ".py" and not (code / "setup.py").exists():
@@ -30,7 +30,7 @@ def command_line(code: Path, entry_point: str, arguments: Sequence[str]) -> list
 
 
 def variables_for_mpirun(options: str) -> dict[str, str]:
-    """The variables of `-x NAME=VALUE`; the other options are mpirun's, which is not used here."""
+    """The variables of `-x NAME=VALUE`; other options have no effect, without mpirun."""
     words, left = options.split(), []
     found: dict[str, str] = {}
     while words:
@@ -41,5 +41,5 @@ def variables_for_mpirun(options: str) -> dict[str, str]:
         else:
             left.append(word)
     if left:
-        log.info("custom_mpi_options for mpirun, which is not used here: %s", " ".join(left))
+        log.info("custom_mpi_options without an effect on this machine: %s", " ".join(left))
     return found

@@ -1,4 +1,4 @@
-"""What SageMaker puts into the containers of a job, in folders of this machine."""
+"""The contents of SageMaker's containers, in folders of this machine."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Container:
     Attributes:
         ml: The folder that is /opt/ml in SageMaker.
         hosts: Names of all instances.
-        host: Its own.
-        instance_type: As the user gave it.
+        host: Name of this instance.
+        instance_type: The user's argument.
         given: All hyperparameters, decoded.
         channels: Names and folders of the job's data.
         entry_point: The script, relative to the source's folder.
         framework: The module that runs the script in SageMaker.
-        gpus: How many it has.
+        gpus: Number of GPUs.
     """
 
     ml: Path
@@ -43,7 +43,7 @@ class Container:
 
     @property
     def data(self) -> Path:
-        """Where the channels are."""
+        """The folder of the channels."""
         return self.ml / "input" / "data"
 
     @property
@@ -53,12 +53,12 @@ class Container:
 
     @property
     def model(self) -> Path:
-        """Where the script leaves its model."""
+        """The folder to which the script writes its model."""
         return self.ml / "model"
 
     @property
     def output(self) -> Path:
-        """Where the script leaves what else it makes, in `data`."""
+        """The folder of other output, which the script writes to `data` in it."""
         return self.ml / "output"
 
     def prepare(self, source: Path, dependencies: Sequence[Path] = ()) -> None:
@@ -66,7 +66,7 @@ class Container:
 
         Args:
             source: A folder of code, or a script.
-            dependencies: More folders and files, to stand beside the code.
+            dependencies: More folders and files, copied beside the code.
         """
         for folder in (self.model, self.output / "data", self.output / "intermediate"):
             folder.mkdir(parents=True)
@@ -91,11 +91,11 @@ class Container:
         (config / "inputdataconfig.json").write_text(json.dumps(self.inputs()))
 
     def fail(self, reason: str) -> None:
-        """Leave the file by which SageMaker shows why a job has failed."""
+        """Write the file from which SageMaker reads why a job failed."""
         (self.output / "failure").write_text(reason)
 
     def _but_ourselves(self, folder: str, names: list[str]) -> list[str]:
-        """The job's own folder, and archives that other jobs make, if they are in the source's."""
+        """Names not to copy: the job's own folder, and unfinished archives of other jobs."""
         job = self.ml.parent.parent
         return [
             name
@@ -104,7 +104,7 @@ class Container:
         ]
 
     def resources(self) -> dict[str, Any]:
-        """What resourceconfig.json says."""
+        """The content of resourceconfig.json."""
         group = {
             "instance_group_name": GROUP,
             "instance_type": self.instance_type,
@@ -120,6 +120,6 @@ class Container:
         }
 
     def inputs(self) -> dict[str, Any]:
-        """What inputdataconfig.json says."""
+        """The content of inputdataconfig.json."""
         one = {"TrainingInputMode": "File", "S3DistributionType": "FullyReplicated"}
         return dict.fromkeys(self.channels, one)

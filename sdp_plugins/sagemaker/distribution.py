@@ -1,6 +1,6 @@
 """An estimator's `distribution`: which library runs the ranks, and with which options.
 
-The first sentences of the errors are those of SageMaker's SDK, for which users search.
+Errors begin with the text of SageMaker's SDK, for which users search.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _ELSEWHERE = ("parameter_server", "multi_worker_mirrored_strategy", "pytorchxla"
 
 @dataclass(frozen=True)
 class Launch:
-    """What a distribution says.
+    """A parsed `distribution`.
 
     Attributes:
-        distributed: Whether there are ranks at all; else the script is one process.
-        mpi_options: Those that the user gave to mpirun.
-        hyperparameters: What the SDK adds to a job's for its container.
+        distributed: Whether there are ranks; otherwise the script is one process.
+        mpi_options: The user's options for mpirun.
+        hyperparameters: Hyperparameters that the SDK adds for the container.
     """
 
     distributed: bool = False
@@ -46,15 +46,15 @@ class Launch:
 def read_distribution(
     distribution: object, instance_type: str, hyperparameters: Mapping[str, Any]
 ) -> Launch:
-    """Check what a user gave.
+    """Check and parse a `distribution`.
 
     Args:
-        distribution: The estimator's; None: no ranks, unless a hyperparameter stands for it.
-        instance_type: The estimator's.
-        hyperparameters: The estimator's; scripts for SDK 1 ask for ranks there.
+        distribution: The estimator's argument; None: no ranks, unless a hyperparameter replaces it.
+        instance_type: The estimator's argument.
+        hyperparameters: The estimator's argument; scripts for SDK 1 request ranks there.
 
     Raises:
-        ValueError: It is none, or one that cannot be played on this machine.
+        ValueError: It is invalid, or not supported on this machine.
     """
     if distribution is None:
         return _as_sdk_1(hyperparameters, instance_type)
@@ -72,7 +72,7 @@ def read_distribution(
     enabled = [name for name in distribution if _enabled(distribution, name)]
     if elsewhere := [name for name in enabled if name in _ELSEWHERE]:
         raise ValueError(
-            f"{elsewhere[0]} is not played on this machine. Hint: {EXAMPLE}, or the SDK itself."
+            f"{elsewhere[0]} is not supported on this machine. Hint: use {EXAMPLE}, or the SDK."
         )
     if len(enabled) > 1:
         raise ValueError(f"Cannot use more than 1 distribution strategy: {', '.join(enabled)}")
@@ -96,17 +96,19 @@ def _check_smdistributed(given: object) -> None:
                 f"Supported strategies: {[*_STRATEGIES]}"
             )
         if strategy == "modelparallel":
-            raise ValueError(f"modelparallel is not played on this machine. Hint: {EXAMPLE}")
+            raise ValueError(f"modelparallel is not supported on this machine. Hint: {EXAMPLE}")
         if not isinstance(options, dict):
             raise ValueError(f"dataparallel strategy requires a dictionary. Hint: {EXAMPLE}")
 
 
 def _warn_of_options(name: str, options: Mapping[str, Any]) -> None:
-    """The SDK takes them, too, and says nothing."""
+    """Warn of unknown options, which the SDK ignores silently."""
     warn_of_unknown(map(str, options), _OPTIONS[name], name)
     enabled = options.get("enabled")
     if isinstance(enabled, str) and enabled.lower() == "false":
-        log.warning("%s: enabled=%r is a text, which counts as True, as for the SDK", name, enabled)
+        log.warning(
+            "%s: enabled=%r is a string, which counts as True, as in the SDK", name, enabled
+        )
 
 
 def _enabled(distribution: Mapping[str, Any], name: str) -> bool:
@@ -151,7 +153,7 @@ def _ddp(options: Mapping[str, Any], instance_type: str) -> Launch:
 
 
 def _as_sdk_1(given: Mapping[str, Any], instance_type: str) -> Launch:
-    """Its users gave to the container what later SDKs make of `distribution`."""
+    """Read the hyperparameters that later SDKs make from `distribution`."""
     if not given.get(f"{_DATA_PARALLEL}_enabled"):
         return Launch()
     options = {"custom_mpi_options": given.get(f"{_DATA_PARALLEL}_custom_mpi_options", "")}

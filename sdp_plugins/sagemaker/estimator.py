@@ -1,4 +1,4 @@
-"""Estimators that run their jobs on this machine, as those of SageMaker's SDK run them on AWS."""
+"""Estimators that run jobs on this machine, with the interface of SageMaker's SDK."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ LOCAL = ("local", "local_cpu", "local_gpu")
 
 
 class TrainingJobError(RuntimeError):
-    """A job's script has failed.
+    """Raised when a job's script has failed.
 
     Attributes:
-        exit_code: Of the rank that failed first; 128 + n if signal n ended it.
-        failure: What the job says of it, as SageMaker shows it for a failed job.
+        exit_code: Exit code of the rank that failed first; 128 + n if signal n ended it.
+        failure: The failure reason, as SageMaker shows it for a failed job.
     """
 
     def __init__(self, job: str, exit_code: int, failure: str) -> None:
@@ -45,28 +45,28 @@ class TrainingJobError(RuntimeError):
 class Estimator:
     """A training job on this machine: no AWS account, no Docker, this Python's packages.
 
-    The arguments are those of SageMaker's SDK. What has no meaning here (role, image_uri,
-    volume_size, framework_version, ...) is taken and left alone.
+    The arguments are those of SageMaker's SDK. Those without an effect here (role, image_uri,
+    volume_size, framework_version, ...) are accepted and ignored.
 
     Args:
         entry_point: The script; in `source_dir`, if that is given.
         source_dir: A folder of code, which is copied.
-        instance_count: How many hosts to play; each has folders and variables of its own.
+        instance_count: Number of hosts to emulate, each with its own folders and variables.
         instance_type: "local", "local_cpu" or "local_gpu".
-        hyperparameters: The script's arguments. `sagemaker_mpi_num_of_processes_per_host` sets how
-            many ranks a host has; else it is the number of GPUs, or 1.
+        hyperparameters: The script's arguments. `sagemaker_mpi_num_of_processes_per_host` sets the
+            number of ranks of a host; default: the number of GPUs, or 1.
         distribution: As for the SDK; `{"smdistributed": {"dataparallel": {"enabled": True}}}`.
         environment: Variables for the script.
-        output_path: `file://FOLDER` in which to leave JOB_NAME/output/model.tar.gz; else that is in
-            a new folder in /tmp. `model_data` says where.
+        output_path: `file://FOLDER` for JOB_NAME/output/model.tar.gz; default: a new folder in
+            /tmp. `model_data` is the path of the model.
         base_job_name: The beginning of the job's name.
-        dependencies: More folders and files, which are copied beside the code.
-        metric_definitions: As for the SDK, `[{"Name": ..., "Regex": ...}]`: the numbers that the
-            first group of each finds in the job's output are in `metrics` after `fit`.
-        **others: Taken, for the sake of scripts that are written for the SDK.
+        dependencies: More folders and files, copied beside the code.
+        metric_definitions: As for the SDK, `[{"Name": ..., "Regex": ...}]`. After `fit`, `metrics`
+            has the numbers that the first group of each has matched in the job's output.
+        **others: Accepted and ignored, for scripts that are written for the SDK.
 
     Raises:
-        ValueError: An argument is not what it should be, in the SDK's words where it has some.
+        ValueError: An argument is invalid; the text is the SDK's if it has one.
     """
 
     framework = ""
@@ -88,15 +88,15 @@ class Estimator:
     ) -> None:
         if instance_type not in LOCAL:
             raise ValueError(
-                f"instance_type {instance_type!r} is not on this machine. Hint: one of "
-                f"{', '.join(LOCAL)}; for instances of AWS take the estimator of SageMaker's SDK."
+                f"instance_type {instance_type!r} is not on this machine. Hint: use one of "
+                f"{', '.join(LOCAL)}; for instances of AWS use the estimator of SageMaker's SDK."
             )
         if not isinstance(instance_count, int) or instance_count < 1:
             raise ValueError(f"instance_count must be 1 or more, not {instance_count!r}")
         if instance_type == "local_gpu" and not count_gpus():
             log.warning("instance_type 'local_gpu': this machine has no /dev/nvidia*, so no GPU")
         if output_path:
-            folder_of(output_path)  # before anything is trained in vain
+            folder_of(output_path)  # fail before the training
         self.entry_point = entry_point
         self.source_dir = source_dir
         self.instance_count = instance_count
@@ -111,18 +111,20 @@ class Estimator:
         self._given = dict(hyperparameters or {})
         self._launch = read_distribution(distribution, instance_type, self._given)
         if instance_count > 1 and not self._launch.distributed:
-            raise ValueError(f"{instance_count} hosts would each run all of it. Hint: {EXAMPLE}")
+            raise ValueError(
+                f"{instance_count} hosts would each run the whole job. Hint: {EXAMPLE}"
+            )
         self.dependencies = [existing(path) for path in dependencies]
         warn_of_unknown(others, known_to(type(self)))
 
     def hyperparameters(self) -> dict[str, Any]:
-        """The script's, and those that the distribution adds."""
+        """The script's hyperparameters, and those that the distribution adds."""
         return {**self._given, **self._launch.hyperparameters}
 
     def set_hyperparameters(self, **more: Any) -> None:
-        """Add some, or change them, for the next job."""
+        """Add or change hyperparameters for the next job."""
         self._given |= more
-        if self.distribution is None:  # in whose place one of them may stand
+        if self.distribution is None:  # a hyperparameter may replace it
             self._launch = read_distribution(None, self.instance_type, self._given)
 
     def fit(
@@ -135,19 +137,19 @@ class Estimator:
     ) -> None:
         """Run the job to its end.
 
-        Its output is printed as it comes, each line with its rank. Afterwards `model_data` is where
-        what the script left in SM_MODEL_DIR is.
+        Its output is printed as it arrives, each line with its rank. Afterwards `model_data` is the
+        path of the archive of SM_MODEL_DIR.
 
         Args:
-            inputs: `file://FOLDER` for the channel "training", or one for each channel by its name.
-            wait: Jobs on this machine are always waited for.
+            inputs: `file://FOLDER` for the channel "training", or folders by channel name.
+            wait: Ignored: `fit` always waits.
             logs: "None" or False prints nothing.
-            job_name: Its name, which no job before it has left archives under; else one is made.
-            **others: Taken, for the sake of scripts that are written for the SDK.
+            job_name: A name without archives of an earlier job; default: a new name.
+            **others: Accepted and ignored, for scripts that are written for the SDK.
 
         Raises:
-            ValueError: There is no such script, a channel is no folder of this machine, or there
-                was a job of this name.
+            ValueError: The script does not exist, a channel is not a folder of this machine, or
+                another job has this name.
             TrainingJobError: A rank failed.
         """
         name = job_name or new_name(self.base_job_name)
@@ -174,10 +176,10 @@ class Estimator:
             raise TrainingJobError(name, code, words)
 
     def _processes(self, container: Container) -> int:
-        """How many ranks a host has.
+        """The number of ranks of a host.
 
         Raises:
-            ValueError: The user's number is none.
+            ValueError: The user's number is invalid.
         """
         given = container.given.get(PROCESSES) or container.gpus or 1
         if not isinstance(given, int) or given < 1:
@@ -187,7 +189,7 @@ class Estimator:
     def _keep(
         self, containers: list[Container], output: Path | None, name: str, failed: bool
     ) -> None:
-        """Pack what the script has left; of a job that has failed no model, as on SageMaker."""
+        """Pack the script's output; a failed job leaves no model, as on SageMaker."""
         if failed and output is None:
             return
         folder = output or Path(tempfile.mkdtemp(prefix=f"{name}-"), "output")
@@ -198,7 +200,7 @@ class Estimator:
             self.model_data = f"file://{folder / artifacts.MODEL}"
 
     def _script_of(self, container: Container) -> tuple[list[str], dict[str, str]]:
-        """What the ranks of a container become, and their variables."""
+        """The command line and the variables of a container's ranks."""
         given = hyperparameters.of_the_script(container.given)
         line = command_line(container.code, self._script(), hyperparameters.arguments(given))
         of_mpirun = variables_for_mpirun(self._launch.mpi_options)
@@ -208,7 +210,7 @@ class Estimator:
         """The folder of code, or the script.
 
         Raises:
-            ValueError: It is not there.
+            ValueError: It does not exist.
         """
         folder = folder_of(self.source_dir or ".")
         if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""The estimators of frameworks: what SageMaker's containers of each do differently."""
+"""The estimators of frameworks, which differ as SageMaker's containers do."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from sdp_plugins.sagemaker.estimator import Estimator
 
 
 class PyTorch(Estimator):
-    """Runs a PyTorch script; arguments as `Estimator`."""
+    """Runs a PyTorch script; takes the arguments of `Estimator`."""
 
     framework = "sagemaker_pytorch_container.training:main"
 
 
 class TensorFlow(Estimator):
-    """Runs a TensorFlow script, which also gets `--model_dir`; arguments as `Estimator`.
+    """Runs a TensorFlow script, which also gets `--model_dir`.
 
     Args:
-        model_dir: What the script gets as `--model_dir`; None: the folder of SM_MODEL_DIR, as in
-            the SDK's local mode; False: it gets none.
-        **arguments: See `Estimator`.
+        model_dir: Value of `--model_dir`; None: the folder of SM_MODEL_DIR, as in the SDK's local
+            mode; False: no `--model_dir`.
+        **arguments: The arguments of `Estimator`.
     """
 
     framework = "sagemaker_tensorflow_container.training:main"
@@ -37,17 +37,17 @@ class TensorFlow(Estimator):
 
 
 class HuggingFace(PyTorch):
-    """Runs a script that uses HuggingFace's libraries: those that are installed here.
+    """Runs a script that uses HuggingFace's libraries, in the installed versions.
 
     Args:
-        transformers_version: Taken; the job runs with what is installed.
-        pytorch_version: Taken; whichever it is, the script is one of PyTorch's, as without it.
-        tensorflow_version: Taken; whichever it is, the script is one of TensorFlow's.
-        py_version: Taken; the job runs in this Python.
-        **arguments: See `Estimator`.
+        transformers_version: Ignored: the job runs with the installed version.
+        pytorch_version: Ignored; PyTorch is the default framework.
+        tensorflow_version: Selects TensorFlow; the job runs with the installed version.
+        py_version: Ignored: the job runs in this Python.
+        **arguments: The arguments of `Estimator`.
 
     Raises:
-        ValueError: See `Estimator`; or the script is said to be both frameworks'.
+        ValueError: An argument is invalid, or both frameworks are given.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class HuggingFace(PyTorch):
         **arguments: Any,
     ) -> None:
         if pytorch_version is not None and tensorflow_version is not None:
-            raise ValueError(  # as the SDK says it
+            raise ValueError(  # the SDK's text
                 "tensorflow_version and pytorch_version are both not None. "
                 "Specify only tensorflow_version or pytorch_version."
             )

@@ -1,4 +1,4 @@
-"""Hyperparameters as SageMaker's toolkit hands them to a script."""
+"""Hyperparameters in the forms that SageMaker's toolkit passes to a script."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 _PREFIX = "sagemaker_"
-# The toolkit's own: neither the script's nor the framework's.
+# For the toolkit, not for the script or the framework.
 _OF_THE_JOB = {
     f"{_PREFIX}{name}"
     for name in ("program", "submit_directory", "container_log_level", "job_name", "region")
@@ -15,24 +15,24 @@ _OF_THE_JOB = {
 
 
 def decoded(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What arrives of them: they travel as JSON.
+    """Convert hyperparameters as their transport in JSON does.
 
     Raises:
-        ValueError: JSON has no such value.
+        ValueError: JSON cannot represent a value.
     """
     try:
         return {str(key): json.loads(json.dumps(value)) for key, value in given.items()}
     except TypeError as error:
-        raise ValueError(f"hyperparameters must be what JSON can say: {error}") from None
+        raise ValueError(f"hyperparameters must be JSON values: {error}") from None
 
 
 def of_the_script(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those that are the script's arguments."""
+    """The hyperparameters that are arguments of the script."""
     return {key: value for key, value in given.items() if not key.startswith(_PREFIX)}
 
 
 def of_the_framework(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of which SageMaker's toolkit for a framework takes note."""
+    """The hyperparameters that SageMaker's toolkit for a framework reads."""
     return {
         key: value
         for key, value in given.items()

@@ -1,4 +1,4 @@
-"""The variables that a job inherits from this process: all but those of another job."""
+"""The variables that a job inherits from this process, without those of other jobs."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 from sdp_plugins.launch.clean_environment import without_place
 
-# SageMaker's toolkit and SMDDP set these for one job, and shells keep them: a script would take an
-# old SM_CHANNEL_* for a channel of the new job.
+# SageMaker's toolkit and SMDDP set these for one job, but they may remain in a shell: a script
+# would take an old SM_CHANNEL_* for a channel of the new job.
 _PREFIXES = ("SM_", "SMDATAPARALLEL_")
-# The others that begin so are settings of the SDK, not facts of a job.
+# Other variables with these prefixes are settings of the SDK.
 _NAMES = {
     "TRAINING_JOB_NAME",
     "TRAINING_JOB_ARN",
@@ -23,7 +23,7 @@ _NAMES = {
 
 
 def without_other_jobs(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` less places of ranks, and SageMaker's facts of a job."""
+    """`base` without the variables of ranks and of SageMaker's jobs."""
     return {
         name: value
         for name, value in without_place(base).items()

@@ -10,7 +10,7 @@ _FILE = "file://"
 
 
 def folder_of(address: str) -> Path:
-    """The path that `file://PATH`, or a bare path, stands for.
+    """The path of `file://PATH`, or of a bare path.
 
     Raises:
         ValueError: It is in S3, or elsewhere.
@@ -18,7 +18,7 @@ def folder_of(address: str) -> Path:
     text = str(address)
     if "://" in text and not text.startswith(_FILE):
         raise ValueError(
-            f"{text} is not on this machine. Hint: download it and give file://FOLDER."
+            f"{text} is not on this machine. Hint: download it and pass file://FOLDER."
         )
     return Path(text.removeprefix(_FILE)).expanduser().absolute()
 
@@ -27,7 +27,7 @@ def read_channels(inputs: str | Mapping[str, str] | None) -> dict[str, Path]:
     """Names and folders of the channels that were given to `fit`.
 
     Raises:
-        ValueError: One is no folder.
+        ValueError: One is not a folder.
     """
     given = {"training": inputs} if isinstance(inputs, str) else dict(inputs or {})
     channels = {name: folder_of(address) for name, address in given.items()}
@@ -40,10 +40,10 @@ def read_channels(inputs: str | Mapping[str, str] | None) -> dict[str, Path]:
 
 
 def made(address: str) -> Path:
-    """The folder of an output, which is made.
+    """Make the folder of an output.
 
     Raises:
-        ValueError: It cannot be.
+        ValueError: It cannot be made.
     """
     folder = folder_of(address)
     try:
@@ -57,7 +57,7 @@ def existing(address: str) -> Path:
     """The path of a dependency.
 
     Raises:
-        ValueError: There is nothing.
+        ValueError: It does not exist.
     """
     path = folder_of(address)
     if not path.exists():

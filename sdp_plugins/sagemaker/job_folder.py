@@ -1,4 +1,4 @@
-"""The folder in which a job runs: gone with the job, and with the program that runs the job."""
+"""The folder in which a job runs, removed with the job or the program that runs it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _CLEANUP = Path(__file__).with_name("cleanup.py")
 
 @contextmanager
 def job_folder(name: str) -> Iterator[Path]:
-    """A temporary folder, which a process of its own removes should this one be killed.
+    """Make a temporary folder; a helper process removes it if this process is killed.
 
     Args:
-        name: What the folder's begins with.
+        name: Beginning of the folder's name.
     """
     folder = tempfile.TemporaryDirectory(prefix=f"{name}-")
     path = Path(folder.name).resolve()
@@ -27,7 +27,7 @@ def job_folder(name: str) -> Iterator[Path]:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         cwd="/",
-        start_new_session=True,  # what ends a terminal's or a notebook's processes is not for it
+        start_new_session=True,  # so that it outlives the terminal or notebook
     ) as cleanup:
         try:
             yield path

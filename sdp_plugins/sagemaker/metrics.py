@@ -1,4 +1,4 @@
-"""`metric_definitions`: the numbers that SageMaker would find in a job's output for CloudWatch."""
+"""`metric_definitions`: the numbers that SageMaker finds in a job's output for CloudWatch."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Metrics:
     """The values of one job.
 
     Args:
-        definitions: The estimator's; None: there are none.
+        definitions: The estimator's argument; None: no metrics.
 
     Attributes:
-        values: What was found for each name, in the order of the output's lines.
+        values: The values of each metric, in the order of the output.
 
     Raises:
-        ValueError: A definition is none that SageMaker could use.
+        ValueError: SageMaker could not use a definition.
     """
 
     def __init__(self, definitions: object = None) -> None:
@@ -43,11 +43,11 @@ class Metrics:
     def _said(self, name: str) -> str:
         values, wrong = self.values[name], self._wrong[name]
         if not values and not wrong:
-            return "no line of the output has matched"
+            return "no line of the output matched"
         counted = f"last value {values[-1]}, {len(values)} in all" if values else "no value"
         if not wrong:
             return counted
-        return f"{counted}; not counted, since no number: {len(wrong)}, such as {wrong[-1]!r}"
+        return f"{counted}; {len(wrong)} matches are not numbers, such as {wrong[-1]!r}"
 
 
 def _compiled(definitions: object) -> list[tuple[str, re.Pattern[str]]]:
@@ -62,7 +62,7 @@ def _compiled(definitions: object) -> list[tuple[str, re.Pattern[str]]]:
 
 def _definition(given: object) -> tuple[str, re.Pattern[str]]:
     if not isinstance(given, dict) or {*given} != {"Name", "Regex"}:
-        raise ValueError(f"metric_definitions: {given!r} has to have Name and Regex. Hint: {HINT}")
+        raise ValueError(f"metric_definitions: {given!r} must have Name and Regex. Hint: {HINT}")
     name, text = given["Name"], given["Regex"]
     for value, longest in ((name, LONGEST_NAME), (text, LONGEST_REGEX)):
         if not isinstance(value, str) or not 0 < len(value) <= longest:

@@ -1,4 +1,4 @@
-"""`distributed=SMDDP()` for ModelTrainer of SageMaker's SDK 3, which has no SMDDP of its own."""
+"""`distributed=SMDDP()` for the ModelTrainer of SageMaker's SDK 3, which lacks SMDDP."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from sagemaker.train.distributed import DistributedConfig
 
 
 class SMDDP(DistributedConfig):
-    """Ranks that find `init_process_group("smddp")`, on all hosts of a job.
+    """Starts ranks for `init_process_group("smddp")` on all hosts of a job.
 
-    The container has this package, Open MPI, sshd with a key that all hosts share, and paramiko:
+    The container needs this package, Open MPI, sshd with a key that all hosts share, and paramiko:
     see docs/sagemaker.md.
 
     Attributes:
@@ -28,5 +28,5 @@ class SMDDP(DistributedConfig):
 
     @property
     def driver_script(self) -> str:
-        """What runs there."""
+        """The script that runs there."""
         return "smddp_driver.py"

@@ -1,4 +1,4 @@
-"""Names of jobs, which are used once."""
+"""Names of jobs, which are unique."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ import re
 import secrets
 import time
 
-LONGEST = 63  # as SageMaker has it
+LONGEST = 63  # SageMaker's limit
 
 
 def new_name(base: str) -> str:
-    """A name that no other job has: jobs may begin within one second, in any process.
+    """Make a unique name, even if jobs begin within the same second.
 
     Args:
-        base: What it begins with; too long a one is cut.
+        base: Beginning of the name; cut if it is too long.
     """
     stamp = f"{time.strftime('%Y-%m-%d-%H-%M-%S')}-{secrets.token_hex(3)}"
     return f"{base[: LONGEST - len(stamp) - 1].rstrip('-')}-{stamp}"
 
 
 def check_name(name: str) -> None:
-    """See that a job may be called so.
+    """Check a job's name.
 
     Raises:
-        ValueError: It may not.
+        ValueError: The name is invalid.
     """
     if not re.fullmatch(r"[A-Za-z0-9](-*[A-Za-z0-9])*", name) or len(name) > LONGEST:
         raise ValueError(

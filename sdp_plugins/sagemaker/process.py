@@ -1,4 +1,4 @@
-"""The processes of a job: started by `smddprun`, their output printed as it comes."""
+"""Runs the processes of a job by `smddprun`, and prints their output as it arrives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sdp_plugins.launch.spawn import child_setup, own_program
 from sdp_plugins.sagemaker.inherited_env import without_other_jobs
 
 _LAST_LINES = 100
-_REPORT = "smddprun: "  # how the launcher's own lines begin, which end the output of a failed job
+_REPORT = "smddprun: "  # begins the launcher's own lines, the last ones of a failed job
 
 
 def run(
@@ -21,17 +21,17 @@ def run(
 ) -> tuple[int, str]:
     """Run a job's ranks to their end.
 
-    Ctrl-C interrupts the ranks, which may save what they have; the second one kills them.
+    Ctrl-C interrupts the ranks, which may save their state; the second Ctrl-C kills them.
 
     Args:
         job: The job's folder.
-        ranks: How many there are.
-        processes: How many of them a host has; 0: the only one is to know of no ranks.
+        ranks: Number of ranks.
+        processes: Ranks per host; 0: a single process that is not a rank.
         quiet: Whether to print nothing.
-        read: Is told each line of their output, but not what the launcher repeats of it.
+        read: Called with each line of their output, without the launcher's report.
 
     Returns:
-        The exit code, and the launcher's last words, which end in the traceback to blame.
+        The exit code, and the launcher's report, which ends with the traceback to blame.
     """
     launcher = [*own_program("sdp_plugins.launch.smddprun:smddprun"), "-n", str(ranks)]
     rank = [*own_program("sdp_plugins.sagemaker.rank:main"), str(job), str(processes)]
@@ -43,8 +43,8 @@ def run(
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,  # or a terminal's Ctrl-C would reach it beside ours
-        preexec_fn=child_setup(set()),  # should this process be killed, so are they
+        start_new_session=True,  # or it would receive a terminal's Ctrl-C twice
+        preexec_fn=child_setup(set()),  # ends with this process
     ) as process:
         try:
             _pass_on(process, last, quiet, read)
@@ -53,7 +53,7 @@ def run(
             _pass_on(process, last, quiet, read)
             raise
         finally:
-            process.kill()  # its ranks die with it
+            process.kill()  # its ranks end with it
         return process.returncode, _reason(last)
 
 
@@ -66,11 +66,11 @@ def _pass_on(
         reported = reported or text.startswith(_REPORT)
         if not reported:
             read(text)
-        if not quiet:  # by `print`, or notebooks would not show it
+        if not quiet:  # by `print`, for notebooks
             print(text, end="", flush=True)
     process.wait()
 
 
 def _reason(lines: Iterable[str]) -> str:
     text = "".join(lines).strip()
-    return text[max(text.rfind(f"\n{_REPORT}"), 0) :].strip() or "it has said nothing"
+    return text[max(text.rfind(f"\n{_REPORT}"), 0) :].strip() or "no output"

@@ -1,6 +1,6 @@
-"""One rank of a job here, started as `main` with two arguments: JOB PROCESSES.
+"""One rank of a job on this machine, started as `main` with two arguments: JOB PROCESSES.
 
-JOB has a folder for each host, which says what its ranks are. This process becomes that.
+JOB has a folder per host with the script of its ranks, which this process becomes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sdp_plugins.sagemaker.script import read_script
 
-# What launchers say to a rank.
+# Variables that launchers set for a rank.
 _OF_RANKS = (
     *("RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_", "MASTER_", "TORCHELASTIC_"),
     *("SMDATAPARALLEL_", "SDP_JOB_ID", "SDP_LAUNCHER_PID"),
@@ -19,14 +19,14 @@ _OF_RANKS = (
 
 
 def place(rank: int, size: int, processes: int) -> dict[str, str]:
-    """Where a rank stands on its host.
+    """The variables of a rank's place on its host.
 
-    What says how ranks meet is left as it is: they are on one machine.
+    Variables for the rendezvous stay as they are, because all ranks are on one machine.
 
     Args:
-        rank: Among all.
-        size: How many there are.
-        processes: How many each host has.
+        rank: The rank in the job.
+        size: Number of ranks.
+        processes: Ranks per host.
     """
     local, host, hosts = rank % processes, rank // processes, size // processes
     mode = "SMDATAPARALLEL_USE_HOMOGENEOUS" if hosts > 1 else "SMDATAPARALLEL_USE_SINGLENODE"
@@ -47,7 +47,7 @@ def become(job: Path, processes: int) -> None:
 
     Args:
         job: The job's folder.
-        processes: How many ranks a host has; 0: this is the only process, and no rank.
+        processes: Ranks per host; 0: a single process that is not a rank.
     """
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     host = job / f"algo-{rank // processes + 1 if processes else 1}"
@@ -64,5 +64,5 @@ def become(job: Path, processes: int) -> None:
 
 
 def main() -> None:
-    """What a rank's process does first."""
+    """Entry point of a rank's process."""
     become(Path(sys.argv[1]), int(sys.argv[2]))

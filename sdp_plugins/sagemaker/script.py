@@ -1,4 +1,4 @@
-"""What the ranks of a host become, from the process that starts a job to theirs."""
+"""Passes the script of a host's ranks from the estimator's process to theirs."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ _FILE = "script.json"
 
 
 def write_script(host: Path, command: Sequence[str], variables: Mapping[str, str]) -> None:
-    """Say what a host's ranks become.
+    """Write the script of a host's ranks.
 
     Args:
         host: The host's folder.
-        command: What they run in the folder of its code.
-        variables: What they find beside the launcher's variables.
+        command: Command line, run in the folder of the code.
+        variables: Variables in addition to the launcher's.
     """
     (host / _FILE).write_text(json.dumps([[*command], {**variables}]))
 
 
 def read_script(host: Path) -> tuple[list[str], dict[str, str]]:
-    """What `write_script` has said."""
+    """Read what `write_script` has written."""
     command, variables = json.loads((host / _FILE).read_text())
     return command, variables

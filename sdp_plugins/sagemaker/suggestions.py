@@ -1,4 +1,4 @@
-"""Suggestions for names that are unknown here, such as misspelt ones."""
+"""Suggestions for unknown, possibly misspelt names."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ log = logging.getLogger(__name__)
 
 
 def warn_of_unknown(given: Iterable[str], known: Collection[str], where: str = "") -> None:
-    """Say which names are left alone, and what each is like.
+    """Warn of unknown names, which are ignored, and suggest the closest known name.
 
     Args:
-        given: Those that a user gave.
-        known: Those that mean something, or are known to mean nothing here.
-        where: What they are names in.
+        given: The user's names.
+        known: The known names, including those without an effect.
+        where: Where the names were given, for the message.
     """
     for name in sorted(set(given) - set(known)):
         meant = difflib.get_close_matches(name, known, 1, cutoff=0.75)
         hint = f". Hint: did you mean {meant[0]}?" if meant else ""
-        log.warning("%s%s: unknown here, and left alone%s", where and f"{where}: ", name, hint)
+        log.warning("%s%s is unknown and ignored%s", where and f"{where}: ", name, hint)

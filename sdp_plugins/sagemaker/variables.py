@@ -1,4 +1,4 @@
-"""What a script finds in its environment, as SageMaker's toolkit says it."""
+"""The variables that SageMaker's toolkit sets for a script."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sdp_plugins.sagemaker import hyperparameters
 from sdp_plugins.sagemaker.container import GROUP, INTERFACE, Container
 
 LOG_LEVEL = 20
-# Facts that SM_TRAINING_ENV has under other names, or not.
+# Facts that SM_TRAINING_ENV lacks, or has under other names.
 _ELSEWHERE = {"hps", "user_args", "framework_params", "channels"}
 
 

@@ -1,7 +1,7 @@
 """A timeline of this process's operations, for Perfetto and chrome://tracing.
 
     trace.start("/tmp/trace")        # or SDP_TRACE=/tmp/trace in the environment of all ranks
-    with trace.span("step"):         # a stretch of the program, drawn beside its operations
+    with trace.span("step"):         # a part of the program, drawn beside its operations
         ...
     trace.stop()                     # writes /tmp/trace/rank-00003.json
 
@@ -22,30 +22,30 @@ __all__ = ["add_span", "span", "start", "stop"]
 
 
 def start(folder: str | os.PathLike[str]) -> None:
-    """Record the operations of all of this process's groups, those made later included.
+    """Record the operations of all groups of this process, including later ones.
 
     Args:
-        folder: Where ``rank-00003.json`` will be written, or ``rank-00003.1a2b3c4d.json`` beside
-            one of another job, which is kept.
+        folder: Folder in which ``rank-00003.json`` will be written, or ``rank-00003.1a2b3c4d.json``
+            if it has that file of another job.
 
     Raises:
-        RuntimeError: A trace is being recorded.
+        RuntimeError: A trace is being recorded already.
     """
     trace_recorder.start(in_folder(folder))
 
 
 def stop() -> Path | None:
-    """Write the trace; returns its path, or None if nothing was recorded.
+    """Write the trace; returns its path, or None if no trace was being recorded.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The trace cannot be written.
     """
     return trace_recorder.stop()
 
 
 @contextmanager
 def span(name: str) -> Iterator[None]:
-    """Draw what the block does as a slice of its thread's lane."""
+    """Draw the duration of the block as a slice of its thread's lane."""
     begin_ns = time.monotonic_ns()
     try:
         yield
@@ -54,5 +54,5 @@ def span(name: str) -> Iterator[None]:
 
 
 def add_span(name: str, begin_ns: int, end_ns: int) -> None:
-    """Draw a stretch of the program between two times of ``time.monotonic_ns()``."""
+    """Draw a span of the program between two times of ``time.monotonic_ns()``."""
     trace_recorder.add_span(name, begin_ns, end_ns)

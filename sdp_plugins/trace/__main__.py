@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Merge traces; anything else was the flight recorder's command once."""
+    """Merge traces; other arguments are those of the flight recorder's former command."""
     if arguments[:1] == ["merge"]:
         from sdp_plugins.trace import merge
 
         return merge.main(arguments[1:])
     print(
-        "python -m sdp_plugins.trace: deprecated, and gone in the next release: use "
+        "python -m sdp_plugins.trace is deprecated and will be removed in the next release: use "
         "python -m sdp_plugins.flight. (python -m sdp_plugins.trace merge FOLDER merges traces.)",
         file=sys.stderr,
     )

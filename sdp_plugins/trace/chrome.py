@@ -55,7 +55,7 @@ class RecordedGroup:
 
 @dataclass(frozen=True)
 class Span:
-    """A stretch of the program itself, such as a step or a backward pass."""
+    """A part of the program, such as a step or a backward pass."""
 
     name: str
     begin: int
@@ -64,7 +64,7 @@ class Span:
 
 
 class Lanes:
-    """The threads of a trace: as many of each name as it takes so that no slices overlap.
+    """The threads of a trace: as many of each name as are needed to keep slices from overlapping.
 
     Args:
         pid: The trace's process.

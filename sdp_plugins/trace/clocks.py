@@ -1,9 +1,9 @@
 """One clock for the traces of several nodes.
 
 The ranks of a node share a clock. Between nodes, a collective in which every rank waits for all
-others is an exchange of timestamps: nobody ends it before the last one has begun. Each such
-operation bounds the difference of two clocks from both sides, and all of them together bound it to
-about the shortest one's duration. That costs the job nothing, and holds as well when it has failed.
+others exchanges timestamps: no rank ends it before the last one has begun it. Each such operation
+bounds the offset of two clocks from both sides, and all of them together bound it to about the
+duration of the shortest one. This costs the job nothing, and also works if the job has failed.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ EVERYBODY_WAITS = frozenset({"all_reduce", "all_gather", "reduce_scatter", "all_
 
 @dataclass(frozen=True)
 class Offset:
-    """What has to be added to a clock's times.
+    """The offset to add to a clock's times.
 
     Attributes:
-        us: Microseconds.
-        accuracy_us: How far off that can be, if the clocks run equally fast; None: the nodes' wall
-            clocks had to do, which are as good as their NTP is.
+        us: The offset in microseconds.
+        accuracy_us: Bound of its error, if the clocks run equally fast; None: it comes from the
+            nodes' wall clocks, and is as accurate as their NTP.
     """
 
     us: float
@@ -31,7 +31,7 @@ class Offset:
 
 
 def align(traces: list[RankTrace]) -> dict[str, Offset]:
-    """Offsets that make all clocks show what the first rank's does."""
+    """The offsets of all clocks from the first rank's clock."""
     first = traces[0]
     offsets = {first.clock: Offset(0.0, 0.0)}
     for trace in traces:

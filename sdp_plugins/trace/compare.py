@@ -1,4 +1,4 @@
-"""Each collective over all ranks: who came last, and who did not come at all."""
+"""Compares each collective over all ranks: which arrived last, and which did not arrive."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sdp_plugins.trace.rank_trace import GroupKey, RankTrace, Seen, together
 
 
 class Verdict(NamedTuple):
-    """What all ranks' traces say of a collective.
+    """A collective according to the traces of all ranks.
 
     Attributes:
-        number: Names it in the merged trace.
-        came: The ranks that began it, the first one first.
-        late_us: How long after the first one the last one came.
-        failed: Whether it has failed on one of them.
-        absent: If it has failed, who has not begun it.
+        number: Its id in the merged trace.
+        came: The ranks that began it, in order of arrival.
+        late_us: Microseconds between the first and the last arrival.
+        failed: Whether it failed on one of the ranks.
+        absent: If it failed, the ranks that did not begin it.
     """
 
     number: int
@@ -32,7 +32,7 @@ Verdicts = dict[GroupKey, dict[int, Verdict]]
 
 
 def compared(traces: list[RankTrace]) -> Verdicts:
-    """Of each collective; the ranks' times must be of one clock."""
+    """Compare each collective; the ranks' times must be of one clock."""
     found: Verdicts = defaultdict(dict)
     for number, (key, seq, seen) in enumerate(together(traces), 1):
         begun = sorted((operation.begin + trace.shift_us, trace.rank) for trace, operation in seen)
@@ -49,14 +49,14 @@ def _absent(key: GroupKey, seen: Seen) -> tuple[int, ...]:
 
 
 def absentees(verdict: Verdict, with_trace: set[int]) -> str:
-    """Who did not come, in words: of whom there is no trace, that cannot be told from it."""
+    """Format the absent ranks; it is not certain for ranks without a trace, which are marked."""
     return ", ".join(
         f"rank {rank}" + ("" if rank in with_trace else " (no trace)") for rank in verdict.absent
     )
 
 
 def completed(event: Json, rank: int, verdict: Verdict, with_trace: set[int]) -> Iterator[Json]:
-    """A rank's slice of a collective with what the others' say, and the arrow through it."""
+    """Complete a rank's slice of a collective by the other ranks' data; also yields its arrow."""
     args = event["args"]
     if "failed" in args:
         args["did not come"] = absentees(verdict, with_trace) or "all came"

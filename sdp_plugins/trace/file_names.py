@@ -1,7 +1,7 @@
 """The name of a rank's trace file: other jobs and other processes may write to the same folder.
 
-A process that a rank starts inherits SDP_TRACE, and often RANK. Whatever it records must not cost
-the job its trace.
+A process that a rank starts inherits SDP_TRACE, and often RANK. It must not replace the rank's
+trace.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from sdp_plugins.trace import trace_file
 
 
 def free_path(folder: Path, about: dict[str, Any]) -> Path:
-    """Where a rank's trace goes: ``rank-00003.json``, unless that is to be kept.
+    """The path of a rank's trace: ``rank-00003.json``, unless that file must be kept.
 
-    Replaced are earlier writings of this process, and what a process of this job and rank has left
-    that has ended (a job that was started again).
+    A file is replaced if this process wrote it, or an ended process of the same job and rank (a job
+    that was restarted).
     """
     stem, token = f"rank-{about['rank']:05d}", trace_file.job_token(about)
     pid = about["process"].partition("@")[0]
@@ -39,7 +39,7 @@ def _may_be_written(path: Path, about: dict[str, Any]) -> bool:
 
 
 def _lives(where: Any, process: Any) -> bool:
-    """Whether a process may still run: of another machine we cannot tell."""
+    """Whether a process may still run; True for processes of other machines."""
     pid = str(process).partition("@")[0]
     if where != clock_id():
         return True

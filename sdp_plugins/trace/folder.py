@@ -1,4 +1,4 @@
-"""The folder in which the ranks of a job leave their traces."""
+"""The folder to which the ranks of a job write their traces."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ MERGED = "trace.json"
 _RANKS = r"rank-[0-9]{5}(\.[0-9a-f]{8}(-[0-9]+)?)?\.json"
 _OF_A_RANK = re.compile(_RANKS)
 _NAMES = re.compile(rf"({_RANKS}|trace\.json)|\.({_RANKS}|trace\.json)\.[0-9]+")
-_UNFINISHED = re.compile(r"\..*")  # of a process that was killed while it wrote
+_UNFINISHED = re.compile(r"\..*")  # of a process that was killed while writing
 
 
 def prepared(folder: Path) -> dict[str, str]:
-    """Make the folder for a new job's traces; the variable that tells the ranks of it.
+    """Make the folder for a new job's traces; returns the variable that tells the ranks its path.
 
     Raises:
-        ValueError: They cannot be written there, or would replace files that are not ours.
+        ValueError: Traces cannot be written there, or would replace other files.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -33,16 +33,16 @@ def prepared(folder: Path) -> dict[str, str]:
     except OSError as error:
         why = "it is a file" if folder.is_file() else error.strerror
         raise ValueError(
-            f"--trace {folder}: {why}. Hint: give a folder that is there, or can be made."
+            f"--trace {folder}: {why}. Hint: give a folder that exists or can be made."
         ) from None
     return {"SDP_TRACE": str(folder.resolve())}
 
 
 def clear(folder: Path) -> None:
-    """Remove what an earlier job has left, before the ranks of a new one start.
+    """Remove the traces of earlier jobs, before the ranks of a new one start.
 
     Raises:
-        ValueError: A file that is not ours has a name of ours; nothing is removed then.
+        ValueError: Another program's file has the name of a trace; nothing is removed.
     """
     named = [path for path in folder.iterdir() if _NAMES.fullmatch(path.name)]
     ours = {path for path in named if trace_file.about(path) is not None}
@@ -50,38 +50,38 @@ def clear(folder: Path) -> None:
         if path not in ours and not _UNFINISHED.fullmatch(path.name):
             raise ValueError(
                 f"--trace {folder}: {path.name} there was written by something else. Hint: move "
-                "it, or give another folder."
+                "the file, or give another folder."
             )
     for path in ours:
         path.unlink()
 
 
 Found = tuple[Path, Json]
-"""A rank's file, and what it says of itself."""
+"""A rank's file, and its ``otherData``."""
 
 
 def of_job(folder: Path, job: str) -> tuple[list[Found], list[Path]]:
-    """The files of one job, one of each rank, by rank; and those that are left out.
+    """The files of one job, one per rank, by rank; and the files that are left out.
 
     Args:
-        folder: In which they are.
-        job: Its SDP_JOB_ID, or the word by which messages name it; may be empty if there is one.
+        folder: The folder of the files.
+        job: SDP_JOB_ID of the job, or its short name; may be empty if there is only one job.
 
     Raises:
-        FileNotFoundError: There is none.
-        ValueError: It is not clear which job is meant, or a file is none of ours.
+        FileNotFoundError: There are no files.
+        ValueError: The job is ambiguous, or a file is not a trace.
     """
     jobs = _jobs(folder)
     if not jobs:
         raise FileNotFoundError(
             f"no rank has left a trace in {folder}. Hint: only groups of smddp are traced, not "
             f"those of gloo; all ranks need SDP_TRACE={folder} (sdp run --trace sets it) and must "
-            "end by themselves (SDP_TIMEOUT_S has to be shorter than --timeout)."
+            "end by themselves (SDP_TIMEOUT_S must be shorter than --timeout)."
         )
     fitting = [found for found in jobs.values() if not job or _is_of(found[0][1], job)]
     if len(fitting) != 1 and not (fitting and job):
         raise ValueError(_which(folder, jobs, job))
-    # A process that a rank has started may know the job's id without being a rank of it.
+    # A process that a rank has started may have the job's id, but is not a rank of the job.
     ranks: dict[int, Found] = {}
     for path, about in max(fitting, key=lambda found: found[0][1]["world_size"]):
         ranks.setdefault(about["rank"], (path, about))
@@ -91,13 +91,13 @@ def of_job(folder: Path, job: str) -> tuple[list[Found], list[Path]]:
 
 
 def _jobs(folder: Path) -> dict[str, list[Found]]:
-    """The files of each job; of two of a rank, that of the process that came first is first."""
+    """The files of each job; if a rank has two, that of the first process is first."""
     jobs: dict[str, list[Found]] = defaultdict(list)
     names = [path.name for path in folder.iterdir() if _OF_A_RANK.fullmatch(path.name)]
     for name in sorted(names, key=lambda name: (len(name), name)):
         about = trace_file.about(folder / name)
         if about is None or not {"job", "rank", "world_size"} <= about.keys():
-            raise ValueError(f"{folder / name} is no trace of a rank. Hint: move it.")
+            raise ValueError(f"{folder / name} is not the trace of a rank. Hint: move it.")
         jobs[trace_file.job_token(about)].append((folder / name, about))
     return jobs
 
@@ -107,7 +107,7 @@ def _is_of(about: Json, job: str) -> bool:
 
 
 def _which(folder: Path, jobs: dict[str, list[Found]], job: str) -> str:
-    """What is there, where it is not clear which is meant."""
+    """The error that lists the jobs in a folder."""
     sizes = {word: found[0][1]["world_size"] for word, found in jobs.items()}
     said = [f"{word} ({size} rank{'s' * (size > 1)})" for word, size in sizes.items()]
     what = f"no traces of job {job}, but of" if job else "traces of several jobs:"

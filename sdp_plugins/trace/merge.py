@@ -23,7 +23,7 @@ from sdp_plugins.trace.summary import summary
 
 
 class Merged(NamedTuple):
-    """Where the merged trace is, and what it says in numbers."""
+    """Path and summary of the merged trace."""
 
     path: Path
     summary: str
@@ -35,16 +35,16 @@ def merge(folder: str | Path, job: str = "") -> Merged:
     Each rank's file is read twice and none is kept: a million slices do not fit into memory.
 
     Args:
-        folder: Where they are.
-        job: See ``of_job``.
+        folder: The folder of the traces.
+        job: SDP_JOB_ID of the job, or its short name; may be empty if there is only one job.
 
     Raises:
-        FileNotFoundError: No rank has left one.
-        ValueError: It is not clear which job is meant, or a file cannot be read or replaced.
+        FileNotFoundError: The folder has no traces.
+        ValueError: The job is ambiguous, or a file cannot be read or replaced.
     """
     path = Path(folder) / MERGED
     if path.exists() and trace_file.about(path) is None:
-        raise ValueError(f"{path} was written by something else. Hint: move it.")
+        raise ValueError(f"{path} was written by something else. Hint: move the file.")
     found, left = of_job(Path(folder), job)
     traces = [RankTrace.read(one) for one in found]
     offsets = align(traces)
@@ -60,7 +60,7 @@ def merge(folder: str | Path, job: str = "") -> Merged:
 
 
 def described(folder: Path, job: str = "") -> str:
-    """Merge the traces in a folder, and say where the result is and who was late, or why not."""
+    """Merge the traces in a folder; returns path and summary as text, or the error."""
     try:
         merged = merge(folder, job)
     except (OSError, ValueError) as error:
@@ -82,7 +82,7 @@ def _about(traces: list[RankTrace], offsets: dict[str, Offset], origin: float) -
 
 
 def _events(traces: list[RankTrace], verdicts: Verdicts) -> Iterator[Json]:
-    """All ranks' events by one clock, with what they say together."""
+    """All ranks' events by one clock, completed by the comparison."""
     with_trace = {trace.rank for trace in traces}
     for trace in traces:
         for event in trace_file.events(trace.path):

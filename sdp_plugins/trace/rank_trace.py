@@ -1,4 +1,4 @@
-"""What of the ranks' traces is kept in memory: a few numbers of each collective, and the steps."""
+"""The part of a rank's trace kept in memory: a few numbers per collective, and the steps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Stretch = tuple[float, float]
 
 
 class GroupKey(NamedTuple):
-    """A group, equal on all its ranks.
+    """Identifies a group; equal on all of its ranks.
 
     Attributes:
         name: Its name.
-        number: Of the groups of this name and these members, which.
-        members: The job's ranks in it; empty if they are not known.
-        world_size: How many.
+        number: Its number among the groups with this name and these members.
+        members: Its ranks by their numbers in the job; empty if unknown.
+        world_size: Number of ranks.
     """
 
     name: str
@@ -31,21 +31,21 @@ class GroupKey(NamedTuple):
     world_size: int
 
     def in_job(self, rank: int) -> int:
-        """One of its ranks by the number in the job, if that is known."""
+        """The number of a rank in the job, if known."""
         return self.members[rank] if self.members else rank
 
 
 class Operation(NamedTuple):
-    """A collective on one rank; microseconds of its node's clock.
+    """A collective on one rank; times are microseconds of its node's clock.
 
     Attributes:
-        name: What was called.
+        name: The collective.
         begin: When it began to run.
-        end: When it was done.
-        queued: For how long it was called before it ran.
-        waiting: For how long it has waited for others of its node.
-        nbytes: What it moves.
-        failed: Whether it did.
+        end: When it completed.
+        queued: Time from the call until it ran.
+        waiting: Time spent waiting for other ranks of its node.
+        nbytes: Bytes moved.
+        failed: Whether it failed.
     """
 
     name: str
@@ -67,13 +67,13 @@ class RankTrace:
     """One rank's file.
 
     Attributes:
-        path: Where it is.
-        about: What it says of itself.
+        path: Path of the file.
+        about: Its ``otherData``.
         groups: Each group and this rank in it, by the group's label in the file.
-        operations: By group and sequence number.
+        operations: Collectives by group and sequence number.
         steps: The spans called ``step``.
-        first_us: When its first event begins.
-        shift_us: What makes its times those of the merged trace.
+        first_us: Begin of its first event.
+        shift_us: Offset from its times to those of the merged trace.
     """
 
     path: Path
@@ -91,7 +91,7 @@ class RankTrace:
         """Read a rank's trace file.
 
         Raises:
-            ValueError: It is not whole.
+            ValueError: The file is incomplete or invalid.
         """
         path, about = found
         try:
@@ -100,7 +100,7 @@ class RankTrace:
             for event in trace_file.events(path):
                 trace._take(event)
         except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is no trace of a rank: {error!r}") from None
+            raise ValueError(f"{path} is not the trace of a rank: {error!r}") from None
         return trace
 
     def _take(self, event: Json) -> None:
@@ -125,22 +125,22 @@ class RankTrace:
 
     @property
     def rank(self) -> int:
-        """In the job."""
+        """The rank in the job."""
         return int(self.about["rank"])
 
     @property
     def clock(self) -> str:
-        """By which its times are."""
+        """The clock of its times."""
         return str(self.about["clock"])
 
     @property
     def wall_minus_monotonic_us(self) -> float:
-        """Of that clock."""
+        """Wall clock minus that clock, in microseconds."""
         return float(self.about["wall_minus_monotonic_us"])
 
     @property
     def all_operations(self) -> Iterator[Operation]:
-        """Of all groups."""
+        """The collectives of all groups."""
         return (one for group in self.operations.values() for one in group.values())
 
 
@@ -150,11 +150,11 @@ def _group(group: Json) -> tuple[GroupKey, int]:
 
 
 Seen = list[tuple[RankTrace, Operation]]
-"""An operation, as each of the ranks has seen it."""
+"""A collective, as each of the ranks recorded it."""
 
 
 def together(traces: Iterable[RankTrace]) -> Iterator[tuple[GroupKey, int, Seen]]:
-    """Each collective as the ranks have seen it, in the order of groups and sequence numbers."""
+    """Each collective with the ranks' records, in the order of groups and sequence numbers."""
     for key in sorted({key for trace in traces for key in trace.operations}):
         members = [(trace, trace.operations[key]) for trace in traces if key in trace.operations]
         for seq in sorted({seq for _, operations in members for seq in operations}):

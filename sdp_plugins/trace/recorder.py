@@ -30,7 +30,7 @@ MOST_OF_CLOSED_GROUPS = _native.TRACE_EVENTS
 MOST_CLOSED_GROUPS = 1000
 
 Write = Callable[[int, dict[str, Any]], Path]
-"""Writes the trace of a rank; returns where."""
+"""Writes the trace of a rank; returns its path."""
 
 
 @dataclass(eq=False)
@@ -56,7 +56,7 @@ class TracedGroup:
         return RecordedGroup(name, info, self.number, self.label, events, dropped, failure)
 
     def failure_now(self) -> str:
-        """Why the group has failed; a closed group does not say."""
+        """Why the group has failed; unknown for a closed group."""
         error = self.group.native.failure()
         return "" if error is None else str(error)
 
@@ -84,10 +84,10 @@ class TraceRecorder(GroupObserver):
         self._labels: Counter[str] = Counter()
         self._write: Write | None = None
         self._since = (0, 0)
-        self._lasts = False  # until the process ends; otherwise until `stop`
+        self._lasts = False  # records until the process ends; otherwise until `stop`
         self._closed: deque[RecordedGroup] = deque()
         self._spans: deque[Span] = deque(maxlen=MOST_SPANS)
-        self._written = False  # everything recorded so far
+        self._written = False  # whether everything recorded so far is written
         self._forgotten = 0  # number of events of closed groups that were dropped
         self._failures = 0  # number of groups that had failed when the trace was last written
         self._place: Topology | None = None  # according to the launcher
@@ -118,7 +118,7 @@ class TraceRecorder(GroupObserver):
             traced = TracedGroup(group)
             self._open.append(traced)
             if self._write is not None:
-                self._place = place_in_job() or self._place  # a script may have told it since
+                self._place = place_in_job() or self._place  # the script may have set it since
                 self._record(traced)
             elif group.config.trace is not None:
                 self._start(in_folder(group.config.trace), lasts=True)
@@ -133,14 +133,14 @@ class TraceRecorder(GroupObserver):
         traced.group.native.start_trace()
 
     def closing(self, group: OpenGroup) -> None:
-        """Keep why the group failed: it does not say once it is closed."""
+        """Keep why the group failed, which is unknown once it is closed."""
         with self._lock:
             for traced in self._open if self.on else ():
                 if traced.group is group:
                     traced.failure = traced.failure_now()
 
     def closed(self, group: OpenGroup) -> None:
-        """Keep what was recorded; the last group that closes has the trace written."""
+        """Keep the group's record; write the trace when the last group closes."""
         with self._lock:
             for traced in [traced for traced in self._open if traced.group is group]:
                 self._open.remove(traced)
@@ -153,7 +153,7 @@ class TraceRecorder(GroupObserver):
                 self._write_or_warn()
 
     def _keep(self, recorded: RecordedGroup) -> None:
-        """Keep a closed group's events, at the cost of those of groups closed before it."""
+        """Keep a closed group's events, and drop those of groups closed earlier if necessary."""
         self._closed.append(recorded)
         excess = sum(len(kept.events) for kept in self._closed) - MOST_OF_CLOSED_GROUPS
         while excess > 0 or len(self._closed) > MOST_CLOSED_GROUPS:
@@ -171,7 +171,7 @@ class TraceRecorder(GroupObserver):
         if not self.lasts:
             return
         failures = sum(bool(traced.failure_now()) for traced in self._open)
-        if failures > self._failures:  # later operations fail for the same reason
+        if failures > self._failures:  # later operations fail for the same cause
             self._failures = failures
             self._write_or_warn()
 
@@ -187,7 +187,7 @@ class TraceRecorder(GroupObserver):
         with self._lock:
             if self._write is not None:
                 raise RuntimeError(
-                    "a trace is being recorded already. Hint: stop it before, or unset SDP_TRACE."
+                    "a trace is being recorded already. Hint: call stop(), or unset SDP_TRACE."
                 )
             self._start(write, lasts=False)
 
@@ -218,7 +218,7 @@ class TraceRecorder(GroupObserver):
                 self._write = None
 
     def add_span(self, name: str, begin_ns: int, end_ns: int) -> None:
-        """Draw a stretch of the program, by ``time.monotonic_ns()``."""
+        """Add a span of the program; times are those of ``time.monotonic_ns()``."""
         if self.on:
             self._written = False
             self._spans.append(Span(name, begin_ns, end_ns, threading.current_thread().name))
@@ -231,9 +231,9 @@ class TraceRecorder(GroupObserver):
         try:
             with self._lock:
                 self._write_now()
-        except Exception as error:  # a trace must not end what it shows
+        except Exception as error:  # a trace must not end the program
             with suppress(Exception):
-                warnings.warn(f"the trace of this rank is not written: {error}", stacklevel=2)
+                warnings.warn(f"the trace of this rank was not written: {error}", stacklevel=2)
 
     def _write_now(self) -> Path:
         assert self._write is not None
@@ -250,8 +250,8 @@ class TraceRecorder(GroupObserver):
     def _job(self) -> tuple[int, int, str]:
         """This process's rank, and the size and the key of its job.
 
-        A process may have started others after it was launched, which made a group that is larger
-        than its launcher knows.
+        A launched process may have started others, so a group may be larger than the launcher's
+        job.
         """
         (size, rank), place = self._largest, self._place
         if place is None or place.world_size < size:

@@ -1,4 +1,4 @@
-"""SMDDP's profiler: a timeline file of one rank, as SageMaker Debugger reads it."""
+"""SMDDP's profiler: a timeline file per rank, in the format of SageMaker Debugger."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ SUFFIX = "smdataparallel_timeline.json"
 def start_profiler(path: str, append_rank: bool = False) -> None:
     """Record this process's operations, for `stop_profiler` to write.
 
-    Where a trace is being recorded already (``SDP_TRACE``), that one goes on, with a warning.
+    If a trace is being recorded already (``SDP_TRACE``), it continues, with a warning.
 
     Args:
-        path: The file. ``_smdataparallel_timeline.json`` is added unless it ends so.
-        append_rank: Whether ``_00003`` is put before that, so that ranks can give the same path.
+        path: The file. ``_smdataparallel_timeline.json`` is appended unless the path ends with it.
+        append_rank: Whether ``_00003`` is inserted before that, so that ranks can pass one path.
     """
     try:
         trace_recorder.start(timeline(path, append_rank))
@@ -35,7 +35,7 @@ def stop_profiler() -> None:
 
 
 def timeline(path: str, append_rank: bool) -> Write:
-    """Write a file of SMDDP's name."""
+    """Write a file with SMDDP's naming."""
     stem = path.removesuffix(SUFFIX).removesuffix("_")
 
     def write(rank: int, trace: dict[str, Any]) -> Path:
@@ -50,7 +50,7 @@ def timeline(path: str, append_rank: bool) -> Write:
 
 
 def as_debugger_reads(trace: dict[str, Any]) -> list[dict[str, Any]]:
-    """The array form of a trace, whose times count from one that its first event names."""
+    """The array form of a trace; its times are relative to the one in its first event."""
     about, events = trace["otherData"], trace["traceEvents"]
     began_us = about["started_us"]
     epoch = {"start_time_since_epoch_in_micros": int(began_us + about["wall_minus_monotonic_us"])}

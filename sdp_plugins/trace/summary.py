@@ -1,4 +1,4 @@
-"""What a merged trace says in numbers: who was late, and what went on beside the backward pass."""
+"""Summarizes a merged trace: which ranks were late, and how much communication overlapped."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from sdp_plugins.trace.folder import Json
 from sdp_plugins.trace.rank_trace import Operation, RankTrace, Stretch
 
 SMALL = 0.01
-"""A collective with less than this part of a step's bytes carries no gradients: a loss, a flag."""
+"""A collective with a smaller part of a step's bytes is no gradient: a loss, a flag."""
 
 
 def summary(traces: list[RankTrace], verdicts: Verdicts, about: Json) -> str:
-    """Some lines for a terminal.
+    """Summarize a merged trace for a terminal.
 
     Args:
-        traces: By rank.
-        verdicts: Of their collectives.
-        about: What the merged trace says of itself.
+        traces: The traces, by rank.
+        verdicts: The comparison of their collectives.
+        about: ``otherData`` of the merged trace.
     """
     notes = [*_absences(traces, verdicts), *_notes(about)]
     lines = [*_ranks(traces, verdicts), *_steps(traces), *([""] if notes else []), *notes]
@@ -52,7 +52,7 @@ def _ranks(traces: list[RankTrace], verdicts: Verdicts) -> list[str]:
 
 
 def _lateness(verdicts: Verdicts) -> dict[int, list[float]]:
-    """By how much each rank was later than the first one, where it was the last."""
+    """The delays of each rank after the first one, in collectives in which it was last."""
     late: dict[int, list[float]] = defaultdict(list)
     for group in verdicts.values():
         for verdict in group.values():
@@ -62,7 +62,7 @@ def _lateness(verdicts: Verdicts) -> dict[int, list[float]]:
 
 
 def _absences(traces: list[RankTrace], verdicts: Verdicts) -> list[str]:
-    """Which collectives have failed because somebody did not come in time, and who waited."""
+    """The collectives that failed because ranks did not arrive in time, and which rank waited."""
     by_rank = {trace.rank: trace for trace in traces}
     lines = []
     for key, group in verdicts.items():
@@ -74,10 +74,10 @@ def _absences(traces: list[RankTrace], verdicts: Verdicts) -> list[str]:
             what = f"{longest.name} #{seq} of {key.name}"
             waited = f"rank {rank} waited {longest.waiting / 1e3:.1f} ms"
             if verdict.absent:
-                lines.append(f"{absentees(verdict, {*by_rank})} did not come to {what}: {waited}")
-            elif verdict.late_us > longest.waiting:  # whoever waited had given up
+                lines.append(f"{absentees(verdict, {*by_rank})} did not arrive at {what}: {waited}")
+            elif verdict.late_us > longest.waiting:  # the waiting ranks had given up
                 late = f"{verdict.late_us / 1e3:.1f} ms late"
-                lines.append(f"rank {verdict.came[-1]} came to {what} {late}: {waited}")
+                lines.append(f"rank {verdict.came[-1]} arrived at {what} {late}: {waited}")
     return lines
 
 
@@ -86,15 +86,15 @@ def _absences(traces: list[RankTrace], verdicts: Verdicts) -> list[str]:
 
 @dataclass(frozen=True)
 class Overlap:
-    """A rank's steps; microseconds.
+    """A rank's steps; times are microseconds.
 
     Attributes:
-        steps: How many.
-        step: Of one, in the median.
-        running: Of communication in one, in the median.
-        beside: Part of the communication that ran beside the backward pass.
-        moving: As `running`, from when the last rank of the node had come.
-        moving_beside: Part of that beside the backward pass.
+        steps: Number of steps.
+        step: Median duration of a step.
+        running: Median duration of a step's communication.
+        beside: Fraction of the communication that overlapped the backward pass.
+        moving: As `running`, without waiting for other ranks of the node.
+        moving_beside: Fraction of that which overlapped the backward pass.
     """
 
     steps: int
@@ -119,10 +119,10 @@ def _steps(traces: list[RankTrace]) -> list[str]:
 
 
 def overlap(traces: list[RankTrace]) -> dict[int, Overlap]:
-    """How much of the communication of spans called ``step`` went on beside the backward pass.
+    """How much of the communication in spans called ``step`` overlapped the backward pass.
 
-    A bucket of gradients is handed over when its last gradient is there, so the last one to be
-    issued marks the end of the backward pass: what has run before that has run beside it.
+    A bucket is issued when its last gradient is ready, so the last bucket marks the end of the
+    backward pass: communication before it has overlapped.
     """
     found = {}
     for trace in traces:
@@ -139,14 +139,14 @@ def overlap(traces: list[RankTrace]) -> dict[int, Overlap]:
 
 
 def _parts(measured: list[tuple[float, float]]) -> tuple[float, float]:
-    """The median of a step's, and the part of all that ran beside the backward pass."""
+    """The median per step, and the fraction of all that overlapped the backward pass."""
     in_all = sum(all_ for all_, _ in measured)
     beside = sum(beside for _, beside in measured) / in_all if in_all else 0.0
     return median(all_ for all_, _ in measured), beside
 
 
 def _buckets(step: Stretch, operations: list[Operation]) -> list[Operation]:
-    """What carries gradients in a step, of operations in the order in which they were issued."""
+    """The operations of a step that carry gradients; all must be in the order of issue."""
     first, end = (bisect_left(operations, time, key=lambda one: one.issued) for time in step)
     inside = operations[first:end]
     least = SMALL * sum(one.nbytes for one in inside)
@@ -154,14 +154,14 @@ def _buckets(step: Stretch, operations: list[Operation]) -> list[Operation]:
 
 
 def _beside(buckets: list[Operation], *, waiting: bool) -> tuple[float, float]:
-    """How long a step's communication runs, and of it beside the backward pass."""
+    """Duration of a step's communication, and of the part that overlapped the backward pass."""
     last = max(one.issued for one in buckets)
     stretches = [(one.begin + (0.0 if waiting else one.waiting), one.end) for one in buckets]
     return united(stretches), united((begin, min(last, end)) for begin, end in stretches)
 
 
 def united(stretches: Iterable[Stretch]) -> float:
-    """Length of what stretches cover together."""
+    """Length of the union of intervals."""
     covered, reached = 0.0, float("-inf")
     for begin, end in sorted(stretches):
         covered += max(0.0, end - max(begin, reached))
@@ -169,7 +169,7 @@ def united(stretches: Iterable[Stretch]) -> float:
     return covered
 
 
-# ---- what to know of the trace itself -----------------------------------------------------------
+# ---- notes on the trace itself ------------------------------------------------------------------
 
 
 def _notes(about: Json) -> list[str]:

@@ -1,7 +1,7 @@
-"""The file of a trace: its first words say that it is ours, and each event is a line of its own.
+"""The file of a trace: it begins with the format's name, and each event has its own line.
 
-So a launcher can tell it from somebody else's without reading it, and nobody needs a whole one in
-memory. To Perfetto and chrome://tracing it is JSON like any other.
+So a launcher can recognize it without reading it, and the merge needs no whole file in memory. The
+file is valid JSON for Perfetto and chrome://tracing.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def write(path: Path, about: Json, events: Iterable[Json]) -> Path:
     """Write a trace.
 
     Args:
-        path: Where.
-        about: What ``otherData`` says.
-        events: Of the trace.
+        path: Path of the file.
+        about: Its ``otherData``.
+        events: Its events.
     """
     head = {"otherData": {"format": FORMAT, **about}, "displayTimeUnit": "ms"}
     with replacing(path) as file:
@@ -41,7 +41,7 @@ def write(path: Path, about: Json, events: Iterable[Json]) -> Path:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """Write a file that is whole as soon as it is there; its folder is made."""
+    """Write a file that appears only when it is complete; makes its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -55,7 +55,7 @@ def replacing(path: Path) -> Iterator[TextIO]:
 
 
 def about(path: Path) -> Json | None:
-    """What ``otherData`` says; None if the file is not ours, or cannot be read."""
+    """``otherData`` of a trace; None if the file is not a trace or cannot be read."""
     try:
         with path.open() as file:
             if file.read(len(_BEGIN)) != _BEGIN:
@@ -68,16 +68,16 @@ def about(path: Path) -> Json | None:
 
 
 def job_token(about: Json) -> str:
-    """A short word for the job that a rank's trace is of."""
+    """A short name for the job of a trace."""
     job = f"{about['job']} {about['world_size']}"
     return hashlib.sha256(job.encode()).hexdigest()[:8]
 
 
 def events(path: Path) -> Iterator[Json]:
-    """The events of a file of ours, one after the other.
+    """The events of a trace, one after the other.
 
     Raises:
-        ValueError: It is cut short, or was changed.
+        ValueError: The file is truncated or was changed.
     """
     with path.open() as file:
         file.readline()
@@ -85,4 +85,4 @@ def events(path: Path) -> Iterator[Json]:
             if line.startswith(_END):
                 return
             yield json.loads(line.rstrip(",\n"))
-    raise ValueError("it is cut short")
+    raise ValueError("the file is truncated")

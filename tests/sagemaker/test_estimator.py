@@ -256,8 +256,8 @@ def test_distributions_that_the_sdk_refuses(name: str, text: str) -> None:
     [
         ({"distribution": []}, "must be a dictionary"),
         ({"distribution": {"smdistribute": {}}}, "Invalid distribution strategy"),
-        ({"distribution": {"parameter_server": {"enabled": True}}}, "not played on this machine"),
-        ({"distribution": {"smdistributed": {"modelparallel": {}}}}, "not played on this machine"),
+        ({"distribution": {"parameter_server": {"enabled": True}}}, "not supported on this"),
+        ({"distribution": {"smdistributed": {"modelparallel": {}}}}, "not supported on this"),
         ({"distribution": {**DATA_PARALLEL, "mpi": {"enabled": True}}}, "more than 1"),
         ({"instance_type": "ml.c5.xlarge"}, "not on this machine"),
         ({"instance_count": 0}, "1 or more"),

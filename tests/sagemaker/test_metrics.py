@@ -47,8 +47,8 @@ def test_the_values_of_a_job(tmp_path: Path, capfd: pytest.CaptureFixture[str]) 
     assert capfd.readouterr().out.splitlines()[-4:] == [
         "metric 'loss': last value 0.25, 3 in all",
         "metric 'valid': last value 0.5, 1 in all",
-        "metric 'accuracy': no value; not counted, since no number: 3, such as 'high'",
-        "metric 'other': no line of the output has matched",
+        "metric 'accuracy': no value; 3 matches are not numbers, such as 'high'",
+        "metric 'other': no line of the output matched",
     ]
     estimator.fit(logs=False)
     assert estimator.metrics == values  # of the last job alone
@@ -68,7 +68,7 @@ def test_a_job_that_fails_has_values_too(tmp_path: Path) -> None:
     [
         ([{"Name": "loss", "Regex": "loss=("}], r"metric 'loss': Regex 'loss=\(' cannot be used: "),
         ([{"Name": "loss", "Regex": "loss"}], "has no group for the value. Hint: "),
-        ([{"Name": "loss"}], "has to have Name and Regex"),
+        ([{"Name": "loss"}], "must have Name and Regex"),
         ([{"Name": "", "Regex": "(x)"}], "1 to 255"),
         ([{"Name": "loss", "Regex": "(" + "x" * 500 + ")"}], "1 to 500"),
         ({"loss": "(x)"}, "must be a list"),

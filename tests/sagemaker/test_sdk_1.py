@@ -34,5 +34,5 @@ def test_one_that_is_set_later() -> None:
 
 
 def test_one_that_is_false() -> None:
-    with pytest.raises(ValueError, match="2 hosts would each run all of it"):
+    with pytest.raises(ValueError, match="2 hosts would each run the whole job"):
         PyTorch(entry_point="show.py", instance_count=2, hyperparameters={ENABLED: False})

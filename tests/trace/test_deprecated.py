@@ -38,4 +38,4 @@ def test_the_command_that_merged(tmp_path: Path) -> None:
     deprecated, *errors = old.stderr.splitlines()
     assert "use python -m sdp_plugins.trace merge" in deprecated
     assert (errors, old.returncode) == (new.stderr.splitlines(), 1)
-    assert "is no trace of a rank" in errors[0]
+    assert "is not the trace of a rank" in errors[0]

@@ -76,7 +76,7 @@ def test_a_file_of_somebody_else_s_is_not_replaced(tmp_path: Path, name: str) ->
     with pytest.raises(ValueError, match=rf"{name} there was written by something else. Hint: "):
         prepared(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {name, "rank-00001.json"}
-    with pytest.raises(ValueError, match=rf"{name} (was written|is no trace)"):
+    with pytest.raises(ValueError, match=rf"{name} (was written|is not the trace)"):
         merge(tmp_path)
     assert (tmp_path / name).read_text() == '{"traceEvents": []}'
 
@@ -191,14 +191,14 @@ def test_who_did_not_come_is_named_as_in_the_job(tmp_path: Path) -> None:
     write(tmp_path, 1, [collective(1, 0, 10), failed], world_size=3, groups=groups)
     event = by_rank(merged(tmp_path))[1][1]
     assert event["args"]["did not come"] == "rank 2 (no trace)"
-    line = "rank 2 (no trace) did not come to all_reduce #2 of default: rank 1 waited 5.0 ms"
+    line = "rank 2 (no trace) did not arrive at all_reduce #2 of default: rank 1 waited 5.0 ms"
     assert line in said(tmp_path).splitlines()
 
 
 def test_who_came_when_the_others_had_given_up(tmp_path: Path) -> None:
     write(tmp_path, 0, [collective(1, 0, 5020, waiting_us=5000.0, failed="a time-out")])
     write(tmp_path, 1, [collective(1, 6000, 6010)])
-    line = "rank 1 came to all_reduce #1 of default 6.0 ms late: rank 0 waited 5.0 ms"
+    line = "rank 1 arrived at all_reduce #1 of default 6.0 ms late: rank 0 waited 5.0 ms"
     assert line in said(tmp_path).splitlines()
 
 
@@ -241,15 +241,15 @@ def test_what_cannot_be_merged(tmp_path: Path) -> None:
         merge(tmp_path)
     write(tmp_path, 0, [])
     (tmp_path / "rank-00001.json").write_text('{"traceEvents": [{"ph": "X"}]}')
-    with pytest.raises(ValueError, match=r"rank-00001.json is no trace"):
+    with pytest.raises(ValueError, match=r"rank-00001.json is not the trace"):
         merge(tmp_path)
     write(tmp_path, 1, [{"ph": "X", "ts": 0, "dur": 1}])
-    with pytest.raises(ValueError, match=r"rank-00001.json is no trace of a rank: KeyError"):
+    with pytest.raises(ValueError, match=r"rank-00001.json is not the trace of a rank: KeyError"):
         merge(tmp_path)
     write(tmp_path, 1, [])
     whole = (tmp_path / "rank-00001.json").read_text()
     (tmp_path / "rank-00001.json").write_text(whole.rpartition("]")[0])
-    with pytest.raises(ValueError, match=r"rank-00001.json .*cut short"):
+    with pytest.raises(ValueError, match=r"rank-00001.json .*truncated"):
         merge(tmp_path)
 
 
