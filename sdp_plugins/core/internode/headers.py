@@ -213,5 +213,5 @@ def _pack(operation: Operation) -> bytes:
 
 def _title(header: bytes, global_ranks: list[int]) -> str:
     seq, op, dtype, reduce_op, root, layout, _, count = _HEADER.unpack(header)
-    fields = (op, dtype, reduce_op, 0, root, -1, 0, layout, count, seq)
+    fields = (op, dtype, reduce_op, root, -1, 0, layout, count, seq)
     return _native.OpSignature.of(fields).title(global_ranks)
