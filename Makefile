@@ -200,7 +200,7 @@ fuzz: venv $(BUILD)/address
 
 bench: venv
 	$(call say,all_reduce)
-	$(BIN)/python -m sdp_plugins.bench all_reduce $(ARGS)
+	$(BIN)/python -m benchmarks all_reduce $(ARGS)
 
 lint: venv
 	$(call say,ruff codespell clang-format)

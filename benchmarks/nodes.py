@@ -10,14 +10,14 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from benchmarks import machine
+from benchmarks.libraries import LibrarySpec
+from benchmarks.mpi import MpiInstall
+from benchmarks.results import Progress, Report
+from benchmarks.runner import LibraryJobs, Plan, measure
 from benchmarks.testbed import start
 from benchmarks.testbed.network import Network, Traffic
-from sdp_plugins.bench import machine
-from sdp_plugins.bench.libraries import LibrarySpec
-from sdp_plugins.bench.mpi import MpiInstall
-from sdp_plugins.bench.results import Progress, Report
-from sdp_plugins.bench.runner import LibraryJobs, Plan, measure
-from sdp_plugins.bench.units import format_size
+from benchmarks.units import format_size
 
 DTYPE = "float32"
 COUNTED_CALLS = 4

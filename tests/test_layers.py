@@ -46,10 +46,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "sagemaker": ({"launch"}, {"sagemaker"}),
     # SageMaker's SDK puts it beside modules of its own.
     "sagemaker/driver": (set(), {"common", "distributed_drivers"}),
-    "bench": (
-        {"core", "torch", "keras", "launch"},
-        {"numpy", "torch", "tensorflow", "jax", "keras", "mpi4py", "typer", "rich", "matplotlib"},
-    ),
+    "bench": (set(), set()),  # deprecated: it runs benchmarks/, beside the package
     "_activate": ({"core", "torch", "lightning", "huggingface"}, {"torch", "wrapt"}),
 }
 # Imports that only some jobs reach: see `test_nothing_is_loaded_before_it_is_needed`.
@@ -81,8 +78,6 @@ ENVIRONMENT = {
     "sagemaker/process.py": "prepares the ranks' environment",
     "sagemaker/rank.py": "becomes the script, which finds SageMaker's variables",
     "sagemaker/driver/smddp_driver.py": "is told by it what to start",
-    "bench/keras_task.py": "sets what Keras and TensorFlow read when they are imported",
-    "bench/job.py": "prepares the ranks' environment",
     "lightning/launcher.py": "marks the processes that Lightning starts",
     "lightning/parent_watch.py": "finds that mark",
     "lightning/environment.py": "takes the address that the launcher has set",

@@ -8,12 +8,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from benchmarks import options
+from benchmarks.options import Json, Markdown
 from benchmarks.predict import table
 from benchmarks.predict.costs import with_options
 from benchmarks.predict.gradients import MODELS, sizes_of
 from benchmarks.predict.simulation import Setting, run, scales
-from sdp_plugins.bench import options
-from sdp_plugins.bench.options import Json, Markdown
 
 
 def predict(

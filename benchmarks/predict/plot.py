@@ -11,8 +11,8 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 from matplotlib.ticker import NullLocator, PercentFormatter
 
+from benchmarks.plot import COLOURS, MARKERS
 from benchmarks.predict.simulation import Row, Setting
-from sdp_plugins.bench.plot import COLOURS, MARKERS
 from sdp_plugins.core.internode.costs import Costs
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from benchmarks.predict.gradients import buckets, sizes_of
 from benchmarks.predict.simulation import Row, Setting
-from sdp_plugins.bench.units import format_size
+from benchmarks.units import format_size
 from sdp_plugins.core.internode.costs import Costs
 from sdp_plugins.core.internode.plan import Algorithm, Plan
 

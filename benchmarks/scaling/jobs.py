@@ -8,13 +8,13 @@ from contextlib import ExitStack
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.ddp_variants import NO_COMM
+from benchmarks.job import Job, JobSpec
+from benchmarks.mpi import MpiInstall
+from benchmarks.results import step_us
 from benchmarks.scaling.plan import WORKLOADS, ScalingPlan
 from benchmarks.testbed import start
 from benchmarks.testbed.network import Network
-from sdp_plugins.bench.ddp_variants import NO_COMM
-from sdp_plugins.bench.job import Job, JobSpec
-from sdp_plugins.bench.mpi import MpiInstall
-from sdp_plugins.bench.results import step_us
 
 TASK = "benchmarks.scaling.task:ScalingTask"
 GLOO, SMDDP = "gloo", "smddp"

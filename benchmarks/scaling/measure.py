@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import machine
+from benchmarks.ddp import WARM_UP_STEPS
+from benchmarks.ddp_variants import NO_COMM
+from benchmarks.mpi import MpiInstall
 from benchmarks.nodes import Layout, payload
+from benchmarks.results import Measurement, Progress, Report
 from benchmarks.scaling.jobs import GLOO, VariantJobs
 from benchmarks.scaling.link_speed import Trial, search
 from benchmarks.scaling.plan import ScalingPlan
 from benchmarks.testbed.network import Network
-from sdp_plugins.bench import machine
-from sdp_plugins.bench.ddp import WARM_UP_STEPS
-from sdp_plugins.bench.ddp_variants import NO_COMM
-from sdp_plugins.bench.mpi import MpiInstall
-from sdp_plugins.bench.results import Measurement, Progress, Report
 
 WARM_UP_GBIT = 1.0
 SEARCH_STEPS = 3

@@ -19,7 +19,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 WORKLOADS = {
-    "bert": "sdp_plugins.bench.bert:Workload",
+    "bert": "benchmarks.bert:Workload",
     "detection": "benchmarks.scaling.detection:Workload",
 }
 

@@ -8,13 +8,13 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from benchmarks import machine
+from benchmarks.ddp import share
+from benchmarks.ddp_variants import NO_COMM
+from benchmarks.results import SCHEMA, Measurement, Report
 from benchmarks.scaling.link_speed import HIGH, LOW
 from benchmarks.scaling.measure import Row
-from sdp_plugins.bench import machine
-from sdp_plugins.bench.ddp import share
-from sdp_plugins.bench.ddp_variants import NO_COMM
-from sdp_plugins.bench.results import SCHEMA, Measurement, Report
-from sdp_plugins.bench.table import spread
+from benchmarks.table import spread
 
 
 def scaling_table(rows: Sequence[Row], rounds: int) -> Table:

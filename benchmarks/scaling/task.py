@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from sdp_plugins.bench.ddp_task import DdpTask
+from benchmarks.ddp_task import DdpTask
 
 
 class ScalingTask(DdpTask):

@@ -10,9 +10,9 @@ import tempfile
 import time
 from collections.abc import Sequence
 
+from benchmarks.mpi import MpiInstall
 from benchmarks.testbed import start
 from benchmarks.testbed.network import Network
-from sdp_plugins.bench.mpi import MpiInstall
 
 END_LIMIT_S = 5.0
 

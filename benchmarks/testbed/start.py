@@ -8,9 +8,9 @@ import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from benchmarks.job import Command, Start
+from benchmarks.mpi import MpiInstall
 from benchmarks.testbed.network import INTERFACE, Network
-from sdp_plugins.bench.job import Command, Start
-from sdp_plugins.bench.mpi import MpiInstall
 
 PORT = 29500
 

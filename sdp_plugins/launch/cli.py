@@ -258,7 +258,6 @@ def check_local(exported: Sequence[str] | None, mpirun: str | None) -> None:
 PROGRAMS = {
     "trace": ("sdp_plugins.trace.merge", "Merge the ranks' traces into one timeline."),
     "flight": ("sdp_plugins.flight", "Show which ranks of a job wait for which others."),
-    "bench": ("sdp_plugins.bench", "Measure collectives and training steps."),
 }
 """Subcommands that run other modules: the module, also for `python -m`, and its help text."""
 

@@ -53,7 +53,7 @@ def test_models_have_as_many_parameters_as_their_originals(model, parameters):
 def test_buckets_are_those_of_ddp(model):
     torch = pytest.importorskip("torch")
     if model == "small":
-        from sdp_plugins.bench import bert
+        from benchmarks import bert
 
         tensors = [p.detach() for p in bert.build(0, layers=4, width=256).parameters()]
         sizes = [tensor.nbytes for tensor in tensors]

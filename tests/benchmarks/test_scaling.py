@@ -14,15 +14,15 @@ from typer.testing import CliRunner
 
 from benchmarks.cli import app
 from benchmarks.nodes import Layout
+from benchmarks.results import Measurement, Report
 from benchmarks.scaling import link_speed, measure, plan, table
 from benchmarks.scaling.link_speed import AIM, CLOSE_ENOUGH, GBIT, MOST_TRIES, Trial
 from benchmarks.testbed import network, sandbox
-from sdp_plugins.bench.results import Measurement, Report
 from tests.ranks import HANG_S
 
 torch = pytest.importorskip("torch")
+from benchmarks import bert, ddp_task  # noqa: E402
 from benchmarks.scaling import detection  # noqa: E402  these import torch
-from sdp_plugins.bench import bert, ddp_task  # noqa: E402
 
 reason = sandbox.reason_against()
 PAYLOAD = 40e6

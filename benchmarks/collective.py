@@ -1,0 +1,107 @@
+"""In a rank: times one operation of one library."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks import values
+from benchmarks.libraries.base import Library, Place, UnsupportedError
+
+WARM_UP = 2  # untimed calls after every refill: they absorb the ranks' skew
+PREPARING_CALLS = 5
+
+
+class CollectiveTask:
+    """The commands that `runner` gives to the ranks of a library."""
+
+    def __init__(self, place: Place, target: str, options: dict[str, Any]) -> None:
+        module, name = target.split(":")
+        self.place = place
+        self.library: Library = getattr(importlib.import_module(module), name)(place, **options)
+        self.operation = ""
+        self.dtype = "float32"
+
+    def version(self) -> str:
+        """The library's version."""
+        return self.library.version
+
+    def prepare(self, operation: str, dtype: str, count: int) -> dict[str, Any]:
+        """Take a buffer, check one result against its closed form, warm up.
+
+        Returns:
+            `seconds` that a call took, or `unsupported`: why the library cannot do this.
+        """
+        self.operation, self.dtype = operation, dtype
+        try:
+            self.library.allocate(count, dtype)
+            call = self.library.operation(operation)
+        except UnsupportedError as reason:
+            return {"unsupported": str(reason)}
+        self._refill()
+        call()
+        self._check(1, stride=1)
+        self._refill()
+        samples = timed(call, PREPARING_CALLS)
+        return {"seconds": min(samples[1:]) / 1e9}
+
+    def burst(self, iterations: int) -> list[int]:
+        """Nanoseconds of every one of `iterations` calls, made back to back."""
+        call = self.library.operation(self.operation)
+        length = values.run_length(self.dtype, self.place.ranks)
+        length = max(1, (length if self._holds_sum() else iterations + WARM_UP) - WARM_UP)
+        samples: list[int] = []
+        while len(samples) < iterations:
+            self._refill()
+            for _ in range(WARM_UP):
+                call()
+            n = min(length, iterations - len(samples))
+            samples += timed(call, n)
+            self._check(WARM_UP + n, stride=61)
+        return samples
+
+    def repeat(self, times: int) -> None:
+        """Make calls that are counted, not timed."""
+        call = self.library.operation(self.operation)
+        self._refill()
+        for _ in range(times):
+            call()
+
+    def path(self) -> str:
+        """How the last operation travelled."""
+        return self.library.path()
+
+    def close(self) -> None:
+        """Leave the group."""
+        self.library.close()
+
+    def _holds_sum(self) -> bool:
+        return self.library.reduces and self.operation == "all_reduce"
+
+    def _refill(self) -> None:
+        if self._holds_sum():
+            values.fill(self.library.view(), self.dtype, self.place.rank)
+
+    def _check(self, times: int, stride: int) -> None:
+        if self._holds_sum():
+            values.check(self.library.view(), self.dtype, self.place.ranks, times, stride)
+
+
+def timed(call: Callable[[], object], iterations: int) -> list[int]:
+    """Nanoseconds of each call; the garbage collector waits until the end."""
+    clock = time.perf_counter_ns
+    samples = [0] * iterations
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for i in range(iterations):
+            start = clock()
+            call()
+            samples[i] = clock() - start
+    finally:
+        if collecting:
+            gc.enable()
+    return samples

@@ -1,0 +1,44 @@
+"""In a rank: times collectives of torch.distributed over several backends in one job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+from benchmarks.c10d_calls import Call, make
+from benchmarks.collective import timed
+from benchmarks.libraries.base import Place
+from benchmarks.torch_groups import group_over, join
+
+WARM_UP = 2
+
+
+class CollectivesTask:
+    """The commands that `collectives` gives to its ranks.
+
+    Args:
+        place: Where this rank stands.
+        backends: A group over each.
+    """
+
+    def __init__(self, place: Place, backends: list[str]) -> None:
+        join(place)
+        self.groups: dict[str, Any] = {name: group_over(name) for name in backends}
+        self.calls: dict[str, Call] = {}
+
+    def prepare(self, operation: str, nbytes: int) -> None:
+        """Take tensors for every backend."""
+        self.calls = {name: make(operation, group, nbytes) for name, group in self.groups.items()}
+
+    def burst(self, backend: str, iterations: int) -> list[int]:
+        """Nanoseconds of each of so many calls, back to back."""
+        call = self.calls[backend]
+        for _ in range(WARM_UP):
+            call()
+        return timed(call, iterations)
+
+    def close(self) -> None:
+        """Leave all groups."""
+        self.calls.clear()
+        dist.destroy_process_group()

@@ -1,0 +1,79 @@
+"""In a rank: trains one copy of a model per backend, each sharded by FSDP2."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+
+from benchmarks import bert
+from benchmarks.ddp_task import OPTIMIZERS
+from benchmarks.libraries.base import Place
+from benchmarks.torch_groups import group_over, join
+
+
+class Sharded:
+    """A model whose layers are sharded over one group, and its optimizer."""
+
+    def __init__(self, group: Any, workload: bert.Workload, optimizer: str) -> None:
+        self.workload = workload
+        self.model = workload.build()
+        mesh = DeviceMesh.from_group(group, "cpu")
+        for layer in self.model.encoder.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(self.model, mesh=mesh)
+        self.optimizer = OPTIMIZERS[optimizer](self.model.parameters(), lr=1e-4)
+        self.done = 0
+
+    def step(self, rank: int) -> float:
+        """One training step; its seconds, without making up the batch."""
+        batch = self.workload.batch(self.done, rank)
+        start = time.perf_counter()
+        self.model(*batch).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.done += 1
+        return time.perf_counter() - start
+
+    def shards(self) -> torch.Tensor:
+        """This rank's part of all weights, as one vector."""
+        tensors: Any = self.model.parameters()
+        return torch.cat([tensor.to_local().detach().flatten() for tensor in tensors])
+
+
+class FsdpTask:
+    """The commands that `fsdp` gives to its ranks.
+
+    Args:
+        place: Where this rank stands.
+        variants: Backends.
+        setting: `rows`, `tokens`, `optimizer` and `model`.
+    """
+
+    def __init__(self, place: Place, variants: list[str], setting: dict[str, Any]) -> None:
+        self.place = place
+        join(place)
+        workload, optimizer = bert.Workload(setting), setting["optimizer"]
+        self.models = {name: Sharded(group_over(name), workload, optimizer) for name in variants}
+
+    def parameters(self) -> int:
+        """Of the whole model."""
+        return sum(p.numel() for p in next(iter(self.models.values())).model.parameters())
+
+    def train(self, variant: str, steps: int) -> list[float]:
+        """Seconds of each step."""
+        return [self.models[variant].step(self.place.rank) for _ in range(steps)]
+
+    def difference(self, one: str, other: str) -> float:
+        """The largest between the weights of two backends after the same steps, on this rank."""
+        a, b = self.models[one].shards(), self.models[other].shards()
+        return (a - b).abs().max().item()
+
+    def close(self) -> None:
+        """Leave all groups."""
+        self.models.clear()
+        dist.destroy_process_group()

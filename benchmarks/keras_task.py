@@ -1,0 +1,145 @@
+"""In a rank: trains a Keras model in one of several ways."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import numpy as np
+
+from benchmarks.libraries.base import Place
+from sdp_plugins.core.fused import FusedAllReduce
+
+FEATURES, OUTPUTS = 1024, 208
+WARM_UP_STEPS = 2
+
+
+class KerasTask:
+    """The commands that `keras` gives to its ranks.
+
+    Args:
+        place: Where this rank stands.
+        backend: Keras' backend.
+        layers: Hidden ones.
+        width: Of the hidden layers.
+        rows: Of the global batch.
+        workers: Addresses of the ranks, for MultiWorkerMirroredStrategy; none: it is not measured.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        backend: str,
+        layers: int,
+        width: int,
+        rows: int,
+        workers: list[str],
+    ) -> None:
+        os.environ.update(KERAS_BACKEND=backend, TF_CPP_MIN_LOG_LEVEL="3", JAX_PLATFORMS="cpu")
+        self.place, self.rows, self._layers, self._width = place, rows, layers, width
+        self._strategy: Any = None
+        scopes = {"mwms": self._mirrored(workers)} if workers else self._ours()
+        self._models = {way: self._build(scope) for way, scope in scopes.items()}
+
+    def parameters(self) -> int:
+        """Of the model."""
+        return int(next(iter(self._models.values())).count_params())
+
+    def run(self, way: str, steps: int) -> list[float]:
+        """Seconds of each step; all ranks begin together."""
+        if way == "alone":
+            return self._communicate(steps)
+        rows = self.rows // self.place.ranks if way == "no_comm" else self.rows
+        count = rows * (steps + WARM_UP_STEPS)
+        random = np.random.default_rng(1)
+        x = random.random((count, FEATURES), np.float32)
+        y = random.random((count, OUTPUTS), np.float32)
+        timer = _timer()
+        if self._strategy is not None:
+            self._strategy.group.barrier()
+        self._models[way].fit(
+            x, y, batch_size=rows, shuffle=False, verbose=0, callbacks=[timer], epochs=1
+        )
+        return list(timer.seconds[WARM_UP_STEPS:])
+
+    def close(self) -> None:
+        """Leave."""
+        if self._strategy is not None:
+            self._strategy.close()
+
+    def _communicate(self, steps: int) -> list[float]:
+        """Of averaging tensors like the gradients."""
+        sizes = [tuple(v.shape) for v in self._models["smddp"].trainable_variables]
+        gradients = [np.ones(size, np.float32) for size in reversed(sizes)]
+        reduce, seconds = FusedAllReduce(self._strategy.group), []
+        for _ in range(steps + WARM_UP_STEPS):
+            self._strategy.group.barrier()
+            begin = time.perf_counter()
+            reduce(gradients, "avg")
+            seconds.append(time.perf_counter() - begin)
+        return seconds[WARM_UP_STEPS:]
+
+    def _ours(self) -> dict[str, AbstractContextManager[Any]]:
+        from sdp_plugins.keras import SMDDPStrategy
+
+        self._strategy = SMDDPStrategy()
+        return {"no_comm": nullcontext(), "smddp": self._strategy.scope()}
+
+    def _mirrored(self, workers: list[str]) -> AbstractContextManager[Any]:
+        task = {"type": "worker", "index": self.place.rank}
+        os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": workers}, "task": task})
+        import tensorflow as tf
+        from keras.src.backend.tensorflow import trainer
+
+        strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        # With this strategy fit ends with an error (keras#20585): Keras reduces a first batch, to
+        # build the model, and the logs, in ways that TensorFlow refuses. Here neither is done.
+        trainer.TensorFlowTrainer._maybe_symbolic_build = lambda *args, **kwargs: None
+        trainer._collective_all_reduce_multi_worker = lambda strategy: False
+        scope: AbstractContextManager[Any] = strategy.scope()
+        return scope
+
+    def _build(self, scope: AbstractContextManager[Any]) -> Any:
+        import keras
+
+        with scope:
+            hidden = [keras.layers.Dense(self._width, "relu") for _ in range(self._layers)]
+            model = keras.Sequential(
+                [keras.Input((FEATURES,)), *hidden, keras.layers.Dense(OUTPUTS)]
+            )
+            model.compile(keras.optimizers.SGD(0.01), "mse")
+        return model
+
+
+def _timer() -> Any:
+    import keras
+
+    class Timer(keras.callbacks.Callback):  # type: ignore[misc]
+        """Seconds of each step; JAX has to be waited for."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.seconds: list[float] = []
+            self._begin = 0.0
+
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            self._begin = time.perf_counter()
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            _wait()(logs)
+            self.seconds.append(time.perf_counter() - self._begin)
+
+    return Timer()
+
+
+def _wait() -> Callable[[Any], Any]:
+    if os.environ["KERAS_BACKEND"] == "jax":
+        import jax
+
+        wait: Callable[[Any], Any] = jax.block_until_ready
+        return wait
+    return lambda logs: None

@@ -1,0 +1,76 @@
+"""The core without any framework: Group.all_reduce on NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+import sdp_plugins
+from benchmarks.libraries.base import Place, UnsupportedError
+from benchmarks.values import itemsize, storage
+from sdp_plugins.core import Buffer, DType, Group
+from sdp_plugins.core.internode.spanning_group import SpanningGroup
+
+
+class Core:
+    """One Group; its buffer lies in memory of the group or in a plain array."""
+
+    reduces = True
+
+    def __init__(
+        self,
+        place: Place,
+        *,
+        registered: bool = True,
+        traced: bool = False,
+        recorded: bool = True,
+    ) -> None:
+        self.registered = registered
+        self.version = f"sdp_plugins {sdp_plugins.__version__}"
+        self.array = np.empty(0)
+        self.dtype = "float32"
+        self.group = Group.from_env(name="bench")
+        found = (self.group.rank, self.group.world_size)
+        if found != (place.rank, place.ranks):
+            raise RuntimeError(f"Group.from_env took this for rank {found[0]} of {found[1]}")
+        native = self.group._native
+        here = native.native if isinstance(native, SpanningGroup) else native
+        here.set_recording(recorded)
+        if traced:
+            here.start_trace()
+
+    def allocate(self, count: int, dtype: str) -> None:
+        """Drop the former buffer first: its memory belongs to the group."""
+        self.array, self.dtype = np.empty(0), dtype
+        if self.registered:
+            memory = self.group.allocate(count * itemsize(dtype))
+            self.array = np.frombuffer(memory, storage(dtype))
+        else:
+            self.array = np.zeros(count, storage(dtype))
+
+    def view(self) -> NDArray:
+        """The array itself."""
+        return self.array
+
+    def operation(self, name: str) -> Callable[[], object]:
+        """The Group's method."""
+        if name == "barrier":
+            return self.group.barrier
+        if name != "all_reduce":
+            raise UnsupportedError(f"core: no {name}")
+        if self.dtype != "bfloat16":
+            return partial(self.group.all_reduce, self.array)
+        buffer = Buffer(self.array.ctypes.data, self.array.size, DType.bfloat16, self.array)
+        return partial(self.group.all_reduce, buffer)
+
+    def path(self) -> str:
+        """What the group says."""
+        return self.group.last_path
+
+    def close(self) -> None:
+        """Leave."""
+        self.array = np.empty(0)
+        self.group.close()
