@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -20,10 +20,9 @@ import pytest
 
 from sdp_plugins.core import SdpError
 from sdp_plugins.core.rank_names import RankNames
-from sdp_plugins.core.rendezvous import bootstrap_root, connect, mesh_peer
+from sdp_plugins.core.rendezvous import bootstrap_client, bootstrap_root, connect, mesh_peer
 from sdp_plugins.core.rendezvous.bootstrap_address import listen, root_addresses
 from sdp_plugins.core.rendezvous.bootstrap_client import join
-from sdp_plugins.core.rendezvous.bootstrap_frames import Hello
 from sdp_plugins.core.rendezvous.bootstrap_root import BootstrapRoot
 from sdp_plugins.core.rendezvous.context import RendezvousContext
 from sdp_plugins.core.rendezvous.deadline import Deadline
@@ -57,25 +56,11 @@ def garbled(draw: random.Random) -> Iterator[None]:
     def packet(sock: Any, data: bytes, fd: int = -1) -> tuple[Any, ...]:
         return sock, message(data)[:30000], draw.choice((fd, fd, fd, -1, 0))
 
-    pack = Hello.pack
-
-    def hello(self: Hello) -> bytes:
-        packed = pack(self)
-        return message(packed) if threading.current_thread().name == LIAR else packed
-
-    def made(make: Callable[..., bytes]) -> Callable[..., bytes]:
-        def call(*args: Any) -> bytes:
-            frame = make(*args)
-            return message(frame) if threading.current_thread().name == LIAR else frame
-
-        return call
-
-    with (
-        mock.patch.object(mesh_peer, "send_message", lying(mesh_peer.send_message, packet)),
-        mock.patch.object(Hello, "pack", hello),
-        mock.patch.object(bootstrap_root, "pack_table", made(bootstrap_root.pack_table)),
-        mock.patch.object(bootstrap_root, "pack_frame", made(bootstrap_root.pack_frame)),
-    ):
+    modules = (mesh_peer, bootstrap_root, bootstrap_client)
+    with ExitStack() as stack:
+        for module in modules:
+            lie = lying(module.send_message, packet)
+            stack.enter_context(mock.patch.object(module, "send_message", lie))
         yield
 
 

@@ -23,17 +23,20 @@ from sdp_plugins.core.errors import (
 )
 from sdp_plugins.core.rendezvous import EnvExchange
 from sdp_plugins.core.rendezvous.bootstrap_address import root_addresses
-from sdp_plugins.core.rendezvous.bootstrap_frames import (
+from sdp_plugins.core.rendezvous.bootstrap_messages import (
     MAX_BLOB_NBYTES,
-    FrameError,
-    FrameKind,
-    FrameReader,
     Hello,
-    pack_frame,
     pack_table,
     unpack_table,
 )
 from sdp_plugins.core.rendezvous.failure import Kind, Reason
+from sdp_plugins.core.rendezvous.messages import (
+    MAX_NBYTES,
+    MessageKind,
+    Packet,
+    pack_message,
+    receive_message,
+)
 from sdp_plugins.core.topology import Topology
 from tests.core.failing import NOTICE_S
 from tests.core.rendezvous_cases import (
@@ -250,7 +253,7 @@ def orphaned_listener(address: bytes) -> Iterator[None]:
     child = os.fork()
     if child == 0:
         os.close(end)
-        listener = socket.socket(socket.AF_UNIX)
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         listener.bind(address)
         listener.listen()
         if os.fork() == 0:
@@ -383,7 +386,7 @@ def test_other_version_fails_on_all(start_pooled: Start) -> None:
     with start_pooled(2, exchange_only_but_one, 1) as ranks:
         hear(ranks, 0)
         with closing(knock(addresses(ranks.environment)[0])) as sock:
-            sock.send(struct.pack("<4sHHI", b"SDPR", 999, 1, 4) + b"abcd")
+            sock.send(struct.pack("<4sHH", b"SDPL", 999, 4) + b"abcd")
             error = error_of(ranks, 0)
             assert type(error) is RendezvousError
             assert "version 999" in str(error)
@@ -392,7 +395,7 @@ def test_other_version_fails_on_all(start_pooled: Start) -> None:
 
 def knock(address: bytes) -> socket.socket:
     """Connect as soon as somebody listens."""
-    sock = socket.socket(socket.AF_UNIX)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sock.settimeout(HANG_S)
     for _ in range(1000):
         try:
@@ -409,11 +412,10 @@ def knock(address: bytes) -> socket.socket:
 STRANGE = {
     "silent": b"",
     "garbage": b"GET / HTTP/1.1\r\n\r\n",
-    "oversized": struct.pack("<4sHHI", b"SDPR", 1, 1, 2**32 - 1) + b"x" * 100_000,
-    "half a frame": pack_frame(FrameKind.HELLO, b"x" * 100)[:40],
-    "short hello": pack_frame(FrameKind.HELLO, b"x"),
-    "not a hello": pack_frame(FrameKind.TABLE, b""),
-    "unknown kind": struct.pack("<4sHHI", b"SDPR", 1, 77, 0),
+    "oversized": pack_message(MessageKind.HELLO, b"x" * MAX_NBYTES),
+    "short hello": pack_message(MessageKind.HELLO, b"x"),
+    "not a hello": pack_message(MessageKind.TABLE),
+    "unknown kind": struct.pack("<4sHH", b"SDPL", 2, 77),
 }
 
 
@@ -457,12 +459,9 @@ def test_other_users_are_refused(start_pooled: Start, name: str) -> None:
             if STRANGE[name]:
                 with suppress(BrokenPipeError):  # refused already
                     sock.send(STRANGE[name])
-            reader = FrameReader(100_000)
-            reader.feed(sock.recv(100_000))
-            frame = reader.next()
-        assert frame is not None
-        assert frame[0] is FrameKind.FAILURE
-        reason = Reason.unpack(frame[1])
+            kind, content = receive_message(sock).parse()
+        assert kind is MessageKind.ABORT
+        reason = Reason.unpack(content)
         assert reason.kind is Kind.REFUSED
         assert f"of user {NOBODY} is not of user 0" in reason.what
         go_rank(ranks, 1)
@@ -470,12 +469,13 @@ def test_other_users_are_refused(start_pooled: Start, name: str) -> None:
 
 
 @needs_root
-def test_address_taken_by_another_user(start_pooled: Start) -> None:
+@pytest.mark.parametrize("kind", [socket.SOCK_SEQPACKET, socket.SOCK_STREAM])
+def test_address_taken_by_another_user(start_pooled: Start, kind: int) -> None:
     """Whoever knows the job's key can take the first address; there are more."""
     with start_pooled(2, exchange_after_go) as ranks, ExitStack() as squatters:
         with acting_as(NOBODY):
             for address in addresses(ranks.environment)[:2]:
-                squatter = squatters.enter_context(socket.socket(socket.AF_UNIX))
+                squatter = squatters.enter_context(socket.socket(socket.AF_UNIX, kind))
                 squatter.bind(address)
                 squatter.listen()
         go(ranks)
@@ -485,7 +485,7 @@ def test_address_taken_by_another_user(start_pooled: Start) -> None:
 def test_address_taken_by_another_job_for_a_while(start_pooled: Start) -> None:
     with start_pooled(2, exchange_after_go) as ranks:
         address = addresses(ranks.environment)[0]
-        with socket.socket(socket.AF_UNIX) as other:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
             other.bind(address)
             other.listen()
             go_rank(ranks, 0)
@@ -504,7 +504,7 @@ def exchange_rank_0_after_go(rank: int, world: int) -> Any:
 
 def test_address_taken_by_another_job_for_ever(start_pooled: Start) -> None:
     with start_pooled(2, exchange_rank_0_after_go) as ranks:
-        with socket.socket(socket.AF_UNIX) as other:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
             other.bind(addresses(ranks.environment)[0])
             other.listen()
             assert ranks[0].heard() == "waiting"
@@ -527,28 +527,25 @@ def test_addresses_differ() -> None:
     assert all(address[0] == 0 and len(address) <= 108 for address in found)
 
 
-# Frames
+# Messages
 
 
-def test_frames_in_pieces() -> None:
-    reader = FrameReader(100)
-    stream = pack_frame(FrameKind.WELCOME) + Hello(1, 2, 3.5, 3.25, b"blob").pack()
-    frames = []
-    for at in range(len(stream)):
-        reader.feed(stream[at : at + 1])
-        if (frame := reader.next()) is not None:
-            frames.append(frame)
-    assert [kind for kind, _ in frames] == [FrameKind.WELCOME, FrameKind.HELLO]
-    assert Hello.unpack(frames[1][1]) == Hello(1, 2, 3.5, 3.25, b"blob")
+def test_hellos() -> None:
+    hello = Hello(1, 2, 3.5, 3.25, b"blob")
+    kind, content = Packet(hello.pack()).parse()
+    assert kind is MessageKind.HELLO
+    assert Hello.unpack(content) == hello
 
 
-@pytest.mark.parametrize("table", [[], [b""], [b"a", b"", b"ccc"]])
+@pytest.mark.parametrize(
+    "table", [[], [b""], [b"a", b"", b"ccc"], [b"x" * MAX_BLOB_NBYTES] * 3], ids=len
+)
 def test_tables(table: list[bytes]) -> None:
-    content = pack_table(table)[12:]
+    content = b"".join(Packet(part).parse()[1] for part in pack_table(table))
     assert unpack_table(content, len(table)) == table
     for wrong in (content[:-1], content + b"x", content + b"\0\0\0\0"):
         if wrong != content:
-            with pytest.raises(FrameError):
+            with pytest.raises(ValueError):
                 unpack_table(wrong, len(table))
 
 

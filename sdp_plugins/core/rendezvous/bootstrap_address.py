@@ -31,6 +31,7 @@ class Holder(Enum):
     BUSY = "somebody whose backlog is full"
     FOREIGN = "a process of another user"
     DEAD = "a process that has ended, kept by a forked child"
+    OTHER = "another program, or another version of sdp_plugins"
     OURS = "a live process of our user"
 
 
@@ -76,6 +77,8 @@ def find(addresses: list[bytes]) -> tuple[socket.socket | None, str]:
         sock, who = _probe(address)
         if who is Holder.OURS and sock is not None:
             return sock, ""
+        if who is Holder.OTHER:
+            found = f"the address is held by {who.value}"
         if sock is not None:
             if who is Holder.FOREIGN:
                 found = f"the address is held by {_describe(sock, who)}"
@@ -85,7 +88,7 @@ def find(addresses: list[bytes]) -> tuple[socket.socket | None, str]:
 
 def _bind(address: bytes) -> socket.socket | None:
     """Return a listening socket (non-blocking); None if the address is taken."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         listener.setblocking(False)
         listener.bind(address)
@@ -116,7 +119,7 @@ def _describe(sock: socket.socket, who: Holder) -> str:
 
 def _probe(address: bytes) -> tuple[socket.socket | None, Holder]:
     """Connect and look who is there; the caller closes the socket."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.setblocking(False)
         sock.connect(address)
@@ -129,6 +132,8 @@ def _probe(address: bytes) -> tuple[socket.socket | None, Holder]:
     except (ConnectionRefusedError, ConnectionResetError):
         sock.close()
         return None, Holder.NOBODY
-    except BaseException:
+    except BaseException as error:
         sock.close()
+        if isinstance(error, OSError) and error.errno == errno.EPROTOTYPE:
+            return None, Holder.OTHER
         raise

@@ -6,22 +6,15 @@ import os
 import select
 import socket
 import time
+from contextlib import closing, suppress
 
 from .bootstrap_address import find
-from .bootstrap_frames import (
-    FrameError,
-    FrameKind,
-    FrameReader,
-    Hello,
-    VersionError,
-    max_table_nbytes,
-    unpack_table,
-)
+from .bootstrap_messages import PART_NBYTES, Hello, unpack_table
 from .context import RendezvousContext
 from .failure import NODES_HINT, ONE_JOB_HINT, Reason, ReasonError
+from .messages import MessageKind, Packet, VersionError, receive_message, send_message
 from .peer_process import has_ended, is_readable, open_pidfd
 
-_CHUNK = 256 * 1024
 _FIRST_RETRY_S = 0.002
 _LONGEST_RETRY_S = 0.05
 # The root ends an exchange when the first rank's time is up, and then names who is missing.
@@ -64,8 +57,8 @@ class _Connection:
     def __init__(self, sock: socket.socket, context: RendezvousContext) -> None:
         self._sock = sock
         self._context = context
-        self._reader = FrameReader(max_table_nbytes(context.world_size))
         self._welcome = False
+        self._table: list[bytes] = []
 
     def run(self, blob: bytes) -> list[bytes]:
         pidfd = open_pidfd(self._sock)
@@ -78,17 +71,12 @@ class _Connection:
 
     def _say_hello(self, blob: bytes) -> None:
         context, deadline = self._context, self._context.deadline
-        self._sock.settimeout(deadline.wait_s + _ANSWER_GRACE_S)
         hello = Hello(
             context.rank, context.world_size, deadline.timeout_s, deadline.remaining_s, blob
         )
-        try:
-            self._sock.sendall(hello.pack())
-        except TimeoutError:
-            raise self._no_answer() from None
-        except ConnectionError:
-            pass  # what it said before it went is still to be read
-        self._sock.setblocking(False)
+        with suppress(ConnectionError):  # what it said before it went is still to be read
+            while not send_message(self._sock, hello.pack()) and not deadline.expired:
+                time.sleep(_FIRST_RETRY_S)
 
     def _listen(self, pidfd: int) -> list[bytes]:
         poll = select.poll()
@@ -104,41 +92,41 @@ class _Connection:
         raise self._no_answer()
 
     def _receive(self, pidfd: int) -> list[bytes] | None:
-        """Read what is there; returns the table once it is complete."""
+        """Read a message; returns the blobs of all ranks once they are there."""
         try:
-            data = self._sock.recv(_CHUNK)
+            packet = receive_message(self._sock)
         except BlockingIOError:
-            if pidfd < 0 or not is_readable(pidfd):
-                return None
-            data = b""  # its process has ended and a forked child holds the socket
-        except ConnectionError:
-            data = b""
-        if not data:
-            raise self._gone()
-        self._reader.feed(data)
-        try:
-            while (frame := self._reader.next()) is not None:
-                blobs = self._take(*frame)
-                if blobs is not None:
-                    return blobs
-        except VersionError as error:
-            raise ReasonError.refused(
-                f"rank 0 speaks {error}, rank {self._context.rank} another one",
-                "install the same version of sdp_plugins for all ranks",
-            ) from error
-        except ValueError as error:
-            raise ReasonError.refused(
-                f"rank 0 sent nonsense ({error})", ONE_JOB_HINT, [0]
-            ) from error
-        return None
+            if pidfd >= 0 and is_readable(pidfd):  # it has ended; a forked child holds the socket
+                raise self._gone() from None
+            return None
+        with closing(packet):
+            if not packet.data:
+                raise self._gone()
+            try:
+                return self._take(packet)
+            except VersionError as error:
+                raise ReasonError.refused(
+                    f"rank 0 speaks {error}, rank {self._context.rank} another one",
+                    "install the same version of sdp_plugins for all ranks",
+                ) from error
+            except ValueError as error:
+                raise ReasonError.refused(
+                    f"rank 0 sent nonsense ({error})", ONE_JOB_HINT, [0]
+                ) from error
 
-    def _take(self, kind: FrameKind, content: bytes) -> list[bytes] | None:
-        if kind is FrameKind.TABLE:
-            return unpack_table(content, self._context.world_size)
-        if kind is FrameKind.FAILURE:
+    def _take(self, packet: Packet) -> list[bytes] | None:
+        kind, content = packet.parse()
+        if kind is MessageKind.TABLE:
+            self._table.append(content)
+            if len(self._table) > self._context.world_size + 1:  # the longest blobs fill one each
+                raise ValueError("long table")
+            if len(content) == PART_NBYTES:
+                return None
+            return unpack_table(b"".join(self._table), self._context.world_size)
+        if kind is MessageKind.ABORT:
             raise ReasonError(Reason.unpack(content))
-        if kind is not FrameKind.WELCOME:
-            raise FrameError(f"unexpected {kind.name}")
+        if kind is not MessageKind.WELCOME:
+            raise ValueError(f"unexpected {kind.name}")
         self._welcome = True
         return None
 

@@ -6,30 +6,30 @@ import logging
 import os
 import selectors
 import socket
+import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..errors import name_ranks
-from .bootstrap_frames import (
-    FrameError,
-    FrameKind,
-    FrameReader,
-    Hello,
-    VersionError,
-    max_hello_nbytes,
-    pack_frame,
-    pack_table,
-)
+from .bootstrap_messages import Hello, pack_table
 from .context import RendezvousContext
 from .deadline import Deadline
 from .failure import NODES_HINT, ONE_JOB_HINT, Kind, Reason, ReasonError
-from .peer_process import Credentials, close_listener, credentials, open_pidfd
+from .messages import (
+    MessageKind,
+    Packet,
+    VersionError,
+    pack_message,
+    receive_message,
+    send_message,
+)
+from .peer_process import Credentials, accepted, close_listener, open_pidfd
 
 _LOG = logging.getLogger(__name__)
-_CHUNK = 64 * 1024
 _ACCEPTS_AT_ONCE = 128
 _TELL_S = 0.2
+_RETRY_S = 0.002
 
 
 @dataclass(eq=False)
@@ -39,7 +39,6 @@ class _Client:
     sock: socket.socket
     peer: Credentials
     pidfd: int
-    reader: FrameReader = field(default_factory=lambda: FrameReader(max_hello_nbytes()))
     hello: Hello | None = None
 
     def close(self) -> None:
@@ -75,8 +74,7 @@ class BootstrapRoot:
         except ReasonError as failed:
             close_listener(self._listener)
             # Whoever is refused has not become a rank here, and has to know too.
-            frame = pack_frame(FrameKind.FAILURE, failed.reason.pack())
-            self._send(frame, self._clients, _TELL_S)
+            self._send(_abort(failed), self._clients, Deadline(_TELL_S))
             raise
         finally:
             self._close()
@@ -90,7 +88,8 @@ class BootstrapRoot:
         blobs = [blob, *(hello.blob for hello in self._hellos())]
         # Before any rank goes on, so that none finds this listener in its next exchange.
         close_listener(self._listener)
-        self._send(pack_table(blobs), self._by_rank.values(), self._context.deadline.remaining_s)
+        for part in pack_table(blobs):
+            self._send(part, self._by_rank.values(), self._context.deadline)
         return blobs
 
     def _hellos(self) -> list[Hello]:
@@ -110,23 +109,16 @@ class BootstrapRoot:
                 raise ReasonError(self._missing())
 
     def _accept(self) -> None:
-        for _ in range(_ACCEPTS_AT_ONCE):
-            try:
-                sock, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except ConnectionError:
+        for sock, peer in accepted(self._listener, _ACCEPTS_AT_ONCE):
+            if peer.is_ours:
+                self._admit(sock, peer)
                 continue
-            self._admit(sock)
-
-    def _admit(self, sock: socket.socket) -> None:
-        sock.setblocking(False)
-        peer = credentials(sock)
-        if not peer.is_ours:
             what = f"process {peer.pid} of user {peer.uid} is not of user {os.geteuid()}"
             _LOG.warning("rendezvous '%s': refused %s", self._context.names.group, what)
-            _refuse(sock, ReasonError.refused(what, "run all ranks as one user"))
-            return
+            with sock, suppress(OSError):
+                send_message(sock, _abort(ReasonError.refused(what, "run all ranks as one user")))
+
+    def _admit(self, sock: socket.socket, peer: Credentials) -> None:
         client = _Client(sock, peer, open_pidfd(sock))
         self._clients.add(client)
         self._selector.register(sock, selectors.EVENT_READ, client)
@@ -136,39 +128,36 @@ class BootstrapRoot:
     def _receive_from(self, client: _Client, ended: bool) -> None:
         """Read what a client sent; ``ended`` if its process is gone."""
         try:
-            data = client.sock.recv(_CHUNK)
+            packet = receive_message(client.sock)
         except BlockingIOError:
-            if not ended:
-                return
-            data = b""
-        except ConnectionError:
-            data = b""
-        if not data:
+            if ended:
+                self._lose(client)
+            return
+        packet.close()  # no hello comes with descriptors
+        if not packet.data:
             self._lose(client)
         elif client.hello is None:
-            client.reader.feed(data)
-            self._read(client)
+            self._read(client, packet)
 
-    def _read(self, client: _Client) -> None:
+    def _read(self, client: _Client, packet: Packet) -> None:
         try:
-            frame = client.reader.next()
-            if frame is None:
-                return
-            kind, content = frame
-            if kind is not FrameKind.HELLO:
-                raise FrameError(f"{kind.name} in place of a hello")
-            self._introduce(client, Hello.unpack(content))
+            kind, content = packet.parse()
+            if kind is not MessageKind.HELLO:
+                raise ValueError(f"{kind.name} in place of a hello")
+            hello = Hello.unpack(content)
         except VersionError as error:
             raise ReasonError.refused(
                 f"process {client.peer.pid} speaks {error}, rank 0 another one",
                 "install the same version of sdp_plugins for all ranks",
             ) from error
-        except FrameError as error:
+        except ValueError as error:
             # Whoever this is, it is none of our ranks; the job goes on without it.
             _LOG.warning(
                 "rendezvous '%s': dropped %s: %s", self._context.names.group, client.peer, error
             )
             self._drop(client)
+        else:
+            self._introduce(client, hello)
 
     def _introduce(self, client: _Client, hello: Hello) -> None:
         world_size = self._context.world_size
@@ -195,7 +184,7 @@ class BootstrapRoot:
         self._by_rank[hello.rank] = client
         self._context.deadline.limit(hello.timeout_s, hello.remaining_s)
         with suppress(OSError):  # a hang-up will be seen as such
-            client.sock.send(pack_frame(FrameKind.WELCOME))
+            send_message(client.sock, pack_message(MessageKind.WELCOME))
 
     def _lose(self, client: _Client) -> None:
         self._drop(client)
@@ -213,19 +202,14 @@ class BootstrapRoot:
         hint = f"were they started, on this node, and of the same job? {ONE_JOB_HINT}; {NODES_HINT}"
         return Reason(Kind.MISSING, ranks, what, hint)
 
-    def _send(self, frame: bytes, clients: Iterable[_Client], timeout_s: float) -> None:
+    def _send(self, message: bytes, clients: Iterable[_Client], end: Deadline) -> None:
         """Send to all side by side; one that has ended is for the next step to notice."""
-        end = Deadline(timeout_s)
-        rest = {client: memoryview(frame) for client in clients}
-        with selectors.DefaultSelector() as selector:
-            for client in rest:
-                selector.register(client.sock, selectors.EVENT_WRITE, client)
-            while rest and not end.expired:
-                for key, _ in selector.select(end.wait_s):
-                    rest[key.data] = _send_some(key.data.sock, rest[key.data])
-                    if not rest[key.data]:
-                        del rest[key.data]
-                        selector.unregister(key.fileobj)
+        rest = [*clients]
+        while rest:
+            rest = [client for client in rest if not _sent(client.sock, message)]
+            if not rest or end.expired:
+                return
+            time.sleep(_RETRY_S)
 
     def _drop(self, client: _Client) -> None:
         self._clients.discard(client)
@@ -241,16 +225,13 @@ class BootstrapRoot:
             client.close()
 
 
-def _refuse(sock: socket.socket, failed: ReasonError) -> None:
-    with sock, suppress(OSError):
-        sock.send(pack_frame(FrameKind.FAILURE, failed.reason.pack()))
+def _abort(failed: ReasonError) -> bytes:
+    return pack_message(MessageKind.ABORT, failed.reason.pack())
 
 
-def _send_some(sock: socket.socket, data: memoryview) -> memoryview:
-    """Send what fits and return the rest; nothing is left if the connection is broken."""
+def _sent(sock: socket.socket, message: bytes) -> bool:
+    """Whether a message is on its way, or its receiver gone."""
     try:
-        return data[sock.send(data) :]
-    except BlockingIOError:
-        return data
+        return send_message(sock, message)
     except OSError:
-        return data[:0]
+        return True

@@ -6,7 +6,7 @@ from ..rank_names import RankNames
 from ..topology import Topology
 from .bootstrap_address import listen, root_addresses
 from .bootstrap_client import join
-from .bootstrap_frames import MAX_BLOB_NBYTES
+from .bootstrap_messages import MAX_BLOB_NBYTES
 from .bootstrap_root import BootstrapRoot
 from .context import RendezvousContext
 from .deadline import Deadline

@@ -22,9 +22,9 @@ from .announcement import Announcement
 from .context import RendezvousContext
 from .failure import ONE_JOB_HINT, Reason, ReasonError
 from .links import Links
-from .mesh_messages import Introduction, MessageKind, Packet, receive_message
 from .mesh_peer import MeshPeer, hang_up
-from .peer_process import credentials
+from .messages import Introduction, MessageKind, Packet, receive_message
+from .peer_process import accepted
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 0.005
@@ -185,15 +185,8 @@ class MeshConnector:
     # Receiving
 
     def _accept(self) -> None:
-        for _ in range(2 * len(self._peers) + 16):  # not for ever, whoever else is calling
-            try:
-                sock, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except ConnectionError:
-                continue
-            sock.setblocking(False)
-            peer = credentials(sock)
+        # Not for ever, whoever else is calling.
+        for sock, peer in accepted(self._listener, 2 * len(self._peers) + 16):
             if not peer.is_ours:
                 _LOG.warning("refused process %d of user %d", peer.pid, peer.uid)
                 sock.close()

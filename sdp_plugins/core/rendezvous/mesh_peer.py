@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import socket
 from contextlib import suppress
@@ -10,11 +9,8 @@ from dataclasses import dataclass, field
 
 from .announcement import Announcement
 from .failure import ReasonError
-from .mesh_messages import Introduction, MessageKind, pack_message, send_message
+from .messages import Introduction, MessageKind, pack_message, send_message
 from .peer_process import credentials, is_readable, open_pidfd
-
-# The last one: the kernel counts descriptors on their way per user, and peers free it by receiving.
-_TRY_LATER = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS})
 
 
 @dataclass(eq=False)
@@ -87,12 +83,9 @@ class MeshPeer:
         """Send what can be sent now. A broken connection takes all: its hang-up tells the rest."""
         while self.outgoing is not None and self._outbox:
             try:
-                send_message(self.outgoing, *self._outbox[0])
-            except OSError as error:
-                if error.errno in _TRY_LATER:
+                if not send_message(self.outgoing, *self._outbox[0]):
                     return
-                if not isinstance(error, ConnectionError):
-                    raise
+            except ConnectionError:
                 self._outbox.clear()
                 return
             del self._outbox[0]

@@ -6,6 +6,7 @@ import os
 import select
 import socket
 import struct
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -70,6 +71,19 @@ def is_readable(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def accepted(listener: socket.socket, most: int) -> Iterator[tuple[socket.socket, Credentials]]:
+    """Take the connections that wait, at most so many; all sockets are non-blocking."""
+    for _ in range(most):
+        try:
+            sock, _ = listener.accept()
+        except BlockingIOError:
+            return
+        except ConnectionError:
+            continue
+        sock.setblocking(False)
+        yield sock, credentials(sock)
 
 
 def close_listener(listener: socket.socket) -> None:

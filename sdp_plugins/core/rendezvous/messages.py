@@ -1,20 +1,27 @@
-"""Messages between two ranks that connect: each is one packet with a magic number and a kind."""
+"""Messages between ranks that meet: each is one packet with a magic number, a version and a kind.
+
+Everything is read with ``struct``; nothing that a peer sends is ever executed or unpickled.
+"""
 
 from __future__ import annotations
 
 import array
+import errno
 import os
 import socket
 import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-MAX_NBYTES = 32 * 1024
+VERSION = 2
+MAX_NBYTES = 96 * 1024
 
 _MAGIC = b"SDPL"
-_HEAD = struct.Struct("<4sI")
+_HEAD = struct.Struct("<4sHH")
 _INTRODUCTION = struct.Struct("<I16s16s")
 _MAX_FDS = 8  # more than anyone sends: what came too much has to be closed, not cut off
+# The last one: the kernel counts descriptors on their way per user, and peers free it by receiving.
+_TRY_LATER = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS})
 
 
 class MessageKind(IntEnum):
@@ -23,6 +30,16 @@ class MessageKind(IntEnum):
     INTRODUCTION = 1  # who I am; my segment comes with it
     DONE = 2  # I have received all introductions
     ABORT = 3  # I give up, for this reason
+    HELLO = 4  # to rank 0: who I am, and my blob
+    WELCOME = 5  # from rank 0: you are one of us
+    TABLE = 6  # from rank 0: the blobs of all ranks, or a part of them
+
+
+class VersionError(ValueError):
+    """Raised for a message of another version of the protocol. Use one version in all ranks."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"protocol version {version}")
 
 
 @dataclass(frozen=True)
@@ -64,13 +81,10 @@ class Packet:
     Attributes:
         data: The bytes; empty at the end of the connection.
         fds: Descriptors that came with it, close-on-exec; whoever takes one removes it.
-        truncated: Whether bytes or descriptors were lost: they were too many, or this process has
-            no free descriptors.
     """
 
     data: bytes
     fds: list[int] = field(default_factory=list)
-    truncated: bool = False
 
     def parse(self) -> tuple[MessageKind, bytes]:
         """Return kind and content.
@@ -80,9 +94,11 @@ class Packet:
         """
         if len(self.data) < _HEAD.size:
             raise ValueError("no message")
-        magic, kind = _HEAD.unpack_from(self.data)
+        magic, version, kind = _HEAD.unpack_from(self.data)
         if magic != _MAGIC:
             raise ValueError("no message")
+        if version != VERSION:
+            raise VersionError(version)
         return MessageKind(kind), self.data[_HEAD.size :]
 
     def close(self) -> None:
@@ -93,13 +109,23 @@ class Packet:
 
 def pack_message(kind: MessageKind, content: bytes = b"") -> bytes:
     """Return a packet."""
-    return _HEAD.pack(_MAGIC, kind) + content
+    return _HEAD.pack(_MAGIC, VERSION, kind) + content
 
 
-def send_message(sock: socket.socket, data: bytes, fd: int = -1) -> None:
-    """Send one packet, with a descriptor if one is given; never waits."""
+def send_message(sock: socket.socket, data: bytes, fd: int = -1) -> bool:
+    """Send one packet, with a descriptor if one is given; never waits.
+
+    Returns:
+        False if it cannot be sent now: try again.
+    """
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd >= 0 else []
-    sock.sendmsg([data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    try:
+        sock.sendmsg([data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+    except OSError as error:
+        if error.errno in _TRY_LATER:
+            return False
+        raise
+    return True
 
 
 def receive_message(sock: socket.socket) -> Packet:
@@ -123,5 +149,4 @@ def receive_message(sock: socket.socket) -> Packet:
     for level, kind, content in rights:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
-    cut = bool(flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC))
-    return Packet(data, list(fds), cut)
+    return Packet(b"?" if flags & socket.MSG_TRUNC else data, list(fds))  # too long: none of ours
