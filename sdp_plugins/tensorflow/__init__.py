@@ -27,14 +27,13 @@ from .functions import (
     shutdown,
     size,
 )
-from .job import current
 from .optimizer import DistributedOptimizer
 from .session_hooks import BroadcastGlobalVariablesHook
 from .tape import DistributedGradientTape
-from .worker_comm import WorkerComm
+from .worker_comm import WorkerComm, get_worker_comm
 
 if TYPE_CHECKING:
-    from .strategy import SMDDPStrategy
+    from .strategy import SMDDPStrategy as SMDDPStrategy
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -44,7 +43,6 @@ __all__ = [
     "FP16Compression",
     "NoneCompression",
     "ReduceOp",
-    "SMDDPStrategy",
     "WorkerComm",
     "allreduce",
     "broadcast",
@@ -62,13 +60,8 @@ __all__ = [
 ]
 
 
-def get_worker_comm() -> WorkerComm:
-    """A communicator of Python objects among all ranks."""
-    return WorkerComm(current.job.group)
-
-
 def __getattr__(name: str) -> Any:
-    # Only who uses the strategy needs the names of TensorFlow that it is made of.
+    # Not in __all__: only who uses the strategy needs the names of TensorFlow that it is made of.
     if name == "SMDDPStrategy":
         from .strategy import SMDDPStrategy
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from sdp_plugins.core import Group
 
+from .job import current
+
 
 class WorkerComm:
     """What programs use of an mpi4py communicator: objects, among all ranks."""
@@ -40,3 +42,8 @@ class WorkerComm:
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """One rank's object."""
         return self.allgather(obj if self._group.rank == root else None)[root]
+
+
+def get_worker_comm() -> WorkerComm:
+    """A communicator of Python objects among all ranks."""
+    return WorkerComm(current.job.group)

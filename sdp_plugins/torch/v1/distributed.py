@@ -18,6 +18,23 @@ from sdp_plugins.torch.v1.launched import join
 
 IGNORED = frozenset({"backend", "init_method", "rank", "world_size", "store", "group_name"})
 
+__all__ = [
+    "ReduceOp",
+    "all_gather",
+    "all_reduce",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "get_local_rank",
+    "get_rank",
+    "get_world_size",
+    "group",
+    "init_process_group",
+    "is_available",
+    "is_initialized",
+    "reduce",
+]
+
 
 class ReduceOp(enum.Enum):
     """How values are combined; scripts name `PRODUCT`, too, which is not documented."""

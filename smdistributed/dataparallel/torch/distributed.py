@@ -2,39 +2,7 @@
 
 import warnings
 
-from sdp_plugins.torch.v1.distributed import (
-    ReduceOp,
-    all_gather,
-    all_reduce,
-    all_to_all_single,
-    barrier,
-    broadcast,
-    get_local_rank,
-    get_rank,
-    get_world_size,
-    group,
-    init_process_group,
-    is_available,
-    is_initialized,
-    reduce,
-)
-
-__all__ = [
-    "ReduceOp",
-    "all_gather",
-    "all_reduce",
-    "all_to_all_single",
-    "barrier",
-    "broadcast",
-    "get_local_rank",
-    "get_rank",
-    "get_world_size",
-    "group",
-    "init_process_group",
-    "is_available",
-    "is_initialized",
-    "reduce",
-]
+from sdp_plugins.torch.v1.distributed import *  # noqa: F403
 
 warnings.warn(
     "smdistributed.dataparallel.torch.distributed is deprecated. "
