@@ -11,7 +11,8 @@ import typer
 
 from sdp_plugins import __version__
 from sdp_plugins.launch.hosts.launch_error import LaunchError
-from sdp_plugins.launch.hosts.request import Where, requested
+from sdp_plugins.launch.hosts.plan import HostJob, planned
+from sdp_plugins.launch.hosts.worker_group import RanksOnHosts
 from sdp_plugins.launch.local_ranks import LocalRanks
 from sdp_plugins.launch.rank_count import default_rank_count
 from sdp_plugins.launch.spawn import JobSpec, Kind, python_line
@@ -168,18 +169,11 @@ def run(
     job_id = uuid.uuid4().hex
     workers: WorkerGroup
     if hosts or hostfile:
-        where = Where(hosts, hostfile, ranks, mpirun)
         named = [*(exported or []), *(f"{name}={value}" for name, value in traced.items())]
         line = python_line(command, kind)
+        job = HostJob(line, hosts, hostfile, ranks, mpirun, threads, master_port, named, job_id)
         try:
-            workers = requested(
-                where,
-                line,
-                threads=threads,
-                master_port=master_port,
-                exported=named,
-                job_id=job_id,
-            )
+            workers = RanksOnHosts(planned(job))
         except LaunchError as error:
             typer.echo(f"sdp run: {error}", err=True)
             raise typer.Exit(1) from None

@@ -21,8 +21,9 @@ from sdp_plugins.core.local_address import free_port
 from sdp_plugins.core.rank_environment import rank_environment
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.launch.binding import undo_one_core_binding
+from sdp_plugins.launch.event_loop import signals_handled
 from sdp_plugins.launch.hosts import messages
-from sdp_plugins.launch.hosts.io_forwarder import IoForwarder, Start, nothing, woken
+from sdp_plugins.launch.hosts.io_forwarder import IoForwarder, Start
 
 CONNECT_S = 10.0
 SINGLE = "mpirun has given this process no rank"
@@ -116,22 +117,22 @@ def run(options: Options, token: str) -> int:
             f"MASTER_PORT {options.master_port} on {socket.gethostname()}: {error.strerror}. "
             "Hint: choose another --master-port, or leave it out to get a free port."
         )
-    try:
-        start = forwarder.ask(hello)
-        environment = variables(options.job, topology, start, os.environ)
-        with woken(forwarder) as alarm:
+    with signals_handled(forwarder.on_signal, forwarder.loop):
+        try:
+            start = forwarder.ask(hello)
+            environment = variables(options.job, topology, start, os.environ)
             forwarder.start(start.command, environment)
-            forwarder.serve(alarm)
-    except (OSError, subprocess.SubprocessError) as error:
-        forwarder.refuse(f"{socket.gethostname()} cannot start its rank: {error}")
-    finally:
-        forwarder.close()
+            forwarder.serve()
+        except (OSError, subprocess.SubprocessError) as error:
+            forwarder.refuse(f"{socket.gethostname()} cannot start its rank: {error}")
+        finally:
+            forwarder.close()
     return 0
 
 
 def main() -> None:
     """Entry point."""
     for number in (signal.SIGINT, signal.SIGHUP):  # `sdp run` forwards them
-        signal.signal(number, nothing)
+        signal.signal(number, lambda number, frame: None)  # not SIG_IGN, which ranks inherit
     token = os.environ.pop(messages.TOKEN, "")
     sys.exit(run(parsed(sys.argv[1:]), token))

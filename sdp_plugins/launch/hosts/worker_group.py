@@ -63,7 +63,7 @@ class RanksOnHosts:
         return True
 
     def _expect_ranks(self) -> None:
-        for number in range(sum(self.plan.job.places.values())):
+        for number in range(sum(self.plan.places.values())):
             errors = self.output.stream(number, self.output.stderr)
             self.ranks.append(RemoteRank(self.output.stream(number, self.output.stdout), errors))
             self.errors[number] = errors
@@ -201,7 +201,7 @@ class RanksOnHosts:
         if complaint := self._agents_complaint():
             return complaint
         text = self.mpirun_output.text()
-        pairs = zip(self.plan.job.places, self.plan.addresses, strict=True)
+        pairs = zip(self.plan.places, self.plan.addresses, strict=True)
         others = [host for host, address in pairs if not addresses.is_here(address)]
         named = next((host for host in others if host in text), ", ".join(others) or "this host")
         if known := explained(text, named):
