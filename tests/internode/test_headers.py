@@ -16,7 +16,7 @@ import pytest
 from sdp_plugins.core import CollectiveMismatchError, CollectiveTimeoutError
 from sdp_plugins.core.internode import all_reduce, headers
 from sdp_plugins.core.internode.plan import Algorithm, Plan
-from tests.internode.spanning import LAYOUTS, LAYOUTS_OF_PLANS, meet, only
+from tests.internode.spanning import LAYOUTS, LAYOUTS_OF_PLANS, TIMEOUT_S, meet, only
 from tests.internode.test_collectives import move_all, reduce_all, run_program
 from tests.ranks import RankPool, Start
 
@@ -58,7 +58,6 @@ def call_two_sizes(rank: int, world: int, layout: str, root: str, less_first: bo
     count = len(set(nodes))
     first = nodes[rank] < count // 2
     with none_direct(), meet(layout, root, "g") as group:
-        group.timeout_s = 5 * LIMIT_S
         data = np.ones(2_000_000, np.float32)
         with only(Plan(Algorithm.sharded, (count,), 64 * 2**20)):
             group.all_reduce(data)
@@ -94,12 +93,12 @@ def leave_one_out(
     rank: int, world: int, layout: str, root: str, operation: str, victim: int
 ) -> None:
     with none_direct(), meet(layout, root, "g") as group:
-        group.timeout_s = LIMIT_S
         data = np.ones(100_000, np.float32)
         group.all_reduce(data)
         assert (data == world).all()
+        group.timeout_s = LIMIT_S
         if rank == victim:
-            time.sleep(4 * LIMIT_S)
+            time.sleep(TIMEOUT_S)
         if operation == "barrier":
             group.barrier()
         else:

@@ -32,6 +32,15 @@ def process_group(backend: str = "smddp", **options: Any) -> Iterator[Any]:
         dist.destroy_process_group()
 
 
+def meet_over_the_store(rank: int, world: int) -> None:
+    """A barrier for ranks whose groups have failed; rank 0, which serves the store, leaves last."""
+    store = dist.distributed_c10d._get_default_store()
+    for step, ranks in (("come", range(world)), ("gone", range(1, world))):
+        store.set(f"{step} {rank}", "")
+        if step == "come" or rank == 0:
+            store.wait([f"{step} {other}" for other in ranks])
+
+
 def values(rank: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """A rank's data: small whole numbers, so that every dtype holds results exactly."""
     return (torch.arange(count) % 5 + rank + 1).to(dtype)

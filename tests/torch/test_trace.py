@@ -18,7 +18,7 @@ import torch.distributed as dist
 from sdp_plugins.core import SdpError
 from tests.flight.cases import until_seen
 from tests.ranks import run_ranks, say, start_ranks
-from tests.torch.jobs import process_group
+from tests.torch.jobs import meet_over_the_store, process_group
 
 needs_notes = pytest.mark.skipif(
     not hasattr(Exception, "add_note"), reason="errors have no notes before 3.11"
@@ -96,6 +96,7 @@ def wait_in_a_ring(rank: int, world: int) -> str:
         group.set_timeout(timedelta(seconds=2))
         with pytest.raises(SdpError) as caught:
             dist.all_reduce(torch.ones(8), group=group)
+        meet_over_the_store(rank, world)  # a group that is closed shows nothing
         return "\n".join(getattr(caught.value, "__notes__", [""]))
 
 
