@@ -13,7 +13,7 @@ import keras
 
 from sdp_plugins.core.averages import average_numbers
 
-from .start import variables_of
+from .initial_sync import variables_of
 
 if TYPE_CHECKING:
     from .strategy import SMDDPStrategy
@@ -64,7 +64,7 @@ class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Average in place."""
         strategy = strategy_of(self)
-        strategy.settle()
+        strategy.synchronize()
         average_numbers(strategy.group, logs)
 
 

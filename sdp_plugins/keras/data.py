@@ -19,8 +19,8 @@ import numpy as np
 
 from sdp_plugins.core import CollectiveMismatchError, Group
 
-from . import hooks
-from .share import cut, first_leaf, mark, rows_to_read
+from . import keras_internals
+from .batch_shard import cut, first_leaf, mark, rows_to_read
 
 COMPARED_ROWS = 8  # of every array: equal distances apart
 OTHER_BATCHES = (
@@ -30,7 +30,7 @@ OTHER_BATCHES = (
 
 
 @dataclass(frozen=True)
-class Place:
+class ShardInfo:
     """Where a rank stands, and what shuffling starts from.
 
     Attributes:
@@ -61,24 +61,24 @@ def whole(count: int) -> np.ndarray[Any, Any]:
     return np.empty((count, 0), np.bool_)
 
 
-class ArrayShards(hooks.ArrayDataAdapter):
+class ArrayShards(keras_internals.ArrayDataAdapter):
     """Arrays; all ranks draw the same order."""
 
-    def __init__(self, arrays: Any, place: Place) -> None:
+    def __init__(self, arrays: Any, info: ShardInfo) -> None:
         self.__dict__.update(arrays.__dict__)
-        self._place = place
+        self._info = info
         self._epoch = 0
 
     def indices(self) -> Iterator[tuple[Any, int]]:
         """For every batch of an epoch, this rank's indices and the size of the global batch."""
-        random = np.random.default_rng((self._place.seed, self._epoch))
+        random = np.random.default_rng((self._info.seed, self._epoch))
         self._epoch += 1
         order: Any = None
         if self._shuffle and self._shuffle != "batch":
             order = random.permutation(self._num_samples)
         for first in range(0, self._num_samples, self._batch_size):
             count = min(self._batch_size, self._num_samples - first)
-            begin, length = self._place.rows_to_read(count)
+            begin, length = self._info.rows_to_read(count)
             if self._shuffle == "batch":
                 yield first + random.permutation(count)[begin : begin + length], count
             elif order is not None:
@@ -89,7 +89,7 @@ class ArrayShards(hooks.ArrayDataAdapter):
     def _get_iterator(self, slice_and_convert_fn: Callable[..., Any], inputs: Any) -> Iterator[Any]:
         for indices, count in self.indices():
             take = partial(slice_and_convert_fn, indices=indices)
-            yield mark(hooks.map_leaves(take, inputs), whole(count))
+            yield mark(keras_internals.map_leaves(take, inputs), whole(count))
 
     def get_tf_dataset(self) -> Any:
         """A ``tf.data.Dataset`` of cut batches."""
@@ -101,19 +101,21 @@ class ArrayShards(hooks.ArrayDataAdapter):
         """An iterator over cut batches."""
         from .backends.torch import as_tensor
 
-        inputs = hooks.array_slicing.convert_to_sliceable(self._inputs, target_backend="torch")
+        inputs = keras_internals.array_slicing.convert_to_sliceable(
+            self._inputs, target_backend="torch"
+        )
         return self._get_iterator(
             lambda array, indices: as_tensor(array.convert_to_torch_compatible(array[indices])),
             inputs,
         )
 
 
-class Shards(hooks.DataAdapter):
+class Shards(keras_internals.DataAdapter):
     """Any other source, whose batches are cut after they were read."""
 
-    def __init__(self, source: Any, place: Place) -> None:
+    def __init__(self, source: Any, info: ShardInfo) -> None:
         self._source = source
-        self._place = place
+        self._info = info
         self._epoch = 0
         self._compared = False
 
@@ -121,9 +123,9 @@ class Shards(hooks.DataAdapter):
         for data in batches:
             if not self._compared:  # the first one only: no step is under way yet
                 self._compared = True
-                compare_batches(self._place.group, data)
+                compare_batches(self._info.group, data)
             count = int(first_leaf(data).shape[0])
-            yield mark(cut(data, *self._place.rows_to_read(count)), whole(count))
+            yield mark(cut(data, *self._info.rows_to_read(count)), whole(count))
 
     def get_numpy_iterator(self) -> Iterator[Any]:
         """An iterator over cut batches."""
@@ -138,14 +140,14 @@ class Shards(hooks.DataAdapter):
         from .backends.torch import same_order
 
         self._epoch += 1
-        seed = int(np.random.default_rng((self._place.seed, self._epoch)).integers(2**31))
+        seed = int(np.random.default_rng((self._info.seed, self._epoch)).integers(2**31))
         return self._cut(same_order(self._source.get_torch_dataloader(), seed))
 
     def get_tf_dataset(self) -> Any:
         """A ``tf.data.Dataset`` of cut batches."""
         from .backends.tensorflow import cut_dataset
 
-        return cut_dataset(self._source.get_tf_dataset(), self._place.rank, self._place.world_size)
+        return cut_dataset(self._source.get_tf_dataset(), self._info.rank, self._info.world_size)
 
     @property
     def num_batches(self) -> int | None:
@@ -244,7 +246,7 @@ def compare_arrays(group: Group, arrays: Any) -> None:
         CollectiveMismatchError: They have not.
     """
     count, size = arrays._num_samples, arrays._batch_size
-    leaves = [leaf for leaf in hooks.tree.flatten(arrays._inputs) if leaf is not None]
+    leaves = [leaf for leaf in keras_internals.tree.flatten(arrays._inputs) if leaf is not None]
     rows = [count * step // COMPARED_ROWS for step in range(1, COMPARED_ROWS)]
     mine = [f"{count} {size} ".encode()]
     for leaf in leaves:
@@ -274,11 +276,11 @@ def _others(group: Group, mine: bytes) -> tuple[int, ...]:
     return tuple(rank for rank, digest in enumerate(digests) if digest != digests[group.rank])
 
 
-def shard(source: Any, place: Place) -> Any:
+def shard_data(source: Any, info: ShardInfo) -> Any:
     """Put one of Keras' adapters, or one that was cut already, behind this rank's rows."""
     if isinstance(source, (ArrayShards, Shards)):
         return source
-    if type(source) is hooks.ArrayDataAdapter:
-        compare_arrays(place.group, source)
-        return ArrayShards(source, place)
-    return Shards(source, place)
+    if type(source) is keras_internals.ArrayDataAdapter:
+        compare_arrays(info.group, source)
+        return ArrayShards(source, info)
+    return Shards(source, info)

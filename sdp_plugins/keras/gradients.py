@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from keras import ops
 
-from .running_step import share_of_step
+from .running_step import shard_of_step
 
 if TYPE_CHECKING:
-    from .share import Share
+    from .batch_shard import BatchShard
     from .strategy import SMDDPStrategy
 
 _WATCHED = "_smddp_strategy"
@@ -38,21 +38,21 @@ def watch_optimizer(optimizer: Any, strategy: SMDDPStrategy, outermost: bool = T
     def clip_gradients(grads: Any) -> Any:
         if accumulates:
             return clip(strategy.backend.average_of_update(optimizer, grads))
-        return clip(strategy.backend.average(grads, share_of_step(strategy.backend)))
+        return clip(strategy.backend.average(grads, shard_of_step(strategy.backend)))
 
     def apply_weighted(grads: Any, trainable_variables: Any = None) -> Any:
-        return apply(_weighted(grads, share_of_step(strategy.backend)), trainable_variables)
+        return apply(_weighted(grads, shard_of_step(strategy.backend)), trainable_variables)
 
     object.__setattr__(optimizer, "_clip_gradients", clip_gradients)
     if accumulates:  # batches of different sizes
         object.__setattr__(optimizer, "apply", apply_weighted)
 
 
-def _weighted(grads: Sequence[Any], share: Share | None) -> list[Any]:
+def _weighted(grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
     """Gradients as much as they count, for the sum over micro-steps."""
-    if share is None or share.is_even:
+    if shard is None or shard.is_even:
         return list(grads)
-    return [None if grad is None else share.times(grad, share.factor) for grad in grads]
+    return [None if grad is None else shard.times(grad, shard.factor) for grad in grads]
 
 
 def _watch_loss_scale(optimizer: Any, strategy: SMDDPStrategy) -> None:
@@ -71,7 +71,7 @@ def _watch_end(optimizer: Any, strategy: SMDDPStrategy) -> None:
 
     def stateless_apply(*args: Any, **kwargs: Any) -> Any:
         trainable, own = apply(*args, **kwargs)
-        strategy.backend.passed(trainable)
+        strategy.backend.add_dependency(trainable)
         return trainable, own
 
     object.__setattr__(optimizer, "stateless_apply", stateless_apply)

@@ -15,7 +15,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from . import hooks
+from . import keras_internals
 from .running_step import RunningStep, running, running_step
 
 _Function = Callable[..., Any]
@@ -24,11 +24,14 @@ _ONE_NUMBER_BY_DEFAULT = ("dice", "tversky")
 
 def install() -> None:
     """Have Keras' losses look for a running step; without one they stay as they are."""
-    reduce_values, call = hooks.loss_module.reduce_weighted_values, hooks.Loss.__call__
+    reduce_values, call = (
+        keras_internals.loss_module.reduce_weighted_values,
+        keras_internals.Loss.__call__,
+    )
     if hasattr(reduce_values, "__wrapped__"):
         return
-    hooks.loss_module.reduce_weighted_values = _of_whole_batch(reduce_values)
-    hooks.Loss.__call__ = _of_all_rows(call)
+    keras_internals.loss_module.reduce_weighted_values = _of_whole_batch(reduce_values)
+    keras_internals.Loss.__call__ = _of_all_rows(call)
 
 
 def relates_rows(function: _Function, options: Mapping[str, Any], ndim: int | None = None) -> bool:
@@ -59,8 +62,8 @@ def refuse_unreduced(model: Any) -> None:
             at all on the other backends.
     """
     compiled = model._compile_loss
-    for loss in hooks.tree.flatten(compiled._user_loss) if compiled is not None else ():
-        if isinstance(loss, hooks.Loss) and loss.reduction in (None, "none"):
+    for loss in keras_internals.tree.flatten(compiled._user_loss) if compiled is not None else ():
+        if isinstance(loss, keras_internals.Loss) and loss.reduction in (None, "none"):
             raise ValueError(
                 f"model '{model.name}' is compiled with {type(loss).__name__}(reduction=None), "
                 "which has a number for each row. Hint: use reduction='sum', which is what Keras "
@@ -83,18 +86,20 @@ def _of_whole_batch(reduce_values: _Function) -> _Function:
         step = running_step()
         if step is None or reduction in (None, "none") or len(values.shape) == 0:
             return loss
-        share = step.share
+        shard = step.shard
         if reduction == "sum":
-            return loss * _divide(1.0, share.weight, loss.dtype)
+            return loss * _divide(1.0, shard.weight, loss.dtype)
         if reduction == "mean_with_sample_weight" and not (sample_weight is mask is None):
-            divisor = hooks.loss_module.apply_mask(sample_weight, mask, loss.dtype, reduction)
+            divisor = keras_internals.loss_module.apply_mask(
+                sample_weight, mask, loss.dtype, reduction
+            )
         elif mask is not None:
             divisor = mask
         else:
             return loss
         ours = ops.stop_gradient(ops.sum(ops.cast(divisor, loss.dtype)))
-        (everyones,) = step.backend.total([share.times(ours, 1)])
-        return loss * _divide(_divide(ours, everyones, loss.dtype), share.weight, loss.dtype)
+        (everyones,) = step.backend.total([shard.times(ours, 1)])
+        return loss * _divide(_divide(ours, everyones, loss.dtype), shard.weight, loss.dtype)
 
     return reduced
 
@@ -111,25 +116,29 @@ def _of_all_rows(call: _Function) -> _Function:
         step = running_step()
         if step is None or not _loss_relates_rows(loss, y_pred):
             return call(loss, y_true, y_pred, sample_weight)
-        whole_true, whole_weight = hooks.map_leaves(
+        whole_true, whole_weight = keras_internals.map_leaves(
             lambda each: _gathered(each, step), (y_true, sample_weight)
         )
         whole_pred = _with_own_gradient(y_pred, step)
-        mask = hooks.get_keras_mask(y_pred)
+        mask = keras_internals.get_keras_mask(y_pred)
         if mask is not None:
             whole_mask = ops.cast(_gathered(ops.cast(mask, "int32"), step), "bool")
-            hooks.set_keras_mask(whole_pred, whole_mask)
+            keras_internals.set_keras_mask(whole_pred, whole_mask)
         with running(None):
             value = call(loss, whole_true, whole_pred, whole_weight)
         same = ops.stop_gradient(value)
-        return same + (value - same) * _divide(1.0, step.share.weight, value.dtype)
+        return same + (value - same) * _divide(1.0, step.shard.weight, value.dtype)
 
     return computed
 
 
 def _loss_relates_rows(loss: Any, y_pred: Any) -> bool:
     function = getattr(loss, "fn", None)  # of a LossFunctionWrapper
-    if function is None or not hooks.is_of_keras(function) or hooks.tree.is_nested(y_pred):
+    if (
+        function is None
+        or not keras_internals.is_of_keras(function)
+        or keras_internals.tree.is_nested(y_pred)
+    ):
         return False
     return relates_rows(function, loss._fn_kwargs, len(y_pred.shape))
 
@@ -137,13 +146,13 @@ def _loss_relates_rows(loss: Any, y_pred: Any) -> bool:
 def _gathered(value: Any, step: RunningStep) -> Any:
     if len(getattr(value, "shape", ())) == 0:
         return value  # one weight for all rows
-    return step.backend.gather_rows(ops.stop_gradient(ops.convert_to_tensor(value)), step.share)
+    return step.backend.gather_rows(ops.stop_gradient(ops.convert_to_tensor(value)), step.shard)
 
 
 def _with_own_gradient(value: Any, step: RunningStep) -> Any:
     """All ranks' rows; those of this rank have their gradient."""
-    whole, share = _gathered(value, step), step.share
-    parts = [whole[: share.begin], value[: share.rows], whole[share.begin + share.rows :]]
+    whole, shard = _gathered(value, step), step.shard
+    parts = [whole[: shard.begin], value[: shard.rows], whole[shard.begin + shard.rows :]]
     return ops.concatenate(parts, axis=0)
 
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 from keras import ops
 
-from . import hooks
+from . import keras_internals
 from .running_step import running_step
 
 if TYPE_CHECKING:
-    from .share import Share
+    from .batch_shard import BatchShard
 
 
 def install() -> None:
     """Have Keras' synchronized moments look for a running step, and else stay as they are."""
-    of_this_rank = hooks.backend_nn.moments
+    of_this_rank = keras_internals.backend_nn.moments
     if hasattr(of_this_rank, "__wrapped__"):
         return
 
@@ -32,26 +32,28 @@ def install() -> None:
         if step is None or not synchronized:
             return of_this_rank(x, axes, keepdims, synchronized)
         dtype = x.dtype
-        x = ops.cast(x, hooks.result_type(dtype, "float32"))  # squares of 16 bits overflow
+        x = ops.cast(
+            x, keras_internals.result_type(dtype, "float32")
+        )  # squares of 16 bits overflow
         ours = [ops.sum(values, axes, keepdims=keepdims) for values in (x, x * x, ops.ones_like(x))]
         first, second, count = step.backend.total_with_gradient(
-            [step.share.times(values, 1) for values in ours], step.share
+            [step.shard.times(values, 1) for values in ours], step.shard
         )
         mean = ops.divide_no_nan(first, count)
         variance = ops.maximum(ops.divide_no_nan(second, count) - mean * mean, 0.0)
         return ops.cast(mean, dtype), ops.cast(variance, dtype)
 
-    hooks.backend_nn.moments = moments
+    keras_internals.backend_nn.moments = moments
 
 
 def weighted_gradient(
-    upstream: Sequence[Any], share: Share, total: Callable[[Sequence[Any]], Sequence[Any]]
+    upstream: Sequence[Any], shard: BatchShard, total: Callable[[Sequence[Any]], Sequence[Any]]
 ) -> list[Any]:
-    """The gradient of a sum over ranks, of a loss that is their mean weighted by their shares.
+    """The gradient of a sum over ranks, of a loss that is their mean weighted by their shards.
 
     What a rank makes of it is multiplied by its weight afterwards, with all of its gradients; so it
     is divided by that here.
     """
-    everyones = total([share.times(gradient, share.weight) for gradient in upstream])
-    weight = ops.cast(share.weight, "float32")
+    everyones = total([shard.times(gradient, shard.weight) for gradient in upstream])
+    weight = ops.cast(shard.weight, "float32")
     return [ops.divide_no_nan(each, ops.cast(weight, each.dtype)) for each in everyones]

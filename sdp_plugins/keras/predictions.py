@@ -9,8 +9,8 @@ import numpy as np
 
 from sdp_plugins.core.fused import as_bytes
 
-from . import hooks
-from .share import rows, rows_to_read
+from . import keras_internals
+from .batch_shard import rows, rows_to_read
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
@@ -29,7 +29,7 @@ def of_all_ranks(function: Callable[..., Any], strategy: SMDDPStrategy) -> Calla
     def whole(local: Any) -> Any:
         outputs, counts = local
         sizes = [int(count) for count in backend.to_numpy(counts)]
-        return hooks.tree.map_structure(
+        return keras_internals.tree.map_structure(
             lambda leaf: backend.from_numpy(gather_rows(group, backend.to_numpy(leaf), sizes)),
             outputs,
         )

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .backends import Backend
-    from .share import Share
+    from .batch_shard import BatchShard
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class RunningStep:
     """A step under way.
 
     Attributes:
-        share: This rank's part of the batch.
+        shard: This rank's part of the batch.
         backend: Of the strategy that trains the model.
     """
 
-    share: Share
+    shard: BatchShard
     backend: Backend
 
 
@@ -39,10 +39,10 @@ def running_step() -> RunningStep | None:
     return _running.get()
 
 
-def share_of_step(backend: Backend) -> Share | None:
+def shard_of_step(backend: Backend) -> BatchShard | None:
     """This rank's part of the batch of the running step, if it is one of this backend object's."""
     step = _running.get()
-    return step.share if step is not None and step.backend is backend else None
+    return step.shard if step is not None and step.backend is backend else None
 
 
 @contextmanager

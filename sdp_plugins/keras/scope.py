@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from . import hooks
+from . import keras_internals
 
 if TYPE_CHECKING:
     from .strategy import SMDDPStrategy
@@ -34,9 +34,9 @@ def closed(strategy: SMDDPStrategy) -> None:
 
 @contextmanager
 def _warning_outside() -> Iterator[None]:
-    from .attachment import is_attached
+    from .model_patch import is_attached
 
-    compile_model = hooks.Trainer.compile
+    compile_model = keras_internals.Trainer.compile
 
     def compiled(model: Any, *args: Any, **kwargs: Any) -> None:
         compile_model(model, *args, **kwargs)
@@ -48,7 +48,7 @@ def _warning_outside() -> Iterator[None]:
                 model.name,
             )
 
-    with hooks.replaced(hooks.Trainer, "compile", compiled):
+    with keras_internals.replaced(keras_internals.Trainer, "compile", compiled):
         yield
 
 
@@ -78,9 +78,9 @@ def entered(strategy: SMDDPStrategy) -> Iterator[SMDDPStrategy]:
 @contextmanager
 def _watching(strategy: SMDDPStrategy) -> Iterator[None]:
     """Notice models that are made, and those that are compiled."""
-    from .attachment import attach, expect
+    from .model_patch import attach, expect
 
-    make, compile_model = hooks.Trainer.__init__, hooks.Trainer.compile
+    make, compile_model = keras_internals.Trainer.__init__, keras_internals.Trainer.compile
 
     def made(model: Any, *args: Any, **kwargs: Any) -> None:
         make(model, *args, **kwargs)
@@ -91,7 +91,7 @@ def _watching(strategy: SMDDPStrategy) -> Iterator[None]:
         attach(model, strategy)
 
     with (
-        hooks.replaced(hooks.Trainer, "__init__", made),
-        hooks.replaced(hooks.Trainer, "compile", compiled),
+        keras_internals.replaced(keras_internals.Trainer, "__init__", made),
+        keras_internals.replaced(keras_internals.Trainer, "compile", compiled),
     ):
         yield

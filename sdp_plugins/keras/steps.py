@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from keras import ops
 
-from . import hooks, metrics
-from .running_step import RunningStep, running, share_of_step
-from .share import DATA, WHOLE, Share, cut, first_leaf, is_marked
+from . import keras_internals, metrics
+from .batch_shard import DATA, WHOLE, BatchShard, cut, first_leaf, is_marked
+from .running_step import RunningStep, running, shard_of_step
 
 if TYPE_CHECKING:
     from .strategy import SMDDPStrategy
@@ -33,23 +33,23 @@ class Step:
         self._loss_was_tracked = False
         self._read: dict[int, tuple[Any, Any]] = {}
 
-    def _open(self, data: Any) -> tuple[Any, Share]:
+    def _open(self, data: Any) -> tuple[Any, BatchShard]:
         """This rank's rows, of a batch that was cut or of a whole one."""
         self._backend.begin()
-        place = (self._strategy.rank, self._strategy.num_replicas_in_sync)
+        position = (self._strategy.rank, self._strategy.num_replicas_in_sync)
         if is_marked(data):
             data = self._backend.compare(data)
-            share = Share.of(data[DATA], self._backend.length(data[WHOLE]), *place)
-            return share.batch, share
+            shard = BatchShard.of(data[DATA], self._backend.length(data[WHOLE]), *position)
+            return shard.batch, shard
         count = self._backend.length(first_leaf(data))
-        batch = cut(data, *self._backend.rows_to_read(count, *place))
-        return batch, Share.of(batch, count, *place)
+        batch = cut(data, *self._backend.rows_to_read(count, *position))
+        return batch, BatchShard.of(batch, count, *position)
 
     @contextmanager
-    def _together(self, share: Share) -> Iterator[None]:
+    def _together(self, shard: BatchShard) -> Iterator[None]:
         with ExitStack() as stack:
-            stack.enter_context(running(RunningStep(share, self._backend)))
-            stack.enter_context(metrics.given_whole_batch(self._model, share, self._backend))
+            stack.enter_context(running(RunningStep(shard, self._backend)))
+            stack.enter_context(metrics.given_whole_batch(self._model, shard, self._backend))
             stack.enter_context(self._watching_loss())
             stack.enter_context(self._watching_results())
             yield
@@ -64,7 +64,7 @@ class Step:
             self._loss_was_tracked = True
             return update(*args, **kwargs)
 
-        with hooks.replaced(tracker, "update_state", update_state):
+        with keras_internals.replaced(tracker, "update_state", update_state):
             yield
 
     @contextmanager
@@ -73,7 +73,9 @@ class Step:
         self._read = {}
         with ExitStack() as stack:
             for metric in metrics.flat(self._model):
-                stack.enter_context(hooks.replaced(metric, "result", self._noting(metric)))
+                stack.enter_context(
+                    keras_internals.replaced(metric, "result", self._noting(metric))
+                )
             yield
 
     def _noting(self, metric: Any) -> _Function:
@@ -106,15 +108,15 @@ class Step:
 
     def _total(
         self,
-        share: Share,
+        shard: BatchShard,
         sums: Sequence[Any],
         changes: Sequence[Any],
         logs: Any,
     ) -> tuple[list[Any], list[Any], dict[str, Any]]:
         """Sums over ranks; weighted means over ranks; the logs that no metric keeps, as means."""
         own = self._own_logs(logs)
-        tensors = [share.times(tensor, 1) for tensor in sums]
-        tensors += [share.times(tensor, share.weight) for tensor in (*changes, *own.values())]
+        tensors = [shard.times(tensor, 1) for tensor in sums]
+        tensors += [shard.times(tensor, shard.weight) for tensor in (*changes, *own.values())]
         totals = self._backend.total(tensors) if tensors else []
         first, second = len(sums), len(sums) + len(changes)
         means = dict(zip(own, totals[second:], strict=True))
@@ -160,7 +162,7 @@ class StatefulStep(Step):
         """One training step; returns its logs."""
 
         def run(batch: Any) -> Any:
-            with self._backend.training(self._model, share_of_step(self._backend)):
+            with self._backend.training(self._model, shard_of_step(self._backend)):
                 return function(batch)
 
         return self._run(run, data, self._layer_states())
@@ -171,23 +173,23 @@ class StatefulStep(Step):
 
     def predict(self, function: _Function, data: Any) -> Any:
         """One step of a prediction; returns its outputs and the size of the batch."""
-        batch, share = self._open(data)
-        return function(batch), ops.reshape(ops.convert_to_tensor(share.count), (1,))
+        batch, shard = self._open(data)
+        return function(batch), ops.reshape(ops.convert_to_tensor(shard.count), (1,))
 
     def _run(self, function: _Function, data: Any, layers: Sequence[Any]) -> Any:
         backend = self._backend
-        batch, share = self._open(data)
+        batch, shard = self._open(data)
         sums = self._adding_up()
         with backend.once_read(batch):
             before = [backend.read(variable) for variable in (*sums, *layers)]
             for variable in sums:  # so that their change is exact
                 variable.assign(ops.zeros(variable.shape, variable.dtype))
-        with self._together(share):
+        with self._together(shard):
             logs = function(batch)
         after = [backend.read(variable) for variable in (*sums, *layers)]
         split = len(sums)
         changes = list(map(_change, before[split:], after[split:]))
-        totals, moved, means = self._total(share, after[:split], changes, logs)
+        totals, moved, means = self._total(shard, after[:split], changes, logs)
         for variable, old, total in zip(sums, before[:split], totals, strict=True):
             variable.assign(old + total)
         for variable, old, change in zip(layers, before[split:], moved, strict=True):
@@ -227,33 +229,33 @@ class StatelessStep(Step):
 
     def predict(self, function: _Function, state: Any, data: Any) -> Any:
         """One step of a prediction; returns its outputs, the size of the batch, and the state."""
-        batch, share = self._open(data)
+        batch, shard = self._open(data)
         outputs, others = function(state, batch)
-        return (outputs, ops.convert_to_tensor([share.count])), others
+        return (outputs, ops.convert_to_tensor([shard.count])), others
 
     def _run(
         self, function: _Function, data: Any, others: Any, measured: Any, layers: Sequence[Any]
     ) -> Any:
-        batch, share = self._open(data)
+        batch, shard = self._open(data)
         variables = self._model.metrics_variables
-        sums = _places(variables, self._adding_up())
-        moves = _places(self._model.non_trainable_variables, layers)
+        sums = _indices(variables, self._adding_up())
+        moving = _indices(self._model.non_trainable_variables, layers)
         blank = list(measured)
-        for place in sums:
-            blank[place] = ops.zeros_like(measured[place])
-        with self._together(share):
+        for index in sums:
+            blank[index] = ops.zeros_like(measured[index])
+        with self._together(shard):
             logs, rest, others_after, after = function(batch, blank)
         after, others_after = list(after), list(others_after)
-        changes = [_change(others[place], others_after[place]) for place in moves]
-        with hooks.StatelessScope(state_mapping=list(zip(variables, after, strict=True))):
+        changes = [_change(others[index], others_after[index]) for index in moving]
+        with keras_internals.StatelessScope(state_mapping=list(zip(variables, after, strict=True))):
             totals, moved, means = self._total(
-                share, [after[place] for place in sums], changes, logs
+                shard, [after[index] for index in sums], changes, logs
             )
-        for place, total in zip(sums, totals, strict=True):
-            after[place] = measured[place] + total
-        for place, change in zip(moves, moved, strict=True):
-            others_after[place] = _changed(others[place], change)
-        with hooks.StatelessScope(state_mapping=list(zip(variables, after, strict=True))):
+        for index, total in zip(sums, totals, strict=True):
+            after[index] = measured[index] + total
+        for index, change in zip(moving, moved, strict=True):
+            others_after[index] = _changed(others[index], change)
+        with keras_internals.StatelessScope(state_mapping=list(zip(variables, after, strict=True))):
             logs = self._new_logs(logs, means)
         return logs, rest, others_after, after
 
@@ -268,7 +270,7 @@ def _changed(old: Any, change: Any) -> Any:
     return ops.where(ops.isfinite(old), old + change, change)
 
 
-def _places(variables: Sequence[Any], some: Sequence[Any]) -> list[int]:
+def _indices(variables: Sequence[Any], some: Sequence[Any]) -> list[int]:
     """Where some of the variables stand."""
     wanted = {id(variable) for variable in some}
-    return [place for place, variable in enumerate(variables) if id(variable) in wanted]
+    return [index for index, variable in enumerate(variables) if id(variable) in wanted]

@@ -13,11 +13,11 @@ import numpy as np
 from sdp_plugins.core import Group
 from sdp_plugins.core.fused import gather_uneven
 
-from . import hooks, losses, normalization, scope
+from . import keras_internals, losses, normalization, scope
 from .backends import load
-from .data import Place, shard
+from .data import ShardInfo, shard_data
+from .initial_sync import check_same_call
 from .progress import Progress
-from .start import meet
 from .variables import broadcast
 
 log = logging.getLogger("sdp_plugins.keras")
@@ -54,7 +54,7 @@ class SMDDPStrategy:
             group: Ranks that have met; None: the launcher's variables say who they are, and without
                 a launcher this process is alone.
         """
-        hooks.check()
+        keras_internals.check()
         self.group = Group.from_env(name="keras") if group is None else group
         self.rank = self.group.rank
         self.num_replicas_in_sync = self.group.world_size
@@ -92,21 +92,21 @@ class SMDDPStrategy:
         Returns:
             A new tensor of the backend, equal on all ranks.
         """
-        self.settle()
+        self.synchronize()
         array = np.array(self.backend.to_numpy(value), order="C")
         self.group.all_reduce(array, "avg" if op == "mean" else op)
         return self.backend.from_numpy(array)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
         """Concatenate the ranks' tensors, whose lengths may differ along the axis."""
-        self.settle()
+        self.synchronize()
         array = np.moveaxis(np.asarray(self.backend.to_numpy(value)), axis, 0)
         whole = gather_uneven(self.group, array)
         return self.backend.from_numpy(np.moveaxis(whole, 0, axis))
 
     def broadcast_variables(self, variables: Sequence[Any], root: int = 0) -> None:
         """Copy the values of one rank's variables to all others."""
-        self.settle()
+        self.synchronize()
         broadcast(self.group, variables, root)
 
     def distribute_dataset(self, dataset: Any) -> Any:
@@ -118,9 +118,9 @@ class SMDDPStrategy:
         Returns:
             A dataset on the TensorFlow backend, else an iterable; each iteration is an epoch.
         """
-        source = hooks.data_adapters.get_data_adapter(dataset)
-        place = Place(self.group, meet(self.group, "distribute_dataset"))
-        return self.backend.data_of(shard(source, place))
+        source = keras_internals.data_adapters.get_data_adapter(dataset)
+        info = ShardInfo(self.group, check_same_call(self.group, "distribute_dataset"))
+        return self.backend.data_of(shard_data(source, info))
 
     def close(self) -> None:
         """Leave the group."""
@@ -130,7 +130,7 @@ class SMDDPStrategy:
 
     # ---- for this package ----------------------------------------------------------------------
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Have the host's next collective come after those of a step that may be under way."""
         for model in list(self.models):
-            self.backend.settle(model)
+            self.backend.synchronize(model)

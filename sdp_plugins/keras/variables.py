@@ -10,7 +10,7 @@ from keras import ops
 
 from sdp_plugins.core.fused import as_bytes
 
-from . import hooks
+from . import keras_internals
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
@@ -25,7 +25,7 @@ def optimizers_of(model: Any) -> list[Any]:
         for value in list(vars(layer).values()):
             members = value.values() if isinstance(value, dict) else value
             for member in members if isinstance(value, (dict, list, tuple)) else (value,):
-                if isinstance(member, hooks.BaseOptimizer):
+                if isinstance(member, keras_internals.BaseOptimizer):
                     found[id(member)] = member
     return list(found.values())
 

@@ -23,7 +23,7 @@ from tests.keras.first_ranks import PROCESSES
 from tests.ranks import RankPool
 
 BACKENDS = ("tensorflow", "torch", "jax")
-WAYS = ("", "loss", "weights", "share")
+WAYS = ("", "loss", "weights", "shard")
 
 
 def parsed(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -53,27 +53,27 @@ def weights(rank: int) -> Iterator[Damage]:
 
 
 @contextmanager
-def share(rank: int) -> Iterator[Damage]:
+def shard(rank: int) -> Iterator[Damage]:
     """Rank 1 counts a row less than it has, where it has two."""
-    from sdp_plugins.keras.share import Share
+    from sdp_plugins.keras.batch_shard import BatchShard
 
-    right = Share.of
+    right = BatchShard.of
 
-    def wrong(batch: Any, count: Any, rank: int, world_size: int) -> Share:
+    def wrong(batch: Any, count: Any, rank: int, world_size: int) -> BatchShard:
         found = right(batch, count, rank, world_size)
         return replace(found, rows=found.rows - (found.rows > 1))
 
     if rank == 1:
-        Share.of = wrong  # type: ignore[method-assign]
+        BatchShard.of = wrong  # type: ignore[method-assign]
     try:
         yield Damage()
     finally:
-        Share.of = right  # type: ignore[method-assign]
+        BatchShard.of = right  # type: ignore[method-assign]
 
 
 WAYS: dict[str, Callable[[int], AbstractContextManager[Damage]]] = {
     "": nothing,
     "loss": loss,
     "weights": weights,
-    "share": share,
+    "shard": shard,
 }

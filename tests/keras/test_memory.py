@@ -13,7 +13,7 @@ import os
 import numpy as np
 import tensorflow as tf
 from sdp_plugins.keras.backends.tensorflow import cut_dataset
-from sdp_plugins.keras.share import DATA
+from sdp_plugins.keras.batch_shard import DATA
 
 memory = np.empty(16 * 96 * 8 + 64, np.uint8)
 begin = -memory.ctypes.data % 64

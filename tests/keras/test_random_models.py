@@ -48,7 +48,7 @@ def test_random_models_equal_one_process(rank_pools: Any, backend: str, index: i
     [
         ("loss", "differs by"),
         ("weights", "rank 1 has other values than rank 0"),
-        ("share", "differs by"),
+        ("shard", "differs by"),
     ],
 )
 @pytest.mark.timeout(LIMIT_S + 20)

@@ -12,12 +12,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from ..share import DATA, rows_to_read
+from ..batch_shard import DATA, rows_to_read
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
 
-    from ..share import Share
+    from ..batch_shard import BatchShard
 
 
 class Backend(ABC):
@@ -38,7 +38,7 @@ class Backend(ABC):
         """Undo what a model was compiled with that cannot be had here, and say so."""
         return
 
-    def settle(self, model: Any) -> None:
+    def synchronize(self, model: Any) -> None:
         """Wait until a model's variables are computed.
 
         So a failure is raised here, and what the host communicates next comes after the step.
@@ -53,11 +53,11 @@ class Backend(ABC):
         """What is computed inside of the block is not, if there is no batch any more."""
         return nullcontext()
 
-    def training(self, model: Any, share: Share | None) -> AbstractContextManager[None]:
-        """Inside of the block runs a training step on this share of a batch."""
+    def training(self, model: Any, shard: BatchShard | None) -> AbstractContextManager[None]:
+        """Inside of the block runs a training step on this shard of a batch."""
         return nullcontext()
 
-    def passed(self, arrays: Sequence[Any]) -> None:
+    def add_dependency(self, arrays: Sequence[Any]) -> None:
         """What comes after an optimizer's ``stateless_apply`` must wait for its results."""
         return
 
@@ -65,17 +65,17 @@ class Backend(ABC):
         """Data of a batch that was cut, once it is known to be the other ranks', too."""
         return data
 
-    def named(self, error: Exception) -> str | None:
+    def translate_error(self, error: Exception) -> str | None:
         """What to tell of a failure that a framework has wrapped."""
         return None
 
     @abstractmethod
-    def average(self, grads: Sequence[Any], share: Share | None) -> list[Any]:
-        """The ranks' mean of gradients, each rank's times the factor of its share.
+    def average(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
+        """The ranks' mean of gradients, each rank's times the factor of its shard.
 
         Args:
             grads: Of this rank.
-            share: Of the batch that they are of; None: all ranks' count the same.
+            shard: Of the batch that they are of; None: all ranks' count the same.
         """
 
     def average_of_update(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
@@ -89,15 +89,15 @@ class Backend(ABC):
     def total(self, tensors: Sequence[Any]) -> list[Any]:
         """The sum over ranks of each tensor."""
 
-    def total_with_gradient(self, tensors: Sequence[Any], share: Share) -> Sequence[Any]:
-        """The sum over ranks, also of gradients, for a step on this share of a batch.
+    def total_with_gradient(self, tensors: Sequence[Any], shard: BatchShard) -> Sequence[Any]:
+        """The sum over ranks, also of gradients, for a step on this shard of a batch.
 
         Synchronized moments need it, which Keras has on TensorFlow only.
         """
         raise NotImplementedError
 
     @abstractmethod
-    def gather_rows(self, tensor: Any, share: Share) -> Any:
+    def gather_rows(self, tensor: Any, shard: BatchShard) -> Any:
         """All ranks' rows of a tensor of a batch."""
 
     def length(self, tensor: Any) -> Any:
@@ -105,7 +105,7 @@ class Backend(ABC):
         return int(tensor.shape[0])
 
     def rows_to_read(self, count: Any, rank: int, world_size: int) -> tuple[Any, Any]:
-        """See ``share.rows_to_read``."""
+        """See ``batch_shard.rows_to_read``."""
         return rows_to_read(count, rank, world_size)
 
     @abstractmethod

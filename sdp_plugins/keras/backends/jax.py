@@ -10,7 +10,7 @@ import numpy as np
 
 from sdp_plugins.jax.collectives import Collectives, after, first_turn
 
-from ..share import Share, factor_of
+from ..batch_shard import BatchShard, factor_of
 from ..steps import StatelessStep
 from . import Backend, Batches
 
@@ -29,7 +29,7 @@ class JaxBackend(Backend):
 
     step = staticmethod(StatelessStep)
 
-    def settle(self, model: Any) -> None:
+    def synchronize(self, model: Any) -> None:
         """JAX goes on while a step runs, or has failed, until somebody looks at what it makes.
 
         Within an epoch Keras' trainer holds the newest values, and the variables have none.
@@ -44,13 +44,13 @@ class JaxBackend(Backend):
         """Take the first turn of a step; those of the last one belong to another trace."""
         self._turn = first_turn()
 
-    def passed(self, arrays: Sequence[Any]) -> None:
+    def add_dependency(self, arrays: Sequence[Any]) -> None:
         """Have what follows wait for arrays: collectives in a branch pass on no turn."""
         self._turn = after(self._turn, arrays)
 
-    def average(self, grads: Sequence[Any], share: Share | None) -> list[Any]:
+    def average(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
         """Last layers first."""
-        factor = factor_of(share)
+        factor = factor_of(shard)
         if factor == 0:
             grads = [jax.numpy.zeros_like(grad) for grad in grads]
         elif factor != 1:
@@ -73,10 +73,10 @@ class JaxBackend(Backend):
         totals, self._turn = self._collectives.all_reduce(tensors, "sum", self._turn)
         return totals
 
-    def gather_rows(self, tensor: Any, share: Share) -> Any:
+    def gather_rows(self, tensor: Any, shard: BatchShard) -> Any:
         """Shapes are known."""
         whole, self._turn = self._collectives.all_gather(
-            tensor[: share.rows], share.count, self._turn
+            tensor[: shard.rows], shard.count, self._turn
         )
         return whole
 

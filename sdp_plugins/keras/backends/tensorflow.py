@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from sdp_plugins.tensorflow.collectives import Collectives
 
-from .. import hooks
+from .. import keras_internals
+from ..batch_shard import DATA, DIGEST, WHOLE, BatchShard, cut, factor_of, mark, rows
 from ..data import OTHER_BATCHES
 from ..normalization import weighted_gradient
-from ..share import DATA, DIGEST, WHOLE, Share, cut, factor_of, mark, rows
 from ..steps import StatefulStep
 from . import Backend
 from .tensorflow_sparse import gather_slices
@@ -53,22 +53,22 @@ class TensorFlowBackend(Backend):
             )
             model.jit_compile = False
 
-    def average(self, grads: Sequence[Any], share: Share | None) -> list[Any]:
+    def average(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
         """Last layers first; sparse gradients stay sparse."""
         sparse = {i: grad for i, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)}
-        averaged = {i: self._average_slices(grad, share) for i, grad in sparse.items()}
+        averaged = {i: self._average_slices(grad, shard) for i, grad in sparse.items()}
         dense = [i for i in reversed(range(len(grads))) if i not in sparse]
         if dense:
             tensors = [grads[i] for i in dense]
-            reduced = self._collectives.all_reduce(tensors, "avg", factor_of(share))
+            reduced = self._collectives.all_reduce(tensors, "avg", factor_of(shard))
             averaged.update(zip(dense, reduced, strict=True))
         return [averaged[i] for i in range(len(grads))]
 
-    def _average_slices(self, grad: Any, share: Share | None) -> Any:
-        weight = tf.cast(factor_of(share), grad.values.dtype) / self._world_size
+    def _average_slices(self, grad: Any, shard: BatchShard | None) -> Any:
+        weight = tf.cast(factor_of(shard), grad.values.dtype) / self._world_size
         ours = tf.where(weight > 0, grad.values * weight, tf.zeros_like(grad.values))
         weighted = tf.IndexedSlices(ours, grad.indices, grad.dense_shape)
-        return gather_slices(self._collectives, weighted, None if share is None else share.batch)
+        return gather_slices(self._collectives, weighted, None if shard is None else shard.batch)
 
     def total(self, tensors: Sequence[Any]) -> list[Any]:
         """The sums."""
@@ -81,22 +81,22 @@ class TensorFlowBackend(Backend):
         )
         return made
 
-    def total_with_gradient(self, tensors: Sequence[Any], share: Share) -> Sequence[Any]:
+    def total_with_gradient(self, tensors: Sequence[Any], shard: BatchShard) -> Sequence[Any]:
         """The sums, whose gradients are sums, too."""
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
         def total(*tensors: Any) -> Any:
             def gradient(*upstream: Any) -> list[Any]:
-                return weighted_gradient(upstream, share, self.total)
+                return weighted_gradient(upstream, shard, self.total)
 
             return self.total(tensors), gradient
 
         sums: Sequence[Any] = total(*tensors)
         return sums
 
-    def gather_rows(self, tensor: Any, share: Share) -> Any:
+    def gather_rows(self, tensor: Any, shard: BatchShard) -> Any:
         """By an uneven all_gather."""
-        (whole,) = self._collectives.all_gather([tensor[: share.rows]])
+        (whole,) = self._collectives.all_gather([tensor[: shard.rows]])
         return whole
 
     def compare(self, data: Any) -> Any:
@@ -111,7 +111,7 @@ class TensorFlowBackend(Backend):
         with tf.control_dependencies([same] if same is not None else []):
             return {**data, WHOLE: tf.identity(data[WHOLE])}
 
-    def named(self, error: Exception) -> str | None:
+    def translate_error(self, error: Exception) -> str | None:
         """What ``compare`` has found lies deep in an error of the graph."""
         text = OTHER_BATCHES.format("a rank")
         if text not in str(error):
@@ -150,10 +150,10 @@ def cut_dataset(dataset: Any, rank: int, world_size: int) -> Any:
 
     def cut_batch(*data: Any) -> dict[str, Any]:
         batch = data[0] if len(data) == 1 else data
-        count = tf.shape(hooks.tree.flatten(batch)[0])[0]
+        count = tf.shape(keras_internals.tree.flatten(batch)[0])[0]
         part = cut(batch, *_rows_to_read(count, rank, world_size))
-        marked = mark(hooks.map_leaves(_copied, part), _whole(count))
-        digest = _digest(hooks.tree.flatten(batch)[0])
+        marked = mark(keras_internals.map_leaves(_copied, part), _whole(count))
+        digest = _digest(keras_internals.tree.flatten(batch)[0])
         return marked if digest is None else {**marked, DIGEST: digest}
 
     return dataset.map(cut_batch, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
@@ -170,8 +170,8 @@ def _copied(leaf: Any) -> Any:
 
 def array_dataset(arrays: Any, indices: Callable[[], Iterator[tuple[Any, int]]]) -> Any:
     """Batches of arrays, by an epoch's indices."""
-    inputs = hooks.array_slicing.convert_to_sliceable(arrays, target_backend="tensorflow")
-    inputs = hooks.tree.lists_to_tuples(inputs)
+    inputs = keras_internals.array_slicing.convert_to_sliceable(arrays, target_backend="tensorflow")
+    inputs = keras_internals.tree.lists_to_tuples(inputs)
 
     def numbers() -> Iterator[tuple[Any, int]]:
         for chosen, count in indices():
@@ -181,13 +181,13 @@ def array_dataset(arrays: Any, indices: Callable[[], Iterator[tuple[Any, int]]])
 
     def take(chosen: Any, count: Any, data: Any) -> dict[str, Any]:
         def rows_of(leaf: Any) -> Any:
-            if isinstance(leaf, hooks.array_slicing.TensorflowSparseWrapper):
-                return hooks.array_slicing.slice_tensorflow_sparse_wrapper(leaf, chosen)
+            if isinstance(leaf, keras_internals.array_slicing.TensorflowSparseWrapper):
+                return keras_internals.array_slicing.slice_tensorflow_sparse_wrapper(leaf, chosen)
             if isinstance(leaf, (list, tuple, dict)):
                 return None
             return tf.gather(leaf, chosen, axis=0) if tf.is_tensor(leaf) else leaf
 
-        return mark(hooks.tree.traverse(rows_of, data), _whole(count))
+        return mark(keras_internals.tree.traverse(rows_of, data), _whole(count))
 
     signature = (tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int32))
     steps = tf.data.Dataset.from_generator(numbers, output_signature=signature)

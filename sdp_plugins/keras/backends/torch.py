@@ -12,7 +12,7 @@ from keras import ops
 
 from sdp_plugins.core.fused import FusedAllReduce
 
-from ..share import Share, factor_of, rows
+from ..batch_shard import BatchShard, factor_of, rows
 from ..steps import StatefulStep
 from . import Backend, Batches
 from .torch_overlap import Overlap, in_memory_of_its_own
@@ -32,12 +32,12 @@ class TorchBackend(Backend):
     step = staticmethod(StatefulStep)
 
     @contextmanager
-    def training(self, model: Any, share: Share | None) -> Iterator[None]:
+    def training(self, model: Any, shard: BatchShard | None) -> Iterator[None]:
         """Overlap what Keras' own step does: one backward pass and one update."""
         if not _has_one_backward(model):
             yield
             return
-        self._overlap = Overlap(self._reduce, model.trainable_weights, factor_of(share))
+        self._overlap = Overlap(self._reduce, model.trainable_weights, factor_of(shard))
         try:
             with self._overlap.watching():
                 yield
@@ -46,11 +46,11 @@ class TorchBackend(Backend):
 
     @torch.compiler.disable
     @torch.no_grad()
-    def average(self, grads: Sequence[Any], share: Share | None) -> list[Any]:
+    def average(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
         """In place where nothing else has the memory, last layers first."""
         if self._overlap is not None and self._overlap.done:
             return list(grads)
-        factor = factor_of(share)
+        factor = factor_of(shard)
         averaged = [in_memory_of_its_own(grad) for grad in grads]
         if factor == 0:
             torch._foreach_zero_(averaged)
@@ -69,13 +69,13 @@ class TorchBackend(Backend):
 
     @torch.compiler.disable
     @torch.no_grad()
-    def gather_rows(self, tensor: Any, share: Share) -> Any:
+    def gather_rows(self, tensor: Any, shard: BatchShard) -> Any:
         """By an uneven all_gather."""
         group = self._group
-        lengths = [rows(share.count, rank, group.world_size)[1] for rank in range(group.world_size)]
-        whole = tensor.new_empty((share.count, *tensor.shape[1:]))
+        lengths = [rows(shard.count, rank, group.world_size)[1] for rank in range(group.world_size)]
+        whole = tensor.new_empty((shard.count, *tensor.shape[1:]))
         group.all_gather_uneven(
-            list(whole.split(lengths)), tensor.detach()[: share.rows].contiguous()
+            list(whole.split(lengths)), tensor.detach()[: shard.rows].contiguous()
         )
         return whole
 

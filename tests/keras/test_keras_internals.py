@@ -11,16 +11,18 @@ from tests.keras.names import BACKENDS
 pytestmark = pytest.mark.versions
 OBJECTS = """
 import keras, numpy as np
-from sdp_plugins.keras import hooks
+from sdp_plugins.keras import keras_internals
 
 def main(rank, world):
-    hooks.check()
+    keras_internals.check()
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
     model.compile(optimizer, "mse")
     model.fit(np.zeros((2, 2)), np.zeros((2, 1)), verbose=0)
     objects = {
-        "ArrayDataAdapter": hooks.data_adapters.get_data_adapter(np.zeros((3, 2)), batch_size=2),
+        "ArrayDataAdapter": keras_internals.data_adapters.get_data_adapter(
+            np.zeros((3, 2)), batch_size=2
+        ),
         "Layer": model.layers[0],
         "Model": model,
         "MeanMetricWrapper": keras.metrics.MeanSquaredError(),
@@ -28,23 +30,23 @@ def main(rank, world):
     }
     if keras.backend.backend() == "jax":
         objects["JAX's Model"] = model
-    assert hooks.ATTRIBUTES.keys() - objects.keys() <= {"JAX's Model"}
+    assert keras_internals.ATTRIBUTES.keys() - objects.keys() <= {"JAX's Model"}
     for name, each in objects.items():
-        for attribute in hooks.ATTRIBUTES[name]:
+        for attribute in keras_internals.ATTRIBUTES[name]:
             assert hasattr(each, attribute), f"Keras {keras.__version__}: {name}.{attribute}"
 """
 MOVED = """
-from sdp_plugins.keras import SMDDPStrategy, hooks
+from sdp_plugins.keras import SMDDPStrategy, keras_internals
 
 def main(rank, world):
-    clip = hooks.BaseOptimizer._clip_gradients
-    del hooks.BaseOptimizer._clip_gradients
+    clip = keras_internals.BaseOptimizer._clip_gradients
+    del keras_internals.BaseOptimizer._clip_gradients
     try:
         SMDDPStrategy()
     except ImportError as error:
         return str(error)
     finally:
-        hooks.BaseOptimizer._clip_gradients = clip
+        keras_internals.BaseOptimizer._clip_gradients = clip
 """
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from keras import ops
 
-from . import hooks
+from . import keras_internals
 
 DATA, WHOLE, DIGEST = "sdp_data", "sdp_whole", "sdp_digest"
 """Keys of a batch that was cut: this rank's data; an empty array with a row for each of the global
@@ -32,7 +32,7 @@ def rows_to_read(count: int, rank: int, world_size: int) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Share:
+class BatchShard:
     """This rank's part of the batch of a step.
 
     Attributes:
@@ -52,8 +52,8 @@ class Share:
     batch: Any = None
 
     @classmethod
-    def of(cls, batch: Any, count: Any, rank: int, world_size: int) -> Share:
-        """The share of a rank."""
+    def of(cls, batch: Any, count: Any, rank: int, world_size: int) -> BatchShard:
+        """The shard of a rank."""
         return cls(count, *rows(count, rank, world_size), world_size, batch)
 
     @property
@@ -75,7 +75,7 @@ class Share:
 
     @property
     def factor(self) -> Any:
-        """What a mean over this rank's rows counts in a mean over ranks; 1 if shares are even."""
+        """What a mean over this rank's rows counts in a mean over ranks; 1 if shards are even."""
         if self.is_static:
             return self.rows * self.world_size / self.count
         return ops.cast(self.rows * self.world_size, "float32") / ops.cast(self.count, "float32")
@@ -89,14 +89,14 @@ class Share:
         )
 
 
-def factor_of(share: Share | None) -> Any:
+def factor_of(shard: BatchShard | None) -> Any:
     """What this rank's gradients count, also where no step of a batch is under way."""
-    return 1.0 if share is None else share.factor
+    return 1.0 if shard is None else shard.factor
 
 
 def cut(data: Any, begin: Any, length: Any) -> Any:
     """Rows of every tensor of a structure."""
-    return hooks.map_leaves(lambda leaf: leaf[begin : begin + length], data)
+    return keras_internals.map_leaves(lambda leaf: leaf[begin : begin + length], data)
 
 
 def mark(data: Any, whole: Any) -> dict[str, Any]:
@@ -111,4 +111,4 @@ def is_marked(data: Any) -> bool:
 
 def first_leaf(data: Any) -> Any:
     """A tensor of a batch; all have as many rows."""
-    return next(leaf for leaf in hooks.tree.flatten(data) if leaf is not None)
+    return next(leaf for leaf in keras_internals.tree.flatten(data) if leaf is not None)

@@ -24,7 +24,7 @@ _STARTED = "_smddp_started"
 COMPARED_ELEMENTS = 16
 
 
-class Start(keras.callbacks.Callback):  # type: ignore[misc]
+class InitialSync(keras.callbacks.Callback):  # type: ignore[misc]
     """Comes after the program's own callbacks, which may have restored rank 0 from a backup."""
 
     def __init__(self, strategy: SMDDPStrategy) -> None:
@@ -39,7 +39,7 @@ class Start(keras.callbacks.Callback):  # type: ignore[misc]
         """Compare, and copy from rank 0."""
         self._in_fit = True
         self._strategy.progress = Progress("fit")
-        start(self.model, self._strategy, "fit")
+        sync(self.model, self._strategy, "fit")
         epoch = np.array([self.model._initial_epoch or 0], np.int64)
         self._strategy.group.broadcast(epoch, 0)
         self.model._initial_epoch = int(epoch[0]) or None
@@ -66,33 +66,33 @@ class Start(keras.callbacks.Callback):  # type: ignore[misc]
         if self._in_fit:
             self._end_steps()
         else:
-            start_once(self.model, self._strategy, "evaluate")
+            sync_once(self.model, self._strategy, "evaluate")
 
     def on_train_end(self, logs: Any = None) -> None:
         """Keras goes on with evaluations that are a program's own."""
         self._in_fit = False
 
     def _end_steps(self) -> None:
-        self._strategy.backend.settle(self.model)  # what failed until now has failed in a step
+        self._strategy.backend.synchronize(self.model)  # what failed until now has failed in a step
         self._strategy.progress.ended = True
         self._strategy.progress.stop = bool(self.model.stop_training)
 
     def on_predict_begin(self, logs: Any = None) -> None:
         """The same before a prediction, where it is needed."""
-        start_once(self.model, self._strategy, "predict")
+        sync_once(self.model, self._strategy, "predict")
 
 
-def start(model: Any, strategy: SMDDPStrategy, call: str) -> None:
+def sync(model: Any, strategy: SMDDPStrategy, call: str) -> None:
     """Begin a ``fit``: weights may have been loaded on some ranks since the last one."""
     compare(model, strategy, call)
     equalize(model, strategy)
     object.__setattr__(model, _STARTED, True)
 
 
-def start_once(model: Any, strategy: SMDDPStrategy, call: str) -> None:
+def sync_once(model: Any, strategy: SMDDPStrategy, call: str) -> None:
     """Begin with a model whose ranks may have drawn, or loaded, different values."""
     if not vars(model).get(_STARTED) or not are_equal(model, strategy.group):
-        start(model, strategy, call)
+        sync(model, strategy, call)
 
 
 def are_equal(model: Any, group: Group) -> bool:
@@ -104,7 +104,7 @@ def are_equal(model: Any, group: Group) -> bool:
     return len(set(group.exchange(digest.digest()))) == 1
 
 
-def meet(group: Group, call: str) -> int:
+def check_same_call(group: Group, call: str) -> int:
     """See that all ranks make a call.
 
     Returns:

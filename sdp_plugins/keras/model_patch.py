@@ -14,13 +14,13 @@ import keras
 
 from sdp_plugins.core.errors import CollectiveMismatchError, is_news
 
-from . import hooks, losses, writers
-from .data import Place, in_one_order, shard
+from . import keras_internals, losses, rank_zero_callbacks
+from .batch_shard import DATA, is_marked
+from .data import ShardInfo, in_one_order, shard_data
 from .gradients import watch_optimizer
+from .initial_sync import InitialSync, check_same_call, sync_once
 from .predictions import of_all_ranks
 from .progress import Progress, explain
-from .share import DATA, is_marked
-from .start import Start, meet, start_once
 from .variables import average_partial_sums, optimizers_of
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ def _failing_together(method: _Function) -> _Function:
         strategy = self._strategy
         group = strategy.group
         try:
-            strategy.backend.settle(self._model)
+            strategy.backend.synchronize(self._model)
             result = method(self, *args, **kwargs)
-            strategy.backend.settle(self._model)
+            strategy.backend.synchronize(self._model)
             return result
         except (KeyboardInterrupt, SystemExit) as end:
             group.abort(f"{type(end).__name__} in a method of the model")
@@ -107,7 +107,7 @@ def _failing_together(method: _Function) -> _Function:
             if is_news(error):
                 group.raise_if_failed(error)  # frameworks have wrapped it
             group.abort(error)
-            if text := strategy.backend.named(error):
+            if text := strategy.backend.translate_error(error):
                 text = f"[rank {group.rank}/{group.world_size}] {text}"
                 raise CollectiveMismatchError(text, ranks=(), op=method.__name__) from None
             raise
@@ -150,10 +150,12 @@ class _Methods:
         self._model._assert_compile_called("fit")
         self._strategy.progress = Progress("fit")
         if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = hooks.array_slicing.train_validation_split(
-                (x, y, sample_weight), validation_split=validation_split
+            (x, y, sample_weight), validation_data = (
+                keras_internals.array_slicing.train_validation_split(
+                    (x, y, sample_weight), validation_split=validation_split
+                )
             )
-        seed = meet(self._strategy.group, "fit")
+        seed = check_same_call(self._strategy.group, "fit")
         data = self._shard(
             x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight, seed
         )
@@ -174,7 +176,7 @@ class _Methods:
             validation_steps=validation_steps,
             validation_freq=validation_freq,
         )
-        self._strategy.backend.settle(self._model)
+        self._strategy.backend.synchronize(self._model)
         self._strategy.progress.ended = True
         average_partial_sums(self._strategy.group, optimizers_of(self._model))
         self._strategy.group.barrier()  # what rank 0 has written may be read now
@@ -199,7 +201,7 @@ class _Methods:
                 x, verbose=verbose, steps=steps, callbacks=callbacks, return_dict=True, **kwargs
             )
         self._model._assert_compile_called("evaluate")
-        meet(self._strategy.group, "evaluate")
+        check_same_call(self._strategy.group, "evaluate")
         data = self._shard(x, y, sample_weight, batch_size, steps)
         self._build(data)
         return self._class["evaluate"](
@@ -221,7 +223,7 @@ class _Methods:
         callbacks: Any = None,
     ) -> Any:
         """``keras.Model.predict``; all ranks call it and get the whole result."""
-        meet(self._strategy.group, "predict")
+        check_same_call(self._strategy.group, "predict")
         data = self._shard(x, None, None, batch_size, steps)
         self._build(data)
         return self._class["predict"](
@@ -284,10 +286,10 @@ class _Methods:
         class_weight: Any = None,
         seed: int = 0,
     ) -> Any:
-        place = Place(self._strategy.group, seed)
+        info = ShardInfo(self._strategy.group, seed)
         if shuffle and isinstance(x, keras.utils.PyDataset):
-            x, shuffle = in_one_order(x, place.seed)
-        source = hooks.data_adapters.get_data_adapter(
+            x, shuffle = in_one_order(x, info.seed)
+        source = keras_internals.data_adapters.get_data_adapter(
             x=x,
             y=y,
             sample_weight=sample_weight,
@@ -296,7 +298,7 @@ class _Methods:
             shuffle=shuffle,
             class_weight=class_weight,
         )
-        return shard(source, place)
+        return shard_data(source, info)
 
     def _build(self, data: Any) -> None:
         """Make all variables before the first step, so that ranks can start from equal ones.
@@ -320,14 +322,14 @@ class _Methods:
             watch_optimizer(optimizer, self._strategy)
 
     def _callbacks(self, callbacks: Any) -> Any:
-        start = Start(self._strategy)
+        start = InitialSync(self._strategy)
         if isinstance(callbacks, keras.callbacks.CallbackList):  # writes what it writes
             start.set_model(self._model)
             callbacks.append(start)
             return callbacks
         if callbacks is None or isinstance(callbacks, keras.callbacks.Callback):
             callbacks = [callbacks] if callbacks else []
-        return [*writers.for_rank(callbacks, self._strategy.rank), start]
+        return [*rank_zero_callbacks.for_rank(callbacks, self._strategy.rank), start]
 
     def _verbosity(self, verbose: Any) -> Any:
         return verbose if self._strategy.rank == 0 else 0
@@ -341,7 +343,7 @@ class _Methods:
             self._strategy.backend.prepare(self._model)
             self._symbolic_build(data_batch=batch)
             self._watch_optimizers()
-        start_once(self._model, self._strategy, name)
+        sync_once(self._model, self._strategy, name)
         return self._class[name](*args, **kwargs)
 
 

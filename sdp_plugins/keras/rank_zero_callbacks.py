@@ -18,5 +18,5 @@ WRITERS = (
 
 
 def for_rank(callbacks: Iterable[Any], rank: int) -> list[Any]:
-    """Leave out the writers, but on rank 0."""
+    """Leave out what writes, but on rank 0."""
     return [each for each in callbacks if rank == 0 or not isinstance(each, WRITERS)]
