@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 from keras import ops
 
 from . import keras_internals
@@ -17,6 +18,11 @@ DATA, WHOLE, DIGEST = "sdp_data", "sdp_whole", "sdp_digest"
 """Keys of a batch that was cut: this rank's data; an empty array with a row for each of the global
 batch, because a shape is what is known to compiled code on all backends, statically on JAX; and, if
 that is still to be compared with other ranks', a number made of the global batch."""
+
+OTHER_BATCHES = (
+    "{} reads other batches. Hint: of everything but arrays all ranks must read the same global "
+    "batches, of which each takes its part: give shuffles a seed, or pass arrays."
+)
 
 
 def rows(count: Any, rank: int, world_size: int) -> tuple[Any, Any]:
@@ -111,4 +117,4 @@ def is_marked(data: Any) -> bool:
 
 def first_leaf(data: Any) -> Any:
     """A tensor of a batch; all have as many rows."""
-    return next(leaf for leaf in keras_internals.tree.flatten(data) if leaf is not None)
+    return next(leaf for leaf in keras.tree.flatten(data) if leaf is not None)

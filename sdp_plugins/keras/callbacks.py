@@ -7,31 +7,31 @@ change, and learning rates that grow with the number of ranks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 
 from sdp_plugins.core.averages import average_numbers
 
+from .context import TrainingContext
 from .initial_sync import variables_of
+from .model_patch import attached_to
+from .variables import broadcast
 
-if TYPE_CHECKING:
-    from .strategy import SMDDPStrategy
 
-
-def strategy_of(callback: Any) -> SMDDPStrategy:
-    """The strategy that a callback's model is trained by.
+def context_of(callback: Any) -> TrainingContext:
+    """What trains a callback's model.
 
     Raises:
-        RuntimeError: There is none.
+        RuntimeError: No strategy does.
     """
-    strategy: SMDDPStrategy | None = vars(callback.model).get("_smddp_strategy")
-    if strategy is None:
+    context = attached_to(callback.model)
+    if context is None:
         raise RuntimeError(
             f"{type(callback).__name__}: model '{callback.model.name}' has no strategy. Hint: call "
             "compile() inside of `with strategy.scope():`."
         )
-    return strategy
+    return context
 
 
 class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]
@@ -55,7 +55,9 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]
         """Copy once."""
         if not self._done:
             self._done = True
-            strategy_of(self).broadcast_variables(variables_of(self.model), self._root)
+            context = context_of(self)
+            context.synchronize()
+            broadcast(context.group, variables_of(self.model), self._root)
 
 
 class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]
@@ -63,9 +65,9 @@ class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Average in place."""
-        strategy = strategy_of(self)
-        strategy.synchronize()
-        average_numbers(strategy.group, logs)
+        context = context_of(self)
+        context.synchronize()
+        average_numbers(context.group, logs)
 
 
 class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
@@ -119,7 +121,7 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         assert self._steps_per_epoch
         epochs = self._epoch + batch / self._steps_per_epoch
         if epochs <= self._warmup_epochs:
-            ranks = strategy_of(self).num_replicas_in_sync
+            ranks = context_of(self).world_size
             growth = 1 + epochs * (ranks - 1) / self._warmup_epochs
             self.model.optimizer.learning_rate = self._initial_lr / ranks * growth
 
@@ -127,5 +129,5 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         """Report, and reach the rate exactly."""
         if self._warmup_epochs - 1 <= epoch < self._warmup_epochs:
             self.model.optimizer.learning_rate = self._initial_lr
-            if self._verbose and strategy_of(self).rank == 0:
+            if self._verbose and context_of(self).rank == 0:
                 print(f"epoch {epoch + 1}: the learning rate has reached {self._initial_lr:g}")

@@ -12,21 +12,21 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
+from keras import ops
 
 from sdp_plugins.core import CollectiveMismatchError, Group
 
 from . import keras_internals
-from .batch_shard import cut, first_leaf, mark, rows_to_read
+from .batch_shard import OTHER_BATCHES, cut, first_leaf, mark, rows_to_read
+
+if TYPE_CHECKING:
+    from .backends.base import Backend
 
 COMPARED_ROWS = 8  # of every array: equal distances apart
-OTHER_BATCHES = (
-    "{} reads other batches. Hint: of everything but arrays all ranks must read the same global "
-    "batches, of which each takes its part: give shuffles a seed, or pass arrays."
-)
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,12 @@ class ShardInfo:
 
     Attributes:
         group: The ranks.
+        backend: What depends on Keras' backend.
         seed: Equal on all ranks.
     """
 
     group: Group
+    backend: Backend
     seed: int
 
     @property
@@ -93,19 +95,17 @@ class ArrayShards(keras_internals.ArrayDataAdapter):
 
     def get_tf_dataset(self) -> Any:
         """A ``tf.data.Dataset`` of cut batches."""
-        from .backends.tensorflow import array_dataset
-
-        return array_dataset(self._inputs, self.indices)
+        return self._info.backend.array_dataset(self._inputs, self.indices)
 
     def get_torch_dataloader(self) -> Iterator[Any]:
         """An iterator over cut batches."""
-        from .backends.torch import as_tensor
-
         inputs = keras_internals.array_slicing.convert_to_sliceable(
             self._inputs, target_backend="torch"
         )
         return self._get_iterator(
-            lambda array, indices: as_tensor(array.convert_to_torch_compatible(array[indices])),
+            lambda array, indices: ops.convert_to_tensor(
+                array.convert_to_torch_compatible(array[indices])
+            ),
             inputs,
         )
 
@@ -137,17 +137,15 @@ class Shards(keras_internals.DataAdapter):
 
     def get_torch_dataloader(self) -> Iterator[Any]:
         """An iterator over cut batches; samplers without a generator draw the same on all ranks."""
-        from .backends.torch import same_order
-
         self._epoch += 1
         seed = int(np.random.default_rng((self._info.seed, self._epoch)).integers(2**31))
-        return self._cut(same_order(self._source.get_torch_dataloader(), seed))
+        loader = self._source.get_torch_dataloader()
+        return self._cut(self._info.backend.in_seeded_order(loader, seed))
 
     def get_tf_dataset(self) -> Any:
         """A ``tf.data.Dataset`` of cut batches."""
-        from .backends.tensorflow import cut_dataset
-
-        return cut_dataset(self._source.get_tf_dataset(), self._info.rank, self._info.world_size)
+        dataset = self._source.get_tf_dataset()
+        return self._info.backend.cut_dataset(dataset, self._info.rank, self._info.world_size)
 
     @property
     def num_batches(self) -> int | None:
@@ -246,7 +244,7 @@ def compare_arrays(group: Group, arrays: Any) -> None:
         CollectiveMismatchError: They have not.
     """
     count, size = arrays._num_samples, arrays._batch_size
-    leaves = [leaf for leaf in keras_internals.tree.flatten(arrays._inputs) if leaf is not None]
+    leaves = [leaf for leaf in keras.tree.flatten(arrays._inputs) if leaf is not None]
     rows = [count * step // COMPARED_ROWS for step in range(1, COMPARED_ROWS)]
     mine = [f"{count} {size} ".encode()]
     for leaf in leaves:

@@ -16,32 +16,32 @@ from .running_step import shard_of_step
 
 if TYPE_CHECKING:
     from .batch_shard import BatchShard
-    from .strategy import SMDDPStrategy
+    from .context import TrainingContext
 
-_WATCHED = "_smddp_strategy"
+_WATCHED = "_smddp_context"
 
 
-def watch_optimizer(optimizer: Any, strategy: SMDDPStrategy, outermost: bool = True) -> None:
+def watch_optimizer(optimizer: Any, context: TrainingContext, outermost: bool = True) -> None:
     """Have an optimizer average gradients over the ranks; a second time changes nothing."""
-    if vars(optimizer).get(_WATCHED) is strategy:
+    if vars(optimizer).get(_WATCHED) is context:
         return
-    object.__setattr__(optimizer, _WATCHED, strategy)
-    if outermost and strategy.backend.is_stateless:
-        _watch_end(optimizer, strategy)
+    object.__setattr__(optimizer, _WATCHED, context)
+    if outermost and context.backend.is_stateless:
+        _watch_end(optimizer, context)
     if hasattr(optimizer, "inner_optimizer"):
-        _watch_loss_scale(optimizer, strategy)
-        watch_optimizer(optimizer.inner_optimizer, strategy, outermost=False)
+        _watch_loss_scale(optimizer, context)
+        watch_optimizer(optimizer.inner_optimizer, context, outermost=False)
         return
     clip, apply = optimizer._clip_gradients, optimizer.apply
     accumulates = bool(optimizer.gradient_accumulation_steps)
 
     def clip_gradients(grads: Any) -> Any:
         if accumulates:
-            return clip(strategy.backend.average_of_update(optimizer, grads))
-        return clip(strategy.backend.average(grads, shard_of_step(strategy.backend)))
+            return clip(context.backend.average_of_update(optimizer, grads))
+        return clip(context.backend.average(grads, shard_of_step(context.backend)))
 
     def apply_weighted(grads: Any, trainable_variables: Any = None) -> Any:
-        return apply(_weighted(grads, shard_of_step(strategy.backend)), trainable_variables)
+        return apply(_weighted(grads, shard_of_step(context.backend)), trainable_variables)
 
     object.__setattr__(optimizer, "_clip_gradients", clip_gradients)
     if accumulates:  # batches of different sizes
@@ -55,23 +55,23 @@ def _weighted(grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
     return [None if grad is None else shard.times(grad, shard.factor) for grad in grads]
 
 
-def _watch_loss_scale(optimizer: Any, strategy: SMDDPStrategy) -> None:
+def _watch_loss_scale(optimizer: Any, context: TrainingContext) -> None:
     check = optimizer.check_finite
 
     def check_finite(grads: Any) -> Any:
         overflows = ops.cast(ops.logical_not(check(grads)), "int32")
-        (ranks,) = strategy.backend.total([overflows])
+        (ranks,) = context.backend.total([overflows])
         return ops.equal(ranks, 0)
 
     object.__setattr__(optimizer, "check_finite", check_finite)
 
 
-def _watch_end(optimizer: Any, strategy: SMDDPStrategy) -> None:
+def _watch_end(optimizer: Any, context: TrainingContext) -> None:
     apply = optimizer.stateless_apply
 
     def stateless_apply(*args: Any, **kwargs: Any) -> Any:
         trainable, own = apply(*args, **kwargs)
-        strategy.backend.add_dependency(trainable)
+        context.backend.add_dependency(trainable)
         return trainable, own
 
     object.__setattr__(optimizer, "stateless_apply", stateless_apply)

@@ -18,7 +18,7 @@ from .variables import broadcast, diversify, optimizers_of
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
 
-    from .strategy import SMDDPStrategy
+    from .context import TrainingContext
 
 _STARTED = "_smddp_started"
 COMPARED_ELEMENTS = 16
@@ -27,72 +27,72 @@ COMPARED_ELEMENTS = 16
 class InitialSync(keras.callbacks.Callback):  # type: ignore[misc]
     """Comes after the program's own callbacks, which may have restored rank 0 from a backup."""
 
-    def __init__(self, strategy: SMDDPStrategy) -> None:
+    def __init__(self, context: TrainingContext) -> None:
         super().__init__()
         # Counting steps must not make Keras wait for each one. On JAX it has to: Keras reads the
         # logs of a step in another thread there, after the next step has taken their memory.
-        self.async_safe = not strategy.backend.is_stateless
-        self._strategy = strategy
+        self.async_safe = not context.backend.is_stateless
+        self._context = context
         self._in_fit = False
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Compare, and copy from rank 0."""
         self._in_fit = True
-        self._strategy.progress = Progress("fit")
-        sync(self.model, self._strategy, "fit")
+        self._context.progress = Progress("fit")
+        sync(self.model, self._context, "fit")
         epoch = np.array([self.model._initial_epoch or 0], np.int64)
-        self._strategy.group.broadcast(epoch, 0)
+        self._context.group.broadcast(epoch, 0)
         self.model._initial_epoch = int(epoch[0]) or None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Count steps from 0."""
-        self._strategy.progress = Progress("fit", epoch + 1)
+        self._context.progress = Progress("fit", epoch + 1)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count the step; this callback comes after those that may stop training."""
-        progress = self._strategy.progress
+        progress = self._context.progress
         progress.steps = batch + 1
         progress.stop = progress.ended = bool(self.model.stop_training)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Compare the weights, which callbacks may have assigned."""
         self._end_steps()
-        strategy = self._strategy
-        may_round = strategy.backend.is_stateless  # JAX
-        compare_epoch(self.model, strategy.group, strategy.progress, may_round)
+        context = self._context
+        may_round = context.backend.is_stateless  # JAX
+        compare_epoch(self.model, context.group, context.progress, may_round)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """The same before an evaluation of a program's own, where it is needed."""
         if self._in_fit:
             self._end_steps()
         else:
-            sync_once(self.model, self._strategy, "evaluate")
+            sync_once(self.model, self._context, "evaluate")
 
     def on_train_end(self, logs: Any = None) -> None:
         """Keras goes on with evaluations that are a program's own."""
         self._in_fit = False
 
     def _end_steps(self) -> None:
-        self._strategy.backend.synchronize(self.model)  # what failed until now has failed in a step
-        self._strategy.progress.ended = True
-        self._strategy.progress.stop = bool(self.model.stop_training)
+        self._context.backend.synchronize(self.model)  # what failed until now has failed in a step
+        self._context.progress.ended = True
+        self._context.progress.stop = bool(self.model.stop_training)
 
     def on_predict_begin(self, logs: Any = None) -> None:
         """The same before a prediction, where it is needed."""
-        sync_once(self.model, self._strategy, "predict")
+        sync_once(self.model, self._context, "predict")
 
 
-def sync(model: Any, strategy: SMDDPStrategy, call: str) -> None:
+def sync(model: Any, context: TrainingContext, call: str) -> None:
     """Begin a ``fit``: weights may have been loaded on some ranks since the last one."""
-    compare(model, strategy, call)
-    equalize(model, strategy)
+    compare(model, context, call)
+    equalize(model, context)
     object.__setattr__(model, _STARTED, True)
 
 
-def sync_once(model: Any, strategy: SMDDPStrategy, call: str) -> None:
+def sync_once(model: Any, context: TrainingContext, call: str) -> None:
     """Begin with a model whose ranks may have drawn, or loaded, different values."""
-    if not vars(model).get(_STARTED) or not are_equal(model, strategy.group):
-        sync(model, strategy, call)
+    if not vars(model).get(_STARTED) or not are_equal(model, context.group):
+        sync(model, context, call)
 
 
 def are_equal(model: Any, group: Group) -> bool:
@@ -138,10 +138,10 @@ def check_same_call(group: Group, call: str) -> int:
     return int(everyones[0][1])
 
 
-def equalize(model: Any, strategy: SMDDPStrategy) -> None:
+def equalize(model: Any, context: TrainingContext) -> None:
     """Copy all variables from rank 0; ranks then draw random numbers of their own."""
-    broadcast(strategy.group, variables_of(model), 0)
-    diversify(strategy.group.rank, seed_states(model))
+    broadcast(context.group, variables_of(model), 0)
+    diversify(context.group.rank, seed_states(model))
 
 
 def variables_of(model: Any) -> list[Any]:
@@ -159,13 +159,13 @@ def seed_states(model: Any) -> list[Any]:
     ]
 
 
-def compare(model: Any, strategy: SMDDPStrategy, call: str) -> None:
+def compare(model: Any, context: TrainingContext, call: str) -> None:
     """See that all ranks are about to train the same.
 
     Raises:
         CollectiveMismatchError: They are not; it names what differs first.
     """
-    group = strategy.group
+    group = context.group
     mine = describe(model)
     everyones = [json.loads(text) for text in group.exchange(json.dumps(mine).encode())]
     for other, theirs in enumerate(everyones):

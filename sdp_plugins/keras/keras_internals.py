@@ -8,37 +8,40 @@ allows; ``check`` says which one has moved.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from types import ModuleType
+from collections.abc import Callable
+from functools import wraps
+from threading import Lock
 from typing import Any
 
 import keras
-from keras.src import tree
-from keras.src.backend import get_keras_mask, result_type, set_keras_mask
-from keras.src.backend import nn as backend_nn
-from keras.src.backend.common.stateless_scope import StatelessScope
-from keras.src.losses import loss as loss_module
-from keras.src.losses.loss import Loss
-from keras.src.metrics.metric import Metric
-from keras.src.optimizers.base_optimizer import BaseOptimizer
-from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
-from keras.src.trainers import data_adapters
-from keras.src.trainers.compile_utils import CompileMetrics
-from keras.src.trainers.data_adapters import array_slicing
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
-from keras.src.trainers.data_adapters.data_adapter import DataAdapter
-from keras.src.trainers.trainer import Trainer
+
+_HINT = (
+    "Hint: use a version of Keras that this sdp-plugins was made for (pip install "
+    "'sdp-plugins[keras]' takes one), or a newer sdp-plugins."
+)
+try:
+    from keras.src.backend import get_keras_mask, set_keras_mask
+    from keras.src.backend import nn as backend_nn
+    from keras.src.losses import loss as loss_module
+    from keras.src.optimizers.base_optimizer import BaseOptimizer
+    from keras.src.trainers import data_adapters
+    from keras.src.trainers.compile_utils import CompileMetrics
+    from keras.src.trainers.data_adapters import array_slicing
+    from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
+    from keras.src.trainers.data_adapters.data_adapter import DataAdapter
+    from keras.src.trainers.epoch_iterator import EpochIterator
+    from keras.src.trainers.trainer import Trainer
+except ImportError as error:
+    raise ImportError(
+        f"Keras {keras.__version__} has moved what SMDDPStrategy is made of: {error}. {_HINT}"
+    ) from error
 
 __all__ = [
     "ArrayDataAdapter",
     "BaseOptimizer",
     "CompileMetrics",
     "DataAdapter",
-    "Loss",
-    "LossScaleOptimizer",
-    "Metric",
-    "StatelessScope",
+    "EpochIterator",
     "Trainer",
     "array_slicing",
     "backend_nn",
@@ -48,49 +51,68 @@ __all__ = [
     "is_of_keras",
     "loss_module",
     "map_leaves",
-    "replaced",
-    "result_type",
     "set_keras_mask",
-    "tree",
+    "wrap_once",
 ]
 
 _MEMBERS: tuple[tuple[object, str, str], ...] = (
     (Trainer, "compile", "where a model joins the strategy"),
+    (Trainer, "_assert_compile_called", "refuses models that are not compiled"),
     (Trainer, "_symbolic_build", "builds models, losses and metrics from a batch's shapes"),
     (keras.Layer, "_flatten_layers", "finds the layers whose state is kept equal"),
+    (keras.Model, "make_train_function", "is what training begins with"),
     (keras.Model, "make_predict_function", "whose function returns all ranks' rows"),
     (keras.Model, "get_metrics_result", "the logs of a step"),
     (BaseOptimizer, "_clip_gradients", "comes after accumulation and before everything else"),
     (BaseOptimizer, "apply", "where gradients enter"),
-    (LossScaleOptimizer, "check_finite", "is asked of all ranks"),
+    (keras.optimizers.LossScaleOptimizer, "check_finite", "is asked of all ranks"),
     (ArrayDataAdapter, "_get_iterator", "cuts batches of arrays"),
+    (array_slicing, "TensorflowSparseWrapper", "holds the arrays of a sparse tensor"),
     (array_slicing, "convert_to_sliceable", "makes any array sliceable"),
     (array_slicing, "slice_tensorflow_sparse_wrapper", "cuts batches of sparse tensors"),
     (array_slicing, "train_validation_split", "is what validation_split means"),
     (data_adapters, "get_data_adapter", "reads every source of data"),
+    (loss_module, "apply_mask", "knows what a mask and weights leave"),
     (loss_module, "reduce_weighted_values", "knows what a loss is divided by"),
     (backend_nn, "moments", "normalizes batches"),
-    (StatelessScope, "get_current_value", "holds metrics in JAX steps"),
 )
+_SOURCE = ("x", "y", "sample_weight", "batch_size", "steps_per_epoch", "shuffle", "class_weight")
 _PARAMETERS = (
     (loss_module.reduce_weighted_values, ("values", "sample_weight", "mask", "reduction", "dtype")),
-    (
-        data_adapters.get_data_adapter,
-        ("x", "y", "sample_weight", "batch_size", "steps_per_epoch", "shuffle", "class_weight"),
-    ),
+    (loss_module.apply_mask, ("sample_weight", "mask", "dtype", "reduction")),
+    (data_adapters.get_data_adapter, _SOURCE),
+    (EpochIterator.__init__, ("self", *_SOURCE, "steps_per_execution")),
     (backend_nn.moments, ("x", "axes", "keepdims", "synchronized")),
+    (Trainer._assert_compile_called, ("self", "method_name")),
     (Trainer._symbolic_build, ("self", "iterator", "data_batch")),
     (BaseOptimizer._clip_gradients, ("self", "grads")),
 )
+_READ = ("x", "batch_size", "verbose", "callbacks")
+_ARGUMENTS = {
+    "fit": (
+        *(*_READ, "y", "sample_weight", "class_weight", "shuffle", "steps_per_epoch"),
+        *("validation_data", "validation_split", "validation_steps", "validation_batch_size"),
+    ),
+    "evaluate": (*_READ, "y", "sample_weight", "steps", "kwargs"),
+    "predict": (*_READ, "steps"),
+}
+"""Arguments of ``keras.Model``'s methods that are given another meaning; others are passed on."""
 ATTRIBUTES = {
     "ArrayDataAdapter": ("_inputs", "_num_samples", "_batch_size", "_shuffle"),
+    "CompileLoss": ("_user_loss",),
+    "EpochIterator": ("data_adapter",),
     "Layer": ("_non_trainable_variables", "_seed_generators"),
-    "Model": ("_initial_epoch", "_loss_tracker"),
-    "MeanMetricWrapper": ("_fn",),
+    "LossFunctionWrapper": ("fn", "_fn_kwargs"),
+    "MeanMetricWrapper": ("_fn", "_fn_kwargs"),
+    "Model": ("_compile_loss", "_initial_epoch", "_loss_tracker"),
     "Optimizer": ("_accumulated_gradients", "_iterations", "gradient_accumulation_steps"),
     "JAX's Model": ("_jax_state", "_jax_state_synced"),
 }
-"""What objects have besides; ``tests/keras/test_hooks.py`` looks at some."""
+"""What objects have besides; ``tests/keras/test_keras_internals.py`` looks at some."""
+BY_FIT = "_use_cached_eval_dataset"
+"""The argument by which ``fit`` marks its own calls of ``evaluate``."""
+_IS_WRAPPER = "_smddp_wrapper"
+_wrapping = Lock()
 
 
 def check() -> None:
@@ -106,14 +128,13 @@ def check() -> None:
         found = tuple(inspect.signature(function).parameters)
         if found != expected:
             raise _moved(f"the parameters of {function.__qualname__}: {found}, not {expected}")
+    for method, names in _ARGUMENTS.items():
+        if missing := set(names) - set(inspect.signature(getattr(keras.Model, method)).parameters):
+            raise _moved(f"arguments of Model.{method}: {', '.join(sorted(missing))}")
 
 
 def _moved(what: str) -> ImportError:
-    return ImportError(
-        f"Keras {keras.__version__} has moved {what}. Hint: use a version of Keras that this "
-        "sdp-plugins was made for (pip install 'sdp-plugins[keras]' takes one), or a newer "
-        "sdp-plugins."
-    )
+    return ImportError(f"Keras {keras.__version__} has moved {what}. {_HINT}")
 
 
 def is_of_keras(thing: Any) -> bool:
@@ -123,24 +144,18 @@ def is_of_keras(thing: Any) -> bool:
 
 def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
     """Replace every leaf but None; Keras has learned to leave out None by itself in 3.12."""
-    return tree.map_structure(lambda leaf: None if leaf is None else function(leaf), structure)
+    return keras.tree.map_structure(
+        lambda leaf: None if leaf is None else function(leaf), structure
+    )
 
 
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Give a module, a class or an object another attribute inside of the block."""
-    absent = object()
-    before = vars(owner).get(name, absent)
-    set_attribute(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is absent:
-            object.__delattr__(owner, name)  # only objects get what they did not have
-        else:
-            set_attribute(owner, name, before)
-
-
-def set_attribute(owner: Any, name: str, value: Any) -> None:
-    """Set an attribute past what Keras does to track them."""
-    (setattr if isinstance(owner, (type, ModuleType)) else object.__setattr__)(owner, name, value)
+def wrap_once(
+    owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Put a function around one of Keras' until the process ends; a second time changes nothing."""
+    with _wrapping:
+        function = getattr(owner, name)
+        if not hasattr(function, _IS_WRAPPER):
+            around = wraps(function)(wrapper(function))
+            setattr(around, _IS_WRAPPER, True)
+            setattr(owner, name, around)

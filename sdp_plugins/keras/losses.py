@@ -9,13 +9,13 @@ ranks' rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import wraps
 from typing import Any
 
 import keras
 from keras import ops
 
 from . import keras_internals
+from .keras_internals import wrap_once
 from .running_step import RunningStep, running, running_step
 
 _Function = Callable[..., Any]
@@ -24,14 +24,8 @@ _ONE_NUMBER_BY_DEFAULT = ("dice", "tversky")
 
 def install() -> None:
     """Have Keras' losses look for a running step; without one they stay as they are."""
-    reduce_values, call = (
-        keras_internals.loss_module.reduce_weighted_values,
-        keras_internals.Loss.__call__,
-    )
-    if hasattr(reduce_values, "__wrapped__"):
-        return
-    keras_internals.loss_module.reduce_weighted_values = _of_whole_batch(reduce_values)
-    keras_internals.Loss.__call__ = _of_all_rows(call)
+    wrap_once(keras_internals.loss_module, "reduce_weighted_values", _of_whole_batch)
+    wrap_once(keras.losses.Loss, "__call__", _of_all_rows)
 
 
 def relates_rows(function: _Function, options: Mapping[str, Any], ndim: int | None = None) -> bool:
@@ -62,8 +56,8 @@ def refuse_unreduced(model: Any) -> None:
             at all on the other backends.
     """
     compiled = model._compile_loss
-    for loss in keras_internals.tree.flatten(compiled._user_loss) if compiled is not None else ():
-        if isinstance(loss, keras_internals.Loss) and loss.reduction in (None, "none"):
+    for loss in keras.tree.flatten(compiled._user_loss) if compiled is not None else ():
+        if isinstance(loss, keras.losses.Loss) and loss.reduction in (None, "none"):
             raise ValueError(
                 f"model '{model.name}' is compiled with {type(loss).__name__}(reduction=None), "
                 "which has a number for each row. Hint: use reduction='sum', which is what Keras "
@@ -74,7 +68,6 @@ def refuse_unreduced(model: Any) -> None:
 def _of_whole_batch(reduce_values: _Function) -> _Function:
     """The reduction of a loss, with the divisor of the whole batch."""
 
-    @wraps(reduce_values)
     def reduced(
         values: Any,
         sample_weight: Any = None,
@@ -111,7 +104,6 @@ def _of_all_rows(call: _Function) -> _Function:
     it counts in the mean over ranks.
     """
 
-    @wraps(call)
     def computed(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         step = running_step()
         if step is None or not _loss_relates_rows(loss, y_pred):
@@ -137,7 +129,7 @@ def _loss_relates_rows(loss: Any, y_pred: Any) -> bool:
     if (
         function is None
         or not keras_internals.is_of_keras(function)
-        or keras_internals.tree.is_nested(y_pred)
+        or keras.tree.is_nested(y_pred)
     ):
         return False
     return relates_rows(function, loss._fn_kwargs, len(y_pred.shape))

@@ -8,22 +8,20 @@ of one number for a batch the ranks' mean.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
+import keras
 from keras import ops
 from keras.losses import Loss
 from keras.metrics import Mean, Sum
 
 from . import keras_internals
 from .losses import relates_rows
+from .running_step import RunningStep, running_step
 
-if TYPE_CHECKING:
-    from .backends import Backend
-    from .batch_shard import BatchShard
-
-_Update = Callable[..., Any]
+_Arguments = Callable[[RunningStep, Any, Any], Any]
+_WATCHED = "_smddp_watched"
 
 
 def flat(model: Any) -> list[Any]:
@@ -48,28 +46,52 @@ def adds_up(metric: Any) -> bool:
         return False
     return any(
         keras_internals.is_of_keras(kind)
-        and issubclass(kind, keras_internals.Metric)
-        and kind is not keras_internals.Metric
+        and issubclass(kind, keras.metrics.Metric)
+        and kind is not keras.metrics.Metric
         for kind in type(metric).__mro__
     )
 
 
-@contextmanager
-def given_whole_batch(model: Any, shard: BatchShard, backend: Backend) -> Iterator[None]:
-    """Have metrics that do not add up see all ranks' rows inside of the block."""
-    with ExitStack() as stack:
-        for metric in flat(model):
-            if not adds_up(metric):
-                update = _gathering(metric.update_state, shard, backend)
-            elif type(metric).update_state in (Mean.update_state, Sum.update_state):
-                update = _weighing(metric.update_state, shard)
-            else:
-                continue
-            stack.enter_context(keras_internals.replaced(metric, "update_state", update))
-        yield
+def watch_metrics(model: Any) -> None:
+    """Have a model's metrics look for a running step; a second time changes nothing."""
+    for metric in flat(model):
+        if not getattr(metric, _WATCHED, False):
+            _watch(metric)
 
 
-def _gathering(update: _Update, shard: BatchShard, backend: Backend) -> _Update:
+def _watch(metric: Any) -> None:
+    update, result = metric.update_state, metric.result
+    arguments = _arguments_for(metric)
+
+    def update_state(*args: Any, **kwargs: Any) -> Any:
+        if (step := running_step()) is not None:
+            step.updated.add(id(metric))
+            args, kwargs = arguments(step, args, kwargs)
+        return update(*args, **kwargs)
+
+    def noted_result() -> Any:
+        value = result()
+        if (step := running_step()) is not None:
+            step.results[id(value)] = (value, metric)
+        return value
+
+    object.__setattr__(metric, "update_state", update_state)
+    object.__setattr__(metric, "result", noted_result)
+    object.__setattr__(metric, _WATCHED, True)
+
+
+def _arguments_for(metric: Any) -> _Arguments:
+    """What a metric is told, so that ranks together do what one process would."""
+    if not adds_up(metric):
+        return _gathered
+    if type(metric).update_state in (Mean.update_state, Sum.update_state):
+        return _weighted
+    return lambda step, args, kwargs: (args, kwargs)
+
+
+def _gathered(step: RunningStep, args: Any, kwargs: Any) -> Any:
+    """All ranks' rows."""
+    shard, backend = step.shard, step.backend
     rows = max(shard.rows, 1) if shard.is_static else None
 
     def gather(value: Any) -> Any:
@@ -82,17 +104,15 @@ def _gathering(update: _Update, shard: BatchShard, backend: Backend) -> _Update:
             return value  # no rows of the batch
         return backend.gather_rows(value, shard)
 
-    def update_state(*args: Any, **kwargs: Any) -> Any:
-        args, kwargs = keras_internals.map_leaves(gather, (args, kwargs))
-        return update(*args, **kwargs)
-
-    return update_state
+    return keras_internals.map_leaves(gather, (args, kwargs))
 
 
-def _weighing(update: _Update, shard: BatchShard) -> _Update:
-    def update_state(values: Any, sample_weight: Any = None) -> Any:
+def _weighted(step: RunningStep, args: Any, kwargs: Any) -> Any:
+    """This rank's weight beside one number for the batch."""
+
+    def weigh(values: Any, sample_weight: Any = None) -> Any:
         if sample_weight is None and len(getattr(values, "shape", ())) == 0:
-            sample_weight = shard.weight
-        return update(values, sample_weight)
+            sample_weight = step.shard.weight
+        return (values, sample_weight), {}
 
-    return update_state
+    return weigh(*args, **kwargs)

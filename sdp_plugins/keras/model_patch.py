@@ -6,9 +6,10 @@ The model is saved, cloned and pickled as before: none of this is part of it.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 
@@ -16,18 +17,19 @@ from sdp_plugins.core.errors import CollectiveMismatchError, is_news
 
 from . import keras_internals, losses, rank_zero_callbacks
 from .batch_shard import DATA, is_marked
+from .context import TrainingContext
 from .data import ShardInfo, in_one_order, shard_data
 from .gradients import watch_optimizer
 from .initial_sync import InitialSync, check_same_call, sync_once
+from .metrics import watch_metrics
 from .predictions import of_all_ranks
 from .progress import Progress, explain
 from .variables import average_partial_sums, optimizers_of
 
-if TYPE_CHECKING:
-    from .strategy import SMDDPStrategy
-
-_ATTACHED = "_smddp_strategy"
+log = logging.getLogger("sdp_plugins.keras")
+_ATTACHED = "_smddp_context"
 _NEED_COMPILE = ("fit", "evaluate", "train_on_batch", "test_on_batch")
+_SOURCE = ("x", "y", "batch_size", "sample_weight", "class_weight")
 _Function = Callable[..., Any]
 
 
@@ -45,15 +47,15 @@ def expect(model: Any) -> None:
         object.__setattr__(model, name, refuse)
 
 
-def is_attached(model: Any) -> bool:
-    """Whether a strategy trains a model."""
-    return _ATTACHED in vars(model)
+def attached_to(model: Any) -> TrainingContext | None:
+    """What trains a model."""
+    return vars(model).get(_ATTACHED)
 
 
-def attach(model: Any, strategy: SMDDPStrategy) -> None:
+def attach(model: Any, context: TrainingContext) -> None:
     """Have a compiled model trained by a strategy."""
-    joined = model.__dict__.get(_ATTACHED)
-    if joined is strategy:
+    joined = attached_to(model)
+    if joined is context:
         return
     if joined is not None:
         raise RuntimeError(
@@ -62,11 +64,11 @@ def attach(model: Any, strategy: SMDDPStrategy) -> None:
         )
     for name in _NEED_COMPILE:
         model.__dict__.pop(name, None)  # see `expect`
-    object.__setattr__(model, _ATTACHED, strategy)
-    strategy.models.add(model)
-    if strategy.num_replicas_in_sync == 1:
+    object.__setattr__(model, _ATTACHED, context)
+    context.models.add(model)
+    if context.world_size == 1:
         return  # Keras as it is
-    methods = _Methods(model, strategy)
+    methods = _PatchedMethods(model, context)
     for name in _REPLACED:
         if hasattr(model, name):
             object.__setattr__(
@@ -84,30 +86,46 @@ def _in_place_of(method: _Function, ours: _Function) -> _Function:
     return call
 
 
+def _arguments(method: str, args: Any, kwargs: Any) -> dict[str, Any]:
+    """All arguments of a method of ``keras.Model``, by name.
+
+    Raises:
+        TypeError: These are none of its.
+    """
+    try:
+        bound = inspect.signature(getattr(keras.Model, method)).bind(None, *args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{method}() {error}") from None
+    bound.apply_defaults()
+    given = dict(bound.arguments)
+    given.pop("self")
+    return given | given.pop("kwargs", {})
+
+
 def _failing_together(method: _Function) -> _Function:
     """Tell the other ranks of a failure here, and give one of theirs its own name."""
 
     @wraps(method)
-    def call(self: _Methods, *args: Any, **kwargs: Any) -> Any:
-        strategy = self._strategy
-        group = strategy.group
+    def call(self: _PatchedMethods, *args: Any, **kwargs: Any) -> Any:
+        context = self._context
+        group = context.group
         try:
-            strategy.backend.synchronize(self._model)
+            context.backend.synchronize(self._model)
             result = method(self, *args, **kwargs)
-            strategy.backend.synchronize(self._model)
+            context.backend.synchronize(self._model)
             return result
         except (KeyboardInterrupt, SystemExit) as end:
             group.abort(f"{type(end).__name__} in a method of the model")
             raise
         except Exception as error:
             if isinstance(group.failure or error, CollectiveMismatchError):
-                explained = explain(strategy.progress, strategy.failure_group)
+                explained = explain(context.progress, context.failure_group)
                 if explained is not None:
                     raise explained from None
             if is_news(error):
                 group.raise_if_failed(error)  # frameworks have wrapped it
             group.abort(error)
-            if text := strategy.backend.translate_error(error):
+            if text := context.backend.translate_error(error):
                 text = f"[rank {group.rank}/{group.world_size}] {text}"
                 raise CollectiveMismatchError(text, ranks=(), op=method.__name__) from None
             raise
@@ -115,123 +133,50 @@ def _failing_together(method: _Function) -> _Function:
     return call
 
 
-class _Methods:
+class _PatchedMethods:
     """The methods that a model has instead of its class's, which they call."""
 
-    def __init__(self, model: Any, strategy: SMDDPStrategy) -> None:
+    def __init__(self, model: Any, context: TrainingContext) -> None:
         self._model = model
-        self._strategy = strategy
+        self._context = context
         self._class: dict[str, Any] = {name: getattr(model, name, None) for name in _REPLACED}
-        self._step = strategy.backend.step(model, strategy)
+        self._step = context.backend.step(model, context)
 
     # ---- the public methods --------------------------------------------------------------------
 
     @_failing_together
-    def fit(
-        self,
-        x: Any = None,
-        y: Any = None,
-        batch_size: int | None = None,
-        epochs: int = 1,
-        verbose: Any = "auto",
-        callbacks: Any = None,
-        validation_split: float = 0.0,
-        validation_data: Any = None,
-        shuffle: Any = True,
-        class_weight: Any = None,
-        sample_weight: Any = None,
-        initial_epoch: int = 0,
-        steps_per_epoch: int | None = None,
-        validation_steps: int | None = None,
-        validation_batch_size: int | None = None,
-        validation_freq: Any = 1,
-    ) -> Any:
+    def fit(self, *args: Any, **kwargs: Any) -> Any:
         """``keras.Model.fit``; ``batch_size`` is that of all ranks together."""
+        given = _arguments("fit", args, kwargs)
+        context, group = self._context, self._context.group
         self._model._assert_compile_called("fit")
-        self._strategy.progress = Progress("fit")
-        if validation_split and validation_data is None:
-            (x, y, sample_weight), validation_data = (
-                keras_internals.array_slicing.train_validation_split(
-                    (x, y, sample_weight), validation_split=validation_split
-                )
-            )
-        seed = check_same_call(self._strategy.group, "fit")
-        data = self._shard(
-            x, y, sample_weight, batch_size, steps_per_epoch, shuffle, class_weight, seed
-        )
-        if validation_data is not None:
-            val_x, val_y, val_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
-            size = validation_batch_size or batch_size
-            validation_data = self._shard(val_x, val_y, val_weight, size, validation_steps)
+        context.progress = Progress("fit")
+        data, validation_data = self._training_data(given, check_same_call(group, "fit"))
         self._build(data)
-        history = self._class["fit"](
-            data,
-            epochs=epochs,
-            verbose=self._verbosity(verbose),
-            callbacks=self._callbacks(callbacks),
-            validation_data=validation_data,
-            shuffle=False,
-            initial_epoch=initial_epoch,
-            steps_per_epoch=steps_per_epoch,
-            validation_steps=validation_steps,
-            validation_freq=validation_freq,
-        )
-        self._strategy.backend.synchronize(self._model)
-        self._strategy.progress.ended = True
-        average_partial_sums(self._strategy.group, optimizers_of(self._model))
-        self._strategy.group.barrier()  # what rank 0 has written may be read now
+        if context.rank == 0:
+            log.info("fit: smddp trains model '%s' on %d ranks", self._model.name, group.world_size)
+        options = self._options(given, "validation_split", "validation_batch_size")
+        options |= {"validation_data": validation_data, "shuffle": False}
+        history = self._class["fit"](data, **options)
+        context.backend.synchronize(self._model)
+        context.progress.ended = True
+        average_partial_sums(group, optimizers_of(self._model))
+        group.barrier()  # what rank 0 has written may be read now
         return history
 
     @_failing_together
-    def evaluate(
-        self,
-        x: Any = None,
-        y: Any = None,
-        batch_size: int | None = None,
-        verbose: Any = "auto",
-        sample_weight: Any = None,
-        steps: int | None = None,
-        callbacks: Any = None,
-        return_dict: bool = False,
-        **kwargs: Any,
-    ) -> Any:
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """``keras.Model.evaluate``; to be called on all ranks."""
-        if "_use_cached_eval_dataset" in kwargs:  # by fit
-            return self._class["evaluate"](
-                x, verbose=verbose, steps=steps, callbacks=callbacks, return_dict=True, **kwargs
-            )
+        if keras_internals.BY_FIT in kwargs:  # by fit
+            return self._class["evaluate"](*args, **kwargs)
+        given = _arguments("evaluate", args, kwargs)
         self._model._assert_compile_called("evaluate")
-        check_same_call(self._strategy.group, "evaluate")
-        data = self._shard(x, y, sample_weight, batch_size, steps)
-        self._build(data)
-        return self._class["evaluate"](
-            data,
-            verbose=self._verbosity(verbose),
-            steps=steps,
-            callbacks=self._callbacks(callbacks),
-            return_dict=return_dict,
-            **kwargs,
-        )
+        return self._on_shards("evaluate", given)
 
     @_failing_together
-    def predict(
-        self,
-        x: Any,
-        batch_size: int | None = None,
-        verbose: Any = "auto",
-        steps: int | None = None,
-        callbacks: Any = None,
-    ) -> Any:
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
         """``keras.Model.predict``; all ranks call it and get the whole result."""
-        check_same_call(self._strategy.group, "predict")
-        data = self._shard(x, None, None, batch_size, steps)
-        self._build(data)
-        return self._class["predict"](
-            data,
-            verbose=self._verbosity(verbose),
-            steps=steps,
-            callbacks=self._callbacks(callbacks),
-        )
+        return self._on_shards("predict", _arguments("predict", args, kwargs))
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """``keras.Model.train_on_batch`` with a global batch; every rank takes its rows."""
@@ -262,8 +207,8 @@ class _Methods:
     def make_predict_function(self, *args: Any, **kwargs: Any) -> Any:
         """Have the function return the rows of all ranks."""
         self._class["make_predict_function"](*args, **kwargs)
-        model, strategy = self._model, self._strategy
-        model.predict_function = of_all_ranks(model.predict_function, strategy)
+        model, context = self._model, self._context
+        model.predict_function = of_all_ranks(model.predict_function, context)
         return model.predict_function
 
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
@@ -275,30 +220,52 @@ class _Methods:
 
     # ---- parts ---------------------------------------------------------------------------------
 
-    def _shard(
-        self,
-        x: Any,
-        y: Any,
-        sample_weight: Any,
-        batch_size: int | None,
-        steps: int | None,
-        shuffle: Any = False,
-        class_weight: Any = None,
-        seed: int = 0,
-    ) -> Any:
-        info = ShardInfo(self._strategy.group, seed)
-        if shuffle and isinstance(x, keras.utils.PyDataset):
-            x, shuffle = in_one_order(x, info.seed)
-        source = keras_internals.data_adapters.get_data_adapter(
-            x=x,
-            y=y,
-            sample_weight=sample_weight,
-            batch_size=batch_size,
-            steps_per_epoch=steps,
-            shuffle=shuffle,
-            class_weight=class_weight,
-        )
-        return shard_data(source, info)
+    def _training_data(self, given: dict[str, Any], seed: int) -> tuple[Any, Any]:
+        """This rank's rows, and those of the validation."""
+        split, validation_data = given["validation_split"], given["validation_data"]
+        if split and validation_data is None:
+            arrays = (given["x"], given["y"], given["sample_weight"])
+            parts = keras_internals.array_slicing.train_validation_split(
+                arrays, validation_split=split
+            )
+            (given["x"], given["y"], given["sample_weight"]), validation_data = parts
+        source = {name: given[name] for name in (*_SOURCE, "steps_per_epoch", "shuffle")}
+        data = self._shard(source, seed)
+        if validation_data is not None:
+            x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(validation_data)
+            source = {
+                "x": x,
+                "y": y,
+                "sample_weight": sample_weight,
+                "batch_size": given["validation_batch_size"] or given["batch_size"],
+                "steps_per_epoch": given["validation_steps"],
+            }
+            validation_data = self._shard(source)
+        return data, validation_data
+
+    def _on_shards(self, method: str, given: dict[str, Any]) -> Any:
+        """A method that goes over data once."""
+        check_same_call(self._context.group, method)
+        source = {name: given[name] for name in _SOURCE if name in given}
+        data = self._shard(source | {"steps_per_epoch": given["steps"]})
+        self._build(data)
+        return self._class[method](data, **self._options(given))
+
+    def _options(self, given: dict[str, Any], *but: str) -> dict[str, Any]:
+        """Arguments of a method of Keras beside the data, as they are on this rank."""
+        options = {name: given[name] for name in given if name not in (*_SOURCE, *but)}
+        options["verbose"] = options["verbose"] if self._context.rank == 0 else 0
+        options["callbacks"] = self._callbacks(options["callbacks"])
+        return options
+
+    def _shard(self, source: dict[str, Any], seed: int = 0) -> Any:
+        """Put one of Keras' adapters, for what goes into its method, behind this rank's rows."""
+        info = ShardInfo(self._context.group, self._context.backend, seed)
+        if source.get("shuffle") and isinstance(source["x"], keras.utils.PyDataset):
+            x, shuffle = in_one_order(source["x"], seed)
+            source = source | {"x": x, "shuffle": shuffle}
+        # Warnings of Keras' adapters name the file that asks for one: Keras' own, as without us.
+        return shard_data(keras_internals.EpochIterator(**source).data_adapter, info)
 
     def _build(self, data: Any) -> None:
         """Make all variables before the first step, so that ranks can start from equal ones.
@@ -313,26 +280,25 @@ class _Methods:
                     "of which every rank has a part. Hint: make it with stateful=False."
                 )
         losses.refuse_unreduced(self._model)
-        self._strategy.backend.prepare(self._model)
-        self._symbolic_build(data_batch=self._strategy.backend.example(data))
-        self._watch_optimizers()
+        self._context.backend.prepare(self._model)
+        self._symbolic_build(data_batch=self._context.backend.example(data))
+        self._watch()
 
-    def _watch_optimizers(self) -> None:
+    def _watch(self) -> None:
+        """Have what the model holds look for a running step."""
+        watch_metrics(self._model)
         for optimizer in optimizers_of(self._model):
-            watch_optimizer(optimizer, self._strategy)
+            watch_optimizer(optimizer, self._context)
 
     def _callbacks(self, callbacks: Any) -> Any:
-        start = InitialSync(self._strategy)
+        start = InitialSync(self._context)
         if isinstance(callbacks, keras.callbacks.CallbackList):  # writes what it writes
             start.set_model(self._model)
             callbacks.append(start)
             return callbacks
         if callbacks is None or isinstance(callbacks, keras.callbacks.Callback):
             callbacks = [callbacks] if callbacks else []
-        return [*rank_zero_callbacks.for_rank(callbacks, self._strategy.rank), start]
-
-    def _verbosity(self, verbose: Any) -> Any:
-        return verbose if self._strategy.rank == 0 else 0
+        return [*rank_zero_callbacks.for_rank(callbacks, self._context.rank), start]
 
     @_failing_together
     def _on_batch(self, name: str, *args: Any, **kwargs: Any) -> Any:
@@ -340,10 +306,10 @@ class _Methods:
             given = inspect.signature(self._class[name]).bind(*args, **kwargs).arguments
             batch = tuple(given.get(part) for part in ("x", "y", "sample_weight"))
             losses.refuse_unreduced(self._model)
-            self._strategy.backend.prepare(self._model)
+            self._context.backend.prepare(self._model)
             self._symbolic_build(data_batch=batch)
-            self._watch_optimizers()
-        sync_once(self._model, self._strategy, name)
+            self._watch()
+        sync_once(self._model, self._context, name)
         return self._class[name](*args, **kwargs)
 
 

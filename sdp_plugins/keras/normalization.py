@@ -8,9 +8,9 @@ rank's loss makes of it, as much as that loss counts in the mean over ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
+import keras
 from keras import ops
 
 from . import keras_internals
@@ -22,19 +22,16 @@ if TYPE_CHECKING:
 
 def install() -> None:
     """Have Keras' synchronized moments look for a running step, and else stay as they are."""
-    of_this_rank = keras_internals.backend_nn.moments
-    if hasattr(of_this_rank, "__wrapped__"):
-        return
+    keras_internals.wrap_once(keras_internals.backend_nn, "moments", _over_all_rows)
 
-    @wraps(of_this_rank)
+
+def _over_all_rows(of_this_rank: Callable[..., Any]) -> Callable[..., Any]:
     def moments(x: Any, axes: Any, keepdims: bool = False, synchronized: bool = False) -> Any:
         step = running_step()
         if step is None or not synchronized:
             return of_this_rank(x, axes, keepdims, synchronized)
         dtype = x.dtype
-        x = ops.cast(
-            x, keras_internals.result_type(dtype, "float32")
-        )  # squares of 16 bits overflow
+        x = ops.cast(x, keras.backend.result_type(dtype, "float32"))  # squares of 16 bits overflow
         ours = [ops.sum(values, axes, keepdims=keepdims) for values in (x, x * x, ops.ones_like(x))]
         first, second, count = step.backend.total_with_gradient(
             [step.shard.times(values, 1) for values in ours], step.shard
@@ -43,7 +40,7 @@ def install() -> None:
         variance = ops.maximum(ops.divide_no_nan(second, count) - mean * mean, 0.0)
         return ops.cast(mean, dtype), ops.cast(variance, dtype)
 
-    keras_internals.backend_nn.moments = moments
+    return moments
 
 
 def weighted_gradient(

@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import keras
 import numpy as np
 
 from sdp_plugins.core.fused import as_bytes
 
-from . import keras_internals
 from .batch_shard import rows, rows_to_read
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
 
-    from .strategy import SMDDPStrategy
+    from .context import TrainingContext
 
 _MARK = "_smddp"
 
 
-def of_all_ranks(function: Callable[..., Any], strategy: SMDDPStrategy) -> Callable[..., Any]:
+def of_all_ranks(function: Callable[..., Any], context: TrainingContext) -> Callable[..., Any]:
     """Have a predict function, whose steps tell the sizes of their batches, return all rows."""
     if hasattr(function, _MARK):
         return function
-    backend, group = strategy.backend, strategy.group
+    backend, group = context.backend, context.group
 
     def whole(local: Any) -> Any:
         outputs, counts = local
         sizes = [int(count) for count in backend.to_numpy(counts)]
-        return keras_internals.tree.map_structure(
+        return keras.tree.map_structure(
             lambda leaf: backend.from_numpy(gather_rows(group, backend.to_numpy(leaf), sizes)),
             outputs,
         )

@@ -1,97 +1,102 @@
-"""The strategy whose scope the program is in."""
+"""The strategy in whose scope a thread makes and compiles models.
+
+A scope belongs to the thread that enters it, as Keras' own scopes do.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
-from . import keras_internals
+import keras
 
-if TYPE_CHECKING:
-    from .strategy import SMDDPStrategy
+from .context import TrainingContext
+from .keras_internals import Trainer, wrap_once
+from .model_patch import attach, attached_to, expect
 
 log = logging.getLogger("sdp_plugins.keras")
-_entered: list[SMDDPStrategy] = []
-_open: list[SMDDPStrategy] = []  # those of several ranks
-_warning = ExitStack()
+_current: ContextVar[TrainingContext | None] = ContextVar("sdp_keras_scope", default=None)
+_open: list[TrainingContext] = []
+_WARNED = "_smddp_warned"
+_Function = Callable[..., Any]
 
 
-def opened(strategy: SMDDPStrategy) -> None:
-    """From now on, warn of models that are compiled outside of all scopes."""
-    if not _open:
-        _warning.enter_context(_warning_outside())
-    _open.append(strategy)
+def install() -> None:
+    """Have Keras' models look for a scope; outside of one they stay as they are."""
+    wrap_once(Trainer, "__init__", _expecting)
+    wrap_once(Trainer, "compile", _attaching)
+    owner = next(kind for kind in keras.Model.__mro__ if "make_train_function" in vars(kind))
+    wrap_once(owner, "make_train_function", _warning)
 
 
-def closed(strategy: SMDDPStrategy) -> None:
-    """No more of it, unless others have a group that is open."""
-    if strategy in _open and all(each.group.closed for each in _open):
-        _open.clear()
-        _warning.close()
+def opened(context: TrainingContext) -> None:
+    """From now on, warn of models that are trained without a strategy."""
+    _open.append(context)
 
 
-@contextmanager
-def _warning_outside() -> Iterator[None]:
-    from .model_patch import is_attached
-
-    compile_model = keras_internals.Trainer.compile
-
-    def compiled(model: Any, *args: Any, **kwargs: Any) -> None:
-        compile_model(model, *args, **kwargs)
-        if not _entered and not is_attached(model):
-            log.warning(
-                "model '%s' is compiled outside of strategy.scope(): fit() would train it on each "
-                "rank alone. Hint: call compile() inside of `with strategy.scope():`, unless you "
-                "want this.",
-                model.name,
-            )
-
-    with keras_internals.replaced(keras_internals.Trainer, "compile", compiled):
-        yield
+def closed(context: TrainingContext) -> None:
+    """Stop warning, unless others are open."""
+    if context in _open:
+        _open.remove(context)
 
 
 @contextmanager
-def entered(strategy: SMDDPStrategy) -> Iterator[SMDDPStrategy]:
-    """Have models that are made and compiled inside of the block trained by a strategy.
+def entered(context: TrainingContext) -> Iterator[None]:
+    """Have models that this thread makes and compiles inside of the block trained by a strategy.
 
     Raises:
         RuntimeError: The block is inside of another strategy's scope.
     """
-    if _entered and _entered[-1] is not strategy:
+    if _current.get() not in (None, context):
         raise RuntimeError(
             "scope() of one strategy inside of the scope of another. Hint: make one SMDDPStrategy "
             "and use it for all models."
         )
-    _entered.append(strategy)
+    token = _current.set(context)
     try:
-        if len(_entered) == 1:
-            with _watching(strategy):
-                yield strategy
-        else:
-            yield strategy
+        yield
     finally:
-        _entered.pop()
+        _current.reset(token)
 
 
-@contextmanager
-def _watching(strategy: SMDDPStrategy) -> Iterator[None]:
-    """Notice models that are made, and those that are compiled."""
-    from .model_patch import attach, expect
-
-    make, compile_model = keras_internals.Trainer.__init__, keras_internals.Trainer.compile
-
+def _expecting(make: _Function) -> _Function:
     def made(model: Any, *args: Any, **kwargs: Any) -> None:
         make(model, *args, **kwargs)
-        expect(model)
+        if _current.get() is not None:
+            expect(model)
 
+    return made
+
+
+def _attaching(compile_model: _Function) -> _Function:
     def compiled(model: Any, *args: Any, **kwargs: Any) -> None:
         compile_model(model, *args, **kwargs)
-        attach(model, strategy)
+        if (context := _current.get()) is not None:
+            attach(model, context)
 
-    with (
-        keras_internals.replaced(keras_internals.Trainer, "__init__", made),
-        keras_internals.replaced(keras_internals.Trainer, "compile", compiled),
-    ):
-        yield
+    return compiled
+
+
+def _warning(make: _Function) -> _Function:
+    """Keras' methods ask for the train function before they train."""
+
+    def made(model: Any, *args: Any, **kwargs: Any) -> Any:
+        _warn_if_alone(model)
+        return make(model, *args, **kwargs)
+
+    return made
+
+
+def _warn_if_alone(model: Any) -> None:
+    is_open = any(not context.group.closed for context in tuple(_open))
+    if not is_open or attached_to(model) is not None or _WARNED in vars(model):
+        return
+    object.__setattr__(model, _WARNED, True)
+    log.warning(
+        "model '%s' was compiled outside of strategy.scope(): fit() trains it on each rank alone. "
+        "Hint: call compile() inside of `with strategy.scope():`, unless you want this.",
+        model.name,
+    )

@@ -7,18 +7,18 @@ process had seen the whole batch. So callbacks on all ranks decide alike, after 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import keras
 from keras import ops
 
-from . import keras_internals, metrics
-from .batch_shard import DATA, WHOLE, BatchShard, cut, first_leaf, is_marked
+from . import metrics
+from .batch_shard import DATA, WHOLE, BatchShard, first_leaf, is_marked
 from .running_step import RunningStep, running, shard_of_step
 
 if TYPE_CHECKING:
-    from .strategy import SMDDPStrategy
+    from .context import TrainingContext
 
 _Function = Callable[..., Any]
 
@@ -26,67 +26,22 @@ _Function = Callable[..., Any]
 class Step:
     """What both kinds of backends do alike."""
 
-    def __init__(self, model: Any, strategy: SMDDPStrategy) -> None:
+    def __init__(self, model: Any, context: TrainingContext) -> None:
         self._model = model
-        self._strategy = strategy
-        self._backend = strategy.backend
-        self._loss_was_tracked = False
-        self._read: dict[int, tuple[Any, Any]] = {}
+        self._backend = context.backend
+        self._position = (context.rank, context.world_size)
 
     def _open(self, data: Any) -> tuple[Any, BatchShard]:
         """This rank's rows, of a batch that was cut or of a whole one."""
+        metrics.watch_metrics(self._model)  # those that came after the step before
         self._backend.begin()
-        position = (self._strategy.rank, self._strategy.num_replicas_in_sync)
         if is_marked(data):
             data = self._backend.compare(data)
-            shard = BatchShard.of(data[DATA], self._backend.length(data[WHOLE]), *position)
+            shard = BatchShard.of(data[DATA], self._backend.length(data[WHOLE]), *self._position)
             return shard.batch, shard
         count = self._backend.length(first_leaf(data))
-        batch = cut(data, *self._backend.rows_to_read(count, *position))
-        return batch, BatchShard.of(batch, count, *position)
-
-    @contextmanager
-    def _together(self, shard: BatchShard) -> Iterator[None]:
-        with ExitStack() as stack:
-            stack.enter_context(running(RunningStep(shard, self._backend)))
-            stack.enter_context(metrics.given_whole_batch(self._model, shard, self._backend))
-            stack.enter_context(self._watching_loss())
-            stack.enter_context(self._watching_results())
-            yield
-
-    @contextmanager
-    def _watching_loss(self) -> Iterator[None]:
-        """See whether the step keeps Keras' loss; else what it returns by that name is its own."""
-        tracker = self._model._loss_tracker
-        update, self._loss_was_tracked = tracker.update_state, False
-
-        def update_state(*args: Any, **kwargs: Any) -> Any:
-            self._loss_was_tracked = True
-            return update(*args, **kwargs)
-
-        with keras_internals.replaced(tracker, "update_state", update_state):
-            yield
-
-    @contextmanager
-    def _watching_results(self) -> Iterator[None]:
-        """See which metrics the step reads: so far they have this rank's rows only."""
-        self._read = {}
-        with ExitStack() as stack:
-            for metric in metrics.flat(self._model):
-                stack.enter_context(
-                    keras_internals.replaced(metric, "result", self._noting(metric))
-                )
-            yield
-
-    def _noting(self, metric: Any) -> _Function:
-        result = metric.result
-
-        def noted() -> Any:
-            value = result()
-            self._read[id(value)] = (value, metric)  # held, or the number might be another's
-            return value
-
-        return noted
+        batch = self._backend.cut(data, *self._backend.rows_to_read(count, *self._position))
+        return batch, BatchShard.of(batch, count, *self._position)
 
     def _adding_up(self) -> list[Any]:
         """Variables of metrics whose states are summed."""
@@ -108,13 +63,13 @@ class Step:
 
     def _total(
         self,
-        shard: BatchShard,
+        step: RunningStep,
         sums: Sequence[Any],
         changes: Sequence[Any],
         logs: Any,
     ) -> tuple[list[Any], list[Any], dict[str, Any]]:
         """Sums over ranks; weighted means over ranks; the logs that no metric keeps, as means."""
-        own = self._own_logs(logs)
+        own, shard = self._own_logs(step, logs), step.shard
         tensors = [shard.times(tensor, 1) for tensor in sums]
         tensors += [shard.times(tensor, shard.weight) for tensor in (*changes, *own.values())]
         totals = self._backend.total(tensors) if tensors else []
@@ -122,36 +77,36 @@ class Step:
         means = dict(zip(own, totals[second:], strict=True))
         return totals[:first], totals[first:second], means
 
-    def _own_logs(self, logs: Any) -> dict[str, Any]:
+    def _own_logs(self, step: RunningStep, logs: Any) -> dict[str, Any]:
         if not isinstance(logs, dict):
             return {}
-        kept = self._kept_names(self._model.get_metrics_result())
+        kept = self._kept_names(step, self._model.get_metrics_result())
         found = {}
         for name, value in logs.items():
-            if name not in kept and id(value) not in self._read:
+            if name not in kept and id(value) not in step.results:
                 tensor = ops.convert_to_tensor(value)
                 if "float" in ops.dtype(tensor):
                     found[name] = tensor
         return found
 
-    def _kept_names(self, results: dict[str, Any]) -> set[str]:
-        names = set(results)
-        return names if self._loss_was_tracked else names - {self._model._loss_tracker.name}
+    def _kept_names(self, step: RunningStep, results: dict[str, Any]) -> set[str]:
+        """What metrics keep; a step that does not keep Keras' loss may log its own by that name."""
+        tracker = self._model._loss_tracker
+        return set(results) - (set() if id(tracker) in step.updated else {tracker.name})
 
-    def _new_logs(self, logs: Any, means: dict[str, Any]) -> Any:
+    def _new_logs(self, step: RunningStep, logs: Any, means: dict[str, Any]) -> Any:
         if not isinstance(logs, dict):
             return logs
         results = self._model.get_metrics_result()
-        kept = self._kept_names(results)
+        kept = self._kept_names(step, results)
         new = dict(logs)
         for name, value in logs.items():
             if name in means:
                 new[name] = means[name]
-            elif id(value) in self._read:
-                new[name] = self._read[id(value)][1].result()
+            elif id(value) in step.results:
+                new[name] = step.results[id(value)][1].result()
             elif name in kept:
                 new[name] = results[name]
-        self._read = {}
         return new
 
 
@@ -184,17 +139,18 @@ class StatefulStep(Step):
             before = [backend.read(variable) for variable in (*sums, *layers)]
             for variable in sums:  # so that their change is exact
                 variable.assign(ops.zeros(variable.shape, variable.dtype))
-        with self._together(shard):
+        step = RunningStep(shard, self._backend)
+        with running(step):
             logs = function(batch)
         after = [backend.read(variable) for variable in (*sums, *layers)]
         split = len(sums)
         changes = list(map(_change, before[split:], after[split:]))
-        totals, moved, means = self._total(shard, after[:split], changes, logs)
+        totals, moved, means = self._total(step, after[:split], changes, logs)
         for variable, old, total in zip(sums, before[:split], totals, strict=True):
             variable.assign(old + total)
         for variable, old, change in zip(layers, before[split:], moved, strict=True):
             variable.assign(_changed(old, change))
-        return self._new_logs(logs, means)
+        return self._new_logs(step, logs, means)
 
 
 class StatelessStep(Step):
@@ -243,20 +199,21 @@ class StatelessStep(Step):
         blank = list(measured)
         for index in sums:
             blank[index] = ops.zeros_like(measured[index])
-        with self._together(shard):
+        step = RunningStep(shard, self._backend)
+        with running(step):
             logs, rest, others_after, after = function(batch, blank)
         after, others_after = list(after), list(others_after)
         changes = [_change(others[index], others_after[index]) for index in moving]
-        with keras_internals.StatelessScope(state_mapping=list(zip(variables, after, strict=True))):
+        with keras.StatelessScope(state_mapping=list(zip(variables, after, strict=True))):
             totals, moved, means = self._total(
-                shard, [after[index] for index in sums], changes, logs
+                step, [after[index] for index in sums], changes, logs
             )
         for index, total in zip(sums, totals, strict=True):
             after[index] = measured[index] + total
         for index, change in zip(moving, moved, strict=True):
             others_after[index] = _changed(others[index], change)
-        with keras_internals.StatelessScope(state_mapping=list(zip(variables, after, strict=True))):
-            logs = self._new_logs(logs, means)
+        with keras.StatelessScope(state_mapping=list(zip(variables, after, strict=True))):
+            logs = self._new_logs(step, logs, means)
         return logs, rest, others_after, after
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
-from weakref import WeakSet
 
 import numpy as np
 
@@ -15,9 +14,9 @@ from sdp_plugins.core.fused import gather_uneven
 
 from . import keras_internals, losses, normalization, scope
 from .backends import load
+from .context import TrainingContext
 from .data import ShardInfo, shard_data
 from .initial_sync import check_same_call
-from .progress import Progress
 from .variables import broadcast
 
 log = logging.getLogger("sdp_plugins.keras")
@@ -41,10 +40,6 @@ class SMDDPStrategy:
         rank: This process's rank.
         num_replicas_in_sync: Number of ranks.
         group: The ranks' group, for whatever is not here.
-        backend: What depends on Keras' backend.
-        models: Those that it trains.
-        progress: Where this rank is in the ``fit`` under way.
-        failure_group: The same ranks; in it they explain to each other why ``group`` has failed.
     """
 
     def __init__(self, group: Group | None = None) -> None:
@@ -58,27 +53,29 @@ class SMDDPStrategy:
         self.group = Group.from_env(name="keras") if group is None else group
         self.rank = self.group.rank
         self.num_replicas_in_sync = self.group.world_size
-        self.backend = load(self.group)
-        self.models: WeakSet[Any] = WeakSet()
-        self.progress = Progress()
-        self.failure_group = self.group
+        failure_group = self.group
         if self.group.world_size > 1:
             everyone = range(self.group.world_size)
-            self.failure_group = self.group.new_group(everyone, name="keras failures") or self.group
-            losses.install()
-            normalization.install()
-            scope.opened(self)
-        else:
+            failure_group = self.group.new_group(everyone, name="keras failures") or self.group
+        self._context = TrainingContext(self.group, failure_group, load(self.group))
+        scope.install()
+        if self.group.world_size == 1:
             log.info("one rank only: nothing is communicated. To start more: sdp run -n 2 ...")
+            return
+        losses.install()
+        normalization.install()
+        scope.opened(self._context)
 
     @property
     def local_rank(self) -> int:
         """Rank among the ranks of this node."""
         return self.group.local_rank
 
-    def scope(self) -> AbstractContextManager[SMDDPStrategy]:
-        """Models that are made and compiled inside are trained by this strategy."""
-        return scope.entered(self)
+    @contextmanager
+    def scope(self) -> Iterator[SMDDPStrategy]:
+        """Models that this thread makes and compiles inside are trained by this strategy."""
+        with scope.entered(self._context):
+            yield self
 
     # ---- for loops of one's own ----------------------------------------------------------------
 
@@ -92,21 +89,21 @@ class SMDDPStrategy:
         Returns:
             A new tensor of the backend, equal on all ranks.
         """
-        self.synchronize()
-        array = np.array(self.backend.to_numpy(value), order="C")
+        self._context.synchronize()
+        array = np.array(self._context.backend.to_numpy(value), order="C")
         self.group.all_reduce(array, "avg" if op == "mean" else op)
-        return self.backend.from_numpy(array)
+        return self._context.backend.from_numpy(array)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
         """Concatenate the ranks' tensors, whose lengths may differ along the axis."""
-        self.synchronize()
-        array = np.moveaxis(np.asarray(self.backend.to_numpy(value)), axis, 0)
+        self._context.synchronize()
+        array = np.moveaxis(np.asarray(self._context.backend.to_numpy(value)), axis, 0)
         whole = gather_uneven(self.group, array)
-        return self.backend.from_numpy(np.moveaxis(whole, 0, axis))
+        return self._context.backend.from_numpy(np.moveaxis(whole, 0, axis))
 
     def broadcast_variables(self, variables: Sequence[Any], root: int = 0) -> None:
         """Copy the values of one rank's variables to all others."""
-        self.synchronize()
+        self._context.synchronize()
         broadcast(self.group, variables, root)
 
     def distribute_dataset(self, dataset: Any) -> Any:
@@ -119,18 +116,13 @@ class SMDDPStrategy:
             A dataset on the TensorFlow backend, else an iterable; each iteration is an epoch.
         """
         source = keras_internals.data_adapters.get_data_adapter(dataset)
-        info = ShardInfo(self.group, check_same_call(self.group, "distribute_dataset"))
-        return self.backend.data_of(shard_data(source, info))
+        info = ShardInfo(
+            self.group, self._context.backend, check_same_call(self.group, "distribute_dataset")
+        )
+        return self._context.backend.data_of(shard_data(source, info))
 
     def close(self) -> None:
         """Leave the group."""
-        self.failure_group.close()
+        self._context.failure_group.close()
         self.group.close()
-        scope.closed(self)
-
-    # ---- for this package ----------------------------------------------------------------------
-
-    def synchronize(self) -> None:
-        """Have the host's next collective come after those of a step that may be under way."""
-        for model in list(self.models):
-            self.backend.synchronize(model)
+        scope.closed(self._context)

@@ -23,7 +23,7 @@ from sdp_plugins.keras import (
     MetricAverage,
     SMDDPStrategy,
 )
-from tests.keras.cases import BATCH, arrays, crossentropy, dense
+from tests.keras.cases import BATCH, ROWS, arrays, crossentropy, dense
 
 
 @contextmanager
@@ -383,13 +383,15 @@ def loaded_on_one_rank(rank: int, world: int) -> list[float]:
 
 
 def same_scope_again(rank: int, world: int) -> None:
-    compile_before, init_before = keras.Model.compile, keras.Model.__init__
     with strategy() as made:
         with made.scope(), made.scope():
             model = dense()
             model.compile("sgd", crossentropy())
         model.fit(*arrays(), verbose=0)
-    assert (keras.Model.compile, keras.Model.__init__) == (compile_before, init_before)
+        other = dense()
+        other.compile("sgd", crossentropy())
+        assert "fit" in vars(model)
+        assert "fit" not in vars(other)
 
 
 def compiled_again(rank: int, world: int) -> list[Any]:
@@ -423,7 +425,13 @@ def outside(rank: int, world: int) -> list[str]:
             compiled(made).compile("adam", "mse")  # knows its strategy
             model = keras.Sequential([keras.Input((6,)), layers.Dense(3)], name="alone")
             model.compile("sgd", "mse")
-        model.compile("sgd", "mse")
+            model.predict(arrays()[0], verbose=0)
+            assert not lines
+            for _ in range(2):
+                model.fit(arrays()[0], np.zeros((ROWS, 3)), verbose=0)
+        other = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+        other.compile("sgd", "mse")
+        other.fit(arrays()[0], np.zeros((ROWS, 3)), verbose=0)
     return lines
 
 
@@ -590,7 +598,7 @@ def transport(rank: int, world: int, native_ops: str) -> str:
     with without_native_ops() if native_ops == "0" else nullcontext(), strategy() as made:
         model = compiled(made)
         model.fit(*arrays(17), batch_size=BATCH, verbose=0)
-        return "copies" if made.backend._collectives._endpoint is None else "native"
+        return "copies" if made._context.backend._collectives._endpoint is None else "native"
 
 
 @contextmanager

@@ -23,7 +23,10 @@ def main(rank, world):
         "ArrayDataAdapter": keras_internals.data_adapters.get_data_adapter(
             np.zeros((3, 2)), batch_size=2
         ),
+        "CompileLoss": model._compile_loss,
+        "EpochIterator": keras_internals.EpochIterator(np.zeros((3, 2))),
         "Layer": model.layers[0],
+        "LossFunctionWrapper": keras.losses.MeanSquaredError(),
         "Model": model,
         "MeanMetricWrapper": keras.metrics.MeanSquaredError(),
         "Optimizer": optimizer,

@@ -92,7 +92,7 @@ def test_scope_may_be_entered_again(keras_pool: Any, backend: str) -> None:
 def test_a_model_outside_is_warned_of(keras_pool: Any) -> None:
     for lines in keras_pool("torch", 2).run(job("outside")):
         assert len(lines) == 1
-        assert "'alone' is compiled outside of strategy.scope(): fit() would train it" in lines[0]
+        assert "'alone' was compiled outside of strategy.scope(): fit() trains it" in lines[0]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -182,8 +182,7 @@ def test_xla_is_undone(keras_pool: Any) -> None:
     first, second = keras_pool("tensorflow", 2).run(job("xla_undone"))
     for compiled, lines, _ in (first, second):
         assert not compiled
-        assert [line for line in lines if "jit_compile=True is undone" in line] == lines
-        assert len(lines) == 1
+        assert sum("jit_compile=True is undone" in line for line in lines) == 1
     assert first[2] == second[2]
 
 

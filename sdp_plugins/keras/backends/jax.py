@@ -12,7 +12,7 @@ from sdp_plugins.jax.collectives import Collectives, after, first_turn
 
 from ..batch_shard import BatchShard, factor_of
 from ..steps import StatelessStep
-from . import Backend, Batches
+from .base import Backend, Batches
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -13,23 +13,17 @@ import tensorflow as tf
 
 from sdp_plugins.tensorflow.collectives import Collectives
 
-from .. import keras_internals
-from ..batch_shard import DATA, DIGEST, WHOLE, BatchShard, cut, factor_of, mark, rows
-from ..data import OTHER_BATCHES
+from ..batch_shard import DATA, DIGEST, OTHER_BATCHES, WHOLE, BatchShard, factor_of
 from ..normalization import weighted_gradient
 from ..steps import StatefulStep
-from . import Backend
+from .base import Backend
+from .tensorflow_data import array_dataset, cut, cut_dataset, rows_to_read
 from .tensorflow_sparse import gather_slices
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
 
 log = logging.getLogger("sdp_plugins.keras")
-
-
-def _rows_to_read(count: Any, rank: int, world_size: int) -> tuple[Any, Any]:
-    begin, length = rows(count, rank, world_size)
-    return tf.minimum(begin, count - 1), tf.maximum(length, 1)
 
 
 class TensorFlowBackend(Backend):
@@ -41,7 +35,10 @@ class TensorFlowBackend(Backend):
         self._world_size = group.world_size
 
     step = staticmethod(StatefulStep)
-    rows_to_read = staticmethod(_rows_to_read)
+    rows_to_read = staticmethod(rows_to_read)
+    cut = staticmethod(cut)
+    array_dataset = staticmethod(array_dataset)
+    cut_dataset = staticmethod(cut_dataset)
 
     def prepare(self, model: Any) -> None:
         """Undo ``jit_compile=True``: XLA compiles no collectives here."""
@@ -143,68 +140,3 @@ class TensorFlowBackend(Backend):
 def make(group: Group) -> TensorFlowBackend:
     """The functions of this backend."""
     return TensorFlowBackend(group)
-
-
-def cut_dataset(dataset: Any, rank: int, world_size: int) -> Any:
-    """Cut every batch of a dataset to a rank's rows."""
-
-    def cut_batch(*data: Any) -> dict[str, Any]:
-        batch = data[0] if len(data) == 1 else data
-        count = tf.shape(keras_internals.tree.flatten(batch)[0])[0]
-        part = cut(batch, *_rows_to_read(count, rank, world_size))
-        marked = mark(keras_internals.map_leaves(_copied, part), _whole(count))
-        digest = _digest(keras_internals.tree.flatten(batch)[0])
-        return marked if digest is None else {**marked, DIGEST: digest}
-
-    return dataset.map(cut_batch, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
-
-
-def _copied(leaf: Any) -> Any:
-    """Rows in memory of their own.
-
-    TensorFlow takes a program's arrays without a copy, and may compute in place on a slice of one;
-    `tf.identity` shares the memory.
-    """
-    return tf.gather(leaf, tf.range(tf.shape(leaf)[0])) if isinstance(leaf, tf.Tensor) else leaf
-
-
-def array_dataset(arrays: Any, indices: Callable[[], Iterator[tuple[Any, int]]]) -> Any:
-    """Batches of arrays, by an epoch's indices."""
-    inputs = keras_internals.array_slicing.convert_to_sliceable(arrays, target_backend="tensorflow")
-    inputs = keras_internals.tree.lists_to_tuples(inputs)
-
-    def numbers() -> Iterator[tuple[Any, int]]:
-        for chosen, count in indices():
-            if isinstance(chosen, slice):
-                chosen = np.arange(chosen.start, chosen.stop)
-            yield chosen.astype(np.int64), count
-
-    def take(chosen: Any, count: Any, data: Any) -> dict[str, Any]:
-        def rows_of(leaf: Any) -> Any:
-            if isinstance(leaf, keras_internals.array_slicing.TensorflowSparseWrapper):
-                return keras_internals.array_slicing.slice_tensorflow_sparse_wrapper(leaf, chosen)
-            if isinstance(leaf, (list, tuple, dict)):
-                return None
-            return tf.gather(leaf, chosen, axis=0) if tf.is_tensor(leaf) else leaf
-
-        return mark(keras_internals.tree.traverse(rows_of, data), _whole(count))
-
-    signature = (tf.TensorSpec([None], tf.int64), tf.TensorSpec([], tf.int32))
-    steps = tf.data.Dataset.from_generator(numbers, output_signature=signature)
-    return (
-        tf.data.Dataset.zip((steps, tf.data.Dataset.from_tensors(inputs).repeat()))
-        .map(lambda step, data: take(step[0], step[1], data), num_parallel_calls=tf.data.AUTOTUNE)
-        .prefetch(tf.data.AUTOTUNE)
-    )
-
-
-def _digest(leaf: Any) -> Any:
-    """A number made of a batch's first and last row, below 2^31."""
-    if not isinstance(leaf, tf.Tensor):
-        return None
-    ends = tf.io.serialize_tensor(tf.concat([leaf[:1], leaf[-1:]], axis=0))
-    return tf.strings.to_hash_bucket_fast(ends, 2**31)
-
-
-def _whole(count: Any) -> Any:
-    return tf.zeros([count, 0], tf.bool)

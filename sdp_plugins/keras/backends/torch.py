@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import keras
 import torch
-from keras import ops
 
 from sdp_plugins.core.fused import FusedAllReduce
 
 from ..batch_shard import BatchShard, factor_of, rows
 from ..steps import StatefulStep
-from . import Backend, Batches
+from .base import Backend, Batches
 from .torch_overlap import Overlap, in_memory_of_its_own
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
+
+_seeding = Lock()  # two threads, each with a strategy of its own, share torch's generator
 
 
 class TorchBackend(Backend):
@@ -79,6 +81,18 @@ class TorchBackend(Backend):
         )
         return whole
 
+    def in_seeded_order(self, loader: Any, seed: int) -> Iterator[Any]:
+        """What samplers draw from torch's own generator is seeded."""
+        with _seeding, torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            batches = iter(loader)
+            try:
+                first = next(batches)  # samplers draw when they are asked for the first time
+            except StopIteration:
+                return
+        yield first
+        yield from batches
+
     def read(self, variable: Any) -> Any:
         """A copy."""
         return variable.value.detach().clone()
@@ -106,21 +120,3 @@ def _has_one_backward(model: Any) -> bool:
 def make(group: Group) -> TorchBackend:
     """The functions of this backend."""
     return TorchBackend(group)
-
-
-def as_tensor(array: Any) -> torch.Tensor:
-    """A tensor on Keras' device."""
-    return ops.convert_to_tensor(array)
-
-
-def same_order(loader: Any, seed: int) -> Iterator[Any]:
-    """Iterate over a DataLoader; what its samplers draw from torch's own generator is seeded."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        batches = iter(loader)
-        try:
-            first = next(batches)  # samplers draw when they are asked for the first time
-        except StopIteration:
-            return
-    yield first
-    yield from batches
