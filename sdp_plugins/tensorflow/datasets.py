@@ -67,6 +67,10 @@ def _rows(leaf: Any) -> Any:
 
 
 def _slice(leaf: Any, begin: Any, end: Any) -> Any:
+    if isinstance(leaf, tf.Tensor):
+        # A copy: TensorFlow takes a program's arrays as they lie, and may compute in place on a
+        # slice of one.
+        return tf.gather(leaf, tf.range(begin, end))
     if not isinstance(leaf, tf.SparseTensor):
         return leaf[begin:end]
     shape = leaf.dense_shape
