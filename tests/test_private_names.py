@@ -14,6 +14,22 @@ from sdp_plugins.torch import internals
 
 ROOT = Path(sdp_plugins.__file__).parent
 
+
+def in_lists_of(path: str) -> set[str]:
+    """Names in a file's lists; Keras and TensorFlow take long to import."""
+    constants = (node for node in ast.walk(ast.parse((ROOT / path).read_text())))
+    texts = {str(node.value) for node in constants if isinstance(node, ast.Constant)}
+    names = texts | {part for text in texts for part in text.split(".")}
+    return {name for name in names if IS_PRIVATE.fullmatch(name) or PRIVATE_PATH.fullmatch(name)}
+
+
+DOCUMENTED = {"_exit", "_getframe"}  # of os and sys
+IS_PRIVATE = re.compile(r"_[a-zA-Z]\w*")
+# Of modules, some of which have no underscore.
+PRIVATE_PATH = re.compile(
+    r"(torch|lightning|accelerate|transformers|keras|tensorflow|jax)\.[\w.]*\b_[a-zA-Z][\w.]*"
+    r"|(keras\.src|tensorflow\.python|tensorflow\.core|jax\.interpreters)\b.*"
+)
 # Files, and the private names of others that they may use.
 LISTED: dict[str, set[str]] = {
     "torch": {
@@ -31,11 +47,19 @@ LISTED: dict[str, set[str]] = {
     },
     # `Upstream` compares each with what is known of it.
     "huggingface": {"_prepare_backend", "_shared_state", "_wrap_model"},
+    "keras": {
+        *in_lists_of("keras/keras_internals.py"),
+        *in_lists_of("keras/backends/torch_internals.py"),
+    },
+    "tensorflow": in_lists_of("tensorflow/tf_internals.py"),
+    "jax": set(),
 }
-PRIVATE_MODULES = {"torch/internals.py"}
-DOCUMENTED = {"_exit", "_getframe"}  # of os and sys
-IS_PRIVATE = re.compile(r"_[a-zA-Z]\w*")
-PRIVATE_PATH = re.compile(r"(torch|lightning|accelerate|transformers)\.[\w.]*\b_[a-zA-Z][\w.]*")
+PRIVATE_MODULES = {
+    "torch/internals.py",
+    "keras/keras_internals.py",
+    "tensorflow/tf_internals.py",
+}
+OURS = re.compile(r"_(smddp|sdp)(_\w+)?")  # attributes that this package gives to others' objects
 
 
 def trees(layer: str) -> dict[str, ast.Module]:
@@ -61,6 +85,8 @@ def used(tree: ast.AST) -> Iterator[tuple[str, bool]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and IS_PRIVATE.fullmatch(node.attr):
             yield node.attr, ast.unparse(node.value) == "super()"
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) == "keras.src":
+            yield "keras.src", True
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             if PRIVATE_PATH.fullmatch(node.value):
                 yield node.value, True
@@ -75,6 +101,7 @@ def unlisted(layer: str, files: dict[str, ast.Module]) -> set[tuple[str, str]]:
         for path, tree in files.items()
         for name, of_others in used(tree)
         if name not in LISTED[layer] and (of_others or name not in own)
+        if not OURS.fullmatch(name)
     }
 
 
@@ -84,7 +111,9 @@ def private_imports(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.ImportFrom) and not node.level and node.module != "__future__":
             modules = [f"{node.module}.{alias.name}" for alias in node.names]
         for module in modules:
-            if not module.startswith("sdp_plugins") and re.search(r"(^|\.)_[a-zA-Z]", module):
+            if not module.startswith("sdp_plugins") and (
+                re.search(r"(^|\.)_[a-zA-Z]", module) or PRIVATE_PATH.fullmatch(module)
+            ):
                 yield module
 
 
@@ -104,12 +133,29 @@ def test_private_modules_are_imported_in_one_place(layer: str) -> None:
     assert found == set()
 
 
+def members_of_keras(files: dict[str, ast.Module]) -> set[str]:
+    """What is used of the modules of Keras that `keras_internals` imports."""
+    chain = re.compile(r"keras_internals\.[a-z_]+\.(\w+)")
+    nodes = (node for tree in files.values() for node in ast.walk(tree))
+    texts = (ast.unparse(node) for node in nodes if isinstance(node, ast.Attribute))
+    return {match[1] for text in texts if (match := chain.fullmatch(text))}
+
+
+def test_members_of_keras_are_listed() -> None:
+    files = trees("keras")
+    listed = files.pop("keras/keras_internals.py")
+    texts = {node.value for node in ast.walk(listed) if isinstance(node, ast.Constant)}
+    assert "train_validation_split" in members_of_keras(files)
+    assert members_of_keras(files) - texts == set()
+
+
 @pytest.mark.parametrize(
     ("source", "name"),
     [
         ("storage._cdatum", "_cdatum"),
         ("getattr(trainer, '_moved')", "_moved"),
         ("hook('torch._inductor.config')", "torch._inductor.config"),
+        ("import keras\nkeras.src.trainers", "keras.src"),
         ("class A:\n    def _apply_all(self): super()._apply_all()", "_apply_all"),
     ],
 )
@@ -120,3 +166,8 @@ def test_an_unlisted_name_is_found(source: str, name: str) -> None:
 def test_a_private_module_is_found() -> None:
     source = "import torch._dynamo, json\nfrom torch._C import _functions\nfrom .other import _own"
     assert set(private_imports(ast.parse(source))) == {"torch._dynamo", "torch._C._functions"}
+    source = (
+        "from keras import src, ops\nimport tensorflow.python.distribute\nfrom jax._src import a"
+    )
+    found = {"keras.src", "tensorflow.python.distribute", "jax._src.a"}
+    assert set(private_imports(ast.parse(source))) == found

@@ -18,13 +18,11 @@ from . import datasets
 from . import tf_internals as internals
 from .job import Job
 
-KERAS_TRAINER = "keras.src.backend.tensorflow.trainer"
 REFUSED = (
     "model.fit, evaluate and predict do not work under the strategy of a loop of one's own: "
     "clipping, metrics, predictions, BatchNormalization and loss scales would be wrong. Hint: use "
     "sdp_plugins.keras.SMDDPStrategy, or a loop with strategy.run(step, args=(batch,))."
 )
-FINITE_CHECK = "LossScaleOptimizer.check_finite"
 _UNREDUCED = (tf.bool, tf.string)
 
 
@@ -42,13 +40,13 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
     # ---- running -------------------------------------------------------------------------------
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
-        if _caller() == KERAS_TRAINER:
+        if _caller() == internals.KERAS_TRAINER:
             raise RuntimeError(REFUSED)
         with tf.distribute.ReplicaContext(self._container_strategy(), self._rank):
             result = fn(*args, **kwargs)
         # Keras asks this of one replica only. Were the answers not the same everywhere, some ranks
         # would reduce gradients, and the others skip the step.
-        if getattr(fn, "__qualname__", "") == FINITE_CHECK:
+        if getattr(fn, "__qualname__", "") == internals.FINITE_CHECK:
             (bad,) = self._all_reduce([tf.cast(tf.logical_not(result), tf.int32)], mean=False)
             result = tf.equal(bad, 0)
         return result
@@ -166,7 +164,7 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
     # ---- data ----------------------------------------------------------------------------------
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        if _caller() == KERAS_TRAINER:
+        if _caller() == internals.KERAS_TRAINER:
             raise RuntimeError(REFUSED)
         return datasets.distributed(dataset, self.job.group)
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import tensorflow as tf
+
+_HINT = "Hint: use TensorFlow 2.18 to 2.22, or DistributedGradientTape, which needs none of it."
 try:
     from tensorflow.python.distribute.distribute_lib import UpdateContext
     from tensorflow.python.distribute.distribute_utils import (
@@ -23,11 +26,12 @@ try:
     from tensorflow.python.distribute.values import DistributedValues, DistributedVariable
 except ImportError as error:
     raise ImportError(
-        f"this TensorFlow has moved what SMDDPStrategy is made of: {error}. Hint: use TensorFlow "
-        "2.18 to 2.22, or DistributedGradientTape, which needs none of it."
+        f"this TensorFlow has moved what SMDDPStrategy is made of: {error}. {_HINT}"
     ) from error
 
 __all__ = [
+    "FINITE_CHECK",
+    "KERAS_TRAINER",
     "DistributedVariable",
     "UpdateContext",
     "is_mirrored",
@@ -39,6 +43,19 @@ __all__ = [
     "validate_colocate_distributed_variable",
     "value_container",
 ]
+
+MEMBERS = (
+    (DistributedVariable, "_get"),
+    (DistributedVariable, "_get_cross_replica"),
+    (tf.compat.v1.distribute.StrategyExtended, "_container_strategy"),
+)
+for _owner, _name in MEMBERS:
+    if not hasattr(_owner, _name):
+        raise ImportError(f"this TensorFlow has moved {_owner.__name__}.{_name}. {_HINT}")
+
+KERAS_TRAINER = "keras.src.backend.tensorflow.trainer"
+FINITE_CHECK = "LossScaleOptimizer.check_finite"
+"""A module and a function of Keras that are recognised as callers."""
 
 
 def mirrored_variable(strategy: Any, create: Any, **kwargs: Any) -> Any:

@@ -17,10 +17,9 @@ import torch
 from sdp_plugins.core import DType
 from sdp_plugins.core.fused import FusedAllReduce
 
-_uses = torch._C._storage_Use_Count
+from .torch_internals import at_end_of_backward, uses_of_storage
+
 _USES_BY_ONE_TENSOR = 2  # the tensor, and the storage object that asks
-# What runs at the end of the backward pass under way; DDP and FSDP use it, too.
-_at_end_of_backward = torch.autograd.Variable._execution_engine.queue_callback
 
 
 class Overlap:
@@ -67,7 +66,7 @@ class Overlap:
             )
         if not self._begun:
             self._begun = True
-            _at_end_of_backward(self._finish)
+            at_end_of_backward(self._finish)
         gradient = parameter.grad
         assert gradient is not None  # that is when the hook is called
         if (exclusive := in_memory_of_its_own(gradient)) is not gradient:
@@ -101,7 +100,7 @@ def in_memory_of_its_own(gradient: torch.Tensor) -> torch.Tensor:
     if not gradient.is_contiguous():
         return gradient.contiguous()
     storage = gradient.untyped_storage()
-    return gradient.clone() if _uses(storage._cdata) > _USES_BY_ONE_TENSOR else gradient
+    return gradient.clone() if uses_of_storage(storage._cdata) > _USES_BY_ONE_TENSOR else gradient
 
 
 def _dtype(tensor: torch.Tensor) -> DType:
