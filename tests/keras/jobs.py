@@ -435,6 +435,16 @@ def outside(rank: int, world: int) -> list[str]:
     return lines
 
 
+def signs(rank: int, world: int) -> tuple[list[str], list[str]]:
+    """What is logged, and the files that Keras' own warnings name."""
+    import torch
+
+    data, text = torch.utils.data.TensorDataset(*map(torch.from_numpy, arrays())), "will be ignored"
+    with logged() as lines, strategy() as made, pytest.warns(match=text) as caught:
+        compiled(made).fit(torch.utils.data.DataLoader(data, BATCH), verbose=0)
+    return lines, [Path(each.filename).name for each in caught if text in str(each.message)]
+
+
 def without_launcher(rank: int, world: int) -> tuple[int, list[str]]:
     with logged() as lines, strategy() as made:
         model = compiled(made)

@@ -95,6 +95,13 @@ def test_a_model_outside_is_warned_of(keras_pool: Any) -> None:
         assert "'alone' was compiled outside of strategy.scope(): fit() trains it" in lines[0]
 
 
+def test_rank_0_logs_that_it_is_in_use(keras_pool: Any) -> None:
+    (first, files), (second, _) = keras_pool("torch", 2).run(job("signs"))
+    assert first == ["fit: smddp trains model 'sequential' on 2 ranks"]
+    assert second == []
+    assert files == ["epoch_iterator.py"]
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_compiled_again(keras_pool: Any, backend: str) -> None:
     one, other = keras_pool(backend, 2).run(job("compiled_again"))
