@@ -91,7 +91,6 @@ MODULE_STATE = {
     "trace/recorder.py: trace_recorder": "a timeline is the process's",
     "core/internode/leaked.py: _leaked": "memory that MPI may still write must outlive its group",
     "core/internode/spanning_group.py: _open": "groups that are open when MPI is finalised",
-    "core/native_api.py: _endpoints": "native code of frameworks keeps the address of an endpoint",
     "keras/running_step.py: _running": "what a step's thread is computing: a context variable",
     "keras/backends/torch.py: _seeding": "a lock: torch's generator is the process's",
     "keras/keras_internals.py: _wrapping": "a lock: Keras' functions are the process's",

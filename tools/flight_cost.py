@@ -42,7 +42,7 @@ def block_ns(call: Callable[[], object], calls: int) -> float:
 
 def main(which: str, pairs: int = 1500, calls: int = 200) -> None:
     group, call = of_torch() if which == "torch" else of_core()
-    native = group._native
+    native = group.issuer.node
     took: dict[bool, list[float]] = {True: [], False: []}
     for pair in range(pairs):
         for recorded in (True, False) if pair % 2 else (False, True):

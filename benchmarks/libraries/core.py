@@ -12,7 +12,6 @@ import sdp_plugins
 from benchmarks.libraries.base import Place, UnsupportedError
 from benchmarks.values import itemsize, storage
 from sdp_plugins.core import Buffer, DType, Group
-from sdp_plugins.core.internode.spanning_group import SpanningGroup
 
 
 class Core:
@@ -36,11 +35,10 @@ class Core:
         found = (self.group.rank, self.group.world_size)
         if found != (place.rank, place.ranks):
             raise RuntimeError(f"Group.from_env took this for rank {found[0]} of {found[1]}")
-        native = self.group._native
-        here = native.native if isinstance(native, SpanningGroup) else native
-        here.set_recording(recorded)
+        node = self.group.issuer.node
+        node.set_recording(recorded)
         if traced:
-            here.start_trace()
+            node.start_trace()
 
     def allocate(self, count: int, dtype: str) -> None:
         """Drop the former buffer first: its memory belongs to the group."""

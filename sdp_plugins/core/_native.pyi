@@ -181,7 +181,7 @@ class Failure:
 
     def happened_in(self, operation: OpSignature, last_completed: OpSignature | None, elapsed_s: float) -> None: ...
 
-    def compose(self, head: str, rank: int, global_ranks: Sequence[int] = []) -> None:
+    def compose(self, error_prefix: str, rank: int, global_ranks: Sequence[int] = []) -> None:
         """Makes the text of the fields, as rank `rank` words it."""
 
     def set_text(self, summary: str, text: str, global_ranks: Sequence[int], global_origin_rank: int) -> None:
@@ -215,6 +215,109 @@ class Work:
         (since, thread) of the first to wait for it before it was done, by the monotonic clock in nanoseconds; 0 if nobody did.
         """
 
+class Part:
+    """What makes a request one step of a larger group's operation."""
+
+    def __init__(self, operation: OpSignature, last_completed: OpSignature | None, patience_s: float, accumulates: bool = False, compares_only: bool = False) -> None:
+        """
+        `operation`: of which messages speak. `patience_s`: added to the time-out while all that are late wait for other nodes. `accumulates`: a reduction stays in accumulators. `compares_only`: ends when all ranks here have announced the operation.
+        """
+
+class Request:
+    """An operation as its caller describes it."""
+
+    def __init__(self, op: Op, dtype: DType, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float, reduce_op: ReduceOp = ReduceOp.sum, root: int = -1) -> None:
+        """
+        Pieces of memory are given by address and number of elements; their owners have to keep them until the operation is done.
+        """
+
+    def __copy__(self) -> Request: ...
+
+    @property
+    def op(self) -> Op: ...
+
+    @property
+    def dtype(self) -> DType: ...
+
+    @property
+    def reduce_op(self) -> ReduceOp: ...
+
+    @property
+    def root(self) -> int: ...
+
+    @property
+    def sends(self) -> list[tuple[int, int]]: ...
+
+    @sends.setter
+    def sends(self, arg: Sequence[tuple[int, int]], /) -> None: ...
+
+    @property
+    def recvs(self) -> list[tuple[int, int]]: ...
+
+    @property
+    def timeout_s(self) -> float: ...
+
+    @timeout_s.setter
+    def timeout_s(self, arg: float, /) -> None: ...
+
+    @property
+    def factor(self) -> float:
+        """Of PREMUL_SUM."""
+
+    @factor.setter
+    def factor(self, arg: float, /) -> None: ...
+
+    @property
+    def layout(self) -> int:
+        """Of a fusion buffer."""
+
+    @property
+    def peer(self) -> int:
+        """Of a send or a receive; -1: from any rank."""
+
+    @peer.setter
+    def peer(self, arg: int, /) -> None: ...
+
+    @property
+    def tag(self) -> int: ...
+
+    @tag.setter
+    def tag(self, arg: int, /) -> None: ...
+
+    @property
+    def seq(self) -> int:
+        """Of a message that is counted elsewhere."""
+
+    @seq.setter
+    def seq(self, arg: int, /) -> None: ...
+
+    @property
+    def part(self) -> Part | None: ...
+
+    @part.setter
+    def part(self, arg: Part | None, /) -> None: ...
+
+    @property
+    def count(self) -> int:
+        """Elements that all ranks must agree on."""
+
+    def signature(self, seq: int) -> OpSignature:
+        """What identifies it in messages."""
+
+    def validate(self, rank: int, world_size: int) -> None:
+        """Raises for what can be seen without any other rank."""
+
+    def aliased_inputs(self, rank: int) -> list[int]:
+        """
+        Indices of inputs that would be overwritten before every rank has read them.
+        """
+
+    def overlaps(self, other: Request) -> bool:
+        """Whether the two use some of the same memory."""
+
+    def trace_event(self) -> bytes:
+        """What is recorded of it, packed."""
+
 def itemsize(dtype: DType) -> int:
     """Bytes of one element."""
 
@@ -229,11 +332,6 @@ def counts_must_agree(op: Op) -> bool:
 
 def accumulator_size(dtype: DType, op: ReduceOp) -> int:
     """Bytes in which a reduction keeps an element until it is complete."""
-
-def signature(op: Op, dtype: DType, reduce_op: ReduceOp, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float, rank: int, world_size: int, peer: int = -1, tag: int = 0, layout: int = 0) -> OpSignature:
-    """
-    Checks a call as far as one rank can; what identifies it, without a number.
-    """
 
 def combine(dtype: DType, op: ReduceOp, sources: Sequence[int], target: int, count: int, divisor: int, from_accumulators: bool, to_accumulators: bool = False) -> None:
     """
@@ -283,26 +381,16 @@ def make_endpoint(submit: object) -> int:
 class NativeGroup:
     """The ranks of a group on this node."""
 
-    def __init__(self, rank: int, world_size: int, segment_fds: Sequence[int], sockets: Sequence[int], pidfds: Sequence[int], staging_bytes: int, spin_us: int = -1, ids: Sequence[int] = [], group_size: int = 0, token: int = 0, numbers: Sequence[int] = []) -> None:
+    def __init__(self, rank: int, world_size: int, segment_fds: Sequence[int], sockets: Sequence[int], pidfds: Sequence[int], staging_bytes: int, spin_us: int = -1, ids: Sequence[int] = [], group_size: int = 0, token: int = 0, global_ranks: Sequence[int] = []) -> None:
         """
-        Takes ownership of all file descriptors, also if it raises. `ids`: the ranks' places, where they are one node's share of a group of `group_size`. `numbers`: by which messages call the group's ranks, if not by these.
+        Takes ownership of all file descriptors, also if it raises. `ids`: the ranks' places, where they are one node's share of a group of `group_size`. `global_ranks`: by which messages call the group's ranks, if not by these.
         """
 
-    def run(self, op: Op, dtype: DType, reduce_op: ReduceOp, factor: float, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float) -> None:
+    def run(self, request: Request) -> None:
         """Blocks until the collective is done."""
 
-    def submit(self, op: Op, dtype: DType, reduce_op: ReduceOp, factor: float, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float) -> Work:
-        """Queues the collective."""
-
-    def run_part(self, operation: OpSignature, last_completed: OpSignature | None, accumulates: bool, op: Op, dtype: DType, reduce_op: ReduceOp, factor: float, root: int, sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], timeout_s: float, patience_s: float) -> None:
-        """
-        `run` for a step of a larger group's operation, of which messages speak.
-        """
-
-    def compare(self, operation: OpSignature, last_completed: OpSignature | None, count: int, timeout_s: float, patience_s: float) -> None:
-        """
-        Blocks until all ranks here have announced this operation of the larger group.
-        """
+    def submit(self, request: Request) -> Work:
+        """Queues a collective, or posts a send or a receive."""
 
     def watch(self, operation: OpSignature, last_completed: OpSignature | None, elapsed_s: float) -> None:
         """Raises if a rank here has failed or ended, without waiting."""
@@ -314,18 +402,6 @@ class NativeGroup:
 
     def fail(self, failure: Failure) -> None:
         """Fails the group for a reason found elsewhere; the first one stays."""
-
-    def all_reduce(self, address: int, count: int, dtype: DType, reduce_op: ReduceOp, timeout_s: float) -> None:
-        """`run` for the most frequent call, with less to convert."""
-
-    def send(self, address: int, count: int, dtype: DType, peer: int, tag: int, timeout_s: float) -> Work: ...
-
-    def recv(self, address: int, count: int, dtype: DType, peer: int, tag: int, timeout_s: float) -> Work: ...
-
-    def recv_any(self, address: int, count: int, dtype: DType, tag: int, timeout_s: float, seq: int) -> Work:
-        """
-        Receives from any rank of this node, for a larger group, which counts its messages, looks at the time as long as others may send, and may take it back.
-        """
 
     def take_back(self, work: Work) -> int | None:
         """
@@ -350,10 +426,10 @@ class NativeGroup:
 
     def allocate(self, nbytes: int) -> tuple[int, int]:
         """
-        (address, region) of zero-filled memory that peers can map; until `release`.
+        (address, region) of zero-filled memory that peers can map; until `free`.
         """
 
-    def release(self, region: int) -> None: ...
+    def free(self, region: int) -> None: ...
 
     def abort(self, reason: str) -> None: ...
 
@@ -398,11 +474,11 @@ class NativeGroup:
         """Replaces the text about this rank, see `initialize_segment`."""
 
     @property
-    def head(self) -> str:
+    def error_prefix(self) -> str:
         """How messages begin: `[rank 3/8] `."""
 
-    def set_head(self, text: str) -> None:
-        """Changes `head`."""
+    def set_error_prefix(self, text: str) -> None:
+        """Changes it."""
 
     def meet(self, text: bytes, since_ns: int) -> None:
         """Shows that this process is making another group, since when; 0: none."""
@@ -416,6 +492,9 @@ class NativeGroup:
 
     def endpoint(self) -> int:
         """A new SdpEndpoint, which is never freed."""
+
+    def explain(self, op: Op, nbytes: int, registered: bool) -> str:
+        """See the function of this name."""
 
     @property
     def issued(self) -> int: ...
@@ -438,19 +517,16 @@ class NativeFusionBuffer:
     def buckets(self) -> list[list[int]]:
         """Indices of the tensors in each buffer."""
 
-def misplaced(sends: Sequence[tuple[int, int]], recvs: Sequence[tuple[int, int]], rank: int, itemsize: int) -> list[int]:
-    """
-    Indices of inputs that would be overwritten before every rank has read them.
-    """
-
 def path_name(path: int) -> str:
     """What `last_path` calls the path of a traced event."""
 
 def explain(op: Op, nbytes: int, registered: bool) -> str:
     """The path for an operation in which each rank shows `nbytes`, and why."""
 
-def address(exporter: object) -> int:
-    """Where a contiguous object's memory lies, by the buffer protocol."""
+def address(exporter: object, writable: bool = False) -> int:
+    """
+    Where a contiguous object's memory lies, by the buffer protocol, which refuses others.
+    """
 
 def inspect(array: object) -> tuple[int, list[int], list[int], int, int, bool]:
     """

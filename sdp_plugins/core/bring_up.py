@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from . import _native
+from .buffers import Buffer
 from .config import Config
+from .endpoint import Endpoint
 from .error_file import write_uncaught
 from .internode.spanning_group import SpanningGroup
 from .internode.wire import Network
@@ -38,29 +40,23 @@ def staging_nbytes(config: Config, world_size: int) -> int:
     return min(_SLOTS * _PIECE_NBYTES * world_size, _MOST_STAGING_NBYTES)
 
 
-Endpoint = _native.NativeGroup | SpanningGroup
-"""What serves a rank of a group: its node's native group, or one that spans nodes."""
-
-
 @dataclass(frozen=True)
 class Membership:
     """A rank's place in a group and what serves it.
 
     Attributes:
-        rank: In the group.
-        nodes: All its ranks by node.
-        name: For messages.
-        native: What serves it.
-        job_ranks: The members' ranks in the job; None: not known.
+        nodes: All ranks of the group by node.
         info: This rank, as its segment describes it.
+        node: The native group of this node's ranks.
+        endpoint: Runs the operations of this rank.
+        release: See ``Issuer``.
     """
 
-    rank: int
     nodes: Nodes
-    name: str
-    native: Endpoint
-    job_ranks: tuple[int, ...] | None
     info: RankInfo
+    node: _native.NativeGroup
+    endpoint: Endpoint
+    release: Callable[[list[Buffer]], None]
 
 
 def n_exchanges(nodes: int) -> int:
@@ -70,13 +66,11 @@ def n_exchanges(nodes: int) -> int:
 
 def bring_up(
     rank: int,
-    world_size: int,
+    names: RankNames,
     exchange: Exchange,
-    name: str,
     timeout_s: float,
     config: Config,
     network: Network | None = None,
-    job_ranks: tuple[int, ...] | None = None,
 ) -> Membership:
     """Meet the other ranks, and connect with them.
 
@@ -84,13 +78,11 @@ def bring_up(
 
     Args:
         rank: This rank.
-        world_size: Number of ranks.
+        names: The group and its ranks.
         exchange: All-gathers blobs among exactly these ranks.
-        name: For messages.
         timeout_s: Deadline for all of it.
         config: Settings; ``staging_bytes`` must be equal on all ranks.
         network: Between nodes; None if there is none.
-        job_ranks: The members' ranks in the job; None: as the launcher's variables tell all ranks.
 
     Raises:
         RendezvousError, PeerLostError, SharedMemoryError: See these classes.
@@ -98,27 +90,36 @@ def bring_up(
     dump_on_signal()
     write_uncaught()
     place = place_in_job()
-    job_rank = -1 if place is None else place.rank
-    names = RankNames(name, world_size, job_ranks)
-    with meet(rank, names, exchange, timeout_s, job_rank) as rendezvous:
+    with meet(rank, names, exchange, timeout_s, -1 if place is None else place.rank) as rendezvous:
         nodes = rendezvous.nodes
         if nodes.count > 1 and network is None:
             raise rendezvous.context.error(_no_network(rank, nodes))
-        info = _rank_info(rendezvous, name, place)
-        native = _share_memory(rendezvous, nodes.members[nodes.node_of(rank)], info, config)
-    if nodes.count == 1:
-        return Membership(rank, nodes, name, native, rendezvous.job_ranks, info)
-    assert network is not None
+        info = _rank_info(rendezvous, names.group, place)
+        node = _share_memory(rendezvous, nodes.members[nodes.node_of(rank)], info, config)
+    if network is None or nodes.count == 1:
+        return Membership(nodes, info, node, node, list.clear)
+    group = _span_nodes(rendezvous, exchange, node, network, config)
+    return Membership(nodes, info, node, group, group.release)
+
+
+def _span_nodes(
+    rendezvous: Rendezvous,
+    exchange: Exchange,
+    node: _native.NativeGroup,
+    network: Network,
+    config: Config,
+) -> SpanningGroup:
+    """Join the node's ranks with those of other nodes."""
+    context, nodes = rendezvous.context, rendezvous.nodes
     wire_dtype = None if config.wire_dtype is None else _native.DType[config.wire_dtype]
     try:
         _agree(rendezvous, exchange, network, config)
-        left_s = rendezvous.context.deadline.remaining_s
-        channel = network.open(rank, nodes, exchange, name, left_s)
+        left_s = context.deadline.remaining_s
+        channel = network.open(context.rank, nodes, exchange, context.names.group, left_s)
     except BaseException:
-        native.close()
+        node.close()
         raise
-    group = SpanningGroup(rank, nodes, native, channel, wire_dtype)
-    return Membership(rank, nodes, name, group, rendezvous.job_ranks, info)
+    return SpanningGroup(context.rank, nodes, node, channel, wire_dtype)
 
 
 def _agree(rendezvous: Rendezvous, exchange: Exchange, network: Network, config: Config) -> None:
@@ -144,7 +145,7 @@ def _rank_info(rendezvous: Rendezvous, name: str, place: Topology | None) -> Ran
         name=name,
         rank=context.rank,
         world_size=context.world_size,
-        members=rendezvous.job_ranks,
+        members=rendezvous.global_ranks,
         job="" if place is None else place.job_key,
         process=process_identity(os.getpid()),
         pid_namespace=pid_namespace(),
@@ -181,7 +182,7 @@ def _share_memory(
         info.token,
         list(info.members or ()),
     )
-    native.set_head(info.names.head(info.rank))
+    native.set_error_prefix(info.names.error_prefix(info.rank))
     return native
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from . import _native
 from .dtypes import DType
 
+_address = _native.address
 BufferLike = Any
 """The buffer protocol, ``__array_interface__``, ``__dlpack__``, or a ``Buffer``."""
 
@@ -94,6 +95,12 @@ def as_buffer(data: BufferLike, *, writable: bool = True) -> Buffer:
     if type(data) is Buffer:
         return data
     if isinstance(data, np.ndarray):
+        dtype = _NUMPY.get(data.dtype)
+        if dtype is not None:
+            try:  # the buffer protocol is quick, and refuses what must be refused, but says less
+                return Buffer(_address(data, writable), data.size, dtype, data)
+            except (BufferError, ValueError):
+                pass
         return _from_numpy(data, writable)
     if writable and isinstance(data, np.generic):  # it exports a copy of itself
         raise TypeError(
@@ -113,16 +120,12 @@ def as_buffer(data: BufferLike, *, writable: bool = True) -> Buffer:
 
 
 def _from_numpy(array: np.ndarray[Any, Any], writable: bool) -> Buffer:
-    known = _NUMPY.get(array.dtype)
-    dtype = known or _named(array.dtype)
-    flags = array.flags
-    if not flags.c_contiguous:
+    dtype = _NUMPY.get(array.dtype) or _named(array.dtype)
+    if not array.flags.c_contiguous:
         raise ValueError(_not_contiguous(array.shape, array.strides))
-    if writable and not flags.writeable:
+    if writable and not array.flags.writeable:
         raise ValueError(_READ_ONLY)
-    # The interface takes a microsecond, a buffer a tenth; but that knows NumPy's own types only.
-    address = _native.address(array) if known else array.__array_interface__["data"][0]
-    return Buffer(address, array.size, dtype, array)
+    return Buffer(array.__array_interface__["data"][0], array.size, dtype, array)
 
 
 def _named(dtype: np.dtype[Any]) -> DType:

@@ -10,7 +10,6 @@ from .buffers import Buffer, BufferLike, as_buffer
 from .config import FUSION_ALIGN, Config
 from .dtypes import DType, DTypeLike, ReduceOp
 from .group import Group
-from .internode.spanning_group import SpanningGroup
 
 
 class FusionBuffer:
@@ -56,15 +55,13 @@ class FusionBuffer:
         self._tensors = [_described(index, tensor) for index, tensor in enumerate(tensors)]
         threshold = Config.from_env().fusion_bytes if threshold_bytes is None else threshold_bytes
         _check_sizes(self._tensors, threshold)
-        endpoint = group._native
-        submit = endpoint.submit_bucket if isinstance(endpoint, SpanningGroup) else None
         self._native = _native.NativeFusionBuffer(
-            endpoint.native if isinstance(endpoint, SpanningGroup) else endpoint,
+            group.issuer.node,
             [(count, dtype.native) for count, dtype in self._tensors],
             threshold,
             reduction.native,
             group.timeout_s,
-            submit,
+            group.issuer.submit_across_nodes,
         )
         self._held: list[Buffer] = []
         self._group = group  # which holds what other operations of the engine still write
@@ -96,7 +93,8 @@ class FusionBuffer:
         try:
             self._native.finish()
         except BaseException:
-            self._group._release(self._held.copy())  # held here as well: a network may be at it
+            # Held here as well: a network may be at it.
+            self._group.issuer.release(self._held.copy())
             raise
         self._held.clear()
 

@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 
 import numpy as np
 
 from . import _native
 from .bring_up import Membership, bring_up, n_exchanges
-from .buffers import Buffer, BufferLike, as_buffer
+from .collectives import Collectives
 from .config import Config
-from .dtypes import DType, ReduceOp
+from .dtypes import DType
 from .errors import SdpError, is_news, name_error
 from .forming import Forming
 from .internode.choice import for_environment, mpi_is_there
 from .internode.mpi import MpiNetwork
-from .internode.spanning_group import SpanningGroup
 from .internode.wire import Network
+from .issuing import Issuer
 from .open_groups import OpenGroup, open_groups
 from .rank_names import DEFAULT, RankNames
 from .rendezvous import Exchange, StoreExchange
 from .store import Store
 from .topology import Topology
-from .work import Work
 
-_NO_REDUCTION = ReduceOp.SUM
 _OPERATIONS = tuple(op.name for op in _native.Op)
 
 
-class Group:
+class Group(Collectives):
     """A set of ranks that communicate; this process is one of them.
 
     All ranks issue the same collectives in the same order; ``send`` and ``recv`` are apart from
@@ -51,8 +47,7 @@ class Group:
         world_size: Number of ranks.
         nodes: Which ranks share a node, as memory was found to be shared.
         name: For messages.
-        job_ranks: What messages call its ranks: their numbers in the job; None: not known.
-        timeout_s: Time-out of operations that give none, in seconds; may be changed.
+        issuer: Takes the group's operations; for other modules of the core.
 
     Buffers are contiguous CPU memory: the buffer protocol, ``__array_interface__``,
     ``__dlpack__``, or a ``Buffer``. What a rank keeps may be in its place in the output from the
@@ -75,27 +70,16 @@ class Group:
         network: Network | None = None,
     ) -> None:
         """Use ``from_env``, ``from_store`` or ``new_group``."""
-        self.rank = membership.rank
-        self.nodes = membership.nodes
-        self.world_size = self.nodes.world_size
-        self.name = membership.name
-        self.job_ranks = membership.job_ranks
-        self.timeout_s = timeout_s
+        nodes, info, local = membership.nodes, membership.info, membership.node
+        self.nodes = nodes
+        self.name = info.name
         self._config = config
         self._network = network
         self._closed = False
-        # What asynchronous operations may still read or write. The lock is re-entrant: a signal
-        # handler or a finalizer may issue operations too.
-        self._in_flight: deque[tuple[_native.Work, list[Buffer]]] = deque()
-        self._in_flight_lock = threading.RLock()
-        self._native = native = membership.native
-        # Takes an operation's memory when that has ended: a network may not be done with it.
-        self._release: Callable[[list[Buffer]], None] = (
-            native.let_go if isinstance(native, SpanningGroup) else list.clear
-        )
-        here = native.native if isinstance(native, SpanningGroup) else native
-        self._open = OpenGroup(self.name, membership.info, here, self.local_size, config)
-        self._open_ref = weakref.ref(self._open)
+        local_size = len(nodes.members[nodes.node_of(info.rank)])
+        self._open = OpenGroup(info.name, info, local, local_size, config)
+        issuer = Issuer(membership, timeout_s, weakref.ref(self._open))
+        super().__init__(issuer, info.rank, nodes.world_size)
         open_groups.add(self._open)
 
     @classmethod
@@ -121,8 +105,8 @@ class Group:
         topology = Topology.from_env()
         config = Config.from_env().on_the_wire(wire_dtype)
         exchange, network = for_environment(topology, name, config)
-        rank, size = topology.rank, topology.world_size
-        return cls._meet(rank, size, exchange, name, timeout_s, config, network)
+        names = RankNames(name, topology.world_size)
+        return cls._meet(topology.rank, names, exchange, timeout_s, config, network)
 
     @classmethod
     def from_store(
@@ -135,7 +119,6 @@ class Group:
         timeout_s: float | None = None,
         network: Network | None = None,
         wire_dtype: DType | str | None = None,
-        job_ranks: Sequence[int] | None = None,
     ) -> Group:
         """Meet through a framework's key-value store.
 
@@ -147,35 +130,57 @@ class Group:
             timeout_s: As for ``from_env``.
             network: Between nodes; None: MPI, if mpirun started the ranks.
             wire_dtype: As for ``from_env``.
-            job_ranks: What messages call the ranks; None: as the launcher's variables number all.
         """
-        known = None if job_ranks is None else tuple(job_ranks)
-        exchange = StoreExchange(store, f"sdp/{name}", rank, RankNames(name, world_size, known))
         config = Config.from_env().on_the_wire(wire_dtype)
         if network is None and mpi_is_there():
             network = MpiNetwork()
-        return cls._meet(rank, world_size, exchange, name, timeout_s, config, network, known)
+        names = RankNames(name, world_size)
+        return cls.from_names(store, rank, names, timeout_s, network, config)
+
+    @classmethod
+    def from_names(
+        cls,
+        store: Store,
+        rank: int,
+        names: RankNames,
+        timeout_s: float | None,
+        network: Network | None,
+        config: Config,
+    ) -> Group:
+        """``from_store`` for a framework that numbers the job's ranks itself.
+
+        Args:
+            store: As for ``from_store``.
+            rank: This rank.
+            names: The group and its ranks; without global ranks the launcher's variables have them.
+            timeout_s: As for ``from_env``.
+            network: Between nodes; None: there is one node.
+            config: Settings.
+        """
+        exchange = StoreExchange(store, f"sdp/{names.group}", rank, names)
+        return cls._meet(rank, names, exchange, timeout_s, config, network)
 
     @classmethod
     def _meet(
         cls,
         rank: int,
-        world_size: int,
+        names: RankNames,
         exchange: Exchange,
-        name: str,
         timeout_s: float | None,
         config: Config,
         network: Network | None,
-        job_ranks: tuple[int, ...] | None = None,
     ) -> Group:
         if timeout_s is None:
             timeout_s = config.wait_s
-        forming = Forming(name, world_size, time.monotonic_ns(), job_ranks)
+        forming = Forming(names.group, names.world_size, time.monotonic_ns(), names.global_ranks)
         with open_groups.forming(forming, config):
-            membership = bring_up(
-                rank, world_size, exchange, name, timeout_s, config, network, job_ranks
-            )
+            membership = bring_up(rank, names, exchange, timeout_s, config, network)
         return cls(membership, timeout_s, config, network)
+
+    @property
+    def global_ranks(self) -> tuple[int, ...] | None:
+        """The members' ranks in the job, by which messages call them; None: not known."""
+        return self.nodes.global_ranks
 
     @property
     def local_rank(self) -> int:
@@ -192,255 +197,6 @@ class Group:
         """Index of this node, in the order of the nodes' lowest ranks."""
         return self.nodes.node_of(self.rank)
 
-    # ---- collectives ---------------------------------------------------------------------------
-
-    def all_reduce(
-        self,
-        buffer: BufferLike,
-        op: ReduceOp | str = "sum",
-        *,
-        async_op: bool = False,
-        timeout_s: float | None = None,
-    ) -> Work | None:
-        """Combine all ranks' buffers, in place, on all ranks."""
-        target = as_buffer(buffer)
-        reduction = op if type(op) is ReduceOp else ReduceOp.parse(op)
-        if async_op or reduction.factor != 1.0:
-            return self._issue(
-                _native.Op.all_reduce, (), (target,), reduction, -1, async_op, timeout_s
-            )
-        if self._in_flight:
-            self._let_go()
-        try:
-            self._native.all_reduce(
-                target.ptr,
-                target.count,
-                target.dtype.native,
-                reduction.native,
-                self.timeout_s if timeout_s is None else timeout_s,
-            )
-        except BaseException:
-            self._release([target])
-            open_groups.operation_failed()
-            raise
-        return None
-
-    def reduce(
-        self,
-        buffer: BufferLike,
-        root: int,
-        op: ReduceOp | str = "sum",
-        *,
-        async_op: bool = False,
-        timeout_s: float | None = None,
-    ) -> Work | None:
-        """Combine all ranks' buffers into the root's; the others' stay as they are."""
-        target = as_buffer(buffer)
-        reduction = ReduceOp.parse(op)
-        return self._issue(_native.Op.reduce, (), (target,), reduction, root, async_op, timeout_s)
-
-    def broadcast(
-        self,
-        buffer: BufferLike,
-        root: int,
-        *,
-        async_op: bool = False,
-        timeout_s: float | None = None,
-    ) -> Work | None:
-        """Copy the root's buffer into all others."""
-        target = as_buffer(buffer, writable=self.rank != root)
-        return self._issue(
-            _native.Op.broadcast, (), (target,), _NO_REDUCTION, root, async_op, timeout_s
-        )
-
-    def all_gather(
-        self,
-        output: BufferLike,
-        input: BufferLike,
-        *,
-        async_op: bool = False,
-        timeout_s: float | None = None,
-    ) -> Work | None:
-        """Collect all ranks' inputs, in rank order, in one output ``world_size`` times as large."""
-        source = as_buffer(input, writable=False)
-        target = as_buffer(output)
-        self._check_size("all_gather: the output", target, self.world_size * source.count)
-        parts = target.split([source.count] * self.world_size)
-        return self._issue(
-            _native.Op.all_gather, (source,), parts, _NO_REDUCTION, -1, async_op, timeout_s
-        )
-
-    def all_gather_uneven(
-        self,
-        outputs: Sequence[BufferLike],
-        input: BufferLike,
-        *,
-        async_op: bool = False,
-        timeout_s: float | None = None,
-    ) -> Work | None:
-        """Collect all ranks' inputs, one output per rank; sizes may differ between ranks."""
-        source = as_buffer(input, writable=False)
-        targets = [as_buffer(output) for output in outputs]
-        return self._issue(
-            _native.Op.all_gather, (source,), targets, _NO_REDUCTION, -1, async_op, timeout_s
-        )
-
-    def reduce_scatter(
-        self,
-        output: BufferLike,
-        input: BufferLike | Sequence[Buffer],
-        op: ReduceOp | str = "sum",
-        *,
-        async_op: bool = False,
-        timeout_s: float | None = None,
-    ) -> Work | None:
-        """Combine all ranks' inputs and keep this rank's part.
-
-        Args:
-            output: This rank's part of the result.
-            input: ``world_size`` times the output's size in rank order, or a list of ``Buffer``,
-                one per rank, each of the output's size.
-            op: The reduction.
-            async_op: See the class.
-            timeout_s: See the class.
-        """
-        target = as_buffer(output)
-        if isinstance(input, (list, tuple)):
-            sources = [as_buffer(part, writable=False) for part in input]
-        else:
-            whole = as_buffer(input, writable=False)
-            self._check_size("reduce_scatter: the input", whole, self.world_size * target.count)
-            sources = whole.split([target.count] * self.world_size)
-        reduction = ReduceOp.parse(op)
-        return self._issue(
-            _native.Op.reduce_scatter, sources, (target,), reduction, -1, async_op, timeout_s
-        )
-
-    def gather(
-        self,
-        outputs: Sequence[BufferLike] | None,
-        input: BufferLike,
-        root: int,
-        *,
-        async_op: bool = False,
-        timeout_s: float | None = None,
-    ) -> Work | None:
-        """Collect all ranks' inputs at the root: one output per rank there, None elsewhere."""
-        source = as_buffer(input, writable=False)
-        targets = [as_buffer(output) for output in outputs or ()]
-        return self._issue(
-            _native.Op.gather, (source,), targets, _NO_REDUCTION, root, async_op, timeout_s
-        )
-
-    def scatter(
-        self,
-        output: BufferLike,
-        inputs: Sequence[BufferLike] | None,
-        root: int,
-        *,
-        async_op: bool = False,
-        timeout_s: float | None = None,
-    ) -> Work | None:
-        """Hand out the root's inputs, one per rank (None elsewhere)."""
-        target = as_buffer(output)
-        sources = [as_buffer(part, writable=False) for part in inputs or ()]
-        return self._issue(
-            _native.Op.scatter, sources, (target,), _NO_REDUCTION, root, async_op, timeout_s
-        )
-
-    def all_to_all(
-        self,
-        output: BufferLike,
-        input: BufferLike,
-        output_splits: Sequence[int] | None = None,
-        input_splits: Sequence[int] | None = None,
-        *,
-        async_op: bool = False,
-        timeout_s: float | None = None,
-    ) -> Work | None:
-        """Send a part of the input to each rank and receive a part of each.
-
-        Args:
-            output: Receives the ranks' parts, in rank order.
-            input: Holds the parts for the ranks, in rank order.
-            output_splits: Elements from each rank; None: equal parts.
-            input_splits: Elements for each rank; None: equal parts.
-            async_op: See the class.
-            timeout_s: See the class.
-        """
-        targets = self._parts("all_to_all: the output", as_buffer(output), output_splits)
-        whole = as_buffer(input, writable=False)
-        sources = self._parts("all_to_all: the input", whole, input_splits)
-        return self._issue(
-            _native.Op.all_to_all, sources, targets, _NO_REDUCTION, -1, async_op, timeout_s
-        )
-
-    def all_to_all_pieces(
-        self,
-        outputs: Sequence[BufferLike],
-        inputs: Sequence[BufferLike],
-        *,
-        async_op: bool = False,
-        timeout_s: float | None = None,
-    ) -> Work | None:
-        """``all_to_all`` with one buffer per rank on each side."""
-        targets = [as_buffer(output) for output in outputs]
-        sources = [as_buffer(part, writable=False) for part in inputs]
-        return self._issue(
-            _native.Op.all_to_all, sources, targets, _NO_REDUCTION, -1, async_op, timeout_s
-        )
-
-    def barrier(self, *, async_op: bool = False, timeout_s: float | None = None) -> Work | None:
-        """Wait until all ranks are here."""
-        return self._issue(_native.Op.barrier, (), (), _NO_REDUCTION, -1, async_op, timeout_s)
-
-    # ---- point to point ------------------------------------------------------------------------
-
-    def send(
-        self,
-        buffer: BufferLike,
-        dst: int,
-        tag: int = 0,
-        *,
-        async_op: bool = False,
-        timeout_s: float | None = None,
-    ) -> Work | None:
-        """Send to one rank. Done when the receiver, or the channel to it, has taken the bytes."""
-        source = as_buffer(buffer, writable=False)
-        _check_tag("send", tag)
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
-        native = self._native.send(source.ptr, source.count, source.dtype.native, dst, tag, limit_s)
-        return self._follow(native, "send", (source,), async_op)
-
-    def recv(
-        self,
-        buffer: BufferLike,
-        src: int | None,
-        tag: int = 0,
-        *,
-        async_op: bool = False,
-        timeout_s: float | None = None,
-    ) -> Work:
-        """Receive from one rank, or from any (``src=None``); ``Work.source_rank`` tells which.
-
-        Messages of one sender match in order, by tag.
-        """
-        target = as_buffer(buffer)
-        _check_tag("recv", tag)
-        if src is not None and src < 0:  # to the native core, -1 is any rank
-            raise ValueError(
-                f"recv: source {src} is not another rank of this group of {self.world_size}"
-            )
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
-        peer = -1 if src is None else src
-        native = self._native.recv(
-            target.ptr, target.count, target.dtype.native, peer, tag, limit_s
-        )
-        work = self._track(native, "recv", (target,))
-        if not async_op:
-            work.wait()
-        return work
-
     # ---- memory --------------------------------------------------------------------------------
 
     def register(self, ptr: int, nbytes: int, fd: int, offset: int = 0) -> int:
@@ -456,20 +212,21 @@ class Group:
             The id for ``unregister``. Ids are never used twice. Peers keep the memory mapped until
             they hear of ``unregister`` in a later operation.
         """
-        return self._native.add_region(ptr, nbytes, fd, offset)
+        return self.issuer.node.add_region(ptr, nbytes, fd, offset)
 
     def unregister(self, region: int) -> None:
         """Take memory back; must come before its address can be used for anything else."""
-        self._native.remove_region(region)
+        self.issuer.node.remove_region(region)
 
     def allocate(self, nbytes: int) -> memoryview:
         """Zero-filled registered memory, given back when nothing refers to it any more."""
         if not 0 < nbytes < 2**63:
             raise ValueError(f"allocate: cannot allocate {nbytes} bytes")
-        address, region = self._native.allocate(nbytes)
+        node = self.issuer.node
+        address, region = node.allocate(nbytes)
         array = (ctypes.c_char * nbytes).from_address(address)
         # Holds the group's native object, in which the memory lives; at exit the process frees all.
-        weakref.finalize(array, self._native.release, region).atexit = False
+        weakref.finalize(array, node.free, region).atexit = False
         return memoryview(array).cast("B")
 
     def explain(self, op: str, nbytes: int, registered: bool = False) -> str:
@@ -482,19 +239,17 @@ class Group:
         """
         if op not in _OPERATIONS:
             raise ValueError(f"there is no operation {op!r}; there are {', '.join(_OPERATIONS)}")
-        if isinstance(self._native, SpanningGroup):
-            return self._native.explain(op, nbytes)
-        return _native.explain(_native.Op[op], nbytes, registered)
+        return self.issuer.endpoint.explain(_native.Op[op], nbytes, registered)
 
     @property
     def issued(self) -> int:
         """Collectives that this rank has called so far; the next one's number is one more."""
-        return self._native.issued
+        return self.issuer.endpoint.issued
 
     @property
     def last_path(self) -> str:
         """Path that the last collective took: ``inline``, ``staged``, ``zero-copy`` or ``none``."""
-        return self._native.last_path
+        return self.issuer.endpoint.last_path
 
     # ---- life ----------------------------------------------------------------------------------
 
@@ -528,9 +283,10 @@ class Group:
             blobs = self.exchange(blob, deadline_s)
             return [blobs[member] for member in members]
 
-        known = self.job_ranks and tuple(self.job_ranks[member] for member in members)
-        rank, size = members.index(self.rank), len(members)
-        return self._meet(rank, size, exchange, label, limit_s, self._config, self._network, known)
+        known = self.global_ranks and tuple(self.global_ranks[member] for member in members)
+        names = RankNames(label, len(members), known)
+        rank = members.index(self.rank)
+        return self._meet(rank, names, exchange, limit_s, self._config, self._network)
 
     def exchange(self, blob: bytes, timeout_s: float | None = None) -> list[bytes]:
         """Give every rank the bytes of all ranks, of any lengths, in rank order."""
@@ -548,7 +304,7 @@ class Group:
     @property
     def failure(self) -> BaseException | None:
         """Why every operation would raise now; None while the group works."""
-        return self._native.failure()
+        return self.issuer.endpoint.failure()
 
     def raise_if_failed(self, cause: BaseException | None = None) -> None:
         """Raise what every operation would raise now.
@@ -557,7 +313,7 @@ class Group:
             cause: What a framework has made of that failure; chained to it.
         """
         try:
-            self._native.raise_if_failed()
+            self.issuer.endpoint.raise_if_failed()
         except SdpError as failure:
             raise failure from cause
 
@@ -566,26 +322,26 @@ class Group:
         self._open.describe(text)
 
     @property
-    def head(self) -> str:
+    def error_prefix(self) -> str:
         """How messages about this rank's operations begin: ``"[rank 3/8] "``."""
-        return self._open.native.head
+        return self._open.native.error_prefix
 
-    def number(self, rank: int) -> int:
-        """What messages call a rank of the group: its number in the job, if that is known."""
-        return self.nodes.number(rank)
+    def global_rank(self, rank: int) -> int:
+        """A rank's number in the job, by which messages call it; its own if that is not known."""
+        return self.nodes.global_rank(rank)
 
     def gone(self) -> list[int]:
         """The ranks of this rank's node that have closed the group, failed in it, or ended."""
-        return self._native.gone()
+        return self.issuer.node.gone()
 
     def ended(self) -> list[int]:
         """The ranks of this rank's node whose processes have ended."""
-        return self._native.ended()
+        return self.issuer.node.ended()
 
     def abort(self, reason: str | BaseException) -> None:
         """Fail the group here and, at once, on all other ranks, which are told why."""
         text = reason if isinstance(reason, str) else name_error(reason)
-        self._native.abort(text.encode(errors="backslashreplace").decode())
+        self.issuer.endpoint.abort(text.encode(errors="backslashreplace").decode())
 
     def close(self) -> None:
         """Leave the group: pending operations fail, threads end. Safe to call again.
@@ -597,22 +353,20 @@ class Group:
 
     def _leave(self) -> None:
         with open_groups.closing(self._open):
-            self._native.close()
-            self._let_all_go()
+            self.issuer.close()
 
     def __del__(self) -> None:
         # Before anything that operations in flight write can be freed, in whatever order.
-        native = getattr(self, "_native", None)
-        if native is None:
+        issuer = getattr(self, "issuer", None)
+        if issuer is None:
             return
         try:
             self._leave()
         except Exception:  # at the interpreter's end no module may be left to trace with
-            native.close()
-            self._let_all_go()
+            issuer.close()
 
     def __repr__(self) -> str:
-        state = "closed" if self._closed else "failed" if self._native.failed else "open"
+        state = "closed" if self._closed else "failed" if self.issuer.endpoint.failed else "open"
         return f"<Group {self.name!r}: rank {self.rank}/{self.world_size}, {state}>"
 
     def __enter__(self) -> Group:
@@ -627,121 +381,3 @@ class Group:
         if error is not None and is_news(error):
             self.abort(error)  # the other ranks may be waiting for this one
         self.close()
-
-    # ---- issuing -------------------------------------------------------------------------------
-
-    def _issue(
-        self,
-        op: _native.Op,
-        sends: Sequence[Buffer],
-        recvs: Sequence[Buffer],
-        reduction: ReduceOp,
-        root: int,
-        async_op: bool,
-        timeout_s: float | None,
-    ) -> Work | None:
-        dtype = _common_dtype(op, sends, recvs)
-        inputs, outputs = _pieces(sends), _pieces(recvs)
-        if inputs and (wrong := _native.misplaced(inputs, outputs, self.rank, dtype.itemsize)):
-            sends = [part.copied() if i in wrong else part for i, part in enumerate(sends)]
-            inputs = _pieces(sends)
-        arguments = (
-            op,
-            dtype.native,
-            reduction.native,
-            reduction.factor,
-            root,
-            inputs,
-            outputs,
-            self.timeout_s if timeout_s is None else timeout_s,
-        )
-        if not async_op:
-            if self._in_flight:
-                self._let_go()
-            try:
-                self._native.run(*arguments)
-            except BaseException:
-                self._release([*sends, *recvs])
-                open_groups.operation_failed()
-                raise
-            return None
-        return self._track(self._native.submit(*arguments), op.name, (*sends, *recvs))
-
-    def _track(self, native: _native.Work, what: str, buffers: tuple[Buffer, ...]) -> Work:
-        """Hold an operation's memory until it is done, whatever the caller does with the handle."""
-        held = list(buffers)
-        self._let_go()
-        with self._in_flight_lock:
-            self._in_flight.append((native, held))
-        return Work(native, what, held, self._release, self._open_ref)
-
-    def _let_go(self) -> None:
-        """Look at operations in flight, in turns, until two have been met that are not done."""
-        done: list[list[Buffer]] = []
-        # Another time will do; and in a forked child it may be held for ever.
-        if not self._in_flight_lock.acquire(blocking=False):
-            return
-        try:
-            pending: list[tuple[_native.Work, list[Buffer]]] = []
-            while self._in_flight and len(pending) < 2:
-                native, held = entry = self._in_flight.popleft()
-                done.append(held) if native.completed() else pending.append(entry)
-            self._in_flight.extend(pending)
-        finally:
-            self._in_flight_lock.release()
-        for held in done:  # outside of the lock: finalizers are not ours
-            self._release(held)
-
-    def _let_all_go(self) -> None:
-        """Give up the memory of all operations; the group is closed."""
-        while self._in_flight:  # perhaps at the interpreter's end, when no module is left
-            self._release(self._in_flight.popleft()[1])
-
-    def _follow(
-        self, native: _native.Work, what: str, buffers: tuple[Buffer, ...], async_op: bool
-    ) -> Work | None:
-        work = self._track(native, what, buffers)
-        if async_op:
-            return work
-        work.wait()
-        return None
-
-    def _check_size(self, what: str, buffer: Buffer, count: int) -> None:
-        if buffer.count != count:
-            raise ValueError(
-                f"{what} has {buffer.count} elements, but {count} are needed in a group of "
-                f"{self.world_size}"
-            )
-
-    def _parts(self, what: str, whole: Buffer, splits: Sequence[int] | None) -> list[Buffer]:
-        if splits is None:
-            if whole.count % self.world_size:
-                raise ValueError(
-                    f"{what} has {whole.count} elements, which {self.world_size} ranks cannot "
-                    "share equally. Hint: give the splits."
-                )
-            splits = [whole.count // self.world_size] * self.world_size
-        if len(splits) != self.world_size or min(splits) < 0 or sum(splits) != whole.count:
-            raise ValueError(
-                f"{what} has {whole.count} elements, but its splits are {list(splits)} for "
-                f"{self.world_size} ranks"
-            )
-        return whole.split(splits)
-
-
-def _pieces(buffers: Sequence[Buffer]) -> list[tuple[int, int]]:
-    """Addresses and counts, as the native core takes them."""
-    return [(buffer.ptr, buffer.count) for buffer in buffers]
-
-
-def _check_tag(what: str, tag: int) -> None:
-    if not 0 <= tag < 2**32:
-        raise ValueError(f"{what}: tag {tag} is not between 0 and 2^32 - 1")
-
-
-def _common_dtype(op: _native.Op, sends: Sequence[Buffer], recvs: Sequence[Buffer]) -> DType:
-    found = {part.dtype for part in (*sends, *recvs)}
-    if len(found) > 1:
-        names = ", ".join(sorted(dtype.value for dtype in found))
-        raise TypeError(f"{op.name}: all buffers must have one element type, got {names}")
-    return found.pop() if found else DType.uint8

@@ -16,32 +16,32 @@ class Nodes:
     Attributes:
         members: The ranks of every node, ascending; nodes are in the order of their lowest rank.
         hosts: Every node's host name.
-        job_ranks: Every rank's number in the job, for messages; None: they call it as the group.
+        global_ranks: Every rank's number in the job, for messages; None: they call it as the group.
     """
 
     members: tuple[tuple[int, ...], ...]
     hosts: tuple[str, ...]
-    job_ranks: tuple[int, ...] | None = None
+    global_ranks: tuple[int, ...] | None = None
 
     @classmethod
     def of_places(
         cls,
         places: Sequence[Hashable],
         hosts: Sequence[str],
-        job_ranks: tuple[int, ...] | None = None,
+        global_ranks: tuple[int, ...] | None = None,
     ) -> Nodes:
         """Put ranks in the same place together.
 
         Args:
             places: Of every rank; equal for ranks that can share memory.
             hosts: Of every rank.
-            job_ranks: As well.
+            global_ranks: As well.
         """
         ranks_at: dict[Hashable, list[int]] = {}
         for rank, place in enumerate(places):
             ranks_at.setdefault(place, []).append(rank)
         members = tuple(tuple(ranks) for ranks in ranks_at.values())
-        return cls(members, tuple(hosts[ranks[0]] for ranks in members), job_ranks)
+        return cls(members, tuple(hosts[ranks[0]] for ranks in members), global_ranks)
 
     @property
     def count(self) -> int:
@@ -89,15 +89,15 @@ class Nodes:
         by_nodes = tree([tree(ranks) for ranks in self.members])
         return by_nodes == tree(range(self.world_size))
 
-    def number(self, rank: int) -> int:
+    def global_rank(self, rank: int) -> int:
         """What messages call a rank."""
-        return rank if self.job_ranks is None else self.job_ranks[rank]
+        return rank if self.global_ranks is None else self.global_ranks[rank]
 
     def name(self, ranks: Sequence[int]) -> str:
         """Write ranks for a message: ``rank 1 on node0, ranks 4-6 on node1``."""
         by_host: dict[str, list[int]] = {}
         for rank in sorted(ranks):
-            by_host.setdefault(self.hosts[self.node_of(rank)], []).append(self.number(rank))
+            by_host.setdefault(self.hosts[self.node_of(rank)], []).append(self.global_rank(rank))
         return ", ".join(f"{name_ranks(there)} on {host}" for host, there in by_host.items())
 
 

@@ -50,7 +50,7 @@ class OpenGroup:
         """Add words to the name that messages and the flight recorder show."""
         self.info = self.info._replace(name=f"{self.name} {text}")
         self.native.set_about(self.info.pack())
-        self.native.set_head(self.info.names.head(self.info.rank))
+        self.native.set_error_prefix(self.info.names.error_prefix(self.info.rank))
 
 
 class GroupObserver:

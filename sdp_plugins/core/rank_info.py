@@ -54,7 +54,7 @@ class RankInfo(NamedTuple):
 
     def global_rank_of(self, rank: int) -> int:
         """The rank in the job of a rank of the group, if that is known."""
-        return self.names.number(rank)
+        return self.names.global_rank(rank)
 
     @property
     def names(self) -> RankNames:

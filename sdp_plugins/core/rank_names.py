@@ -24,44 +24,44 @@ class RankNames:
     Attributes:
         group: Its name.
         world_size: Number of its ranks.
-        job_ranks: Their numbers in the job; None: not known, so they are called as in the group.
+        global_ranks: Their numbers in the job; None: not known, so they are called as in the group.
     """
 
     group: str
     world_size: int
-    job_ranks: tuple[int, ...] | None = None
+    global_ranks: tuple[int, ...] | None = None
 
-    def number(self, rank: int) -> int:
+    def global_rank(self, rank: int) -> int:
         """What a rank is called. A peer may have written any number."""
-        if self.job_ranks is None or not 0 <= rank < self.world_size:
+        if self.global_ranks is None or not 0 <= rank < self.world_size:
             return rank
-        return self.job_ranks[rank]
+        return self.global_ranks[rank]
 
     def list(self, ranks: Iterable[int]) -> str:
         """Such as ``ranks 1, 4-6``."""
-        return name_ranks(map(self.number, ranks))
+        return name_ranks(map(self.global_rank, ranks))
 
     @property
     def members(self) -> str:
         """All of them; ``4 ranks`` where their numbers would tell nothing."""
-        if self.job_ranks is None or self._is_job:
+        if self.global_ranks is None or self._is_job:
             return f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
         return self.list(range(self.world_size))
 
     @property
     def _is_job(self) -> bool:
-        whole = self.job_ranks in (None, tuple(range(self.world_size)))
+        whole = self.global_ranks in (None, tuple(range(self.world_size)))
         return whole and self.group == DEFAULT
 
-    def head(self, rank: int) -> str:
+    def error_prefix(self, rank: int) -> str:
         """How a rank's messages begin: ``[rank 3/8] ``, or the like of other groups."""
         if self._is_job:
             return f"[rank {rank}/{self.world_size}] "
         # What stands in brackets is cut off where others repeat the message.
         name = printable(self.group, _MOST_CHARS).replace("]", ")")
-        if self.job_ranks is None:
+        if self.global_ranks is None:
             return f"[rank {rank}/{self.world_size} in group {name}] "
         members = self.members
         if len(members) > _MOST_CHARS:
             members = f"{members[: members.rindex(',', 0, _MOST_CHARS)]}, ..."
-        return f"[rank {self.number(rank)} in group {name} ({members})] "
+        return f"[rank {self.global_rank(rank)} in group {name} ({members})] "

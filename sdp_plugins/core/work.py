@@ -20,20 +20,20 @@ class Work:
     cancel anything.
     """
 
-    __slots__ = ("_group", "_held", "_let_go", "_native", "_what")
+    __slots__ = ("_group", "_held", "_native", "_release", "_what")
 
     def __init__(
         self,
         native: _native.Work,
         what: str,
         held: list[Buffer],
-        let_go: Callable[[list[Buffer]], None],
+        release: Callable[[list[Buffer]], None],
         group: ReferenceType[OpenGroup],
     ) -> None:
         self._native = native
         self._what = what
         self._held = held  # shared with the group, which holds it for a caller who drops the handle
-        self._let_go = let_go
+        self._release = release
         self._group = group  # a kept handle keeps no group
 
     def wait(self, timeout_s: float | None = None) -> None:
@@ -61,7 +61,7 @@ class Work:
     def _too_late(self, limit_s: float) -> CollectiveTimeoutError:
         group = self._group()
         error = CollectiveTimeoutError(
-            f"{group.native.head if group else ''}{self._what}: not done after a wait of "
+            f"{group.native.error_prefix if group else ''}{self._what}: not done after a wait of "
             f"{limit_s:.3g} s (timeout of this wait; the operation goes on). Hint: wait longer, or "
             "look at what the other ranks do.",
             op=self._what,
@@ -75,7 +75,7 @@ class Work:
         """Whether the operation is done, successfully or not."""
         completed = self._native.completed()
         if completed:
-            self._let_go(self._held)
+            self._release(self._held)
         return completed
 
     def exception(self) -> BaseException | None:

@@ -117,7 +117,7 @@ class Collectives:
             everyones = gather_uneven(self._group, indices)
             if may_be_shared:
                 same = np.array_equal(everyones, np.tile(indices, self._group.world_size))
-                if native_api.everywhere(self._group, same):
+                if native_api.all_agree(self._group, same):
                     total = np.array(values)
                     self._reduce([total], "sum")
                     return [total, np.array(indices)]

@@ -62,8 +62,8 @@ def compare_shapes(
     if others:
         number, theirs = group.issued + 1, everyone[others[0]][1]
         raise CollectiveMismatchError(
-            f"{group.head}{name} #{number}: shapes differ: {_listed(mine[1])} here, "
-            f"{_listed(theirs)} on {name_ranks(map(group.number, others))}. "
+            f"{group.error_prefix}{name} #{number}: shapes differ: {_listed(mine[1])} here, "
+            f"{_listed(theirs)} on {name_ranks(map(group.global_rank, others))}. "
             "Hint: all ranks have to pass tensors of one shape while "
             "TORCH_DISTRIBUTED_DEBUG=DETAIL is set.",
             ranks=others,
@@ -124,7 +124,7 @@ def log_message(group: Group, name: str, tensor: Tensor, peer: int | None, tag: 
         peer: The other rank; None: any.
         tag: The message's.
     """
-    whom = "any rank" if peer is None else f"rank {group.number(peer)}"
+    whom = "any rank" if peer is None else f"rank {group.global_rank(peer)}"
     _log(group, f"{name} {'to' if name == 'send' else 'from'} {whom} tag {tag}", [tensor])
 
 
@@ -133,4 +133,4 @@ def _log(group: Group, what: str, tensors: Sequence[Tensor]) -> None:
         shapes = ", ".join(
             f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors
         )
-        log.info("%s", f"{group.head}{what} {shapes}".rstrip())
+        log.info("%s", f"{group.error_prefix}{what} {shapes}".rstrip())

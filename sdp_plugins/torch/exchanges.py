@@ -139,9 +139,9 @@ class Exchanges(ProcessGroupBase):
         try:
             lane.barrier(timeout_s=limit_s)
         except CollectiveTimeoutError as error:
-            missing = name_ranks(map(lane.number, error.ranks)).capitalize()
+            missing = name_ranks(map(lane.global_rank, error.ranks)).capitalize()
             error.args = (
-                f"{error} Rank {lane.number(self.rank())} timed out in monitoredBarrier after "
+                f"{error} Rank {lane.global_rank(self.rank())} timed out in monitoredBarrier after "
                 f"{error.elapsed_s * 1000:.0f} ms: {missing} failed to pass monitoredBarrier.",
             )
             raise

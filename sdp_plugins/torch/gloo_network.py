@@ -53,9 +53,9 @@ class GlooNetwork:
                 options._devices = [ProcessGroupGloo.create_device(hostname=address)]
                 group = ProcessGroupGloo(store, rank, nodes.world_size, options)
         except RuntimeError as error:
-            head = RankNames(name, nodes.world_size, nodes.job_ranks).head(rank)
+            prefix = RankNames(name, nodes.world_size, nodes.global_ranks).error_prefix(rank)
             raise RendezvousError(
-                f"{head}rendezvous: gloo cannot connect the nodes ({first_line(error)}). Hint: "
+                f"{prefix}rendezvous: gloo cannot connect the nodes ({first_line(error)}). Hint: "
                 "look whether a rank has ended meanwhile; if none has, set GLOO_SOCKET_IFNAME to "
                 "the network interface between the nodes."
             ) from error

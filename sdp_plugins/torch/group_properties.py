@@ -51,9 +51,9 @@ class GroupProperties(dist.ProcessGroup):
             self._group.describe(description)
 
     @property
-    def job_ranks(self) -> tuple[int, ...] | None:
-        """See ``Group.job_ranks``."""
-        return self._group.job_ranks
+    def global_ranks(self) -> tuple[int, ...] | None:
+        """See ``Group.global_ranks``."""
+        return self._group.global_ranks
 
     def ended(self) -> list[int]:
         """The group's ranks on this node whose processes have ended."""

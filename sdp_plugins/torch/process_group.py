@@ -51,10 +51,10 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
     members = options.global_ranks_in_group
     # torch's own name of the default group is "0".
     name = options.group_id if members else DEFAULT
-    job_ranks = _numbers(members)
+    global_ranks = _numbers(members)
     timeout_s = group_seconds(options.timeout, config)
     answer_s = config.wait_s if timeout_s is None else timeout_s
-    context = RendezvousContext(rank, RankNames(name, size, job_ranks), Deadline(answer_s))
+    context = RendezvousContext(rank, RankNames(name, size, global_ranks), Deadline(answer_s))
 
     def look() -> None:
         if lost := _lost(context, members):
@@ -63,15 +63,8 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
     def meet(part: TorchStore, name: str) -> Group:
         by_mpi = mpi_is_there() if config.internode is None else config.internode == "mpi"
         network: Network = MpiNetwork() if by_mpi else GlooNetwork(part.raw)
-        return Group.from_store(
-            part,
-            rank,
-            size,
-            name=name,
-            timeout_s=timeout_s,
-            network=network,
-            job_ranks=job_ranks,
-        )
+        names = RankNames(name, size, global_ranks)
+        return Group.from_names(part, rank, names, timeout_s, network, config)
 
     try:
         with store_failures(context):
@@ -105,7 +98,7 @@ def _numbers(members: Sequence[int]) -> tuple[int, ...] | None:
     if not members:
         return None
     world = dist.group.WORLD
-    known = world.job_ranks if isinstance(world, ProcessGroup) else None
+    known = world.global_ranks if isinstance(world, ProcessGroup) else None
     return tuple(known[member] for member in members) if known else tuple(members)
 
 

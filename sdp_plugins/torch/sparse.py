@@ -40,7 +40,8 @@ class SparseSum:
 
     def __init__(self, tensor: Tensor, group: Group, timeout_s: float | None) -> None:
         self.tensor = tensor
-        self._head, self._nodes = group.head, group.nodes  # for messages; the group is not kept
+        # For messages; the group is not kept.
+        self._error_prefix, self._nodes = group.error_prefix, group.nodes
         part = on_cpu(tensor.detach()).coalesce()
         self._mine = part.indices().contiguous(), part.values().contiguous()
         counts = _exchange_counts(part, group, timeout_s)
@@ -75,8 +76,9 @@ class SparseSum:
             )
         except RuntimeError as error:
             raise SdpError(
-                f"{self._head}all_reduce of a sparse tensor: rank {self._nodes.number(rank)} has "
-                f"sent entries that cannot be ({error}). Hint: check the indices there.",
+                f"{self._error_prefix}all_reduce of a sparse tensor: "
+                f"rank {self._nodes.global_rank(rank)} has sent entries that cannot be ({error}). "
+                "Hint: check the indices there.",
                 ranks=[rank],
                 op="all_reduce",
             ) from error
@@ -117,9 +119,9 @@ def _exchange_counts(part: Tensor, group: Group, timeout_s: float | None) -> lis
     group.all_gather(to_move(everyone), to_move(mine), timeout_s=timeout_s)
     if others := [r for r, row in enumerate(everyone) if not torch.equal(row[1:], mine[1:])]:
         raise CollectiveMismatchError(
-            f"{group.head}all_reduce of a sparse tensor: here it is "
+            f"{group.error_prefix}all_reduce of a sparse tensor: here it is "
             f"{part.dtype} of shape {tuple(part.shape)}, {part.sparse_dim()} dimensions of it "
-            f"sparse, and another on {name_ranks(map(group.number, others))}. "
+            f"sparse, and another on {name_ranks(map(group.global_rank, others))}. "
             "Hint: all ranks have to pass tensors of one shape and dtype.",
             ranks=others,
             op="all_reduce",

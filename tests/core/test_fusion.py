@@ -360,7 +360,7 @@ def hand_in_twice(rank: int, world: int) -> None:
     memory = np.ones(80, f32)
     fusion.ready(0, memory[:5])
     for start in (0, 4):
-        with pytest.raises(ValueError, match="tensor 1 shares memory with another one of this"):
+        with pytest.raises(ValueError, match="tensor 1 shares memory with another tensor of this"):
             fusion.ready(1, memory[start : start + 70])
     fusion.ready(1, memory[5:75])
     fusion.finish()

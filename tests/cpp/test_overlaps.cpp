@@ -1,4 +1,4 @@
-// Which inputs lie where they would be overwritten: compared with a look at every pair.
+// Memory that operations have in common: compared with a look at every pair.
 #include <algorithm>
 #include <random>
 
@@ -15,6 +15,27 @@ std::byte memory[400];
 
 Piece at(std::size_t item, std::uint64_t count) {
   return {memory + item * kItem, count};
+}
+
+Request request(std::vector<Piece> sends, std::vector<Piece> recvs) {
+  Request made;
+  made.dtype = DType::float32;
+  made.sends = std::move(sends);
+  made.recvs = std::move(recvs);
+  return made;
+}
+
+std::vector<std::size_t> aliased(std::vector<Piece> sends, std::vector<Piece> recvs) {
+  return aliased_inputs(request(std::move(sends), std::move(recvs)), kRank);
+}
+
+bool share(const std::vector<Piece>& some, const std::vector<Piece>& others) {
+  return std::ranges::any_of(some, [&](const Piece& a) {
+    return std::ranges::any_of(others, [&](const Piece& b) {
+      return std::max(a.data, b.data) <
+             std::min(a.data + a.count * kItem, b.data + b.count * kItem);
+    });
+  });
 }
 
 std::vector<std::size_t> of_every_pair(const std::vector<Piece>& sends,
@@ -58,18 +79,32 @@ TEST(any_pieces) {
     auto recvs = apart(random, random() % 2 ? 1 : kWorld);
     if (random() % 4 == 0) recvs = sends;
     const auto expected = of_every_pair(sends, recvs);
-    CHECK(misplaced(sends, recvs, kRank, kItem) == expected);
+    CHECK(aliased(sends, recvs) == expected);
     overlapping += !expected.empty();
+  }
+  CHECK(overlapping > 5'000 && overlapping < 15'000);
+}
+
+TEST(two_requests) {
+  std::mt19937 random(2);
+  int overlapping = 0;
+  for (int turn = 0; turn < 20'000; ++turn) {
+    const auto sends = apart(random, random() % 3), recvs = apart(random, random() % 3);
+    const auto more_sends = apart(random, random() % 3), more_recvs = apart(random, random() % 3);
+    const bool expected = share(sends, more_sends) || share(sends, more_recvs) ||
+                          share(recvs, more_sends) || share(recvs, more_recvs);
+    CHECK(overlaps(request(sends, recvs), request(more_sends, more_recvs)) == expected);
+    overlapping += expected;
   }
   CHECK(overlapping > 5'000 && overlapping < 15'000);
 }
 
 TEST(what_a_rank_keeps_may_lie_in_place) {
   const std::vector<Piece> whole = {at(0, 5), at(5, 5), at(10, 5), at(15, 5)};
-  CHECK(misplaced({whole[kRank]}, whole, kRank, kItem).empty());
-  CHECK(misplaced(whole, {whole[kRank]}, kRank, kItem).empty());
-  CHECK(misplaced(whole, whole, kRank, kItem) == (std::vector<std::size_t>{0, 1, 3}));
-  CHECK(misplaced(whole, {whole[0]}, kRank, kItem) == std::vector<std::size_t>{0});
-  CHECK(misplaced({at(12, 5)}, whole, kRank, kItem) == std::vector<std::size_t>{0});
-  CHECK(misplaced(whole, {}, kRank, kItem).empty() && misplaced({}, whole, kRank, kItem).empty());
+  CHECK(aliased({whole[kRank]}, whole).empty());
+  CHECK(aliased(whole, {whole[kRank]}).empty());
+  CHECK(aliased(whole, whole) == (std::vector<std::size_t>{0, 1, 3}));
+  CHECK(aliased(whole, {whole[0]}) == std::vector<std::size_t>{0});
+  CHECK(aliased({at(12, 5)}, whole) == std::vector<std::size_t>{0});
+  CHECK(aliased(whole, {}).empty() && aliased({}, whole).empty());
 }

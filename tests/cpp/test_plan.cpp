@@ -68,16 +68,18 @@ TEST(chunks_cover_each_shard_in_the_fewest_rounds) {
 }
 
 TEST(the_path_follows_from_operation_size_and_registration) {
-  for (int i = 0; i < kOps; ++i) {
-    const auto op = static_cast<Op>(i);
-    for (bool registered : {false, true}) {
-      for (std::size_t small : {std::size_t{0}, std::size_t{1}, kInlineBytes}) {
-        CHECK(choose_path(op, small, registered) == Path::inlined);
-      }
-      for (std::size_t large : {kInlineBytes + 1, std::size_t{1} << 40}) {
-        const bool in_place = op == Op::all_reduce && registered;
-        CHECK(choose_path(op, large, registered) == (in_place ? Path::zero_copy : Path::staged));
-      }
+  for (int i = 0; i < kOps * 4; ++i) {
+    const auto op = static_cast<Op>(i / 4);
+    const bool is_step = i % 2 != 0, registered = i / 2 % 2 != 0;
+    for (std::size_t small : {std::size_t{0}, std::size_t{1}, kInlineBytes}) {
+      CHECK(travels_inline(small));
+      CHECK(choose_path(op, is_step, small, registered) == Path::inlined);
+    }
+    for (std::size_t large : {kInlineBytes + 1, std::size_t{1} << 40}) {
+      const bool in_place = registered && (is_step || op == Op::all_reduce);
+      CHECK(!travels_inline(large));
+      CHECK(choose_path(op, is_step, large, registered) ==
+            (in_place ? Path::zero_copy : Path::staged));
     }
   }
 }

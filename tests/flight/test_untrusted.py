@@ -285,7 +285,7 @@ def with_a_scribbler(rank: int, world: int, seed: int) -> None:
         if rank == 0:
             flight_recorder.show()
             with pytest.raises(ValueError):
-                parse(group._native.flight(1))  # type: ignore[union-attr]
+                parse(group.issuer.node.flight(1))
             mine = [s.info for s in read_segments().snapshots if s.info.pid == os.getpid()]
             assert [info.rank for info in mine if info.name == "scribbled"] == [0]
         group.barrier()

@@ -23,7 +23,6 @@ from sdp_plugins.core.errors import name_error
 from sdp_plugins.core.internode import gathers, spanning_group
 from sdp_plugins.core.internode.notice import NOTICE_NBYTES, Notice, native_failure
 from sdp_plugins.core.internode.operation import Operation
-from sdp_plugins.core.internode.request import Request
 from sdp_plugins.torch.gloo_channel import GlooChannel
 from tests.internode.spanning import meet
 from tests.ranks import RankPool, Start
@@ -85,13 +84,11 @@ def operation_of_rank_0() -> Operation:
         rank=0,
         nodes=nodes,
         last_completed=None,
-        native=SimpleNamespace(head="[rank 0/2] "),
+        native=SimpleNamespace(error_prefix="[rank 0/2] "),
         global_ranks=[],
         channels={},
     )
-    kind = native.Op.barrier, native.DType.uint8, native.ReduceOp.sum
-    signature = native.signature(*kind, -1, [], [], 1.0, 0, 2)
-    request = Request(*kind, 1.0, -1, (), (), 1.0, signature=signature)
+    request = native.Request(native.Op.barrier, native.DType.uint8, (), (), 1.0)
     return Operation(context, request, 1)  # type: ignore[arg-type]
 
 
@@ -192,7 +189,7 @@ def leave_with_a_name_that_is_no_text(rank: int, world: int, root: str) -> str:
     group.barrier()
     if rank == 1:  # as the interpreter does when a program ends with an uncaught exception
         error = ValueError("bad name \udcff")
-        only_this = mock.patch.object(spanning_group, "_open", {group._native})
+        only_this = mock.patch.object(spanning_group, "_open", {group.issuer.endpoint})
         with only_this, mock.patch.object(sys, "last_value", error, create=True):
             spanning_group._close_all()
         return ""
@@ -249,7 +246,7 @@ def time_out_in(what: str, group: Group) -> list[weakref.ref[Any]]:
         if work is not None:
             work.wait()
     except CollectiveTimeoutError:
-        pools = group._native._context.pools  # type: ignore[union-attr]
+        pools = group.issuer.endpoint._context.pools  # type: ignore[union-attr]
         return seen + [weakref.ref(pool) for pool in pools.values()]
     raise AssertionError("it worked")
 

@@ -66,7 +66,7 @@ def all_operations(group: Group) -> None:
     rows = [np.ones(100, np.float32) for _ in range(n)]
     at_root = rows if rank == 1 else None
     group.all_reduce(one)  # 1
-    group.all_reduce(one, "avg", async_op=True).wait()  # type: ignore[union-attr]
+    group.all_reduce(one, "avg", async_op=True).wait()
     group.reduce(one, 1)  # 3
     group.broadcast(one, 1)
     group.all_gather(all_, one)  # 5
@@ -139,8 +139,7 @@ def check_nobody_ends_before_all_begin(ranks: list[Json]) -> None:
 
 def events_of(rank: int, world: int) -> list[TraceEvent]:
     with Group.from_env(timeout_s=30) as group:
-        native = group._native
-        assert isinstance(native, _native.NativeGroup)
+        native = group.issuer.node
         native.start_trace()
         works = [group.all_reduce(np.ones(10**5), async_op=True) for _ in range(5)]
         for work in works:
@@ -195,8 +194,8 @@ def stays_off(rank: int, world: int, folder: str) -> None:
     threads = threading.active_count()
     with Group.from_env(timeout_s=30) as group:
         group.all_reduce(np.ones(10))
-        assert not group._native.traced  # type: ignore[union-attr]
-        assert group._native.trace_events() == (b"", 0)  # type: ignore[union-attr]
+        assert not group.issuer.node.traced
+        assert group.issuer.node.trace_events() == (b"", 0)
         assert trace.stop() is None
     assert threading.active_count() == threads
     assert not os.listdir(folder)
@@ -230,11 +229,11 @@ def test_a_trace_begins_anew(rank_pool: Pool, tmp_path: Path) -> None:
 def overflow(rank: int, world: int) -> tuple[int, list[int]]:
     n = _native.TRACE_EVENTS + 100
     with Group.from_env(timeout_s=60) as group:
-        native = group._native
-        native.start_trace()  # type: ignore[union-attr]
+        native = group.issuer.node
+        native.start_trace()
         for _ in range(n):
             group.barrier()
-        packed, dropped = native.trace_events()  # type: ignore[union-attr]
+        packed, dropped = native.trace_events()
     return dropped, [event.seq for event in unpack(packed)]
 
 

@@ -8,28 +8,9 @@
 
 #include <tuple>
 
-#include "overlaps.hpp"
 #include "plan.hpp"
 
 namespace sdp {
-
-std::vector<Piece> as_pieces(const Pieces& pieces) {
-  std::vector<Piece> converted;
-  converted.reserve(pieces.size());
-  for (const auto& [address, count] : pieces) {
-    converted.push_back({reinterpret_cast<std::byte*>(address), count});
-  }
-  return converted;
-}
-
-Pieces as_pairs(const std::vector<Piece>& pieces) {
-  Pieces pairs;
-  for (const Piece& piece : pieces) {
-    pairs.emplace_back(reinterpret_cast<std::uintptr_t>(piece.data), piece.count);
-  }
-  return pairs;
-}
-
 nb::bytes as_bytes(const std::vector<std::byte>& data) {
   return nb::bytes(data.data(), data.size());
 }
@@ -72,38 +53,28 @@ NB_MODULE(_native, m) {
   }
 
   bind_failures(m);
+  bind_requests(m);
   bind_reductions(m);
   bind_flight(m);
   bind_group(m);
   m.def(
-      "misplaced",
-      [](const Pieces& sends, const Pieces& recvs, int rank, std::size_t itemsize) {
-        return misplaced(as_pieces(sends), as_pieces(recvs), rank, itemsize);
-      },
-      "sends"_a, "recvs"_a, "rank"_a, "itemsize"_a,
-      "Indices of inputs that would be overwritten before every rank has read them.");
-  m.def(
       "path_name", [](int path) { return name(static_cast<Path>(path)); }, "path"_a,
       "What `last_path` calls the path of a traced event.");
-  m.def(
-      "explain",
-      [](Op op, std::size_t nbytes, bool registered) {
-        const Path path = choose_path(op, nbytes, registered);
-        return std::string(name(path)) + ": " + reason(path);
-      },
-      "op"_a, "nbytes"_a, "registered"_a,
-      "The path for an operation in which each rank shows `nbytes`, and why.");
+  m.def("explain", &explain, "op"_a, "nbytes"_a, "registered"_a,
+        "The path for an operation in which each rank shows `nbytes`, and why.");
 
   m.def(
       "address",
-      [](nb::handle exporter) {
+      [](nb::handle exporter, bool writable) {
         Py_buffer view;
-        if (PyObject_GetBuffer(exporter.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+        const int flags = writable ? PyBUF_WRITABLE : PyBUF_SIMPLE;
+        if (PyObject_GetBuffer(exporter.ptr(), &view, flags) != 0) throw nb::python_error();
         const auto at = reinterpret_cast<std::uintptr_t>(view.buf);
         PyBuffer_Release(&view);
         return at;
       },
-      "exporter"_a, "Where a contiguous object's memory lies, by the buffer protocol.");
+      "exporter"_a, "writable"_a = false,
+      "Where a contiguous object's memory lies, by the buffer protocol, which refuses others.");
   m.def(
       "inspect",
       [](const nb::object& owner) {

@@ -16,10 +16,27 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
+// A piece of memory is its address and number of elements.
+template <>
+struct nanobind::detail::type_caster<sdp::Piece> {
+  using Pair = std::pair<std::uintptr_t, std::uint64_t>;
+  NB_TYPE_CASTER(sdp::Piece, make_caster<Pair>::Name)
+
+  bool from_python(handle source, std::uint32_t flags, cleanup_list* cleanup) noexcept {
+    make_caster<Pair> caster;
+    if (!caster.from_python(source, flags, cleanup)) return false;
+    const auto [address, count] = static_cast<Pair>(caster);
+    value = {reinterpret_cast<std::byte*>(address), count};
+    return true;
+  }
+  static handle from_cpp(const sdp::Piece& piece, rv_policy policy,
+                         cleanup_list* cleanup) noexcept {
+    const Pair pair{reinterpret_cast<std::uintptr_t>(piece.data), piece.count};
+    return make_caster<Pair>::from_cpp(pair, policy, cleanup);
+  }
+};
+
 namespace sdp {
-using Pieces = std::vector<std::pair<std::uintptr_t, std::uint64_t>>;  // addresses and counts
-std::vector<Piece> as_pieces(const Pieces& pieces);
-Pieces as_pairs(const std::vector<Piece>& pieces);
 nb::bytes as_bytes(const std::vector<std::byte>& data);
 
 // An SdpError. With what the flight recorder has to say, if it is going to be raised.
@@ -45,6 +62,7 @@ class WithoutGil {
 void check_signals();
 
 void bind_failures(nb::module_& m);
+void bind_requests(nb::module_& m);
 void bind_reductions(nb::module_& m);
 void bind_group(nb::module_& m);
 void bind_flight(nb::module_& m);

@@ -51,8 +51,8 @@ void bind_signature(nb::module_& m) {
       .def_prop_ro("number", &OpSignature::number, "Such as `all_reduce #7`.")
       .def(
           "title",
-          [](const OpSignature& signature, std::vector<int> numbers) {
-            return signature.title(RankNames(std::move(numbers)));
+          [](const OpSignature& signature, std::vector<int> global_ranks) {
+            return signature.title(RankNames(std::move(global_ranks)));
           },
           "global_ranks"_a = std::vector<int>(), "Such as `all_reduce #7 float32[25] sum`.")
       .def(
@@ -64,8 +64,8 @@ void bind_signature(nb::module_& m) {
           "seq"_a, "The same, of an operation of this number.")
       .def(
           "with_global_ranks",
-          [](const OpSignature& signature, std::vector<int> numbers) {
-            return signature.with_global_ranks(RankNames(std::move(numbers)));
+          [](const OpSignature& signature, std::vector<int> global_ranks) {
+            return signature.with_global_ranks(RankNames(std::move(global_ranks)));
           },
           "global_ranks"_a, "The same, with root and peer as the job numbers them.");
 }
@@ -113,10 +113,11 @@ void bind_failure(nb::module_& m) {
           "operation"_a, "last_completed"_a.none(), "elapsed_s"_a)
       .def(
           "compose",
-          [](Failure& failure, const std::string& head, int rank, std::vector<int> numbers) {
-            failure.compose(head, RankNames(std::move(numbers)), rank);
+          [](Failure& failure, const std::string& error_prefix, int rank,
+             std::vector<int> global_ranks) {
+            failure.compose(error_prefix, RankNames(std::move(global_ranks)), rank);
           },
-          "head"_a, "rank"_a, "global_ranks"_a = std::vector<int>(),
+          "error_prefix"_a, "rank"_a, "global_ranks"_a = std::vector<int>(),
           "Makes the text of the fields, as rank `rank` words it.")
       .def(
           "set_text",

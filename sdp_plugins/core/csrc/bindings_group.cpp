@@ -13,10 +13,10 @@ class NativeGroup {
  public:
   NativeGroup(int rank, int world_size, std::vector<int> segment_fds, std::vector<int> sockets,
               std::vector<int> pidfds, std::size_t staging_bytes, int spin_us, std::vector<int> ids,
-              int group_size, std::uint64_t token, std::vector<int> numbers)
+              int group_size, std::uint64_t token, std::vector<int> global_ranks)
       : communicator_(std::make_shared<Communicator>(
             Links{rank, world_size, std::move(segment_fds), std::move(sockets), std::move(pidfds),
-                  std::move(ids), group_size, token, RankNames(std::move(numbers))},
+                  std::move(ids), group_size, token, RankNames(std::move(global_ranks))},
             staging_bytes)),
         engine_(std::make_shared<Engine>(communicator_, spin_us)),
         point_to_point_(std::make_shared<PointToPoint>(communicator_, spin_us)) {}
@@ -28,40 +28,16 @@ class NativeGroup {
     new std::shared_ptr<PointToPoint>(std::move(point_to_point_));
   }
 
-  void run(Op op, DType dtype, ReduceOp reduce_op, double factor, int root, const Pieces& sends,
-           const Pieces& recvs, double timeout_s) {
-    Request request = make(op, dtype, reduce_op, factor, root, sends, recvs, timeout_s);
+  void run(const Request& request) {
+    check(request);
     const WithoutGil released;
-    engine_->run(std::move(request), check_signals);
+    engine_->run(request, check_signals);
   }
-  std::shared_ptr<Work> submit(Op op, DType dtype, ReduceOp reduce_op, double factor, int root,
-                               const Pieces& sends, const Pieces& recvs, double timeout_s) {
-    Request request = make(op, dtype, reduce_op, factor, root, sends, recvs, timeout_s);
+  std::shared_ptr<Work> submit(const Request& request) {
+    check(request);
+    const bool is_message = request.op == Op::send || request.op == Op::recv;
     const WithoutGil released;
-    return engine_->submit(std::move(request));
-  }
-  void run_part(const OpSignature& operation, const std::optional<OpSignature>& last_completed,
-                bool accumulates, Op op, DType dtype, ReduceOp reduce_op, double factor, int root,
-                const Pieces& sends, const Pieces& recvs, double timeout_s, double patience_s) {
-    Request request = make(op, dtype, reduce_op, factor, root, sends, recvs, timeout_s);
-    request.part =
-        Part{operation, last_completed.value_or(OpSignature{}), false, accumulates, patience_s};
-    const WithoutGil released;
-    engine_->run(std::move(request), check_signals);
-  }
-  void compare(const OpSignature& operation, const std::optional<OpSignature>& last_completed,
-               std::uint64_t count, double timeout_s, double patience_s) {
-    Request request;
-    request.op = operation.op;
-    request.dtype = operation.dtype;
-    request.reduce_op = operation.reduce_op;
-    request.root = operation.root;
-    request.layout = operation.layout;
-    request.recvs.push_back({nullptr, count});
-    request.timeout_s = timeout_s;
-    request.part = Part{operation, last_completed.value_or(OpSignature{}), true, false, patience_s};
-    const WithoutGil released;
-    engine_->run(std::move(request), check_signals);
+    return is_message ? point_to_point_->submit(request) : engine_->submit(request);
   }
   void watch(const OpSignature& operation, const std::optional<OpSignature>& last_completed,
              double elapsed_s) {
@@ -72,30 +48,6 @@ class NativeGroup {
     communicator_->peers().own().header().elsewhere.store(waits ? 1 : 0);
   }
   void fail(const Failure& failure) { communicator_->fail(failure); }
-  void all_reduce(std::uintptr_t address, std::uint64_t count, DType dtype, ReduceOp reduce_op,
-                  double timeout_s) {
-    Request request;
-    request.op = Op::all_reduce;
-    request.dtype = dtype;
-    request.reduce_op = reduce_op;
-    request.recvs.push_back({reinterpret_cast<std::byte*>(address), count});
-    request.timeout_s = timeout_s;
-    check(request);
-    const WithoutGil released;
-    engine_->run(std::move(request), check_signals);
-  }
-  std::shared_ptr<Work> send(std::uintptr_t address, std::uint64_t count, DType dtype, int peer,
-                             std::uint32_t tag, double timeout_s) {
-    return post(Op::send, address, count, dtype, peer, tag, timeout_s);
-  }
-  std::shared_ptr<Work> recv(std::uintptr_t address, std::uint64_t count, DType dtype, int peer,
-                             std::uint32_t tag, double timeout_s) {
-    return post(Op::recv, address, count, dtype, peer, tag, timeout_s);
-  }
-  std::shared_ptr<Work> recv_any(std::uintptr_t address, std::uint64_t count, DType dtype,
-                                 std::uint32_t tag, double timeout_s, std::uint64_t seq) {
-    return post(Op::recv, address, count, dtype, -1, tag, timeout_s, seq);
-  }
   std::optional<EventRing::Ticket> take_back(const Work& work) {
     const WithoutGil released;
     return point_to_point_->take_back(work);
@@ -127,7 +79,7 @@ class NativeGroup {
     const auto shared = communicator_->allocate(nbytes);
     return {reinterpret_cast<std::uintptr_t>(shared.data), shared.region};
   }
-  void release(std::uint64_t region) {
+  void free(std::uint64_t region) {
     if (communicator_->ours()) communicator_->release(region);  // as above
   }
   void abort(const std::string& reason) {
@@ -161,8 +113,8 @@ class NativeGroup {
     if (text.size() >= FlightArea::kAboutBytes) throw nb::value_error("the text is too long");
     std::memcpy(communicator_->peers().own().flight().about, text.c_str(), text.size() + 1);
   }
-  std::string head() const { return communicator_->head(); }
-  void set_head(std::string text) { communicator_->set_head(std::move(text)); }
+  std::string error_prefix() const { return communicator_->error_prefix(); }
+  void set_error_prefix(std::string text) { communicator_->set_error_prefix(std::move(text)); }
   void meet(const nb::bytes& text, std::uint64_t since_ns) {
     communicator_->flight().meet({text.c_str(), text.size()}, since_ns);
   }
@@ -187,38 +139,10 @@ class NativeGroup {
     std::memcpy(&event, packed.c_str(), sizeof event);
     return event;
   }
-  Request make(Op op, DType dtype, ReduceOp reduce_op, double factor, int root, const Pieces& sends,
-               const Pieces& recvs, double timeout_s) const {
-    Request request;
-    request.op = op;
-    request.dtype = dtype;
-    request.reduce_op = reduce_op;
-    request.factor = factor;
-    request.root = root;
-    request.sends = as_pieces(sends);
-    request.recvs = as_pieces(recvs);
-    request.timeout_s = timeout_s;
-    check(request);
-    return request;
-  }
   // A pair that has no meaning is the caller's fault and must not fail the group.
   void check(const Request& request) const {
     if (reduces(request.op))
       checked_kernel(communicator_->kernels(), request.dtype, request.reduce_op);
-  }
-  std::shared_ptr<Work> post(Op op, std::uintptr_t address, std::uint64_t count, DType dtype,
-                             int peer, std::uint32_t tag, double timeout_s, std::uint64_t seq = 0) {
-    Request request;
-    request.op = op;
-    request.dtype = dtype;
-    request.peer = peer;
-    request.tag = tag;
-    request.seq = seq;
-    request.timeout_s = timeout_s;
-    (op == Op::send ? request.sends : request.recvs)
-        .push_back({reinterpret_cast<std::byte*>(address), count});
-    const WithoutGil released;
-    return point_to_point_->submit(std::move(request));
   }
 
   std::shared_ptr<Communicator> communicator_;
@@ -262,9 +186,7 @@ class NativeFusionBuffer {
   static FusionBuffer::Submit to(nb::handle submit) {
     return [submit](const Request& request) {
       const nb::gil_scoped_acquire gil;
-      return nb::cast<std::shared_ptr<Work>>(submit(request.dtype, request.reduce_op,
-                                                    as_pairs(request.recvs), request.timeout_s,
-                                                    request.layout));
+      return nb::cast<std::shared_ptr<Work>>(submit(request));
     };
   }
   nb::object submit_;  // outlives the buffer, whose end does not have the GIL
@@ -283,9 +205,7 @@ void bind_group(nb::module_& m) {
         const nb::handle held = submit.release();
         return reinterpret_cast<std::uintptr_t>(make_endpoint([held](const Request& request) {
           const nb::gil_scoped_acquire gil;
-          return nb::cast<std::shared_ptr<Work>>(
-              held(request.op, request.dtype, request.reduce_op, as_pairs(request.sends),
-                   as_pairs(request.recvs), request.timeout_s, request.layout));
+          return nb::cast<std::shared_ptr<Work>>(held(request));
         }));
       },
       "submit"_a, "An SdpEndpoint of a group whose operations are not the native group's own.");
@@ -295,37 +215,19 @@ void bind_group(nb::module_& m) {
                     int, std::vector<int>, int, std::uint64_t, std::vector<int>>(),
            "rank"_a, "world_size"_a, "segment_fds"_a, "sockets"_a, "pidfds"_a, "staging_bytes"_a,
            "spin_us"_a = -1, "ids"_a = std::vector<int>(), "group_size"_a = 0, "token"_a = 0,
-           "numbers"_a = std::vector<int>(),
+           "global_ranks"_a = std::vector<int>(),
            "Takes ownership of all file descriptors, also if it raises. `ids`: the ranks' places, "
-           "where they are one node's share of a group of `group_size`. `numbers`: by which "
+           "where they are one node's share of a group of `group_size`. `global_ranks`: by which "
            "messages call the group's ranks, if not by these.")
-      .def("run", &NativeGroup::run, "op"_a, "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a,
-           "sends"_a, "recvs"_a, "timeout_s"_a, "Blocks until the collective is done.")
-      .def("submit", &NativeGroup::submit, "op"_a, "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a,
-           "sends"_a, "recvs"_a, "timeout_s"_a, "Queues the collective.")
-      .def("run_part", &NativeGroup::run_part, "operation"_a, "last_completed"_a.none(),
-           "accumulates"_a, "op"_a, "dtype"_a, "reduce_op"_a, "factor"_a, "root"_a, "sends"_a,
-           "recvs"_a, "timeout_s"_a, "patience_s"_a,
-           "`run` for a step of a larger group's operation, of which messages speak.")
-      .def("compare", &NativeGroup::compare, "operation"_a, "last_completed"_a.none(), "count"_a,
-           "timeout_s"_a, "patience_s"_a,
-           "Blocks until all ranks here have announced this operation of the larger group.")
+      .def("run", &NativeGroup::run, "request"_a, "Blocks until the collective is done.")
+      .def("submit", &NativeGroup::submit, "request"_a,
+           "Queues a collective, or posts a send or a receive.")
       .def("watch", &NativeGroup::watch, "operation"_a, "last_completed"_a.none(), "elapsed_s"_a,
            "Raises if a rank here has failed or ended, without waiting.")
       .def("wait_elsewhere", &NativeGroup::wait_elsewhere, "waits"_a,
            "Says whether this rank waits for one of another node; those here are patient then.")
       .def("fail", &NativeGroup::fail, "failure"_a,
            "Fails the group for a reason found elsewhere; the first one stays.")
-      .def("all_reduce", &NativeGroup::all_reduce, "address"_a, "count"_a, "dtype"_a, "reduce_op"_a,
-           "timeout_s"_a, "`run` for the most frequent call, with less to convert.")
-      .def("send", &NativeGroup::send, "address"_a, "count"_a, "dtype"_a, "peer"_a, "tag"_a,
-           "timeout_s"_a)
-      .def("recv", &NativeGroup::recv, "address"_a, "count"_a, "dtype"_a, "peer"_a, "tag"_a,
-           "timeout_s"_a)
-      .def("recv_any", &NativeGroup::recv_any, "address"_a, "count"_a, "dtype"_a, "tag"_a,
-           "timeout_s"_a, "seq"_a,
-           "Receives from any rank of this node, for a larger group, which counts its messages, "
-           "looks at the time as long as others may send, and may take it back.")
       .def("take_back", &NativeGroup::take_back, "work"_a,
            "Ends a receive that no message has come for: its work is the caller's to finish. The "
            "ticket of its record; None if a message has come.")
@@ -337,8 +239,8 @@ void bind_group(nb::module_& m) {
            "Offers a shared mapping to the peers; returns its id. The fd is duplicated.")
       .def("remove_region", &NativeGroup::remove_region, "region"_a)
       .def("allocate", &NativeGroup::allocate, "nbytes"_a,
-           "(address, region) of zero-filled memory that peers can map; until `release`.")
-      .def("release", &NativeGroup::release, "region"_a)
+           "(address, region) of zero-filled memory that peers can map; until `free`.")
+      .def("free", &NativeGroup::free, "region"_a)
       .def("abort", &NativeGroup::abort, "reason"_a)
       .def("failure", &NativeGroup::failure, nb::sig("def failure(self) -> BaseException | None"),
            "Why the group is unusable, or None.")
@@ -359,8 +261,8 @@ void bind_group(nb::module_& m) {
            "Switches the flight recorder off, to measure what it costs.")
       .def("set_about", &NativeGroup::set_about, "text"_a,
            "Replaces the text about this rank, see `initialize_segment`.")
-      .def_prop_ro("head", &NativeGroup::head, "How messages begin: `[rank 3/8] `.")
-      .def("set_head", &NativeGroup::set_head, "text"_a, "Changes `head`.")
+      .def_prop_ro("error_prefix", &NativeGroup::error_prefix, "How messages begin: `[rank 3/8] `.")
+      .def("set_error_prefix", &NativeGroup::set_error_prefix, "text"_a, "Changes it.")
       .def("meet", &NativeGroup::meet, "text"_a, "since_ns"_a,
            "Shows that this process is making another group, since when; 0: none.")
       .def("flight", &NativeGroup::flight, "rank"_a,
@@ -372,6 +274,12 @@ void bind_group(nb::module_& m) {
             return reinterpret_cast<std::uintptr_t>(make_endpoint(group.engine()));
           },
           "A new SdpEndpoint, which is never freed.")
+      .def(
+          "explain",
+          [](const NativeGroup&, Op op, std::size_t nbytes, bool registered) {
+            return explain(op, nbytes, registered);
+          },
+          "op"_a, "nbytes"_a, "registered"_a, "See the function of this name.")
       .def_prop_ro("issued", &NativeGroup::issued)
       .def_prop_ro("last_path", &NativeGroup::last_path);
 

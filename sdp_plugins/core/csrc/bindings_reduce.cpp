@@ -19,29 +19,6 @@ void bind_reductions(nb::module_& m) {
       },
       "dtype"_a, "op"_a, "Bytes in which a reduction keeps an element until it is complete.");
   m.def(
-      "signature",
-      [](Op op, DType dtype, ReduceOp reduce_op, int root, const Pieces& sends, const Pieces& recvs,
-         double timeout_s, int rank, int world_size, int peer, std::uint32_t tag,
-         std::uint32_t layout) {
-        Request request;
-        request.op = op;
-        request.dtype = dtype;
-        request.reduce_op = reduce_op;
-        request.root = root;
-        request.sends = as_pieces(sends);
-        request.recvs = as_pieces(recvs);
-        request.timeout_s = timeout_s;
-        request.peer = peer;
-        request.tag = tag;
-        request.layout = layout;
-        if (reduces(op)) checked_kernel(best_kernels(), dtype, reduce_op);
-        request.validate(rank, world_size);
-        return request.signature();
-      },
-      "op"_a, "dtype"_a, "reduce_op"_a, "root"_a, "sends"_a, "recvs"_a, "timeout_s"_a, "rank"_a,
-      "world_size"_a, "peer"_a = -1, "tag"_a = 0, "layout"_a = 0,
-      "Checks a call as far as one rank can; what identifies it, without a number.");
-  m.def(
       "combine",
       [](DType dtype, ReduceOp op, const std::vector<std::uintptr_t>& sources,
          std::uintptr_t target, std::size_t count, int divisor, bool from_accumulators,

@@ -48,8 +48,8 @@ class Communicator {
   Path last_path() const { return last_path_.load(); }
 
   const RankNames& names() const { return peers_.names(); }
-  std::string head() const { return peers_.head(); }
-  void set_head(std::string text) { peers_.set_head(std::move(text)); }
+  std::string error_prefix() const { return peers_.error_prefix(); }
+  void set_error_prefix(std::string text) { peers_.set_error_prefix(std::move(text)); }
   int id() const { return peers_.id(rank()); }  // this rank, in failures
 
   // Memory of this process that all peers can map, zero-filled; freed with the group.

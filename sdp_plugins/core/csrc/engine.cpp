@@ -14,22 +14,20 @@ Engine::~Engine() {
   close();
 }
 
-void Engine::run(Request request, const std::function<void()>& interrupt) {
+void Engine::run(const Request& request, const std::function<void()>& interrupt) {
   request.validate(communicator_->rank(), communicator_->world_size());
   communicator_->throw_if_failed();
   std::unique_lock lock(mutex_);
   refuse_reentry(request);
   if (busy_ || !queue_.empty()) {
-    const double timeout_s = request.timeout_s;
-    const OpSignature operation = request.signature();
-    const auto work = enqueue(std::move(request));
+    const auto work = enqueue(request);
     lock.unlock();
     // The engine keeps the deadline of each operation; the caller waits as long as the queue takes.
     try {
-      while (!work->wait(timeout_s, interrupt)) {
+      while (!work->wait(request.timeout_s, interrupt)) {
       }
     } catch (const Interrupted&) {
-      communicator_->fail(communicator_->interruption(operation));
+      communicator_->fail(communicator_->interruption(request.signature()));
       while (!work->completed()) usleep(1000);  // the engine must be done with the caller's memory
       throw;
     }

@@ -26,7 +26,7 @@ class Engine {
   ~Engine();
 
   // Blocks until done. `interrupt` is called now and then and may throw, which fails the group.
-  void run(Request request, const std::function<void()>& interrupt);
+  void run(const Request& request, const std::function<void()>& interrupt);
   std::shared_ptr<Work> submit(Request request);
   std::uint64_t issued() const;  // operations so far
   void close();                  // fails what is queued, joins the thread

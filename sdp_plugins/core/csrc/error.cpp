@@ -85,12 +85,12 @@ Failure& Failure::in(const OpSignature& failed, const OpSignature& last, double 
   return *this;
 }
 
-Failure& Failure::compose(const std::string& head, const RankNames& names, int rank) {
+Failure& Failure::compose(const std::string& error_prefix, const RankNames& names, int rank) {
   if (!text_.empty()) return *this;
   if (origin_rank < 0) origin_rank = rank;
-  global_ranks = names.numbers(ranks);
-  global_origin_rank = names.number(origin_rank);
-  summary_ = head;
+  global_ranks = names.global_ranks(ranks);
+  global_origin_rank = names.global_rank(origin_rank);
+  summary_ = error_prefix;
   if (operation || !op.empty()) {
     summary_.append(operation ? operation->title(names) : op).append(": ");
   }

@@ -75,8 +75,8 @@ class Failure : public std::exception {
   std::uint64_t group = 0;  // token of the group that failed; 0: none did
 
   Failure& in(const OpSignature& failed, const OpSignature& last, double elapsed);
-  // Composes the text if there is none. `head`: "[rank 3/8] "; `rank`: this rank.
-  Failure& compose(const std::string& head, const RankNames& names, int rank);
+  // Composes the text if there is none. `error_prefix`: "[rank 3/8] "; `rank`: this rank.
+  Failure& compose(const std::string& error_prefix, const RankNames& names, int rank);
   // Sets a text that was composed elsewhere.
   Failure& set_text(std::string summary, std::string whole);
   const std::string& summary() const { return summary_; }  // up to the cause

@@ -25,7 +25,7 @@ void FailureRecord::set(const Failure& failure, const RankNames& names, int rank
   kind = failure.kind;
   hint = failure.hint;
   origin_rank = failure.origin_rank < 0 ? rank : failure.origin_rank;
-  global_origin_rank = names.number(origin_rank);
+  global_origin_rank = names.global_rank(origin_rank);
   std::fill(std::begin(ranks), std::end(ranks), -1);
   std::copy_n(failure.ranks.begin(), std::min(failure.ranks.size(), kMostRanks), ranks);
   is_repeat = origin_rank != rank;

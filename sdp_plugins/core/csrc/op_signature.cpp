@@ -12,10 +12,10 @@ std::string OpSignature::shape(const RankNames& names) const {
   if (op == Op::barrier) return "";
   std::string text = std::string(name(dtype)) + "[" + std::to_string(count) + "]";
   if (reduces(op)) text.append(" ").append(name(reduce_op));
-  if (is_rooted(op)) text += " root " + std::to_string(names.number(root));
-  if (op == Op::send) text += " to rank " + std::to_string(names.number(peer));
+  if (is_rooted(op)) text += " root " + std::to_string(names.global_rank(root));
+  if (op == Op::send) text += " to rank " + std::to_string(names.global_rank(peer));
   if (op == Op::recv)
-    text += peer < 0 ? " from any rank" : " from rank " + std::to_string(names.number(peer));
+    text += peer < 0 ? " from any rank" : " from rank " + std::to_string(names.global_rank(peer));
   if (op == Op::send || op == Op::recv) text += " tag " + std::to_string(tag);
   return text;
 }
@@ -27,8 +27,8 @@ std::string OpSignature::title(const RankNames& names) const {
 
 OpSignature OpSignature::with_global_ranks(const RankNames& names) const {
   OpSignature global = *this;
-  if (root >= 0) global.root = names.number(root);
-  if (peer >= 0) global.peer = names.number(peer);
+  if (root >= 0) global.root = names.global_rank(root);
+  if (peer >= 0) global.peer = names.global_rank(peer);
   return global;
 }
 }  // namespace sdp

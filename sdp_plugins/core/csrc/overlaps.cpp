@@ -44,10 +44,10 @@ Span hull(const std::vector<Span>& spans) {
 }
 }  // namespace
 
-std::vector<std::size_t> misplaced(const std::vector<Piece>& sends, const std::vector<Piece>& recvs,
-                                   int rank, std::size_t item_bytes) {
-  const auto inputs = spans_of(sends, rank, item_bytes);
-  auto outputs = spans_of(recvs, rank, item_bytes);
+std::vector<std::size_t> aliased_inputs(const Request& request, int rank) {
+  const std::size_t item_bytes = itemsize(request.dtype);
+  const auto inputs = spans_of(request.sends, rank, item_bytes);
+  auto outputs = spans_of(request.recvs, rank, item_bytes);
   if (inputs.empty() || outputs.empty() || !overlap(hull(inputs), hull(outputs))) return {};
   std::ranges::sort(outputs, std::less<>(), &Span::begin);
   std::vector<std::size_t> found;
@@ -63,5 +63,24 @@ std::vector<std::size_t> misplaced(const std::vector<Piece>& sends, const std::v
     }
   }
   return found;
+}
+
+bool overlaps(const Request& a, const Request& b) {
+  std::vector<Span> spans;  // `is_own`: of `a`
+  for (const Request* request : {&a, &b}) {
+    for (const auto* pieces : {&request->sends, &request->recvs}) {
+      for (Span span : spans_of(*pieces, 0, itemsize(request->dtype))) {
+        span.is_own = request == &a;
+        spans.push_back(span);
+      }
+    }
+  }
+  std::ranges::sort(spans, std::less<>(), &Span::begin);
+  const std::byte* ends[] = {nullptr, nullptr};  // the furthest of each request so far
+  for (const Span& span : spans) {
+    if (std::less<>()(span.begin, ends[!span.is_own])) return true;
+    ends[span.is_own] = std::max(ends[span.is_own], span.end, std::less<>());
+  }
+  return false;
 }
 }  // namespace sdp

@@ -56,7 +56,7 @@ Peers::Peers(Links links, std::size_t staging_bytes)
     std::iota(ids_.begin(), ids_.end(), 0);
     group_size_ = world_size_;
   }
-  head_ = "[rank " + std::to_string(id(rank_)) + "/" + std::to_string(group_size_) + "] ";
+  error_prefix_ = "[rank " + std::to_string(id(rank_)) + "/" + std::to_string(group_size_) + "] ";
   // Own everything first: nothing may leak if a mapping fails.
   std::vector<FileDescriptor> files;
   for (int fd : links.segment_fds) files.emplace_back(fd);
@@ -89,14 +89,14 @@ std::vector<int> Peers::ids(const std::vector<int>& ranks) const {
   return found;
 }
 
-std::string Peers::head() const {
-  const std::lock_guard lock(head_mutex_);
-  return head_;
+std::string Peers::error_prefix() const {
+  const std::lock_guard lock(error_prefix_mutex_);
+  return error_prefix_;
 }
 
-void Peers::set_head(std::string text) {
-  const std::lock_guard lock(head_mutex_);
-  head_ = std::move(text);
+void Peers::set_error_prefix(std::string text) {
+  const std::lock_guard lock(error_prefix_mutex_);
+  error_prefix_ = std::move(text);
 }
 
 std::vector<int> Peers::dead() const {
@@ -141,7 +141,7 @@ Failure Peers::ended(const std::vector<int>& ids) const {
 }
 
 Failure Peers::composed(Failure failure) const {
-  return failure.compose(head(), names_, id(rank_));
+  return failure.compose(error_prefix(), names_, id(rank_));
 }
 
 bool Peers::left(int rank) const {

@@ -49,8 +49,8 @@ class Peers {
   int id(int rank) const { return ids_[static_cast<std::size_t>(rank)]; }  // in the whole group
   std::vector<int> ids(const std::vector<int>& ranks) const;
   const RankNames& names() const { return names_; }  // of ids
-  std::string head() const;                          // "[rank 3/8] ", how every message begins
-  void set_head(std::string text);
+  std::string error_prefix() const;                  // "[rank 3/8] ", how every message begins
+  void set_error_prefix(std::string text);
   const Layout& layout() const { return layout_; }
   const Segment& segment(int rank) const { return segments_[static_cast<std::size_t>(rank)]; }
   const Segment& own() const { return segment(rank_); }
@@ -83,8 +83,8 @@ class Peers {
   int group_size_;
   std::uint64_t token_;
   RankNames names_;
-  mutable std::mutex head_mutex_;
-  std::string head_;
+  mutable std::mutex error_prefix_mutex_;
+  std::string error_prefix_;
   Layout layout_;
   std::vector<Segment> segments_;
   std::vector<FileDescriptor> sockets_, pidfds_;

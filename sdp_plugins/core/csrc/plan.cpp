@@ -32,9 +32,18 @@ const char* reason(Path path) {
   return "";
 }
 
-Path choose_path(Op op, std::size_t shown_bytes, bool all_registered) {
-  if (shown_bytes <= kInlineBytes) return Path::inlined;
-  if (op == Op::all_reduce && all_registered) return Path::zero_copy;
+Path choose_path(Op op, bool is_step, std::size_t shown_bytes, bool all_registered) {
+  if (travels_inline(shown_bytes)) return Path::inlined;
+  if (all_registered && (op == Op::all_reduce || is_step)) return Path::zero_copy;
   return Path::staged;
+}
+
+std::string explain(Op op, std::size_t shown_bytes, bool all_registered) {
+  const Path path = choose_path(op, false, shown_bytes, all_registered);
+  return std::string(name(path)) + ": " + reason(path);
+}
+
+bool travels_inline(std::size_t shown_bytes) {
+  return shown_bytes <= kInlineBytes;
 }
 }  // namespace sdp

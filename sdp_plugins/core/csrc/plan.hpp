@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "types.hpp"
 
@@ -52,7 +53,11 @@ enum class Path : std::uint8_t {
 const char* name(Path path);
 const char* reason(Path path);
 
-// `shown_bytes`: what this rank shows to the others; `all_registered`: every rank's buffer is
-// mapped.
-Path choose_path(Op op, std::size_t shown_bytes, bool all_registered);
+// `is_step`: of a larger group's operation. `shown_bytes`: the most that a rank shows to the
+// others. `all_registered`: whether all have announced memory that the others can map.
+Path choose_path(Op op, bool is_step, std::size_t shown_bytes, bool all_registered);
+// The path of an operation that is no step, and why: "staged: large, ...".
+std::string explain(Op op, std::size_t shown_bytes, bool all_registered);
+// Whether a rank sends what it shows with its announcement.
+bool travels_inline(std::size_t shown_bytes);
 }  // namespace sdp

@@ -4,21 +4,21 @@
 
 namespace sdp {
 
-int RankNames::number(int rank) const {
+int RankNames::global_rank(int rank) const {
   const auto at = static_cast<std::size_t>(rank);
-  return rank >= 0 && at < numbers_.size() ? numbers_[at] : rank;
+  return rank >= 0 && at < global_ranks_.size() ? global_ranks_[at] : rank;
 }
 
-std::vector<int> RankNames::numbers(const std::vector<int>& ranks) const {
+std::vector<int> RankNames::global_ranks(const std::vector<int>& ranks) const {
   std::vector<int> shown;
   shown.reserve(ranks.size());
-  for (int rank : ranks) shown.push_back(number(rank));
+  for (int rank : ranks) shown.push_back(global_rank(rank));
   std::sort(shown.begin(), shown.end());
   return shown;
 }
 
 std::string RankNames::list(const std::vector<int>& ranks) const {
-  return rank_list(numbers(ranks));
+  return rank_list(global_ranks(ranks));
 }
 
 std::string rank_list(const std::vector<int>& ranks) {

@@ -8,15 +8,15 @@ namespace sdp {
 
 class RankNames {
  public:
-  // `numbers`: of each rank of the group; empty: those that it has there.
-  explicit RankNames(std::vector<int> numbers = {}) : numbers_(std::move(numbers)) {}
+  // `global_ranks`: of each rank of the group; empty: those that it has there.
+  explicit RankNames(std::vector<int> global_ranks = {}) : global_ranks_(std::move(global_ranks)) {}
 
-  int number(int rank) const;  // a peer may have written any number
-  std::vector<int> numbers(const std::vector<int>& ranks) const;  // ascending
-  std::string list(const std::vector<int>& ranks) const;          // "rank 3", "ranks 1, 4-6"
+  int global_rank(int rank) const;  // a peer may have written any number
+  std::vector<int> global_ranks(const std::vector<int>& ranks) const;  // ascending
+  std::string list(const std::vector<int>& ranks) const;               // "rank 3", "ranks 1, 4-6"
 
  private:
-  std::vector<int> numbers_;
+  std::vector<int> global_ranks_;
 };
 
 // "rank 3", "ranks 1, 4-6"

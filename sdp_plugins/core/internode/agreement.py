@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
-from dataclasses import replace
 
 from .. import _native
 from .headers import Headers
@@ -37,7 +37,7 @@ class Agreement:
         """
         operation = self._operation
         operation.patience.restart()
-        self._compare_on_node()
+        operation.run_on_node(copy.copy(operation.request), compares_only=True)
         operation.patience.restart()  # the node's ranks have all come: their deadlines are alike
         if operation.context.is_node_leader:
             self._announced().compare()
@@ -46,17 +46,6 @@ class Agreement:
         if self._headers is None:
             self._headers = Headers(self._operation)
         return self._headers
-
-    def _compare_on_node(self) -> None:
-        operation, request = self._operation, self._operation.request
-        with operation.context.channel.unattended():
-            operation.context.native.compare(
-                operation.signature,
-                operation.context.last_completed,
-                request.count,
-                operation.patience.on_this_node_s,
-                operation.patience.extra_s,
-            )
 
 
 def await_leader(operation: Operation) -> None:
@@ -74,14 +63,13 @@ def all_agree(operation: Operation, mine: bool) -> bool:
         return mine
     answer = operation.context.scratch("answer", 1)
     ctypes.memset(answer, mine, 1)
-    vote = replace(
-        operation.request,
-        op=_native.Op.all_reduce,
-        dtype=_native.DType.uint8,
-        reduce_op=_native.ReduceOp.min,
-        root=-1,
-        sends=(),
-        recvs=((answer, 1),),
+    vote = _native.Request(
+        _native.Op.all_reduce,
+        _native.DType.uint8,
+        (),
+        ((answer, 1),),
+        operation.request.timeout_s,
+        _native.ReduceOp.min,
     )
     operation.run_on_node(vote)
     return ctypes.string_at(answer, 1) != b"\0"

@@ -87,10 +87,10 @@ class GroupContext:
     def closed_error(self) -> SdpError:
         """What using the group raises after it was closed."""
         failure = _native.Failure("closed", "the group is closed", [])
-        failure.compose(self.native.head, self.rank)
+        failure.compose(self.native.error_prefix, self.rank)
         return from_native(failure)
 
     @property
     def global_ranks(self) -> list[int]:
         """All ranks by their numbers in the job; empty if these are not known."""
-        return list(self.nodes.job_ranks or ())
+        return list(self.nodes.global_ranks or ())

@@ -21,7 +21,6 @@ from .leaked import abandon
 from .notice import Notice, native_failure
 from .operation import Operation
 from .reduce_scatter import reduce_scatter
-from .request import Request
 from .traced import Track
 
 Op = _native.Op
@@ -93,7 +92,7 @@ class Engine:
         return self._issued
 
     def submit(
-        self, request: Request, program: Callable[[Operation], None] | None = None
+        self, request: _native.Request, program: Callable[[Operation], None] | None = None
     ) -> _native.Work:
         """Queue an operation; `program` does it, if it is none of the group's user."""
         work = _native.Work()
@@ -107,7 +106,7 @@ class Engine:
             self._changed.notify()
         return work
 
-    def _track(self, request: Request) -> Track:
+    def _track(self, request: _native.Request) -> Track:
         self._issued += 1
         return Track(self._context, request, self._issued)
 
@@ -236,7 +235,7 @@ class Engine:
         ready = False
         if task is not None and self._can_follow(task):
             request = task.operation.request
-            ready = not any(request.touches(other.operation.request) for other in self._running)
+            ready = not any(request.overlaps(other.operation.request) for other in self._running)
             if ready and self._context.is_node_leader:
                 ready = task.agreement.announce()
         if not all_agree(operation, ready) or task is None:

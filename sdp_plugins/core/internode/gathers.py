@@ -10,8 +10,7 @@ from collections.abc import Iterator
 
 from .. import _native
 from .agreement import await_leader
-from .operation import Operation
-from .request import Piece
+from .operation import Operation, Piece
 from .sizes import compare_sizes
 
 Op = _native.Op
@@ -51,67 +50,61 @@ def all_gather(operation: Operation) -> None:
 def gather(operation: Operation) -> None:
     """Everyone sends to the root: its link takes S times the number of ranks elsewhere."""
     context, request = operation.context, operation.request
-    nodes, root = context.nodes, request.root
+    nodes, root, sends, recvs = context.nodes, request.root, request.sends, request.recvs
     await_leader(operation)
     if context.node != nodes.node_of(root):
-        compare_sizes(operation, offers={root: request.sends[0][1]}, expects={})
-        operation.wait([operation.send(root, *_bytes(operation, request.sends[0]))])
+        compare_sizes(operation, offers={root: sends[0][1]}, expects={})
+        operation.wait([operation.send(root, *_bytes(operation, sends[0]))])
         return
     messages = []
     at_root = context.rank == root
     if at_root:
         remote = [rank for node in context.other_nodes for rank in nodes.members[node]]
-        expected = {rank: request.recvs[rank][1] for rank in remote}
+        expected = {rank: recvs[rank][1] for rank in remote}
         compare_sizes(operation, offers={}, expects=expected)
-        messages = [
-            operation.receive(rank, *_bytes(operation, request.recvs[rank])) for rank in remote
-        ]
-    recvs = [request.recvs[rank] for rank in context.local_ranks] if at_root else []
-    operation.step(Op.gather, request.sends, recvs, root=nodes.index_of(root))
+        messages = [operation.receive(rank, *_bytes(operation, recvs[rank])) for rank in remote]
+    parts = [recvs[rank] for rank in context.local_ranks] if at_root else []
+    operation.step(Op.gather, sends, parts, root=nodes.index_of(root))
     operation.wait(messages)
 
 
 def scatter(operation: Operation) -> None:
     """The root sends to everyone: its link gives S times the number of ranks elsewhere."""
     context, request = operation.context, operation.request
-    nodes, root = context.nodes, request.root
+    nodes, root, sends, recvs = context.nodes, request.root, request.sends, request.recvs
     await_leader(operation)
     if context.node != nodes.node_of(root):
-        compare_sizes(operation, offers={}, expects={root: request.recvs[0][1]})
-        operation.wait([operation.receive(root, *_bytes(operation, request.recvs[0]))])
+        compare_sizes(operation, offers={}, expects={root: recvs[0][1]})
+        operation.wait([operation.receive(root, *_bytes(operation, recvs[0]))])
         return
     messages = []
     at_root = context.rank == root
     if at_root:
         remote = [rank for node in context.other_nodes for rank in nodes.members[node]]
-        compare_sizes(
-            operation, offers={rank: request.sends[rank][1] for rank in remote}, expects={}
-        )
-        messages = [
-            operation.send(rank, *_bytes(operation, request.sends[rank])) for rank in remote
-        ]
-    sends = [request.sends[rank] for rank in context.local_ranks] if at_root else []
-    operation.step(Op.scatter, sends, request.recvs, root=nodes.index_of(root))
+        compare_sizes(operation, offers={rank: sends[rank][1] for rank in remote}, expects={})
+        messages = [operation.send(rank, *_bytes(operation, sends[rank])) for rank in remote]
+    parts = [sends[rank] for rank in context.local_ranks] if at_root else []
+    operation.step(Op.scatter, parts, recvs, root=nodes.index_of(root))
     operation.wait(messages)
 
 
 def all_to_all(operation: Operation) -> None:
     """Everyone sends to everyone on other nodes: each link carries what has to cross it."""
     context, request = operation.context, operation.request
-    nodes = context.nodes
+    nodes, sends, recvs = context.nodes, request.sends, request.recvs
     await_leader(operation)
     remote = [rank for node in context.other_nodes for rank in nodes.members[node]]
     compare_sizes(
         operation,
-        offers={rank: request.sends[rank][1] for rank in remote},
-        expects={rank: request.recvs[rank][1] for rank in remote},
+        offers={rank: sends[rank][1] for rank in remote},
+        expects={rank: recvs[rank][1] for rank in remote},
     )
-    messages = [operation.receive(rank, *_bytes(operation, request.recvs[rank])) for rank in remote]
-    messages += [operation.send(rank, *_bytes(operation, request.sends[rank])) for rank in remote]
+    messages = [operation.receive(rank, *_bytes(operation, recvs[rank])) for rank in remote]
+    messages += [operation.send(rank, *_bytes(operation, sends[rank])) for rank in remote]
     operation.step(
         Op.all_to_all,
-        [request.sends[rank] for rank in context.local_ranks],
-        [request.recvs[rank] for rank in context.local_ranks],
+        [sends[rank] for rank in context.local_ranks],
+        [recvs[rank] for rank in context.local_ranks],
     )
     operation.wait(messages)
 

@@ -13,7 +13,6 @@ from .matching import Matching
 from .operation import Operation
 from .posted import ANY, Posted, PostedAnyReceive, PostedReceive, UnexpectedMessage
 from .receiver import Receiver
-from .request import Request
 from .sender import Sender
 from .traced import Track
 from .wire import Channel, Stream
@@ -41,7 +40,7 @@ class Messages:
         self._receivers: dict[int, Receiver] = {}
         self._channels: list[Channel[Any]] = []
 
-    def send(self, request: Request) -> _native.Work:
+    def send(self, request: _native.Request) -> _native.Work:
         """Queue a send."""
         with self._matching.lock:
             operation = self._operation(request)
@@ -51,7 +50,7 @@ class Messages:
             sender.post(Posted(operation, work, Track(self._context, request, operation.seq)))
         return work
 
-    def receive(self, request: Request) -> _native.Work:
+    def receive(self, request: _native.Request) -> _native.Work:
         """Have a receive wait; for one from any rank the ranks of this node are asked as well."""
         with self._matching.lock:
             operation = self._operation(request)
@@ -71,7 +70,7 @@ class Messages:
             post.fail(failure)
             self._matching.fail(failure)
 
-    def _operation(self, request: Request) -> Operation:
+    def _operation(self, request: _native.Request) -> Operation:
         if self._matching.stopping:
             raise self._context.closed_error()
         self._seq += 1
@@ -83,13 +82,9 @@ class Messages:
         )
 
     def _from_any(self, operation: Operation) -> PostedAnyReceive:
-        request = operation.request
-        ((address, count),) = request.recvs
-        place = address, count, request.dtype
+        operation.request.seq = operation.seq
         try:
-            work = self._context.native.recv_any(
-                *place, request.tag, request.timeout_s, operation.seq
-            )
+            work = self._context.native.submit(operation.request)
         except SdpError as error:
             self._fail(operation, error)  # by a message that does not fit: other nodes are told
             raise

@@ -31,10 +31,10 @@ class MpiNetwork:
             card = _CARD.pack(mpi.rank, mpi.size, mpi.draw_tag(), mpi.has_own_communicator)
             cards = [_CARD.unpack(blob) for blob in exchange(card, timeout_s)]
             ranks = [world_rank for world_rank, *_ in cards]
-            head = RankNames(name, nodes.world_size, nodes.job_ranks).head(rank)
+            prefix = RankNames(name, nodes.world_size, nodes.global_ranks).error_prefix(rank)
             if len(set(ranks)) < len(ranks) or {size for _, size, *_ in cards} != {mpi.size}:
                 raise RendezvousError(
-                    f"{head}rendezvous: these ranks are not of one MPI job: in MPI's world they "
+                    f"{prefix}rendezvous: these ranks are not of one MPI job: in MPI's world they "
                     f"are {ranks} of "
                     f"{[size for _, size, *_ in cards]}. Hint: {mpi_library.choose_library()}; in "
                     "PyTorch SDP_INTERNODE=gloo does without MPI."

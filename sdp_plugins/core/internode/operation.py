@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Protocol
 
 from .. import _native
@@ -13,9 +12,10 @@ from ..errors import CollectiveTimeoutError, PeerLostError, SdpError, fill
 from .context import GroupContext
 from .notice import Notice, encodable
 from .patience import MOST_GRACE_S, Patience
-from .request import Piece, Request
 from .wire import Channel, Pending, Stream, WireError
 
+Piece = tuple[int, int]
+"""Address and number of elements."""
 LOOK_EVERY_S = 0.05
 
 
@@ -46,7 +46,7 @@ class Operation:
     def __init__(
         self,
         context: GroupContext,
-        request: Request,
+        request: _native.Request,
         seq: int,
         channels: Mapping[Stream, Channel[Any]] | None = None,
         queue: Queue | None = None,
@@ -57,7 +57,7 @@ class Operation:
         self.queue = queue
         self.itemsize = _native.itemsize(request.dtype)
         self.name = request.op.name
-        self.signature = request.signature.numbered(seq)
+        self.signature = request.signature(seq)
         self.patience = Patience(request.timeout_s)
         self._channels = channels or context.channels
         self._looked_s = time.monotonic()
@@ -84,26 +84,24 @@ class Operation:
             root: A local rank.
             accumulates: Whether a reduction's result stays in accumulators.
         """
-        request = replace(self.request, op=op, sends=tuple(sends), recvs=tuple(recvs), root=root)
+        whole = self.request
+        request = _native.Request(
+            op, whole.dtype, sends, recvs, whole.timeout_s, whole.reduce_op, root
+        )
+        request.factor = whole.factor
         self.run_on_node(request, accumulates=accumulates)
 
-    def run_on_node(self, request: Request, *, accumulates: bool = False) -> None:
-        """Run a step of this operation among the ranks of this node."""
+    def run_on_node(
+        self, request: _native.Request, *, accumulates: bool = False, compares_only: bool = False
+    ) -> None:
+        """Run a step of this operation among the ranks of this node; see the native ``Part``."""
+        patience, last_completed = self.patience, self.context.last_completed
+        request.timeout_s = patience.on_this_node_s
+        request.part = _native.Part(
+            self.signature, last_completed, patience.extra_s, accumulates, compares_only
+        )
         with self.context.channel.unattended():
-            self.context.native.run_part(
-                self.signature,
-                self.context.last_completed,
-                accumulates,
-                request.op,
-                request.dtype,
-                request.reduce_op,
-                request.factor,
-                request.root,
-                list(request.sends),
-                list(request.recvs),
-                self.patience.on_this_node_s,
-                self.patience.extra_s,
-            )
+            self.context.native.run(request)
 
     def end(self) -> None:
         """Stop counting as overdue: the operation is done."""
@@ -267,7 +265,7 @@ class Operation:
 
     def _composed(self, kind: type[SdpError], failure: _native.Failure) -> SdpError:
         context = self.context
-        failure.compose(context.native.head, context.rank, context.global_ranks)
+        failure.compose(context.native.error_prefix, context.rank, context.global_ranks)
         return fill(kind, failure)
 
     def _silence_of(self, ranks: Sequence[int]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .. import _native
 from .context import GroupContext
 from .costs import Costs, choose
 from .format import Format
@@ -27,12 +28,12 @@ def plan_of(operation: Operation, *, direct: bool = False) -> Plan:
     )
 
 
-def explain(context: GroupContext, op: str, nbytes: int) -> str:
+def explain(context: GroupContext, op: _native.Op, nbytes: int) -> str:
     """What an operation on so many bytes does between nodes."""
-    if op not in ("all_reduce", "reduce"):
+    if op not in (_native.Op.all_reduce, _native.Op.reduce):
         return "every rank's data goes straight to the nodes that need it, once"
     narrows = context.wire_dtype is not None
-    return str(_plan(context, nbytes, narrows=narrows, direct=op == "reduce"))
+    return str(_plan(context, nbytes, narrows=narrows, direct=op is _native.Op.reduce))
 
 
 def _plan(context: GroupContext, nbytes: int, *, narrows: bool, direct: bool) -> Plan:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from .. import _native
 from .agreement import await_leader
 from .format import Format
@@ -24,34 +26,39 @@ def reduce_scatter(operation: Operation) -> None:
     if count == 0:
         return
     nbytes = count * form.partial_size
-    room = operation.context.scratch("partials", nodes.count * nbytes)
+    room = context.scratch("partials", nodes.count * nbytes)
     partials = [room + node * nbytes for node in range(nodes.count)]
     messages: list[Pending | None] = [
         operation.receive(nodes.counterpart(context.rank, node), partials[node], nbytes)
         for node in context.other_nodes
     ]
-    for node in (*context.other_nodes, context.node):
-        for n, ranks in enumerate(rounds(nodes.members[node], len(context.local_ranks))):
-            sends = [request.sends[rank] for rank in ranks]
-            sends += [NOTHING] * (len(context.local_ranks) - len(ranks))
-            _, mine = sends[context.local_rank]
-            at = operation.context.scratch(f"sum{node}.{n}", mine * form.accumulator_size)
-            operation.step(Op.reduce_scatter, sends, [(at, mine)], accumulates=True)
-            if not mine:
-                continue
-            at = form.pack(
-                operation.context.scratch(f"packed{node}.{n}", mine * form.partial_size), at, mine
-            )
-            if node == context.node:
-                partials[node] = at
-            else:
-                messages.append(
-                    operation.send(ranks[context.local_rank], at, mine * form.partial_size)
-                )
+    for node in context.other_nodes:
+        for peer, at, length in _sums(operation, form, node):
+            messages.append(operation.send(peer, at, length * form.partial_size))
+    for _, at, _ in _sums(operation, form, context.node):
+        partials[context.node] = at
     operation.wait(messages)
     if form.narrows_results:
-        narrow = operation.context.scratch("result", count * form.result_size)
+        narrow = context.scratch("result", count * form.result_size)
         form.total(partials, narrow, count)
         form.widen(target, narrow, count)
     else:
         form.total(partials, target, count)
+
+
+def _sums(operation: Operation, form: Format, node: int) -> Iterator[tuple[int, int, int]]:
+    """This node's sums for the ranks of a node.
+
+    Yields:
+        The rank, address and number of elements of each part whose sums are made here.
+    """
+    context, whole = operation.context, operation.request.sends
+    n_local, local_rank = len(context.local_ranks), context.local_rank
+    for n, ranks in enumerate(rounds(context.nodes.members[node], n_local)):
+        sends = [whole[rank] for rank in ranks] + [NOTHING] * (n_local - len(ranks))
+        _, count = sends[local_rank]
+        sums = context.scratch(f"sum{node}.{n}", count * form.accumulator_size)
+        operation.step(Op.reduce_scatter, sends, [(sums, count)], accumulates=True)
+        if count:
+            packed = context.scratch(f"packed{node}.{n}", count * form.partial_size)
+            yield ranks[local_rank], form.pack(packed, sums, count), count

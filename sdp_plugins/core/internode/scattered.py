@@ -7,8 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from .operation import Operation
-from .request import Piece
+from .operation import Operation, Piece
 
 
 class Scattered:

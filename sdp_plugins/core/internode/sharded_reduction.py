@@ -13,9 +13,8 @@ from collections.abc import Iterator
 
 from .. import _native
 from .format import Format
-from .operation import Operation
+from .operation import Operation, Piece
 from .plan import Plan, levels, segments
-from .request import Piece
 from .scattered import Scattered
 from .shards import shard
 from .wire import Pending, Stream

@@ -33,8 +33,8 @@ def compare_sizes(
     operation.wait(messages)
     nodes, here = operation.context.nodes, operation.context.rank
     wrong = [
-        f"rank {nodes.number(here)} expects {expected} elements of rank {nodes.number(peer)}, "
-        f"which offers {offer}"
+        f"rank {nodes.global_rank(here)} expects {expected} elements of "
+        f"rank {nodes.global_rank(peer)}, which offers {offer}"
         for (peer, expected), offer in zip(expects.items(), found.tolist(), strict=True)
         if offer != expected
     ]

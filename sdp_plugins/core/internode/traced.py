@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 
 from .. import _native
 from ..errors import CollectiveTimeoutError, SdpError
-from ..trace_event import ASYNC, FAILED, TraceEvent
+from ..trace_event import ASYNC, FAILED, TraceEvent, unpack
 from .context import GroupContext
-from .request import Request
 
 
 @dataclass(eq=False)
@@ -27,7 +26,7 @@ class Track:
     """
 
     context: GroupContext
-    request: Request
+    request: _native.Request
     seq: int
     issued_ns: int = field(default_factory=time.monotonic_ns)
     started_ns: int = 0
@@ -72,31 +71,11 @@ class Track:
         return event
 
     def _event(self) -> TraceEvent:
-        request = self.request
-        return TraceEvent(
+        (event,) = unpack(self.request.trace_event())
+        return event._replace(
             seq=self.seq,
             issued=self.issued_ns,
             started=self.started_ns,
-            arrived=0,
-            finished=0,
-            waited=0,
-            elems=request.count,
-            nbytes=_nbytes(request),
-            last_rank=-1,
-            blamed=-1,
-            peer=request.peer if request.peer >= 0 else request.root,
             thread=threading.get_native_id(),
-            waiter=0,
-            tag=request.tag,
-            layout=request.layout,
-            op=request.op.value,
-            dtype=request.dtype.value,
-            reduce_op=request.reduce_op.value,
             flags=ASYNC,
-            path=0,
         )
-
-
-def _nbytes(request: Request) -> int:
-    counts = (sum(count for _, count in pieces) for pieces in (request.sends, request.recvs))
-    return max(counts) * _native.itemsize(request.dtype)

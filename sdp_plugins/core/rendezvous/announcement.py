@@ -57,7 +57,7 @@ class Announcement:
         token: Names its listening socket.
         nonce: Secret of the group's ranks: callers show it to prove that they are of the group.
         place: Where it runs.
-        job_rank: Its rank in the job, as its launcher says; -1: none does.
+        global_rank: Its rank in the job, as its launcher says; -1: none does.
     """
 
     rank: int
@@ -67,14 +67,14 @@ class Announcement:
     token: bytes
     nonce: bytes
     place: Place
-    job_rank: int = -1
+    global_rank: int = -1
 
     @classmethod
-    def new(cls, rank: int, world_size: int, job_rank: int = -1) -> Announcement:
+    def new(cls, rank: int, world_size: int, global_rank: int = -1) -> Announcement:
         """Return a fresh announcement of this process."""
         token, nonce = secrets.token_bytes(16), secrets.token_bytes(16)
         pid, uid = os.getpid(), os.geteuid()
-        return cls(rank, world_size, pid, uid, token, nonce, Place.here(), job_rank)
+        return cls(rank, world_size, pid, uid, token, nonce, Place.here(), global_rank)
 
     @property
     def address(self) -> bytes:
@@ -97,7 +97,7 @@ class Announcement:
             self.nonce,
             place.boot_id.encode(),
             _fit(place.host),
-            self.job_rank,
+            self.global_rank,
         )
         return packed.ljust(ANNOUNCEMENT_NBYTES, b"\0")
 
@@ -110,7 +110,7 @@ class Announcement:
         """
         if len(data) != ANNOUNCEMENT_NBYTES:
             raise ValueError(f"an announcement of {len(data)} bytes")
-        magic, version, _, rank, world_size, pid, uid, network, *texts, job_rank = (
+        magic, version, _, rank, world_size, pid, uid, network, *texts, global_rank = (
             _LAYOUT.unpack_from(data)
         )
         if magic != _MAGIC:
@@ -119,7 +119,7 @@ class Announcement:
             raise ValueError(f"an announcement of version {version}")
         token, nonce, boot_id, host = texts
         place = Place(_text(boot_id), network, _text(host))
-        return cls(rank, world_size, pid, uid, token, nonce, place, job_rank)
+        return cls(rank, world_size, pid, uid, token, nonce, place, global_rank)
 
 
 def _fit(host: str) -> bytes:

@@ -38,14 +38,14 @@ class Rendezvous:
     def nodes(self) -> Nodes:
         """Who shares memory with whom, as far as their announcements tell."""
         places = [announcement.place for announcement in self.table]
-        return Nodes.of_places(places, [place.host for place in places], self.job_ranks)
+        return Nodes.of_places(places, [place.host for place in places], self.global_ranks)
 
     @property
-    def job_ranks(self) -> tuple[int, ...] | None:
+    def global_ranks(self) -> tuple[int, ...] | None:
         """The members' ranks in the job; None if launchers do not tell all of them apart."""
-        if self.context.names.job_ranks is not None:
-            return self.context.names.job_ranks
-        found = tuple(announcement.job_rank for announcement in self.table)
+        if self.context.names.global_ranks is not None:
+            return self.context.names.global_ranks
+        found = tuple(announcement.global_rank for announcement in self.table)
         return found if min(found) >= 0 and len({*found}) == len(found) else None
 
     def connect(self, segment_fd: int, members: Sequence[int]) -> Links:
@@ -79,7 +79,7 @@ def meet(
     names: RankNames,
     exchange: Exchange,
     timeout_s: float,
-    job_rank: int = -1,
+    global_rank: int = -1,
 ) -> Iterator[Rendezvous]:
     """Learn of all other ranks of a group; a context manager.
 
@@ -89,14 +89,14 @@ def meet(
         exchange: Called once, with ``ANNOUNCEMENT_NBYTES`` bytes on every rank; not at all for a
             single rank.
         timeout_s: Seconds for everything, the exchange included.
-        job_rank: See ``Announcement``.
+        global_rank: See ``Announcement``.
 
     Raises:
         RendezvousTimeoutError: A rank did not come.
         RendezvousError: The exchange mixed up several groups.
     """
     context, world_size = RendezvousContext(rank, names, Deadline(timeout_s)), names.world_size
-    me = Announcement.new(rank, world_size, job_rank)
+    me = Announcement.new(rank, world_size, global_rank)
     if world_size == 1:
         yield Rendezvous(context, [me], None)
         return

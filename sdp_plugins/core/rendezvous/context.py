@@ -50,6 +50,6 @@ class RendezvousContext:
 
     def error(self, reason: Reason) -> SdpError:
         """The error that this rank raises for a reason."""
-        text = f"{self.names.head(self.rank)}{OP}: {reason.what}. Hint: {reason.hint}."
+        text = f"{self.names.error_prefix(self.rank)}{OP}: {reason.what}. Hint: {reason.hint}."
         elapsed_s = self.deadline.elapsed_s
         return _ERRORS[reason.kind](text, ranks=reason.ranks, op=OP, elapsed_s=elapsed_s)

@@ -26,7 +26,7 @@ class AllReduce {
 
   void run() {
     const std::size_t nbytes = buffer_.count() * item_;
-    if (choose_path(op_.request().op, nbytes, false) == Path::inlined) return small();
+    if (travels_inline(nbytes)) return small();
     if (announce(nbytes)) {
       zero_copy();
     } else {
@@ -83,7 +83,7 @@ class AllReduce {
     for (int r = 0; r < op_.world_size(); ++r) {
       all_registered = all_registered && op_.record(r).registered;
     }
-    const Path path = choose_path(request.op, nbytes, all_registered);
+    const Path path = choose_path(request.op, false, nbytes, all_registered);
     op_.set_path(path);
     return path == Path::zero_copy;
   }

@@ -95,8 +95,7 @@ OneHop::OneHop(Operation& op, std::span<const Piece> pieces) : op_(op), pieces_(
   const Request& request = op.request();
   Record record = op.announcement();
   record.pieces = static_cast<std::uint16_t>(pieces.size());
-  record.inlined =
-      choose_path(request.op, total_bytes(pieces, op.itemsize()), false) == Path::inlined;
+  record.inlined = travels_inline(total_bytes(pieces, op.itemsize()));
   for (std::size_t i = 0; i < pieces.size(); ++i) op.own().splits(op.seq())[i] = pieces[i].count;
   if (record.inlined) {
     show_inline();
@@ -105,27 +104,30 @@ OneHop::OneHop(Operation& op, std::span<const Piece> pieces) : op_(op), pieces_(
   }
   op.arrive(record);
 
-  bool all_inlined = true;
+  std::size_t most_bytes = 0;
+  bool all_registered = true;
   for (int r = 0; r < op.world_size(); ++r) {
-    const bool inlined = op.record(r).inlined != 0;
     const std::uint64_t* lengths = op.segment(r).splits(op.seq());
     offers_.emplace_back(lengths, lengths + pieces_shown(request, r, op.world_size()));
-    if (!sound(r, inlined)) {
+    if (!sound(r)) {
       const std::vector<int> blamed{op.id(r)};
       op.fail(FailureKind::mismatch, op.names().list(blamed) + " announced impossible pieces",
               blamed);
     }
-    all_inlined = all_inlined && inlined;
+    most_bytes = std::max(most_bytes, shown_by(r) * op.itemsize());
+    all_registered = all_registered && (op.record(r).registered != 0 || shown_by(r) == 0);
     for (std::uint64_t length : offers_.back()) {
       rounds_ = std::max(rounds_, Shards::ceil_div(length, chunk(n_pieces(r))));
     }
   }
-  if (all_inlined) {
-    path_ = Path::inlined;
-  } else if (request.part && find_places()) {
-    path_ = Path::zero_copy;
-  }
+  path_ = choose_path(request.op, request.part.has_value(), most_bytes, all_registered);
+  if (path_ == Path::zero_copy) find_places();
   op.set_path(path_);
+}
+
+std::uint64_t OneHop::shown_by(int rank) const {
+  const auto& lengths = offers_[static_cast<std::size_t>(rank)];
+  return std::accumulate(lengths.begin(), lengths.end(), std::uint64_t{0});
 }
 
 void OneHop::announce_place(Record& record) {
@@ -147,25 +149,18 @@ void OneHop::announce_place(Record& record) {
   record.offset = place->offset;
 }
 
-bool OneHop::find_places() {
-  const auto shown = [&](int r) {
-    const auto& lengths = offers_[static_cast<std::size_t>(r)];
-    return std::accumulate(lengths.begin(), lengths.end(), std::uint64_t{0});
-  };
+void OneHop::find_places() {
   for (int r = 0; r < op_.world_size(); ++r) {
-    if (op_.record(r).registered == 0 && shown(r) > 0) return false;
-  }
-  for (int r = 0; r < op_.world_size(); ++r) {
-    const std::uint64_t count = shown(r);
+    const std::uint64_t count = shown_by(r);
     const bool elsewhere = r != op_.rank() && count > 0;
     places_.push_back(elsewhere ? op_.memory_of(r, count * op_.itemsize()) : nullptr);
   }
-  return true;
 }
 
 // A peer may have written anything: none of it is a length or an index here before this has passed.
-bool OneHop::sound(int rank, bool inlined) const {
+bool OneHop::sound(int rank) const {
   const Request& request = op_.request();
+  const bool inlined = op_.record(rank).inlined != 0;
   if (op_.record(rank).pieces != n_pieces(rank)) return false;
   const std::uint64_t room = (inlined ? kInlineBytes : kMostBytes) / op_.itemsize();
   std::uint64_t total = 0;
@@ -177,7 +172,7 @@ bool OneHop::sound(int rank, bool inlined) const {
     if (counts_must_agree(request.op) && offered[i] != mine) return false;
     total += offered[i];
   }
-  return !reduces(request.op) || inlined == (op_.record(op_.rank()).inlined != 0);
+  return inlined == travels_inline(total * op_.itemsize());
 }
 
 std::size_t OneHop::chunk(std::size_t pieces) const {

@@ -44,9 +44,10 @@ class OneHop {
   Part part(int rank, std::size_t piece, std::size_t round) const;
 
  private:
-  bool sound(int rank, bool inlined) const;  // whether what it announced can be
-  void announce_place(Record& record);       // where the pieces lie, if in one registered run
-  bool find_places();                        // of all ranks; false if not all are registered
+  bool sound(int rank) const;              // whether what it announced can be
+  std::uint64_t shown_by(int rank) const;  // elements
+  void announce_place(Record& record);     // where the pieces lie, if in one registered run
+  void find_places();                      // of all ranks
   void show(std::size_t round);
   void show_inline();
   std::size_t chunk(std::size_t pieces) const;  // elements per piece and round

@@ -1,0 +1,209 @@
+"""Hands a group's operations to its endpoint, and holds their memory until they are done."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from weakref import ReferenceType, ref
+
+from . import _native
+from .bring_up import Membership
+from .buffers import Buffer
+from .dtypes import DType, ReduceOp
+from .endpoint import Endpoint
+from .open_groups import OpenGroup, open_groups
+from .work import Work
+
+NO_REDUCTION = ReduceOp.SUM
+
+
+class Issuer:
+    """Issues the operations of a group.
+
+    Args:
+        membership: This rank's.
+        timeout_s: Time-out of operations that give none, in seconds.
+        group: For the messages of handles.
+
+    Attributes:
+        endpoint: Runs the operations.
+        node: The native group of this node's ranks: the endpoint itself, if there are no others.
+        release: Empties a list of what an operation has used, when that has ended. A network may
+            not be done with it.
+        timeout_s: See above; may be changed.
+    """
+
+    def __init__(
+        self, membership: Membership, timeout_s: float, group: ReferenceType[OpenGroup]
+    ) -> None:
+        self.endpoint = membership.endpoint
+        self.node = membership.node
+        self.release = membership.release
+        self.timeout_s = timeout_s
+        self._run = membership.endpoint.run
+        self._rank = membership.info.rank
+        self._group = group
+        # What asynchronous operations may still read or write. The lock is re-entrant: a signal
+        # handler or a finalizer may issue operations too.
+        self._in_flight: deque[tuple[_native.Work, list[Buffer]]] = deque()
+        self._lock = threading.RLock()
+
+    # ---- describing an operation ---------------------------------------------------------------
+
+    def in_place(
+        self,
+        op: _native.Op,
+        buffer: Buffer,
+        timeout_s: float | None,
+        reduction: ReduceOp = NO_REDUCTION,
+        root: int = -1,
+    ) -> _native.Request:
+        """Describe a collective on one buffer."""
+        request = _native.Request(
+            op,
+            buffer.dtype.native,
+            (),
+            ((buffer.ptr, buffer.count),),
+            self.timeout_s if timeout_s is None else timeout_s,
+            reduction.native,
+            root,
+        )
+        if reduction.factor != 1.0:
+            request.factor = reduction.factor
+        return request
+
+    def collective(
+        self,
+        op: _native.Op,
+        sends: Sequence[Buffer],
+        recvs: Sequence[Buffer],
+        timeout_s: float | None,
+        reduction: ReduceOp = NO_REDUCTION,
+        root: int = -1,
+    ) -> tuple[_native.Request, Sequence[Buffer]]:
+        """Describe a collective with inputs and outputs.
+
+        Returns:
+            The request, and all buffers that it uses: an input that lies in the memory of outputs
+            is copied.
+        """
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        dtype = _common_dtype(op, sends, recvs)
+        request = _native.Request(
+            op, dtype.native, _pieces(sends), _pieces(recvs), limit_s, reduction.native, root
+        )
+        if reduction.factor != 1.0:
+            request.factor = reduction.factor
+        if sends and (aliased := request.aliased_inputs(self._rank)):
+            sends = [part.copied() if i in aliased else part for i, part in enumerate(sends)]
+            request.sends = _pieces(sends)
+        return request, (*sends, *recvs)
+
+    def message(
+        self, op: _native.Op, buffer: Buffer, peer: int, tag: int, timeout_s: float | None
+    ) -> _native.Request:
+        """Describe a send or a receive."""
+        if not 0 <= tag < 2**32:
+            raise ValueError(f"{op.name}: tag {tag} is not between 0 and 2^32 - 1")
+        sends, recvs = _pieces([buffer]), ()
+        if op is _native.Op.recv:
+            sends, recvs = recvs, sends
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        request = _native.Request(op, buffer.dtype.native, sends, recvs, limit_s)
+        request.peer, request.tag = peer, tag
+        return request
+
+    # ---- issuing it ----------------------------------------------------------------------------
+
+    def issue(
+        self, request: _native.Request, buffers: Sequence[Buffer], async_op: bool
+    ) -> Work | None:
+        """Run a collective, or queue it."""
+        if async_op:
+            return self._track(self.endpoint.submit(request), request, buffers)
+        if self._in_flight:
+            self._release_done()
+        try:
+            self._run(request)
+        except BaseException:
+            self.release([*buffers])
+            open_groups.operation_failed()
+            raise
+        return None
+
+    def post(self, request: _native.Request, buffer: Buffer) -> Work:
+        """Start a send or a receive."""
+        return self._track(self.endpoint.submit(request), request, (buffer,))
+
+    def _track(
+        self, native: _native.Work, request: _native.Request, buffers: Sequence[Buffer]
+    ) -> Work:
+        """Hold an operation's memory until it is done, whatever the caller does with the handle."""
+        held = list(buffers)
+        self._release_done()
+        with self._lock:
+            self._in_flight.append((native, held))
+        return Work(native, request.op.name, held, self.release, self._group)
+
+    def _release_done(self) -> None:
+        """Look at operations in flight, in turns, until two have been met that are not done."""
+        done: list[list[Buffer]] = []
+        # Another time will do; and in a forked child it may be held for ever.
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            pending: list[tuple[_native.Work, list[Buffer]]] = []
+            while self._in_flight and len(pending) < 2:
+                native, held = entry = self._in_flight.popleft()
+                done.append(held) if native.completed() else pending.append(entry)
+            self._in_flight.extend(pending)
+        finally:
+            self._lock.release()
+        for held in done:  # outside of the lock: finalizers are not ours
+            self.release(held)
+
+    def close(self) -> None:
+        """Fail what is pending, leave the group, and give up the memory of all operations."""
+        self.endpoint.close()
+        while self._in_flight:  # perhaps at the interpreter's end, when no module is left
+            self.release(self._in_flight.popleft()[1])
+
+    # ---- for native code that issues operations ------------------------------------------------
+
+    @property
+    def submit_across_nodes(self) -> Callable[[_native.Request], _native.Work] | None:
+        """Takes operations that are not for the ranks of this node alone; None: all are."""
+        return None if self.endpoint is self.node else self.endpoint.submit
+
+    @cached_property
+    def sdp_endpoint(self) -> int:
+        """Address of the group's ``SdpEndpoint``, which holds nothing of it."""
+        if self.endpoint is self.node:
+            return self.node.endpoint()
+        return _native.make_endpoint(_weak_submit(ref(self.endpoint)))
+
+
+def _weak_submit(
+    endpoint: ReferenceType[Endpoint],
+) -> Callable[[_native.Request], _native.Work]:
+    def submit(request: _native.Request) -> _native.Work:
+        held = endpoint()
+        if held is None:
+            raise RuntimeError("the group is closed. Hint: make a new group.")
+        return held.submit(request)
+
+    return submit
+
+
+def _pieces(buffers: Sequence[Buffer]) -> Sequence[tuple[int, int]]:
+    return [(buffer.ptr, buffer.count) for buffer in buffers]
+
+
+def _common_dtype(op: _native.Op, sends: Sequence[Buffer], recvs: Sequence[Buffer]) -> DType:
+    found = {part.dtype for part in (*sends, *recvs)}
+    if len(found) > 1:
+        names = ", ".join(sorted(dtype.value for dtype in found))
+        raise TypeError(f"{op.name}: all buffers must have one element type, got {names}")
+    return found.pop() if found else DType.uint8
