@@ -215,6 +215,19 @@ class Work:
         (since, thread) of the first to wait for it before it was done, by the monotonic clock in nanoseconds; 0 if nobody did.
         """
 
+class CompletionSignal:
+    """Tells one thread that works are done."""
+
+    def __init__(self) -> None: ...
+
+    def set(self) -> None: ...
+
+    def set_after(self, work: Work) -> None:
+        """Sets it once the work is done, which may be now; takes no GIL for that."""
+
+    def wait(self) -> None:
+        """Waits until it is set, and clears it."""
+
 class Part:
     """What makes a request one step of a larger group's operation."""
 

@@ -78,6 +78,10 @@ class Work:
             self._release(self._held)
         return completed
 
+    def notify(self, signal: _native.CompletionSignal) -> None:
+        """Set the signal when the operation is done, which may be now; no thread waits for it."""
+        signal.set_after(self._native)
+
     def exception(self) -> BaseException | None:
         """The operation's failure; None if it succeeded or is not done yet."""
         return self._native.failure()

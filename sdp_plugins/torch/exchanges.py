@@ -94,7 +94,7 @@ class Exchanges(ProcessGroupBase):
         event = begin("send", [tensor])
         native = self._group.send(to_move(source), dst_rank, tag, async_op=True)
         assert native is not None
-        return self._track([native], [tensor], [source], None, self._receivers, event)
+        return self._track([native], [tensor], [source], None, self._message_thread, event)
 
     @dispatched
     def recv(self, tensors: Tensor | Sequence[Tensor], src_rank: int, tag: int = 0) -> Work:
@@ -113,7 +113,7 @@ class Exchanges(ProcessGroupBase):
         copies = Outputs()
         buffer = to_move(copies.dense(tensor))
         native = self._group.recv(buffer, src, tag, async_op=True)
-        return self._track([native], [tensor], [], copies, self._receivers, event)
+        return self._track([native], [tensor], [], copies, self._message_thread, event)
 
     @dispatched
     def barrier(self, opts: Options = None, timeout: timedelta | None = None) -> Work:

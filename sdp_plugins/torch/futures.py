@@ -1,8 +1,8 @@
-"""Futures of works, completed in order by one thread of the group.
+"""Futures of works, completed by one thread of the group.
 
 Two things differ from plain torch futures, and DDP needs both.
 
-Callbacks (`then`) run on the group's notifier thread, in the order in which they were added, and
+Callbacks (`then`) run on the group's callback thread, in the order in which they were added, and
 never in the caller's thread. A callback may issue collectives (PowerSGD's do); all ranks have to
 issue them in the same order, which "inline if the future happens to be done" does not give.
 
@@ -25,7 +25,7 @@ import torch
 import torch.futures
 
 from sdp_plugins.core import SdpError
-from sdp_plugins.torch.callback_threads import CallbackThread
+from sdp_plugins.torch.callback_thread import CallbackThread
 
 
 class FailedResult:
@@ -90,16 +90,17 @@ def _unwrap(value: Any) -> Any:
 
 
 class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
-    """A future whose callbacks run in order on a notifier.
+    """A future whose callbacks run in order on a thread.
 
     Args:
-        notifier: Runs the callbacks; None for plain torch behaviour.
+        thread: Completes the future and runs its callbacks. Where that does not order callbacks,
+            they are torch's own: whoever completes the future runs them.
         of_callback: Whether its value is what a callback returns.
     """
 
-    def __init__(self, notifier: CallbackThread | None, of_callback: bool = False) -> None:
+    def __init__(self, thread: CallbackThread, of_callback: bool = False) -> None:
         super().__init__()
-        self._callback_thread = notifier
+        self._thread = thread
         self._of_callback = of_callback
         self._followers: list[Callable[[], None]] = []  # callbacks added by callbacks before it
         self._completed = threading.Event()
@@ -125,32 +126,31 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
                     "this process was forked from the one that completes the future. Hint: use the "
                     "group in its own process only."
                 )
-            if self._callback_thread is not None and self._callback_thread.is_current():
-                self._callback_thread.run_until(self.done, self._of_callback)  # nobody else would
+            if self._thread.is_current():
+                self._thread.run_until(self.done, self._of_callback)  # nobody else would
             else:
                 self._completed.wait()
         return super().wait()
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
         """A future of what `callback(self)` returns, called after this one is done."""
-        if self._callback_thread is None:
+        if not self._thread.orders_callbacks:
             return super().then(callback)
-        child = WorkFuture(self._callback_thread, of_callback=True)
-        call = partial(self._callback_thread.call_back, callback, self)
+        child = WorkFuture(self._thread, of_callback=True)
+        call = partial(self._thread.call_back, callback, self)
         task = partial(child.complete_with, call)
-        if self._callback_thread.is_current() and not self.done():
+        if self._thread.is_current() and not self.done():
             # A task's own tasks run at once, in an order that the main thread cannot change.
             if self._of_callback:
                 self._followers.append(task)
                 return child
-            self._callback_thread.run_until(self.done, callbacks=False)
-        # This future's own completion was submitted before, so it is done when the task runs.
-        self._callback_thread.submit(task, is_callback=True)
+            self._thread.run_until(self.done, callbacks=False)
+        self._thread.call_back_when(self.done, task)
         return child
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
         """Call `callback(self)` after this one is done; what it raises is lost, as in torch."""
-        if self._callback_thread is None:
-            super().add_done_callback(callback)
-        else:
+        if self._thread.orders_callbacks:
             self.then(callback)
+        else:
+            super().add_done_callback(callback)

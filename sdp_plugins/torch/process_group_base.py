@@ -18,7 +18,7 @@ from torch import Tensor
 from sdp_plugins.core import Group, SdpError
 from sdp_plugins.core import Work as NativeWork
 from sdp_plugins.torch import debug_detail
-from sdp_plugins.torch.callback_threads import CallbackThread, ThreadPerTask
+from sdp_plugins.torch.callback_thread import CallbackThread
 from sdp_plugins.torch.group_properties import GroupProperties
 from sdp_plugins.torch.options import CallOptions, Launch
 from sdp_plugins.torch.profiling import ProfiledCall, begin
@@ -54,10 +54,8 @@ class ProcessGroupBase(GroupProperties):
         super().__init__(group)
         self._make_lane = make_lane
         self._callback_thread = CallbackThread("sdp-futures")
-        self._receivers = ThreadPerTask("sdp-p2p-future")
-        self._events = CallbackThread(
-            "sdp-profiler"
-        )  # waits for operations in their order, for no user
+        self._message_thread = CallbackThread("sdp-p2p-futures", orders_callbacks=False)
+        self._profiler_thread = CallbackThread("sdp-profiler")  # no user's callback delays it
         # What DDP.join() gives to a module's reducer, which keeps only the half that is C++.
         self._of_join: weakref.WeakKeyDictionary[Any, Work] = weakref.WeakKeyDictionary()
         self._works: dict[PendingWork, None] = {}  # in flight, kept if their caller drops them
@@ -66,9 +64,9 @@ class ProcessGroupBase(GroupProperties):
         self._store_shutdown = store_shutdown
         self._pid = os.getpid()
         self._detail = debug_detail.is_on()
-        runners = (self._callback_thread, self._receivers, self._events)
+        threads = (self._callback_thread, self._message_thread, self._profiler_thread)
         self._end = weakref.finalize(
-            self, _end, self._pid, group, self._lanes, runners, self._works
+            self, _end, self._pid, group, self._lanes, threads, self._works
         )
 
     def _lane(self) -> Group:
@@ -139,7 +137,7 @@ class ProcessGroupBase(GroupProperties):
                 start(async_op=False, timeout_s=timeout_s)
         finally:
             if event is not None:
-                self._events.submit(event.end)
+                self._profiler_thread.when_done((), event.end)
                 event.wait()
         if copies:
             copies.copy_back()
@@ -152,17 +150,16 @@ class ProcessGroupBase(GroupProperties):
         outputs: Sequence[Tensor],
         inputs: Sequence[Tensor],
         copies: Copies | None,
-        runner: CallbackThread | ThreadPerTask,
+        thread: CallbackThread,
         event: ProfiledCall | None = None,
     ) -> Work:
         finish = copies.copy_back if copies else None
         self._forget_done()
         forget = partial(_forget, self._works)
-        work = PendingWork(outputs, inputs, natives, runner, finish, forget, event)
+        work = PendingWork(outputs, inputs, natives, thread, finish, forget, event)
         self._works[work] = None
         if event is not None:
-            events = self._events if runner is self._callback_thread else self._receivers
-            events.submit(partial(event.end_with, natives))
+            self._profiler_thread.when_done(natives, event.end)
         return work
 
     def _check_parts(self, name: str, whole: Tensor, part: Tensor) -> None:
@@ -241,7 +238,7 @@ def _end(
     pid: int,
     group: Group,
     lanes: dict[str, Group],
-    runners: tuple[CallbackThread | ThreadPerTask, ...],
+    threads: tuple[CallbackThread, ...],
     works: dict[PendingWork, None],
 ) -> None:
     """Close everything; `works` is here to keep their tensors until the group is closed."""
@@ -252,6 +249,6 @@ def _end(
     for closing in (group, *lanes.values()):
         with suppress(SdpError):  # it has failed before; whoever waited knows
             closing.close()
-    for runner in runners:
-        runner.stop()
+    for thread in threads:
+        thread.stop()
     works.clear()

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 
 import torch
 from torch import Tensor
 
-from sdp_plugins.core import SdpError
-from sdp_plugins.core import Work as NativeWork
 from sdp_plugins.torch.group_properties import BACKEND
 from sdp_plugins.torch.internals import profiling
 
@@ -40,13 +37,6 @@ class ProfiledCall:
         self._records = [record]
         self._ended = threading.Event()
         self._pid = os.getpid()
-
-    def end_with(self, natives: Sequence[NativeWork]) -> None:
-        """End it when these operations have ended."""
-        for native in natives:
-            with suppress(SdpError):  # whoever waits for the work gets it
-                native.wait()
-        self.end()
 
     def end(self) -> None:
         """End it now."""

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sdp_plugins.core import Work as NativeWork
-from sdp_plugins.torch.callback_threads import CallbackThread, ThreadPerTask
+from sdp_plugins.torch.callback_thread import CallbackThread
 from sdp_plugins.torch.futures import WorkFuture
 from sdp_plugins.torch.profiling import ProfiledCall
 
@@ -23,13 +24,15 @@ class Work(dist.Work):  # type: ignore[name-defined]
 
     Args:
         outputs: The tensors that hold the result.
-        runner: Completes futures.
+        thread: Completes futures.
     """
 
-    def __init__(self, outputs: Sequence[Tensor], runner: CallbackThread | ThreadPerTask) -> None:
+    _natives: Sequence[NativeWork] = ()
+
+    def __init__(self, outputs: Sequence[Tensor], thread: CallbackThread) -> None:
         super().__init__()
         self._outputs = outputs
-        self._runner = runner
+        self._thread = thread
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait, and raise what went wrong.
@@ -68,11 +71,11 @@ class Work(dist.Work):  # type: ignore[name-defined]
 
     def get_future(self) -> Any:
         """A future of the list of result tensors."""
-        future = WorkFuture(self._runner if isinstance(self._runner, CallbackThread) else None)
+        future = WorkFuture(self._thread)
         if self.is_completed():
             future.complete_with(self._value)
         else:
-            self._runner.submit(lambda: future.complete_with(self._value))
+            self._thread.when_done(self._natives, partial(future.complete_with, self._value))
         return future
 
     def _value(self) -> list[Tensor]:
@@ -87,7 +90,7 @@ class PendingWork(Work):
         outputs: The tensors that hold the result.
         inputs: Other tensors that the operations read; they live until the operations are done.
         natives: The core's operations.
-        runner: Completes futures.
+        thread: Completes futures.
         finish: Called once, after the operations and before anybody sees that they are done.
         on_done: Called with the work, after that.
         event: Of torch's profiler, which somebody ends with the operations.
@@ -98,12 +101,12 @@ class PendingWork(Work):
         outputs: Sequence[Tensor],
         inputs: Sequence[Tensor],
         natives: Sequence[NativeWork],
-        runner: CallbackThread | ThreadPerTask,
+        thread: CallbackThread,
         finish: Callable[[], None] | None,
         on_done: Callable[[PendingWork], None],
         event: ProfiledCall | None = None,
     ) -> None:
-        super().__init__(outputs, runner)
+        super().__init__(outputs, thread)
         self._inputs = inputs
         self._natives = natives
         self._finish = finish
@@ -160,7 +163,7 @@ class PendingWork(Work):
     @property
     def is_collective(self) -> bool:
         """Whether all ranks take part, so that it ends as soon as they have come."""
-        return isinstance(self._runner, CallbackThread)
+        return self._thread.orders_callbacks
 
     def touches(self, storage: int) -> bool:
         """Whether one of the tensors lies in the storage with this `_cdata`."""

@@ -171,6 +171,7 @@ def run_receive_futures(rank: int, world: int) -> None:
             futures[2].wait()
             assert_same(tensors[2], values(2, 4))
             assert not futures[0].done()
+            assert [t.name for t in threading.enumerate()].count("sdp-p2p-futures") == 1
             dist.send(torch.zeros(1), 1)
             torch.futures.wait_all(futures)
             assert_same(tensors, [values(n, 4) for n in range(3)])

@@ -2,6 +2,7 @@
 #include <string_view>
 
 #include "bindings.hpp"
+#include "completion_signal.hpp"
 #include "work.hpp"
 
 namespace sdp {
@@ -217,5 +218,17 @@ void bind_failures(nb::module_& m) {
           "(since, thread) of the first to wait for it before it was done, by the monotonic clock "
           "in "
           "nanoseconds; 0 if nobody did.");
+  nb::class_<CompletionSignal>(m, "CompletionSignal", "Tells one thread that works are done.")
+      .def(nb::init<>())
+      .def("set", &CompletionSignal::set)
+      .def("set_after", &CompletionSignal::set_after, "work"_a,
+           "Sets it once the work is done, which may be now; takes no GIL for that.")
+      .def(
+          "wait",
+          [](const CompletionSignal& signal) {
+            const WithoutGil released;
+            signal.wait();
+          },
+          "Waits until it is set, and clears it.");
 }
 }  // namespace sdp

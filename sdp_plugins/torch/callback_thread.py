@@ -1,0 +1,173 @@
+"""The thread that completes futures."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from sdp_plugins.core import Work as NativeWork
+from sdp_plugins.core._native import CompletionSignal
+
+STOP_S = 10.0
+log = logging.getLogger(__name__)
+
+
+class _Task(NamedTuple):
+    is_ready: Callable[[], bool]
+    run: Callable[[], None]
+
+
+class CallbackThread:
+    """Completes futures, and runs their callbacks, in a thread that starts with the first task.
+
+    The core sets a signal when an operation is done, and this thread waits for that alone. The
+    core's own threads run no Python: they would wait for the GIL, and a callback may issue
+    collectives or block.
+
+    Tasks handle their own errors. A task submitted from within a task, or after `stop`, runs at
+    once in the calling thread, so no task is ever lost.
+
+    Args:
+        name: Of the thread.
+        orders_callbacks: Whether callbacks keep the order in which they were added. Not those of
+            messages: which of them comes first is up to the peers.
+    """
+
+    def __init__(self, name: str, orders_callbacks: bool = True) -> None:
+        self.orders_callbacks = orders_callbacks
+        self._name = name
+        self._completions: list[_Task] = []
+        self._callbacks: list[_Task] = []
+        # Re-entrant: a signal handler may leave the group in the midst of it.
+        self._lock = threading.RLock()
+        self._signal = CompletionSignal()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+        self._calling_back = False
+
+    def when_done(self, works: Sequence[NativeWork], task: Callable[[], None]) -> None:
+        """Run `task` once these operations are done, in any order of tasks."""
+
+        def is_done() -> bool:
+            return all(work.is_completed() for work in works)
+
+        if self._submit(self._completions, _Task(is_done, task)):
+            for work in works:
+                work.notify(self._signal)
+
+    def call_back_when(self, is_ready: Callable[[], bool], task: Callable[[], None]) -> None:
+        """Run `task`, which calls a user's callback, after all such tasks submitted before it.
+
+        Args:
+            is_ready: Whether the callback's future is done.
+            task: What to run.
+        """
+        self._submit(self._callbacks, _Task(is_ready, task))
+
+    def call_back(self, callback: Callable[[Any], Any], future: Any) -> Any:
+        """Within a task: run a user's callback."""
+        before, self._calling_back = self._calling_back, True
+        try:
+            return callback(future)
+        finally:
+            self._calling_back = before
+
+    def is_current(self) -> bool:
+        """Whether the caller is a task."""
+        return self._thread is not None and self._thread.ident == threading.get_ident()
+
+    def in_callback(self) -> bool:
+        """Whether the caller is a callback, in the order of which all ranks agree.
+
+        Not one that was added to a future of torch's own making (`collect_all`): that is run by
+        whoever completes the last part, here on one rank and on the main thread of another.
+        """
+        return self._calling_back and self.is_current()
+
+    def run_until(self, done: Callable[[], bool], callbacks: bool) -> None:
+        """Within a task that waits for what later tasks do: run these now.
+
+        Args:
+            done: What it waits for.
+            callbacks: Whether that is done by a callback, which every rank has to run now. What an
+                operation does may be there already on some ranks: no callback may run on the others
+                that does not run there, or the ranks' callbacks would be in different orders.
+
+        Raises:
+            RuntimeError: There are no more, as the group was closed.
+        """
+        before, self._calling_back = self._calling_back, False
+        try:
+            while not done():
+                if (run := self._take(callbacks)) is None:
+                    raise RuntimeError(
+                        "the group was closed while a callback waited for another future"
+                    )
+                run()
+        finally:
+            self._calling_back = before
+
+    def stop(self) -> None:
+        """Finish what was submitted and end the thread; it is left behind if a callback blocks."""
+        with self._lock:
+            self._stopped = True
+            thread = self._thread
+        self._signal.set()
+        if thread is None or thread is threading.current_thread():
+            return
+        thread.join(STOP_S)
+        if thread.is_alive():
+            log.warning(
+                "a callback of a future still runs %.0f s after its group was closed. Hint: "
+                "callbacks must not wait for anything else.",
+                STOP_S,
+            )
+
+    def _submit(self, tasks: list[_Task], task: _Task) -> bool:
+        """Whether the thread will run it; if not, it has run here."""
+        if self.is_current() or not self._put(tasks, task):
+            task.run()
+            return False
+        if task.is_ready():  # else what makes it ready wakes the thread
+            self._signal.set()
+        return True
+
+    def _put(self, tasks: list[_Task], task: _Task) -> bool:
+        with self._lock:
+            if self._stopped:
+                return False
+            tasks.append(task)
+            if self._thread is None:
+                # A daemon: its group stops it at the interpreter's exit, in an order of ours.
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()
+                self._thread = thread  # before it can take anything
+        return True
+
+    def _take(self, callbacks: bool) -> Callable[[], None] | None:
+        """What to run next (no callback), once there is something; None if there will be nothing.
+
+        Only the thread itself takes tasks.
+        """
+        while True:
+            stopped = self._stopped  # then nothing is added any more
+            if (run := self._take_ready(callbacks)) is not None:
+                return run
+            if stopped and not self._completions and not (callbacks and self._callbacks):
+                return None
+            self._signal.wait()
+
+    def _take_ready(self, callbacks: bool) -> Callable[[], None] | None:
+        for tasks, count in ((self._completions, None), (self._callbacks, int(callbacks))):
+            for task in tasks[:count]:
+                if task.is_ready():
+                    tasks.remove(task)
+                    return task.run
+        return None
+
+    def _run(self) -> None:
+        while (run := self._take(callbacks=True)) is not None:
+            run()
+            del run  # or its tensors would live until the next one comes
