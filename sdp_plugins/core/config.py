@@ -170,7 +170,7 @@ class Config:
                 says what is allowed.
         """
         given = environment() if env is None else env
-        _warn_of_misspelt(given)
+        _warn_of_unused(given)
         found = {
             setting.name: setting.metadata["parse"](setting.metadata["variable"], text)
             for setting in fields(cls)
@@ -280,14 +280,26 @@ _DEPRECATED = {"SDP_CALIBRATION": "every network is planned for with the same co
 """Variables that have lost their meaning in this release, and why."""
 
 
-def _warn_of_misspelt(env: Mapping[str, str]) -> None:
-    for name, why in _DEPRECATED.items():
-        if env.get(name):
-            warnings.warn(f"{name} has no effect any more: {why}.", FutureWarning, stacklevel=1)
+def _warn_of_unused(env: Mapping[str, str]) -> None:
+    """Warn of variables that have no effect.
+
+    Rank 0 warns for its job, because a launcher gives all ranks the same variables.
+    """
+    found: list[tuple[str, type[Warning]]] = [
+        (f"{name} has no effect any more: {why}.", FutureWarning)
+        for name, why in _DEPRECATED.items()
+        if env.get(name)
+    ]
     for name in env:
         if name.startswith("SDP_") and name not in VARIABLES:
             import difflib
 
             if meant := difflib.get_close_matches(name, VARIABLES, 1, cutoff=0.8):
-                text = f"{name} means nothing to sdp_plugins. Hint: did you mean {meant[0]}?"
-                warnings.warn(text, stacklevel=1)
+                text = f"sdp_plugins has no variable {name}. Hint: did you mean {meant[0]}?"
+                found.append((text, UserWarning))
+    if found:
+        from .topology import place_in_job
+
+        place = place_in_job(env)
+        for text, category in found if place is None or place.rank == 0 else ():
+            warnings.warn(text, category, stacklevel=1)

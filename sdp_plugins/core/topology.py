@@ -92,10 +92,10 @@ class Topology(NamedTuple):
         )
 
 
-def place_in_job() -> Topology | None:
+def place_in_job(env: Environment | None = None) -> Topology | None:
     """What the launcher says of this process; None: there is none, or it cannot be understood."""
     try:
-        found = Topology.from_env()
+        found = Topology.from_env(env)
     except ValueError:
         return None
     return None if found.source == "single" else found

@@ -32,8 +32,16 @@ def test_defaults() -> None:
     ],
 )
 def test_a_misspelt_name_is_told(name: str, meant: str) -> None:
-    with pytest.warns(UserWarning, match=f"{name} means nothing .* did you mean {meant}"):
-        assert Config.from_env({name: "5"}) == Config()
+    text = f"no variable {name}. .* did you mean {meant}"
+    for of_a_rank in ({}, {"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "1"}, {"RANK": "x"}):
+        with pytest.warns(UserWarning, match=text):
+            assert Config.from_env({name: "5", **of_a_rank}) == Config()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_misspelt_name_is_told_once_per_job() -> None:
+    place = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_PORT": "1"}
+    assert Config.from_env({"SDP_TIMEOUT": "5", **place}) == Config()
 
 
 @pytest.mark.filterwarnings("error")

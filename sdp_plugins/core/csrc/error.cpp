@@ -13,8 +13,10 @@ constexpr std::array<const char*, 7> kKinds{"peer_lost", "timeout", "mismatch", 
 constexpr std::array<const char*, 18> kHints{
     "",
     "read that rank's output for an error, and the kernel's log for an out-of-memory kill; without "
-    "either, that rank called fewer operations than this one.",
-    "read that rank's output for an error, and check that its node is up.",
+    "either, that rank called fewer operations than this one. Had it fewer batches? Pass "
+    "drop_last=True, or use torch's DDP.join().",
+    "read that rank's output for an error, and check that its node is up. Had it fewer batches? "
+    "Pass drop_last=True, or use torch's DDP.join().",
     "that rank is stopped, still computing, or took another path through the program; if it is "
     "only slow, raise the group's timeout (SDP_TIMEOUT_S, unless the program passes one).",
     "that rank is stopped, still computing, or took another path through the program, or the "
