@@ -27,7 +27,7 @@ LIGHTNING = {"torch", "lightning", "pytorch_lightning", "lightning_fabric"}
 # whose name is a longer path are not those of the shorter.
 LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "core": (set(), {"numpy"}),
-    "torch": ({"core", "_activate"}, {"torch", "wrapt"}),
+    "torch": ({"core"}, {"torch", "wrapt"}),
     "tensorflow": ({"core"}, {"numpy", "tensorflow"}),
     "jax": ({"core"}, {"numpy", "jax"}),
     "keras": ({"core", "keras/backends"}, {"numpy", "keras"}),
@@ -47,7 +47,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     # SageMaker's SDK puts it beside modules of its own.
     "sagemaker/driver": (set(), {"common", "distributed_drivers"}),
     "bench": (set(), set()),  # deprecated: it runs benchmarks/, beside the package
-    "_activate": ({"core", "torch", "lightning", "huggingface"}, {"torch", "wrapt"}),
+    "_activate": ({"core", "torch", "lightning"}, {"wrapt"}),
 }
 # Imports that only some jobs reach: see `test_nothing_is_loaded_before_it_is_needed`.
 EXCEPTIONS = {

@@ -27,7 +27,8 @@ import torch.distributed as dist
 from sdp_plugins.core.config import sagemaker_wants_smddp, started_by_smddprun, started_by_us
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.huggingface.sagemaker_flag import keep_from_transformers
-from sdp_plugins.huggingface.upstream import BACKEND, PATCHED, Upstream, mentions
+from sdp_plugins.huggingface.upstream import PATCHED, Upstream, mentions
+from sdp_plugins.torch.backend_name import BACKEND
 
 log = logging.getLogger(__name__)
 

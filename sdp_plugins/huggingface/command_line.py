@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import fields
 from types import ModuleType
 
-from sdp_plugins.huggingface.upstream import BACKEND
+from sdp_plugins.torch.backend_name import BACKEND
 
 
 def patch(module: ModuleType) -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-BACKEND = "smddp"
 PATCHED = "patched_for_smddp"  # marks our functions in place of theirs
 
 Version = tuple[int, int]

@@ -14,8 +14,7 @@ from sdp_plugins.lightning.mpi_detection import survive_missing_mpi
 from sdp_plugins.lightning.namespaces import FABRIC, TRAINER, LightningClass, concrete_class
 from sdp_plugins.lightning.parent_watch import ParentWatch
 from sdp_plugins.lightning.termination import terminate_between_steps
-
-BACKEND = "smddp"
+from sdp_plugins.torch.backend_name import BACKEND
 
 
 class _OverSmddp(LightningClass):

@@ -1,31 +1,41 @@
 """The "smddp" backend of torch.distributed.
 
-Installing the package is enough for `init_process_group("smddp")`; importing this module registers
-the backend, and has HuggingFace's libraries know it, where that is switched off.
+Installing the package is enough for `init_process_group("smddp")`. Where that is switched off,
+importing this module registers the backend, and has HuggingFace's libraries know it. `import torch`
+imports it too, so that everything else is imported at its first use.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from sdp_plugins._activate import register_backend, watch_for_huggingface
-from sdp_plugins.torch.process_group import ProcessGroup, create
-from sdp_plugins.torch.share_tensor import share
-from sdp_plugins.torch.torch_compile import skip_when_tracing
+import wrapt
+
+from sdp_plugins.torch.backend import register_backend
 
 if TYPE_CHECKING:
-    from sdp_plugins.torch.capability_table import Capability
+    from sdp_plugins.torch.backend import create
+    from sdp_plugins.torch.capability_table import capabilities
+    from sdp_plugins.torch.process_group import ProcessGroup
+    from sdp_plugins.torch.share_tensor import share
 
 __all__ = ["ProcessGroup", "capabilities", "create", "share"]
 
+_HOMES = {
+    "ProcessGroup": "process_group",
+    "capabilities": "capability_table",
+    "create": "backend",
+    "share": "share_tensor",
+}
 
-def capabilities() -> tuple[Capability, ...]:
-    """Every operation with every dtype and reduction that runs, and by which path."""
-    from sdp_plugins.torch.capability_table import capabilities  # a program seldom asks
 
-    return capabilities()
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 register_backend()
-watch_for_huggingface()
-skip_when_tracing()
+for _module in ("accelerate.state", "transformers.training_args"):
+    wrapt.register_post_import_hook("sdp_plugins.huggingface:patch", _module)

@@ -12,7 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from sdp_plugins.torch.operators import dispatched
-from sdp_plugins.torch.options import CallOptions, Launch, Options, how, root_and_options
+from sdp_plugins.torch.options import CallOptions, Launch, Options, call_options, root_and_options
 from sdp_plugins.torch.process_group_base import ProcessGroupBase
 from sdp_plugins.torch.tensors import Outputs, only, readable, same_dtype, to_move
 from sdp_plugins.torch.work import Work
@@ -41,11 +41,11 @@ class BroadcastGatherScatter(ProcessGroupBase):
     ) -> Work:
         """Copy the root's tensor to all ranks."""
         tensor = only(tensors)
-        rank, mode = root_and_options(root if opts is None else opts, timeout)
-        copies, receives = Outputs(), self.rank() != rank
-        buffer = to_move(copies.dense(tensor) if receives else readable(tensor))
-        start = partial(self._lane().broadcast, buffer, rank)
-        return self._run("broadcast", [start], mode, [tensor], copies=copies if receives else None)
+        rank, options = root_and_options(root if opts is None else opts, timeout)
+        copies = Outputs() if self.rank() != rank else None
+        buffer = to_move(readable(tensor) if copies is None else copies.dense(tensor))
+        launch = partial(self._current_group().broadcast, buffer, rank)
+        return self._run("broadcast", [launch], options, [tensor], copies=copies)
 
     @dispatched
     def allgather(
@@ -57,7 +57,7 @@ class BroadcastGatherScatter(ProcessGroupBase):
     ) -> Work:
         """Gather every rank's tensor in lists of one tensor for each rank."""
         outputs = one_list(output_tensors)
-        return self._gather_each([outputs], [only(input_tensors)], how(opts, timeout))
+        return self._gather_each([outputs], [only(input_tensors)], call_options(opts, timeout))
 
     @dispatched
     def allgather_coalesced(
@@ -84,26 +84,25 @@ class BroadcastGatherScatter(ProcessGroupBase):
                     f"of rank {rank} are of {[tuple(tensor.shape) for tensor in outputs]}."
                 )
         by_tensor = list(zip(*output_lists, strict=True))
-        return self._gather_each(by_tensor, input_list, how(opts, timeout))
+        return self._gather_each(by_tensor, input_list, call_options(opts, timeout))
 
     def _gather_each(
         self,
         outputs_of: Sequence[Sequence[Tensor]],
         input_list: Sequence[Tensor],
-        mode: CallOptions,
+        options: CallOptions,
     ) -> Work:
         """all_gather of several tensors, each with one output for every rank."""
         operations = [(*outs, source) for outs, source in zip(outputs_of, input_list, strict=True)]
-        copies, lane = Outputs(operations), self._lane()
+        copies, group = Outputs(operations), self._current_group()
         sources = [readable(tensor) for tensor in input_list]
-        starts: list[Launch] = []
+        launches: list[Launch] = []
         for outputs, source in zip(outputs_of, sources, strict=True):
             same_dtype([*outputs, source])
             parts = [to_move(copies.dense(tensor)) for tensor in outputs]
-            gather = lane.all_gather_uneven
-            starts.append(partial(gather, parts, to_move(source)))
+            launches.append(partial(group.all_gather_uneven, parts, to_move(source)))
         flat = [tensor for outputs in outputs_of for tensor in outputs]
-        return self._run("all_gather", starts, mode, flat, sources, copies)
+        return self._run("all_gather", launches, options, flat, sources, copies)
 
     @dispatched
     def all_gather_single(
@@ -125,16 +124,9 @@ class BroadcastGatherScatter(ProcessGroupBase):
         timeout: timedelta | None = None,
     ) -> Work:
         """all_gather_single of several tensors."""
-        pairs = list(zip(outputs, inputs, strict=True))
-        mode, copies, lane = how(opts, timeout), Outputs(pairs), self._lane()
-        sources = [readable(tensor) for tensor in inputs]
-        starts: list[Launch] = []
-        for output, source in zip(outputs, sources, strict=True):
-            same_dtype([output, source])
-            self._check_parts("all_gather", output, source)
-            whole = to_move(copies.dense(output))
-            starts.append(partial(lane.all_gather, whole, to_move(source)))
-        return self._run("all_gather", starts, mode, outputs, sources, copies)
+        self._check_parts("all_gather", outputs, inputs)
+        launch, pairs = self._current_group().all_gather, (outputs, inputs)
+        return self._run_pairs("all_gather", launch, pairs, call_options(opts, timeout), to_move)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
@@ -150,14 +142,13 @@ class BroadcastGatherScatter(ProcessGroupBase):
         root: int | None = None,
     ) -> Work:
         """Gather every rank's tensor on the root."""
-        rank, mode = root_and_options(root if opts is None else opts, timeout)
+        rank, options = root_and_options(root if opts is None else opts, timeout)
         source, copies = readable(only(input_tensors)), Outputs()
         outputs = one_list(output_tensors) if self.rank() == rank else []
         same_dtype([*outputs, source])
         parts = [to_move(copies.dense(tensor)) for tensor in outputs] or None
-        gather = self._lane().gather
-        start = partial(gather, parts, to_move(source), rank)
-        return self._run("gather", [start], mode, outputs, [source], copies)
+        launch = partial(self._current_group().gather, parts, to_move(source), rank)
+        return self._run("gather", [launch], options, outputs, [source], copies)
 
     @dispatched
     def scatter(
@@ -170,11 +161,11 @@ class BroadcastGatherScatter(ProcessGroupBase):
         root: int | None = None,
     ) -> Work:
         """Give every rank its tensor of the root's list."""
-        rank, mode = root_and_options(root if opts is None else opts, timeout)
+        rank, options = root_and_options(root if opts is None else opts, timeout)
         output, copies = only(output_tensors), Outputs()
         inputs = one_list(input_tensors) if self.rank() == rank else []
         sources = [readable(tensor) for tensor in inputs]
         same_dtype([output, *sources])
         mine, parts = to_move(copies.dense(output)), [to_move(tensor) for tensor in sources] or None
-        start = partial(self._lane().scatter, mine, parts, rank)
-        return self._run("scatter", [start], mode, [output], sources, copies)
+        launch = partial(self._current_group().scatter, mine, parts, rank)
+        return self._run("scatter", [launch], options, [output], sources, copies)

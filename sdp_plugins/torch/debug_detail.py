@@ -83,30 +83,30 @@ def _listed(shapes: list[list[int]]) -> str:
 
 
 def logged(
-    group: Group, name: str, starts: Sequence[Launch], tensors: Sequence[Tensor]
+    group: Group, name: str, launches: Sequence[Launch], tensors: Sequence[Tensor]
 ) -> list[Launch]:
     """Operations of a call that log themselves when they are started: rank, number, shapes.
 
     Args:
         group: Where they run.
         name: Of the call.
-        starts: Of the operations.
+        launches: Of the operations.
         tensors: One for each operation, or else all of them are each one's.
     """
     each = [[tensor] for tensor in tensors]
-    if len(each) != len(starts):
-        each = [list(tensors)] * len(starts)
+    if len(each) != len(launches):
+        each = [list(tensors)] * len(launches)
     return [
-        partial(_log_and_start, group, name, own, start)
-        for own, start in zip(each, starts, strict=True)
+        partial(_log_and_start, group, name, own, launch)
+        for own, launch in zip(each, launches, strict=True)
     ]
 
 
 def _log_and_start(
-    group: Group, name: str, tensors: Sequence[Tensor], start: Launch, **how: Any
+    group: Group, name: str, tensors: Sequence[Tensor], launch: Launch, **how: Any
 ) -> Any:
     log_call(group, name, tensors)
-    return start(**how)
+    return launch(**how)
 
 
 def log_call(group: Group, name: str, tensors: Sequence[Tensor]) -> None:

@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 
 from sdp_plugins.core import Group
+from sdp_plugins.torch.backend_name import BACKEND
 from sdp_plugins.torch.internals import c10d
 from sdp_plugins.torch.options import seconds
 
-BACKEND = "smddp"
 _NO_DESCRIPTIONS = ("default_pg", "undefined")
 
 
@@ -25,7 +25,7 @@ class GroupProperties(dist.ProcessGroup):
     def __init__(self, group: Group) -> None:
         super().__init__(group.rank, group.world_size)  # type: ignore[call-arg]
         self._group = group
-        self._lanes: dict[str, Group] = {}  # more Groups of the same ranks; see ProcessGroupBase
+        self._extra_groups: dict[str, Group] = {}  # of the same ranks; see ProcessGroupBase
         self._name = self._description = ""
 
     def getBackendName(self) -> str:  # noqa: N802
@@ -61,7 +61,7 @@ class GroupProperties(dist.ProcessGroup):
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the time-out of all later calls."""
-        for group in (self._group, *self._lanes.values()):
+        for group in (self._group, *self._extra_groups.values()):
             group.timeout_s = seconds(timeout) or group.timeout_s
 
     _set_default_timeout = set_timeout

@@ -53,7 +53,7 @@ def group_seconds(timeout: timedelta, config: Config) -> float | None:
     return seconds(timeout)
 
 
-def how(options: Options, timeout: timedelta | None = None) -> CallOptions:
+def call_options(options: Options, timeout: timedelta | None = None) -> CallOptions:
     """Mode and time-out of a call.
 
     Args:

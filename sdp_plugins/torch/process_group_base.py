@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sdp_plugins.core import Group, SdpError
+from sdp_plugins.core import Buffer, Group, SdpError
 from sdp_plugins.core import Work as NativeWork
 from sdp_plugins.torch import debug_detail
 from sdp_plugins.torch.callback_thread import CallbackThread
@@ -25,7 +25,7 @@ from sdp_plugins.torch.profiling import ProfiledCall, begin
 from sdp_plugins.torch.registration import Registrations
 from sdp_plugins.torch.sparse import SparseSum
 from sdp_plugins.torch.store_shutdown import StoreShutdown
-from sdp_plugins.torch.tensors import Outputs
+from sdp_plugins.torch.tensors import Outputs, readable, same_dtype
 from sdp_plugins.torch.work import PendingWork, Work
 
 DRAIN_S = 0.5
@@ -39,20 +39,20 @@ class ProcessGroupBase(GroupProperties):
 
     Args:
         group: Where the operations run.
-        make_lane: Makes another Group of the same ranks, with a name; called on all ranks.
+        make_group: Makes another Group of the same ranks, with a name; called on all ranks.
         register: Whether to move buckets into shared memory.
-        parting: What to wait for before leaving.
+        store_shutdown: What to wait for after leaving.
     """
 
     def __init__(
         self,
         group: Group,
-        make_lane: Callable[[str], Group],
+        make_group: Callable[[str], Group],
         register: bool,
         store_shutdown: StoreShutdown | None = None,
     ) -> None:
         super().__init__(group)
-        self._make_lane = make_lane
+        self._make_group = make_group
         self._callback_thread = CallbackThread("sdp-futures")
         self._message_thread = CallbackThread("sdp-p2p-futures", orders_callbacks=False)
         self._profiler_thread = CallbackThread("sdp-profiler")  # no user's callback delays it
@@ -66,10 +66,10 @@ class ProcessGroupBase(GroupProperties):
         self._detail = debug_detail.is_on()
         threads = (self._callback_thread, self._message_thread, self._profiler_thread)
         self._end = weakref.finalize(
-            self, _end, self._pid, group, self._lanes, threads, self._works
+            self, _end, self._pid, group, self._extra_groups, threads, self._works
         )
 
-    def _lane(self) -> Group:
+    def _current_group(self) -> Group:
         """The Group that a call from this thread goes to.
 
         Callbacks of futures have one of their own. In it their operations are in the same order on
@@ -82,35 +82,35 @@ class ProcessGroupBase(GroupProperties):
             self._registrations.drop_dead()
         if not self._callback_thread.in_callback():
             return self._group
-        return self._lane_called("callbacks")
+        return self._extra_group("callbacks")
 
-    def _lane_called(self, name: str) -> Group:
-        if name not in self._lanes:
-            lane = self._make_lane(name)
-            lane.timeout_s = self._group.timeout_s  # it may have been changed
-            self._lanes[name] = lane
-        return self._lanes[name]
+    def _extra_group(self, name: str) -> Group:
+        if name not in self._extra_groups:
+            made = self._make_group(name)
+            made.timeout_s = self._group.timeout_s  # it may have been changed
+            self._extra_groups[name] = made
+        return self._extra_groups[name]
 
     def _watch(
         self,
         name: str,
-        starts: Sequence[Launch],
+        launches: Sequence[Launch],
         outputs: Sequence[Tensor],
         inputs: Sequence[Tensor],
         timeout_s: float | None,
     ) -> Sequence[Launch]:
         """What TORCH_DISTRIBUTED_DEBUG=DETAIL asks for before a call."""
-        lane = self._lane()
-        shapes = "shapes" if lane is self._group else "callbacks, shapes"
-        compared = debug_detail.compared(name, outputs, inputs) if len(starts) == 1 else ()
-        debug_detail.compare_shapes(lane, self._lane_called(shapes), name, compared, timeout_s)
-        return debug_detail.logged(lane, name, starts, inputs or outputs)
+        group = self._current_group()
+        shapes = "shapes" if group is self._group else "callbacks, shapes"
+        compared = debug_detail.compared(name, outputs, inputs) if len(launches) == 1 else ()
+        debug_detail.compare_shapes(group, self._extra_group(shapes), name, compared, timeout_s)
+        return debug_detail.logged(group, name, launches, inputs or outputs)
 
     def _run(
         self,
         name: str,
-        starts: Sequence[Launch],
-        how: CallOptions,
+        launches: Sequence[Launch],
+        options: CallOptions,
         outputs: Sequence[Tensor] = (),
         inputs: Sequence[Tensor] = (),
         copies: Copies | None = None,
@@ -119,22 +119,22 @@ class ProcessGroupBase(GroupProperties):
 
         Args:
             name: Of the call, for torch's profiler.
-            starts: One for each operation.
-            how: Not asynchronous runs them here and now.
+            launches: One for each operation.
+            options: Not asynchronous runs them here and now.
             outputs: Tensors that hold the result.
             inputs: Tensors that are only read.
             copies: Copies to make once the operations are done.
         """
-        async_op, timeout_s = how
+        async_op, timeout_s = options
         if self._detail:
-            starts = self._watch(name, starts, outputs, inputs, timeout_s)
+            launches = self._watch(name, launches, outputs, inputs, timeout_s)
         event = begin(name, inputs or outputs)
         if async_op:
-            natives = [start(async_op=True, timeout_s=timeout_s) for start in starts]
+            natives = [launch(async_op=True, timeout_s=timeout_s) for launch in launches]
             return self._track(natives, outputs, inputs, copies, self._callback_thread, event)
         try:
-            for start in starts:
-                start(async_op=False, timeout_s=timeout_s)
+            for launch in launches:
+                launch(async_op=False, timeout_s=timeout_s)
         finally:
             if event is not None:
                 self._profiler_thread.when_done((), event.end)
@@ -162,13 +162,42 @@ class ProcessGroupBase(GroupProperties):
             self._profiler_thread.when_done(natives, event.end)
         return work
 
-    def _check_parts(self, name: str, whole: Tensor, part: Tensor) -> None:
+    def _run_pairs(
+        self,
+        name: str,
+        launch: Launch,
+        pairs: tuple[Sequence[Tensor], Sequence[Tensor]],
+        options: CallOptions,
+        to_buffer: Callable[[Tensor], Buffer],
+        *arguments: Any,
+    ) -> Work:
+        """Start an operation of one kind for each of several outputs and inputs.
+
+        Args:
+            name: Of the call.
+            launch: A method of a Group.
+            pairs: The outputs and the inputs.
+            options: Of the call.
+            to_buffer: Makes a buffer of each tensor.
+            arguments: More for the method.
+        """
+        outputs, inputs = pairs[0], [readable(tensor) for tensor in pairs[1]]
+        copies = Outputs(list(zip(*pairs, strict=True)))
+        launches = [
+            partial(launch, to_buffer(copies.dense(output)), to_buffer(input), *arguments)
+            for output, input in zip(outputs, inputs, strict=True)
+        ]
+        return self._run(name, launches, options, outputs, inputs, copies)
+
+    def _check_parts(self, name: str, wholes: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
         """See before any operation of a call that each whole has room for all ranks' parts."""
-        if whole.numel() != self.size() * part.numel():
-            raise ValueError(
-                f"{name}: {whole.numel()} elements are not those of {self.size()} ranks with "
-                f"{part.numel()} elements each."
-            )
+        for whole, part in zip(wholes, parts, strict=True):
+            same_dtype([whole, part])
+            if whole.numel() != self.size() * part.numel():
+                raise ValueError(
+                    f"{name}: {whole.numel()} elements are not those of {self.size()} ranks with "
+                    f"{part.numel()} elements each."
+                )
 
     def _forget_done(self) -> None:
         """Look at works that perhaps nobody waits for, in turns, until two are met in flight."""
@@ -202,9 +231,8 @@ class ProcessGroupBase(GroupProperties):
         finally:
             self._end()
         store_shutdown, self._store_shutdown = self._store_shutdown, None
-        if (
-            ours and store_shutdown is not None
-        ):  # after the others have heard that this rank has left
+        if ours and store_shutdown is not None:
+            # After the others have heard that this rank has left.
             store_shutdown.follow(self._group, failed)
 
     def _drain(self) -> None:
@@ -237,7 +265,7 @@ def uncaught_at_exit() -> BaseException | None:
 def _end(
     pid: int,
     group: Group,
-    lanes: dict[str, Group],
+    extra_groups: dict[str, Group],
     threads: tuple[CallbackThread, ...],
     works: dict[PendingWork, None],
 ) -> None:
@@ -246,7 +274,7 @@ def _end(
         return  # a forked child: threads and segments are its parent's
     if (error := uncaught_at_exit()) is not None:
         group.abort(error)
-    for closing in (group, *lanes.values()):
+    for closing in (group, *extra_groups.values()):
         with suppress(SdpError):  # it has failed before; whoever waited knows
             closing.close()
     for thread in threads:

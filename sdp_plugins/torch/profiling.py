@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from sdp_plugins.torch.group_properties import BACKEND
+from sdp_plugins.torch.backend_name import BACKEND
 from sdp_plugins.torch.internals import profiling
 
 END_LIMIT_S = 1.0

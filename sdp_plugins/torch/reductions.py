@@ -18,11 +18,7 @@ from sdp_plugins.core import ReduceOp
 from sdp_plugins.torch import debug_detail
 from sdp_plugins.torch.ddp_reducer import called_by_reducer, joining, wait_in_python
 from sdp_plugins.torch.internals import count_modes, profiling
-from sdp_plugins.torch.operators import (
-    dispatched,
-    has_own_dispatch,
-    through_operators,
-)
+from sdp_plugins.torch.operators import dispatched, has_own_dispatch, through_operators
 from sdp_plugins.torch.options import CallOptions, Launch, Options, op_and_options, root_and_options
 from sdp_plugins.torch.process_group_base import ProcessGroupBase
 from sdp_plugins.torch.reduce_ops import core_op
@@ -55,28 +51,29 @@ class Reductions(ProcessGroupBase):
         tensor = only(tensors)
         if count_modes() or (type(tensor) is not Tensor and has_own_dispatch(type(tensor))):
             return through_operators(Reductions.allreduce, self, tensors, opts)
-        kind, how = op_and_options(op if opts is None else opts, timeout)
-        if tensor.layout is torch.sparse_coo:
-            work = self._sum_sparse(tensor, kind, how)
+        kind, options = op_and_options(op if opts is None else opts, timeout)
+        if tensor.layout is not torch.strided or not is_dense(tensor):
+            if tensor.layout is not torch.sparse_coo:
+                return self._reduce_all([tensor], kind, options)
+            work = self._sum_sparse(tensor, kind, options)
             if called_by_reducer():
                 wait_in_python(work.wait)
             return work
-        if tensor.layout is not torch.strided or not is_dense(tensor):
-            return self._reduce_all([tensor], kind, how)
-        lane = self._lane()
-        if tensor.nbytes >= MIN_BYTES and lane is self._group:
+        group = self._current_group()
+        if tensor.nbytes >= MIN_BYTES and group is self._group:
             self._registrations.see(tensor, self._in_flight)
         buffer, reduction = to_reduce(tensor), core_op(kind)
-        if how[0] or self._detail or profiling():
-            start = partial(lane.all_reduce, buffer, reduction)
-            work = self._run("all_reduce", [start], how, [tensor])
+        if options[0] or self._detail or profiling():
+            launch = partial(group.all_reduce, buffer, reduction)
+            work = self._run("all_reduce", [launch], options, [tensor])
             if called_by_reducer():
                 wait_in_python(work.wait)
             elif tensor.numel() == 1 and (module := joining()) is not None:
                 self._of_join[module] = work  # until the next one, as in the module's reducer
             return work
-        lane.all_reduce(buffer, reduction, timeout_s=how[1])
-        self._forget_done()  # now all before it are done
+        group.all_reduce(buffer, reduction, timeout_s=options[1])
+        if self._works:
+            self._forget_done()  # now all before it are done
         return Work((tensor,), self._callback_thread)
 
     @dispatched
@@ -89,20 +86,20 @@ class Reductions(ProcessGroupBase):
         """Reduce several tensors of all ranks in place."""
         return self._reduce_all(tensors, *op_and_options(opts, timeout))
 
-    def _sum_sparse(self, tensor: Tensor, kind: Any, how: CallOptions) -> Work:
+    def _sum_sparse(self, tensor: Tensor, kind: Any, options: CallOptions) -> Work:
         check(tensor, kind)
-        name, lane = "sparse_all_reduce", self._lane()
+        name, group = "sparse_all_reduce", self._current_group()
         if self._detail:
-            debug_detail.log_call(lane, name, [tensor])
-        entries = SparseSum(tensor, lane, how[1])
-        return self._run(name, entries.starts, how, [tensor], copies=entries)
+            debug_detail.log_call(group, name, [tensor])
+        entries = SparseSum(tensor, group, options[1])
+        return self._run(name, entries.launches, options, [tensor], copies=entries)
 
-    def _reduce_all(self, tensors: Sequence[Tensor], kind: Any, how: CallOptions) -> Work:
+    def _reduce_all(self, tensors: Sequence[Tensor], kind: Any, options: CallOptions) -> Work:
         same_dtype(tensors)
-        copies, op, lane = Outputs([[t] for t in tensors]), core_op(kind), self._lane()
+        copies, op, group = Outputs([[t] for t in tensors]), core_op(kind), self._current_group()
         buffers = [to_reduce(copies.dense(tensor)) for tensor in tensors]
-        starts = [partial(lane.all_reduce, buffer, op) for buffer in buffers]
-        return self._run("all_reduce", starts, how, tensors, copies=copies)
+        launches = [partial(group.all_reduce, buffer, op) for buffer in buffers]
+        return self._run("all_reduce", launches, options, tensors, copies=copies)
 
     @dispatched
     def reduce(
@@ -116,12 +113,12 @@ class Reductions(ProcessGroupBase):
     ) -> Work:
         """Reduce a tensor of all ranks into the root's; the others keep theirs."""
         tensor = only(tensors)
-        rank, how = root_and_options(root if opts is None else opts, timeout)
+        rank, options = root_and_options(root if opts is None else opts, timeout)
         reduction, copies = core_op(getattr(opts, "reduceOp", op)), Outputs()
         buffer = to_reduce(copies.dense(tensor))
-        start = partial(self._lane().reduce, buffer, rank, reduction)
+        launch = partial(self._current_group().reduce, buffer, rank, reduction)
         received = copies if self.rank() == rank else None
-        return self._run("reduce", [start], how, [tensor], copies=received)
+        return self._run("reduce", [launch], options, [tensor], copies=received)
 
     @dispatched
     def reduce_scatter(
@@ -136,15 +133,15 @@ class Reductions(ProcessGroupBase):
             (input_tensors,) = input_tensors  # type: ignore[assignment]
         output = only(output_tensors)
         inputs = [readable(tensor) for tensor in input_tensors]  # type: ignore[arg-type]
-        kind, how = op_and_options(opts, timeout)
-        op, lane, copies = core_op(kind), self._lane(), Outputs()
+        kind, options = op_and_options(opts, timeout)
+        op, group, copies = core_op(kind), self._current_group(), Outputs()
         if len({tensor.numel() for tensor in inputs}) > 1:
-            starts = self._reduce_to_each(output, inputs, op, copies)
+            launches = self._reduce_to_each(output, inputs, op, copies)
         else:
             parts = [to_reduce(tensor) for tensor in inputs]
             mine = to_reduce(copies.dense(output))
-            starts = [partial(lane.reduce_scatter, mine, parts, op)]
-        return self._run("reduce_scatter", starts, how, [output], inputs, copies)
+            launches = [partial(group.reduce_scatter, mine, parts, op)]
+        return self._run("reduce_scatter", launches, options, [output], inputs, copies)
 
     def _reduce_to_each(
         self,
@@ -156,7 +153,7 @@ class Reductions(ProcessGroupBase):
         """reduce_scatter of parts that differ in size: a reduce to each rank."""
         mine = inputs[self.rank()].detach().clone()
         copies.copy_later(output, mine)
-        reduce = self._lane().reduce
+        reduce = self._current_group().reduce
         parts = [*inputs[: self.rank()], mine, *inputs[self.rank() + 1 :]]
         return [partial(reduce, to_reduce(part), root, op) for root, part in enumerate(parts)]
 
@@ -180,16 +177,10 @@ class Reductions(ProcessGroupBase):
         timeout: timedelta | None = None,
     ) -> Work:
         """reduce_scatter_single of several tensors."""
-        kind, how = op_and_options(opts, timeout)
-        pairs = list(zip(outputs, inputs, strict=True))
-        op, lane, copies = core_op(kind), self._lane(), Outputs(pairs)
-        sources = [readable(tensor) for tensor in inputs]
-        starts: list[Launch] = []
-        for output, source in zip(outputs, sources, strict=True):
-            self._check_parts("reduce_scatter", source, output)
-            part, whole = to_reduce(copies.dense(output)), to_reduce(source)
-            starts.append(partial(lane.reduce_scatter, part, whole, op))
-        return self._run("reduce_scatter", starts, how, outputs, sources, copies)
+        self._check_parts("reduce_scatter", inputs, outputs)
+        kind, options = op_and_options(opts, timeout)
+        launch, pairs = self._current_group().reduce_scatter, (outputs, inputs)
+        return self._run_pairs("reduce_scatter", launch, pairs, options, to_reduce, core_op(kind))
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -200,7 +191,7 @@ class Reductions(ProcessGroupBase):
             raise ValueError("The tensor is not contiguous. Hint: share tensor.contiguous().")
         address(tensor)
         if tensor.nbytes >= MIN_BYTES:
-            self._lane()  # gives up registrations of storages that have died
+            self._current_group()  # gives up registrations of storages that have died
             self._registrations.share(tensor, self._in_flight)
 
     def _in_flight(self, storage: int) -> bool:

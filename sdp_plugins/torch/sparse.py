@@ -49,7 +49,7 @@ class SparseSum:
         self._indices = [indices.new_empty((len(indices), nnz)) for nnz in counts]
         self._values = [values.new_empty((nnz, *values.shape[1:])) for nnz in counts]
         gather = group.all_gather_uneven
-        self.starts = [
+        self.launches = [
             partial(gather, list(map(to_move, self._indices)), to_move(indices)),
             partial(gather, list(map(to_move, self._values)), to_move(values)),
         ]

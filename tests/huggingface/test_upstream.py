@@ -16,7 +16,7 @@ pytest.importorskip("transformers")
 
 from accelerate.state import DistributedType, PartialState
 
-from sdp_plugins import _activate
+from sdp_plugins import huggingface
 from sdp_plugins.core.config import patches_huggingface, sagemaker_wants_smddp
 from sdp_plugins.huggingface import backend_choice, sagemaker_flag
 from sdp_plugins.huggingface.upstream import Upstream, dotted, major_and_minor
@@ -68,7 +68,7 @@ def test_only_what_was_checked_is_mended(
 ) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", SimpleNamespace(__version__=version))
     module = state_module(function)
-    _activate.patch_huggingface(module)
+    huggingface.patch(module)
     assert not caplog.records  # whoever has nothing to do with smddp is left in peace
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -90,9 +90,9 @@ def test_only_what_was_checked_is_mended(
 def test_a_second_time_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", SimpleNamespace(__version__="1.15.0"))
     module = state_module(choose)
-    _activate.patch_huggingface(module)
+    huggingface.patch(module)
     once = module.PartialState._prepare_backend
-    _activate.patch_huggingface(module)
+    huggingface.patch(module)
     assert module.PartialState._prepare_backend is once
 
 
@@ -106,7 +106,7 @@ def test_the_command_line_offers_smddp() -> None:
 
 def test_a_fault_does_not_break_accelerate(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend_choice, "patch", lambda module: 1 / 0)
-    _activate.patch_huggingface(state_module(choose))
+    huggingface.patch(state_module(choose))
 
 
 @pytest.mark.parametrize("version", ["4.47.0", "5.24.0", "4.48.0"])
@@ -214,7 +214,7 @@ def test_accelerate_alone_does_not_load_the_backend() -> None:
     code = "import accelerate, sys; print('loaded', [m for m in sys.modules if 'sdp_' in m])"
     (found,) = re.findall("loaded (.*)", run("-c", code).output)
     assert "'sdp_plugins.huggingface.backend_choice'" in found
-    assert "sdp_plugins.torch" not in found
+    assert "sdp_plugins.torch.process_group" not in found
     assert "_native" not in found
 
 

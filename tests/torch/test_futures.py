@@ -167,7 +167,7 @@ def run_changed_time_out(rank: int, world: int) -> float:
         dist.all_reduce(values(rank, 5))
         if rank == 0:
             return float(future.then(reduce_alone).wait())
-        future.then(lambda f: group._lane() and time.sleep(1.5)).wait()
+        future.then(lambda f: group._current_group() and time.sleep(1.5)).wait()
         return 0.0
 
 

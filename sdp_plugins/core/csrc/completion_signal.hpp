@@ -13,7 +13,8 @@ namespace sdp {
 // the parent, as a condition variable may not.
 class CompletionSignal {
  public:
-  CompletionSignal() : raised_(new sem_t, [](sem_t* raised) { sem_destroy(raised), delete raised; }) {
+  CompletionSignal()
+      : raised_(new sem_t, [](sem_t* raised) { sem_destroy(raised), delete raised; }) {
     sem_init(raised_.get(), 0, 0);
   }
   void set() const { sem_post(raised_.get()); }

@@ -14,7 +14,7 @@ from sdp_plugins.core.environment import environment
 from sdp_plugins.core.internode.choice import for_environment
 from sdp_plugins.core.local_address import local_address
 from sdp_plugins.core.topology import Topology
-from sdp_plugins.torch.group_properties import BACKEND
+from sdp_plugins.torch.backend_name import BACKEND
 
 TORCHS_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

@@ -1,0 +1,53 @@
+"""Registers the backend with torch.distributed.
+
+`import torch` imports this file, so what a process group needs is imported when one is made.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from sdp_plugins.torch.backend_name import BACKEND
+
+if TYPE_CHECKING:
+    from sdp_plugins.torch.process_group import ProcessGroup
+
+
+def register_backend() -> None:
+    """Register the backend; a second time changes nothing."""
+    import torch.distributed as dist
+
+    if dist.is_available() and BACKEND not in dist.Backend.backend_list:
+        dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
+
+
+def create(options: Any, pg_options: Any = None) -> ProcessGroup:
+    """Make the group of one init_process_group() or new_group(); called on each of its ranks.
+
+    Args:
+        options: c10d's DistributedBackendOptions.
+        pg_options: Options of another backend; smddp has none.
+
+    Raises:
+        TypeError: `pg_options` were given.
+        ValueError: A variable of the environment has a value that cannot be used.
+        RendezvousError: The ranks did not find each other.
+    """
+    from sdp_plugins.core.config import Config
+    from sdp_plugins.torch.process_group import ProcessGroup
+    from sdp_plugins.torch.rendezvous import Rendezvous
+    from sdp_plugins.torch.store_shutdown import StoreShutdown
+
+    if pg_options is not None:
+        raise TypeError(f"{BACKEND} takes no pg_options, but got {type(pg_options).__name__}.")
+    config = Config.from_env()  # raises before anybody waits
+    rendezvous = Rendezvous(options, config)
+    group = rendezvous.make_group()
+    serves_no_store = options.global_ranks_in_group or options.group_rank == 0
+    return ProcessGroup(
+        group,
+        partial(rendezvous.make_extra_group, group),
+        config.register,
+        None if serves_no_store else StoreShutdown.of(options.store),
+    )

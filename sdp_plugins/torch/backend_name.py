@@ -1,0 +1,5 @@
+"""The name in `init_process_group("smddp")`."""
+
+from __future__ import annotations
+
+BACKEND = "smddp"

@@ -1,0 +1,53 @@
+"""barrier and monitored_barrier."""
+
+# c10d types every form of a call as an overload; here one signature takes all of them.
+# mypy: disable-error-code="override"
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from sdp_plugins.core import CollectiveTimeoutError
+from sdp_plugins.core.errors import name_ranks
+from sdp_plugins.torch import debug_detail
+from sdp_plugins.torch.operators import dispatched
+from sdp_plugins.torch.options import UNSET, Options, call_options
+from sdp_plugins.torch.process_group_base import ProcessGroupBase
+from sdp_plugins.torch.work import Work
+
+AT_ONCE_S = 1e-3
+
+
+class Barrier(ProcessGroupBase):
+    """Waits for all ranks."""
+
+    @dispatched
+    def barrier(self, opts: Options = None, timeout: timedelta | None = None) -> Work:
+        """Wait for all ranks."""
+        return self._run("barrier", [self._current_group().barrier], call_options(opts, timeout))
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """Wait for all ranks; every barrier names all that are missing, whatever the flag.
+
+        Args:
+            timeout: How long; zero does not wait. None: the group's time-out.
+            wait_all_ranks: For gloo's callers.
+
+        Raises:
+            CollectiveTimeoutError: Ranks are missing; in the end, what gloo would say.
+        """
+        limit_s = None if timeout in (None, UNSET) else max(timeout.total_seconds(), AT_ONCE_S)
+        group = self._current_group()
+        if self._detail:
+            debug_detail.log_call(group, "monitored_barrier", ())
+        try:
+            group.barrier(timeout_s=limit_s)
+        except CollectiveTimeoutError as error:
+            missing = name_ranks(map(group.global_rank, error.ranks)).capitalize()
+            error.args = (
+                f"{error} Rank {group.global_rank(self.rank())} timed out in monitoredBarrier after "
+                f"{error.elapsed_s * 1000:.0f} ms: {missing} failed to pass monitoredBarrier.",
+            )
+            raise

@@ -1,0 +1,49 @@
+"""send and recv."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from sdp_plugins.torch import debug_detail
+from sdp_plugins.torch.operators import dispatched
+from sdp_plugins.torch.process_group_base import ProcessGroupBase
+from sdp_plugins.torch.profiling import begin
+from sdp_plugins.torch.tensors import Outputs, only, readable, to_move
+from sdp_plugins.torch.work import Work
+
+
+class PointToPoint(ProcessGroupBase):
+    """Messages between two ranks."""
+
+    @dispatched
+    def send(self, tensors: Tensor | Sequence[Tensor], dst_rank: int, tag: int = 0) -> Work:
+        """Send a tensor."""
+        tensor = only(tensors)
+        source = readable(tensor)
+        if self._detail:
+            debug_detail.log_message(self._group, "send", tensor, dst_rank, tag)
+        event = begin("send", [tensor])
+        native = self._group.send(to_move(source), dst_rank, tag, async_op=True)
+        assert native is not None
+        return self._track([native], [tensor], [source], None, self._message_thread, event)
+
+    @dispatched
+    def recv(self, tensors: Tensor | Sequence[Tensor], src_rank: int, tag: int = 0) -> Work:
+        """Receive a tensor."""
+        return self._receive("recv", only(tensors), src_rank, tag)
+
+    @dispatched
+    def recv_anysource(self, tensors: Tensor | Sequence[Tensor], tag: int = 0) -> Work:
+        """Receive a tensor from whoever sends first; the work tells who did."""
+        return self._receive("recvAnySource", only(tensors), None, tag)
+
+    def _receive(self, name: str, tensor: Tensor, src: int | None, tag: int) -> Work:
+        if self._detail:
+            debug_detail.log_message(self._group, "recv", tensor, src, tag)
+        event = begin(name, [tensor])
+        copies = Outputs()
+        buffer = to_move(copies.dense(tensor))
+        native = self._group.recv(buffer, src, tag, async_op=True)
+        return self._track([native], [tensor], [], copies, self._message_thread, event)

@@ -1,0 +1,118 @@
+"""How the ranks of a new process group meet: through torch's store."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch.distributed as dist
+
+from sdp_plugins.core import Group, PeerLostError, SdpError
+from sdp_plugins.core.config import Config
+from sdp_plugins.core.internode.choice import mpi_is_there
+from sdp_plugins.core.internode.mpi import MpiNetwork
+from sdp_plugins.core.internode.wire import Network
+from sdp_plugins.core.rank_names import DEFAULT, RankNames
+from sdp_plugins.core.rendezvous.context import RendezvousContext
+from sdp_plugins.core.rendezvous.deadline import Deadline
+from sdp_plugins.core.rendezvous.exchange import store_failures
+from sdp_plugins.core.rendezvous.failure import ReasonError
+from sdp_plugins.torch.gloo_network import GlooNetwork
+from sdp_plugins.torch.group_properties import GroupProperties
+from sdp_plugins.torch.options import group_seconds
+from sdp_plugins.torch.store import TorchStore
+
+LOOKS = 10
+
+
+class Rendezvous:
+    """The ranks of one init_process_group() or new_group().
+
+    Args:
+        options: c10d's DistributedBackendOptions.
+        config: Settings of this process.
+    """
+
+    def __init__(self, options: Any, config: Config) -> None:
+        self._options, self._config = options, config
+        self._members = members = options.global_ranks_in_group
+        self._timeout_s = group_seconds(options.timeout, config)
+        self._answer_s = config.wait_s if self._timeout_s is None else self._timeout_s
+        # torch's own name of the default group is "0".
+        name = options.group_id if members else DEFAULT
+        names = RankNames(name, options.group_size, _global_ranks(members))
+        self._context = RendezvousContext(options.group_rank, names, Deadline(self._answer_s))
+
+    def make_group(self) -> Group:
+        """Make the group.
+
+        Raises:
+            RendezvousError: The ranks did not find each other.
+        """
+        context = self._context
+        try:
+            with store_failures(context):
+                store = TorchStore.of_new_group(self._options.store, context.rank, self._answer_s)
+            self._store = store
+            return self._make("main", context.names, self._check_members)
+        except Exception as error:
+            # A rank that has ended may have served the store, which is noticed sooner.
+            if not isinstance(error, PeerLostError) and (lost := self._lost(LOOKS)):
+                raise lost from error
+            raise
+
+    def make_extra_group(self, group: Group, name: str) -> Group:
+        """Make another group of the same ranks, on all of them.
+
+        Args:
+            group: That `make_group` has made. It may be at its end, as a future's callback may make
+                another group at any time.
+            name: Of the other group.
+        """
+
+        def check() -> None:
+            if group.closed or group.failure is not None:
+                raise TimeoutError("the group has ended")
+
+        names = self._context.names
+        return self._make(name, replace(names, group=f"{names.group}, {name}"), check)
+
+    def _make(self, key: str, names: RankNames, check: Callable[[], None]) -> Group:
+        store, rank, config = self._store.under(key, check), self._context.rank, self._config
+        by_mpi = mpi_is_there() if config.internode is None else config.internode == "mpi"
+        network: Network = MpiNetwork() if by_mpi else GlooNetwork(store.raw)
+        return Group.from_names(store, rank, names, self._timeout_s, network, config)
+
+    def _check_members(self) -> None:
+        if lost := self._lost():
+            raise lost
+
+    def _lost(self, looks: int = 1) -> SdpError | None:
+        """The error for a member that has ended, as the default group sees it."""
+        world = dist.group.WORLD
+        if not self._members or not isinstance(world, GroupProperties):
+            return None
+        for look in range(looks):
+            if look:
+                time.sleep(0.005)
+            ended = [one for one in world.ended() if one in self._members]
+            if ended:
+                lost = [self._members.index(one) for one in ended]
+                what = f"{self._context.names.list(lost)} ended before the group was made"
+                return self._context.error(ReasonError.lost(what, lost).reason)
+        return None
+
+
+def _global_ranks(members: Sequence[int]) -> tuple[int, ...] | None:
+    """What messages call the ranks of a new group; None: the default group finds out.
+
+    torch's numbers are the job's where its launcher does not tell all ranks apart, as one that
+    numbers nodes.
+    """
+    if not members:
+        return None
+    world = dist.group.WORLD
+    known = world.global_ranks if isinstance(world, GroupProperties) else None
+    return tuple(known[member] for member in members) if known else tuple(members)
