@@ -143,7 +143,7 @@ class CallbackThread:
                 # A daemon: its group stops it at the interpreter's exit, in an order of ours.
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 thread.start()
-                self._thread = thread  # before it can take anything
+                self._thread = thread
         return True
 
     def _take(self, callbacks: bool) -> Callable[[], None] | None:
@@ -168,6 +168,8 @@ class CallbackThread:
         return None
 
     def _run(self) -> None:
+        with self._lock:  # the starter holds it until `is_current` is true here
+            pass
         while (run := self._take(callbacks=True)) is not None:
             run()
             del run  # or its tensors would live until the next one comes
