@@ -46,8 +46,9 @@ class Barrier(ProcessGroupBase):
             group.barrier(timeout_s=limit_s)
         except CollectiveTimeoutError as error:
             missing = name_ranks(map(group.global_rank, error.ranks)).capitalize()
+            this = group.global_rank(self.rank())
             error.args = (
-                f"{error} Rank {group.global_rank(self.rank())} timed out in monitoredBarrier after "
+                f"{error} Rank {this} timed out in monitoredBarrier after "
                 f"{error.elapsed_s * 1000:.0f} ms: {missing} failed to pass monitoredBarrier.",
             )
             raise
