@@ -19,13 +19,7 @@ from sdp_plugins.launch.output import Sink, open_standard_streams, sinks, unbloc
 from sdp_plugins.launch.report import Failure, Kind, blamed, described
 from sdp_plugins.launch.status import Status
 from sdp_plugins.launch.who_waits import stack_dump_signal, who_waits
-from sdp_plugins.launch.worker_group import (
-    LaunchFailure,
-    OutputSinks,
-    Rank,
-    StartContext,
-    WorkerGroup,
-)
+from sdp_plugins.launch.worker_group import Ending, OutputSinks, Rank, StartContext, WorkerGroup
 
 SURVIVOR_GRACE_S = 2.0  # from a failure to SIGTERM: the other ranks detect it and end
 TERMINATE_GRACE_S = 3.0  # from SIGTERM to SIGKILL
@@ -60,16 +54,11 @@ class Supervisor:
         self.running: dict[int, Rank] = {}
         self.failed: dict[int, Failure] = {}  # in order, until one rank is blamed
         self.ended: list[int] = []  # with exit code 0, before any rank failed
-        self.blamed: int | None = None
         self.blame_at: float | None = None  # until then, wait for a more likely cause
         self.signals: list[int] = []  # that the launcher received, in order
         self.asked = False  # for what the ranks wait for
         self.time_is_up = False
-        self.timed_out = False  # the time-out ended the job
-        self.output_lost = False
-        self.not_started = False
-        self.complete = True  # whether all ranks were started
-        self.launch_failure: LaunchFailure | None = None  # why the job could not continue
+        self.ending: Ending | None = None  # the first condition that ended the job
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self.steps: list[tuple[float, int]] = []  # times and signals for all running ranks
 
@@ -77,8 +66,10 @@ class Supervisor:
         """Start all ranks, unless the job ends before."""
         output = OutputSinks(self.loop, self.stdout, self.stderr, self.prefix)
         with signals_held_back() as mask:
-            self.complete = self.workers.start(output, StartContext(mask, self.is_over))
+            complete = self.workers.start(output, StartContext(mask, self.is_over))
             self.running = dict(enumerate(self.workers.ranks))
+        if not complete and self.signals:
+            self.ending = Ending("", 128 + self.signals[0])
 
     def is_over(self) -> bool:
         """Whether a signal is pending, or the time is up."""
@@ -100,9 +91,19 @@ class Supervisor:
         else:
             self.end_all(time.monotonic())
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether the ranks are being ended, or are about to be."""
+        return bool(self.steps or self.failed or self.ending)
+
     def end_all(self, when: float) -> None:
         """Schedule SIGTERM and, after a grace period, SIGKILL for all running ranks."""
         self.steps = [(when, signal.SIGTERM), (when + TERMINATE_GRACE_S, signal.SIGKILL)]
+
+    def end_by(self, ending: Ending, when: float) -> None:
+        """End the job for a reason other than a rank's failure or a signal."""
+        self.ending = ending
+        self.end_all(when)
 
     def signal_all(self, number: int) -> None:
         """Signal all running ranks."""
@@ -118,14 +119,16 @@ class Supervisor:
         """Write a line of the launcher."""
         self.stderr.announce(f"{self.program}: {text}")
 
-    def output_error(self) -> OSError | None:
-        """The error that prevents forwarding the ranks' output; None if there is none."""
-        return self.stdout.error or self.stderr.error
+    def output_lost(self) -> Ending | None:
+        """The ending of a job whose output cannot be written; None: it can be."""
+        error = self.stdout.error or self.stderr.error
+        if error is None or isinstance(error, BrokenPipeError):  # the reader has closed it
+            return Ending("", BROKEN_PIPE) if error else None
+        return Ending(f"{self.program}: cannot write the ranks' output: {error.strerror}")
 
     def watch(self) -> None:
         """Return when every rank has ended."""
-        if not self.complete:
-            self.take_steps(time.monotonic())
+        self.take_steps(time.monotonic())
         while self.running:
             steps = (when for when, _ in self.steps[:1])
             shown = self.status.due() if self.status else None
@@ -156,21 +159,17 @@ class Supervisor:
 
     def take_steps(self, now: float) -> None:
         """Check for conditions that end the job, and send the signals that are due."""
-        if not self.steps and not self.failed and self.output_error():
-            self.output_lost = True
-            self.end_all(now)
-        launch_failure = self.workers.launch_failure()
-        if launch_failure and not self.steps and not self.failed:
-            self.launch_failure = launch_failure
-            self.end_all(now)
+        if (lost := self.output_lost()) and not self.is_ending:
+            self.end_by(lost, now)
+        if (failure := self.workers.launch_failure()) and not self.is_ending:
+            self.end_by(Ending(f"{self.program}: {failure.text}", failure.code), now)
         if self.deadline is not None and self.deadline <= now:
             self.deadline, self.time_is_up = None, True
-            if not self.steps and not self.failed:
-                self.timed_out = True
+            if not self.is_ending:
                 self.say(f"the time is up; {self.what_is_left()}")
                 if self.running:
                     self.show_ranks()
-                self.end_all(now + STACKS_S if self.running else now)
+                self.end_by(Ending("", TIMED_OUT), now + STACKS_S if self.running else now)
         while self.steps and self.steps[0][0] <= now:
             self.signal_all(self.steps.pop(0)[1])
 
@@ -188,12 +187,12 @@ class Supervisor:
             del self.running[number]
             if code == 0 and not self.failed:
                 self.ended.append(number)
-            if code and self.blamed is None and not self.output_lost and not self.launch_failure:
+            if code and self.ending is None:
                 stderr = self.workers.errors[number]
                 self.loop.read(stderr.source)
                 stderr.flush()
                 self.failed[number] = Failure(code, self.workers.ranks[number].error(), stderr.tail)
-        if self.failed and self.blamed is None:
+        if self.failed and self.ending is None:
             self.blame(now)
 
     def blame(self, now: float) -> None:
@@ -207,11 +206,15 @@ class Supervisor:
         may_wait = self.running and not self.steps and now < self.blame_at
         if may_wait and Kind.OWN not in {failure.kind for failure in self.failed.values()}:
             return
-        self.blamed = blamed(self.failed)
+        number = blamed(self.failed)
+        failure, where = self.failed[number], self.workers.ranks[number].where
         self.blame_at = None
-        for rank in self.failed[self.blamed].absent:
+        for rank in failure.absent:
             if rank in self.running:
                 self.signal(self.running[rank], stack_dump_signal())
+        # A user who has ended the job needs no report.
+        text = "" if self.signals else described(self.program, number, where, failure, self.ended)
+        self.ending = Ending(text, failure.code)
         if not self.steps:
             self.end_all(now + SURVIVOR_GRACE_S)
 
@@ -236,36 +239,14 @@ class Supervisor:
 
     def conclude(self) -> int:
         """Report a failure, if any; returns the exit code of the job."""
-        if self.not_started:
-            return 1
         if len(self.signals) > 1:
             return 128 + self.signals[-1]
-        if self.timed_out:
-            return TIMED_OUT
-        if not self.complete:
-            return 128 + self.signals[0]
-        if self.blamed is not None:
-            return self.conclude_failure(self.blamed, self.failed[self.blamed])
-        if self.launch_failure:
-            self.say(self.launch_failure.text)
-            return self.launch_failure.code
-        if self.signals and self.loop.backlogged():  # the user did not wait for all output
-            return 128 + self.signals[-1]
-        error = self.output_error()
-        if error is None:
-            return 0
-        if isinstance(error, BrokenPipeError):  # the reader of the output has closed it
-            return BROKEN_PIPE
-        self.say(f"cannot write the ranks' output: {error.strerror}")
-        return 1
-
-    def conclude_failure(self, rank: int, failure: Failure) -> int:
-        """Report the rank that is to blame, unless the user has ended the job."""
-        if not self.signals:
-            where = self.workers.ranks[rank].where
-            text = described(self.program, rank, where, failure, self.ended)
-            self.stderr.announce(text)
-        return failure.code
+        if self.ending is None and self.signals and self.loop.backlogged():
+            return 128 + self.signals[-1]  # the user did not wait for all output
+        ending = self.ending or self.output_lost() or Ending("", 0)
+        if ending.text:
+            self.stderr.announce(ending.text)
+        return ending.code
 
 
 def run_job(
@@ -301,8 +282,7 @@ def run_job(
             try:
                 supervisor.start()
             except (OSError, subprocess.SubprocessError) as error:
-                supervisor.not_started = True
-                supervisor.say(f"cannot start the ranks: {error}")
+                supervisor.ending = Ending(f"{program}: cannot start the ranks: {error}")
             else:
                 supervisor.watch()
         code = supervisor.conclude()

@@ -54,11 +54,11 @@ class StartContext:
 
 
 @dataclass(frozen=True)
-class LaunchFailure:
-    """A failure of the launch, not of a rank.
+class Ending:
+    """Why a job has ended.
 
     Attributes:
-        text: One line for the user.
+        text: For the user; empty: everything has been said.
         code: The launcher's exit code.
     """
 
@@ -103,7 +103,7 @@ class WorkerGroup(Protocol):
             OSError, subprocess.SubprocessError: The ranks cannot be started.
         """
 
-    def launch_failure(self) -> LaunchFailure | None:
+    def launch_failure(self) -> Ending | None:
         """Why the job cannot continue although no rank has failed; None if it can. Called often."""
 
     def due(self) -> float | None:

@@ -19,7 +19,7 @@ from sdp_plugins.launch.output import Stream
 from sdp_plugins.launch.report import how_it_ended
 from sdp_plugins.launch.sessions import Reaper, kill_sessions
 from sdp_plugins.launch.spawn import RankProcess, child_setup, start_process
-from sdp_plugins.launch.worker_group import LaunchFailure, OutputSinks, StartContext
+from sdp_plugins.launch.worker_group import Ending, OutputSinks, StartContext
 
 START_S = 120.0  # limit for all agents to connect
 LOST_S = 5.0  # from the loss of an agent to that of its rank: mpirun may report more
@@ -141,29 +141,29 @@ class RanksOnHosts:
             self.output.loop.drop_alarm(self.ports.fileno())
             self.ports.close()
 
-    def launch_failure(self) -> LaunchFailure | None:
+    def launch_failure(self) -> Ending | None:
         """Why the job cannot continue: a refusal, the end of mpirun, or the limit for starting."""
         if self.mpirun is None:  # the job has ended: only output is left
             return None
         if self.refused:
-            return LaunchFailure(self.refused)
+            return Ending(self.refused)
         code = self.mpirun.exit_code()
         if self.met == len(self.ranks):
             return self._lost(code)
         if code is not None:
-            return LaunchFailure(self._not_started(code))
+            return Ending(self._not_started(code))
         if complaint := self._agents_complaint():  # after which MPICH's mpirun does not end
-            return LaunchFailure(complaint)
+            return Ending(complaint)
         if time.monotonic() < self.start_by:
             return None
         here = ", ".join(dict.fromkeys(rank.host for rank in self.ranks if rank.host))
-        return LaunchFailure(
+        return Ending(
             f"{len(self.ranks) - self.met} of {len(self.ranks)} ranks did not start in "
             f"{START_S:.0f} s ({f'those on {here} did' if here else 'none did'}). Hint: "
             "firewalls must allow TCP between the hosts."
         )
 
-    def _lost(self, code: int | None) -> LaunchFailure | None:
+    def _lost(self, code: int | None) -> Ending | None:
         """The failure of agents that were lost, once mpirun has ended or had time to report."""
         gone = {number: rank for number, rank in enumerate(self.ranks) if rank.gone is not None}
         since = min((rank.gone for rank in gone.values() if rank.gone is not None), default=None)
@@ -171,7 +171,7 @@ class RanksOnHosts:
             return None
         if not gone:
             how = how_it_ended(code or 0)
-            return LaunchFailure(
+            return Ending(
                 f"mpirun has ended before the ranks: {how}. Hint: check whether it was killed.", 1
             )
         self.mpirun_output.read()
@@ -184,10 +184,10 @@ class RanksOnHosts:
         ]
         if aborted := next((found for text in said if (found := ABORTED.search(text))), None):
             number = aborted.group(1) or aborted.group(2)
-            return LaunchFailure(
+            return Ending(
                 f"rank {number} called MPI_Abort, and mpirun ended the others.", code or 1
             )
-        return LaunchFailure(
+        return Ending(
             f"rank {which} ended without an exit code. Hint: it called MPI_Abort, its agent was "
             "killed, or its host is down; see mpirun's output above.",
             code or 1,
