@@ -168,7 +168,6 @@ def _share_memory(
     except BaseException:
         os.close(segment)
         raise
-    links.detach()  # the native object closes the descriptors, also if it cannot be made
     native = _native.NativeGroup(
         index,
         size,

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sdp_plugins.core.rank_names import RankNames
-from sdp_plugins.core.rendezvous import EnvExchange, Exchange, Links, StoreExchange, connect
+from sdp_plugins.core.rank_names import DEFAULT, RankNames
+from sdp_plugins.core.rendezvous import EnvExchange, Exchange, Links, StoreExchange, meet
 from sdp_plugins.core.rendezvous.bootstrap_address import root_addresses
 from sdp_plugins.core.topology import Topology
 from tests.ranks import HANG_S, Ranks, say
@@ -113,6 +113,26 @@ def segment(rank: int) -> int:
     return fd
 
 
+@contextmanager
+def connected(
+    rank: int, world: int, exchange: Exchange, timeout_s: float = 10.0, name: str = DEFAULT
+) -> Iterator[Links]:
+    """Meet the ranks of a group on one node, and connect with all."""
+    own = segment(rank)
+    try:
+        with meet(rank, RankNames(name, world), exchange, timeout_s) as rendezvous:
+            links = rendezvous.connect(own, range(world))
+    except BaseException:
+        os.close(own)  # still ours
+        raise
+    try:
+        yield links
+    finally:
+        for fd in (*links.segment_fds, *links.sockets, *links.pidfds):
+            if fd >= 0:
+                os.close(fd)
+
+
 def check_links(links: Links, rank: int, world: int) -> None:
     """Check every descriptor of a result, and that all pairs can talk."""
     assert (links.rank, links.world_size) == (rank, world)
@@ -146,15 +166,9 @@ def connect_by(
 ) -> tuple[list[int], float]:
     """Connect, check everything, close; returns the pids and how long it took."""
     with no_fd_leak():
-        own = segment(rank)
         start = time.monotonic()
-        try:
-            links = connect(rank, world, exchange, own, timeout_s, name="g")
-        except BaseException:
-            os.close(own)  # still ours
-            raise
-        took_s = time.monotonic() - start
-        with links:
+        with connected(rank, world, exchange, timeout_s, "g") as links:
+            took_s = time.monotonic() - start
             check_links(links, rank, world)
     return links.pids, took_s
 

@@ -27,10 +27,8 @@ from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.rendezvous import (
     ANNOUNCEMENT_NBYTES,
     Links,
-    StoreExchange,
     bootstrap_client,
     bootstrap_root,
-    connect,
     mesh_peer,
     peer_process,
 )
@@ -46,14 +44,12 @@ from sdp_plugins.core.rendezvous.messages import (
 from tests.core.failing import NOTICE_S
 from tests.core.rendezvous_cases import (
     NOBODY,
-    FileStore,
     acting_as,
     connect_by,
+    connected,
     env_exchange,
     file_exchange,
     hooked,
-    no_fd_leak,
-    segment,
     wait_for_go,
 )
 from tests.ranks import HANG_S, Ranks, Start, run_ranks, say, start_ranks
@@ -104,15 +100,16 @@ def test_pids_are_the_ranks(start_pooled: Start) -> None:
 
 MANY = """
 import json, os, sys, time
-from sdp_plugins.core.rendezvous import EnvExchange, connect
+from sdp_plugins.core.rendezvous import EnvExchange
 from sdp_plugins.core.topology import Topology
+from tests.core.rendezvous_cases import connected
 
 world, start = int(sys.argv[1]), time.monotonic() + 0.5
 for rank in range(world):
     if os.fork() == 0:
         time.sleep(max(0.0, start - time.monotonic()))
         place = Topology(rank, world, rank, world, 0, sys.argv[2], "test")
-        with connect(rank, world, EnvExchange(place, "g"), os.memfd_create("x"), 30.0) as links:
+        with connected(rank, world, EnvExchange(place, "g"), 30.0) as links:
             assert len({*links.sockets}) == world
         os._exit(0)
 codes = [os.wait()[1] for _ in range(world)]
@@ -133,24 +130,6 @@ def test_many_ranks() -> None:
     assert json.loads(out.stdout) == [0] * 64, out.stderr
 
 
-def test_links_close_once() -> None:
-    with no_fd_leak():
-        exchange = StoreExchange(FileStore("/"), "p", 0, RankNames("p", 1))
-        links = connect(0, 1, exchange, segment(0), 0.0)
-        links.close()
-        again = os.dup(0)  # likely the same number
-        links.close()
-        os.close(again)
-
-
-def test_detached_links_are_the_callers() -> None:
-    fd = segment(0)
-    links = Links(0, 1, [fd], [-1], [-1], [os.getpid()], ["h"])
-    links.detach()
-    links.close()
-    os.close(fd)
-
-
 def talk_early(rank: int, world: int) -> bytes:
     """What a rank sends right after connecting stays for the peer's link, whenever it returns."""
     if rank == 0:  # slow between hearing DONE and returning: until something lies there
@@ -161,7 +140,7 @@ def talk_early(rank: int, world: int) -> bytes:
             return finish(self)
 
         MeshConnector._links = finish_slowly  # type: ignore[method-assign]
-    with connect(rank, world, env_exchange(), segment(rank), 10.0) as links:
+    with connected(rank, world, env_exchange()) as links:
         passed = os.memfd_create("passed")
         os.write(passed, b"content")
         with socket.socket(fileno=os.dup(links.sockets[1 - rank])) as sock:
@@ -332,7 +311,7 @@ def test_interrupt_ends_the_wait_at_once(start_pooled: Start) -> None:
 def meet_from_other_network(rank: int, world: int, root: str, away: int) -> None:
     if rank >= away:
         assert ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0
-    bring_up(rank, world, file_exchange(root, rank, world), "g", 30, Config())
+    bring_up(rank, RankNames("g", world), file_exchange(root, rank, world), 30, Config())
 
 
 @needs_root

@@ -5,7 +5,6 @@ Both are threads of this process: what the liar's thread hands to the network ca
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -20,14 +19,14 @@ import pytest
 
 from sdp_plugins.core import SdpError
 from sdp_plugins.core.rank_names import RankNames
-from sdp_plugins.core.rendezvous import bootstrap_client, bootstrap_root, connect, mesh_peer
+from sdp_plugins.core.rendezvous import bootstrap_client, bootstrap_root, mesh_peer
 from sdp_plugins.core.rendezvous.bootstrap_address import listen, root_addresses
 from sdp_plugins.core.rendezvous.bootstrap_client import join
 from sdp_plugins.core.rendezvous.bootstrap_root import BootstrapRoot
 from sdp_plugins.core.rendezvous.context import RendezvousContext
 from sdp_plugins.core.rendezvous.deadline import Deadline
 from tests.core.mutation import draws, mutated
-from tests.core.rendezvous_cases import no_fd_leak, segment
+from tests.core.rendezvous_cases import connected, no_fd_leak
 from tests.ranks import HANG_S
 
 TIMEOUT_S = 0.2
@@ -107,13 +106,7 @@ class Board:
         self._both = threading.Barrier(2)
 
     def meet(self, rank: int) -> bool:
-        own = segment(rank)
-        try:
-            links = connect(rank, 2, partial(self._exchange, rank), own, TIMEOUT_S, name="fuzz")
-        except BaseException:
-            os.close(own)
-            raise
-        with links:
+        with connected(rank, 2, partial(self._exchange, rank), TIMEOUT_S, "fuzz") as links:
             return len(links.sockets) == 2
 
     def _exchange(self, rank: int, blob: bytes, timeout_s: float) -> list[bytes]:

@@ -7,7 +7,7 @@ shared-memory segments.
 """
 
 from .announcement import ANNOUNCEMENT_NBYTES
-from .connect import Rendezvous, connect, meet
+from .connect import Rendezvous, meet
 from .env_exchange import EnvExchange
 from .exchange import Exchange, StoreExchange
 from .links import Links
@@ -19,6 +19,5 @@ __all__ = [
     "Links",
     "Rendezvous",
     "StoreExchange",
-    "connect",
     "meet",
 ]

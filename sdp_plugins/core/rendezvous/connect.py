@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ..nodes import Nodes
-from ..rank_names import DEFAULT, RankNames
+from ..rank_names import RankNames
 from .announcement import Announcement
 from .bootstrap_address import BACKLOG
 from .context import RendezvousContext
@@ -110,20 +110,6 @@ def meet(
         yield Rendezvous(context, table, listener)
     finally:
         close_listener(listener)
-
-
-def connect(
-    rank: int,
-    world_size: int,
-    exchange: Exchange,
-    segment_fd: int,
-    timeout_s: float,
-    *,
-    name: str = DEFAULT,
-) -> Links:
-    """``meet``, and connect all: the ranks of a group on one node."""
-    with meet(rank, RankNames(name, world_size), exchange, timeout_s) as rendezvous:
-        return rendezvous.connect(segment_fd, range(world_size))
 
 
 def _read(blobs: list[bytes], me: Announcement) -> list[Announcement]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-import struct
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
@@ -22,7 +22,6 @@ NODES_HINT = (
 )
 LOST_HINT = "the cause is in the lost rank's own output or exit status"
 
-_HEAD = struct.Struct("<BHHH")
 _MAX_RANKS = 1024
 _MAX_TEXT = 2000
 
@@ -53,10 +52,8 @@ class Reason:
 
     def pack(self) -> bytes:
         """Return the reason as bytes, long ones shortened."""
-        ranks = self.ranks[:_MAX_RANKS]
-        what, hint = (text[:_MAX_TEXT].encode() for text in (self.what, self.hint))
-        head = _HEAD.pack(self.kind, len(ranks), len(what), len(hint))
-        return head + struct.pack(f"<{len(ranks)}I", *ranks) + what + hint
+        fields = (self.kind, self.ranks[:_MAX_RANKS], self.what[:_MAX_TEXT], self.hint[:_MAX_TEXT])
+        return json.dumps(fields).encode()
 
     @classmethod
     def unpack(cls, data: bytes) -> Reason:
@@ -66,15 +63,10 @@ class Reason:
             ValueError: The bytes are something else.
         """
         try:
-            kind, n_ranks, n_what, n_hint = _HEAD.unpack_from(data)
-            ranks = struct.unpack_from(f"<{n_ranks}I", data, _HEAD.size)
-        except struct.error as error:
-            raise ValueError("not a reason") from error
-        texts = data[_HEAD.size + 4 * n_ranks :]
-        if len(texts) != n_what + n_hint:
-            raise ValueError("not a reason")
-        what = texts[:n_what].decode(errors="replace")
-        return cls(Kind(kind), ranks, what, texts[n_what:].decode(errors="replace"))
+            kind, ranks, what, hint = json.loads(data)
+            return cls(Kind(kind), tuple(map(int, ranks)), str(what), str(hint))
+        except (ValueError, TypeError, OverflowError, RecursionError):
+            raise ValueError("not a reason") from None
 
 
 class ReasonError(Exception):

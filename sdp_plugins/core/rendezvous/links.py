@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
-@dataclass
-class Links:
+class Links(NamedTuple):
     """One rank's connections with the others of its node, and their segments.
 
-    It owns all descriptors, the rank's own segment included, until ``detach``.
+    All descriptors, the rank's own segment included, are the caller's to close.
 
     Attributes:
         rank: This rank's index on its node.
@@ -30,24 +27,3 @@ class Links:
     sockets: list[int]
     pidfds: list[int]
     pids: list[int]
-    _owned: bool = field(default=True, repr=False)
-
-    def detach(self) -> None:
-        """Give the descriptors away: they belong to the caller now and ``close`` does nothing."""
-        self._owned = False
-
-    def close(self) -> None:
-        """Close all descriptors; does nothing the second time."""
-        if not self._owned:
-            return
-        self._owned = False
-        for fd in (*self.segment_fds, *self.sockets, *self.pidfds):
-            if fd >= 0:
-                with suppress(OSError):
-                    os.close(fd)
-
-    def __enter__(self) -> Links:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
