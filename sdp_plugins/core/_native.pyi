@@ -223,7 +223,9 @@ class CompletionSignal:
     def set(self) -> None: ...
 
     def set_after(self, work: Work) -> None:
-        """Sets it once the work is done, which may be now; takes no GIL for that."""
+        """
+        Sets it once the work is done, which may be now; takes no GIL for that.
+        """
 
     def wait(self) -> None:
         """Waits until it is set, and clears it."""

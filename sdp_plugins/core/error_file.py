@@ -18,6 +18,7 @@ from typing import Any
 from . import errors
 from .config import take_error_file
 from .errors import SdpError
+from .open_groups import open_groups
 
 _MOST_LINES = 400
 
@@ -44,7 +45,7 @@ def write_uncaught() -> None:
 
 def described(error: BaseException) -> dict[str, Any]:
     """An exception as fields; those of an `SdpError` if one is among its causes."""
-    found = next((e for e in _chain(error) if isinstance(e, SdpError)), None)
+    found = next((e for e in _chain(error) if isinstance(e, SdpError)), None) or _of_text(error)
     lines = "".join(traceback.format_exception(error)).splitlines()
     return {
         "type": type(error).__name__,
@@ -73,6 +74,16 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _of_text(error: BaseException) -> SdpError | None:
+    """The failure of an open group of which C++ has kept the text alone."""
+    if _kind(error) == "exception":
+        return None
+    failures = [group.native.failure() for group in open_groups]
+    texts = [str(one) for one in _chain(error)]
+    known = (e for e in failures if isinstance(e, SdpError) and any(e.cause in t for t in texts))
+    return next(known, None)
 
 
 def _kind(error: BaseException) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sdp_plugins.core import CollectiveTimeoutError, PeerLostError
+from sdp_plugins.core import CollectiveTimeoutError, Group, PeerLostError
 from sdp_plugins.core.error_file import described
 from sdp_plugins.launch.error_file import ErrorFile, parsed
 from tests.ranks import HANG_S
@@ -66,6 +66,17 @@ def test_fields() -> None:
     assert (told.ranks, told.op, told.seq) == ((1,), "all_reduce", 7)
     assert "PeerLostError: rank 1 ended" in "\n".join(told.traceback)
     assert told.traceback[-1] == "KeyError: 1"
+
+
+def test_fields_of_an_error_that_has_passed_through_cpp() -> None:
+    with Group.from_env(name="passed through C++", timeout_s=30) as group:
+        group.abort("no reason")
+        failure = group.failure
+        assert isinstance(failure, PeerLostError)
+        known = described(RuntimeError(f"PeerLostError: {failure}\n\nAt:\n  a frame"))
+        assert (known["kind"], known["ranks"], known["origin_rank"]) == ("aborted", [0], 0)
+        other = described(RuntimeError("PeerLostError: [rank 0/2] something else"))
+        assert (other["kind"], other["ranks"]) == ("peer_lost", [])
 
 
 @pytest.mark.parametrize("data", [None, {}, {"kind": "x"}, {**described(lost()), "ranks": ["a"]}])

@@ -1,7 +1,8 @@
-"""torchrun restarts a job whose rank was killed, and it goes on from its checkpoint."""
+"""torchrun reports a rank that was killed, or restarts the job, which goes on from a checkpoint."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,14 +35,27 @@ dist.destroy_process_group()
 """
 
 
-def test_restart_after_a_killed_rank(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
+def torchrun(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "train.py"
     script.write_text(SCRIPT)
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
-    where = ["--max-restarts=1", "--monitor-interval=0.1", f"--master-port={free_port()}"]
-    done = subprocess.run(
-        [*command, *where, script, tmp_path], capture_output=True, text=True, timeout=HANG_S
+    where = [*options, f"--master-port={free_port()}"]
+    return subprocess.run(
+        [*command, *where, script, folder], capture_output=True, text=True, timeout=HANG_S
     )
+
+
+def test_torchruns_summary_names_the_lost_rank(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, "--monitor-interval=5")  # time for rank 0 to notice
+    assert done.returncode == 1
+    summary = done.stderr.split("train.py FAILED")[1]
+    assert re.search(r"rank +: 1 .*\n.*SIGKILL", summary)
+    assert "PeerLostError: [rank 0/2] all_reduce #" in summary
+    assert ": rank 1 ended while needed" in summary
+
+
+def test_restart_after_a_killed_rank(tmp_path: Path) -> None:
+    done = torchrun(tmp_path, "--max-restarts=1", "--monitor-interval=0.1")
     assert done.returncode == 0, done.stderr
     total = float(sum(2 * step + 1 for step in range(6)))
     for rank in range(2):
