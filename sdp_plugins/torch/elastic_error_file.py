@@ -20,7 +20,7 @@ lost rank after the rank that lost it."""
 
 
 class ElasticErrorFile(GroupObserver):
-    """Writes the first failure of a group, as torch's own `@record` writes the exception of main."""
+    """Writes the first failure of a group, as torch's `@record` does the exception of `main`."""
 
     def group_failed(self, group: OpenGroup, error: Exception) -> None:
         """Write the error, if torchrun has started this rank and nothing is written yet."""
