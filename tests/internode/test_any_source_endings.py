@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from sdp_plugins.core import (
     PeerLostError,
     SdpError,
 )
+from sdp_plugins.core.internode.receiver import Receiver
 from tests.flight.cases import LONG_S, job_of, until_seen
 from tests.internode.spanning import LAYOUTS, meet
 from tests.ranks import RankPool, Start, say
@@ -203,25 +205,33 @@ def test_a_message_of_another_size(start_pooled: Start, tmp_path: Path, sender: 
                 assert "recv #1 float32[3] from any rank tag 0: " in str(error)
 
 
-def fail_within_a_node(rank: int, world: int, root: str) -> str:
+def fail_within_a_node(rank: int, world: int, root: str, late: bool) -> None:
     """Rank 1 hears of it, and stays; the other node is told all the same."""
     group = meet("1+2", root, "g", timeout_s=LONG_S)
     group.barrier()
-    if rank == 2:
-        group.send(np.zeros(4), 1)
-        time.sleep(LONG_S)
-        return ""
-    with pytest.raises(CollectiveMismatchError) as caught:
-        group.recv(np.zeros(3), None if rank else 1)
-    time.sleep(4)
-    group.close()
-    return str(caught.value)
+    loop = Receiver._loop
+
+    def start(receiver: Receiver) -> None:
+        time.sleep(0.5 * late)
+        loop(receiver)
+
+    with mock.patch.object(Receiver, "_loop", start):
+        if rank == 2:
+            time.sleep(0.2)  # the receive waits
+            group.send(np.zeros(4), 1)
+        else:
+            with pytest.raises(CollectiveMismatchError) as caught:
+                group.recv(np.zeros(3), None if rank else 1)
+            say(str(caught.value))
+        time.sleep(2 * LONG_S)
 
 
-def test_a_failure_within_a_node_is_told(start_pooled: Start, tmp_path: Path) -> None:
-    with start_pooled(3, fail_within_a_node, str(tmp_path)) as ranks:
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+def test_a_failure_within_a_node_is_told(start_pooled: Start, tmp_path: Path, late: bool) -> None:
+    """Before, or after, threads wait for messages of other nodes."""
+    with start_pooled(3, fail_within_a_node, str(tmp_path), late) as ranks:
         for rank in (0, 1):
-            assert "rank 2 sends float64[4]" in ranks[rank].result()
+            assert "rank 2 sends float64[4]" in ranks[rank].heard()
 
 
 def give_up(rank: int, world: int, root: str) -> None:

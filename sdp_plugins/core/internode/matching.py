@@ -34,6 +34,7 @@ class Matching:
         self._unexpected: list[UnexpectedMessage] = []  # in the order in which they came
         self._left: list[int] = []  # in good order
         self._failure: SdpError | None = None
+        self._failed_on_node: PostedReceive | None = None
 
     def add(self, post: PostedReceive) -> UnexpectedMessage | None:
         """Post a receive, unless its message has come before it: then that is returned."""
@@ -67,6 +68,7 @@ class Matching:
         for post in waiting:
             if post.claim():  # else the native core has, or will
                 post.fail(failure)
+        self._failed_on_node = None
 
     def _wake(self, peer: int) -> None:
         for rank in self._wanted if peer == ANY else (peer,):
@@ -75,10 +77,10 @@ class Matching:
     # ---- for the thread that receives from a rank ------------------------------------------------
 
     def await_want(self, source: int) -> bool:
-        """Block until somebody wants a message of a rank; False: the group is closed."""
+        """Block until a rank's message is wanted or a receive has failed; False: it is closed."""
         with self.lock:
             while not self.stopping:
-                if self.is_wanted(source):
+                if self.is_wanted(source) or self._failed_on_node is not None:
                     return True
                 self._wanted[source].wait()
             return False
@@ -87,6 +89,12 @@ class Matching:
         """Whether a receive waits for messages of a rank."""
         with self.lock:
             return next(self._wanting(source), None) is not None
+
+    def failed_on_node(self) -> PostedReceive | None:
+        """A receive from any rank that this node's ranks have made fail, to one caller only."""
+        with self.lock:
+            failed, self._failed_on_node = self._failed_on_node, None
+            return failed
 
     def wanting(self, source: int) -> list[PostedReceive]:
         """The receives that wait for messages of a rank.
@@ -149,6 +157,8 @@ class Matching:
     def _has_ended(self, post: PostedReceive) -> bool:
         if post.ended:
             post.operation.end()
+            if post.work.failure() is not None:
+                self._failed_on_node = post
         return post.ended
 
     def _is_last(self, source: int) -> bool:

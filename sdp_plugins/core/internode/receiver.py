@@ -71,6 +71,10 @@ class Receiver:
                 self._fail(error)
 
     def _next_message(self) -> None:
+        failed = self._matching.failed_on_node()
+        if failed is not None:  # before a thread waited: other nodes are to be told all the same
+            self._operation = failed.operation
+            self._look_once_more()
         envelope = self._envelope = self._envelope or self._await_envelope()
         post, matches = self._matching.match(self._peer, envelope.tag)
         self._envelope = None
