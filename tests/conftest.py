@@ -25,6 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "versions: run with other versions of frameworks, too (make test-keras-versions)"
     )
+    config.addinivalue_line(
+        "markers", "long: takes minutes, and shows rarely more (make test-long)"
+    )
     resource_tracker.ensure_running()  # lasts for the session once multiprocessing has used it
     adopt_orphans()
     own_shared_memory()

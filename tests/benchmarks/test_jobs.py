@@ -37,7 +37,7 @@ class Echo:
     def die(self, rank):
         if self.place.rank == rank:
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)
+        time.sleep(600)
 
     def close(self):
         pass
@@ -71,7 +71,7 @@ class Broken:
     def exit(self):
         if self.place.rank == 1:
             os._exit(3)
-        time.sleep(60)
+        time.sleep(600)
 
     def path(self):
         return "nowhere"
@@ -100,10 +100,8 @@ def test_a_rank_that_raises_is_named():
 
 
 def test_a_rank_that_dies_is_named_and_nobody_waits_for_the_others():
-    start = time.monotonic()
     with Job(echo()) as job, pytest.raises(RankError, match="die: rank 0 ended"):
-        job.call("die", {"rank": 0})
-    assert time.monotonic() - start < 50  # the other one sleeps for a minute
+        job.call("die", {"rank": 0})  # the other one sleeps for longer than a test may take
 
 
 def test_a_rank_that_is_late_is_named():

@@ -201,6 +201,7 @@ def test_misuse_is_explained(arguments: tuple[str, ...], words: str) -> None:
     assert words in result.output
 
 
+@pytest.mark.long
 @pytest.mark.skipif(bool(reason), reason=reason)
 def test_two_nodes_train(tmp_path: Path) -> None:
     path = tmp_path / "r.json"

@@ -44,6 +44,8 @@ IN_ALL_VERSIONS = {
     "ValidationData",
 }
 """Cases that between them need every private name of Keras: run with other versions as well."""
+LONG = {"CompiledToMachineCode"}
+"""Cases of `make test-long`."""
 TOLERANCE = {"MixedPrecision": 5e-3}
 """Of a case's numbers, where it is not 2e-5."""
 
@@ -64,7 +66,9 @@ def unsupported(backend: str, case: str) -> str | None:
     """Why Keras itself has no such case on a backend."""
     if backend == "torch" and case == "SeveralStepsPerExecution":
         return "Keras has no steps_per_execution on torch"
-    if backend == "torch" and case == "Compiled" and KERAS < (3, 12):
+    if backend != "torch" and case == "CompiledToMachineCode":
+        return "on this backend Compiled is"
+    if backend == "torch" and case.startswith("Compiled") and KERAS < (3, 12):
         return "in one process, too, torch 2.13 does not compile the steps of Keras before 3.12"
     if backend == "jax" and case == "OptimizerInDictionary":
         return "Keras on JAX knows one optimizer of a model only"

@@ -19,12 +19,17 @@ def results() -> dict[Any, Any]:
     return {}
 
 
+def marks(world: int, case: str) -> list[Any]:
+    versions = [pytest.mark.versions] if world == 2 and case in names.IN_ALL_VERSIONS else []
+    return versions + ([pytest.mark.long] if case in names.LONG else [])
+
+
 @pytest.mark.parametrize(
     ("backend", "world", "case"),
     [
         pytest.param(
             *(backend, world, case),
-            marks=[pytest.mark.versions] if world == 2 and case in names.IN_ALL_VERSIONS else [],
+            marks=marks(world, case),
         )
         for backend in BACKENDS
         for world, cases in ((2, names.CASES), (3, names.UNEVEN))

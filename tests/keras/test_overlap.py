@@ -29,14 +29,14 @@ def test_compiled_steps_overlap(rank_pools: Any, backend: str) -> None:
     if len(os.sched_getaffinity(0)) < 2:
         pytest.skip("what waits here takes the only thread")
     pool = pool_of(rank_pools, backend)
-    assert pool.run(job("compiled_step_overlaps"), timeout_s=90) == [True, True]
+    assert pool.run(job("compiled_step_overlaps")) == [True, True]
 
 
 def test_torch_overlaps(rank_pools: Any) -> None:
     """But not a step of one's own, which may have several backward passes; with the same result."""
     pool, values = pool_of(rank_pools, "torch"), []
     for own_step in (False, True):
-        for overlapped, found in pool.run(job("torch_overlaps"), own_step, timeout_s=90):
+        for overlapped, found in pool.run(job("torch_overlaps"), own_step):
             assert overlapped is not own_step
             values.append(found)
     for other in values[1:]:
@@ -44,12 +44,12 @@ def test_torch_overlaps(rank_pools: Any) -> None:
 
 
 def test_gradients_on_some_ranks_only_are_named(rank_pools: Any) -> None:
-    for text in pool_of(rank_pools, "torch").run(job("on_some_ranks_only"), timeout_s=90):
+    for text in pool_of(rank_pools, "torch").run(job("on_some_ranks_only")):
         assert "model/seldom/bias' got a gradient on some ranks only" in text
 
 
 def test_a_rank_that_dies_in_its_backward_pass_is_named() -> None:
     with start_ranks(2, job("dies_in_backward"), env=environment("torch") | SMALL_BUFFERS) as ranks:
-        text = ranks[0].result(timeout_s=90)
+        text = ranks[0].result()
     assert "PeerLostError: [rank 0 in group keras (ranks 0, 1)] all_reduce" in text
     assert "rank 1 ended while needed" in text

@@ -47,7 +47,7 @@ def mpirun(name: str, *command: str) -> subprocess.CompletedProcess[str]:
         pytest.skip(f"no variable names an {name}")
     options = ["--allow-run-as-root", "--oversubscribe"] if name == "Open MPI" else []
     line = [f"{MPIS[name]}/bin/mpirun", *options, "-n", "2", *command]
-    env = {"PATH": os.environ["PATH"], "HOME": "/root", "SDP_TIMEOUT_S": "30"}
+    env = {"PATH": os.environ["PATH"], "HOME": "/root", "SDP_TIMEOUT_S": "150"}
     return subprocess.run(
         line, env=env, capture_output=True, text=True, timeout=HANG_S, check=False
     )
@@ -64,8 +64,9 @@ def test_what_smddprun_sets(name: str) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", MPIS)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("name", "way"), [*(("Open MPI", way) for way in WAYS), ("MPICH", "the first API, in smddprun")]
+)
 def test_scripts(tmp_path: Path, name: str, way: str) -> None:
     launcher, text = WAYS[way]
     (tmp_path / "train.py").write_text(text)

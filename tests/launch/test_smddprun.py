@@ -151,7 +151,7 @@ def test_it_starts_with_every_rank_and_loads_little() -> None:
     done = subprocess.run(
         [sys.executable, "-c", f"{code}; print(*({{*sys.modules}} - before))"],
         env=clean() | open_mpi(),
-        **{"capture_output": True, "text": True, "timeout": 60, "check": True},
+        **{"capture_output": True, "text": True, "timeout": HANG_S, "check": True},
     )
     assert "sdp_plugins.launch.smddprun" in done.stdout.split()
     assert not heavy & {*done.stdout.split()}
@@ -217,7 +217,7 @@ def test_a_binding_of_mpirun_itself_is_kept() -> None:
         ["sh", "-c", script],
         env=clean(),
         preexec_fn=lambda: os.sched_setaffinity(0, {core}),
-        **{"capture_output": True, "text": True, "timeout": 60, "check": True},
+        **{"capture_output": True, "text": True, "timeout": HANG_S, "check": True},
     )
     assert json.loads(done.stdout)[3] == [core]
 

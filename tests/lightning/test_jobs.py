@@ -26,9 +26,8 @@ def check(job: Ended) -> None:
 
 def test_scripts_start_their_ranks_or_are_started() -> None:
     through = ("-m", "sdp_plugins.launch", "run", "-n", "2")
-    standalone = Job("train.py", "pytorch_lightning", "smddp")
-    launched = Job(*LIGHTNING, through=through)
-    for job in run_jobs(Job(*LIGHTNING), standalone, Job(*FABRIC), launched):
+    launched = Job("train.py", "pytorch_lightning", "smddp", through=through)
+    for job in run_jobs(Job(*LIGHTNING), Job(*FABRIC), launched):
         check(job)
 
 
@@ -59,14 +58,12 @@ def test_other_start_methods() -> None:
 
 
 def test_a_rank_raises() -> None:
-    job, main = run_jobs(Job(*LIGHTNING, "1", "step raises"), Job(*LIGHTNING, "0", "step raises"))
-    for failed in (job, main):
-        check_failure(failed)
-        assert failed.code == 1
+    job = Job(*LIGHTNING, "1", "step raises").run()
+    check_failure(job)
+    assert job.code == 1
     assert "ArithmeticError: a fault of the script" in job.output
     assert "PeerLostError: [rank 0/2] " in job.output
     assert "rank 1 gave up: ArithmeticError: a fault of the script" in job.output
-    assert "rank 0 gave up: ArithmeticError: a fault of the script" in main.output
 
 
 def test_a_rank_is_killed() -> None:
@@ -105,11 +102,11 @@ def test_one_rank_alone_gets_sigterm() -> None:
         assert "fewer operations" not in failed.output
 
 
-def test_a_rank_of_fabric_raises() -> None:
-    for job in run_jobs(Job(*FABRIC, "0"), Job(*FABRIC, "1")):
-        check_failure(job)
-        assert "ArithmeticError: a fault of the script" in job.output
-        assert "PeerLostError: [rank " in job.output
+def test_the_main_process_of_fabric_raises() -> None:
+    job = Job(*FABRIC, "0").run()
+    check_failure(job)
+    assert "ArithmeticError: a fault of the script" in job.output
+    assert "PeerLostError: [rank " in job.output
 
 
 def test_an_exit_with_a_code_is_a_failure(rank_pool: Any) -> None:

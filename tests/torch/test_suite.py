@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,43 +13,55 @@ import torch
 from tests.torch.suite import listing
 
 REFUSED = "monitored_barrier is only implemented for GLOO backend"
-LIMIT_S = 280  # for one part, most of it on a machine that does something else, too
-PARTS = 10
+LIMIT_S = 350  # for one part, most of it on a machine that does something else, too
+PARTS = 5
 EXCEPTIONS = set(listing.read("exceptions.txt"))
 LISTED = list(listing.read("gloo_passes.txt"))
+FEWEST = dict(reversed(LISTED))
+"""On how many ranks each test runs by default: three only if it needs three."""
+COMPILES = "test_ddp_compile_static_graph"  # takes as long as 50 others; test_ddp.py has one
+DEFAULT = {n: [t for t, ranks in FEWEST.items() if ranks == n and t != COMPILES] for n in (2, 3)}
+LONG = {2: [COMPILES], 3: [test for test, ranks in LISTED if ranks > FEWEST[test]]}
 
-pytestmark = pytest.mark.skipif(
-    torch.__version__.partition("+")[0] != listing.torch_version(),
-    reason=f"the list of what gloo passes is of torch {listing.torch_version()}",
+pytestmark = [
+    pytest.mark.skipif(
+        torch.__version__.partition("+")[0] != listing.torch_version(),
+        reason=f"the list of what gloo passes is of torch {listing.torch_version()}",
+    ),
+    pytest.mark.timeout(LIMIT_S + 20),
+]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "tests"),
+    [
+        *(pytest.param(2, DEFAULT[2][i::PARTS], id=f"2-{i}") for i in range(PARTS)),
+        pytest.param(3, DEFAULT[3], id="3"),
+        pytest.param(2, LONG[2], id="2-long", marks=pytest.mark.long),
+        *(
+            pytest.param(3, LONG[3][i::PARTS], id=f"3-long-{i}", marks=pytest.mark.long)
+            for i in range(PARTS)
+        ),
+    ],
 )
-
-
-@pytest.mark.parametrize("part", range(PARTS))
-def test_what_gloo_passes(tmp_path: Path, part: int) -> None:
-    """Those of two ranks run beside those of three."""
-    names = {n: [t for t, ranks in LISTED if ranks == n][part::PARTS] for n in listing.RANKS}
-    with ExitStack() as stack:
-        jobs = [stack.enter_context(start(n, tests, tmp_path)) for n, tests in names.items()]
-        for job in jobs:
-            stack.callback(job.kill)
-        for job in jobs:
+def test_what_gloo_passes(tmp_path: Path, ranks: int, tests: list[str]) -> None:
+    command = [sys.executable, "-m", "tests.torch.suite.run", "--ranks", str(ranks)]
+    result = tmp_path / "result.json"
+    with (tmp_path / "log").open("w") as log:
+        job = subprocess.Popen([*command, "--json", str(result), *tests], stdout=log, stderr=log)
+        try:
             job.wait(LIMIT_S)
+        finally:
+            job.kill()
+            job.wait()
     wrong = [
-        f"{test} on {n} ranks: {text}"
-        for n in listing.RANKS
-        for test, text in json.loads(result_of(n, tmp_path).read_text()).items()
-        if not (REFUSED in text if (test, n) in EXCEPTIONS else text == "passed")
+        f"{test} on {ranks} ranks: {text}"
+        for test, text in json.loads(result.read_text()).items()
+        if not (REFUSED in text if (test, ranks) in EXCEPTIONS else text == "passed")
     ]
     assert not wrong, "\n".join(wrong)
 
 
-def start(ranks: int, tests: list[str], folder: Path) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tests.torch.suite.run", "--ranks", str(ranks)]
-    with (folder / f"{ranks}.log").open("w") as log:
-        return subprocess.Popen(
-            [*command, "--json", str(result_of(ranks, folder)), *tests], stdout=log, stderr=log
-        )
-
-
-def result_of(ranks: int, folder: Path) -> Path:
-    return folder / f"{ranks}.json"
+def test_all_of_the_list_runs() -> None:
+    run = [(test, n) for n in listing.RANKS for test in DEFAULT[n] + LONG[n]]
+    assert sorted(run) == sorted(LISTED)
