@@ -105,7 +105,6 @@ def _arguments(method: str, args: Any, kwargs: Any) -> dict[str, Any]:
 def _failing_together(method: _Function) -> _Function:
     """Tell the other ranks of a failure here, and give one of theirs its own name."""
 
-    @wraps(method)
     def call(self: _PatchedMethods, *args: Any, **kwargs: Any) -> Any:
         context = self._context
         group = context.group
@@ -130,7 +129,12 @@ def _failing_together(method: _Function) -> _Function:
                 raise CollectiveMismatchError(text, ranks=(), op=method.__name__) from None
             raise
 
-    return call
+    @wraps(method)
+    def alone(self: _PatchedMethods, *args: Any, **kwargs: Any) -> Any:
+        with self._context.used_by(self._model):
+            return call(self, *args, **kwargs)
+
+    return alone
 
 
 class _PatchedMethods:

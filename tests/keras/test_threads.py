@@ -20,3 +20,11 @@ def test_at_once_as_one_after_the_other(keras_pool: Any, backend: str) -> None:
     assert one_by_one[0]["variables"].keys() & one_by_one[1]["variables"].keys()
     assert_same(at_once, one_by_one, 0.0, backend)
     assert_same(ranks[1], ranks[0], 0.0, backend)
+
+
+def test_one_strategy_serves_one_thread(keras_pool: Any) -> None:
+    main = "from tests.keras.thread_jobs import one_strategy as main"
+    for text in keras_pool("torch", 2).run(main):
+        assert (
+            "another thread trains a model under the same strategy. Hint: make a strategy" in text
+        )

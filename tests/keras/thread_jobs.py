@@ -10,7 +10,15 @@ import keras
 import numpy as np
 
 from sdp_plugins.keras import SMDDPStrategy
-from tests.keras.cases import Case, LossBySampleWeight, OwnMetrics, finish
+from tests.keras.cases import (
+    Case,
+    LossBySampleWeight,
+    OwnMetrics,
+    arrays,
+    crossentropy,
+    dense,
+    finish,
+)
 from tests.ranks import HANG_S
 
 
@@ -64,3 +72,26 @@ def two_models(rank: int, world: int) -> list[list[dict[str, Any]]]:
                 pool.shutdown()
                 strategy.close()
     return found
+
+
+def one_strategy(rank: int, world: int) -> str:
+    """What a second thread is told while the first one trains."""
+    keras.utils.clear_session()
+    strategy = SMDDPStrategy()
+    told: list[str] = []
+
+    class Second(keras.callbacks.Callback):
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            with ThreadPoolExecutor(1) as pool:
+                told.append(str(pool.submit(other.predict, arrays()[0]).exception()))
+
+    try:
+        with strategy.scope():
+            model, other = dense(), dense()
+            for each in (model, other):
+                each.compile("sgd", crossentropy())
+        model.fit(*arrays(), verbose=0, callbacks=[Second()])
+    finally:
+        strategy.close()
+    (text,) = told
+    return text
