@@ -73,7 +73,11 @@ def run(asked: argparse.Namespace) -> Summary:
     summary, runners, numbers = Summary(), SimpleQueue[Runner](), count(1)
     began = time.monotonic()
     for _ in range(asked.jobs):
-        runners.put(Runner(RankPool(PROCESSES, environment(asked.backend)), asked.spoil))
+        runners.put(
+            Runner(
+                RankPool(PROCESSES, environment(asked.backend, fast_compiler=False)), asked.spoil
+            )
+        )
 
     def one(index: int, plan: Plan) -> None:
         if time.monotonic() - began > 60 * asked.minutes:

@@ -11,13 +11,16 @@ import pytest
 from tests.keras.first_ranks import PROCESSES, FirstRanks
 
 
-def environment(backend: str) -> dict[str, str]:
+def environment(backend: str, fast_compiler: bool = True) -> dict[str, str]:
     """A rank's, with one thread for each of its framework's pools.
 
-    XLA optimizes nothing: most of the time of JAX's cases would be its compiler's.
+    XLA optimizes nothing: most of the time of JAX's cases would be its compiler's. Its faster
+    compiler gives NaN for some models in a single process (jax 0.10.2, `make stress`, case 2).
     """
     xla = ["--xla_cpu_multi_thread_eigen=false", "--xla_backend_optimization_level=0"]
-    if backend == "jax" and not version("jax").startswith("0.5."):  # ends if it knows no flag
+    if (
+        fast_compiler and backend == "jax" and not version("jax").startswith("0.5.")
+    ):  # ends if it knows no flag
         xla.append("--xla_cpu_use_fusion_emitters=false")
     return {
         "KERAS_BACKEND": backend,
