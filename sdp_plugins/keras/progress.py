@@ -108,16 +108,8 @@ def compare_epoch(model: Any, group: Group, progress: Progress, may_round: bool)
     mine = json.dumps([bool(model.stop_training), sums])
     everyones = [json.loads(each) for each in group.exchange(mine.encode())]
     head = f"[rank {group.rank}/{group.world_size}] fit(): "
-    stop, first = everyones[0]
-    for rank, (theirs, _) in enumerate(everyones):
-        if theirs != stop:
-            goes, stops = (0, rank) if theirs else (rank, 0)
-            raise CollectiveMismatchError(
-                f"{head}rank {stops} has stopped after epoch {progress.epoch} (stop_training is "
-                f"set there), rank {goes} goes on. {_HINT_STOP}",
-                ranks=(stops,),
-                op="fit",
-            )
+    _compare_stops([stop for stop, _ in everyones], head, progress.epoch)
+    first = everyones[0][1]
     suspects = [
         variable
         for index, variable in enumerate(compared)
@@ -128,6 +120,17 @@ def compare_epoch(model: Any, group: Group, progress: Progress, may_round: bool)
         raise CollectiveMismatchError(
             f"{head}rank {rank} has other values than rank 0 after epoch {progress.epoch}, "
             f"first in '{variable.path}'. {_HINT_WEIGHTS}",
+            ranks=(rank,),
+            op="fit",
+        )
+
+
+def _compare_stops(stops: Sequence[bool], head: str, epoch: int) -> None:
+    if any(stops) and not all(stops):
+        rank = stops.index(True)
+        raise CollectiveMismatchError(
+            f"{head}rank {rank} has stopped after epoch {epoch} (stop_training is set there), rank "
+            f"{stops.index(False)} goes on. {_HINT_STOP}",
             ranks=(rank,),
             op="fit",
         )
