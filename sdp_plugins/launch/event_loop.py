@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 
-from sdp_plugins.launch.output import Sink, Source, Stream
+from sdp_plugins.launch.output import Pipe, Sink, Source, Stream
 
 ASKED = signal.SIGUSR1
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -32,14 +32,13 @@ class EventLoop:
 
     def read_from(self, fd: int, stream: Stream) -> Stream:
         """Read a stream from a rank's pipe."""
-        os.set_blocking(fd, False)
-        stream.fd = fd
-        self.add_source(stream)
+        stream.source = Pipe(fd, stream.feed, stream.held_back)
+        self.add_source(stream.source)
         return stream
 
     def add_stream(self, prefix: str, sink: Sink, dropped: str = "") -> Stream:
         """Make a stream that another source feeds; the arguments are those of `Stream`."""
-        stream = Stream(-1, prefix, sink, dropped)
+        stream = Stream(prefix, sink, dropped)
         self._streams.append(stream)
         return stream
 
@@ -89,7 +88,7 @@ class EventLoop:
         while its output is held back.
         """
         self._choose()
-        heard = [stream for stream in self._streams if stream.fd in self._watched]
+        heard = [s for s in self._streams if s.source and s.source.fd in self._watched]
         times = [due for stream in heard if (due := stream.due()) is not None]
         times += [] if until is None else [until]
         wait_s = min(LONGEST_WAIT_S, max(0.0, min(times) - time.monotonic())) if times else None

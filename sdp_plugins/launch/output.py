@@ -15,6 +15,7 @@ import select
 import stat
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
@@ -128,19 +129,47 @@ class Source(Protocol):
         """Whether reading is paused."""
 
 
+class Pipe:
+    """A pipe whose data go to a function.
+
+    Args:
+        fd: The reading end.
+        take: Called with the data that are read; with none at the end.
+        held_back: Whether reading is paused.
+    """
+
+    def __init__(
+        self,
+        fd: int,
+        take: Callable[[bytes], object],
+        held_back: Callable[[], bool] = lambda: False,
+    ) -> None:
+        os.set_blocking(fd, False)
+        self.fd = fd
+        self.held_back = held_back
+        self._take = take
+
+    def read_ready(self) -> bool:
+        """Read the available data; False at the end."""
+        try:
+            data = os.read(self.fd, CHUNK)
+        except BlockingIOError:
+            return True
+        self._take(data)
+        return bool(data)
+
+
 class Stream:
     """One rank's stdout or stderr on its way to a sink.
 
     Args:
-        fd: Descriptor to read.
         prefix: Beginning of each line.
         sink: Destination.
         dropped: A prefix that is removed from each line, because `prefix` replaces it.
     """
 
-    def __init__(self, fd: int, prefix: str, sink: Sink, dropped: str = "") -> None:
-        self.fd = fd
-        self.source: Source = self  # that reads `fd`
+    def __init__(self, prefix: str, sink: Sink, dropped: str = "") -> None:
+        self.source: Source | None = None  # that feeds it
         self.prefix = prefix.encode()
         self.sink = sink
         self.dropped = dropped.encode()
@@ -149,24 +178,18 @@ class Stream:
         self._unfinished = b""
         self._since = 0.0
 
-    def read_ready(self) -> bool:
-        """Forward the available data; False at the end of the stream."""
-        try:
-            data = os.read(self.fd, CHUNK)
-        except BlockingIOError:
-            return True
-        if data:
-            self.feed(data)
-        else:
-            self.flush()
-        return bool(data)
-
     def held_back(self) -> bool:
         """Whether the rank must wait, because the sink's reader is far behind."""
         return self.sink.full
 
     def feed(self, data: bytes) -> None:
-        """Show the lines that `data` completes, and keep the rest for a moment."""
+        """Show the lines that `data` completes, and keep the rest for a moment.
+
+        At the end, for which there are no data, nothing is kept.
+        """
+        if not data:
+            self.flush()
+            return
         pieces = PIECE.findall(self._unfinished + data)
         last = pieces[-1]
         complete = last.endswith(b"\n") or len(last) > LONGEST_UNFINISHED

@@ -189,7 +189,8 @@ class Supervisor:
                 self.ended.append(number)
             if code and self.ending is None:
                 stderr = self.workers.errors[number]
-                self.loop.read(stderr.source)
+                if stderr.source:
+                    self.loop.read(stderr.source)
                 stderr.flush()
                 self.failed[number] = Failure(code, self.workers.ranks[number].error(), stderr.tail)
         if self.failed and self.ending is None:

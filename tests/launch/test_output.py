@@ -27,7 +27,7 @@ class Wall:
         self.reader, self.writer = os.pipe()
         fcntl.fcntl(self.writer, F_SETPIPE_SZ, 1 << 20)
         self.sink = Sink(self.writer)
-        self.ranks = [Stream(-1, f"[{rank}] ", self.sink) for rank in range(2)]
+        self.ranks = [Stream(f"[{rank}] ", self.sink) for rank in range(2)]
 
     def text(self) -> str:
         self.sink.write(b"\0")
@@ -57,7 +57,7 @@ def test_parts_of_a_line_are_put_together(wall: Wall) -> None:
 
 
 def test_torchs_prefix_is_not_added_to_ours(wall: Wall) -> None:
-    rank = Stream(-1, "[rank 1] ", wall.sink, "[rank1]: ")
+    rank = Stream("[rank 1] ", wall.sink, "[rank1]: ")
     rank.feed(b"[rank1]: Traceback\n[rank1]:   File\n")
     rank.feed(b"x [rank1]: y")
     rank.flush()
@@ -131,7 +131,7 @@ def test_a_line_without_end_is_not_kept_for_ever(wall: Wall) -> None:
 def test_what_cannot_be_written_is_dropped(wall: Wall) -> None:
     with open("/dev/full", "wb") as full:
         sink = Sink(full.fileno())
-        one = Stream(-1, "", sink)
+        one = Stream("", sink)
         for _ in range(2):
             one.feed(b"x\n")
         sink.announce("y")

@@ -189,7 +189,7 @@ def test_a_time_out_shows_who_waits_and_where_ranks_are(script: Script) -> None:
         done.stderr
     )
     assert re.search(r'\[rank 1\]   File ".*a script.py", line \d+ in asleep\n', last)
-    assert re.search(r'\[rank 0\]   File ".*group.py", line \d+ in barrier\n', last)
+    assert re.search(r'\[rank 0\]   File ".*collectives.py", line \d+ in barrier\n', last)
 
 
 def test_a_time_out_of_a_rank_names_who_is_absent(script: Script) -> None:

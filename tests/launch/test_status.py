@@ -95,7 +95,7 @@ class Terminal:
         self.sink = Sink(self.theirs)
         self.screen = Screen()
         self.ranks = [Rank() for _ in range(ranks)]
-        self.streams = [Stream(-1, f"[{n}] ", self.sink) for n in range(ranks)]
+        self.streams = [Stream(f"[{n}] ", self.sink) for n in range(ranks)]
         self.waits: dict[int, Waiting] = {}
         self.status = Status(self.sink, lambda: self.waits)
         self.now = 100.0

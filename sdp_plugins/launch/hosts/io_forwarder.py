@@ -8,12 +8,13 @@ import socket
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from types import FrameType
 from typing import NamedTuple
 
 from sdp_plugins.launch.event_loop import EventLoop
 from sdp_plugins.launch.hosts import messages
-from sdp_plugins.launch.output import CHUNK, Sink
+from sdp_plugins.launch.output import CHUNK, Pipe, Sink
 from sdp_plugins.launch.sessions import Reaper, kill_sessions
 from sdp_plugins.launch.spawn import RankProcess, child_setup, start_process
 
@@ -39,34 +40,6 @@ class Start(NamedTuple):
     command: list[str]
 
 
-class RankPipe:
-    """Sends a rank's stdout or stderr as messages.
-
-    Args:
-        fd: The reading end of the pipe.
-        kind: Kind of the messages.
-        sink: The link; while its backlog is long, the rank must wait.
-    """
-
-    def __init__(self, fd: int, kind: bytes, sink: Sink) -> None:
-        self.fd, self._kind, self._sink = fd, kind, sink
-        os.set_blocking(fd, False)
-
-    def held_back(self) -> bool:
-        """Whether reading is paused."""
-        return self._sink.full
-
-    def read_ready(self) -> bool:
-        """Forward the available data; False at the end."""
-        try:
-            data = os.read(self.fd, CHUNK)
-        except BlockingIOError:
-            return True
-        if data:
-            self._sink.write(messages.message(self._kind, data))
-        return bool(data)
-
-
 class IoForwarder:
     """Forwards between a rank and the launcher.
 
@@ -81,7 +54,7 @@ class IoForwarder:
         self.inbox.longest = messages.LONGEST
         self.sink = Sink(os.dup(self.fd))  # the loop watches each descriptor for one thing
         self.loop = EventLoop(self.sink)
-        self.pipes: list[RankPipe] = []
+        self.pipes: list[Pipe] = []
         self.rank: RankProcess | None = None
         self.exit_told = False
         self.dismissed = False
@@ -120,9 +93,14 @@ class IoForwarder:
         self.rank = rank
         self.reaper.watch(rank.pid)
         for fd, kind in ((rank.stdout, messages.STDOUT), (rank.stderr, messages.STDERR)):
-            self.pipes.append(RankPipe(fd, kind, self.sink))
+            self.pipes.append(Pipe(fd, partial(self.say, kind), lambda: self.sink.full))
             self.loop.add_source(self.pipes[-1])
-        self.sink.write(messages.message(messages.STARTED, {"pid": rank.pid}))
+        self.say(messages.STARTED, {"pid": rank.pid})
+
+    def say(self, kind: bytes, body: object) -> None:
+        """Send a message, now or later; none for the end of a pipe."""
+        if body:
+            self.sink.write(messages.message(kind, body))
 
     def held_back(self) -> bool:
         """Never: the launcher sends little."""
@@ -157,8 +135,7 @@ class IoForwarder:
             return
         self.exit_told = True
         self._read_pipes()
-        body = {"code": code, "error": self.rank.error_file.read()}
-        self.sink.write(messages.message(messages.EXIT, body))
+        self.say(messages.EXIT, {"code": code, "error": self.rank.error_file.read()})
 
     def _read_pipes(self) -> None:
         for pipe in self.pipes * 2:  # the data, then the end

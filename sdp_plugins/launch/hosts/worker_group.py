@@ -115,7 +115,7 @@ class RanksOnHosts:
         link.inbox.longest = messages.LONGEST
         rank.host, rank.address = hello["host"], addresses.peer(link.connection)
         for stream in rank.streams.values():
-            stream.fd, stream.source = link.fd, link
+            stream.source = link
         self.refused = self.refused or hello.get("refused", "")
         self.met += 1
         if hello["rank"] == 0:
