@@ -128,7 +128,8 @@ class Supervisor:
 
     def watch(self) -> None:
         """Return when every rank has ended."""
-        self.take_steps(time.monotonic())
+        if not self.running:  # the job was over before a rank was started
+            self.take_steps(time.monotonic())
         while self.running:
             steps = (when for when, _ in self.steps[:1])
             shown = self.status.due() if self.status else None
