@@ -1,4 +1,4 @@
-"""Numbers by name, such as an epoch's logs, averaged over the ranks."""
+"""Averages named numbers over the ranks, such as the logs of an epoch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the ranks of a new group meet: from an exchange of small blobs to shared memory."""
+"""Connects the ranks of a new group: from an exchange of small blobs to shared memory."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _MOST_CHARS = 60
 def staging_nbytes(config: Config, world_size: int) -> int:
     """Size of each rank's staging area.
 
-    A piece of 256 KiB per rank in each of the three slots stays in a core's second-level cache:
-    with two ranks twice the pieces are 15 % slower and half as large ones no faster. It is never
-    more than one bucket of DDP.
+    A piece of 256 KiB per rank in each of the three slots fits a core's second-level cache: with
+    two ranks, pieces twice as large are 15 % slower, and half as large no faster. The total is at
+    most one bucket of DDP.
     """
     if config.staging_bytes is not None:
         return config.staging_bytes
@@ -42,7 +42,7 @@ def staging_nbytes(config: Config, world_size: int) -> int:
 
 @dataclass(frozen=True)
 class Membership:
-    """A rank's place in a group and what serves it.
+    """A rank's place in a group, and the object that runs its operations.
 
     Attributes:
         nodes: All ranks of the group by node.
@@ -60,7 +60,7 @@ class Membership:
 
 
 def n_exchanges(nodes: int) -> int:
-    """How often ``bring_up`` all-gathers among ranks of so many nodes."""
+    """Number of all-gathers that ``bring_up`` makes for this number of nodes."""
     return 1 if nodes == 1 else 3
 
 
@@ -72,9 +72,9 @@ def bring_up(
     config: Config,
     network: Network | None = None,
 ) -> Membership:
-    """Meet the other ranks, and connect with them.
+    """Find the other ranks and connect to them.
 
-    Maps the segments of those on this node, and opens the network if some are elsewhere.
+    Maps the segments of the ranks on this node, and opens the network if there are other nodes.
 
     Args:
         rank: This rank.
@@ -85,7 +85,9 @@ def bring_up(
         network: Between nodes; None if there is none.
 
     Raises:
-        RendezvousError, PeerLostError, SharedMemoryError: See these classes.
+        RendezvousError: The ranks could not find each other, or must not connect.
+        PeerLostError: A rank's process ended.
+        SharedMemoryError: Memory could not be created or mapped.
     """
     dump_on_signal()
     write_uncaught()

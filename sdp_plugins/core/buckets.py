@@ -1,4 +1,4 @@
-"""Which tensors go together, where all of them are known at once."""
+"""Assigns tensors to buckets when all of them are known at once."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ def buckets(
     """Put consecutive tensors of one type together, up to a size.
 
     Args:
-        tensors: Type and size in bytes of each; None: not known, it stays alone.
-        threshold_bytes: What a bucket of several tensors may hold.
+        tensors: Type and size in bytes of each; None: unknown, gets its own bucket.
+        threshold_bytes: Largest size of a bucket with several tensors.
 
     Returns:
-        Indices, ascending in each bucket; buckets in the order of their last ones.
+        Indices, ascending in each bucket; buckets in the order of their last tensors.
     """
     done: list[list[int]] = []
     open_: dict[Hashable, tuple[list[int], int]] = {}

@@ -1,4 +1,4 @@
-"""Where a caller's data lies: every collective takes memory, never a framework's tensor."""
+"""Describes the caller's memory: collectives take memory, not a framework's tensors."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Buffer:
         return parts
 
     def copied(self) -> Buffer:
-        """The same elements in memory of their own."""
+        """A copy of the elements."""
         there = (ctypes.c_ubyte * self.nbytes).from_address(self.ptr)
         memory = np.frombuffer(memoryview(there), np.uint8).copy()
         return Buffer(memory.ctypes.data, self.count, self.dtype, memory)
@@ -84,13 +84,13 @@ def as_buffer(data: BufferLike, *, writable: bool = True) -> Buffer:
     """Describe a caller's memory without copying it.
 
     Args:
-        data: See ``BufferLike``.
+        data: An object with one of the interfaces of ``BufferLike``.
         writable: Whether it will be written.
 
     Raises:
-        TypeError: It is nothing that describes memory, lies on another device, or has elements of
-            an unsupported type.
-        ValueError: It is not contiguous, or read-only but must be written.
+        TypeError: The object does not describe memory, is on another device, or has elements of an
+            unsupported type.
+        ValueError: The memory is not contiguous, or is read-only but will be written.
     """
     if type(data) is Buffer:
         return data
@@ -129,7 +129,7 @@ def _from_numpy(array: np.ndarray[Any, Any], writable: bool) -> Buffer:
 
 
 def _named(dtype: np.dtype[Any]) -> DType:
-    """Types that NumPy does not have itself: ml_dtypes' bfloat16."""
+    """Types that NumPy lacks: ml_dtypes' bfloat16."""
     if dtype.name == "bfloat16":
         return DType.bfloat16
     raise _unsupported(f"type {dtype}")
@@ -141,7 +141,7 @@ def _unsupported(elements: str) -> TypeError:
 
 
 def _from_dlpack(data: Any, writable: bool) -> Buffer:
-    for lazy in ("conj", "neg"):  # torch's: to be done when the elements are read
+    for lazy in ("conj", "neg"):  # torch applies these when it reads the elements
         if (is_lazy := getattr(data, f"is_{lazy}", None)) is not None and is_lazy():
             raise ValueError(
                 f"the tensor is a lazy {lazy} view of other elements. "

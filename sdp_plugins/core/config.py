@@ -143,7 +143,7 @@ class Config:
 
     @property
     def wait_s(self) -> float:
-        """Time-out where neither the caller nor a framework gives one, in seconds."""
+        """Time-out if neither the caller nor a framework sets one, in seconds."""
         return DEFAULT_TIMEOUT_S if self.timeout_s is None else self.timeout_s
 
     def on_the_wire(self, dtype: object) -> Config:
@@ -187,7 +187,7 @@ VARIABLES = (*(setting.metadata["variable"] for setting in fields(Config)), "SDP
 
 
 def check_bucket_mb(size: float) -> None:
-    """See that a size that SMDDP's API is given for its buckets, in MiB, is one.
+    """Check a bucket size of SMDDP's API, in MiB.
 
     Raises:
         ValueError: It is not positive, or not a multiple of ``FUSION_ALIGN`` bytes.
@@ -206,17 +206,17 @@ def set_fusion_bytes(nbytes: int) -> None:
     """
     if nbytes <= 0 or nbytes % FUSION_ALIGN or _fusion_bytes("size", str(nbytes / MIB)) != nbytes:
         raise ValueError(
-            f"{nbytes} bytes are no size of a fusion buffer. Hint: a multiple of {FUSION_ALIGN}, "
+            f"a fusion buffer cannot have {nbytes} bytes. Hint: pass a multiple of {FUSION_ALIGN}, "
             "from 1152 to 64 GiB."
         )
     os.environ["SDP_FUSION_MB"] = str(nbytes / MIB)
 
 
 def autoload(env: Mapping[str, str] | None = None) -> bool:
-    """Look at ``SDP_AUTOLOAD`` alone, and never fail.
+    """Read ``SDP_AUTOLOAD`` only, and never fail.
 
-    A value that cannot be read counts as on: whoever makes a group then hears of it from
-    ``Config.from_env``, while a backend that is not there would tell nothing.
+    An invalid value counts as on: ``Config.from_env`` then reports it when a group is made, which a
+    missing backend could not.
 
     Args:
         env: Variables to read; None reads the environment of this process.
@@ -225,7 +225,7 @@ def autoload(env: Mapping[str, str] | None = None) -> bool:
 
 
 def patches_huggingface(env: Mapping[str, str] | None = None) -> bool:
-    """Look at ``SDP_HUGGINGFACE`` alone, as `autoload` does at its variable."""
+    """Read ``SDP_HUGGINGFACE`` only, and never fail; an invalid value counts as on."""
     return _is_on("SDP_HUGGINGFACE", env)
 
 
@@ -250,7 +250,7 @@ def started_by_smddprun() -> bool:
 
 
 def take_error_file() -> str:
-    """``SDP_ERROR_FILE``, which is taken out of the environment; empty if it is not set."""
+    """Remove ``SDP_ERROR_FILE`` from the environment; returns its value, empty if it is not set."""
     return os.environ.pop("SDP_ERROR_FILE", "")
 
 
@@ -261,7 +261,7 @@ def started_by_us() -> bool:
 
 @contextmanager
 def defaults(variables: Mapping[str, str]) -> Iterator[None]:
-    """Have a library that reads the environment find these variables where they are not set."""
+    """Set variables for a library that reads the environment, unless they are set."""
     added = {name: value for name, value in variables.items() if name not in os.environ}
     os.environ.update(added)
     try:

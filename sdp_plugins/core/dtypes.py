@@ -43,10 +43,10 @@ class DType(Enum):
 
     @classmethod
     def parse(cls, dtype: object) -> DType:
-        """Return the type that a caller named: a DType, its name, or NumPy's type.
+        """Convert a DType, its name, or a NumPy type.
 
         Raises:
-            TypeError: There is none like it; the text lists them.
+            TypeError: The type is not supported; the text lists the supported ones.
         """
         if isinstance(dtype, cls):
             return dtype
@@ -57,7 +57,7 @@ class DType(Enum):
                 name = known.name if known.isnative else name
         if name not in cls.__members__:
             names = ", ".join(cls.__members__)
-            raise TypeError(f"{dtype!r} is no type of elements here. Hint: use one of {names}.")
+            raise TypeError(f"{dtype!r} is not a supported element type. Hint: use one of {names}.")
         return cls[name]
 
 
@@ -67,7 +67,7 @@ DTypeLike = Any
 
 @dataclass(frozen=True)
 class ReduceOp:
-    """How the ranks' values become one.
+    """A reduction operator.
 
     Use the constants, ``ReduceOp.premul_sum(factor)``, or a constant's lower-case name. Floating
     point follows one fixed binary tree over the ranks (16-bit floats in float32, rounded once);
@@ -94,10 +94,10 @@ class ReduceOp:
 
     @classmethod
     def parse(cls, op: ReduceOp | str) -> ReduceOp:
-        """Return the operator that a caller named.
+        """Convert an operator or its name.
 
         Raises:
-            ValueError: There is none of this name; the text lists them.
+            ValueError: The name is unknown; the text lists the operators.
         """
         if isinstance(op, ReduceOp):
             return op

@@ -1,4 +1,4 @@
-"""The environment of this process, for those who start with every rank and may import little."""
+"""The environment of this process, for code that runs in every rank and imports little."""
 
 from __future__ import annotations
 

@@ -24,10 +24,10 @@ _MOST_LINES = 400
 
 
 def write_uncaught() -> None:
-    """From now on the exception that ends this process goes to its error file, if it has one.
+    """Write the exception that ends this process to its error file, if it has one.
 
-    The first call takes the variable out of the environment: processes that a rank starts are no
-    ranks, and a second call changes nothing.
+    The first call installs the hook and removes the variable from the environment, because the
+    processes that a rank starts are not ranks. Later calls do nothing.
     """
     path = take_error_file()
     if not path:
@@ -36,7 +36,7 @@ def write_uncaught() -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         if os.getpid() == pid:  # not a forked child
-            with suppress(Exception):  # it must not hide the exception
+            with suppress(Exception):  # must not hide the exception
                 _write(path, error)
         previous(kind, error, trace)
 

@@ -1,4 +1,4 @@
-"""A group whose ranks are still meeting, as the segments of this process's open groups show it."""
+"""A group that is being made, as the segments of this process's open groups show it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from .rank_info import MOST_CHARS, to_runs
 from .rank_names import RankNames
 
-_MOST_MEMBERS_CHARS = 120  # of the 248 bytes that a segment has; the name takes what is left
+_MOST_MEMBERS_CHARS = 120  # of the 248 bytes in a segment; the rest is for the name
 
 
 class Forming(NamedTuple):
@@ -18,7 +18,7 @@ class Forming(NamedTuple):
         name: The group's name.
         world_size: The group's size.
         since_ns: When this process began, by CLOCK_MONOTONIC.
-        members: The global ranks of its members; None: not known, or too long for a segment.
+        members: The global ranks of its members; None if unknown, or too many for a segment.
     """
 
     name: str
@@ -28,11 +28,11 @@ class Forming(NamedTuple):
 
     @property
     def names(self) -> RankNames:
-        """How messages name the group and its ranks."""
+        """The names of the group and its ranks in messages."""
         return RankNames(self.name, self.world_size, self.members)
 
     def pack(self) -> bytes:
-        """The text for a segment, which cuts a long name."""
+        """The text for a segment; a long name is cut."""
         members = json.dumps(to_runs(self.members or ()), separators=(",", ":"))
         if len(members) > _MOST_MEMBERS_CHARS:
             members = "[]"

@@ -1,4 +1,4 @@
-"""Tensors of a framework: lists that are reduced together, and rows that are put together."""
+"""Operations for frameworks: reduce lists of tensors, and concatenate rows."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from .group import Group
 
 
 class FusedAllReduce:
-    """Reduces lists of tensors in place, each list in as few operations as fusion buffers take.
+    """Reduces lists of tensors in place, each list in one operation per fusion buffer.
 
-    For a framework that hands over all of a step's tensors at once. Lists of the same sizes and
-    types, in the same order, share their buffers' plan; it is made when they come for the first
-    time.
+    For frameworks that pass all tensors of a step at once. Lists with the same sizes and types, in
+    the same order, share a plan, which is made at their first use.
     """
 
     def __init__(self, group: Group) -> None:
@@ -35,7 +34,7 @@ class FusedAllReduce:
             op: The reduction, as for ``Group.all_reduce``.
 
         Raises:
-            SdpError: See ``Group``.
+            SdpError: The reduction failed; see ``Group``.
         """
         buffers = [as_buffer(tensor) for tensor in tensors]
         fusion = self.plan([(buffer.count, buffer.dtype) for buffer in buffers], op)
@@ -44,7 +43,7 @@ class FusedAllReduce:
         fusion.finish()
 
     def plan(self, sizes: Sequence[tuple[int, DType]], op: str = "sum") -> FusionBuffer:
-        """Fusion buffers for tensors of these lengths and types, made when asked for first."""
+        """The fusion buffers for these lengths and types, made at their first use."""
         plan = (op, tuple(sizes))
         fusion = self._fusions.get(plan)
         if fusion is None:
@@ -53,14 +52,16 @@ class FusedAllReduce:
 
 
 def gather_uneven(group: Group, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Concatenate the ranks' arrays along the first axis, in which they may differ in length.
+    """Concatenate the ranks' arrays along the first axis, whose lengths may differ.
+
+    Two operations: the first one gathers the lengths.
 
     Args:
         group: The ranks.
-        rows: Of any type, of equal types and other dimensions on all ranks.
+        rows: An array whose type and other dimensions are equal on all ranks.
 
     Returns:
-        A new array. It takes two operations, of which the first is for the lengths.
+        A new array.
     """
     lengths = np.zeros(group.world_size, np.int64)
     group.all_gather(lengths, np.array([len(rows)], np.int64))
@@ -73,10 +74,10 @@ def gather_uneven(group: Group, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, A
 
 
 def as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A view of an array's memory: what is only moved may be of any type.
+    """View an array's memory as bytes, to move elements of any type.
 
     Raises:
-        ValueError: The array is not contiguous: what a view like this receives would be lost.
+        ValueError: The array is not contiguous: data received into the view would be lost.
     """
     if not array.flags.c_contiguous:
         raise ValueError("as_bytes: the array is not contiguous. Hint: pass a contiguous copy.")

@@ -21,12 +21,12 @@ class FusionBuffer:
 
     Register tensors in the order in which they usually become ready (last layer first), equally on
     all ranks. Consecutive tensors of one type share a buffer of at most ``threshold_bytes``; a
-    tensor of more than that has one of its own. A buffer leaves when its last tensor is ready
-    and the buffers before it have left; it is cut into ``world_size`` equal shards, each reduced by
-    one rank, while later ones fill. Nothing is copied together: chunks go from the tensors to the
+    larger tensor has its own. A buffer is sent when its last tensor is ready and all earlier
+    buffers have been sent. It is cut into ``world_size`` equal shards, each reduced by one rank,
+    while later buffers fill. Tensors are not copied together: chunks go from the tensors to the
     peers and back, so a buffer takes no memory.
 
-    A tensor that is not ready at ``finish`` counts as zeros and receives nothing.
+    A tensor that is not ready at ``finish`` counts as zeros and is not changed.
     """
 
     def __init__(
@@ -46,7 +46,8 @@ class FusionBuffer:
             threshold_bytes: A multiple of 128; None: ``SDP_FUSION_MB``, 25 MiB by default.
 
         Raises:
-            ValueError: The threshold is no multiple of 128, or a type has no such reduction.
+            ValueError: The threshold is not a multiple of 128, or the reduction is undefined for a
+                type.
             TypeError: A tensor is not described by a number and a type.
         """
         reduction = ReduceOp.parse(op)
@@ -67,10 +68,10 @@ class FusionBuffer:
         self._group = group  # which holds what other operations of the engine still write
 
     def ready(self, tensor: int, gradient: BufferLike) -> None:
-        """Hand in one tensor's gradient; it belongs to the buffer until ``finish`` returns.
+        """Pass the gradient of one tensor; do not access it until ``finish`` returns.
 
         Raises:
-            ValueError: Wrong index, size or type, or handed in twice.
+            ValueError: The index, size or type is wrong, or the gradient was passed before.
         """
         if not 0 <= tensor < len(self._tensors):
             raise ValueError(f"no tensor {tensor}: {len(self._tensors)} are registered")
@@ -100,7 +101,7 @@ class FusionBuffer:
 
     @property
     def buckets(self) -> list[list[int]]:
-        """Indices of the tensors in each buffer, in the order in which buffers leave."""
+        """Indices of the tensors in each buffer, in the order of sending."""
         return self._native.buckets()
 
 

@@ -1,4 +1,4 @@
-"""The group: collectives among the ranks of a job, for any framework or none."""
+"""`Group`: collectives among the ranks of a job, with or without a framework."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _OPERATIONS = tuple(op.name for op in _native.Op)
 class Group(Collectives):
     """A set of ranks that communicate; this process is one of them.
 
-    All ranks issue the same collectives in the same order; ``send`` and ``recv`` are apart from
-    that order. A blocking call on an idle group runs in the calling thread; an asynchronous one
-    (``async_op=True``) goes to the group's engine thread and returns a ``Work``, and its buffers
-    must not be touched until that is done. Results are bitwise equal on all ranks and from run to
-    run.
+    All ranks issue the same collectives in the same order; ``send`` and ``recv`` are independent of
+    that order. A blocking call on an idle group runs in the calling thread. An asynchronous call
+    (``async_op=True``) goes to the group's engine thread and returns a ``Work``; its buffers must
+    not be accessed until the ``Work`` is done. Results are bitwise equal on all ranks and from run
+    to run.
 
         with Group.from_env() as group:      # an exception in the block reaches the other ranks
             group.all_reduce(array, "avg")
@@ -50,16 +50,16 @@ class Group(Collectives):
         issuer: Takes the group's operations; for other modules of the core.
 
     Buffers are contiguous CPU memory: the buffer protocol, ``__array_interface__``,
-    ``__dlpack__``, or a ``Buffer``. What a rank keeps may be in its place in the output from the
-    beginning; another input that lies in the output's memory is copied first. Every call takes
-    ``timeout_s`` (seconds; None: the group's).
+    ``__dlpack__``, or a ``Buffer``. The part that a rank keeps may already be at its place in the
+    output; any other input in the output's memory is copied first. Every call takes ``timeout_s``
+    (seconds; None: the group's).
 
     Raises, from every operation:
-        ValueError, TypeError: The call is wrong; nothing was sent.
-        CollectiveMismatchError: The ranks called different things; nothing was reduced.
-        CollectiveTimeoutError: Ranks did not come in time.
+        ValueError, TypeError: The call is invalid; nothing was sent.
+        CollectiveMismatchError: The ranks called different operations; nothing was reduced.
+        CollectiveTimeoutError: Ranks did not arrive in time.
         PeerLostError: A rank's process has ended.
-        SdpError: The group is closed, or failed before: the first cause, again.
+        SdpError: The group is closed, or failed before; then it repeats the first cause.
     """
 
     def __init__(
@@ -90,17 +90,17 @@ class Group(Collectives):
         timeout_s: float | None = None,
         wire_dtype: DType | str | None = None,
     ) -> Group:
-        """Meet the ranks of this job; the launcher's variables say who they are.
+        """Make the group of all ranks of this job, according to the launcher's variables.
 
         Ranks on several nodes need MPI.
 
         Args:
-            name: Groups that are made at the same time need different names.
+            name: The group's name; groups that are made concurrently need different names.
             timeout_s: Time-out of the rendezvous and of every operation; None: ``SDP_TIMEOUT_S``,
                 300 s by default.
-            wire_dtype: ``bfloat16`` or ``float16``: how float32 values, and partial sums of 16-bit
-                ones, travel between nodes when they are reduced; None: ``SDP_WIRE_DTYPE``, by
-                default as they are.
+            wire_dtype: ``bfloat16`` or ``float16``: the type in which float32 values, and partial
+                sums of 16-bit values, travel between nodes in reductions; None:
+                ``SDP_WIRE_DTYPE``, by default unchanged.
         """
         topology = Topology.from_env()
         config = Config.from_env().on_the_wire(wire_dtype)
@@ -120,7 +120,7 @@ class Group(Collectives):
         network: Network | None = None,
         wire_dtype: DType | str | None = None,
     ) -> Group:
-        """Meet through a framework's key-value store.
+        """Make a group through a framework's key-value store.
 
         Args:
             store: Shared by all ranks; ``name`` must not have been used on it before.
@@ -128,7 +128,7 @@ class Group(Collectives):
             world_size: Number of ranks.
             name: Prefix of the keys.
             timeout_s: As for ``from_env``.
-            network: Between nodes; None: MPI, if mpirun started the ranks.
+            network: The network between nodes; None: MPI, if mpirun started the ranks.
             wire_dtype: As for ``from_env``.
         """
         config = Config.from_env().on_the_wire(wire_dtype)
@@ -219,7 +219,7 @@ class Group(Collectives):
         self.issuer.node.remove_region(region)
 
     def allocate(self, nbytes: int) -> memoryview:
-        """Zero-filled registered memory, given back when nothing refers to it any more."""
+        """Allocate zero-filled registered memory, freed with its last reference."""
         if not 0 < nbytes < 2**63:
             raise ValueError(f"allocate: cannot allocate {nbytes} bytes")
         node = self.issuer.node
@@ -230,11 +230,11 @@ class Group(Collectives):
         return memoryview(array).cast("B")
 
     def explain(self, op: str, nbytes: int, registered: bool = False) -> str:
-        """Say which path an operation would take, and why.
+        """Describe the path that an operation would take, and the reason.
 
         Args:
             op: Name of the operation, such as ``"all_reduce"``.
-            nbytes: Bytes that each rank shows to the others.
+            nbytes: Bytes that each rank offers to the others.
             registered: Whether all ranks' buffers are registered.
         """
         if op not in _OPERATIONS:
@@ -251,7 +251,7 @@ class Group(Collectives):
         """Path that the last collective took: ``inline``, ``staged``, ``zero-copy`` or ``none``."""
         return self.issuer.endpoint.last_path
 
-    # ---- life ----------------------------------------------------------------------------------
+    # ---- lifetime ------------------------------------------------------------------------------
 
     def new_group(
         self, ranks: Sequence[int], *, name: str | None = None, timeout_s: float | None = None
@@ -264,7 +264,7 @@ class Group(Collectives):
             timeout_s: None: this group's.
 
         Returns:
-            The new group; None to ranks that are not members.
+            The new group; None on ranks that are not members.
         """
         members = list(ranks)
         if len(set(members)) != len(members) or not set(members) <= set(range(self.world_size)):
@@ -307,10 +307,10 @@ class Group(Collectives):
         return self.issuer.endpoint.failure()
 
     def raise_if_failed(self, cause: BaseException | None = None) -> None:
-        """Raise what every operation would raise now.
+        """Raise the error that every operation would raise now.
 
         Args:
-            cause: What a framework has made of that failure; chained to it.
+            cause: A framework's error for this failure, to chain.
         """
         try:
             self.issuer.endpoint.raise_if_failed()
@@ -339,14 +339,14 @@ class Group(Collectives):
         return self.issuer.node.ended()
 
     def abort(self, reason: str | BaseException) -> None:
-        """Fail the group here and, at once, on all other ranks, which are told why."""
+        """Fail the group on all ranks at once, with a reason."""
         text = reason if isinstance(reason, str) else name_error(reason)
         self.issuer.endpoint.abort(text.encode(errors="backslashreplace").decode())
 
     def close(self) -> None:
-        """Leave the group: pending operations fail, threads end. Safe to call again.
+        """Leave the group: pending operations fail, threads end. May be called again.
 
-        Memory and descriptors go with the object itself.
+        Memory and descriptors are freed with the object.
         """
         self._closed = True
         self._leave()
@@ -379,5 +379,5 @@ class Group(Collectives):
         traceback: TracebackType | None,
     ) -> None:
         if error is not None and is_news(error):
-            self.abort(error)  # the other ranks may be waiting for this one
+            self.abort(error)  # the other ranks may wait for this one
         self.close()

@@ -1,4 +1,4 @@
-"""The variables by which launchers tell a process its place, and how to read them."""
+"""The variables by which launchers give a process its place, and their parsers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 
 class Launcher(NamedTuple):
-    """Names of a launcher's variables; of several names for one fact the first that is set counts.
+    """Names of a launcher's variables; of several names, the first that is set counts.
 
     Attributes:
         source: Name of the launcher.
@@ -31,7 +31,7 @@ class Launcher(NamedTuple):
     node_rank: tuple[str, ...] = ()
 
     def read(self, env: Environment) -> Placement:
-        """Read what this launcher says.
+        """Read the variables of this launcher.
 
         Raises:
             ValueError: A variable is not a whole number.
@@ -50,7 +50,7 @@ class Launcher(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """What one launcher says; None where it says nothing."""
+    """The place according to one launcher; None for values that it does not set."""
 
     rank: int | None = None
     size: int | None = None
@@ -143,7 +143,7 @@ def read_integer(env: Environment, names: tuple[str, ...]) -> int | None:
     if not (text.isascii() and text.isdecimal()):
         raise ValueError(
             f"{name}={env[name]!r} is not a whole number of zero or more. "
-            "Hint: the launcher sets it; unset it if it is a left-over."
+            "Hint: the launcher sets it; unset it if it is stale."
         )
     return int(text)
 

@@ -1,4 +1,4 @@
-"""What native code of plug-ins is given at run time: the core's functions, and a group's way in."""
+"""Gives native code of plug-ins the core's functions and a group's endpoint."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Native code of plug-ins, compiled at its first use.
+"""Compiles native code of plug-ins at its first use.
 
-Frameworks differ from version to version in what their operations are compiled against, so such
-code is compiled where the framework is installed, against the headers of ``core/include``, and kept
-in a cache. The core itself is none of it.
+The headers for a framework's operations differ between its versions, so this code is compiled where
+the framework is installed, with the headers of ``core/include``, and cached. The core itself is
+compiled when the package is built.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ COMPILE_LIMIT_S = 600
 
 
 class CompileError(RuntimeError):
-    """A plug-in's native code could not be compiled here; the text says why."""
+    """Raised when a plug-in's native code cannot be compiled; the text has the reason."""
 
 
 def build(source: Path, version: str, compiler: Sequence[str], linker: Sequence[str] = ()) -> Path:
     """Compile a source file to a shared library, or take it from the cache.
 
-    Ranks that come at the same time wait for the first of them. Where there is no compiler, what
-    another one has made of the same before is taken: so can images be made ahead.
+    Concurrent ranks wait for the first one. Without a compiler, a cached library of another
+    compiler is used, so that images can be prepared.
 
     Args:
-        source: C++ that includes a header of ``core/include``; its own ones stand beside it, or
+        source: C++ that includes a header of ``core/include``; its own headers are in its folder or
             below.
-        version: Of the framework that it is compiled against.
-        compiler: Flags.
-        linker: Flags that come after the source.
+        version: Version of the framework.
+        compiler: Compiler flags.
+        linker: Flags after the source.
 
     Returns:
-        The library. Its name tells sources, headers, version, flags and compiler apart.
+        The library, whose name depends on sources, headers, version, flags and compiler.
 
     Raises:
         CompileError: There is no compiler, or it failed, or ``SDP_NATIVE_OPS`` is 0.
@@ -66,18 +66,18 @@ def build(source: Path, version: str, compiler: Sequence[str], linker: Sequence[
     try:
         if not library.exists():
             _compile_once(command, library)
-    except OSError as error:  # a cache that is not ours to write to
+    except OSError as error:  # the cache is not writable
         raise CompileError(
-            f"{source.name}: {error}. Hint: SDP_CACHE names another folder"
+            f"{source.name}: {error}. Hint: set SDP_CACHE to another folder"
         ) from None
     return library
 
 
 def compile_ahead(package: str, compile_all: Callable[[], object]) -> int:
-    """The command ``python -m package``: compile now what is else compiled at its first use.
+    """The command ``python -m package``: compile ahead of the first use.
 
     Args:
-        package: Its name.
+        package: The package's name.
         compile_all: Compiles, or raises ``CompileError``.
 
     Returns:
@@ -136,7 +136,7 @@ def _compile_once(command: Sequence[str], library: Path) -> None:
 def _compile(command: Sequence[str], library: Path) -> None:
     what = library.name.split("-")[0]
     prefix = f"{library.stem}-tmp"
-    for left in library.parent.glob(f"{prefix}*"):  # by a process that was killed: the lock is ours
+    for left in library.parent.glob(f"{prefix}*"):  # of a killed process: this process has the lock
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=library.parent) as folder:
         output = Path(folder) / library.name

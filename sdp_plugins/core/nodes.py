@@ -1,4 +1,4 @@
-"""Which ranks of a group share a node's memory."""
+"""The ranks of a group by node, that is, by shared memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Nodes:
         hosts: Sequence[str],
         global_ranks: tuple[int, ...] | None = None,
     ) -> Nodes:
-        """Put ranks in the same place together.
+        """Group ranks by place.
 
         Args:
             places: Of every rank; equal for ranks that can share memory.
@@ -55,7 +55,7 @@ class Nodes:
 
     @cached_property
     def rails(self) -> int:
-        """How many ranks of every node exchange data with other nodes: as the smallest node has."""
+        """Number of ranks per node that exchange data with other nodes: the smallest node's."""
         return min(map(len, self.members))
 
     @cached_property
@@ -75,16 +75,15 @@ class Nodes:
         return self._places[rank][1]
 
     def counterpart(self, rank: int, node: int) -> int:
-        """The rank of `node` that holds what comes from, or goes to, a rank of another node."""
+        """The rank of `node` that exchanges data with a rank of another node."""
         ranks = self.members[node]
         return ranks[self.index_of(rank) % len(ranks)]
 
     @cached_property
     def keep_the_tree(self) -> bool:
-        """Whether sums by node and then over nodes follow the one tree over all ranks.
+        """Whether sums by node and then over nodes follow the same tree as over all ranks.
 
-        They do where each node has the same power of two of consecutive ranks, and in few other
-        cases.
+        They do if each node has the same power of two of consecutive ranks, and in few other cases.
         """
         by_nodes = tree([tree(ranks) for ranks in self.members])
         return by_nodes == tree(range(self.world_size))

@@ -1,4 +1,4 @@
-"""The open groups of this process, and the observers that are told what happens to them.
+"""The open groups of this process, and their observers.
 
 The flight recorder and traces are observers. They stand above the core, and
 `sdp_plugins/__init__.py` installs them.
@@ -27,7 +27,7 @@ class OpenGroup:
     Args:
         name: The group's name.
         info: This rank of it.
-        native: Serves the ranks of this node.
+        native: Runs the operations of this node's ranks.
         local_size: Number of ranks on this node.
         config: The group's settings.
     """
@@ -54,10 +54,10 @@ class OpenGroup:
 
 
 class GroupObserver:
-    """Is told what happens to the groups of this process.
+    """Receives notifications about the groups of this process.
 
-    It may add a note to an error that it is shown. An exception that it raises then is suppressed,
-    because it must not replace that error.
+    It may add a note to an error. Exceptions that it raises then are suppressed, because they must
+    not replace that error.
     """
 
     def opened(self, group: OpenGroup) -> None:
@@ -76,7 +76,7 @@ class GroupObserver:
         """An operation's error is about to reach its caller."""
 
     def wait_timed_out(self, group: OpenGroup, error: Exception) -> None:
-        """A caller stops waiting for an operation that goes on."""
+        """A caller stops waiting for an operation that continues."""
 
     def rendezvous_failed(self, error: Exception) -> None:
         """A group could not be made."""
@@ -111,11 +111,11 @@ class OpenGroups:
     # ---- observers -----------------------------------------------------------------------------
 
     def install(self, find_observers: Callable[[Config], Iterable[GroupObserver]]) -> None:
-        """Set the function that returns the observers that a group with such settings needs."""
+        """Set the function that returns the observers for a group's settings."""
         self._find_observers = find_observers
 
     def observe(self, observer: GroupObserver) -> None:
-        """Add an observer, and tell it of the groups that are open; again changes nothing."""
+        """Add an observer and notify it of the open groups; does nothing the second time."""
         with self._lock:
             if observer in self._observers:
                 return
@@ -124,7 +124,7 @@ class OpenGroups:
         for group in groups:
             observer.opened(group)
 
-    # ---- what a Group tells --------------------------------------------------------------------
+    # ---- notifications by a Group --------------------------------------------------------------
 
     def add(self, group: OpenGroup) -> None:
         """A group was made."""
@@ -185,14 +185,14 @@ class OpenGroups:
         self._tell(lambda observer: observer.operation_failed())
 
     def wait_timed_out(self, group: OpenGroup, error: Exception) -> None:
-        """A caller stops waiting for an operation of the group, which goes on."""
+        """A caller stops waiting for an operation of the group, which continues."""
         self._tell(lambda observer: observer.wait_timed_out(group, error))
 
     def _tell(self, tell: Callable[[GroupObserver], None]) -> None:
         for observer in self._observers:
-            with suppress(Exception):  # it must not replace the error that it explains
+            with suppress(Exception):  # must not replace the error that it explains
                 tell(observer)
 
 
 open_groups = OpenGroups()
-"""All observers are told of all groups of the process: a signal, or a trace, is the process's."""
+"""Observers see all groups of the process: a signal or a trace concerns the process."""

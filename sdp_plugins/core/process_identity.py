@@ -1,4 +1,4 @@
-"""Names for processes that stay unique although the kernel uses process ids again."""
+"""Names for processes that stay unique although the kernel reuses process ids."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def process_state(identity: str) -> str:
 
 
 def process_command(identity: str) -> str:
-    """What a process runs, without the interpreter's path; empty if it has ended.
+    """The command line of a process, without the interpreter's path; empty if it has ended.
 
     Args:
         identity: As ``process_identity`` gave it.
@@ -48,13 +48,13 @@ def process_command(identity: str) -> str:
             words = file.read().decode(errors="replace").rstrip("\0").split("\0")
     except OSError:
         return ""
-    if not process_state(identity):  # asked afterwards: the id may be another's by now
+    if not process_state(identity):  # checked afterwards: the id may have been reused
         return ""
     return " ".join([os.path.basename(words[0]), *words[1:]])
 
 
 def own_pid(pid: int) -> int:
-    """The id by which a process knows itself: in a container another one than here."""
+    """The id of a process in its own pid namespace, such as a container's."""
     try:
         with open(f"/proc/{pid}/status", errors="replace") as file:
             ids = next((line for line in file if line.startswith("NSpid:")), "")

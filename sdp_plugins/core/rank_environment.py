@@ -1,4 +1,4 @@
-"""The variables that torch's and SMDDP's scripts look for, in a rank that mpirun has started."""
+"""The variables that torch's and SMDDP's scripts read, for a rank that mpirun has started."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from .topology import Topology
 
-SAGEMAKER_PORT = 7777  # the one that SageMaker's PyTorch toolkit names, too
-FIRST_PORT, PORTS = 10_000, 20_000  # below those that kernels hand out
+SAGEMAKER_PORT = 7777  # the port of SageMaker's PyTorch toolkit
+FIRST_PORT, PORTS = 10_000, 20_000  # below the kernel's ephemeral ports
 HOST_NAME_LIBRARY = "gethostname.cpython"
 RESOURCES = "/opt/ml/input/config/resourceconfig.json"
 
@@ -17,13 +17,13 @@ RESOURCES = "/opt/ml/input/config/resourceconfig.json"
 def rank_environment(
     topology: Topology, given: Mapping[str, str], resources: str | os.PathLike[str] = RESOURCES
 ) -> dict[str, str]:
-    """`given`, and what is not in it of torchrun's and SMDDP's variables.
+    """`given`, plus those variables of torchrun and SMDDP that it lacks.
 
-    SageMaker's toolkit preloads a library for gethostname() that reads `resources` and crashes
-    where there is none: elsewhere it is dropped, and the port is the job's own.
+    SageMaker's toolkit preloads a library for gethostname() that crashes without the file
+    `resources`: in that case the library is removed, and the port is derived from the job.
 
     Args:
-        topology: Where this rank stands.
+        topology: The place of this rank.
         given: Its environment.
         resources: SageMaker's list of hosts.
     """
@@ -55,13 +55,13 @@ def rank_environment(
 
 
 def misplaced(topology: Topology, given: Mapping[str, str]) -> str:
-    """What is wrong if all ranks of a job of several hosts run on this one; empty: they do not.
+    """The warning if all ranks of a job with several hosts run on one host; empty otherwise.
 
-    Open MPI 5 places them so where SageMaker's toolkit starts it, and the job would go on with a
-    part of the machines that are paid for.
+    Open MPI 5 places ranks so under SageMaker's toolkit, and the job would use only a part of the
+    machines that are paid for.
 
     Args:
-        topology: Where this rank stands.
+        topology: The place of this rank.
         given: Its environment.
     """
     hosts = _hosts(given)
@@ -75,10 +75,10 @@ def misplaced(topology: Topology, given: Mapping[str, str]) -> str:
 
 
 def _hosts(given: Mapping[str, str]) -> list[str]:
-    """SageMaker's list of them."""
+    """SageMaker's list of hosts."""
     if not given.get("SM_HOSTS"):
         return []
-    import json  # outside of SageMaker smddprun does without
+    import json  # not on SageMaker
 
     try:
         return [str(host) for host in json.loads(given["SM_HOSTS"])]
@@ -87,10 +87,10 @@ def _hosts(given: Mapping[str, str]) -> list[str]:
 
 
 def _address(topology: Topology, given: Mapping[str, str]) -> str:
-    """Of rank 0's host; empty if nothing tells it.
+    """The address of rank 0's host; empty if unknown.
 
-    mpirun does not say where rank 0 runs, so on several nodes a job outside of SageMaker needs
-    MASTER_ADDR if it asks for torch's env:// rendezvous.
+    mpirun does not tell where rank 0 runs, so outside of SageMaker a job on several nodes needs
+    MASTER_ADDR for torch's env:// rendezvous.
     """
     for name in ("SMDATAPARALLEL_SERVER_ADDR", "SM_MASTER_ADDR"):
         if given.get(name):
@@ -101,5 +101,5 @@ def _address(topology: Topology, given: Mapping[str, str]) -> str:
 
 
 def _own_port(topology: Topology) -> int:
-    """One that other jobs on the host hardly have; the same on all ranks."""
+    """A port derived from the job, so the same on all ranks and unlikely in other jobs."""
     return FIRST_PORT + zlib.crc32(topology.job_key.encode()) % PORTS

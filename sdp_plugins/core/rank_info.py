@@ -1,4 +1,4 @@
-"""Which rank of which group a segment belongs to, for readers that were not at the rendezvous."""
+"""Identifies the rank and group of a segment, for readers outside of the group."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ class RankInfo(NamedTuple):
         name: The group's name.
         rank: The rank in the group.
         world_size: The group's size.
-        members: The global ranks of the group's members; None: not known.
-        job: Key of the job; empty: not known.
+        members: The global ranks of the group's members; None if unknown.
+        job: Key of the job; empty if unknown.
         process: ``pid@start``.
-        pid_namespace: The namespace of that pid; 0: not known.
+        pid_namespace: The namespace of that pid; 0 if unknown.
         host: The host's name.
-        clock: See ``clock_id``.
+        clock: Id of the process's CLOCK_MONOTONIC: see ``clock_id``.
     """
 
     token: int
@@ -58,7 +58,7 @@ class RankInfo(NamedTuple):
 
     @property
     def names(self) -> RankNames:
-        """How messages name the group and its ranks."""
+        """The names of the group and its ranks in messages."""
         return RankNames(self.name, self.world_size, self.members)
 
     def to_json(self) -> dict[str, Any]:
@@ -76,7 +76,7 @@ class RankInfo(NamedTuple):
 
 
 def group_token(announcements: Iterable[bytes]) -> int:
-    """A group's token, from what its ranks have announced to each other."""
+    """A group's token, a hash of its ranks' announcements."""
     digest = hashlib.sha256(b"".join(announcements)).digest()
     return int.from_bytes(digest[:7], "little") + 1  # fits JSON's numbers, and is not 0
 
@@ -93,7 +93,7 @@ def to_runs(members: Sequence[int]) -> list[list[int]]:
 
 
 def pid_namespace() -> int:
-    """Identifies this process's namespace of process ids; 0: not known."""
+    """Identifies this process's pid namespace; 0 if unknown."""
     with suppress(OSError):
         return os.stat("/proc/self/ns/pid").st_ino
     return 0

@@ -1,4 +1,4 @@
-"""How messages name a group and its ranks: by their numbers in the job, where these are known."""
+"""The names of a group and its ranks in messages: by the numbers in the job, if known."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from dataclasses import dataclass
 from .errors import name_ranks
 
 DEFAULT = "default"
-"""Name of the group of all ranks of a job, where nobody gave it another."""
+"""Default name of the group of all ranks of a job."""
 _MOST_CHARS = 60
 
 
 def printable(text: str, most: int) -> str:
-    """The text, cut, for one line of a terminal: peers may have written anything."""
+    """Make a peer's text safe for one line of a terminal, and cut it."""
     return "".join(c if c.isprintable() else "?" for c in text[:most])
 
 
 @dataclass(frozen=True)
 class RankNames:
-    """A group, for messages.
+    """The names of a group, for messages.
 
     Attributes:
         group: Its name.

@@ -1,8 +1,8 @@
 """The Python stacks of a rank on SIGURG, which `sdp run` sends to ranks that hang.
 
-By default SIGURG does nothing: a process that has not called `dump_on_signal` survives it.
-faulthandler writes in the signal handler itself, so that a main thread that is stuck in native code
-is shown too.
+SIGURG is ignored by default, so a process that has not called `dump_on_signal` survives it.
+faulthandler writes in the signal handler itself, so it also shows a main thread that is blocked in
+native code.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _STDERR = 2
 
 
 def dump_on_signal() -> None:
-    """Write the stacks of all threads to stderr on `NUMBER`, in ranks of our own launchers.
+    """Write the stacks of all threads to stderr on `NUMBER`, in ranks of this package's launchers.
 
     A script that handles the signal itself keeps its handler.
     """

@@ -1,4 +1,4 @@
-"""Where this process stands in its job, as its launcher says."""
+"""The place of this process in its job, according to its launcher."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _REMEDY = "start all ranks with one launcher, or set RANK and WORLD_SIZE for eve
 class Topology(NamedTuple):
     """The place of this process in its job.
 
-    ``local_rank``, ``local_size`` and ``node_rank`` are the launcher's view and a guess where it
-    gives none (contiguous ranks per node). Nothing may rely on them for which ranks share memory:
-    that is found out by trying.
+    ``local_rank``, ``local_size`` and ``node_rank`` are the launcher's view, or a guess if it gives
+    none (contiguous ranks per node). They do not determine which ranks share memory: that is found
+    by trying.
 
     Attributes:
         rank: Rank in the job.
@@ -40,8 +40,9 @@ class Topology(NamedTuple):
         local_size: Number of ranks on the node.
         node_rank: Index of the node.
         job_key: Equal on all ranks of the job, different for other jobs on the host.
-        source: Who said so: ``torchrun``, ``environment`` (the same variables, set by another
-            launcher or by hand), ``openmpi``, ``hydra``, ``slurm``, ``pmix`` or ``single``.
+        source: Source of this information: ``torchrun``, ``environment`` (the same variables, set
+            by another launcher or by hand), ``openmpi``, ``hydra``, ``slurm``, ``pmix`` or
+            ``single``.
     """
 
     rank: int
@@ -62,15 +63,15 @@ class Topology(NamedTuple):
         """Read the place from the variables of a launcher.
 
         In this order: RANK and WORLD_SIZE (torchrun, ``sdp run``), Open MPI, a Slurm step, hydra
-        (MPICH, Intel MPI), PMIx. Nothing set means a job of one.
+        (MPICH, Intel MPI), PMIx. Without any of them, the job has one rank.
 
         Args:
             env: Variables to read; None reads the environment of this process.
-            identify: Names the process that started the ranks, given a variable that it sets
-                for each; used where the variables alone do not tell jobs apart.
+            identify: Returns the identity of the process that started the ranks, given a variable
+                that it sets for each; used if the variables alone do not distinguish jobs.
 
         Raises:
-            ValueError: Variables are incomplete, contradict each other, are no numbers, or would
+            ValueError: Variables are incomplete, contradict each other, are not numbers, or could
                 be the same for another job on this host.
         """
         given = environment() if env is None else env
@@ -102,12 +103,12 @@ def place_in_job(env: Environment | None = None) -> Topology | None:
 
 
 def _detect(env: Environment) -> tuple[Launcher, Placement] | None:
-    """Return the launcher that counts; None if there is none."""
+    """Return the launcher to use; None if there is none."""
     halves: list[tuple[Launcher, Placement]] = []
     for launcher in _candidates(env):
         place = launcher.read(env)
         if place.complete:
-            # Half of a stronger launcher's variables may be the user's own; they have to agree.
+            # The user may have set a part of a stronger launcher's variables; they must agree.
             for other, its in [*halves, *_rivals(launcher, env)]:
                 if place.contradicts(its):
                     raise _contradiction(launcher, place, other, its)
@@ -120,7 +121,7 @@ def _detect(env: Environment) -> tuple[Launcher, Placement] | None:
 
 
 def _candidates(env: Environment) -> list[Launcher]:
-    """Return the launchers whose variables mean something here, strongest first."""
+    """Return the launchers whose variables are relevant, strongest first."""
     if ENVIRONMENT.read(env).complete:
         return [ENVIRONMENT]
     return [ENVIRONMENT, *_launchers_of_ranks(env)]
@@ -144,8 +145,8 @@ def _launchers_of_ranks(env: Environment) -> list[Launcher]:
 def _rivals(winner: Launcher, env: Environment) -> list[tuple[Launcher, Placement]]:
     """Return complete launchers beside RANK and WORLD_SIZE that must not contradict these.
 
-    Whoever starts local processes sets LOCAL_RANK. A container platform may set RANK for a whole
-    pod; every rank of an mpirun inside it would then take itself for that one.
+    A launcher of local processes sets LOCAL_RANK. A container platform may set RANK for a whole
+    pod, and every rank of an mpirun inside it would then use that number.
     """
     if winner is not ENVIRONMENT or first_set(env, winner.local_rank) is not None:
         return []
@@ -173,7 +174,7 @@ def _contradiction(
 
     return ValueError(
         f"{say(launcher, place)} and {say(other, its)} contradict each other. "
-        f"Hint: unset the ones that are left-overs; {_REMEDY}."
+        f"Hint: unset the stale ones; {_REMEDY}."
     )
 
 

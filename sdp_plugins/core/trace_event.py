@@ -14,7 +14,7 @@ NBYTES = _LAYOUT.size
 
 
 class TraceEvent(NamedTuple):
-    """One operation on this rank; times in nanoseconds of CLOCK_MONOTONIC, 0 where not known.
+    """One operation on this rank; times in nanoseconds of CLOCK_MONOTONIC, 0 if unknown.
 
     Attributes:
         seq: The operation's number in the group; of a send or a receive, in this process.
@@ -25,13 +25,13 @@ class TraceEvent(NamedTuple):
         waited: Since when a caller has waited for it.
         elems: Number of elements, as error messages count them.
         nbytes: Bytes that this rank sends or receives, whichever is more.
-        last_rank: The rank that arrived last, or did not arrive; -1: not known.
+        last_rank: The rank that arrived last, or did not arrive; -1 if unknown.
         blamed: The first rank to blame for a failure; -1: none.
         peer: Peer or root; -1: none.
         thread: Id of the thread that ran it.
         waiter: Id of the thread that waited.
         tag: Tag of a send or a receive.
-        layout: Layout hash of a fusion buffer; 0: it is none.
+        layout: Layout hash of a fusion buffer; 0 for other operations.
         op: Number of the native ``Op``.
         dtype: Number of the native ``DType``.
         reduce_op: Number of the native ``ReduceOp``.
@@ -71,7 +71,7 @@ class TraceEvent(NamedTuple):
 
     @property
     def shape(self) -> str:
-        """Such as ``float32[1024]``; empty where nothing is moved."""
+        """Type and size, such as ``float32[1024]``; empty if nothing is moved."""
         return f"{_native.DType(self.dtype).name}[{self.elems}]" if self.nbytes else ""
 
     @property

@@ -1,4 +1,4 @@
-"""Handle on an asynchronous operation."""
+"""Handle of an asynchronous operation."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _FOREVER_S = 1e9
 class Work:
     """An operation that was issued with ``async_op=True``.
 
-    The buffers of the operation belong to it until it is completed; dropping the handle does not
-    cancel anything.
+    Do not access the operation's buffers until it is completed. Dropping the handle does not cancel
+    the operation.
     """
 
     __slots__ = ("_group", "_held", "_native", "_release", "_what")
@@ -41,7 +41,7 @@ class Work:
 
         Args:
             timeout_s: Seconds to wait at most; None waits as long as the operation's own time-out
-                allows. If this wait ends first the operation goes on.
+                allows. If this wait ends first, the operation continues.
 
         Raises:
             CollectiveTimeoutError: This wait timed out.

@@ -73,7 +73,7 @@ def test_what_cannot_be_compiled_is_named(source: Path) -> None:
 
 def test_a_cache_that_cannot_be_written(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SDP_CACHE", str(source))
-    with pytest.raises(CompileError, match=r"answer.cc: .*Hint: SDP_CACHE names another"):
+    with pytest.raises(CompileError, match=r"answer.cc: .*Hint: set SDP_CACHE to another"):
         build(source, "1.0", [])
 
 

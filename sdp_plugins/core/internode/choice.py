@@ -36,7 +36,7 @@ def _warn_of_others(topology: Topology) -> None:
     warnings.warn(
         f"rank {topology.rank}: {topology.source} says that {topology.local_size} of "
         f"{topology.world_size} ranks are on this node; the others cannot be reached without MPI"
-        f"{missing}. Hint: {NODES_HINT}; PyTorch's groups do without.",
+        f"{missing}. Hint: {NODES_HINT}; PyTorch's groups do not need MPI.",
         stacklevel=4,
     )
 

@@ -109,8 +109,8 @@ class Runtime:
                     return
             if time.monotonic() > end:
                 raise RendezvousTimeoutError(
-                    f"[rank {self.rank}/{self.size}] rendezvous: not all ranks of MPI's world came "
-                    "in time. Hint: were they all started, and do all make this group?",
+                    f"[rank {self.rank}/{self.size}] rendezvous: not all ranks of MPI's world "
+                    "arrived in time. Hint: all must be started, and all must make this group.",
                     op="rendezvous",
                 )
             time.sleep(LAST_PAUSE_S)

@@ -1,4 +1,4 @@
-"""What each rank tells all others before they connect."""
+"""The announcement that ranks exchange before they connect."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Place:
 
     @classmethod
     def here(cls) -> Place:
-        """Return the place of this process; what cannot be found out is empty."""
+        """Return the place of this process; unknown fields are empty."""
         boot_id, network = "", 0
         with suppress(OSError):
             boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:36]
@@ -47,7 +47,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Announcement:
-    """Where a rank can be called and by what it is recognised.
+    """The address of a rank, and its proof of membership.
 
     Attributes:
         rank: Its rank.
@@ -55,7 +55,7 @@ class Announcement:
         pid: Its process id, in its own pid namespace.
         uid: Its effective user id, in its own user namespace.
         token: Names its listening socket.
-        nonce: Secret of the group's ranks: callers show it to prove that they are of the group.
+        nonce: A secret: a rank that connects presents it to prove that it is of the group.
         place: Where it runs.
         global_rank: Its rank in the job, as its launcher says; -1: none does.
     """

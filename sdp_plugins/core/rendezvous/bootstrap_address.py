@@ -1,7 +1,7 @@
-"""Where rank 0 of a group listens, and how to get past what else may be there.
+"""The address at which rank 0 of a group listens.
 
-The address is in the abstract namespace: no file, nothing left behind, private to the network
-namespace. It follows from user, job and group alone, so anyone can take it first; hence a few
+It is in the abstract namespace: no file, nothing left behind, private to the network namespace. It
+is derived from user, job and group, so any process can take it first. Hence there are several
 candidates, of which dead and foreign ones are skipped.
 """
 
@@ -25,7 +25,7 @@ _BIND_TO_LISTEN_S = 0.005
 
 
 class Holder(Enum):
-    """Who holds an address."""
+    """The process that holds an address."""
 
     NOBODY = "nobody that answers"
     BUSY = "somebody whose backlog is full"
@@ -56,7 +56,7 @@ def listen(addresses: list[bytes], deadline: Deadline) -> socket.socket:
                 return listener
             who, holder = _holder(address)
             if who in (Holder.OURS, Holder.BUSY):
-                break  # our ranks would find that process first: another address is no use
+                break  # ranks would find that process first, so another address is useless
         if deadline.expired:
             raise ReasonError.refused(
                 f"the address of rank 0 was held by {holder} for {deadline.allowed}",
@@ -70,7 +70,7 @@ def find(addresses: list[bytes]) -> tuple[socket.socket | None, str]:
     """Connect to rank 0, once, without waiting.
 
     Returns:
-        The connection (non-blocking), or None and a clause that says what was there instead.
+        The connection (non-blocking), or None and a clause that describes what was found.
     """
     found = "nobody listens"
     for address in addresses:
@@ -104,7 +104,7 @@ def _bind(address: bytes) -> socket.socket | None:
 def _holder(address: bytes) -> tuple[Holder, str]:
     sock, who = _probe(address)
     if who is Holder.NOBODY:
-        time.sleep(_BIND_TO_LISTEN_S)  # somebody may be between bind and listen
+        time.sleep(_BIND_TO_LISTEN_S)  # a process may be between bind and listen
         sock, who = _probe(address)
     if sock is None:
         return who, who.value

@@ -29,7 +29,7 @@ def join(addresses: list[bytes], blob: bytes, context: RendezvousContext) -> lis
     """Send rank 0 this rank's blob; return the blobs of all ranks.
 
     Raises:
-        ReasonError: Rank 0 says so, or does not answer.
+        ReasonError: Rank 0 refuses this rank, or does not answer.
     """
     deadline = context.deadline
     retry_s = _FIRST_RETRY_S
@@ -44,7 +44,7 @@ def join(addresses: list[bytes], blob: bytes, context: RendezvousContext) -> lis
         if deadline.expired:
             raise ReasonError.missing(
                 f"rank 0 did not arrive in {deadline.allowed} ({found})",
-                f"was it started, on this node, and of the same job? {ONE_JOB_HINT}; {NODES_HINT}",
+                f"check that it was started, on this node; {ONE_JOB_HINT}; {NODES_HINT}",
                 [0],
             )
         time.sleep(min(retry_s, deadline.remaining_s))
@@ -132,7 +132,7 @@ class _Connection:
 
     def _gone(self) -> Exception:
         if self._welcome or has_ended(self._sock):
-            return ReasonError.lost("rank 0 ended before all ranks had come", [0])
+            return ReasonError.lost("rank 0 ended before all ranks had arrived", [0])
         return _RootLeftError()
 
     def _no_answer(self) -> ReasonError:

@@ -64,10 +64,10 @@ class BootstrapRoot:
         self._selector = selectors.DefaultSelector()
 
     def gather(self, blob: bytes) -> list[bytes]:
-        """Wait for all other ranks and give everyone the table.
+        """Wait for all other ranks, and send the table to all.
 
         Raises:
-            ReasonError: They cannot come together; whoever is there has been told.
+            ReasonError: The exchange failed; the connected ranks know the reason.
         """
         try:
             return self._gather(blob)
@@ -86,7 +86,7 @@ class BootstrapRoot:
         except OSError as error:
             raise ReasonError.system(error) from error
         blobs = [blob, *(hello.blob for hello in self._hellos())]
-        # Before any rank goes on, so that none finds this listener in its next exchange.
+        # Before any rank continues, so that none finds this listener in its next exchange.
         close_listener(self._listener)
         for part in pack_table(blobs):
             self._send(part, self._by_rank.values(), self._context.deadline)
@@ -147,7 +147,7 @@ class BootstrapRoot:
             hello = Hello.unpack(content)
         except VersionError as error:
             raise ReasonError.refused(
-                f"process {client.peer.pid} speaks {error}, rank 0 another one",
+                f"process {client.peer.pid} uses {error}, rank 0 another one",
                 "install the same version of sdp_plugins for all ranks",
             ) from error
         except ValueError as error:
@@ -191,7 +191,7 @@ class BootstrapRoot:
         if client.hello is not None:
             rank = client.hello.rank
             raise ReasonError.lost(
-                f"rank {rank} (pid {client.peer.pid}) ended before all ranks had come", [rank]
+                f"rank {rank} (pid {client.peer.pid}) ended before all ranks had arrived", [rank]
             )
 
     def _missing(self) -> Reason:
@@ -199,7 +199,7 @@ class BootstrapRoot:
         ranks = tuple(sorted(set(range(1, world_size)) - self._by_rank.keys()))
         allowed = self._context.deadline.allowed
         what = f"{name_ranks(ranks)} did not arrive in {allowed}"
-        hint = f"were they started, on this node, and of the same job? {ONE_JOB_HINT}; {NODES_HINT}"
+        hint = f"check that they were started, on this node; {ONE_JOB_HINT}; {NODES_HINT}"
         return Reason(Kind.MISSING, ranks, what, hint)
 
     def _send(self, message: bytes, clients: Iterable[_Client], end: Deadline) -> None:

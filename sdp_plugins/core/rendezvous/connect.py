@@ -22,7 +22,7 @@ from .peer_process import close_listener
 
 @dataclass
 class Rendezvous:
-    """What a rank knows of the others of its group.
+    """What a rank knows of the other ranks of its group.
 
     Attributes:
         context: The group that is brought up.
@@ -36,7 +36,7 @@ class Rendezvous:
 
     @property
     def nodes(self) -> Nodes:
-        """Who shares memory with whom, as far as their announcements tell."""
+        """The ranks by node, according to their announcements."""
         places = [announcement.place for announcement in self.table]
         return Nodes.of_places(places, [place.host for place in places], self.global_ranks)
 
@@ -49,17 +49,17 @@ class Rendezvous:
         return found if min(found) >= 0 and len({*found}) == len(found) else None
 
     def connect(self, segment_fd: int, members: Sequence[int]) -> Links:
-        """Connect this rank with others of its node and swap segments.
+        """Connect this rank to others of its node, and exchange segments.
 
-        Returns only when each of them has connected with every other.
+        Returns only when each of them is connected to every other.
 
         Args:
-            segment_fd: Descriptor that every peer gets a copy of. It becomes a part of the result;
-                on an error it stays the caller's.
-            members: Ranks of the node, this one among them.
+            segment_fd: Descriptor of which every peer gets a copy. The result owns it; after an
+                error the caller still does.
+            members: Ranks of the node, including this one.
 
         Returns:
-            The connections, owner of all its descriptors.
+            The connections, which own all descriptors.
 
         Raises:
             PeerLostError: A rank's process ended meanwhile.
@@ -81,18 +81,18 @@ def meet(
     timeout_s: float,
     global_rank: int = -1,
 ) -> Iterator[Rendezvous]:
-    """Learn of all other ranks of a group; a context manager.
+    """Exchange announcements with all ranks of a group; a context manager.
 
     Args:
         rank: This rank.
-        names: The group and, as far as is known, its ranks.
+        names: The group and, as far as known, its ranks.
         exchange: Called once, with ``ANNOUNCEMENT_NBYTES`` bytes on every rank; not at all for a
             single rank.
         timeout_s: Seconds for everything, the exchange included.
         global_rank: See ``Announcement``.
 
     Raises:
-        RendezvousTimeoutError: A rank did not come.
+        RendezvousTimeoutError: A rank did not arrive.
         RendezvousError: The exchange mixed up several groups.
     """
     context, world_size = RendezvousContext(rank, names, Deadline(timeout_s)), names.world_size

@@ -1,4 +1,4 @@
-"""Who brings up which group, and until when."""
+"""One rank's attempt to make a group: its names and its deadline."""
 
 from __future__ import annotations
 

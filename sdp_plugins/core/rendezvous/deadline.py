@@ -1,4 +1,4 @@
-"""A point in time by which something has to be done."""
+"""A deadline that can be shared between ranks."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class Deadline:
 
     @property
     def remaining_s(self) -> float:
-        """Seconds to the end, never negative."""
+        """Seconds left, never negative."""
         return max(0.0, self._end - time.monotonic())
 
     @property
     def wait_s(self) -> float:
-        """How long one system call may wait; they cannot count months. Ask again after it."""
+        """Time-out for one system call, which is limited; call again after it."""
         return min(self.remaining_s, _LONGEST_WAIT_S)
 
     @property

@@ -1,4 +1,4 @@
-"""Exchange between the ranks of a job that know nothing but their environment."""
+"""Exchange between the ranks of a job that have only their environment."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from .deadline import Deadline
 class EnvExchange:
     """All-gathers one blob per rank through rank 0; an ``Exchange``.
 
-    Rank 0 listens on an abstract Unix socket whose name follows from user, job and group; the
-    others find it by that name, in any order of starting. All of it runs in the calling thread and
-    nothing is left when the call returns, so the same name can be used again at once. Only
-    processes of the same user take part; connections of others are refused and disturb nothing.
+    Rank 0 listens on an abstract Unix socket whose name is derived from user, job and group; the
+    other ranks connect to it, in any order of starting. The exchange runs in the calling thread and
+    leaves nothing behind, so the name can be reused at once. Only processes of the same user
+    take part; other connections are refused and have no effect.
     """
 
     def __init__(self, topology: Topology, name: str) -> None:
@@ -35,7 +35,7 @@ class EnvExchange:
     def __call__(self, blob: bytes, timeout_s: float) -> list[bytes]:
         """Exchange blobs.
 
-        The earliest deadline among the ranks that have come ends it for all.
+        The earliest deadline of the connected ranks ends it for all.
 
         Args:
             blob: This rank's contribution, at most 64 KiB.
@@ -47,7 +47,7 @@ class EnvExchange:
         Raises:
             ValueError: The blob is too long.
             PeerLostError: A rank's process ended meanwhile.
-            RendezvousTimeoutError: Ranks did not come in time.
+            RendezvousTimeoutError: Ranks did not arrive in time.
             RendezvousError: Two processes claim one rank, world sizes differ, or another job
                 holds the address.
         """

@@ -1,4 +1,4 @@
-"""The one thing that bringing up a group needs from outside: an all-gather of small blobs."""
+"""The all-gather of small blobs that making a group needs from outside."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ class StoreExchange:
         for rank, key in enumerate(keys):
             found = blob if rank == self.rank else self._fetch(key, deadline.remaining_s)
             if found is None:
-                missing.append(rank)  # go on, without waiting: others may be missing too
+                missing.append(rank)  # continue without waiting: others may be missing too
             else:
                 blobs.append(found)
         if missing:
             raise ReasonError.missing(
                 f"{self.names.list(missing)} did not arrive in {deadline.allowed}",
-                "all ranks of a group have to make it, and make their groups in the same order; "
-                f"were they started, and of the same job? {ONE_JOB_HINT}",
+                "all ranks of a group must make it, and make their groups in the same order; "
+                f"check that they were started; {ONE_JOB_HINT}",
                 missing,
             )
         return blobs
@@ -87,7 +87,7 @@ class StoreExchange:
 
 @contextmanager
 def store_failures(context: RendezvousContext) -> Iterator[None]:
-    """Turn what a framework's store raises, and reasons, into errors of this rank."""
+    """Turn exceptions of a framework's store, and reasons, into errors of this rank."""
     try:
         yield
     except SdpError:

@@ -1,4 +1,4 @@
-"""Why a rendezvous failed, in a form that ranks can tell each other."""
+"""Why a rendezvous failed, in a form that ranks send each other."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ ONE_JOB_HINT = (
     "SDP_JOB_ID"
 )
 SAME_ORDER_HINT = (
-    "all ranks make their groups in the same order; torch's new_group is called by all ranks of "
-    "the default group, also by those that are no members"
+    "all ranks must make their groups in the same order, and all ranks of the default group must "
+    "call torch's new_group, members or not"
 )
 NODES_HINT = (
-    "on several nodes mpirun, or srun --mpi=pmix or pmi2, has to start them, and mpi4py has to be "
-    "installed (pip install mpi4py mpich)"
+    "on several nodes, start them by mpirun, or by srun --mpi=pmix or pmi2, with mpi4py installed "
+    "(pip install mpi4py mpich)"
 )
-LOST_HINT = "the cause is in the lost rank's own output or exit status"
+LOST_HINT = "read the lost rank's own output and exit status for the cause"
 
 _MAX_RANKS = 1024
 _MAX_TEXT = 2000
 
 
 class Kind(IntEnum):
-    """What sort of failure; decides the class of the error."""
+    """The kind of a failure, which determines the class of the error."""
 
     REFUSED = 1
     LOST = 2
@@ -36,13 +36,13 @@ class Kind(IntEnum):
 
 @dataclass(frozen=True)
 class Reason:
-    """What went wrong, without the view of one rank.
+    """Why a rendezvous failed, independent of the rank that reports it.
 
     Attributes:
-        kind: What sort of failure.
-        ranks: Who is to blame or missing.
-        what: A clause for the message.
-        hint: What to do about it.
+        kind: Kind of the failure.
+        ranks: The ranks that are to blame or missing.
+        what: The cause, a clause of the message.
+        hint: The remedy.
     """
 
     kind: Kind
@@ -70,7 +70,7 @@ class Reason:
 
 
 class ReasonError(Exception):
-    """Carries a reason to where it is told to the others and becomes an error."""
+    """Carries a reason to the code that tells the other ranks and raises the error."""
 
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason.what)
@@ -78,7 +78,7 @@ class ReasonError(Exception):
 
     @classmethod
     def refused(cls, what: str, hint: str, ranks: Iterable[int] = ()) -> ReasonError:
-        """The ranks must not, or cannot, work together."""
+        """The ranks must not or cannot form a group."""
         return cls(Reason(Kind.REFUSED, tuple(ranks), what, hint))
 
     @classmethod
@@ -93,7 +93,7 @@ class ReasonError(Exception):
 
     @classmethod
     def system(cls, error: OSError) -> ReasonError:
-        """This process could not go on, and no peer is to blame."""
+        """This process failed, and no peer is to blame."""
         hint = "see the system's limits for this process"
         if error.errno in (errno.EMFILE, errno.ENFILE):
             hint = "raise the limit of open files (ulimit -n): a group needs about 8 per rank"

@@ -1,4 +1,4 @@
-"""The result of bringing up a group: descriptors to every peer."""
+"""The result of connecting a group: descriptors of every peer."""
 
 from __future__ import annotations
 

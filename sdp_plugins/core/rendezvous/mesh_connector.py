@@ -1,13 +1,13 @@
 """Connects the ranks of a group that share a node, each with each.
 
-Every rank connects to every other one, shows that one's secret nonce and hands over its segment in
-the same packet (INTRODUCTION). A rank that has received all introductions says so to all (DONE); it
-is finished once it has that from all. Of the two connections of a pair, the one that the higher
-rank opened is kept.
+Every rank connects to every other rank, presents its secret nonce, and passes its own segment in
+the same packet (INTRODUCTION). A rank that has received all introductions sends DONE to all, and is
+finished when it has received DONE from all. Of the two connections of a pair, the one that the
+higher rank opened is kept.
 
-The two directions make every death visible: if a rank ends before it connects, the kernel hangs up
-the connection that this rank had queued at its listener. A rank that gives up sends the reason
-(ABORT) before it hangs up, so that all ranks name the same culprit.
+With both directions every death is detected: if a rank ends before it connects, the kernel hangs up
+the connection queued at its listener. A rank that gives up sends the reason (ABORT) before it hangs
+up, so that all ranks name the same culprit.
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from .peer_process import accepted
 
 _LOG = logging.getLogger(__name__)
 _RETRY_S = 0.005
-# A rank that waits for DONE leaves those that wait for an introduction time to name the culprit.
+# A rank that waits for DONE lets ranks that wait for an introduction name the culprit first.
 _DONE_GRACE_S = 0.5
-_STOPPED_HINT = "is it stopped, or starved of CPU time? SDP_TIMEOUT_S is the time-out"
+_STOPPED_HINT = (
+    "check whether that rank is stopped or gets no CPU time; SDP_TIMEOUT_S sets the time-out"
+)
 
 
 class MeshConnector:
@@ -72,7 +74,7 @@ class MeshConnector:
         """Connect with all peers.
 
         Raises:
-            ReasonError: It is not possible; the peers have been told.
+            ReasonError: Connecting failed; the peers know the reason.
         """
         try:
             return self._connect()
@@ -109,10 +111,10 @@ class MeshConnector:
                     self._watch(self._peers[rank])
             except ConnectionRefusedError:
                 self._unconnected.discard(rank)
-                self._suspects.add(rank)  # its listener is gone, and so is it
+                self._suspects.add(rank)  # its listener is gone, so its process has ended
 
     def _watch(self, peer: MeshPeer) -> None:
-        """Notice when the peer's process, or its end of our connection, goes."""
+        """Watch for the end of the peer's process, or of its side of the connection."""
         assert peer.outgoing is not None
         self._selector.register(peer.outgoing, selectors.EVENT_READ, peer)
         if peer.pidfd >= 0:
@@ -124,7 +126,7 @@ class MeshConnector:
                 self._selector.unregister(source)
 
     def _abort(self, reason: Reason) -> None:
-        # A peer that is done on both sides may have returned: it uses the link now.
+        # A peer that is done on both sides may have returned, and uses the link.
         for rank in self._not_done if self._sent_done else self._peers:
             try:
                 self._peers[rank].send(MessageKind.ABORT, reason.pack())
@@ -134,7 +136,7 @@ class MeshConnector:
     # Waiting
 
     def _wait(self, rest: Callable[[], set[int]], what: str, grace_s: float) -> None:
-        """Serve everything until nobody is left in ``rest``."""
+        """Serve all connections until ``rest`` is empty."""
         end = self._context.deadline.extended(grace_s)
         while True:
             self._check_suspects()
@@ -171,7 +173,7 @@ class MeshConnector:
                 self._identify(key.data)
 
     def _check_suspects(self) -> None:
-        """Decide about peers that have hung up, after reading all that was said before."""
+        """Decide about peers that have hung up, after reading all earlier messages."""
         if not self._suspects:
             return
         self._accept()
@@ -218,7 +220,7 @@ class MeshConnector:
         self._receive_from(peer)
 
     def _authenticate(self, packet: Packet) -> MeshPeer | None:
-        """Return who calls; None for a stranger."""
+        """Return the connecting rank; None if it is not of this group."""
         try:
             kind, content = packet.parse()
             if kind is not MessageKind.INTRODUCTION:
@@ -233,7 +235,7 @@ class MeshConnector:
         return peer if genuine else None
 
     def _receive_from(self, peer: MeshPeer) -> None:
-        """Read what a peer says; nothing after its DONE, which is for whoever uses the link."""
+        """Read a peer's messages up to DONE; later data are for the user of the link."""
         while peer.incoming is not None and not peer.done:
             try:
                 packet = receive_message(peer.incoming)
@@ -247,7 +249,7 @@ class MeshConnector:
                 self._take(peer, *packet.parse())
             except ValueError as error:
                 raise ReasonError.refused(
-                    f"{self._context.names.list([peer.rank])} sent nonsense ({error})",
+                    f"{self._context.names.list([peer.rank])} sent invalid data ({error})",
                     ONE_JOB_HINT,
                     [peer.rank],
                 ) from error
@@ -277,7 +279,7 @@ class MeshConnector:
     def _lost(self, ranks: set[int]) -> ReasonError:
         for rank in sorted(ranks):
             if self._peers[rank].announcement.uid != self._me.uid:
-                return self._peers[rank].other_user()  # it refused us for this, most likely
+                return self._peers[rank].other_user()  # probably why it refused this rank
         pids = [self._peers[rank].announcement.pid for rank in sorted(ranks)]
         running = any(process_state(process_identity(pid)) for pid in pids)
         what = "gave up, or ended," if running else "ended"

@@ -15,14 +15,14 @@ from .peer_process import credentials, is_readable, open_pidfd
 
 @dataclass(eq=False)
 class MeshPeer:
-    """What one rank holds of another.
+    """One rank's descriptors of another rank.
 
     Attributes:
-        announcement: What the peer has announced.
+        announcement: The peer's announcement.
         outgoing: The connection that this rank opened: it only sends there.
         incoming: The connection that the peer opened: this rank only receives there.
         pidfd: Descriptor of its process, -1 if there is none.
-        pid: Its process id as we see it.
+        pid: Its process id in this pid namespace.
         segment_fd: Its segment, -1 before its introduction.
         done: Whether it has received all introductions.
     """
@@ -47,7 +47,7 @@ class MeshPeer:
         return self.outgoing is not None and not self._outbox
 
     def connect(self, me: Announcement, segment_fd: int) -> bool:
-        """Connect, introduce ourselves and hand over our segment.
+        """Connect, introduce this rank and pass its segment.
 
         Returns:
             False if its backlog is full: try again.
@@ -80,7 +80,7 @@ class MeshPeer:
         self.flush()
 
     def flush(self) -> None:
-        """Send what can be sent now. A broken connection takes all: its hang-up tells the rest."""
+        """Send as much as possible; on a broken connection discard all, its hang-up is detected."""
         while self.outgoing is not None and self._outbox:
             try:
                 if not send_message(self.outgoing, *self._outbox[0]):
@@ -108,13 +108,13 @@ class MeshPeer:
         return kept.detach()
 
     def detach_fds(self) -> tuple[int, int]:
-        """Return segment and pidfd, which are the caller's from now on."""
+        """Return segment and pidfd, which the caller then owns."""
         fds = self.segment_fd, self.pidfd
         self.segment_fd = self.pidfd = -1
         return fds
 
     def close(self) -> None:
-        """Give back everything that was not detached."""
+        """Close everything that was not detached."""
         for sock in (self.outgoing, self.incoming):
             if sock is not None:
                 hang_up(sock)
@@ -124,7 +124,7 @@ class MeshPeer:
                 os.close(fd)
 
     def other_user(self) -> ReasonError:
-        """Return the reason to refuse a peer that belongs to somebody else."""
+        """Return the reason to refuse a peer of another user."""
         return ReasonError.refused(
             f"rank {self.rank} runs as user {self.announcement.uid}, this rank as {os.geteuid()}",
             "run all ranks as one user",

@@ -25,7 +25,7 @@ _TRY_LATER = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS})
 
 
 class MessageKind(IntEnum):
-    """What a packet says."""
+    """The kind of a packet."""
 
     INTRODUCTION = 1  # who I am; my segment comes with it
     DONE = 2  # I have received all introductions
@@ -67,7 +67,7 @@ class Introduction:
         """Read a packet's content.
 
         Raises:
-            ValueError: It is no introduction.
+            ValueError: It is not an introduction.
         """
         if len(content) != _INTRODUCTION.size:
             raise ValueError("no introduction")
@@ -90,7 +90,7 @@ class Packet:
         """Return kind and content.
 
         Raises:
-            ValueError: It is none of ours.
+            ValueError: It is not a packet of this protocol.
         """
         if len(self.data) < _HEAD.size:
             raise ValueError("no message")
@@ -102,7 +102,7 @@ class Packet:
         return MessageKind(kind), self.data[_HEAD.size :]
 
     def close(self) -> None:
-        """Close the descriptors that nobody took."""
+        """Close the descriptors that were not taken."""
         while self.fds:
             os.close(self.fds.pop())
 

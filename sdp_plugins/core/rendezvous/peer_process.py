@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, and is that process still there."""
+"""Identifies the process at the other end of a Unix socket, and detects its end."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SO_PEERPIDFD = 77  # Linux 6.5; the number is the same on x86-64 and aarch64
 
 @dataclass(frozen=True)
 class Credentials:
-    """What the kernel says of the process at the other end.
+    """The kernel's credentials of the process at the other end.
 
-    On the connecting side that is the process that called ``listen``.
+    For the connecting side, that is the process that called ``listen``.
 
     Attributes:
         pid: Process id in our pid namespace; 0 if it is not visible there.
@@ -30,12 +30,12 @@ class Credentials:
 
     @property
     def is_ours(self) -> bool:
-        """Whether the process belongs to our user."""
+        """Whether the process belongs to this user."""
         return self.uid == os.geteuid()
 
 
 def credentials(sock: socket.socket) -> Credentials:
-    """Return who was at the other end when the connection was made."""
+    """Return the credentials of the other end when the connection was made."""
     pid, uid, _ = _UCRED.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
     return Credentials(pid, uid)
 
@@ -43,7 +43,7 @@ def credentials(sock: socket.socket) -> Credentials:
 def open_pidfd(sock: socket.socket) -> int:
     """Return a descriptor that becomes readable when the other process ends; -1 if impossible.
 
-    Unlike the hang-up of the socket it is not delayed by forked children that hold a copy.
+    Unlike a hang-up of the socket, this is not delayed by forked children that hold a copy.
     """
     with suppress(OSError):
         return sock.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
@@ -67,7 +67,7 @@ def has_ended(sock: socket.socket) -> bool:
 
 
 def is_readable(fd: int) -> bool:
-    """Whether a descriptor has something to read, or has hung up, right now."""
+    """Whether a descriptor is readable, or has hung up, now."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))
