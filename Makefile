@@ -207,7 +207,7 @@ stress: venv
 	done
 
 chaos: venv
-	$(call say,jobs that something befalls)
+	$(call say,fault-injection jobs)
 	$(BIN)/python -m stress.chaos.run $(or $(ARGS),--jobs 200 --seed 1)
 
 # The same in tests and sanitize goes on for a second each.

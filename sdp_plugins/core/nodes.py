@@ -35,7 +35,7 @@ class Nodes:
         Args:
             places: Of every rank; equal for ranks that can share memory.
             hosts: Of every rank.
-            global_ranks: As well.
+            global_ranks: Number of every rank in the job, for messages; None if unknown.
         """
         ranks_at: dict[Hashable, list[int]] = {}
         for rank, place in enumerate(places):

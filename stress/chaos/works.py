@@ -1,4 +1,4 @@
-"""What ranks do until something befalls one of them: rounds of random work with checked results.
+"""The work of ranks until a fault hits one of them: rounds of random work with checked results.
 
 Every round is drawn from the job's seed and its own number, so all ranks do the same without having
 to agree. `Place.members` tells to whom an error's ranks belong: those of the group that is in use.

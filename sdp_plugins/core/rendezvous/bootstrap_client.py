@@ -106,12 +106,12 @@ class _Connection:
                 return self._take(packet)
             except VersionError as error:
                 raise ReasonError.refused(
-                    f"rank 0 speaks {error}, rank {self._context.rank} another one",
+                    f"rank 0 uses {error}, rank {self._context.rank} another one",
                     "install the same version of sdp_plugins for all ranks",
                 ) from error
             except ValueError as error:
                 raise ReasonError.refused(
-                    f"rank 0 sent nonsense ({error})", ONE_JOB_HINT, [0]
+                    f"rank 0 sent invalid data ({error})", ONE_JOB_HINT, [0]
                 ) from error
 
     def _take(self, packet: Packet) -> list[bytes] | None:
