@@ -60,7 +60,7 @@ Backends = Annotated[str, typer.Option(help="backends of torch.distributed")]
 Rows = Annotated[int, typer.Option(min=1, help="sequences per rank and step")]
 Tokens = Annotated[int, typer.Option(min=1, max=512, help="length of a sequence")]
 BucketView = Annotated[bool, typer.Option(help="DDP's gradient_as_bucket_view")]
-Layers = Annotated[int, typer.Option(min=1, help="of the model; 8 make BERT-Medium")]
+Layers = Annotated[int, typer.Option(min=1, help="layers of the model; 8 make BERT-Medium")]
 
 
 def _optimizer(name: str) -> str:
@@ -88,7 +88,8 @@ def all_reduce(
     registered: Annotated[
         bool,
         typer.Option(
-            "--registered/--unregistered", help="smddp and core in memory that their peers can map"
+            "--registered/--unregistered",
+            help="smddp and core in memory that peers can map, or in private memory",
         ),
     ] = True,
     threads: Threads = 1,
@@ -137,7 +138,7 @@ def ddp(
     json: Json = None,
     markdown: Markdown = None,
 ) -> None:
-    """Training step of a 41 M parameter BERT under DDP, over each backend and over none."""
+    """Training step of a BERT of 41 M parameters under DDP, by backend and without one."""
     plan = training.DdpPlan(
         backends=tuple(parse_list(backends)),
         ranks=ranks,
@@ -158,7 +159,7 @@ def collectives(
     operations: Annotated[
         str, typer.Option(help="some of " + ", ".join(collectives_of.OPERATIONS))
     ] = ",".join(collectives_of.OPERATIONS),
-    sizes: Annotated[str, typer.Option(help="bytes that a rank gives")] = "4K,1M,25M",
+    sizes: Annotated[str, typer.Option(help="bytes per rank")] = "4K,1M,25M",
     ranks: Ranks = 2,
     threads: Threads = 1,
     repeats: Repeats = 7,
@@ -217,7 +218,7 @@ def memory(
     json: Json = None,
     markdown: Markdown = None,
 ) -> None:
-    """Memory of that training per rank, over each backend."""
+    """Memory per rank of that training, by backend."""
     plan = training.DdpPlan(
         backends=tuple(parse_list(backends)),
         ranks=ranks,
@@ -236,7 +237,7 @@ def fusion(
     json: Json = None,
     markdown: Markdown = None,
 ) -> None:
-    """Averaging that model's gradients: in fusion buffers, one by one, as one flat buffer."""
+    """Average that model's gradients: in fusion buffers, one by one, as one flat buffer."""
     size = options.parsed(parse_size, threshold)
     plan = fusion_of.FusionPlan(layers, size, ranks, repeats)
     options.report(partial(fusion_of.run, plan), fusion_of.fusion_table, "fusion", markdown, json)
@@ -246,9 +247,9 @@ def fusion(
 def keras(
     backend: Annotated[str, typer.Option(help="tensorflow, torch or jax")] = "tensorflow",
     ranks: Ranks = 2,
-    rows: Annotated[int, typer.Option(min=1, help="of the global batch")] = 16,
-    layers: Annotated[int, typer.Option(min=1, help="hidden ones")] = 3,
-    width: Annotated[int, typer.Option(min=1, help="of the hidden layers")] = 4096,
+    rows: Annotated[int, typer.Option(min=1, help="rows of the global batch")] = 16,
+    layers: Annotated[int, typer.Option(min=1, help="number of hidden layers")] = 3,
+    width: Annotated[int, typer.Option(min=1, help="width of the hidden layers")] = 4096,
     repeats: Repeats = 5,
     gbit: Annotated[
         float | None,
@@ -258,7 +259,7 @@ def keras(
     json: Json = None,
     markdown: Markdown = None,
 ) -> None:
-    """A training step with Keras, against one without communication, and TensorFlow's strategy."""
+    """Training step of Keras: smddp, without communication, and TensorFlow's strategy."""
     if backend not in keras_of.BACKENDS:
         raise typer.BadParameter(f"there is no backend {backend!r} of Keras", param_hint="backend")
     plan = keras_of.KerasPlan(backend, ranks, rows, layers, width, repeats, gbit=gbit)
@@ -281,7 +282,7 @@ def targets(
     json: Json = None,
     markdown: Markdown = None,
 ) -> None:
-    """Everything that this library has set itself to reach, with verdicts. Takes minutes."""
+    """The performance targets of smddp, and whether they are reached. Takes minutes."""
     effort, mpis = runner.Plan(rounds=repeats, round_s=round_s), mpi.discover(mpi_prefix)
     with Console(stderr=True).status("starting") as status:
         found = targets_of.collect(mpis, effort, training.DdpPlan(rounds=repeats), status.update)

@@ -28,12 +28,14 @@ Libraries = Annotated[
     ),
 ]
 Threads = Annotated[int, typer.Option(min=1, help="threads per rank")]
-Repeats = Annotated[int, typer.Option("--repeats", min=1, help="turns that everyone has")]
+Repeats = Annotated[int, typer.Option("--repeats", min=1, help="turns of each variant")]
 Steps = Annotated[int, typer.Option(min=1, help="timed steps in a turn")]
-RoundS = Annotated[float, typer.Option(help="about how long a turn lasts, in seconds")]
+RoundS = Annotated[float, typer.Option(help="approximate duration of a turn, in seconds")]
 Prefixes = Annotated[
     list[Path],
-    typer.Option("--mpi-prefix", exists=True, help="where an MPI is installed; may be repeated"),
+    typer.Option(
+        "--mpi-prefix", exists=True, help="folder in which an MPI is installed; may be repeated"
+    ),
 ]
 
 

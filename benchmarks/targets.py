@@ -1,4 +1,4 @@
-"""What this library has set itself to reach, each target measured beside other libraries."""
+"""The performance targets of smddp, each measured beside other libraries."""
 
 from __future__ import annotations
 

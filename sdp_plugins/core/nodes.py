@@ -33,8 +33,8 @@ class Nodes:
         """Group ranks by place.
 
         Args:
-            places: Of every rank; equal for ranks that can share memory.
-            hosts: Of every rank.
+            places: Place of every rank; equal for ranks that can share memory.
+            hosts: Host name of every rank.
             global_ranks: Number of every rank in the job, for messages; None if unknown.
         """
         ranks_at: dict[Hashable, list[int]] = {}

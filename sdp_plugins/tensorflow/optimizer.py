@@ -27,9 +27,9 @@ def DistributedOptimizer(  # noqa: N802  the API's name
     """Make an optimizer average gradients over the ranks.
 
     Args:
-        optimizer: One of ``tf.compat.v1.train``, or Keras'.
-        name: Of TensorFlow 1's optimizers.
-        use_locking: As well.
+        optimizer: An optimizer of ``tf.compat.v1.train`` or Keras.
+        name: Name of the new optimizer (``tf.compat.v1.train`` only).
+        use_locking: Whether updates use locks (``tf.compat.v1.train`` only).
         device_dense: Not supported.
         device_sparse: Not supported.
         compression: How gradients travel.
