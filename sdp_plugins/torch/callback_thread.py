@@ -31,12 +31,12 @@ class CallbackThread:
 
     Args:
         name: Of the thread.
-        orders_callbacks: Whether callbacks keep the order in which they were added. Not those of
-            messages: which of them comes first is up to the peers.
+        in_order: Whether operations end in the order in which they were issued, and callbacks run
+            in the order in which they were added. Which message comes first is up to the peers.
     """
 
-    def __init__(self, name: str, orders_callbacks: bool = True) -> None:
-        self.orders_callbacks = orders_callbacks
+    def __init__(self, name: str, in_order: bool = True) -> None:
+        self.in_order = in_order
         self._name = name
         self._completions: list[_Task] = []
         self._callbacks: list[_Task] = []
@@ -48,7 +48,7 @@ class CallbackThread:
         self._calling_back = False
 
     def when_done(self, works: Sequence[NativeWork], task: Callable[[], None]) -> None:
-        """Run `task` once these operations are done, in any order of tasks."""
+        """Run `task` once these operations are done."""
 
         def is_done() -> bool:
             return all(work.is_completed() for work in works)
@@ -160,7 +160,8 @@ class CallbackThread:
             self._signal.wait()
 
     def _take_ready(self, callbacks: bool) -> Callable[[], None] | None:
-        for tasks, count in ((self._completions, None), (self._callbacks, int(callbacks))):
+        completions = 1 if self.in_order else None  # to look at all takes long if many wait
+        for tasks, count in ((self._completions, completions), (self._callbacks, int(callbacks))):
             for task in tasks[:count]:
                 if task.is_ready():
                     tasks.remove(task)

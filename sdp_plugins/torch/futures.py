@@ -93,7 +93,7 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
     """A future whose callbacks run in order on a thread.
 
     Args:
-        thread: Completes the future and runs its callbacks. Where that does not order callbacks,
+        thread: Completes the future and runs its callbacks. Where that is not in order,
             they are torch's own: whoever completes the future runs them.
         of_callback: Whether its value is what a callback returns.
     """
@@ -134,7 +134,7 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
         """A future of what `callback(self)` returns, called after this one is done."""
-        if not self._thread.orders_callbacks:
+        if not self._thread.in_order:
             return super().then(callback)
         child = WorkFuture(self._thread, of_callback=True)
         call = partial(self._thread.call_back, callback, self)
@@ -150,7 +150,7 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
         """Call `callback(self)` after this one is done; what it raises is lost, as in torch."""
-        if self._thread.orders_callbacks:
+        if self._thread.in_order:
             self.then(callback)
         else:
             super().add_done_callback(callback)

@@ -54,8 +54,10 @@ class ProcessGroupBase(GroupProperties):
         super().__init__(group)
         self._make_group = make_group
         self._callback_thread = CallbackThread("sdp-futures")
-        self._message_thread = CallbackThread("sdp-p2p-futures", orders_callbacks=False)
-        self._profiler_thread = CallbackThread("sdp-profiler")  # no user's callback delays it
+        self._message_thread = CallbackThread("sdp-p2p-futures", in_order=False)
+        self._profiler_thread = CallbackThread(
+            "sdp-profiler", in_order=False
+        )  # no user's callback delays it
         # What DDP.join() gives to a module's reducer, which keeps only the half that is C++.
         self._of_join: weakref.WeakKeyDictionary[Any, Work] = weakref.WeakKeyDictionary()
         self._works: dict[PendingWork, None] = {}  # in flight, kept if their caller drops them

@@ -163,7 +163,7 @@ class PendingWork(Work):
     @property
     def is_collective(self) -> bool:
         """Whether all ranks take part, so that it ends as soon as they have come."""
-        return self._thread.orders_callbacks
+        return self._thread.in_order
 
     def touches(self, storage: int) -> bool:
         """Whether one of the tensors lies in the storage with this `_cdata`."""
