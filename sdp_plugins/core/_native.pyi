@@ -363,12 +363,12 @@ TRACE_EVENTS: int = 32768
 
 def initialize_segment(fd: int, rank: int, world_size: int, staging_bytes: int) -> int:
     """
-    Sizes a memory file and writes its header, before the rendezvous; returns where its text about the rank goes, of at most FLIGHT_ABOUT_BYTES with the 0 that ends it.
+    Sizes a memory file and writes its header, before the rendezvous; returns where its text about the rank goes, of at most FLIGHT_RANK_INFO_BYTES with the 0 that ends it.
     """
 
-FLIGHT_ABOUT_BYTES: int = 4096
+FLIGHT_RANK_INFO_BYTES: int = 4096
 
-FLIGHT_MEETING_BYTES: int = 248
+FLIGHT_FORMING_BYTES: int = 248
 
 FLIGHT_SLOTS: tuple = (512, 256, 64)
 
@@ -407,10 +407,10 @@ class NativeGroup:
     def submit(self, request: Request) -> Work:
         """Queues a collective, or posts a send or a receive."""
 
-    def watch(self, operation: OpSignature, last_completed: OpSignature | None, elapsed_s: float) -> None:
+    def check_peers(self, operation: OpSignature, last_completed: OpSignature | None, elapsed_s: float) -> None:
         """Raises if a rank here has failed or ended, without waiting."""
 
-    def wait_elsewhere(self, waits: bool) -> None:
+    def set_waiting_remote(self, waits: bool) -> None:
         """
         Says whether this rank waits for one of another node; those here are patient then.
         """
@@ -485,7 +485,7 @@ class NativeGroup:
     def set_recording(self, on: bool) -> None:
         """Switches the flight recorder off, to measure what it costs."""
 
-    def set_about(self, text: bytes) -> None:
+    def set_rank_info(self, text: bytes) -> None:
         """Replaces the text about this rank, see `initialize_segment`."""
 
     @property
@@ -495,7 +495,7 @@ class NativeGroup:
     def set_error_prefix(self, text: str) -> None:
         """Changes it."""
 
-    def meet(self, text: bytes, since_ns: int) -> None:
+    def show_forming(self, text: bytes, since_ns: int) -> None:
         """Shows that this process is making another group, since when; 0: none."""
 
     def flight(self, rank: int) -> bytes:

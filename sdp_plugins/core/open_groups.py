@@ -49,7 +49,7 @@ class OpenGroup:
     def describe(self, text: str) -> None:
         """Add words to the name that messages and the flight recorder show."""
         self.info = self.info._replace(name=f"{self.name} {text}")
-        self.native.set_about(self.info.pack())
+        self.native.set_rank_info(self.info.pack())
         self.native.set_error_prefix(self.info.names.error_prefix(self.info.rank))
 
 
@@ -172,7 +172,7 @@ class OpenGroups:
             first = self._forming[0] if self._forming else None
             text, since_ns = (first.pack(), first.since_ns) if first else (b"", 0)
             for group in self._groups:
-                group.native.meet(text, since_ns)
+                group.native.show_forming(text, since_ns)
 
     def group_failed(self, token: int, error: Exception) -> None:
         """The error is about to be raised because the group with this token has failed."""

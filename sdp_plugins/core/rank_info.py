@@ -70,7 +70,7 @@ class RankInfo(NamedTuple):
         """The text for the segment."""
         short = self._replace(name=self.name[:MOST_CHARS], job=self.job[:MOST_CHARS])
         text = json.dumps(short.to_json()).encode()
-        if len(text) >= _native.FLIGHT_ABOUT_BYTES:  # members in no order
+        if len(text) >= _native.FLIGHT_RANK_INFO_BYTES:  # members in no order
             text = json.dumps(short._replace(members=None).to_json()).encode()
         return text
 

@@ -21,10 +21,10 @@ from sdp_plugins.flight.untrusted import (
 )
 
 _HEAD = struct.Struct("<QiiIIII8i512s")
-_FORMING = struct.Struct(f"<Q{_native.FLIGHT_MEETING_BYTES}s")
+_FORMING = struct.Struct(f"<Q{_native.FLIGHT_FORMING_BYTES}s")
 _STAMP = struct.Struct("<Q")
 _N_RINGS = len(_native.FLIGHT_SLOTS)
-_FORMING_AT = _HEAD.size + _native.FLIGHT_ABOUT_BYTES
+_FORMING_AT = _HEAD.size + _native.FLIGHT_RANK_INFO_BYTES
 _RINGS_AT = _FORMING_AT + _FORMING.size + _N_RINGS * _STAMP.size
 _SLOT_NBYTES = _STAMP.size + NBYTES
 STATES = ("open", "left", "failed")

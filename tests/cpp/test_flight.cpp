@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "check.hpp"
-#include "flight.hpp"
+#include "flight_reader.hpp"
 #include "ranks.hpp"
 
 using namespace sdp;
@@ -26,7 +26,7 @@ struct Rings {
 // What a reader finds in its copy.
 Rings rings_of(const std::vector<std::byte>& copy) {
   const std::byte* at =
-      copy.data() + sizeof(FlightHead) + FlightArea::kAboutBytes + sizeof(FlightMeeting) + 24;
+      copy.data() + sizeof(FlightHead) + FlightArea::kRankInfoBytes + sizeof(FlightForming) + 24;
   const auto take = [&at](std::size_t slots) {
     std::vector<TraceEvent> found;
     for (std::size_t i = 0; i < slots; ++i, at += sizeof(EventSlot)) {
@@ -197,19 +197,20 @@ TEST(a_meeting_is_read_whole_or_not_at_all) {
   Flight& flight = world[0].communicator->flight();
   const auto shown = [&world] {
     const auto copy = copy_flight(world[1].communicator->peers().segment(0));
-    FlightMeeting found{};
+    FlightForming found{};
     std::memcpy(static_cast<void*>(&found),
-                copy.data() + sizeof(FlightHead) + FlightArea::kAboutBytes, sizeof found);
-    const std::string text(reinterpret_cast<const char*>(&found.text), FlightMeeting::kTextBytes);
+                copy.data() + sizeof(FlightHead) + FlightArea::kRankInfoBytes, sizeof found);
+    const std::string text(reinterpret_cast<const char*>(&found.text), FlightForming::kTextBytes);
     return std::pair(found.since_ns.load(), text);
   };
   CHECK_EQ(shown().first, 0U);
-  flight.meet(std::string(1000, 'x'), 7);  // as much as there is place for
-  CHECK(shown() == std::pair(std::uint64_t{7}, std::string(FlightMeeting::kTextBytes, 'x')));
+  flight.show_forming(std::string(1000, 'x'), 7);  // as much as there is place for
+  CHECK(shown() == std::pair(std::uint64_t{7}, std::string(FlightForming::kTextBytes, 'x')));
   std::atomic<bool> done{false};
   std::thread writer([&] {
     for (std::uint64_t i = 1; !done; ++i) {
-      flight.meet(std::string(FlightMeeting::kTextBytes, static_cast<char>('a' + i % 26)), i);
+      flight.show_forming(std::string(FlightForming::kTextBytes, static_cast<char>('a' + i % 26)),
+                          i);
     }
   });
   for (int i = 0; i < 20000; ++i) {
@@ -220,7 +221,7 @@ TEST(a_meeting_is_read_whole_or_not_at_all) {
   }
   done = true;
   writer.join();
-  flight.meet("", 0);
+  flight.show_forming("", 0);
   CHECK_EQ(shown().first, 0U);
 }
 

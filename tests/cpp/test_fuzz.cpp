@@ -328,7 +328,7 @@ TEST(messages_about_registered_memory) {
     record.pieces = 0;
     record.region = below(draw, 4) ? below(draw, 3) : word(draw);
     record.offset = below(draw, 2) ? 0 : word(draw);
-    record.region_news = word(draw);
+    record.region_version = word(draw);
     world[1].header().step.publish(1000);
     may_fail([&] { world[0].run(request); });
   });

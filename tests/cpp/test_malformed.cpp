@@ -163,7 +163,7 @@ TEST(a_broadcast_of_another_length_than_announced) {
     announced.splits = {length};
     announced.record.pieces = 1;
     announced.record.inlined = 1;
-    expect(meet(request, announced), FailureKind::mismatch, "cannot be");
+    expect(meet(request, announced), FailureKind::mismatch, "impossible pieces");
   }
 }
 
@@ -280,7 +280,7 @@ std::optional<Failure> meet_region(const void* message, std::size_t nbytes, int 
   record.registered = true;
   record.region = place.region;
   record.offset = place.offset;
-  record.region_news = 1;
+  record.region_version = 1;
   theirs.header().step.publish(1'000);
   request.timeout_s = 0.3;
   try {
@@ -354,7 +354,7 @@ TEST(a_region_that_was_taken_back) {
   send_message(socket, &messages[1], sizeof(Message), -1);
   send_message(socket, &messages[2], sizeof(Message), -1);  // never heard of: no matter
   Regions& regions = world[0].communicator->regions();
-  regions.catch_up(1, 1);
+  regions.sync(1, 1);
   CHECK(regions.address(1, {7, 0}, 4) == nullptr);
 }
 

@@ -126,7 +126,7 @@ TEST(descriptors_are_closed_once) {
 
 TEST(peers_with_another_layout_are_refused) {
   meet([](Header&) {});
-  const char* refused = "rank 1 has another memory layout. Hint: the same version";
+  const char* refused = "rank 1 has another memory layout. Hint: use the same version";
   CHECK_THROWS(meet([](Header& header) { header.magic ^= 1; }), Failure, refused);
   CHECK_THROWS(meet([](Header& header) { header.rank = 0; }), Failure, refused);
   CHECK_THROWS(meet([](Header& header) { header.world_size = 3; }), Failure, refused);

@@ -62,7 +62,7 @@ def raw() -> Iterator[bytes]:
     ],
 )
 def test_a_rank_says_who_it_is(info: RankInfo) -> None:
-    assert len(info.pack()) < _native.FLIGHT_ABOUT_BYTES
+    assert len(info.pack()) < _native.FLIGHT_RANK_INFO_BYTES
     assert rank_info_from_text(info.pack() + b"\0rest") == info
 
 
@@ -168,11 +168,11 @@ def test_garbage_in_rings(raw: bytes) -> None:
         assert RankSnapshot.from_json(json.loads(json.dumps(snapshot.to_json()))) == snapshot
 
 
-FORMING_AT = 576 + _native.FLIGHT_ABOUT_BYTES
+FORMING_AT = 576 + _native.FLIGHT_RANK_INFO_BYTES
 
 
 def with_forming(raw: bytes, since_ns: int, text: bytes) -> bytes:
-    packed = struct.pack(f"<Q{_native.FLIGHT_MEETING_BYTES}s", since_ns, text)
+    packed = struct.pack(f"<Q{_native.FLIGHT_FORMING_BYTES}s", since_ns, text)
     return raw[:FORMING_AT] + packed + raw[FORMING_AT + len(packed) :]
 
 
@@ -270,8 +270,8 @@ def scribble(group: Group, seed: int) -> None:
         except (OSError, SdpError, ValueError):
             continue
         if snapshot.info.rank == group.rank:
-            at = os.fstat(int(fd)).st_size - _native.FLIGHT_ABOUT_BYTES - 24
-            at -= 8 + _native.FLIGHT_MEETING_BYTES + sum(_native.FLIGHT_SLOTS) * 112
+            at = os.fstat(int(fd)).st_size - _native.FLIGHT_RANK_INFO_BYTES - 24
+            at -= 8 + _native.FLIGHT_FORMING_BYTES + sum(_native.FLIGHT_SLOTS) * 112
             noise = random.Random(seed).randbytes(os.fstat(int(fd)).st_size - at)
             os.pwrite(int(fd), bytes([seed]) * len(noise) if seed < 256 else noise, at)
 

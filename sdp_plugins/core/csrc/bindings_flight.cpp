@@ -1,5 +1,5 @@
 #include "bindings.hpp"
-#include "flight.hpp"
+#include "flight_reader.hpp"
 #include "peers.hpp"
 #include "report_signal.hpp"
 #include "trace.hpp"
@@ -11,9 +11,9 @@ void bind_flight(nb::module_& m) {
   m.def("initialize_segment", &initialize_segment, "fd"_a, "rank"_a, "world_size"_a,
         "staging_bytes"_a,
         "Sizes a memory file and writes its header, before the rendezvous; returns where its text "
-        "about the rank goes, of at most FLIGHT_ABOUT_BYTES with the 0 that ends it.");
-  m.attr("FLIGHT_ABOUT_BYTES") = FlightArea::kAboutBytes;
-  m.attr("FLIGHT_MEETING_BYTES") = FlightMeeting::kTextBytes;
+        "about the rank goes, of at most FLIGHT_RANK_INFO_BYTES with the 0 that ends it.");
+  m.attr("FLIGHT_RANK_INFO_BYTES") = FlightArea::kRankInfoBytes;
+  m.attr("FLIGHT_FORMING_BYTES") = FlightForming::kTextBytes;
   m.attr("FLIGHT_SLOTS") =
       std::make_tuple(FlightRings::kOperations, FlightRings::kMessages, FlightRings::kSteps);
   m.def(

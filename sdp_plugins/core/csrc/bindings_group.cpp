@@ -3,6 +3,7 @@
 #include "api.hpp"
 #include "bindings.hpp"
 #include "engine.hpp"
+#include "flight_reader.hpp"
 #include "fusion.hpp"
 #include "point_to_point.hpp"
 
@@ -39,13 +40,13 @@ class NativeGroup {
     const WithoutGil released;
     return is_message ? point_to_point_->submit(request) : engine_->submit(request);
   }
-  void watch(const OpSignature& operation, const std::optional<OpSignature>& last_completed,
-             double elapsed_s) {
+  void check_peers(const OpSignature& operation, const std::optional<OpSignature>& last_completed,
+                   double elapsed_s) {
     const WithoutGil released;
-    communicator_->watch(operation, last_completed.value_or(OpSignature{}), elapsed_s);
+    communicator_->check_peers(operation, last_completed.value_or(OpSignature{}), elapsed_s);
   }
-  void wait_elsewhere(bool waits) {
-    communicator_->peers().own().header().elsewhere.store(waits ? 1 : 0);
+  void set_waiting_remote(bool waits) {
+    communicator_->peers().own().header().waiting_remote.store(waits ? 1 : 0);
   }
   void fail(const Failure& failure) { communicator_->fail(failure); }
   std::optional<EventRing::Ticket> take_back(const Work& work) {
@@ -109,14 +110,14 @@ class NativeGroup {
     return ticket;
   }
   // Who reads meanwhile finds no text that says something, and leaves the rank out this once.
-  void set_about(const nb::bytes& text) {
-    if (text.size() >= FlightArea::kAboutBytes) throw nb::value_error("the text is too long");
-    std::memcpy(communicator_->peers().own().flight().about, text.c_str(), text.size() + 1);
+  void set_rank_info(const nb::bytes& text) {
+    if (text.size() >= FlightArea::kRankInfoBytes) throw nb::value_error("the text is too long");
+    std::memcpy(communicator_->peers().own().flight().rank_info, text.c_str(), text.size() + 1);
   }
   std::string error_prefix() const { return communicator_->error_prefix(); }
   void set_error_prefix(std::string text) { communicator_->set_error_prefix(std::move(text)); }
-  void meet(const nb::bytes& text, std::uint64_t since_ns) {
-    communicator_->flight().meet({text.c_str(), text.size()}, since_ns);
+  void show_forming(const nb::bytes& text, std::uint64_t since_ns) {
+    communicator_->flight().show_forming({text.c_str(), text.size()}, since_ns);
   }
   nb::bytes flight(int rank) const {
     if (rank < 0 || rank >= communicator_->world_size()) throw nb::index_error("no such rank");
@@ -222,9 +223,9 @@ void bind_group(nb::module_& m) {
       .def("run", &NativeGroup::run, "request"_a, "Blocks until the collective is done.")
       .def("submit", &NativeGroup::submit, "request"_a,
            "Queues a collective, or posts a send or a receive.")
-      .def("watch", &NativeGroup::watch, "operation"_a, "last_completed"_a.none(), "elapsed_s"_a,
-           "Raises if a rank here has failed or ended, without waiting.")
-      .def("wait_elsewhere", &NativeGroup::wait_elsewhere, "waits"_a,
+      .def("check_peers", &NativeGroup::check_peers, "operation"_a, "last_completed"_a.none(),
+           "elapsed_s"_a, "Raises if a rank here has failed or ended, without waiting.")
+      .def("set_waiting_remote", &NativeGroup::set_waiting_remote, "waits"_a,
            "Says whether this rank waits for one of another node; those here are patient then.")
       .def("fail", &NativeGroup::fail, "failure"_a,
            "Fails the group for a reason found elsewhere; the first one stays.")
@@ -259,11 +260,11 @@ void bind_group(nb::module_& m) {
       .def_prop_ro("token", &NativeGroup::token, "Of the group, on all its ranks.")
       .def("set_recording", &NativeGroup::set_recording, "on"_a,
            "Switches the flight recorder off, to measure what it costs.")
-      .def("set_about", &NativeGroup::set_about, "text"_a,
+      .def("set_rank_info", &NativeGroup::set_rank_info, "text"_a,
            "Replaces the text about this rank, see `initialize_segment`.")
       .def_prop_ro("error_prefix", &NativeGroup::error_prefix, "How messages begin: `[rank 3/8] `.")
       .def("set_error_prefix", &NativeGroup::set_error_prefix, "text"_a, "Changes it.")
-      .def("meet", &NativeGroup::meet, "text"_a, "since_ns"_a,
+      .def("show_forming", &NativeGroup::show_forming, "text"_a, "since_ns"_a,
            "Shows that this process is making another group, since when; 0: none.")
       .def("flight", &NativeGroup::flight, "rank"_a,
            "What a rank of this node shows of itself and its last operations: see FlightHead.")

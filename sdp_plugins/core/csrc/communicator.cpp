@@ -136,13 +136,13 @@ void Communicator::throw_if_failed() const {
   if (const auto why = failure()) throw *why;
 }
 
-void Communicator::watch(const OpSignature& operation, const OpSignature& last_completed,
-                         double elapsed_s) {
+void Communicator::check_peers(const OpSignature& operation, const OpSignature& last_completed,
+                               double elapsed_s) {
   throw_if_failed();
   const auto raise = [&](Failure why) { throw fail(why.in(operation, last_completed, elapsed_s)); };
   std::vector<int> lost;
   for (int r : peers_.dead()) {
-    if (peers_.silent(r)) lost.push_back(peers_.id(r));
+    if (peers_.unreported(r)) lost.push_back(peers_.id(r));
   }
   if (!lost.empty()) raise(peers_.ended(lost));
   for (int r = 0; r < world_size(); ++r) {

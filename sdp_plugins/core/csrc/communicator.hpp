@@ -40,7 +40,8 @@ class Communicator {
   void throw_if_failed() const;
   // Throws if a rank here has failed or died, which is known before anything needs it. `operation`:
   // that waits for something else meanwhile, since `elapsed_s`.
-  void watch(const OpSignature& operation, const OpSignature& last_completed, double elapsed_s);
+  void check_peers(const OpSignature& operation, const OpSignature& last_completed,
+                   double elapsed_s);
   void close();  // from now on everything throws
   bool closed() const { return closed_.load(); }
   bool ours() const;  // false in a forked child, where nothing of the group may be touched

@@ -22,15 +22,7 @@ void Engine::run(const Request& request, const std::function<void()>& interrupt)
   if (busy_ || !queue_.empty()) {
     const auto work = enqueue(request);
     lock.unlock();
-    // The engine keeps the deadline of each operation; the caller waits as long as the queue takes.
-    try {
-      while (!work->wait(request.timeout_s, interrupt)) {
-      }
-    } catch (const Interrupted&) {
-      communicator_->fail(communicator_->interruption(request.signature()));
-      while (!work->completed()) usleep(1000);  // the engine must be done with the caller's memory
-      throw;
-    }
+    wait_for_queue(*work, request, interrupt);
     return;
   }
   busy_ = true;
@@ -57,6 +49,19 @@ void Engine::run(const Request& request, const std::function<void()>& interrupt)
     throw;
   }
   release();
+}
+
+// The engine keeps the deadline of each operation; the caller waits as long as the queue takes.
+void Engine::wait_for_queue(Work& work, const Request& request,
+                            const std::function<void()>& interrupt) const {
+  try {
+    while (!work.wait(request.timeout_s, interrupt)) {
+    }
+  } catch (const Interrupted&) {
+    communicator_->fail(communicator_->interruption(request.signature()));
+    while (!work.completed()) usleep(1000);  // the engine must be done with the caller's memory
+    throw;
+  }
 }
 
 std::shared_ptr<Work> Engine::submit(Request request) {

@@ -37,6 +37,8 @@ class Engine {
     std::shared_ptr<Work> work;
     QueuedRun queued;
   };
+  void wait_for_queue(Work& work, const Request& request,
+                      const std::function<void()>& interrupt) const;
   void refuse_reentry(const Request& request) const;  // with the lock held
   std::shared_ptr<Work> enqueue(Request request);     // with the lock held
   void loop();

@@ -70,7 +70,7 @@ Record Operation::announcement() const {
 }
 
 void Operation::arrive(Record announced) {
-  announced.region_news = regions().news();
+  announced.region_version = regions().version();
   if (context_.event != nullptr) announced.arrived_ns = now_ns();
   own().record(seq_) = announced;
   publish();
@@ -84,7 +84,7 @@ void Operation::arrive(Record announced) {
   compare_records();
   // In every operation: what peers have taken back is given up, whatever runs next.
   for (int r = 0; r < world_size(); ++r) {
-    if (r != rank()) regions().catch_up(r, record(r).region_news);
+    if (r != rank()) regions().sync(r, record(r).region_version);
   }
 }
 
@@ -151,9 +151,10 @@ double Operation::limit_s(std::uint32_t step) const {
   const double patience_s = request_.part ? request_.part->patience_s : 0;
   if (patience_s <= 0) return request_.timeout_s;
   const std::vector<int> late = missing(step);
-  const bool wait_elsewhere = std::all_of(
-      late.begin(), late.end(), [&](int r) { return segment(r).header().elsewhere.load() != 0; });
-  return request_.timeout_s + (wait_elsewhere ? patience_s : 0);
+  const bool wait_remote = std::all_of(late.begin(), late.end(), [&](int r) {
+    return segment(r).header().waiting_remote.load() != 0;
+  });
+  return request_.timeout_s + (wait_remote ? patience_s : 0);
 }
 
 std::vector<int> Operation::missing(std::uint32_t step) const {
@@ -171,7 +172,7 @@ void Operation::check_peers(std::uint32_t step) const {
   std::vector<int> lost;
   for (int r : context_.peers.dead()) {
     const bool needed = !segment(r).header().step.reached(step);
-    if (needed && context_.peers.silent(r)) lost.push_back(r);
+    if (needed && context_.peers.unreported(r)) lost.push_back(r);
   }
   if (!lost.empty()) {
     fail(context_.peers.ended(context_.peers.ids(lost)));

@@ -16,16 +16,6 @@ namespace {
 constexpr int kFilesKept = 8;
 }  // namespace
 
-FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept
-    : fd_(std::exchange(other.fd_, -1)) {}
-FileDescriptor& FileDescriptor::operator=(FileDescriptor&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-FileDescriptor::~FileDescriptor() {
-  if (fd_ >= 0) close(fd_);
-}
-
 std::size_t initialize_segment(int fd, int rank, int world_size, std::size_t staging_bytes) {
   const Layout layout(world_size, staging_bytes);
   if (ftruncate(fd, static_cast<off_t>(layout.total())) != 0) {
@@ -152,14 +142,14 @@ bool Peers::failed(int rank) const {
   return segment(rank).header().state.load(std::memory_order_acquire) == PeerState::failed;
 }
 
-bool Peers::silent(int rank) const {
+bool Peers::unreported(int rank) const {
   return segment(rank).header().state.load(std::memory_order_acquire) == PeerState::open;
 }
 
 std::map<int, Failure> Peers::gone() const {
   std::map<int, Failure> why;
   for (int r : dead()) {
-    if (!silent(r)) continue;  // it has said why
+    if (!unreported(r)) continue;  // it has said why
     why.try_emplace(r, ended({id(r)}));
   }
   for (int r = 0; r < world_size_; ++r) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "error.hpp"
+#include "handles.hpp"
 #include "rank_names.hpp"
 #include "segment.hpp"
 
@@ -25,18 +26,6 @@ struct Links {
   int group_size = 0;
   std::uint64_t token = 0;  // of the group, for those who report its failures
   RankNames names = RankNames();
-};
-
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd = -1) : fd_(fd) {}
-  FileDescriptor(FileDescriptor&& other) noexcept;
-  FileDescriptor& operator=(FileDescriptor&& other) noexcept;
-  ~FileDescriptor();
-  int get() const { return fd_; }
-
- private:
-  int fd_;
 };
 
 class Peers {
@@ -66,9 +55,9 @@ class Peers {
   Failure ended(const std::vector<int>& ids) const;  // what the end of these processes means
   // The failure with its text, as this rank words it.
   Failure composed(Failure failure) const;
-  bool left(int rank) const;    // closed the group in good order
-  bool silent(int rank) const;  // has said nothing about an end: if it is dead, it died
-  bool failed(int rank) const;  // gave up, and not in good order: the whole group is lost
+  bool left(int rank) const;        // closed the group in good order
+  bool unreported(int rank) const;  // has said nothing about an end: if it is dead, it died
+  bool failed(int rank) const;      // gave up, and not in good order: the whole group is lost
   // `dead` and `gave_up`. What a rank did before it went is visible once it is listed here.
   std::map<int, Failure> gone() const;
 
@@ -93,6 +82,6 @@ class Peers {
 };
 
 // Prepares a segment's file: sized and with a header; done by its owner before the rendezvous.
-// Returns where in the file `FlightArea::about` is to be written.
+// Returns where in the file `FlightArea::rank_info` is to be written.
 std::size_t initialize_segment(int fd, int rank, int world_size, std::size_t staging_bytes);
 }  // namespace sdp

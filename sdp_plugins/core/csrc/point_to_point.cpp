@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
+#include <utility>
 
 namespace sdp {
 namespace {
@@ -14,10 +15,6 @@ constexpr int kSpins = 200;  // rounds without progress before sleeping: a peer 
 bool plausible(std::uint64_t nbytes, DType dtype) {
   const std::size_t item = itemsize(dtype);  // 0: no such type
   return item > 0 && nbytes % item == 0 && nbytes <= std::numeric_limits<std::int64_t>::max();
-}
-
-bool accepts(const Request& recv, int src, std::uint32_t tag) {
-  return (recv.peer < 0 || recv.peer == src) && recv.tag == tag;
 }
 
 // While a caller looks for messages itself, ringing wakes no thread.
@@ -69,12 +66,12 @@ void PointToPoint::post(Request request, const std::shared_ptr<Work>& work) {
   request.issued_ns = now_ns();
   const double started_s = 1e-9 * static_cast<double>(request.issued_ns);
   const std::uint64_t seq = request.seq != 0 ? request.seq : ++seq_;
-  Pending pending{std::move(request), work, seq, started_s};
+  PendingMessage pending{std::move(request), work, seq, started_s};
   communicator_->flight().write(event_of(pending), pending.ticket);
   if (pending.request.op == Op::send) {
     sends_[static_cast<std::size_t>(pending.request.peer)].push_back(std::move(pending));
   } else {
-    post_recv(std::move(pending));
+    post_receive(std::move(pending));
   }
 }
 
@@ -111,13 +108,7 @@ bool PointToPoint::advance(const std::function<bool()>& step) {
 
 std::optional<EventRing::Ticket> PointToPoint::take_back(const Work& work) {
   const std::lock_guard lock(mutex_);
-  const auto at = std::find_if(recvs_.begin(), recvs_.end(), [&](const Pending& recv) {
-    return recv.work.get() == &work && !recv.matched;
-  });
-  if (at == recvs_.end()) return std::nullopt;
-  const EventRing::Ticket ticket = at->ticket;
-  recvs_.erase(at);
-  return ticket;
+  return matching_.take_back(work);
 }
 
 void PointToPoint::others_have_left() {
@@ -125,17 +116,12 @@ void PointToPoint::others_have_left() {
   others_left_ = true;
 }
 
-void PointToPoint::post_recv(Pending recv) {
-  recvs_.push_back(std::move(recv));
-  try {
-    if (claim_unexpected(recvs_.back())) recvs_.pop_back();
-  } catch (const Failure&) {
-    recvs_.pop_back();
-    throw;
-  }
+void PointToPoint::post_receive(PendingMessage receive) {
+  if (const auto message = matching_.take_unexpected(receive)) return deliver(receive, *message);
+  matching_.post(std::move(receive));
 }
 
-TraceEvent PointToPoint::event_of(const Pending& pending) const {
+TraceEvent PointToPoint::event_of(const PendingMessage& pending) const {
   TraceEvent event = TraceEvent::of(pending.request);
   event.seq = pending.seq;
   event.started_ns = pending.moving_ns;
@@ -145,13 +131,13 @@ TraceEvent PointToPoint::event_of(const Pending& pending) const {
 }
 
 // The first bytes of a message move now.
-void PointToPoint::begin(Pending& pending) {
+void PointToPoint::begin(PendingMessage& pending) {
   if (pending.moving_ns != 0) return;
   pending.moving_ns = now_ns();
   communicator_->flight().write(event_of(pending), pending.ticket);
 }
 
-void PointToPoint::finish(const Pending& pending, const std::optional<Failure>& failure,
+void PointToPoint::finish(const PendingMessage& pending, const std::optional<Failure>& failure,
                           int source) {
   TraceEvent event = event_of(pending);
   event.finished_ns = now_ns();
@@ -200,8 +186,9 @@ void PointToPoint::loop() {
       const bool any = progress();
       if (any) gone.clear();  // there may be more
       if (watches) check_waiting(gone);
-      waiting = !recvs_.empty() || std::any_of(sends_.begin(), sends_.end(),
-                                               [](const auto& queue) { return !queue.empty(); });
+      waiting = !matching_.posted().empty() ||
+                std::any_of(sends_.begin(), sends_.end(),
+                            [](const auto& queue) { return !queue.empty(); });
       return any;
     });
     if (stopped) return;  // the group is closed, so that has failed
@@ -229,24 +216,25 @@ bool PointToPoint::progress_send(int dst) {
   auto& queue = sends_[static_cast<std::size_t>(dst)];
   bool moved = false;
   while (!queue.empty()) {
-    Pending& send = queue.front();
+    PendingMessage& send = queue.front();
     const Piece& piece = send.request.sends[0];
-    const Frame frame{piece.count * itemsize(send.request.dtype), send.request.tag,
-                      send.request.dtype};
-    if (send.moved < sizeof frame) {  // a full ring may have taken a part of it
-      const std::size_t n = rings_.write(
-          dst, reinterpret_cast<const std::byte*>(&frame) + send.moved, sizeof frame - send.moved);
+    const Envelope envelope{piece.count * itemsize(send.request.dtype), send.request.tag,
+                            send.request.dtype};
+    if (send.moved < sizeof envelope) {  // a full ring may have taken a part of it
+      const std::size_t n =
+          rings_.write(dst, reinterpret_cast<const std::byte*>(&envelope) + send.moved,
+                       sizeof envelope - send.moved);
       if (n > 0) begin(send);
       send.moved += n;
       moved = moved || n > 0;
-      if (send.moved < sizeof frame) return moved;
+      if (send.moved < sizeof envelope) return moved;
     }
-    const std::uint64_t done = send.moved - sizeof frame;
-    const std::size_t n = rings_.write(dst, piece.data + done, frame.nbytes - done);
+    const std::uint64_t done = send.moved - sizeof envelope;
+    const std::size_t n = rings_.write(dst, piece.data + done, envelope.nbytes - done);
     send.moved += n;
     moved = moved || n > 0;
-    if (done + n < frame.nbytes) return moved;
-    const Pending done_now = std::move(send);
+    if (done + n < envelope.nbytes) return moved;
+    const PendingMessage done_now = std::move(send);
     queue.pop_front();
     finish(done_now, std::nullopt, -1);
     moved = true;
@@ -258,7 +246,7 @@ bool PointToPoint::progress_recv(int src) {
   Incoming& incoming = incoming_[static_cast<std::size_t>(src)];
   bool moved = false;
   while (incoming.open || begin_message(src)) {
-    const std::uint64_t left = incoming.frame.nbytes - incoming.moved;
+    const std::uint64_t left = incoming.envelope.nbytes - incoming.moved;
     const std::size_t here = std::min<std::uint64_t>(left, rings_.readable(src));
     // Memory for what has come, not for what was announced.
     if (incoming.target == nullptr) incoming.aside.resize(incoming.moved + here);
@@ -267,106 +255,84 @@ bool PointToPoint::progress_recv(int src) {
     const std::size_t n = rings_.read(src, to + incoming.moved, here);
     incoming.moved += n;
     moved = moved || n > 0;
-    if (incoming.moved < incoming.frame.nbytes) return moved;
+    if (incoming.moved < incoming.envelope.nbytes) return moved;
     finish_message(src);
     moved = true;
   }
   return moved;
 }
 
-// Opens the next message of `src`, if its frame is there and somebody wants it. A message that
+// Opens the next message of `src`, if its envelope is there and somebody wants it. A message that
 // nobody waits for stays in the ring, which holds its sender back; it is set aside only when a
 // receive for another message waits behind it.
 bool PointToPoint::begin_message(int src) {
-  Frame frame;
-  if (rings_.readable(src) < sizeof frame || recvs_.empty()) return false;
-  const bool wanted = std::any_of(recvs_.begin(), recvs_.end(), [&](const Pending& recv) {
-    return !recv.matched && (recv.request.peer < 0 || recv.request.peer == src);
-  });
-  if (!wanted) return false;
-  rings_.read(src, reinterpret_cast<std::byte*>(&frame), sizeof frame);
-  if (!plausible(frame.nbytes, frame.dtype)) {
+  Envelope envelope;
+  if (rings_.readable(src) < sizeof envelope || !matching_.wants(src)) return false;
+  rings_.read(src, reinterpret_cast<std::byte*>(&envelope), sizeof envelope);
+  if (!plausible(envelope.nbytes, envelope.dtype)) {
     const std::vector<int> blamed{communicator_->peers().id(src)};
     throw Failure(FailureKind::mismatch,
                   communicator_->names().list(blamed) + " sent a malformed message", blamed);
   }
-  Incoming& incoming = incoming_[static_cast<std::size_t>(src)];
-  incoming = Incoming{true, frame, 0, match(src, frame), {}};
+  PendingMessage* const target = matching_.match(src, envelope.tag);
+  if (target != nullptr) {
+    check_size(*target, src, envelope);
+    begin(*target);
+  }
+  incoming_[static_cast<std::size_t>(src)] = Incoming{true, envelope, 0, target, {}};
   return true;
 }
 
-PointToPoint::Pending* PointToPoint::match(int src, const Frame& frame) {
-  for (Pending& recv : recvs_) {
-    if (recv.matched || !accepts(recv.request, src, frame.tag)) continue;
-    check_size(recv, src, frame);
-    recv.matched = true;
-    begin(recv);
-    return &recv;
-  }
-  return nullptr;
-}
-
-void PointToPoint::check_size(const Pending& recv, int src, const Frame& frame) const {
-  const std::uint64_t room = recv.request.recvs[0].count * itemsize(recv.request.dtype);
-  if (frame.nbytes == room && frame.dtype == recv.request.dtype) return;
+void PointToPoint::check_size(const PendingMessage& receive, int src,
+                              const Envelope& envelope) const {
+  const std::uint64_t room = receive.request.recvs[0].count * itemsize(receive.request.dtype);
+  if (envelope.nbytes == room && envelope.dtype == receive.request.dtype) return;
   const std::vector<int> blamed{communicator_->peers().id(src)};
-  const std::uint64_t count = frame.nbytes / std::max<std::size_t>(1, itemsize(frame.dtype));
-  fail(recv, {FailureKind::mismatch,
-              communicator_->names().list(blamed) + " sends " + std::string(name(frame.dtype)) +
-                  "[" + std::to_string(count) + "]",
-              blamed, Hint::other_message});
+  const std::uint64_t count = envelope.nbytes / std::max<std::size_t>(1, itemsize(envelope.dtype));
+  fail(receive, {FailureKind::mismatch,
+                 communicator_->names().list(blamed) + " sends " +
+                     std::string(name(envelope.dtype)) + "[" + std::to_string(count) + "]",
+                 blamed, Hint::other_message});
 }
 
 void PointToPoint::finish_message(int src) {
-  Incoming& incoming = incoming_[static_cast<std::size_t>(src)];
-  if (incoming.target != nullptr) {
-    deliver(incoming.target, src);
+  Incoming message = std::exchange(incoming_[static_cast<std::size_t>(src)], Incoming{});
+  if (message.target != nullptr) {
+    finish(matching_.remove(*message.target), std::nullopt, src);
+    return;
+  }
+  UnexpectedMessage aside{src, message.envelope, std::move(message.aside)};
+  // A receive may have been posted while the message was on its way aside.
+  if (PendingMessage* const receive = matching_.match(src, message.envelope.tag)) {
+    deliver(*receive, aside);
+    matching_.remove(*receive);
   } else {
-    unexpected_.push_back({src, incoming.frame, std::move(incoming.aside)});
-    // A receive may have been posted while the message was on its way aside.
-    for (auto recv = recvs_.begin(); recv != recvs_.end();) {
-      recv = !recv->matched && claim_unexpected(*recv) ? recvs_.erase(recv) : std::next(recv);
-    }
+    matching_.keep(std::move(aside));
   }
-  incoming = Incoming{};
 }
 
-void PointToPoint::deliver(Pending* recv, int src) {
-  const auto at = std::find_if(recvs_.begin(), recvs_.end(),
-                               [&](const Pending& pending) { return &pending == recv; });
-  const Pending done = std::move(*at);
-  recvs_.erase(at);
-  finish(done, std::nullopt, src);
-}
-
-// Completes a receive from what was set aside; the caller removes it from the list.
-bool PointToPoint::claim_unexpected(Pending& recv) {
-  for (auto message = unexpected_.begin(); message != unexpected_.end(); ++message) {
-    if (!accepts(recv.request, message->source, message->frame.tag)) continue;
-    check_size(recv, message->source, message->frame);
-    if (!message->bytes.empty()) {
-      std::memcpy(recv.request.recvs[0].data, message->bytes.data(), message->bytes.size());
-    }
-    const int source = message->source;
-    unexpected_.erase(message);
-    begin(recv);
-    finish(recv, std::nullopt, source);
-    return true;
+// Completes a receive from what was set aside.
+void PointToPoint::deliver(PendingMessage& receive, const UnexpectedMessage& message) {
+  check_size(receive, message.source, message.envelope);
+  if (!message.bytes.empty()) {
+    std::memcpy(receive.request.recvs[0].data, message.bytes.data(), message.bytes.size());
   }
-  return false;
+  begin(receive);
+  finish(receive, std::nullopt, message.source);
 }
 
 void PointToPoint::check_waiting(const std::map<int, Failure>& gone) const {
   for (const auto& queue : sends_) {
     if (!queue.empty()) check_one(queue.front(), gone);
   }
-  for (const Pending& recv : recvs_) check_one(recv, gone);
+  for (const PendingMessage& receive : matching_.posted()) check_one(receive, gone);
 }
 
 // A receive from any rank fails with the first rank that is lost: it might have been the sender.
 // Ranks that leave in good order have sent what they had to, so of these the last one counts; ranks
 // of other nodes may still send, unless somebody has said that they have left, too.
-void PointToPoint::check_one(const Pending& pending, const std::map<int, Failure>& gone) const {
+void PointToPoint::check_one(const PendingMessage& pending,
+                             const std::map<int, Failure>& gone) const {
   const int peer = pending.request.peer;
   const bool all_gone = others_left_ && gone.size() + 1 == sends_.size();
   for (const auto& [rank, why] : gone) {
@@ -389,7 +355,7 @@ void PointToPoint::check_one(const Pending& pending, const std::map<int, Failure
   }
 }
 
-void PointToPoint::fail(const Pending& pending, Failure failure) const {
+void PointToPoint::fail(const PendingMessage& pending, Failure failure) const {
   throw failure.in(pending.request.signature(pending.seq), {}, now_s() - pending.started_s);
 }
 
@@ -397,11 +363,10 @@ void PointToPoint::fail(const Pending& pending, Failure failure) const {
 Failure PointToPoint::fail_all(const Failure& why) {
   const Failure failure = communicator_->fail(why);
   for (auto& queue : sends_) {
-    for (const Pending& send : queue) finish(send, failure, -1);
+    for (const PendingMessage& send : queue) finish(send, failure, -1);
     queue.clear();
   }
-  for (const Pending& recv : recvs_) finish(recv, failure, -1);
-  recvs_.clear();
+  for (const PendingMessage& receive : matching_.remove_all()) finish(receive, failure, -1);
   for (Incoming& incoming : incoming_) incoming = Incoming{};
   return failure;
 }

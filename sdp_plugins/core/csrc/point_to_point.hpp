@@ -6,13 +6,13 @@
 #pragma once
 
 #include <deque>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
 
 #include "communicator.hpp"
+#include "matching.hpp"
 #include "message_rings.hpp"
 #include "owned_thread.hpp"
 #include "work.hpp"
@@ -35,66 +35,42 @@ class PointToPoint : public Driver, public std::enable_shared_from_this<PointToP
   void drive(const Work& work) override;
 
  private:
-  // What goes before the bytes of each message.
-  struct Frame {
-    std::uint64_t nbytes;
-    std::uint32_t tag;
-    DType dtype;
-  };
-  struct Pending {
-    Request request;
-    std::shared_ptr<Work> work;
-    std::uint64_t seq;
-    double started_s;
-    std::uint64_t moved = 0;     // bytes, the frame of a send included
-    bool matched = false;        // a recv whose message has begun to arrive
-    std::int64_t moving_ns = 0;  // since when; 0: it waits
-    EventRing::Ticket ticket = 0;
-  };
-  // A message that arrives from one rank: into a posted recv, or aside until one is posted.
+  // A message that arrives from one rank: into a posted receive, or aside until one is posted.
   struct Incoming {
     bool open = false;
-    Frame frame{};
+    Envelope envelope{};
     std::uint64_t moved = 0;
-    Pending* target = nullptr;
+    PendingMessage* target = nullptr;
     std::vector<std::byte> aside;
-  };
-  struct Unexpected {
-    int source;
-    Frame frame;
-    std::vector<std::byte> bytes;
   };
 
   void loop();
   bool advance(const std::function<bool()>& step);
   void post(Request request, const std::shared_ptr<Work>& work);
-  TraceEvent event_of(const Pending& pending) const;
-  void begin(Pending& pending);
-  void finish(const Pending& pending, const std::optional<Failure>& failure, int source);
-  void post_recv(Pending recv);
+  TraceEvent event_of(const PendingMessage& pending) const;
+  void begin(PendingMessage& pending);
+  void finish(const PendingMessage& pending, const std::optional<Failure>& failure, int source);
+  void post_receive(PendingMessage receive);
   bool progress();
   bool progress_with(int peer);
   bool progress_send(int dst);
   bool progress_recv(int src);
   bool begin_message(int src);
   void finish_message(int src);
-  bool claim_unexpected(Pending& recv);
-  Pending* match(int src, const Frame& frame);
-  void check_size(const Pending& recv, int src, const Frame& frame) const;
-  void deliver(Pending* recv, int src);
+  void deliver(PendingMessage& receive, const UnexpectedMessage& message);
+  void check_size(const PendingMessage& receive, int src, const Envelope& envelope) const;
   void check_waiting(const std::map<int, Failure>& gone) const;
-  void check_one(const Pending& pending, const std::map<int, Failure>& gone) const;
-  [[noreturn]] void fail(const Pending& pending, Failure failure) const;
+  void check_one(const PendingMessage& pending, const std::map<int, Failure>& gone) const;
+  [[noreturn]] void fail(const PendingMessage& pending, Failure failure) const;
   Failure fail_all(const Failure& why);
 
   std::shared_ptr<Communicator> communicator_;
   SpinPolicy spin_;
   std::mutex mutex_;  // everything below
   MessageRings rings_;
-  std::vector<std::deque<Pending>> sends_;  // per destination
-  std::list<Pending> recvs_;                // in the order posted; stable addresses
-  std::vector<Incoming> incoming_;          // per source
-  std::list<Unexpected> unexpected_;        // in the order arrived
+  std::vector<std::deque<PendingMessage>> sends_;  // per destination
+  std::vector<Incoming> incoming_;                 // per source
+  Matching matching_;
   std::uint64_t seq_ = 0;
   bool others_left_;  // nobody outside of this part of a larger group sends any more
   bool stopping_ = false;

@@ -44,13 +44,13 @@ std::uint64_t Regions::add(std::byte* data, std::uint64_t nbytes, int fd,
   if (nbytes == 0) throw std::invalid_argument("registered memory must not be empty");
   const std::lock_guard lock(mutex_);
   const std::uint64_t region = next_region_++;
-  std::vector<Letter> letters;
+  std::vector<RegionUpdate> updates;
   for (int r = 0; r < peers_.world_size(); ++r) {
     if (r == peers_.rank()) continue;
-    letters.push_back({r, {region, nbytes, file_offset}, duplicate(fd)});
+    updates.push_back({r, {region, nbytes, file_offset}, duplicate(fd)});
   }
   const Mapping probe(fd, nbytes, file_offset, false);  // as the peers will: fails here, not there
-  std::move(letters.begin(), letters.end(), std::back_inserter(outbox_));
+  std::move(updates.begin(), updates.end(), std::back_inserter(outbox_));
   own_[region] = {data, nbytes, false};
   flush();
   return region;
@@ -63,9 +63,10 @@ void Regions::remove(std::uint64_t region) {
   if (own_.erase(region) == 0) return;
   for (int r = 0; r < peers_.world_size(); ++r) {
     if (r == peers_.rank()) continue;
-    const auto unsent = std::find_if(outbox_.begin(), outbox_.end(), [&](const Letter& letter) {
-      return letter.to == r && letter.message.region == region;
-    });
+    const auto unsent =
+        std::find_if(outbox_.begin(), outbox_.end(), [&](const RegionUpdate& update) {
+          return update.to == r && update.message.region == region;
+        });
     if (unsent != outbox_.end()) {
       outbox_.erase(unsent);
     } else {
@@ -80,37 +81,37 @@ std::optional<RegionPlace> Regions::find(const std::byte* data, std::uint64_t nb
   flush();
   for (const auto& [region, own] : own_) {
     if (data >= own.data && data + nbytes <= own.data + own.nbytes) {
-      if (!own.told) return std::nullopt;
+      if (!own.announced) return std::nullopt;
       return RegionPlace{region, static_cast<std::uint64_t>(data - own.data)};
     }
   }
   return std::nullopt;
 }
 
-std::uint64_t Regions::news() {
+std::uint64_t Regions::version() {
   const std::lock_guard lock(mutex_);
-  return news_;
+  return version_;
 }
 
-// In order; stops at the first full socket. Nobody waits here: until a region is told, its memory
-// is simply not used in place.
+// In order; stops at the first full socket. Nobody waits here: until a region is announced, its
+// memory is simply not used in place.
 void Regions::flush() {
   while (!outbox_.empty() && send(outbox_.front())) outbox_.pop_front();
   for (auto& [region, own] : own_) {
-    const auto about_it = [id = region](const Letter& letter) {
-      return letter.message.region == id;
+    const auto of_region = [id = region](const RegionUpdate& update) {
+      return update.message.region == id;
     };
-    own.told = own.told || std::none_of(outbox_.begin(), outbox_.end(), about_it);
+    own.announced = own.announced || std::none_of(outbox_.begin(), outbox_.end(), of_region);
   }
 }
 
-bool Regions::send(const Letter& letter) {
-  iovec part{const_cast<Message*>(&letter.message), sizeof letter.message};
+bool Regions::send(const RegionUpdate& update) {
+  iovec part{const_cast<Message*>(&update.message), sizeof update.message};
   Control control{};
   msghdr header{};
   header.msg_iov = &part;
   header.msg_iovlen = 1;
-  if (const int fd = letter.file.get(); fd >= 0) {
+  if (const int fd = update.file.get(); fd >= 0) {
     header.msg_control = control.bytes;
     header.msg_controllen = sizeof control.bytes;
     cmsghdr* attached = CMSG_FIRSTHDR(&header);
@@ -119,16 +120,16 @@ bool Regions::send(const Letter& letter) {
     attached->cmsg_len = CMSG_LEN(sizeof fd);
     std::memcpy(CMSG_DATA(attached), &fd, sizeof fd);
   }
-  const ssize_t sent = sendmsg(peers_.socket(letter.to), &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+  const ssize_t sent = sendmsg(peers_.socket(update.to), &header, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0 && (errno == EAGAIN || errno == EINTR || errno == ETOOMANYREFS)) return false;
-  ++news_;  // any other error: the peer is gone, which the next operation will find out
+  ++version_;  // any other error: the peer is gone, which the next operation will find out
   return true;
 }
 
-void Regions::catch_up(int rank, std::uint64_t news) {
+void Regions::sync(int rank, std::uint64_t version) {
   auto& seen = seen_[static_cast<std::size_t>(rank)];
-  if (seen == news) return;
-  seen = news;
+  if (seen == version) return;
+  seen = version;
   auto& mapped = mapped_[static_cast<std::size_t>(rank)];
   while (true) {
     Message message{};

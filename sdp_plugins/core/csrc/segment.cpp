@@ -1,13 +1,6 @@
 #include "segment.hpp"
 
-#include <sys/mman.h>
-#include <sys/stat.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <string>
-#include <utility>
 
 namespace sdp {
 namespace {
@@ -53,39 +46,5 @@ std::size_t Layout::flight() const {
 }
 std::size_t Layout::total() const {
   return flight() + sizeof(FlightArea);
-}
-
-Mapping::Mapping(int fd, std::size_t nbytes, std::size_t offset, bool populate) : nbytes_(nbytes) {
-  // Touching a page past the end of the file is a SIGBUS: believe the file, not the peer.
-  struct stat info{};
-  const std::size_t held = fstat(fd, &info) == 0 ? static_cast<std::size_t>(info.st_size) : 0;
-  if (offset > held || nbytes > held - offset) {
-    throw Failure(FailureKind::shared_memory, "a shared memory file holds " + std::to_string(held) +
-                                                  " bytes, but " + std::to_string(nbytes) +
-                                                  " at offset " + std::to_string(offset) +
-                                                  " were announced");
-  }
-  void* data = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE,
-                    MAP_SHARED | (populate ? MAP_POPULATE : 0), fd, static_cast<off_t>(offset));
-  if (data == MAP_FAILED) {
-    throw Failure(
-        FailureKind::shared_memory,
-        "cannot map " + std::to_string(nbytes) + " bytes of shared memory: " + std::strerror(errno),
-        {}, Hint::mapping_limits);
-  }
-  data_ = static_cast<std::byte*>(data);
-}
-
-Mapping::Mapping(Mapping&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), nbytes_(std::exchange(other.nbytes_, 0)) {}
-
-Mapping& Mapping::operator=(Mapping&& other) noexcept {
-  std::swap(data_, other.data_);
-  std::swap(nbytes_, other.nbytes_);
-  return *this;
-}
-
-Mapping::~Mapping() {
-  if (data_ != nullptr) munmap(data_, nbytes_);
 }
 }  // namespace sdp

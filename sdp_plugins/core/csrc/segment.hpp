@@ -13,7 +13,8 @@
 #include <cstdint>
 
 #include "failure_record.hpp"
-#include "flight.hpp"
+#include "flight_layout.hpp"
+#include "handles.hpp"
 #include "signal.hpp"
 #include "types.hpp"
 
@@ -38,14 +39,14 @@ struct Record {
   std::uint8_t registered;  // the buffer lies in memory that the peers can map
   std::uint16_t pieces;     // how many the rank shows; their lengths stand in `splits`
   std::int32_t root;
-  std::uint32_t layout;       // fusion buffers: which tensors lie where, hashed
-  std::uint64_t count;        // elements, where all ranks must agree on them
-  double factor;              // PREMUL_SUM: what this rank's values are multiplied by
-  std::uint64_t region;       // registered: which region, and where in it
-  std::uint64_t offset;       // bytes
-  std::uint64_t shown_seq;    // as messages number the operation
-  std::uint64_t region_news;  // messages about regions sent to each peer so far
-  std::int64_t arrived_ns;    // when the rank came, for a trace; 0: it has none
+  std::uint32_t layout;          // fusion buffers: which tensors lie where, hashed
+  std::uint64_t count;           // elements, where all ranks must agree on them
+  double factor;                 // PREMUL_SUM: what this rank's values are multiplied by
+  std::uint64_t region;          // registered: which region, and where in it
+  std::uint64_t offset;          // bytes
+  std::uint64_t shown_seq;       // as messages number the operation
+  std::uint64_t region_version;  // messages about regions sent to each peer so far
+  std::int64_t arrived_ns;       // when the rank came, for a trace; 0: it has none
 };
 static_assert(sizeof(Record) <= kAlign);
 
@@ -57,8 +58,8 @@ struct Header {
   std::uint64_t flight_at;  // where a stranger finds the FlightArea
   FailureRecord failure;    // of this rank. Written before `state` becomes `failed`.
   std::atomic<PeerState> state;
-  std::atomic<std::uint32_t> elsewhere;  // whether this rank waits for one of another node
-  Signal step;                           // of collectives: how far this rank has come
+  std::atomic<std::uint32_t> waiting_remote;  // whether this rank waits for one of another node
+  Signal step;                                // of collectives: how far this rank has come
   Signal bell;  // of send/recv: rung by peers that filled or drained a ring
 };
 static_assert(sizeof(Header) <= 1024);
@@ -87,23 +88,6 @@ class Layout {
 
  private:
   std::size_t world_size_, splits_bytes_, slot_bytes_;
-};
-
-// A mapped memory file. Owns the mapping, not the file descriptor.
-class Mapping {
- public:
-  Mapping() = default;
-  // Throws Failure(shared_memory). `populate` fills the page tables at once.
-  Mapping(int fd, std::size_t nbytes, std::size_t offset, bool populate);
-  Mapping(Mapping&& other) noexcept;
-  Mapping& operator=(Mapping&& other) noexcept;
-  ~Mapping();
-  std::byte* data() const { return data_; }
-  std::size_t nbytes() const { return nbytes_; }
-
- private:
-  std::byte* data_ = nullptr;
-  std::size_t nbytes_ = 0;
 };
 
 // Typed access to one rank's mapped segment.

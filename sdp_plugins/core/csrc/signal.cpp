@@ -65,12 +65,6 @@ SpinPolicy SpinPolicy::background() {
   return SpinPolicy{2, 20};
 }
 
-double now_s() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
 bool spin_until(const Signal& signal, std::uint32_t target, const SpinPolicy& policy) {
   if (signal.reached(target)) return true;
   if (policy.pause_us == 0 && policy.yield_us == 0) return false;

@@ -9,6 +9,8 @@
 #include <atomic>
 #include <cstdint>
 
+#include "clock.hpp"
+
 namespace sdp {
 
 struct alignas(64) Signal {
@@ -42,6 +44,4 @@ struct SpinPolicy {
 
 // Spins as the policy says; true if the target was reached meanwhile.
 bool spin_until(const Signal& signal, std::uint32_t target, const SpinPolicy& policy);
-
-double now_s();  // monotonic
 }  // namespace sdp

@@ -1,7 +1,6 @@
 #include "trace_event.hpp"
 
 #include <algorithm>
-#include <ctime>
 #include <numeric>
 
 #include "request.hpp"
@@ -13,12 +12,6 @@ std::uint64_t total(const std::vector<Piece>& pieces) {
                          [](std::uint64_t sum, const Piece& piece) { return sum + piece.count; });
 }
 }  // namespace
-
-std::int64_t now_ns() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
 
 TraceEvent TraceEvent::of(const Request& request) {
   TraceEvent event;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "clock.hpp"
 #include "types.hpp"
 
 namespace sdp {
@@ -42,6 +43,4 @@ struct TraceEvent {
   static TraceEvent of(const Request& request);
 };
 static_assert(sizeof(TraceEvent) == 104);
-
-std::int64_t now_ns();  // monotonic
 }  // namespace sdp

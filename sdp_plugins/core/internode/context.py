@@ -82,7 +82,7 @@ class GroupContext:
         """Count this rank's operations that wait for other nodes past their time-out."""
         with self._overdue_lock:
             self._n_overdue += change
-            self.native.wait_elsewhere(self._n_overdue > 0)
+            self.native.set_waiting_remote(self._n_overdue > 0)
 
     def closed_error(self) -> SdpError:
         """What using the group raises after it was closed."""

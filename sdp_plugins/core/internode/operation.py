@@ -212,7 +212,7 @@ class Operation:
     def raise_if_failed(self) -> None:
         """Raise if this group has failed elsewhere."""
         last_completed = self.context.last_completed
-        self.context.native.watch(self.signature, last_completed, self.patience.elapsed_s)
+        self.context.native.check_peers(self.signature, last_completed, self.patience.elapsed_s)
         told = self.context.channel.told()
         if told is not None:
             raise self.repeated_error(Notice.unpack(told))
