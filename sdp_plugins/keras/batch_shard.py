@@ -77,14 +77,14 @@ class BatchShard:
         """The part of all rows, from 0 to 1."""
         if self.is_static:
             return self.rows / self.count
-        return ops.cast(self.rows, "float32") / ops.cast(self.count, "float32")
+        return _quotient(self.rows, self.count)
 
     @property
     def factor(self) -> Any:
         """What a mean over this rank's rows counts in a mean over ranks; 1 if shards are even."""
         if self.is_static:
             return self.rows * self.world_size / self.count
-        return ops.cast(self.rows * self.world_size, "float32") / ops.cast(self.count, "float32")
+        return _quotient(self.rows * self.world_size, self.count)
 
     def times(self, tensor: Any, number: Any) -> Any:
         """Multiply; nothing is left of a rank without rows, whatever it has computed."""
@@ -93,6 +93,12 @@ class BatchShard:
         return ops.where(
             self.rows > 0, tensor * ops.cast(number, tensor.dtype), ops.zeros_like(tensor)
         )
+
+
+def _quotient(a: Any, b: Any) -> Any:
+    """Of tensors of integers: as exact as the program's numbers, and never of 16 bits."""
+    dtype = keras.backend.result_type(keras.backend.floatx(), "float32")
+    return ops.cast(a, dtype) / ops.cast(b, dtype)
 
 
 def factor_of(shard: BatchShard | None) -> Any:

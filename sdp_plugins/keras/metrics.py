@@ -18,7 +18,7 @@ from keras.metrics import Mean, Sum
 
 from . import keras_internals
 from .losses import relates_rows
-from .running_step import RunningStep, running_step
+from .running_step import RunningStep, running, running_step
 
 _Arguments = Callable[[RunningStep, Any, Any], Any]
 _WATCHED = "_smddp_watched"
@@ -67,7 +67,8 @@ def _watch(metric: Any) -> None:
         if (step := running_step()) is not None:
             step.updated.add(id(metric))
             args, kwargs = arguments(step, args, kwargs)
-        return update(*args, **kwargs)
+        with running(None):  # a loss in it has all the rows that it needs
+            return update(*args, **kwargs)
 
     def noted_result() -> Any:
         value = result()
@@ -102,7 +103,7 @@ def _gathered(step: RunningStep, args: Any, kwargs: Any) -> Any:
             return mean
         if shape is None or len(shape) == 0 or (rows is not None and shape[0] != rows):
             return value  # no rows of the batch
-        return backend.gather_rows(value, shard)
+        return backend.gather_rows(ops.convert_to_tensor(value), shard)
 
     return keras_internals.map_leaves(gather, (args, kwargs))
 

@@ -52,5 +52,4 @@ def weighted_gradient(
     is divided by that here.
     """
     everyones = total([shard.times(gradient, shard.weight) for gradient in upstream])
-    weight = ops.cast(shard.weight, "float32")
-    return [ops.divide_no_nan(each, ops.cast(weight, each.dtype)) for each in everyones]
+    return [ops.divide_no_nan(each, ops.cast(shard.weight, each.dtype)) for each in everyones]

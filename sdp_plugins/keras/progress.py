@@ -19,7 +19,7 @@ from keras import ops
 from sdp_plugins.core import CollectiveMismatchError, SdpError
 from sdp_plugins.core.fused import as_bytes
 
-from .variables import optimizers_of
+from .variables import optimizers_of, partial_sums
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
@@ -162,13 +162,14 @@ def _differs(here: np.ndarray[Any, Any], root: np.ndarray[Any, Any], may_round: 
 
 
 def _compared(model: Any) -> list[Any]:
-    """Weights, and numbers of optimizers such as the learning rate; random states differ."""
-    numbers = [
-        variable
-        for optimizer in optimizers_of(model)
-        for variable in optimizer.variables
-        if len(variable.shape) == 0
-    ]
+    """Weights, and numbers of optimizers such as the learning rate.
+
+    Random states and partial sums of gradients are each rank's own.
+    """
+    numbers = []
+    for optimizer in optimizers_of(model):
+        own = {id(variable) for variable in partial_sums(optimizer)}
+        numbers += [v for v in optimizer.variables if len(v.shape) == 0 and id(v) not in own]
     return [*model.weights, *numbers]
 
 

@@ -46,6 +46,12 @@ def broadcast(group: Group, variables: Sequence[Any], root: int) -> None:
             variable.assign(array)
 
 
+def partial_sums(optimizer: Any) -> Sequence[Any]:
+    """The variables in which an optimizer accumulates this rank's gradients."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return getattr(inner, "_accumulated_gradients", ())
+
+
 def average_partial_sums(group: Group, optimizers: Iterable[Any]) -> None:
     """Have all ranks hold the mean of the gradients that they have accumulated so far.
 
@@ -54,8 +60,7 @@ def average_partial_sums(group: Group, optimizers: Iterable[Any]) -> None:
     """
     arrays = []
     for optimizer in optimizers:
-        inner = getattr(optimizer, "inner_optimizer", optimizer)
-        for variable in getattr(inner, "_accumulated_gradients", ()):
+        for variable in partial_sums(optimizer):
             array = np.array(ops.convert_to_numpy(variable), order="C")
             arrays.append((variable, array))
             group.all_reduce(array, "avg")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
+from keras.src.losses import loss as loss_module
 
 from sdp_plugins.core import SdpError
 from stress.keras import build, data, spoiling
@@ -53,11 +54,30 @@ def prepared(plan: Plan, rank: int) -> Iterator[None]:
         import jax
 
         jax.config.update("jax_enable_x64", plan.dtype == "float64")
+    apply_mask = loss_module.apply_mask
+    if plan.backend == "torch":
+        loss_module.apply_mask = on_a_copy(apply_mask)
     try:
         yield
     finally:
+        loss_module.apply_mask = apply_mask
         keras.config.set_floatx("float32")
         keras.config.set_dtype_policy("float32")
+
+
+def on_a_copy(apply_mask: Callable[..., Any]) -> Callable[..., Any]:
+    """Leaves the weights as they are.
+
+    On torch, Keras multiplies the program's weights by a loss's mask in place, so that weighted
+    metrics see other weights in one process than in each rank.
+    """
+
+    def applied(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
+        if sample_weight is not None:
+            sample_weight = ops.copy(sample_weight)
+        return apply_mask(sample_weight, mask, dtype, reduction)
+
+    return applied
 
 
 def trained(plan: Plan, world: int, reverse: bool, damage: spoiling.Damage) -> Result:
@@ -77,7 +97,10 @@ def trained(plan: Plan, world: int, reverse: bool, damage: spoiling.Damage) -> R
         train(model, plan, shapes, reverse, damage, result)
         result["weights"] = values(model.trainable_variables)
         result["state"] = values(others(model))
-        result["optimizer"] = values(model.optimizer.variables)
+        accumulates = "gradient_accumulation_steps" in plan.optimizer
+        if not (accumulates and plan.fit["source"] == "train_on_batch"):
+            # Only `fit` ends with the mean of what the ranks have accumulated.
+            result["optimizer"] = values(model.optimizer.variables)
         return result
     finally:
         if strategy is not None:

@@ -103,6 +103,9 @@ METRICS: dict[str, tuple[str, Make]] = {
     "dice": ("binary", partial(metrics.MeanMetricWrapper, losses.dice, "dice")),
     "tversky": ("binary", partial(metrics.MeanMetricWrapper, losses.tversky, "tversky")),
     "cosine_of_columns": ("real", partial(metrics.CosineSimilarity, "cosine_columns", axis=0)),
+    # loss objects
+    "Dice_object": ("binary", partial(metrics.MeanMetricWrapper, losses.Dice(), "Dice_object")),
+    "Huber_object": ("real", partial(metrics.MeanMetricWrapper, losses.Huber(), "Huber_object")),
 }
 TOLD_NUMBERS = {"Mean", "Sum"}
 """Metrics that are given values instead of targets and predictions: see `cases.py`."""
@@ -115,6 +118,8 @@ WITHOUT_WEIGHTS = {
     "PearsonCorrelation_of_columns",
     "Tversky_of_columns",
     "cosine_of_columns",
+    "Dice_object",
+    "Huber_object",
     "dice",
     "tversky",
 }

@@ -576,7 +576,30 @@ def horovod_callbacks(rank: int, world: int) -> dict[str, Any]:
         return {"rates": rates, "mine": seen["mine"], "values": values(model)}
 
 
+class Scale(layers.Layer):
+    """Has a weight that is one number."""
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, x: Any) -> Any:
+        return x * self.scale
+
+
+def accumulates_over_epochs(rank: int, world: int) -> list[Any]:
+    with strategy() as made:
+        optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=4)
+        model = compiled(made, Scale(), optimizer=optimizer)
+        model.fit(*arrays(3 * BATCH), batch_size=BATCH, epochs=3, verbose=0)
+        return values(model)
+
+
 # ---- for loops of one's own ------------------------------------------------------------------
+
+
+def seen_rows(y_true: Any, y_pred: Any) -> Any:
+    """A metric of the program's own, which gets all ranks' rows."""
+    return ops.sum(ops.ones_like(ops.cast(y_true, "float32")))
 
 
 def own_loop(rank: int, world: int) -> dict[str, Any]:
@@ -586,7 +609,7 @@ def own_loop(rank: int, world: int) -> dict[str, Any]:
         rows = ops.convert_to_tensor(np.full((rank + 1, 2), rank, np.float32))
         variable = keras.Variable(np.full(4, rank, np.float32))
         made.broadcast_variables([variable], root=world - 1)
-        model = compiled(made)
+        model = compiled(made, metrics=["accuracy", seen_rows])
         logs = [
             model.train_on_batch(*(part[:7] for part in arrays()), return_dict=True),
             model.test_on_batch(*arrays(), return_dict=True),

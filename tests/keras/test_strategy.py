@@ -175,6 +175,14 @@ def test_own_loops(keras_pool: Any, backend: str) -> None:
         assert each["variable"].tolist() == [2, 2, 2, 2]
         assert each["predicted"] == (7, 3)
         assert each["on_batch"] == ranks[0]["on_batch"]
+        assert each["on_batch"][0]["seen_rows"] == 7
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_accumulation_goes_on_in_the_next_epoch(keras_pool: Any, backend: str) -> None:
+    first, second = keras_pool(backend, 2).run(job("accumulates_over_epochs"))
+    for ours, theirs in zip(first, second, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 @pytest.mark.versions
