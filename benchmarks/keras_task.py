@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.libraries.base import Place
-from sdp_plugins.core.fused import FusedAllReduce
+from sdp_plugins.core.tensor_lists import FusedAllReduce
 
 FEATURES, OUTPUTS = 1024, 208
 WARM_UP_STEPS = 2

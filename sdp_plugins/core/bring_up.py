@@ -12,7 +12,7 @@ from .config import Config
 from .endpoint import Endpoint
 from .error_file import write_uncaught
 from .internode.spanning_group import SpanningGroup
-from .internode.wire import Network
+from .internode.transport import Network
 from .nodes import Nodes
 from .process_identity import clock_id, process_identity
 from .rank_info import RankInfo, group_token, pid_namespace

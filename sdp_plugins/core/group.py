@@ -19,7 +19,7 @@ from .errors import SdpError, is_news, name_error
 from .forming import Forming
 from .internode.choice import for_environment, mpi_is_there
 from .internode.mpi import MpiNetwork
-from .internode.wire import Network
+from .internode.transport import Network
 from .issuing import Issuer
 from .open_groups import OpenGroup, open_groups
 from .rank_names import DEFAULT, RankNames

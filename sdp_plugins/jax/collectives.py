@@ -25,7 +25,7 @@ from sdp_plugins.core import DType, Group, ReduceOp, native_api, native_build
 from sdp_plugins.core._native import Op
 from sdp_plugins.core.buckets import buckets
 from sdp_plugins.core.config import Config
-from sdp_plugins.core.fused import FusedAllReduce, gather_uneven
+from sdp_plugins.core.tensor_lists import FusedAllReduce, gather_uneven
 
 log = logging.getLogger("sdp_plugins.jax")
 SOURCE = Path(__file__).with_name("csrc") / "all_reduce_ffi.cc"

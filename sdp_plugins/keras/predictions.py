@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from sdp_plugins.core.fused import as_bytes
+from sdp_plugins.core.tensor_lists import as_bytes
 
 from .batch_shard import rows, rows_to_read
 

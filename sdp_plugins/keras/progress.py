@@ -17,7 +17,7 @@ import numpy as np
 from keras import ops
 
 from sdp_plugins.core import CollectiveMismatchError, SdpError
-from sdp_plugins.core.fused import as_bytes
+from sdp_plugins.core.tensor_lists import as_bytes
 
 from .variables import optimizers_of, partial_sums
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sdp_plugins.core import Group
-from sdp_plugins.core.fused import gather_uneven
+from sdp_plugins.core.tensor_lists import gather_uneven
 
 from . import keras_internals, losses, normalization, scope
 from .backends import load

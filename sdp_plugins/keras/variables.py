@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from keras import ops
 
-from sdp_plugins.core.fused import as_bytes
+from sdp_plugins.core.tensor_lists import as_bytes
 
 from . import keras_internals
 

@@ -19,7 +19,7 @@ from sdp_plugins.core import DType, Group, ReduceOp, native_api
 from sdp_plugins.core._native import Op
 from sdp_plugins.core.buckets import buckets
 from sdp_plugins.core.config import Config
-from sdp_plugins.core.fused import FusedAllReduce, gather_uneven
+from sdp_plugins.core.tensor_lists import FusedAllReduce, gather_uneven
 
 from . import operations
 

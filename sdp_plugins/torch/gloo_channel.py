@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from sdp_plugins.core.environment import environment
-from sdp_plugins.core.internode.wire import Pending, Stream, WireError
+from sdp_plugins.core.internode.transport import Pending, Stream, WireError
 from sdp_plugins.core.nodes import Nodes
-from sdp_plugins.torch.gloo_failure_notice import FailureNotice
+from sdp_plugins.torch.gloo_failure_store import FailureStore
 from sdp_plugins.torch.gloo_peer_monitor import (
     Goodbye,
     PeerMonitor,
@@ -162,13 +162,13 @@ class GlooChannel:
     """A group's messages; see the core's ``Channel``."""
 
     def __init__(
-        self, connections: Connections, board: FailureNotice, stream: Stream = Stream.data
+        self, connections: Connections, failures: FailureStore, stream: Stream = Stream.data
     ) -> None:
         self._connections = connections
         self._is_first = stream is Stream.data
         self._send, self._recv = connections.group.send, connections.group.recv
         self._first_tag = stream * TAGS
-        self._board = board
+        self._failures = failures
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
         self._waiter = Waiter()
@@ -237,7 +237,7 @@ class GlooChannel:
 
     def branch(self, stream: Stream) -> GlooChannel:
         """See ``Channel``."""
-        return GlooChannel(self._connections, self._board, stream)
+        return GlooChannel(self._connections, self._failures, stream)
 
     def abandon(self, pending: Sequence[Message]) -> bool:
         """See ``Channel``."""
@@ -255,13 +255,13 @@ class GlooChannel:
         """See ``Channel``."""
         return self._connections.has_left(peer)
 
-    def tell(self, notice: bytes) -> None:
+    def send_failure(self, message: bytes) -> None:
         """See ``Channel``."""
-        self._board.post(notice)
+        self._failures.post(message)
 
-    def told(self) -> bytes | None:
+    def received_failure(self) -> bytes | None:
         """See ``Channel``."""
-        return self._board.look()
+        return self._failures.look()
 
     def close(self, *, abandon: bool) -> None:
         """See ``Channel``.

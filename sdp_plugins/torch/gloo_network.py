@@ -17,7 +17,7 @@ from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.rendezvous import Exchange
 from sdp_plugins.torch.gloo_channel import Connections, GlooChannel
-from sdp_plugins.torch.gloo_failure_notice import FailureNotice
+from sdp_plugins.torch.gloo_failure_store import FailureStore
 from sdp_plugins.torch.gloo_peer_monitor import first_line
 
 ProcessGroupGloo: Any = dist.ProcessGroupGloo  # torch's stubs know little of it
@@ -59,7 +59,7 @@ class GlooNetwork:
                 "look whether a rank has ended meanwhile; if none has, set GLOO_SOCKET_IFNAME to "
                 "the network interface between the nodes."
             ) from error
-        return GlooChannel(Connections(group, nodes), FailureNotice(store))
+        return GlooChannel(Connections(group, nodes), FailureStore(store))
 
 
 def address_towards_master() -> str | None:

@@ -18,11 +18,11 @@ from torch import Tensor
 from sdp_plugins.core import Buffer, Group, SdpError
 from sdp_plugins.core import Work as NativeWork
 from sdp_plugins.torch import debug_detail
+from sdp_plugins.torch.bucket_registration import Registrations
 from sdp_plugins.torch.callback_thread import CallbackThread
 from sdp_plugins.torch.group_properties import GroupProperties
 from sdp_plugins.torch.options import CallOptions, Launch
 from sdp_plugins.torch.profiling import ProfiledCall, begin
-from sdp_plugins.torch.registration import Registrations
 from sdp_plugins.torch.sparse import SparseSum
 from sdp_plugins.torch.store_shutdown import StoreShutdown
 from sdp_plugins.torch.tensors import Outputs, readable, same_dtype

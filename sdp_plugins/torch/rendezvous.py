@@ -13,7 +13,7 @@ from sdp_plugins.core import Group, PeerLostError, SdpError
 from sdp_plugins.core.config import Config
 from sdp_plugins.core.internode.choice import mpi_is_there
 from sdp_plugins.core.internode.mpi import MpiNetwork
-from sdp_plugins.core.internode.wire import Network
+from sdp_plugins.core.internode.transport import Network
 from sdp_plugins.core.rank_names import DEFAULT, RankNames
 from sdp_plugins.core.rendezvous.context import RendezvousContext
 from sdp_plugins.core.rendezvous.deadline import Deadline

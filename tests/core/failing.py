@@ -17,7 +17,7 @@ from tests.ranks import Outcome, Ranks, say
 TIMEOUT_S = 180.0
 """Of groups whose ranks must be told of a failure sooner."""
 NOTICE_S = 100.0
-"""Ends a wait for a notice, which takes milliseconds, on the busiest machine."""
+"""Ends a wait for a failure message, which takes milliseconds, on the busiest machine."""
 
 # Sizes that take each path, and where the memory lies.
 PATHS = {"inline": 1000, "staged": 2**20, "zero-copy": 2**20}

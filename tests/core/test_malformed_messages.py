@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from sdp_plugins.core.internode.notice import NOTICE_NBYTES, Notice
+from sdp_plugins.core.internode.failure_message import FAILURE_MESSAGE_NBYTES, FailureMessage
 from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.rendezvous.announcement import Announcement
 from sdp_plugins.core.rendezvous.bootstrap_messages import Hello, unpack_table
@@ -76,11 +76,15 @@ def test_readers_refuse_in_their_own_way(what: str) -> None:
         read(mutated(message, draw), reader, allowed)
 
 
-def test_a_notice_never_raises() -> None:
-    said = Notice(1, "timeout", (1, 2), "rank 2 did not come")
+def test_a_failure_message_never_raises() -> None:
+    said = FailureMessage(1, "timeout", (1, 2), "rank 2 did not come")
     message, fields = said.pack(), asdict(said)
-    for draw in draws("notice"):
+    for draw in draws("failure"):
         data = mutated(message, draw) if draw.random() < 0.5 else mutated_json(fields, draw)
-        notice = read(data[:NOTICE_NBYTES].ljust(NOTICE_NBYTES), Notice.unpack, NeverError)
-        assert isinstance(notice, Notice)
-        assert notice.text.encode()  # it goes on into messages
+        found = read(
+            data[:FAILURE_MESSAGE_NBYTES].ljust(FAILURE_MESSAGE_NBYTES),
+            FailureMessage.unpack,
+            NeverError,
+        )
+        assert isinstance(found, FailureMessage)
+        assert found.text.encode()  # it goes on into messages

@@ -153,10 +153,7 @@ def stage_differently(rank: int, world: int) -> str:
 
 def test_staging_must_be_equal(rank_pool: Pool) -> None:
     first, second = rank_pool(2).run(stage_differently)
-    hint = (
-        "Hint: the same version of sdp_plugins and the same SDP_STAGING_BYTES must be used on all "
-        "ranks."
-    )
+    hint = "Hint: use the same version of sdp_plugins and the same SDP_STAGING_BYTES on all ranks."
     assert first == f"[rank 0/2] rendezvous: rank 1 has another memory layout. {hint}"
     assert second == f"[rank 1/2] rendezvous: rank 0 has another memory layout. {hint}"
 

@@ -1,7 +1,7 @@
 // Every reduction of every type, in every set of kernels, bit for bit as scalar references have it:
 // all tails, any alignment, outputs that are inputs.
 #include "check.hpp"
-#include "reduce.hpp"
+#include "reduction_tree.hpp"
 #include "reference.hpp"
 
 using namespace sdp;

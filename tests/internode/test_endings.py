@@ -21,7 +21,11 @@ from sdp_plugins.core import CollectiveTimeoutError, Group, PeerLostError, SdpEr
 from sdp_plugins.core import _native as native
 from sdp_plugins.core.errors import name_error
 from sdp_plugins.core.internode import gathers, spanning_group
-from sdp_plugins.core.internode.notice import NOTICE_NBYTES, Notice, native_failure
+from sdp_plugins.core.internode.failure_message import (
+    FAILURE_MESSAGE_NBYTES,
+    FailureMessage,
+    native_failure,
+)
 from sdp_plugins.core.internode.operation import Operation
 from sdp_plugins.torch.gloo_channel import GlooChannel
 from tests.internode.spanning import meet
@@ -43,7 +47,7 @@ def fail_with(error: BaseException) -> Any:
     return mock.Mock(side_effect=error)
 
 
-# ---- notices -------------------------------------------------------------------------------------
+# ---- failure messages ----------------------------------------------------------------------------
 
 TEXTS = {
     "nothing": "",
@@ -58,21 +62,23 @@ TEXTS = {
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
 @pytest.mark.parametrize("rank", [0, 10**6])
-def test_a_notice_has_its_size_whatever_its_text(text: str, rank: int) -> None:
-    sent = Notice(rank, "shared_memory", tuple(range(rank, rank + 8)), text)
+def test_a_failure_message_has_its_size_whatever_its_text(text: str, rank: int) -> None:
+    sent = FailureMessage(rank, "shared_memory", tuple(range(rank, rank + 8)), text)
     packed = sent.pack()
-    assert len(packed) == NOTICE_NBYTES
-    found = Notice.unpack(packed)
+    assert len(packed) == FAILURE_MESSAGE_NBYTES
+    found = FailureMessage.unpack(packed)
     assert (found.rank, found.kind, found.ranks) == (sent.rank, sent.kind, sent.ranks)
     assert text.startswith(found.text)
     # As much of it as there is room for: less than one more character is left.
-    assert found.text == text or len(packed.rstrip()) > NOTICE_NBYTES - 8
+    assert found.text == text or len(packed.rstrip()) > FAILURE_MESSAGE_NBYTES - 8
 
 
 def test_what_cannot_be_encoded_is_replaced() -> None:
     error = SdpError("bad name \udcff")
     context = SimpleNamespace(rank=3, global_ranks=[])
-    assert Notice.unpack(Notice.of(error, context).pack()).text == "bad name \\udcff"  # type: ignore[arg-type]
+    assert (
+        FailureMessage.unpack(FailureMessage.of(error, context).pack()).text == "bad name \\udcff"
+    )  # type: ignore[arg-type]
     work = native.Work()
     work.fail(native_failure(error))
     assert str(work.failure()) == "bad name \\udcff"
@@ -95,18 +101,26 @@ def operation_of_rank_0() -> Operation:
 @pytest.mark.parametrize(
     ("data", "who", "ranks"),
     [
-        (Notice(1, "timeout", (1,), "x" * 500).pack()[:300], "rank 1 on node1 gave up: ", (1,)),
+        (
+            FailureMessage(1, "timeout", (1,), "x" * 500).pack()[:300],
+            "rank 1 on node1 gave up: ",
+            (1,),
+        ),
         (b'{"rank": 1, "kind": 7, "ranks": 5}', "rank 1 on node1 gave up: ", (1,)),
         (b"\xff\xfe", "a rank of another node gave up: ", ()),
         (b"[]", "a rank of another node gave up: ", ()),
         (b"", "a rank of another node gave up: ", ()),
-        (Notice(7, "timeout", (1, 7), "late").pack(), "a rank of another node gave up: late", (1,)),
+        (
+            FailureMessage(7, "timeout", (1, 7), "late").pack(),
+            "a rank of another node gave up: late",
+            (1,),
+        ),
     ],
 )
 def test_what_cannot_be_read_is_an_error_all_the_same(
     data: bytes, who: str, ranks: tuple[int, ...]
 ) -> None:
-    error = operation_of_rank_0().repeated_error(Notice.unpack(data))
+    error = operation_of_rank_0().repeated_error(FailureMessage.unpack(data))
     assert who in str(error)
     assert error.ranks == ranks
 
@@ -124,8 +138,10 @@ def fail_badly(rank: int, world: int, root: str, how: str) -> list[str]:
             time.sleep(WAIT_S)
             return []
         patches: dict[str, Any] = {
-            "tell": mock.patch.object(GlooChannel, "tell", fail_with(RuntimeError("MPI_ERR"))),
-            "pack": mock.patch.object(Notice, "pack", fail_with(TypeError("no notice"))),
+            "tell": mock.patch.object(
+                GlooChannel, "send_failure", fail_with(RuntimeError("MPI_ERR"))
+            ),
+            "pack": mock.patch.object(FailureMessage, "pack", fail_with(TypeError("no message"))),
             "abandon": mock.patch.object(GlooChannel, "abandon", fail_with(RuntimeError("MPI_E"))),
             "text": mock.patch.object(GlooChannel, "wait", fail_with(UnspeakableError())),
             "surrogate": mock.patch.object(GlooChannel, "wait", fail_with(OSError("x \udcff"))),

@@ -24,7 +24,7 @@ from sdp_plugins.core import (
 from sdp_plugins.core.internode.operation import Operation
 from sdp_plugins.core.internode.plan import Algorithm, Plan
 from sdp_plugins.core.internode.sharded_reduction import Segment
-from sdp_plugins.core.internode.wire import Stream
+from sdp_plugins.core.internode.transport import Stream
 from tests.internode.spanning import LAYOUTS, TIMEOUT_S, meet, only
 from tests.ranks import Outcome, Ranks, Start, say
 

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 
-from sdp_plugins.core.internode.wire import WireError
+from sdp_plugins.core.internode.transport import WireError
 from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.torch.gloo_channel import Connections, GlooChannel, Message
 from tests.ranks import HANG_S

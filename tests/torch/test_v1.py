@@ -16,7 +16,7 @@ from torch import nn
 
 from sdp_plugins.core.config import Config
 from sdp_plugins.core.topology import Topology
-from sdp_plugins.torch.v1 import launched
+from sdp_plugins.torch.smddp_v1 import launched
 from tests.ranks import RankPool
 from tests.torch.jobs import assert_same, values
 

@@ -8,7 +8,7 @@
 
 #include <tuple>
 
-#include "plan.hpp"
+#include "path_choice.hpp"
 
 namespace sdp {
 nb::bytes as_bytes(const std::vector<std::byte>& data) {

@@ -1,5 +1,5 @@
 #include "bindings.hpp"
-#include "reduce.hpp"
+#include "reduction_tree.hpp"
 
 namespace sdp {
 

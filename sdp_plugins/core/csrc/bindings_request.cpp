@@ -1,6 +1,6 @@
 #include "bindings.hpp"
 #include "overlaps.hpp"
-#include "reduce.hpp"
+#include "reduction_tree.hpp"
 #include "trace_event.hpp"
 
 namespace sdp {

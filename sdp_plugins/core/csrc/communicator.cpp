@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "collectives/collectives.hpp"
-#include "reduce.hpp"
+#include "reduction_tree.hpp"
 
 namespace sdp {
 namespace {

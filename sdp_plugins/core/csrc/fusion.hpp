@@ -15,7 +15,7 @@
 
 #include "engine.hpp"
 #include "fusion_plan.hpp"
-#include "reduce.hpp"
+#include "reduction_tree.hpp"
 
 namespace sdp {
 

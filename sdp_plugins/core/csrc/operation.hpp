@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "kernels.hpp"
+#include "path_choice.hpp"
 #include "peers.hpp"
-#include "plan.hpp"
 #include "regions.hpp"
 #include "request.hpp"
 #include "trace_event.hpp"

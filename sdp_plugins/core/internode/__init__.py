@@ -2,10 +2,10 @@
 
 Layers, each of which imports only those before it:
 
-- ``wire``: the interface of a network; ``mpi_library`` and ``mpi``: the one over MPI.
+- ``transport``: the interface of a network; ``mpi_library`` and ``mpi``: the one over MPI.
 - ``plan`` and ``costs``: how a reduction travels.
-- ``context``, ``patience``, ``notice``: where an operation runs, for how long, and what a rank that
-  gives up tells the others.
+- ``context``, ``patience``, ``failure_message``: where an operation runs, for how long, and
+  what a rank that fails sends to the others.
 - ``operation``: one operation while it runs on this rank; ``headers`` and ``agreement``: whether
   all ranks call the same one.
 - The programs, each a fixed sequence of steps and messages: ``all_reduce`` (by

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from .. import _native
 from .agreement import await_leader
 from .operation import Operation
-from .wire import Pending
+from .transport import Pending
 
 SEGMENT_NBYTES = 2**20
 CHAIN_NBYTES = 256 * 1024

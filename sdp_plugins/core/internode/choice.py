@@ -11,7 +11,7 @@ from ..rendezvous import EnvExchange, Exchange
 from ..rendezvous.failure import NODES_HINT
 from ..topology import Topology
 from . import mpi, mpi_library
-from .wire import Network
+from .transport import Network
 
 # Where ranks of other machines would look for rank 0 on their own.
 _HERE = ("127.0.0.1", "localhost", "::1")

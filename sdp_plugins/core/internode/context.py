@@ -11,7 +11,7 @@ import numpy as np
 from .. import _native
 from ..errors import SdpError, from_native
 from ..nodes import Nodes
-from .wire import Channel, Stream
+from .transport import Channel, Stream
 
 
 @dataclass

@@ -17,8 +17,8 @@ from . import broadcast as broadcasts
 from . import gathers
 from .agreement import Agreement, all_agree
 from .context import GroupContext
+from .failure_message import FailureMessage, native_failure
 from .leaked import abandon
-from .notice import Notice, native_failure
 from .operation import Operation
 from .reduce_scatter import reduce_scatter
 from .traced import Track
@@ -67,8 +67,8 @@ class Engine:
     """One thread that calls the network, and nobody else does; starts with the first operation.
 
     It never ends silently: a failure goes to every queued work, to this node's ranks through the
-    native group, and to the other nodes by a notice. What fails while that is done, as MPI may when
-    a rank is gone, changes nothing for those who wait here: they hear of the first cause.
+    native group, and to the other nodes by a message. An error of that, such as MPI's when a rank
+    is gone, changes nothing for the callers that wait here: they get the first cause.
     """
 
     def __init__(self, context: GroupContext) -> None:
@@ -79,7 +79,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._stopping = False
         self._issued = 0
-        self._notice: Notice | None = None
+        self._message: FailureMessage | None = None
         self._failure: SdpError | None = None  # the first that was found here
         self._telling = threading.Lock()
         self._has_told = False
@@ -110,10 +110,10 @@ class Engine:
         self._issued += 1
         return Track(self._context, request, self._issued)
 
-    def tell(self, notice: Notice) -> None:
+    def send_failure(self, message: FailureMessage) -> None:
         """Have the other nodes told, by the thread that may use the network."""
         with self._changed:
-            self._notice = self._notice or notice
+            self._message = self._message or message
             self._start()
             self._changed.notify()
 
@@ -121,7 +121,7 @@ class Engine:
         """Have the other nodes told why the group has failed, if they have not been."""
         known = self._context.native.failure()
         if isinstance(known, SdpError) and not self._has_told:
-            self.tell(Notice.of(known, self._context))
+            self.send_failure(FailureMessage.of(known, self._context))
 
     def close(self) -> None:
         """Fail what is queued and end the thread; the native group is closed before."""
@@ -141,13 +141,13 @@ class Engine:
     def _loop(self) -> None:
         while True:
             with self._changed:
-                while not (self._queue or self._stopping or self._notice):
+                while not (self._queue or self._stopping or self._message):
                     self._changed.wait()
-                notice, self._notice = self._notice, None
-                if not self._queue and not notice:
+                message, self._message = self._message, None
+                if not self._queue and not message:
                     return
-            if notice:
-                self._tell(notice)
+            if message:
+                self._send_failure(message)
             elif task := self._head():
                 try:
                     self._run(task)
@@ -261,7 +261,7 @@ class Engine:
         with suppress(BaseException):
             already = self._context.native.failed
             if not self._stopping:
-                self._tell(Notice.of(failure, self._context))
+                self._send_failure(FailureMessage.of(failure, self._context))
             if not already:
                 self._context.native.fail(native_failure(failure, "aborted"))
         return failure
@@ -276,11 +276,11 @@ class Engine:
         failure.__cause__ = error
         return failure
 
-    def _tell(self, notice: Notice) -> None:
+    def _send_failure(self, message: FailureMessage) -> None:
         """Tell the other nodes; whoever cannot be told finds out by himself."""
         with self._telling, suppress(BaseException):  # such as MPI's for ranks that are gone
-            if not self._has_told and self._context.channel.told() is None:
-                self._context.channel.tell(notice.pack())
+            if not self._has_told and self._context.channel.received_failure() is None:
+                self._context.channel.send_failure(message.pack())
                 self._has_told = True
 
 

@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from .. import _native
 from ..errors import CollectiveMismatchError
 from .operation import Operation
-from .wire import Stream
+from .transport import Stream
 
 DIRECT = 16
 """Up to so many nodes everyone compares with everyone, so that the message can tell it all."""

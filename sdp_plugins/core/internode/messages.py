@@ -15,7 +15,7 @@ from .posted import ANY, Posted, PostedAnyReceive, PostedReceive, UnexpectedMess
 from .receiver import Receiver
 from .sender import Sender
 from .traced import Track
-from .wire import Channel, Stream
+from .transport import Channel, Stream
 
 
 class Messages:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..nodes import Nodes
-from .mpi_runtime import ABANDON_LIMIT_S, LAST_PAUSE_S, NOTICES, Runtime
-from .notice import NOTICE_NBYTES
-from .wire import Pending, Stream, WireError
+from .failure_message import FAILURE_MESSAGE_NBYTES
+from .mpi_runtime import ABANDON_LIMIT_S, FAILURES, LAST_PAUSE_S, Runtime
+from .transport import Pending, Stream, WireError
 
 FIRST_PAUSE_S = 20e-6
 POLLS = 20
@@ -48,12 +48,12 @@ class MpiChannel:
         self._tag = tag + Stream.data
         own = nodes.members[nodes.node_of(rank)]
         self._remote = [r for r in range(len(world_ranks)) if r not in own]
-        self._notice = bytearray(NOTICE_NBYTES)
+        self._received = bytearray(FAILURE_MESSAGE_NBYTES)
         self._has_notice = False
-        self._sent_notices: list[Any] = []
+        self._sent_failures: list[Any] = []
         self._closed = False
         with mpi.lock:
-            self._notice_request = comm.Irecv(self._notice, mpi.any_source, tag + NOTICES)
+            self._failure_request = comm.Irecv(self._received, mpi.any_source, tag + FAILURES)
         mpi.channels.add(self)
 
     def send(self, peer: int, address: int, nbytes: int) -> Message:
@@ -142,31 +142,31 @@ class MpiChannel:
         """See ``Channel``."""
         other = copy.copy(self)
         other._tag = self._first_tag + stream
-        other._notice_request = None
+        other._failure_request = None
         return other
 
-    def tell(self, notice: bytes) -> None:
+    def send_failure(self, message: bytes) -> None:
         """See ``Channel``."""
         self._mpi.failed = True
         with self._mpi.lock:
             self._mpi.check()
             for peer in self._remote:
                 with suppress(self._mpi.error):  # the others can be told
-                    to = self._ranks[peer], self._first_tag + NOTICES
-                    self._sent_notices.append(self._comm.Isend(notice, *to))
+                    to = self._ranks[peer], self._first_tag + FAILURES
+                    self._sent_failures.append(self._comm.Isend(message, *to))
         end = time.monotonic() + TELL_LIMIT_S
         with suppress(self._mpi.error):
-            while not self._mpi.test_all(self._sent_notices) and time.monotonic() < end:
+            while not self._mpi.test_all(self._sent_failures) and time.monotonic() < end:
                 time.sleep(LAST_PAUSE_S)
 
-    def told(self) -> bytes | None:
+    def received_failure(self) -> bytes | None:
         """See ``Channel``."""
         with self._mpi.lock:
             if not self._has_notice and not self._closed and not self._mpi.ended:
-                self._has_notice = bool(self._notice_request.Test())
+                self._has_notice = bool(self._failure_request.Test())
         if self._has_notice:
             self._mpi.failed = True
-            return bytes(self._notice)
+            return bytes(self._received)
         return None
 
     def close(self, *, abandon: bool) -> None:
@@ -177,8 +177,8 @@ class MpiChannel:
             if self._closed or self._mpi.ended:
                 return
             self._closed = True
-            if self._notice_request is not None and not self._has_notice:
-                self._notice_request.Cancel()
-                self._notice_request.Wait()
+            if self._failure_request is not None and not self._has_notice:
+                self._failure_request.Cancel()
+                self._failure_request.Wait()
             if abandon:
                 self._mpi.failed = True

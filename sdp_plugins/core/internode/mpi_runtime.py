@@ -20,13 +20,13 @@ from typing import Any
 from ..errors import RendezvousError, RendezvousTimeoutError
 from . import mpi_library
 from .mpi_progress import Progress
-from .wire import Channel, Stream, WireError
+from .transport import Channel, Stream, WireError
 
 LAST_PAUSE_S = 200e-6
 ABANDON_LIMIT_S = 0.5
-NOTICES = len(Stream)
-TAGS = NOTICES + 1
-"""Of a group: one for each stream, and one for notices."""
+FAILURES = len(Stream)
+TAGS = FAILURES + 1
+"""Of a group: one for each stream, and one for failures."""
 PRINT_S = 1.0
 """How long a failed rank stays, so that mpirun does not end the others before they can say why."""
 

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 from .. import _native
 from ..errors import CollectiveTimeoutError, PeerLostError, SdpError, fill
 from .context import GroupContext
-from .notice import Notice, encodable
+from .failure_message import FailureMessage, encodable
 from .patience import MOST_GRACE_S, Patience
-from .wire import Channel, Pending, Stream, WireError
+from .transport import Channel, Pending, Stream, WireError
 
 Piece = tuple[int, int]
 """Address and number of elements."""
@@ -213,9 +213,9 @@ class Operation:
         """Raise if this group has failed elsewhere."""
         last_completed = self.context.last_completed
         self.context.native.check_peers(self.signature, last_completed, self.patience.elapsed_s)
-        told = self.context.channel.told()
+        told = self.context.channel.received_failure()
         if told is not None:
-            raise self.repeated_error(Notice.unpack(told))
+            raise self.repeated_error(FailureMessage.unpack(told))
 
     def await_cause(self) -> None:
         """Give the other ranks some time to tell why they failed, and raise that."""
@@ -238,23 +238,23 @@ class Operation:
         """Compose an error of this operation."""
         return self._composed(kind, self._failure(kind, cause, ranks))
 
-    def repeated_error(self, notice: Notice) -> SdpError:
+    def repeated_error(self, message: FailureMessage) -> SdpError:
         """Compose the error for a failure that a rank of another node has met."""
-        nodes, failed = self.context.nodes, notice.signature
-        ranks = [rank for rank in notice.ranks if 0 <= rank < nodes.world_size]
-        if not 0 <= notice.rank < nodes.world_size:  # it could not be read
+        nodes, failed = self.context.nodes, message.signature
+        ranks = [rank for rank in message.ranks if 0 <= rank < nodes.world_size]
+        if not 0 <= message.rank < nodes.world_size:  # it could not be read
             title = f"{failed.title()}: " if failed is not None else ""
-            cause = f"a rank of another node gave up: {title}{notice.text}"
-            return self.error(notice.error_type, cause, ranks)
-        failure = self._failure(notice.error_type, notice.text, ranks)
+            cause = f"a rank of another node gave up: {title}{message.text}"
+            return self.error(message.error_type, cause, ranks)
+        failure = self._failure(message.error_type, message.text, ranks)
         failure.is_repeat = True
-        failure.origin_rank = notice.rank
-        failure.origin_name = nodes.name([notice.rank])
+        failure.origin_rank = message.rank
+        failure.origin_name = nodes.name([message.rank])
         here = self.signature.with_global_ranks(self.context.global_ranks)
         # The message begins with its own operation: the same one is not named again.
         same = failed is not None and failed.fields == here.fields
         failure.origin_operation = None if same else failed
-        return self._composed(notice.error_type, failure)
+        return self._composed(message.error_type, failure)
 
     def _failure(self, kind: type[SdpError], cause: str, ranks: Sequence[int]) -> _native.Failure:
         name = "aborted" if kind is SdpError else kind.kind

@@ -5,9 +5,9 @@ from __future__ import annotations
 from .. import _native
 from .context import GroupContext
 from .costs import Costs, choose
-from .format import Format
 from .operation import Operation
 from .plan import Algorithm, Plan
+from .wire_format import WireFormat
 
 _COSTS = Costs()
 NARROW_NBYTES = 16 * 1024
@@ -24,7 +24,7 @@ def plan_of(operation: Operation, *, direct: bool = False) -> Plan:
     """
     nbytes = operation.request.count * operation.itemsize
     return _plan(
-        operation.context, nbytes, narrows=Format(operation).wire is not None, direct=direct
+        operation.context, nbytes, narrows=WireFormat(operation).wire is not None, direct=direct
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from .. import _native
 from ..errors import CollectiveMismatchError, SdpError
-from .notice import native_failure
+from .failure_message import native_failure
 from .operation import Operation
 from .traced import Track
 

@@ -16,7 +16,7 @@ from .leaked import abandon, leak
 from .matching import Matching, UnwantedError
 from .operation import LOOK_EVERY_S, Operation
 from .posted import ANY, Envelope, PostedReceive, UnexpectedMessage
-from .wire import Channel, Pending, WireError
+from .transport import Channel, Pending, WireError
 
 
 class Receiver:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from .. import _native
-from .format import Format
 from .operation import Operation
 from .plan import Level, Plan, levels
 from .scattered import Scattered
+from .wire_format import WireFormat
 
 Op = _native.Op
 
@@ -23,7 +23,7 @@ class RecursiveMultiplying:
     def __init__(self, operation: Operation, plan: Plan, keep: frozenset[int] | None) -> None:
         self._operation = operation
         self._keep = keep
-        self._form = Format(operation, as_it_is=True)
+        self._form = WireFormat(operation, as_it_is=True)
         self._levels = levels(plan, operation.context.node, operation.request.count)
         operation.patience.hops = len(self._levels)
 

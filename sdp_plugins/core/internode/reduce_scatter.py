@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from .. import _native
 from .agreement import await_leader
-from .format import Format
 from .gathers import NOTHING, rounds
 from .operation import Operation
-from .wire import Pending
+from .transport import Pending
+from .wire_format import WireFormat
 
 Op = _native.Op
 
@@ -20,7 +20,7 @@ def reduce_scatter(operation: Operation) -> None:
     The sums of a rank's part are made, at each node, by the rank with its index there.
     """
     context, request = operation.context, operation.request
-    nodes, form = context.nodes, Format(operation)
+    nodes, form = context.nodes, WireFormat(operation)
     target, count = request.recvs[0]
     await_leader(operation)
     if count == 0:
@@ -46,7 +46,7 @@ def reduce_scatter(operation: Operation) -> None:
         form.total(partials, target, count)
 
 
-def _sums(operation: Operation, form: Format, node: int) -> Iterator[tuple[int, int, int]]:
+def _sums(operation: Operation, form: WireFormat, node: int) -> Iterator[tuple[int, int, int]]:
     """This node's sums for the ranks of a node.
 
     Yields:

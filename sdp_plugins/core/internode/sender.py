@@ -12,7 +12,7 @@ from ..errors import SdpError
 from .leaked import abandon
 from .operation import Operation
 from .posted import Envelope, Posted
-from .wire import Channel
+from .transport import Channel
 
 
 class Sender:

@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from .. import _native
-from .format import Format
 from .operation import Operation, Piece
 from .plan import Plan, levels, segments
 from .scattered import Scattered
 from .shards import shard
-from .wire import Pending, Stream
+from .transport import Pending, Stream
+from .wire_format import WireFormat
 
 Op = _native.Op
 
@@ -38,7 +38,7 @@ class ShardedReduction:
         context = operation.context
         self.operation = operation
         self.plan = plan
-        self.form = Format(operation)
+        self.form = WireFormat(operation)
         self.keeps = keep is None or context.rank in keep
         self.keeping_nodes = frozenset(
             range(context.nodes.count) if keep is None else map(context.nodes.node_of, keep)

@@ -16,11 +16,11 @@ from ..errors import is_news, name_error
 from ..nodes import Nodes
 from .context import GroupContext
 from .engine import END_LIMIT_S, Engine, wait_uninterrupted
+from .failure_message import FailureMessage, encodable
 from .leaked import leak
 from .messages import Messages
-from .notice import Notice, encodable
 from .planning import explain
-from .wire import Channel
+from .transport import Channel
 
 _open: weakref.WeakSet[SpanningGroup] = weakref.WeakSet()
 
@@ -124,7 +124,7 @@ class SpanningGroup:
             return
         text, rank = encodable(reason), self._context.rank
         self._context.native.abort(text)
-        self._engine.tell(Notice(rank, "aborted", (rank,), text))
+        self._engine.send_failure(FailureMessage(rank, "aborted", (rank,), text))
 
     @property
     def failed(self) -> bool:

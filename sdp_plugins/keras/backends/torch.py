@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import torch
 
-from sdp_plugins.core.fused import FusedAllReduce
+from sdp_plugins.core.tensor_lists import FusedAllReduce
 
 from ..batch_shard import BatchShard, factor_of, rows
 from ..steps import StatefulStep

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from sdp_plugins.core import DType
-from sdp_plugins.core.fused import FusedAllReduce
+from sdp_plugins.core.tensor_lists import FusedAllReduce
 
 from .torch_internals import at_end_of_backward, uses_of_storage
 

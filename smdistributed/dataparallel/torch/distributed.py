@@ -2,7 +2,7 @@
 
 import warnings
 
-from sdp_plugins.torch.v1.distributed import *  # noqa: F403
+from sdp_plugins.torch.smddp_v1.distributed import *  # noqa: F403
 
 warnings.warn(
     "smdistributed.dataparallel.torch.distributed is deprecated. "

@@ -1,13 +1,14 @@
 // all_reduce and reduce differ only in who keeps the result.
 //
-// Three paths, the same bits (reduce.hpp: one tree). Large buffers are cut into N equal shards and
-// rank r is the server of shard r, as in SMDDP's balanced fusion buffers: every rank reads and
-// writes the same number of bytes.
+// Three paths, the same bits (reduction_tree.hpp: one tree). Large buffers are cut into N equal
+// shards and rank r is the server of shard r, as in SMDDP's balanced fusion buffers: every rank
+// reads and writes the same number of bytes.
 #include <cstring>
 #include <optional>
 #include <span>
 
-#include "../reduce.hpp"
+#include "../reduction_tree.hpp"
+#include "../shards.hpp"
 #include "collectives.hpp"
 #include "one_hop.hpp"
 #include "scattered.hpp"

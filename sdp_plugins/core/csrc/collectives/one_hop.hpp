@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "../operation.hpp"
+#include "../shards.hpp"
 
 namespace sdp {
 

@@ -1,4 +1,5 @@
-#include "../reduce.hpp"
+#include "../reduction_tree.hpp"
+#include "../shards.hpp"
 #include "collectives.hpp"
 #include "one_hop.hpp"
 

@@ -6,8 +6,8 @@
 #include <span>
 #include <vector>
 
-#include "../plan.hpp"
 #include "../request.hpp"
+#include "../shards.hpp"
 
 namespace sdp {
 

@@ -2,7 +2,7 @@
 
 import warnings
 
-from sdp_plugins.torch.v1.parallel import DistributedDataParallel
+from sdp_plugins.torch.smddp_v1.parallel import DistributedDataParallel
 
 __all__ = ["DistributedDataParallel"]
 

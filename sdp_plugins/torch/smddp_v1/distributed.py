@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from sdp_plugins.core.topology import Topology
-from sdp_plugins.torch.v1.launched import join
+from sdp_plugins.torch.smddp_v1.launched import join
 
 IGNORED = frozenset({"backend", "init_method", "rank", "world_size", "store", "group_name"})
 

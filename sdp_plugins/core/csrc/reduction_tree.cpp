@@ -1,4 +1,4 @@
-#include "reduce.hpp"
+#include "reduction_tree.hpp"
 
 #include <algorithm>
 #include <bit>

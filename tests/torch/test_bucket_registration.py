@@ -390,7 +390,7 @@ def run_no_room(rank: int, world: int) -> list[str]:
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("sdp_plugins.torch.registration")
+    logger = logging.getLogger("sdp_plugins.torch.bucket_registration")
     logger.addHandler(handler)
     original = shared_storage.available_bytes
     shared_storage.available_bytes = lambda: 2**20

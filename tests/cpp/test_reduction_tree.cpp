@@ -1,6 +1,6 @@
 // The tree over the ranks, made visible, and that results do not depend on how the work is cut.
 #include "check.hpp"
-#include "reduce.hpp"
+#include "reduction_tree.hpp"
 #include "reference.hpp"
 
 using namespace sdp;

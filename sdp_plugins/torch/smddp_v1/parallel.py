@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from sdp_plugins.core.config import check_bucket_mb
-from sdp_plugins.torch.v1.distributed import check_group
+from sdp_plugins.torch.smddp_v1.distributed import check_group
 
 DEFAULT_BUCKET_MB = 25
 

@@ -1,7 +1,8 @@
 // Which bytes move when, exhaustively over small sizes.
 #include "check.hpp"
-#include "plan.hpp"
+#include "path_choice.hpp"
 #include "segment.hpp"
+#include "shards.hpp"
 
 using namespace sdp;
 

@@ -112,10 +112,10 @@ class Channel(Protocol[M]):
     def left(self, peer: int) -> bool:
         """Whether a rank that cannot be reached has left in good order, as far as is known."""
 
-    def tell(self, notice: bytes) -> None:
-        """Tell the ranks on other nodes why this one gives up; the first notice counts."""
+    def send_failure(self, message: bytes) -> None:
+        """Tell the ranks on other nodes why this one gives up; the first message counts."""
 
-    def told(self) -> bytes | None:
+    def received_failure(self) -> bytes | None:
         """What another rank has told, if one has."""
 
     def close(self, *, abandon: bool) -> None:

@@ -8,7 +8,7 @@ from .operation import Operation
 DType = _native.DType
 
 
-class Format:
+class WireFormat:
     """How values of this operation look on the wire: partial sums, and results.
 
     Partial sums are the accumulators of the native reductions, so that nothing is rounded twice;

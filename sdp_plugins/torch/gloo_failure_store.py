@@ -11,10 +11,10 @@ from torch.distributed import Store
 LOOK_EVERY_S = 0.2
 ANSWER_S = 0.02
 POST_LIMIT_S = 0.5
-NOTICE = "notice"
+FAILURE = "failure"
 
 
-class FailureNotice:
+class FailureStore:
     """Where a rank that gives up says why: a key of the store.
 
     The store may be on a node that cannot be reached any more, and then does not answer at all: so
@@ -27,14 +27,14 @@ class FailureNotice:
         self._looked_s = 0.0
         self._looking: threading.Thread | None = None
 
-    def post(self, notice: bytes) -> None:
+    def post(self, message: bytes) -> None:
         """Say why, if nobody has said anything yet."""
 
         def put() -> None:
             with suppress(RuntimeError):  # the process with the store may have ended
-                self._store.compare_set(NOTICE, "", notice.decode())
+                self._store.compare_set(FAILURE, "", message.decode())
 
-        thread = threading.Thread(target=put, name="sdp-notice", daemon=True)
+        thread = threading.Thread(target=put, name="sdp-failure", daemon=True)
         thread.start()
         thread.join(POST_LIMIT_S)
 
@@ -44,12 +44,12 @@ class FailureNotice:
         asking = self._looking is not None and self._looking.is_alive()
         if self._seen is None and not asking and now - self._looked_s > LOOK_EVERY_S:
             self._looked_s = now
-            self._looking = threading.Thread(target=self._ask, name="sdp-notice", daemon=True)
+            self._looking = threading.Thread(target=self._ask, name="sdp-failure", daemon=True)
             self._looking.start()
             self._looking.join(ANSWER_S)
         return self._seen
 
     def _ask(self) -> None:
         with suppress(RuntimeError):
-            if self._store.check([NOTICE]):
-                self._seen = bytes(self._store.get(NOTICE))
+            if self._store.check([FAILURE]):
+                self._seen = bytes(self._store.get(FAILURE))

@@ -21,7 +21,7 @@ from ..errors import (
 if TYPE_CHECKING:
     from .context import GroupContext
 
-NOTICE_NBYTES = 1024
+FAILURE_MESSAGE_NBYTES = 1024
 _MOST_TEXT = 600
 _MOST_RANKS = 8
 _KINDS = {
@@ -33,7 +33,7 @@ _SENDER = re.compile(rb'{"rank": (\d{1,9})\b')  # what `pack` writes first
 
 
 @dataclass(frozen=True)
-class Notice:
+class FailureMessage:
     """A failure on its way to other nodes.
 
     Attributes:
@@ -52,7 +52,7 @@ class Notice:
     operation: SignatureFields | None = None
 
     @classmethod
-    def of(cls, error: SdpError, context: GroupContext) -> Notice:
+    def of(cls, error: SdpError, context: GroupContext) -> FailureMessage:
         """Describe a failure of this rank, or one that it repeats."""
         rank, operation = context.rank, error.origin_operation
         origin = rank if error.origin_rank is None else error.origin_rank
@@ -73,16 +73,16 @@ class Notice:
         return _KINDS.get(self.kind, PeerLostError)
 
     def pack(self) -> bytes:
-        """As ``NOTICE_NBYTES`` bytes, with as much of the text as there is room for."""
-        room = NOTICE_NBYTES - len(replace(self, text="")._as_json())
+        """As ``FAILURE_MESSAGE_NBYTES`` bytes, with as much of the text as there is room for."""
+        room = FAILURE_MESSAGE_NBYTES - len(replace(self, text="")._as_json())
         fitting = replace(self, text=_beginning(encodable(self.text), room))
-        return fitting._as_json().ljust(NOTICE_NBYTES)
+        return fitting._as_json().ljust(FAILURE_MESSAGE_NBYTES)
 
     def _as_json(self) -> bytes:
         return json.dumps(asdict(self), ensure_ascii=False).encode()
 
     @classmethod
-    def unpack(cls, data: bytes) -> Notice:
+    def unpack(cls, data: bytes) -> FailureMessage:
         """Read what ``pack`` wrote; never raises, because somebody has failed in any case."""
         try:
             fields = json.loads(data)

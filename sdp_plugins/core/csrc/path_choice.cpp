@@ -1,4 +1,4 @@
-#include "plan.hpp"
+#include "path_choice.hpp"
 
 #include "segment.hpp"
 
