@@ -33,7 +33,7 @@ Request request(const SdpCall& call) {
   return made;
 }
 
-// Runs `body`; 1 and its exception's text if it throws.
+// Runs `body`; returns 0, or 1 and the text of its exception.
 template <class Body>
 int guarded(char* error, std::size_t error_size, const Body& body) {
   const auto refuse = [&](const char* text) {
@@ -81,7 +81,7 @@ SdpEndpoint* make_endpoint(const std::shared_ptr<Engine>& engine) {
 SdpEndpoint* make_endpoint(std::function<std::shared_ptr<Work>(Request)> submit) {
   const auto run = [submit](Request request) {
     const std::shared_ptr<Work> work = submit(std::move(request));
-    while (!work->wait(3600)) {  // it has a time-out of its own
+    while (!work->wait(3600)) {  // the operation has its own time-out
     }
   };
   return new SdpEndpoint{run, std::move(submit)};

@@ -1,4 +1,4 @@
-// What stands behind sdp_api.h.
+// Implements sdp_api.h.
 #pragma once
 
 #include <functional>
@@ -7,8 +7,7 @@
 #include "../include/sdp_api.h"
 #include "engine.hpp"
 
-// Never freed: compiled graphs hold its address for as long as they please. What it leads to is
-// held weakly.
+// Never freed, because compiled graphs may hold its address forever. It holds the engine weakly.
 struct SdpEndpoint {
   std::function<void(sdp::Request)> run;  // both throw sdp::Failure
   std::function<std::shared_ptr<sdp::Work>(sdp::Request)> submit;
@@ -17,7 +16,7 @@ struct SdpEndpoint {
 namespace sdp {
 
 SdpEndpoint* make_endpoint(const std::shared_ptr<Engine>& engine);
-// Of a group whose operations are not an engine's.
+// For a group whose operations do not run in a native engine.
 SdpEndpoint* make_endpoint(std::function<std::shared_ptr<Work>(Request)> submit);
 
 const SdpApi* api();

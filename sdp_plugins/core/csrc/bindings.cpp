@@ -79,7 +79,7 @@ NB_MODULE(_native, m) {
       "inspect",
       [](const nb::object& owner) {
         nb::ndarray<> writable;
-        nb::ndarray<nb::ro> array;  // no copies of either
+        nb::ndarray<nb::ro> array;  // neither cast copies
         const bool may_write = nb::try_cast(owner, writable, false);
         if (!nb::try_cast(owner, array, false)) throw nb::type_error("not an array");
         std::vector<std::size_t> shape;

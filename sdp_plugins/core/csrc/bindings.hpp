@@ -1,5 +1,5 @@
-// What the files of the Python module share; no others know Python. Everything that waits releases
-// the GIL; no engine thread takes it.
+// Declarations that the files of the Python module share; only these files use Python. Every
+// function that waits releases the GIL; no engine thread takes it.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -16,7 +16,7 @@
 namespace nb = nanobind;
 using namespace nb::literals;
 
-// A piece of memory is its address and number of elements.
+// Converts a piece of memory to and from its address and number of elements.
 template <>
 struct nanobind::detail::type_caster<sdp::Piece> {
   using Pair = std::pair<std::uintptr_t, std::uint64_t>;
@@ -39,13 +39,13 @@ struct nanobind::detail::type_caster<sdp::Piece> {
 namespace sdp {
 nb::bytes as_bytes(const std::vector<std::byte>& data);
 
-// An SdpError. With what the flight recorder has to say, if it is going to be raised.
+// Makes an SdpError. If the error will be raised, observers such as the flight recorder add to it.
 nb::object as_exception(const Failure& failure, bool is_raised);
 void translate(const std::exception_ptr& thrown, void*);
 
-// Gives up the GIL while it lives. A thread that asks for it back when the interpreter is ending is
-// ended in the midst of that by Python before 3.14, which C++ does not survive: so it waits for the
-// end of the process instead, as later versions do.
+// Releases the GIL during its lifetime. Before 3.14, Python ends a thread that takes the GIL back
+// while the interpreter shuts down, and C++ does not survive that. The destructor then waits for
+// the end of the process instead, as later versions do.
 class WithoutGil {
  public:
   WithoutGil() : state_(PyEval_SaveThread()) {}
@@ -57,8 +57,8 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
-// Lets Python's signal handlers run (Ctrl-C) while the caller waits. Python runs them on the main
-// thread only; another one must not ask for the GIL, which ends it when the interpreter is ending.
+// Runs Python's signal handlers (Ctrl-C) while the caller waits. Python runs them on the main
+// thread only. Another thread must not take the GIL: the interpreter would end it at shutdown.
 void check_signals();
 
 void bind_failures(nb::module_& m);

@@ -7,7 +7,7 @@
 
 namespace sdp {
 namespace {
-// The order is that of the tuples which travel between nodes.
+// In the order of the tuples that notices between nodes carry.
 using SignatureFields =
     std::tuple<std::uint8_t, std::uint8_t, std::uint8_t, std::int32_t, std::int32_t, std::uint32_t,
                std::uint32_t, std::uint64_t, std::uint64_t>;
@@ -37,7 +37,7 @@ OpSignature signature_of(const SignatureFields& fields) {
           seq};
 }
 
-// A part of it may come from a peer's memory.
+// Replaces invalid bytes: a part of the text may come from a peer's memory.
 nb::object decoded(std::string_view text) {
   return nb::steal(
       PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
@@ -134,7 +134,7 @@ void bind_failure(nb::module_& m) {
 }  // namespace
 
 namespace {
-// They add to the error who waited for whom. An exception of theirs must not hide the error.
+// Observers add to the error which rank waited for which. Their exceptions must not hide the error.
 void tell_observers(const nb::object& error, std::uint64_t group) {
   try {
     const nb::module_ open_groups = nb::module_::import_("sdp_plugins.core.open_groups");
@@ -147,7 +147,7 @@ void tell_observers(const nb::object& error, std::uint64_t group) {
 
 nb::object as_exception(const Failure& failure, bool is_raised) {
   Failure whole = failure;
-  whole.compose("", RankNames(), failure.origin_rank);  // unless the group has
+  whole.compose("", RankNames(), failure.origin_rank);  // unless the group has composed it
   nb::object error = nb::module_::import_("sdp_plugins.core.errors").attr("from_native")(whole);
   if (is_raised && failure.group != 0) tell_observers(error, failure.group);
   return error;
@@ -161,7 +161,7 @@ void translate(const std::exception_ptr& thrown, void*) {
       const nb::object error = as_exception(failure, true);
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
     } catch (nb::python_error& other) {
-      other.restore();  // a signal has come meanwhile: Ctrl-C, that ended our peer too
+      other.restore();  // a signal arrived meanwhile, such as the Ctrl-C that ended the peer
     }
   } catch (const Interrupted& interrupted) {
     try {
@@ -180,7 +180,7 @@ void bind_failures(nb::module_& m) {
       .def(
           "finish",
           [](Work& work, int source_rank) {
-            const WithoutGil released;  // callbacks are other frameworks'
+            const WithoutGil released;  // callbacks may belong to other frameworks
             work.finish(std::nullopt, source_rank);
           },
           "source_rank"_a = -1, "Done; called once, by whoever ran the operation.")

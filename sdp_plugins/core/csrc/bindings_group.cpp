@@ -9,7 +9,7 @@
 
 namespace sdp {
 namespace {
-// A group as Python sees it. Addresses are those of memory that the caller keeps alive until done.
+// A group as Python uses it. The caller keeps the memory of an operation alive until its end.
 class NativeGroup {
  public:
   NativeGroup(int rank, int world_size, std::vector<int> segment_fds, std::vector<int> sockets,
@@ -21,11 +21,11 @@ class NativeGroup {
             staging_bytes)),
         engine_(std::make_shared<Engine>(communicator_, spin_us)),
         point_to_point_(std::make_shared<PointToPoint>(communicator_, spin_us)) {}
-  // In a forked child the group's threads do not exist; what they held when the fork happened,
-  // locks and condition variables, can be neither used nor destroyed. All of it stays as it is.
+  // In a forked child the group's threads do not exist. Locks and condition variables that they
+  // held at the fork can be neither used nor destroyed, so all of them are leaked.
   ~NativeGroup() {
     if (communicator_->ours()) return;
-    new std::shared_ptr<Engine>(std::move(engine_));  // it holds the communicator
+    new std::shared_ptr<Engine>(std::move(engine_));  // the engine holds the communicator
     new std::shared_ptr<PointToPoint>(std::move(point_to_point_));
   }
 
@@ -73,7 +73,7 @@ class NativeGroup {
     return communicator_->regions().add(reinterpret_cast<std::byte*>(address), nbytes, fd, offset);
   }
   void remove_region(std::uint64_t region) {
-    // A finalizer may come in a forked child too, whose parent still uses the memory.
+    // A finalizer may run in a forked child while the parent still uses the memory.
     if (communicator_->ours() && !communicator_->closed()) communicator_->regions().remove(region);
   }
   std::pair<std::uintptr_t, std::uint64_t> allocate(std::size_t nbytes) {
@@ -81,7 +81,7 @@ class NativeGroup {
     return {reinterpret_cast<std::uintptr_t>(shared.data), shared.region};
   }
   void free(std::uint64_t region) {
-    if (communicator_->ours()) communicator_->release(region);  // as above
+    if (communicator_->ours()) communicator_->release(region);  // as in remove_region
   }
   void abort(const std::string& reason) {
     communicator_->fail(Failure(FailureKind::aborted, reason, {communicator_->id()}));
@@ -109,7 +109,7 @@ class NativeGroup {
     communicator_->flight().write(unpacked(packed), ticket);
     return ticket;
   }
-  // Who reads meanwhile finds no text that says something, and leaves the rank out this once.
+  // A concurrent reader finds no valid text, and skips the rank in that snapshot.
   void set_rank_info(const nb::bytes& text) {
     if (text.size() >= FlightArea::kRankInfoBytes) throw nb::value_error("the text is too long");
     std::memcpy(communicator_->peers().own().flight().rank_info, text.c_str(), text.size() + 1);
@@ -140,7 +140,7 @@ class NativeGroup {
     std::memcpy(&event, packed.c_str(), sizeof event);
     return event;
   }
-  // A pair that has no meaning is the caller's fault and must not fail the group.
+  // An unsupported pair (dtype, op) is the caller's error and must not fail the group.
   void check(const Request& request) const {
     if (reduces(request.op))
       checked_kernel(communicator_->kernels(), request.dtype, request.reduce_op);
@@ -165,7 +165,7 @@ class NativeFusionBuffer {
   }
   ~NativeFusionBuffer() {
     if (buffer_ && !buffer_->ours()) (void)buffer_.release();  // see ~NativeGroup
-    // It waits for the engine, which may wait for a caller that needs the GIL to go on.
+    // The destructor waits for the engine, which may wait for a caller that needs the GIL.
     const WithoutGil released;
     buffer_.reset();
   }
@@ -190,7 +190,7 @@ class NativeFusionBuffer {
       return nb::cast<std::shared_ptr<Work>>(submit(request));
     };
   }
-  nb::object submit_;  // outlives the buffer, whose end does not have the GIL
+  nb::object submit_;  // outlives the buffer, whose destructor runs without the GIL
   std::unique_ptr<FusionBuffer> buffer_;
 };
 }  // namespace
@@ -202,7 +202,7 @@ void bind_group(nb::module_& m) {
   m.def(
       "make_endpoint",
       [](nb::object submit) {
-        // Both are never freed, see SdpEndpoint.
+        // Neither `submit` nor the endpoint is ever freed, see SdpEndpoint.
         const nb::handle held = submit.release();
         return reinterpret_cast<std::uintptr_t>(make_endpoint([held](const Request& request) {
           const nb::gil_scoped_acquire gil;

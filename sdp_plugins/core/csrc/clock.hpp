@@ -1,4 +1,4 @@
-// The monotonic clock, which the ranks of a node share.
+// The monotonic clock, which all ranks of a node share.
 #pragma once
 
 #include <cstdint>

@@ -88,7 +88,7 @@ void Communicator::run(const Request& request, const Patience& patience, RunReco
     note(failure);
     fail(failure);
     throw;
-  } catch (const std::exception& error) {  // out of memory, ...
+  } catch (const std::exception& error) {  // such as bad_alloc
     const Failure failure(FailureKind::aborted, error.what(), {id()});
     note(failure);
     throw fail(failure);
@@ -99,7 +99,7 @@ void Communicator::run(const Request& request, const Patience& patience, RunReco
 }
 
 Failure Communicator::fail(const Failure& failure) {
-  // Leaving in good order is no cause, and a forked child must not speak for its parent.
+  // A normal close is not a failure, and a forked child must not report for its parent.
   if (failure.kind == FailureKind::closed || closed() || !ours()) return peers_.composed(failure);
   const std::lock_guard lock(cause_mutex_);
   if (cause_) return repeat_of_cause();
@@ -131,7 +131,7 @@ std::optional<Failure> Communicator::failure() const {
   return std::nullopt;
 }
 
-// It is asked in every operation: a group that works makes no copies.
+// Called in every operation: makes no copies unless the group has failed.
 void Communicator::throw_if_failed() const {
   if (const auto why = failure()) throw *why;
 }

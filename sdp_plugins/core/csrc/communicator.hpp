@@ -1,5 +1,4 @@
-// The members of one group on one node: runs one collective at a time, in the same order on all
-// ranks.
+// The ranks of a group on one node. Runs one collective at a time, in the same order on all ranks.
 #pragma once
 
 #include <atomic>
@@ -27,31 +26,31 @@ class Communicator {
   KernelTable kernels() const { return kernels_; }
 
   // Runs a collective; one thread at a time. Throws Failure; the first one stays the group's cause.
-  // `record`: told what happens, if not null.
+  // `record`: records the operation; may be null.
   void run(const Request& request, const Patience& patience, RunRecord* record = nullptr);
   Trace& trace() { return trace_; }
   Flight& flight() { return flight_; }
 
   // Records why the group is unusable, once, and tells the peers. Returns the first cause.
   Failure fail(const Failure& failure);
-  Failure closing() const;                                   // why nothing runs any more
+  Failure closing() const;                                   // for operations of a closed group
   Failure interruption(const OpSignature& operation) const;  // after a signal has ended it
-  std::optional<Failure> failure() const;  // why everything throws; also if it is asked in a fork
+  std::optional<Failure> failure() const;  // why operations throw; a forked child may call this
   void throw_if_failed() const;
-  // Throws if a rank here has failed or died, which is known before anything needs it. `operation`:
-  // that waits for something else meanwhile, since `elapsed_s`.
+  // Throws if a rank of this node has failed or died, even if no operation waits for it yet.
+  // `operation`: has waited for another node for `elapsed_s`.
   void check_peers(const OpSignature& operation, const OpSignature& last_completed,
                    double elapsed_s);
-  void close();  // from now on everything throws
+  void close();  // later operations throw
   bool closed() const { return closed_.load(); }
-  bool ours() const;  // false in a forked child, where nothing of the group may be touched
+  bool ours() const;  // false in a forked child, which must not use the group
   bool oversubscribed() const { return oversubscribed_; }
   Path last_path() const { return last_path_.load(); }
 
   const RankNames& names() const { return peers_.names(); }
   std::string error_prefix() const { return peers_.error_prefix(); }
   void set_error_prefix(std::string text) { peers_.set_error_prefix(std::move(text)); }
-  int id() const { return peers_.id(rank()); }  // this rank, in failures
+  int id() const { return peers_.id(rank()); }  // this rank's number in failures
 
   // Memory of this process that all peers can map, zero-filled; freed with the group.
   struct Shared {
@@ -68,7 +67,7 @@ class Communicator {
   Regions regions_;
   const KernelTable kernels_;
   const int owner_pid_;
-  bool oversubscribed_;  // more ranks here than cores that this process may use
+  bool oversubscribed_;  // the node has more ranks than cores that this process may use
   std::uint64_t seq_ = 0;
   std::uint32_t step_ = 0;
   OpSignature last_completed_;

@@ -1,4 +1,4 @@
-// Tells a thread that works are done, without a thread that waits for each of them.
+// Tells a thread that works are done, without one waiting thread per work.
 #pragma once
 
 #include <semaphore.h>
@@ -9,8 +9,8 @@
 
 namespace sdp {
 
-// Copies are handles on one signal. In a forked child it may be destroyed while its thread waits in
-// the parent, as a condition variable may not.
+// Copies are handles on one signal. Unlike a condition variable, it may be destroyed in a forked
+// child while a thread of the parent waits on it.
 class CompletionSignal {
  public:
   CompletionSignal()
@@ -18,11 +18,11 @@ class CompletionSignal {
     sem_init(raised_.get(), 0, 0);
   }
   void set() const { sem_post(raised_.get()); }
-  // Set once the work is done, which may be now.
+  // Sets the signal when the work is done, at once if it is done already.
   void set_after(Work& work) const {
     work.then([signal = *this](const Failure*) { signal.set(); });
   }
-  // Waits until it is set, and clears it.
+  // Waits until the signal is set, and clears it.
   void wait() const {
     while (sem_wait(raised_.get()) != 0) {
     }

@@ -51,7 +51,7 @@ void Engine::run(const Request& request, const std::function<void()>& interrupt)
   release();
 }
 
-// The engine keeps the deadline of each operation; the caller waits as long as the queue takes.
+// The engine enforces the deadline of each operation; the caller also waits for queued operations.
 void Engine::wait_for_queue(Work& work, const Request& request,
                             const std::function<void()>& interrupt) const {
   try {
@@ -72,8 +72,8 @@ std::shared_ptr<Work> Engine::submit(Request request) {
   return enqueue(std::move(request));
 }
 
-// A waiting caller runs signal handlers. What such a handler issues would have to wait for the
-// operation below it on its own stack.
+// A waiting caller runs signal handlers. An operation issued by a handler would have to wait for
+// the operation below it on the same stack.
 void Engine::refuse_reentry(const Request& request) const {
   if (caller_ != std::this_thread::get_id()) return;
   Failure failure(FailureKind::closed,
@@ -87,7 +87,7 @@ void Engine::refuse_reentry(const Request& request) const {
 std::shared_ptr<Work> Engine::enqueue(Request request) {
   auto work = std::make_shared<Work>();
   if (stopping_) communicator_->throw_if_failed();
-  if (!thread_.started()) thread_.start([this] { loop(); }, "sdp-engine");  // it may throw
+  if (!thread_.started()) thread_.start([this] { loop(); }, "sdp-engine");  // may throw
   request.issued_ns = now_ns();
   ++issued_;
   const std::uint64_t seq = request.part ? request.part->operation.seq : issued_.load();
@@ -102,7 +102,7 @@ void Engine::loop() {
   while (true) {
     changed_.wait(lock, [this] { return stopping_ || (!busy_ && !queue_.empty()); });
     if (queue_.empty()) return;  // stopping
-    if (busy_) {                 // stopping while a caller runs its own operation: let it end first
+    if (busy_) {                 // stopping while a caller runs its own operation: wait for its end
       changed_.wait(lock, [this] { return !busy_; });
       continue;
     }
@@ -132,8 +132,8 @@ std::uint64_t Engine::issued() const {
 }
 
 void Engine::close() {
-  communicator_->close();  // ends waits within a slice
-  // In a forked child the lock may be held by a thread that does not exist there.
+  communicator_->close();  // ends waits within one slice
+  // In a forked child, a thread that does not exist there may hold the lock.
   if (!thread_.ours()) return;
   std::deque<Item> dropped;
   bool in_handler = false;
@@ -144,8 +144,8 @@ void Engine::close() {
     if (in_handler) dropped.swap(queue_);
   }
   changed_.notify_all();
-  // The engine cannot go on before the operation below a signal handler ends, which can only end
-  // after the handler: nobody may wait for either here.
+  // If a signal handler calls this, the operation below it on the stack ends only after the handler
+  // returns, and the engine's thread only after that operation: do not join the thread.
   for (const Item& item : dropped) item.work->finish(communicator_->closing());
   if (!in_handler) thread_.join();
 }

@@ -1,7 +1,8 @@
-// Drives a group's collectives in the order they were issued: in the caller's thread if it waits
-// anyway and nothing is queued (no hand-over, microseconds), else in the engine's own thread, which
-// starts with the first asynchronous operation. One thread per group: groups whose operations are
-// issued in different orders on different ranks cannot block each other.
+// Runs a group's collectives in the order they were issued. A blocking call runs in the caller's
+// thread if the queue is empty, which saves microseconds. Other operations run in the engine's own
+// thread, which starts with the first asynchronous operation. Each group has its own thread, so
+// groups whose operations are issued in different orders on different ranks cannot block each
+// other.
 //
 // The thread never throws and never ends silently: a failure goes to every queued Work.
 #pragma once
@@ -21,15 +22,17 @@ namespace sdp {
 
 class Engine {
  public:
-  // `spin_us`: how long a waiting caller polls before it sleeps; negative: as fits the cores.
+  // `spin_us`: how long a waiting caller polls before it sleeps; negative: chosen by the number of
+  // cores.
   Engine(std::shared_ptr<Communicator> communicator, int spin_us);
   ~Engine();
 
-  // Blocks until done. `interrupt` is called now and then and may throw, which fails the group.
+  // Blocks until the operation is done. `interrupt` is called periodically and may throw, which
+  // fails the group.
   void run(const Request& request, const std::function<void()>& interrupt);
   std::shared_ptr<Work> submit(Request request);
-  std::uint64_t issued() const;  // operations so far
-  void close();                  // fails what is queued, joins the thread
+  std::uint64_t issued() const;  // number of operations so far
+  void close();                  // fails the queued operations, joins the thread
 
  private:
   struct Item {
@@ -48,10 +51,9 @@ class Engine {
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> queue_;
-  std::atomic<std::uint64_t> issued_{
-      0};                     // operations so far: the number that the last one has, or will have
-  bool busy_ = false;         // somebody is running an operation
-  std::thread::id caller_{};  // the thread that runs its own operation, if one does
+  std::atomic<std::uint64_t> issued_{0};  // number of the last operation
+  bool busy_ = false;                     // an operation is running
+  std::thread::id caller_{};              // the caller that runs its own operation, if any
   bool stopping_ = false;
   OwnedThread thread_;
 };

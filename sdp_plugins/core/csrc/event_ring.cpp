@@ -6,7 +6,7 @@ namespace sdp {
 namespace {
 constexpr int kVersionBits = 8;
 using Words = std::array<std::uint64_t, EventSlot::kWords>;
-// Where an event says that it has ended, and how.
+// The words of an event that change when it ends.
 constexpr std::size_t kEndWords[] = {
     offsetof(TraceEvent, finished_ns) / 8,
     offsetof(TraceEvent, blamed) / 8,
@@ -35,7 +35,7 @@ void EventRing::write(const TraceEvent& event, Ticket& ticket) {
   EventSlot& to = slot((ticket >> kVersionBits) - 1);
   const auto words = std::bit_cast<Words>(event);
   to.stamp.store(0, std::memory_order_relaxed);
-  // Each word is released: whoever has seen one of them sees that the slot is being written.
+  // Release stores: a reader that has seen one of the words also sees the stamp's 0.
   for (std::size_t i = 0; i < words.size(); ++i) {
     to.words[i].store(words[i], std::memory_order_release);
   }

@@ -1,8 +1,8 @@
-// The last events of a rank, in memory that does not grow.
+// The last events of a rank, in memory of fixed size.
 //
-// Nothing here waits: writers take slots by an atomic counter and fill them word by word, and a
-// reader leaves out what is written while it looks. (A writer that sleeps in the midst of a slot
-// while others go once round may spoil that slot: a record, not a result.)
+// No function waits: writers take slots by an atomic counter and fill them word by word, and a
+// reader skips slots that are written while it reads. (If a writer sleeps in the middle of a slot
+// while others fill the whole ring, that slot may be corrupt. It is a record only, not a result.)
 #pragma once
 
 #include <array>
@@ -16,14 +16,14 @@ namespace sdp {
 
 struct EventSlot {
   static constexpr std::size_t kWords = sizeof(TraceEvent) / sizeof(std::uint64_t);
-  // 1 + the event's index, shifted by a byte that counts its versions; 0 while it is written.
+  // 1 + the event's index, shifted left by a byte that counts its versions; 0 during a write.
   std::atomic<std::uint64_t> stamp;
   std::array<std::atomic<std::uint64_t>, kWords> words;
 };
 
 class EventRing {
  public:
-  // Where an event was written: its slot's stamp; 0: nowhere yet.
+  // The stamp of the slot that holds an event; 0: none yet.
   using Ticket = std::uint64_t;
 
   EventRing() = default;
@@ -31,15 +31,15 @@ class EventRing {
   EventRing(std::atomic<std::uint64_t>& next, EventSlot* slots, std::size_t capacity)
       : next_(&next), slots_(slots), capacity_(capacity) {}
 
-  // The place of an event that is written later. For callers that hold a lock; cheaper than to
-  // have `write` find one.
+  // Reserves a slot for an event that is written later. For callers that hold a lock; cheaper than
+  // a slot from `write`.
   Ticket reserve();
-  // Writes an event, or its next version over the last one, if that is still there.
+  // Writes an event; overwrites its last version if the ring still has it.
   void write(const TraceEvent& event, Ticket& ticket);
-  // The same of an event that has only ended since: fewer words.
+  // As `write`, for an event that has only ended since: writes fewer words.
   void end(const TraceEvent& event, Ticket& ticket);
   std::uint64_t next() const { return next_->load(std::memory_order_acquire); }
-  // Whether the event of this number is there, and whole.
+  // Reads the event of this index; false if it is not there or is being written.
   bool read(std::uint64_t index, TraceEvent& event) const;
 
  private:

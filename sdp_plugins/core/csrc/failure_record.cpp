@@ -6,10 +6,10 @@
 
 namespace sdp {
 namespace {
-// How much of a text of UTF-8 fits, in whole characters.
+// Number of bytes of a UTF-8 text that fit, in whole characters.
 std::size_t fitting(const std::string& text, std::size_t most) {
   std::size_t length = std::min(text.size(), most);
-  const auto continues = [&](std::size_t at) {  // a character that began before
+  const auto continues = [&](std::size_t at) {  // a byte inside a character
     return at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0) == 0x80;
   };
   while (length > 0 && continues(length)) --length;
@@ -47,7 +47,7 @@ Failure FailureRecord::repeated(int writer, int reader, int group_size) const {
     blamed.push_back(rank);
   }
   if (blamed.empty()) blamed.push_back(writer);
-  // Closed or interrupted there is, seen from here, a peer that is gone.
+  // For this rank, a peer that has closed or was interrupted is lost.
   const bool is_gone = kind > FailureKind::aborted;
   const FailureKind seen = is_gone ? FailureKind::peer_lost : kind;
   const bool has_remedy = !is_gone && *text(hint) != '\0';

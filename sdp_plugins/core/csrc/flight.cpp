@@ -52,13 +52,13 @@ void Flight::show_forming(std::string_view text, std::uint64_t since_ns) {
   for (std::size_t i = 0; i < FlightForming::kWords; ++i) {
     std::uint64_t word = 0;
     std::memcpy(&word, cut.data() + i * sizeof word, sizeof word);
-    // Ordered behind the 0, so that who reads a new word sees it in the end.
+    // Release: a reader that has seen a new word also sees the 0 in `since_ns`.
     forming_.text[i].store(word, std::memory_order_release);
   }
   forming_.since_ns.store(since_ns, std::memory_order_release);
 }
 
-// A forked child that makes groups of its own has another id than the thread that forked.
+// The thread of a forked child, which may form its own groups, has another id than in the parent.
 std::uint32_t Flight::this_thread() const {
   thread_local ThreadId mine;
   if (mine.process != owner_pid_) {

@@ -1,5 +1,6 @@
-// The flight recorder: the last operations of a rank, always, in its segment. So every rank of the
-// node can read it, and whoever may open the segment's file, also when the rank has died.
+// The flight recorder: always records the last operations of a rank in its segment. Every rank of
+// the node can read it, and so can any process that may open the segment's file, even after the
+// rank has died.
 #pragma once
 
 #include <atomic>
@@ -10,15 +11,15 @@
 
 namespace sdp {
 
-// Writes this rank's.
+// Writes this rank's flight recorder.
 class Flight {
  public:
   Flight(FlightArea& area, int owner_pid);
   void write(const TraceEvent& event, EventRing::Ticket& ticket);
-  // Of a collective; see EventRing. The caller holds the engine's lock.
+  // For a collective, as in EventRing. The caller holds the engine's lock.
   EventRing::Ticket reserve(bool step);
   void end(const TraceEvent& event, EventRing::Ticket& ticket);
-  // Shows what is being made: a text, cut to what there is place for, and since when; 0: nothing.
+  // Shows the group that is being formed: a text, truncated to fit, and since when; 0: none.
   void show_forming(std::string_view text, std::uint64_t since_ns);
   std::uint32_t this_thread() const;  // asks the kernel once per thread
   bool on() const { return on_.load(std::memory_order_relaxed); }

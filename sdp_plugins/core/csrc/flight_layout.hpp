@@ -1,4 +1,4 @@
-// Where the flight recorder's data lie in a segment.
+// The layout of the flight recorder's data in a segment.
 #pragma once
 
 #include <array>
@@ -10,8 +10,8 @@
 
 namespace sdp {
 
-// In the segment. Each kind has a ring of its own: an operation that waits must not be overwritten
-// by its own steps, nor by messages that go on meanwhile.
+// Each kind of event has a ring of its own: the steps of a waiting operation, or later messages,
+// must not overwrite it.
 struct FlightRings {
   static constexpr std::size_t kOperations = 512;
   static constexpr std::size_t kMessages = 256;
@@ -23,18 +23,18 @@ struct FlightRings {
   EventSlot steps[kSteps];
 };
 
-// The group that this rank's process is making, of which there is no segment yet.
+// The group that this rank's process is forming, which has no segment yet.
 struct FlightForming {
   static constexpr std::size_t kWords = 31;
   static constexpr std::size_t kTextBytes = kWords * sizeof(std::uint64_t);
-  std::atomic<std::uint64_t> since_ns;  // 0: none, or it is being written
+  std::atomic<std::uint64_t> since_ns;  // 0: none, or the text is being written
   std::array<std::atomic<std::uint64_t>, kWords> text;
 };
 
 struct FlightArea {
   static constexpr std::size_t kRankInfoBytes = 4096;
-  char rank_info[kRankInfoBytes];  // whose this is: JSON, written before the rendezvous; ends with
-                                   // a 0
+  char rank_info[kRankInfoBytes];  // the rank's identity as JSON, 0-terminated; written before the
+                                   // rendezvous
   FlightForming forming;
   FlightRings rings;
 };

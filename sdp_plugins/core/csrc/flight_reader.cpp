@@ -24,7 +24,7 @@ FlightHead head_of(const Header& header) {
   return head;
 }
 
-// Words as they are at one moment; their stamp is 0 if they are being written.
+// Copies a consistent snapshot of the words; the stamp is 0 if they are being written.
 template <class Words>
 void copy_stamped(const std::atomic<std::uint64_t>& stamp, const Words& words, std::uint64_t* to) {
   to[0] = stamp.load(std::memory_order_acquire);
@@ -51,7 +51,7 @@ std::vector<std::byte> joined(const FlightHead& head, const char* rank_info) {
   std::memcpy(whole.data() + sizeof head, rank_info, FlightArea::kRankInfoBytes);
   return whole;
 }
-// Where the meeting is, and behind it the rings.
+// Address of the FlightForming, which the rings follow.
 std::uint64_t* forming_in(std::vector<std::byte>& whole) {
   return reinterpret_cast<std::uint64_t*>(whole.data() + sizeof(FlightHead) +
                                           FlightArea::kRankInfoBytes);
@@ -76,7 +76,7 @@ std::vector<std::byte> copy_flight(const Segment& segment) {
   return whole;
 }
 
-// Stamps are read before and after the rest: what has the same one both times was not written.
+// Reads stamps before and after the data: data whose stamp is the same both times are consistent.
 std::vector<std::byte> read_flight(int fd) {
   alignas(Header) std::byte raw[sizeof(Header)];
   read_exactly(fd, raw, sizeof raw, 0);

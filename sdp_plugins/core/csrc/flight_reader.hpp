@@ -1,4 +1,4 @@
-// Reads what the flight recorder of a rank has written.
+// Reads the flight recorder of a rank.
 #pragma once
 
 #include <cstddef>
@@ -9,10 +9,9 @@
 
 namespace sdp {
 
-// What a reader gets of a segment: this, and the bytes of a FlightArea, in which the forming
-// group's time and the stamps of slots are 0 where these were written meanwhile. Nothing in it is
-// to be believed: a peer may have written anything. Python knows this layout:
-// flight/rank_snapshot.py.
+// A reader gets this header and the bytes of a FlightArea. In these, the forming group's time and
+// the stamps of slots are 0 if their data were written during the read. All contents are
+// untrusted: a peer may have written anything. flight/rank_snapshot.py knows this layout.
 struct FlightHead {
   std::uint64_t magic = 0;
   std::int32_t rank = 0;  // on its node
@@ -27,6 +26,6 @@ struct FlightHead {
 static_assert(sizeof(FlightHead) == 576);
 
 std::vector<std::byte> copy_flight(const Segment& segment);
-// Of a segment's file, of which nothing is mapped: it may be cut short at any time. Throws Failure.
+// Reads a segment's file without mapping it: the file may be truncated at any time. Throws Failure.
 std::vector<std::byte> read_flight(int fd);
 }  // namespace sdp

@@ -23,8 +23,8 @@ FusionBuffer::FusionBuffer(std::shared_ptr<Communicator> communicator, Submit su
 }
 
 FusionBuffer::~FusionBuffer() {
-  // The engine may still hold pointers into tensors. It need not come to an end by itself: a
-  // program that fails between `ready` and `finish` must not wait here for its peers.
+  // The engine may still hold pointers into tensors, so wait for it. A program that fails between
+  // `ready` and `finish` must not wait for its peers: abort the group first.
   for (const BucketState& bucket : bucket_states_) {
     if (!bucket.work) continue;
     if (!bucket.work->completed()) {
@@ -36,7 +36,7 @@ FusionBuffer::~FusionBuffer() {
       while (!bucket.work->wait(3600)) {
       }
     } catch (const Failure&) {
-      // It has been reported by `finish`, or nobody asked.
+      // `finish` has reported it, or was not called.
     }
   }
 }
@@ -73,7 +73,7 @@ void FusionBuffer::ready(std::size_t tensor, std::byte* data) {
   launch_complete(false);
 }
 
-// Memory that two tensors share would be reduced twice.
+// Throws if two tensors share memory, which would be reduced twice.
 void FusionBuffer::take(std::size_t tensor, const std::byte* data) {
   if (nbytes(tensor) == 0) return;
   const std::byte* end = data + nbytes(tensor);
@@ -87,7 +87,8 @@ void FusionBuffer::take(std::size_t tensor, const std::byte* data) {
   taken_.emplace_hint(next, data, end);
 }
 
-// In the plan's order. The lock is kept over `submit`, so that two threads cannot swap two buckets.
+// Submits in the plan's order. The lock is held during `submit`, so that two threads cannot swap
+// two buckets.
 void FusionBuffer::launch_complete(bool everything) {
   while (launched_ < bucket_states_.size() &&
          (everything || bucket_states_[launched_].missing == 0)) {
@@ -130,10 +131,10 @@ void FusionBuffer::finish(const std::function<void()>& interrupt) {
       }
     }
   } catch (const Interrupted&) {
-    // The other ranks may finish the step: this one cannot take part any more.
+    // The other ranks may finish the step, but this rank cannot take part any more.
     communicator_->fail(Failure(FailureKind::interrupted, "interrupted in a fusion buffer's finish",
                                 {communicator_->id()}));
-    // The engine must be done with the tensors before the caller goes on.
+    // The engine must be done with the tensors before the caller continues.
     for (const BucketState& bucket : bucket_states_) {
       while (!bucket.work->completed()) usleep(1000);
     }

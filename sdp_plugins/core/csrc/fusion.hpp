@@ -1,10 +1,10 @@
-// Balanced fusion buffers: gathers gradients as the backward pass yields them and reduces them in a
-// few large operations that overlap it.
+// Balanced fusion buffers: collect gradients as the backward pass produces them and reduce them in
+// a few large operations that overlap it.
 //
-// A buffer is sealed and handed to the engine when its last tensor is ready. It is never copied
-// together: the operation cuts the tensors, laid end to end, into one equal shard per rank, and its
-// pieces pass through the staging slots straight from the tensors and back into them. Buffers leave
-// in the order of the plan on all ranks; any number is in flight while later ones fill.
+// A buffer is submitted to the engine when its last tensor is ready. Its tensors are never copied
+// into one buffer: the operation divides their concatenation into one equal shard per rank, and
+// copies pieces between the tensors and the staging slots directly. All ranks submit buffers in the
+// order of the plan. Any number of buffers may be in flight while later ones fill.
 #pragma once
 
 #include <functional>
@@ -26,7 +26,7 @@ class FusionBuffer {
     ReduceOp op = ReduceOp::avg;
     double timeout_s = 300.0;
   };
-  // Hands an operation to whatever runs those of the group.
+  // Submits an operation to the group.
   using Submit = std::function<std::shared_ptr<Work>(Request)>;
   static Submit to(std::shared_ptr<Engine> engine) {
     return [engine = std::move(engine)](Request request) {
@@ -40,10 +40,10 @@ class FusionBuffer {
   const FusionPlan& plan() const { return plan_; }
   bool ours() const { return communicator_->ours(); }
 
-  // The tensor's gradient lies at `data` and may be read and overwritten until `finish` returns.
+  // Passes the tensor's gradient, which may be read and overwritten until `finish` returns.
   void ready(std::size_t tensor, std::byte* data);
-  // Hands over what is left (tensors that were never ready count as zeros and get nothing back),
-  // waits for all results and prepares for the next step. Throws the first failure.
+  // Submits the remaining buffers, waits for all results and prepares for the next step. Tensors
+  // that were never ready count as zeros and receive no result. Throws the first failure.
   void finish(const std::function<void()>& interrupt);
 
  private:
@@ -54,7 +54,7 @@ class FusionBuffer {
   struct BucketState {
     std::size_t missing = 0;
     std::shared_ptr<Work> work;
-    std::vector<std::byte> zeros;  // stands in for tensors that are never ready
+    std::vector<std::byte> zeros;  // for tensors that are never ready
   };
   void launch_complete(bool everything);  // with the lock held
   Request request(std::size_t bucket);
@@ -71,6 +71,6 @@ class FusionBuffer {
   std::vector<TensorState> states_;
   std::map<const std::byte*, const std::byte*> taken_;  // begin -> end of tensors of this step
   std::vector<BucketState> bucket_states_;
-  std::size_t launched_ = 0;  // buckets handed to the engine in this step
+  std::size_t launched_ = 0;  // buckets submitted in this step
 };
 }  // namespace sdp

@@ -42,7 +42,7 @@ FusionPlan::FusionPlan(const std::vector<TensorSpec>& tensors, std::size_t thres
             [](const Bucket& a, const Bucket& b) { return a.tensors.back() < b.tensors.back(); });
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     for (std::size_t tensor : buckets_[b].tensors) bucket_of_[tensor] = b;
-    // With the tensors' places: those that are ready may be others.
+    // Hashes the tensors' indices too, as ranks may have different tensors ready.
     std::vector<std::uint64_t> words;
     for (std::size_t tensor : buckets_[b].tensors) {
       words.insert(words.end(), {tensor, tensors[tensor].count});

@@ -24,7 +24,7 @@ FileDescriptor::~FileDescriptor() {
 }
 
 Mapping::Mapping(int fd, std::size_t nbytes, std::size_t offset, bool populate) : nbytes_(nbytes) {
-  // Touching a page past the end of the file is a SIGBUS: believe the file, not the peer.
+  // Access to a page past the end of the file raises SIGBUS: check the file, do not trust the peer.
   struct stat info{};
   const std::size_t held = fstat(fd, &info) == 0 ? static_cast<std::size_t>(info.st_size) : 0;
   if (offset > held || nbytes > held - offset) {

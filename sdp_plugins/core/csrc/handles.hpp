@@ -1,4 +1,4 @@
-// Owners of what the kernel lends: descriptors and mappings.
+// Owners of kernel resources: file descriptors and mappings.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
-// Included by each kernels_*.cpp, with SDP_KERNELS naming the function that it makes. Everything is
-// in an anonymous namespace and uses no library templates, so that the linker can never take code
-// that was compiled for a newer processor into a common function.
+// Included by each kernels_*.cpp; SDP_KERNELS is the name of the function to define. All code is in
+// an anonymous namespace and uses no library templates, so that the linker cannot share a function
+// that was compiled for a newer processor.
 #include <stdint.h>
 #include <string.h>
 
@@ -64,8 +64,8 @@ inline half narrow_half(float x) {
   return bits;
 }
 #else
-// Without branches, so that the compiler can vectorize: the exponent is re-biased by a
-// multiplication with a power of two, which also normalizes subnormal numbers exactly.
+// Has no branches, so that the compiler can vectorize. A multiplication by a power of two re-biases
+// the exponent and also normalizes subnormal numbers exactly.
 inline float widen(half x) {
   const uint32_t magnitude = x.bits & 0x7fffu;
   const uint32_t sign = (x.bits & 0x8000u) << 16;
@@ -110,14 +110,14 @@ struct Bfloat {
   static float in(bfloat x) { return widen(x); }
   static bfloat out(float x) { return narrow_bfloat(x); }
 };
-// Any nonzero byte is true, and what is stored is 0 or 1.
+// Any nonzero byte is true; stored values are 0 or 1.
 struct Boolean {
   using Element = boolean;
   using Acc = uint8_t;
   static uint8_t in(boolean x) { return x.value != 0; }
   static boolean out(uint8_t x) { return {x}; }
 };
-// AVG of integers: summed in 64 bits, so that it cannot overflow before it is divided.
+// AVG of integers: the sum has 64 bits, so that it cannot overflow before the division.
 template <class T>
 struct Wide {
   using Element = T;
@@ -160,7 +160,7 @@ struct Product {
     return {a.re * b.re - a.im * b.im, a.re * b.im + a.im * b.re};
   }
 };
-// A NaN on any rank is a NaN in the result, as in a single process.
+// A NaN on any rank gives a NaN in the result, as in a single process.
 struct Min {
   template <class T>
   static T apply(T a, T b) {
@@ -210,21 +210,21 @@ complex<T> scale(complex<T> value, double by) {
 }
 
 // ---- loops
-// `ivdep`: an output may be exactly one of the inputs, which does not carry a dependence.
+// `ivdep`: an output may be the same memory as an input, which is not a loop-carried dependence.
 #if defined(__clang__)
 #define SDP_LOOP _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define SDP_LOOP _Pragma("GCC ivdep")
 #endif
 
-// An element at any address: NumPy, for one, does not promise alignment.
+// An element at any address: NumPy, for example, does not guarantee alignment.
 template <class T>
 struct __attribute__((packed, may_alias)) Loose {
   T value;
 };
 
-// Each loop first takes as many elements as the processor's own float16 conversions can, if it has
-// them.
+// Each loop first processes as many elements as possible with the processor's float16 conversions,
+// if it has them.
 #if defined(__F16C__) && defined(__AVX2__)
 inline __m256 widen8(const Loose<half>* x) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(x)));
@@ -317,7 +317,7 @@ void pair(void* out, const void* a, const void* b, size_t n) {
   }
 }
 
-// ---- which pairs exist
+// ---- supported pairs
 template <class T, class U>
 constexpr bool kSame = false;
 template <class T>
@@ -394,7 +394,7 @@ Kernel integer(ReduceOp op) {
   }
 }
 
-// A sum of truths is "any", a product "all".
+// The sum of booleans is "any", the product "all".
 Kernel logical(ReduceOp op) {
   switch (op) {
     case ReduceOp::sum:

@@ -7,7 +7,7 @@
 namespace sdp {
 #if defined(__x86_64__)
 namespace {
-// __builtin_cpu_supports knows "f16c" only in newer compilers.
+// Only newer compilers know "f16c" in __builtin_cpu_supports.
 bool has_f16c() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   return __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;

@@ -1,6 +1,5 @@
-// Which receive gets which message: receives match in the order in which they were posted, by
-// source and tag, as in MPI. A message that none accepts is kept as unexpected if a receive waits
-// behind it.
+// Matches messages with receives: by source and tag, in the order in which receives were posted, as
+// in MPI. A message that no receive accepts is kept as unexpected if a receive waits behind it.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +15,7 @@
 
 namespace sdp {
 
-// What precedes the bytes of each message.
+// Precedes the bytes of each message.
 struct Envelope {
   std::uint64_t nbytes;
   std::uint32_t tag;
@@ -29,13 +28,13 @@ struct PendingMessage {
   std::shared_ptr<Work> work;
   std::uint64_t seq;
   double started_s;
-  std::uint64_t moved = 0;     // bytes, the envelope of a send included
-  bool matched = false;        // a receive whose message has begun to arrive
-  std::int64_t moving_ns = 0;  // since when; 0: it waits
+  std::uint64_t moved = 0;     // bytes, including the envelope of a send
+  bool matched = false;        // for a receive: its message has begun to arrive
+  std::int64_t moving_ns = 0;  // time of the first bytes; 0: none yet
   EventRing::Ticket ticket = 0;
 };
 
-// A message that came before a receive wanted it.
+// A message that arrived before its receive was posted.
 struct UnexpectedMessage {
   int source;
   Envelope envelope;
@@ -44,7 +43,7 @@ struct UnexpectedMessage {
 
 class Matching {
  public:
-  PendingMessage& post(PendingMessage receive);  // its address stays
+  PendingMessage& post(PendingMessage receive);  // the address stays valid
   PendingMessage remove(const PendingMessage& receive);
   std::list<PendingMessage> remove_all();
   // In the order in which they were posted.
@@ -52,9 +51,9 @@ class Matching {
 
   // Whether a receive waits for a message of this source.
   bool wants(int source) const;
-  // The first receive that accepts such a message, which is its own from now on; null: none does.
+  // Reserves the first receive that accepts such a message; null: none does.
   PendingMessage* match(int source, std::uint32_t tag);
-  // Removes a receive that no message has been matched to; returns its place in the record.
+  // Removes a receive that no message has matched; returns its place in the flight recorder.
   std::optional<EventRing::Ticket> take_back(const Work& work);
 
   void keep(UnexpectedMessage message) { unexpected_.push_back(std::move(message)); }
@@ -63,6 +62,6 @@ class Matching {
 
  private:
   std::list<PendingMessage> posted_;
-  std::list<UnexpectedMessage> unexpected_;  // in the order in which they came
+  std::list<UnexpectedMessage> unexpected_;  // in order of arrival
 };
 }  // namespace sdp

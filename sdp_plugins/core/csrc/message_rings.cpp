@@ -5,7 +5,7 @@
 
 namespace sdp {
 namespace {
-// The peer moves one of the two counters, and may have moved it anywhere.
+// Validates the counters: the peer writes one of the two, and may have written anything.
 std::size_t ring_used(std::uint64_t head, std::uint64_t tail, const Peers& peers, int peer) {
   const std::uint64_t used = head - tail;
   if (used <= kRingBytes) return used;
@@ -26,7 +26,7 @@ std::size_t MessageRings::write(int dst, const std::byte* data, std::size_t nbyt
   };
   std::size_t n = room();
   if (n < nbytes) {
-    // Asked for before the last look: either that sees the room, or the reader sees the request.
+    // Set before the last check: either the check sees room, or the reader sees the request.
     ring.full.store(1, std::memory_order_seq_cst);
     n = room();
   }

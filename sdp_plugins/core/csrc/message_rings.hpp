@@ -1,6 +1,6 @@
-// The bytes on their way from one rank to another: a ring in the sender's segment for each rank
-// that it sends to, with one writer and one reader. Nobody waits here; who has moved bytes rings
-// the other's bell.
+// The bytes in flight from one rank to another: a ring in the sender's segment for each receiver,
+// with one writer and one reader. No function waits; a rank that has moved bytes rings the other
+// rank's bell.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +9,7 @@
 
 namespace sdp {
 
-// A rank's view of the rings. Not for several threads at a time.
+// A rank's view of the rings. Not thread-safe.
 //
 // All methods throw a Failure (mismatch) if the peer has put the ring's counters out of order.
 class MessageRings {
@@ -17,11 +17,11 @@ class MessageRings {
   // `peers` is borrowed.
   MessageRings(const Peers& peers, int rank) : peers_(peers), rank_(rank) {}
 
-  // Writes as much as there is room for; how many bytes. Where that is not all, the reader rings
-  // when it has made room.
+  // Writes as many bytes as fit; returns their number. If not all fit, the reader rings when it has
+  // made room.
   std::size_t write(int dst, const std::byte* data, std::size_t nbytes);
   std::size_t readable(int src) const;  // bytes
-  // Reads as much as there is; how many bytes.
+  // Reads as many bytes as there are, up to `nbytes`; returns their number.
   std::size_t read(int src, std::byte* data, std::size_t nbytes);
 
  private:

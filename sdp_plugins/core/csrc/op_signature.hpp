@@ -1,4 +1,4 @@
-// What identifies an operation in messages: what was called and its number, without its memory.
+// Identifies an operation in messages: the call and its number, without its memory.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ struct OpSignature {
   std::uint32_t tag = 0;
   std::uint32_t layout = 0;  // of a fusion buffer
   std::uint64_t count = 0;
-  std::uint64_t seq = 0;  // 0: it has no number
+  std::uint64_t seq = 0;  // 0: not numbered
 
   bool is_numbered() const { return seq != 0; }
   std::string number() const;                       // "all_reduce #7"

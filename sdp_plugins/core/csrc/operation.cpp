@@ -4,7 +4,7 @@
 
 namespace sdp {
 namespace {
-constexpr std::uint32_t kSliceUs = 25'000;  // a lost peer is noticed within this time
+constexpr std::uint32_t kSliceUs = 25'000;  // a lost peer is detected within this time
 
 std::string describe(const Record& record, const RankNames& names) {
   OpSignature signature;
@@ -82,13 +82,13 @@ void Operation::arrive(Record announced) {
   }
   if (context_.event != nullptr) note_last_arrival();
   compare_records();
-  // In every operation: what peers have taken back is given up, whatever runs next.
+  // In every operation: unmaps regions that peers have withdrawn, whichever operation runs next.
   for (int r = 0; r < world_size(); ++r) {
     if (r != rank()) regions().sync(r, record(r).region_version);
   }
 }
 
-// A peer that has given up since it announced its memory may have freed it: why it gave up counts.
+// A peer that has failed since its announcement may have freed the memory: its failure is thrown.
 std::byte* Operation::memory_of(int rank, std::uint64_t nbytes) const {
   const RegionPlace place{record(rank).region, record(rank).offset};
   if (std::byte* memory = regions().address(rank, place, nbytes)) return memory;
@@ -97,7 +97,7 @@ std::byte* Operation::memory_of(int rank, std::uint64_t nbytes) const {
        names().list({id(rank)}) + " announced memory that it has not registered", {id(rank)});
 }
 
-// Exact, as all ranks here read one clock; unless a rank is not traced.
+// Exact, because all ranks of the node share one clock; unknown if a rank does not trace.
 void Operation::note_last_arrival() const {
   TraceEvent& event = *context_.event;
   for (int r = 0; r < world_size(); ++r) {
@@ -113,10 +113,10 @@ void Operation::note_last_arrival() const {
   }
 }
 
-// All the time until now has gone into waiting.
+// Records that the operation has waited until now.
 void Operation::note_absence() const {
   const std::vector<int> absent = missing(step_);
-  if (absent.empty()) return;  // all came, and one of them has failed
+  if (absent.empty()) return;  // all arrived, and one of them has failed
   context_.event->arrived_ns = now_ns();
   context_.event->last_rank = id(absent[0]);
 }
@@ -146,7 +146,8 @@ void Operation::await_rank(int rank, std::uint32_t step) {
   }
 }
 
-// Who waits for a rank of another node is not to blame, and is told who is.
+// Extends the deadline while all late ranks wait for other nodes: they are not to blame, and will
+// learn which rank is.
 double Operation::limit_s(std::uint32_t step) const {
   const double patience_s = request_.part ? request_.part->patience_s : 0;
   if (patience_s <= 0) return request_.timeout_s;
@@ -165,9 +166,9 @@ std::vector<int> Operation::missing(std::uint32_t step) const {
   return ranks;
 }
 
-// A process that ended without a word is the root cause; that a third rank gave up because of it
-// comes second. A rank that failed ends the wait even if it has come this far: the next operation
-// would fail anyway.
+// A process that ended without a report is the root cause; a third rank's failure may be its
+// consequence, and is checked second. A failed rank ends the wait even if it has published this
+// step: the next operation would fail anyway.
 void Operation::check_peers(std::uint32_t step) const {
   std::vector<int> lost;
   for (int r : context_.peers.dead()) {
@@ -179,7 +180,7 @@ void Operation::check_peers(std::uint32_t step) const {
   }
   for (int r = 0; r < world_size(); ++r) {
     if (r == rank()) continue;
-    // Looked at before the counter: a rank that is done with this step may leave at any time.
+    // Read before the counter: a rank that is done with this step may leave at any time.
     const auto cause = context_.peers.gave_up(r);
     if (cause && (context_.peers.failed(r) || !segment(r).header().step.reached(step))) {
       fail(*cause);
@@ -187,8 +188,8 @@ void Operation::check_peers(std::uint32_t step) const {
   }
 }
 
-// What a rank had announced before its program gave up does not count: why it gave up does. (After
-// a time-out or a mismatch the announcements are the cause.)
+// If a rank's program has aborted or lost a peer after its announcement, throws that failure
+// instead of the mismatch. (After a time-out or a mismatch the announcements are the cause.)
 void Operation::check_withdrawn() const {
   for (int r = 0; r < world_size(); ++r) {
     if (r == rank() || !context_.peers.failed(r)) continue;
@@ -201,7 +202,7 @@ void Operation::check_withdrawn() const {
 
 void Operation::time_out(std::uint32_t step) const {
   const std::vector<int> late = missing(step);
-  if (late.empty()) return;  // the last one came just now
+  if (late.empty()) return;  // the last one has just arrived
   const std::vector<int> ids = context_.peers.ids(late);
   std::string what = names().list(ids);
   what += step == arrival_step_ ? " did not arrive in " : " arrived, but stalled for ";
@@ -217,11 +218,11 @@ void Operation::time_out(std::uint32_t step) const {
   fail(FailureKind::timeout, what, ids);
 }
 
-// Equal announcements together, the ids of the ranks that made them behind; empty if all agree.
+// The distinct announcements, each with the ids of the ranks that made it; empty if all agree.
 Operation::Announcements Operation::disagreement(const std::vector<int>& absent) const {
   const Record& mine = record(rank());
   std::vector<int> ranks;
-  ranks.reserve(static_cast<std::size_t>(world_size()));  // every operation comes by
+  ranks.reserve(static_cast<std::size_t>(world_size()));  // every operation runs this
   for (int r = 0; r < world_size(); ++r) {
     if (std::find(absent.begin(), absent.end(), r) == absent.end()) ranks.push_back(r);
   }
@@ -245,7 +246,7 @@ void Operation::compare_records() const {
   const Announcements table = disagreement({});
   if (table.empty()) return;
   check_withdrawn();
-  // To blame: whoever is not with the largest party (the first one among equals).
+  // To blame: all ranks outside of the largest party (the first one among equals).
   const auto largest = std::max_element(table.begin(), table.end(), [](auto& a, auto& b) {
     return a.second.size() < b.second.size();
   });

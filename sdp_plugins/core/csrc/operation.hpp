@@ -1,5 +1,6 @@
-// One collective while it runs on this rank: announces it, compares what all ranks announced, and
-// moves all ranks through its rounds in lockstep. Every wait has a deadline and watches the peers.
+// One collective while it runs on this rank: announces it, compares the announcements of all ranks,
+// and moves all ranks through its rounds in lockstep. Every wait has a deadline and watches the
+// peers.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +22,7 @@ namespace sdp {
 // How the executing thread waits.
 struct Patience {
   SpinPolicy spin;
-  std::function<void()> interrupt;  // called every slice; throws to give up (signals, closing)
+  std::function<void()> interrupt;  // called periodically; throws to give up (signals, closing)
 };
 
 class Operation {
@@ -41,7 +42,7 @@ class Operation {
   const Request& request() const { return request_; }
   int rank() const { return context_.peers.rank(); }
   int world_size() const { return context_.peers.world_size(); }
-  int id(int rank) const { return context_.peers.id(rank); }  // in failures
+  int id(int rank) const { return context_.peers.id(rank); }  // its number in failures
   const RankNames& names() const { return context_.peers.names(); }
   std::size_t itemsize() const { return itemsize_; }
   Regions& regions() const { return context_.regions; }
@@ -52,19 +53,19 @@ class Operation {
   const Record& record(int rank) const { return segment(rank).record(seq_); }
   std::uint64_t seq() const { return seq_; }
   std::uint64_t shown_seq() const { return request_.part ? request_.part->operation.seq : seq_; }
-  // As messages speak of it, which is of the larger operation where this is a part of one.
+  // For messages; if this is a part of a larger operation, the signature of that one.
   OpSignature signature() const;
   std::vector<double> factors() const;  // of all ranks, for PREMUL_SUM
 
-  Record announcement() const;  // what all collectives announce alike
+  Record announcement() const;  // the fields that all collectives announce
   // Announces this operation, waits for all ranks, and throws Failure(mismatch) unless they agree.
   void arrive(Record announced);
-  // Address here of the `nbytes` that a peer has announced as registered, in this operation.
+  // Address in this process of the `nbytes` of registered memory that a peer has announced.
   std::byte* memory_of(int rank, std::uint64_t nbytes) const;
 
-  // Runs phases over `rounds` rounds: in stage i, phase p works on round i - p; between stages all
-  // ranks synchronize. Phase 0 needs nothing of its own stage's peers, so it runs before the wait.
-  // A slot that phase 0 fills in round i is free again in round i + kSlots.
+  // Runs phases over `rounds` rounds: in stage i, phase p works on round i - p. All ranks
+  // synchronize between stages. Phase 0 needs no data of its stage from peers, so it runs before
+  // the wait. A slot that phase 0 fills in round i is free again in round i + kSlots.
   template <class... Phase>
   void lockstep(std::size_t rounds, Phase&&... phases) {
     const std::size_t stages = rounds == 0 ? 0 : rounds + sizeof...(phases) - 1;
@@ -79,7 +80,7 @@ class Operation {
       publish();
     }
   }
-  void publish();                  // one step done
+  void publish();                  // completes one step
   void await(std::uint32_t step);  // until all ranks have published it
   void await_all() { await(step_); }
 

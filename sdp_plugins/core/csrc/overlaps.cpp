@@ -9,7 +9,7 @@ struct Span {
   const std::byte* begin;
   const std::byte* end;
   std::size_t index;  // in its list
-  bool is_own;        // what this rank keeps
+  bool is_own;        // the piece that this rank keeps
 };
 
 std::vector<Span> spans_of(const std::vector<Piece>& pieces, int rank, std::size_t item_bytes) {
@@ -25,7 +25,7 @@ std::vector<Span> spans_of(const std::vector<Piece>& pieces, int rank, std::size
 }
 
 bool overlap(const Span& a, const Span& b) {
-  // Of unrelated objects: only the functions of the library order those.
+  // Only the library's function objects order pointers to unrelated objects.
   return std::less<>()(a.begin, b.end) && std::less<>()(b.begin, a.end);
 }
 
@@ -33,7 +33,7 @@ bool same_place(const Span& a, const Span& b) {
   return a.is_own && b.is_own && a.begin == b.begin && a.end == b.end;
 }
 
-// Of everything from the first to the last of them.
+// The smallest span that contains all spans.
 Span hull(const std::vector<Span>& spans) {
   Span all = spans.front();
   for (const Span& span : spans) {
@@ -52,8 +52,8 @@ std::vector<std::size_t> aliased_inputs(const Request& request, int rank) {
   std::ranges::sort(outputs, std::less<>(), &Span::begin);
   std::vector<std::size_t> found;
   for (const Span& input : inputs) {
-    // Outputs do not overlap each other, so the first that ends behind the input's begin counts,
-    // and those after it.
+    // Outputs do not overlap each other, so only the first that ends behind the input's begin and
+    // those after it can overlap the input.
     auto output = std::ranges::partition_point(
         outputs, [&](const Span& span) { return !std::less<>()(input.begin, span.end); });
     for (; output != outputs.end() && overlap(input, *output); ++output) {
@@ -66,7 +66,7 @@ std::vector<std::size_t> aliased_inputs(const Request& request, int rank) {
 }
 
 bool overlaps(const Request& a, const Request& b) {
-  std::vector<Span> spans;  // `is_own`: of `a`
+  std::vector<Span> spans;  // `is_own`: the span is of `a`
   for (const Request* request : {&a, &b}) {
     for (const auto* pieces : {&request->sends, &request->recvs}) {
       for (Span span : spans_of(*pieces, 0, itemsize(request->dtype))) {
@@ -76,7 +76,7 @@ bool overlaps(const Request& a, const Request& b) {
     }
   }
   std::ranges::sort(spans, std::less<>(), &Span::begin);
-  const std::byte* ends[] = {nullptr, nullptr};  // the furthest of each request so far
+  const std::byte* ends[] = {nullptr, nullptr};  // the furthest end of each request so far
   for (const Span& span : spans) {
     if (std::less<>()(span.begin, ends[!span.is_own])) return true;
     ends[span.is_own] = std::max(ends[span.is_own], span.end, std::less<>());

@@ -1,4 +1,4 @@
-// Which memory operations have in common.
+// Finds memory that operations share.
 #pragma once
 
 #include <cstddef>
@@ -7,12 +7,12 @@
 #include "request.hpp"
 
 namespace sdp {
-// Indices of the inputs that would be overwritten before every rank has read them. What `rank`
-// keeps, in lists of one piece that one, may lie exactly where it is to be; nothing else may lie in
-// the outputs' memory. Costs two comparisons per piece where all inputs lie before or behind all
-// outputs.
+// Indices of the inputs that would be overwritten before every rank has read them. Only the piece
+// that `rank` keeps (the only piece of a list of one) may lie exactly in its output; no other input
+// may lie in the outputs' memory. Costs two comparisons per piece if all inputs lie before or
+// behind all outputs.
 std::vector<std::size_t> aliased_inputs(const Request& request, int rank);
 
-// Whether two operations use some of the same memory.
+// Whether the memory of two operations overlaps.
 bool overlaps(const Request& a, const Request& b);
 }  // namespace sdp

@@ -11,7 +11,7 @@ OwnedThread::OwnedThread() : owner_pid_(getpid()) {}
 
 OwnedThread::~OwnedThread() {
   if (!ours()) {
-    (void)thread_.release();  // neither joinable nor detachable: leave the few bytes
+    (void)thread_.release();  // neither joinable nor detachable: leak it
     return;
   }
   join();

@@ -1,4 +1,4 @@
-// A thread that belongs to one process: after a fork the child has the object, but not the thread.
+// A thread that belongs to one process: a forked child has the object, but not the thread.
 #pragma once
 
 #include <functional>
@@ -14,9 +14,10 @@ class OwnedThread {
   ~OwnedThread();
   bool started() const { return thread_ != nullptr; }
   bool ours() const;  // false in a forked child
-  // Signals stay with the program's own threads. `name`: at most 15 characters.
+  // The thread blocks signals, which stay with the program's threads. `name`: at most 15
+  // characters.
   void start(std::function<void()> body, const char* name);
-  void join();  // by any number of threads
+  void join();  // may be called from several threads
 
  private:
   const int owner_pid_;

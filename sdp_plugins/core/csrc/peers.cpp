@@ -11,8 +11,8 @@
 
 namespace sdp {
 namespace {
-// This rank's own file and those of the next ranks stay open: what a rank that has died has
-// recorded can be read through any of these. All files of all ranks would be too many.
+// This rank keeps its own file and those of the next ranks open, so that the flight recorder of a
+// rank that has died can be read through any of them. The files of all ranks would be too many.
 constexpr int kFilesKept = 8;
 }  // namespace
 
@@ -47,14 +47,14 @@ Peers::Peers(Links links, std::size_t staging_bytes)
     group_size_ = world_size_;
   }
   error_prefix_ = "[rank " + std::to_string(id(rank_)) + "/" + std::to_string(group_size_) + "] ";
-  // Own everything first: nothing may leak if a mapping fails.
+  // Take ownership of all descriptors first, so that none leaks if a mapping fails.
   std::vector<FileDescriptor> files;
   for (int fd : links.segment_fds) files.emplace_back(fd);
   for (int fd : links.sockets) sockets_.emplace_back(fd);
   for (int fd : links.pidfds) pidfds_.emplace_back(fd);
   for (int r = 0; r < world_size_; ++r) {
     const int file = files[static_cast<std::size_t>(r)].get();
-    // The header first: with another layout the file may be shorter than the whole is here.
+    // Map the header first: with another layout the file may be shorter than this layout.
     const Mapping start(file, sizeof(Header), 0, false);
     const auto& header = *reinterpret_cast<const Header*>(start.data());
     if (header.magic != kMagic || header.rank != r || header.world_size != world_size_ ||
@@ -94,7 +94,7 @@ std::vector<int> Peers::dead() const {
   std::vector<int> owner;
   for (int r = 0; r < world_size_; ++r) {
     const auto at = static_cast<std::size_t>(r);
-    // A pidfd tells the end of the process itself; a socket may be held open by its children.
+    // A pidfd reports the end of the process itself; children may hold its socket open.
     if (pidfds_[at].get() >= 0) {
       polled.push_back({pidfds_[at].get(), POLLIN, 0});
     } else if (sockets_[at].get() >= 0) {
@@ -149,7 +149,7 @@ bool Peers::unreported(int rank) const {
 std::map<int, Failure> Peers::gone() const {
   std::map<int, Failure> why;
   for (int r : dead()) {
-    if (!unreported(r)) continue;  // it has said why
+    if (!unreported(r)) continue;  // it has reported why
     why.try_emplace(r, ended({id(r)}));
   }
   for (int r = 0; r < world_size_; ++r) {
@@ -163,7 +163,7 @@ void Peers::say(PeerState state) {
   Header& header = own().header();
   header.state.store(state, std::memory_order_release);
   header.step.wake();
-  // Who polls for messages does not look at this: the thread does.
+  // Threads that poll for messages do not check the state; the sleeping thread does, so wake it.
   for (int r = 0; r < world_size_; ++r) segment(r).header().bell.alarm();
 }
 

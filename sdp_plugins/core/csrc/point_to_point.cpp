@@ -8,16 +8,16 @@
 namespace sdp {
 namespace {
 constexpr std::uint32_t kSliceUs = 100'000;
-constexpr double kDriveS = 0.05;  // then a caller looks for signals and its own time-out
-constexpr double kWatchS = 0.1;   // a thread that moves bytes all the time, too
-constexpr int kSpins = 200;  // rounds without progress before sleeping: a peer may just be copying
+constexpr double kDriveS = 0.05;  // interval at which a caller checks signals and its time-out
+constexpr double kWatchS = 0.1;   // interval at which a busy thread checks the peers
+constexpr int kSpins = 200;       // rounds without progress before sleeping: a peer may be copying
 
 bool plausible(std::uint64_t nbytes, DType dtype) {
   const std::size_t item = itemsize(dtype);  // 0: no such type
   return item > 0 && nbytes % item == 0 && nbytes <= std::numeric_limits<std::int64_t>::max();
 }
 
-// While a caller looks for messages itself, ringing wakes no thread.
+// While a caller polls for messages itself, the bell wakes no thread.
 class Polling {
  public:
   explicit Polling(Signal& bell) : bell_(bell) { bell_.pollers.fetch_add(1); }
@@ -44,7 +44,7 @@ PointToPoint::~PointToPoint() {
 
 std::shared_ptr<Work> PointToPoint::submit(Request request) {
   request.validate(communicator_->rank(), communicator_->world_size());
-  communicator_->throw_if_failed();  // before a lock that a forked child may find held for ever
+  communicator_->throw_if_failed();  // first: in a forked child the lock may be held forever
   auto work = std::make_shared<Work>(weak_from_this());
   const int peer = request.peer;
   {
@@ -52,16 +52,16 @@ std::shared_ptr<Work> PointToPoint::submit(Request request) {
     try {
       post(std::move(request), work);
     } catch (const Failure& failure) {
-      throw fail_all(failure);  // nothing moves any more once the caller knows
+      throw fail_all(failure);  // no bytes may move after the caller knows of the failure
     }
   }
-  // What is left is done by who waits, or when the peer rings: by the thread.
+  // A waiting thread moves the rest, or the background thread does when the peer rings.
   advance([&] { return peer < 0 ? progress() : progress_with(peer); });
   return work;
 }
 
 void PointToPoint::post(Request request, const std::shared_ptr<Work>& work) {
-  communicator_->throw_if_failed();  // under the lock: rings may be out of step after a failure
+  communicator_->throw_if_failed();  // with the lock held: a failure may leave rings inconsistent
   if (!thread_.started()) thread_.start([this] { loop(); }, "sdp-p2p");
   request.issued_ns = now_ns();
   const double started_s = 1e-9 * static_cast<double>(request.issued_ns);
@@ -75,8 +75,8 @@ void PointToPoint::post(Request request, const std::shared_ptr<Work>& work) {
   }
 }
 
-// Moves bytes while the peers are quick, as a collective's caller does; then leaves the rest to the
-// thread, which also watches the peers and the time.
+// Moves bytes while the peers are quick, as a collective's caller does. Then leaves the rest to the
+// background thread, which also checks the peers and the deadlines.
 void PointToPoint::drive(const Work& work) {
   Signal& bell = communicator_->peers().own().header().bell;
   const double end_s = now_s() + kDriveS;
@@ -87,13 +87,13 @@ void PointToPoint::drive(const Work& work) {
     if (work.completed() || now_s() > end_s) break;
     if (!moved && !spin_until(bell, seen + 1, spin_)) break;
   }
-  // Nobody else has heard what rang meanwhile.
+  // No other thread was woken by peers that rang meanwhile.
   if (work.completed() && bell.value.load() == seen) return;
   bell.alarm();
 }
 
-// One step under the lock; whether it moved anything. Its failure is the group's, and no other step
-// comes before all have it.
+// Runs one step with the lock held; returns whether it moved bytes. A failure of the step fails all
+// messages of the group before another step can run.
 bool PointToPoint::advance(const std::function<bool()>& step) {
   const std::lock_guard lock(mutex_);
   try {
@@ -130,7 +130,7 @@ TraceEvent PointToPoint::event_of(const PendingMessage& pending) const {
   return event;
 }
 
-// The first bytes of a message move now.
+// Records that the first bytes of a message move.
 void PointToPoint::begin(PendingMessage& pending) {
   if (pending.moving_ns != 0) return;
   pending.moving_ns = now_ns();
@@ -181,19 +181,19 @@ void PointToPoint::loop() {
       const bool watches = idle > kSpins || now > watch_s;
       if (watches) watch_s = now + kWatchS;
       if (stopping_ || watches) communicator_->throw_if_failed();
-      // Who has gone is asked first: what they sent before is still taken.
+      // Determine gone ranks before the progress, which still takes the messages that they sent.
       auto gone = watches ? communicator_->peers().gone() : std::map<int, Failure>{};
       const bool any = progress();
-      if (any) gone.clear();  // there may be more
+      if (any) gone.clear();  // there may be more of their messages
       if (watches) check_waiting(gone);
       waiting = !matching_.posted().empty() ||
                 std::any_of(sends_.begin(), sends_.end(),
                             [](const auto& queue) { return !queue.empty(); });
       return any;
     });
-    if (stopped) return;  // the group is closed, so that has failed
+    if (stopped) return;  // the group is closed, and its messages have failed
     idle = moved ? 0 : idle + 1;
-    // Without work there is nothing to watch; and a caller that looks needs no help.
+    // Sleep if no message is pending, or if a polling caller moves the bytes.
     const bool driven = bell.pollers.load(std::memory_order_relaxed) != 0;
     if (driven || idle > kSpins || !waiting) bell.sleep(seen, kSliceUs);
   }
@@ -220,7 +220,7 @@ bool PointToPoint::progress_send(int dst) {
     const Piece& piece = send.request.sends[0];
     const Envelope envelope{piece.count * itemsize(send.request.dtype), send.request.tag,
                             send.request.dtype};
-    if (send.moved < sizeof envelope) {  // a full ring may have taken a part of it
+    if (send.moved < sizeof envelope) {  // a full ring may have taken a part of the envelope
       const std::size_t n =
           rings_.write(dst, reinterpret_cast<const std::byte*>(&envelope) + send.moved,
                        sizeof envelope - send.moved);
@@ -248,7 +248,7 @@ bool PointToPoint::progress_recv(int src) {
   while (incoming.open || begin_message(src)) {
     const std::uint64_t left = incoming.envelope.nbytes - incoming.moved;
     const std::size_t here = std::min<std::uint64_t>(left, rings_.readable(src));
-    // Memory for what has come, not for what was announced.
+    // Allocate for received bytes only: the announced size is not trusted.
     if (incoming.target == nullptr) incoming.aside.resize(incoming.moved + here);
     std::byte* to =
         incoming.target != nullptr ? incoming.target->request.recvs[0].data : incoming.aside.data();
@@ -262,9 +262,9 @@ bool PointToPoint::progress_recv(int src) {
   return moved;
 }
 
-// Opens the next message of `src`, if its envelope is there and somebody wants it. A message that
-// nobody waits for stays in the ring, which holds its sender back; it is set aside only when a
-// receive for another message waits behind it.
+// Opens the next message of `src`, if its envelope has arrived and a receive waits for `src`. Else
+// the message stays in the ring, which limits its sender. A message is kept as unexpected only if a
+// receive for a later message waits.
 bool PointToPoint::begin_message(int src) {
   Envelope envelope;
   if (rings_.readable(src) < sizeof envelope || !matching_.wants(src)) return false;
@@ -302,7 +302,7 @@ void PointToPoint::finish_message(int src) {
     return;
   }
   UnexpectedMessage aside{src, message.envelope, std::move(message.aside)};
-  // A receive may have been posted while the message was on its way aside.
+  // A receive may have been posted while the message was being set aside.
   if (PendingMessage* const receive = matching_.match(src, message.envelope.tag)) {
     deliver(*receive, aside);
     matching_.remove(*receive);
@@ -311,7 +311,7 @@ void PointToPoint::finish_message(int src) {
   }
 }
 
-// Completes a receive from what was set aside.
+// Completes a receive from an unexpected message.
 void PointToPoint::deliver(PendingMessage& receive, const UnexpectedMessage& message) {
   check_size(receive, message.source, message.envelope);
   if (!message.bytes.empty()) {
@@ -328,9 +328,9 @@ void PointToPoint::check_waiting(const std::map<int, Failure>& gone) const {
   for (const PendingMessage& receive : matching_.posted()) check_one(receive, gone);
 }
 
-// A receive from any rank fails with the first rank that is lost: it might have been the sender.
-// Ranks that leave in good order have sent what they had to, so of these the last one counts; ranks
-// of other nodes may still send, unless somebody has said that they have left, too.
+// A receive from any rank fails with the first lost rank, which might have been the sender. Ranks
+// that close normally have sent all their messages, so the receive fails only when all ranks are
+// gone. Ranks of other nodes may still send until others_have_left is called.
 void PointToPoint::check_one(const PendingMessage& pending,
                              const std::map<int, Failure>& gone) const {
   const int peer = pending.request.peer;
@@ -339,7 +339,7 @@ void PointToPoint::check_one(const PendingMessage& pending,
     const bool any = peer < 0 && (all_gone || !communicator_->peers().left(rank));
     if (any || peer == rank) fail(pending, why);
   }
-  // Where ranks of other nodes may send, whoever waits for them looks at the time.
+  // If ranks of other nodes may send, the thread that receives from them checks the deadline.
   const bool ours = peer >= 0 || others_left_;
   if (ours && now_s() - pending.started_s > pending.request.timeout_s) {
     std::vector<int> blamed;
@@ -359,7 +359,7 @@ void PointToPoint::fail(const PendingMessage& pending, Failure failure) const {
   throw failure.in(pending.request.signature(pending.seq), {}, now_s() - pending.started_s);
 }
 
-// With the lock held. Returns the group's first cause, which all get.
+// Called with the lock held. Fails all messages with the group's first cause and returns it.
 Failure PointToPoint::fail_all(const Failure& why) {
   const Failure failure = communicator_->fail(why);
   for (auto& queue : sends_) {

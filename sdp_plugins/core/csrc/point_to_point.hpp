@@ -1,8 +1,8 @@
-// send and recv: one byte ring per ordered pair of ranks. Whoever calls or waits moves the bytes
-// himself, as far as that goes without sleeping; the rest is done by a thread of its own, so that
-// messages go on while a collective waits or the program computes. Messages of a pair arrive in
+// send and recv: one byte ring per ordered pair of ranks. A thread that calls or waits moves the
+// bytes itself as long as it need not sleep. A background thread moves the rest, so that messages
+// make progress while a collective waits or the program computes. Messages of a pair arrive in
 // order and are matched by tag in the order in which receives were posted, as in MPI. A send is
-// complete when its bytes are in the ring or taken.
+// complete when the last of its bytes is in the ring.
 #pragma once
 
 #include <deque>
@@ -21,21 +21,22 @@ namespace sdp {
 
 class PointToPoint : public Driver, public std::enable_shared_from_this<PointToPoint> {
  public:
-  // `spin_us`: as the Engine's.
+  // `spin_us`: as for Engine.
   PointToPoint(std::shared_ptr<Communicator> communicator, int spin_us);
   ~PointToPoint() override;
   std::shared_ptr<Work> submit(Request request);
-  // Takes back a receive that no message has been matched to: nothing is written to its memory, and
-  // its work is the caller's to finish. Returns its place in the record; nothing if a message has
-  // come, or it has ended.
+  // Takes back a receive that no message has matched: its memory stays unchanged, and the caller
+  // finishes its work. Returns its place in the flight recorder; nullopt if a message has matched
+  // or the receive has ended.
   std::optional<EventRing::Ticket> take_back(const Work& work);
-  // Of a part of a larger group: whoever receives from any rank waits for those here only.
+  // For one node's share of a larger group: the ranks of other nodes have left, so that receives
+  // from any rank wait for ranks of this node only.
   void others_have_left();
   void close();
   void drive(const Work& work) override;
 
  private:
-  // A message that arrives from one rank: into a posted receive, or aside until one is posted.
+  // A message that is arriving: into a posted receive, or into `aside` until one is posted.
   struct Incoming {
     bool open = false;
     Envelope envelope{};
@@ -66,13 +67,13 @@ class PointToPoint : public Driver, public std::enable_shared_from_this<PointToP
 
   std::shared_ptr<Communicator> communicator_;
   SpinPolicy spin_;
-  std::mutex mutex_;  // everything below
+  std::mutex mutex_;  // guards everything below
   MessageRings rings_;
   std::vector<std::deque<PendingMessage>> sends_;  // per destination
   std::vector<Incoming> incoming_;                 // per source
   Matching matching_;
   std::uint64_t seq_ = 0;
-  bool others_left_;  // nobody outside of this part of a larger group sends any more
+  bool others_left_;  // no rank of another node sends any more
   bool stopping_ = false;
   OwnedThread thread_;
 };

@@ -1,4 +1,4 @@
-// How messages number the ranks of a group: as the job does, where that is known.
+// Numbers of a group's ranks in messages: those of the job, if known.
 #pragma once
 
 #include <string>
@@ -8,10 +8,10 @@ namespace sdp {
 
 class RankNames {
  public:
-  // `global_ranks`: of each rank of the group; empty: those that it has there.
+  // `global_ranks`: the job's number of each rank of the group; empty: the same as in the group.
   explicit RankNames(std::vector<int> global_ranks = {}) : global_ranks_(std::move(global_ranks)) {}
 
-  int global_rank(int rank) const;  // a peer may have written any number
+  int global_rank(int rank) const;  // accepts any number: a peer may have written it
   std::vector<int> global_ranks(const std::vector<int>& ranks) const;  // ascending
   std::string list(const std::vector<int>& ranks) const;               // "rank 3", "ranks 1, 4-6"
 

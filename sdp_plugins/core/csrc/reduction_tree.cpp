@@ -8,7 +8,7 @@
 
 namespace sdp {
 namespace {
-constexpr std::size_t kBlockBytes = 8192;  // per accumulator: two and an element block fit in L1
+constexpr std::size_t kBlockBytes = 8192;  // of accumulators: L1 holds two, and an element block
 }
 
 Kernel checked_kernel(KernelTable table, DType dtype, ReduceOp op) {
@@ -30,9 +30,8 @@ Reducer::Reducer(KernelTable table, DType dtype, ReduceOp op, std::vector<double
       itemsize_(itemsize(dtype)),
       factors_(std::move(factors)) {}
 
-// The sum of sources [first, first + sources.size()) of the whole: a pointer to accumulators, which
-// lie in `scratch` (one block per level of the tree) or, for a leaf that needs no widening, in
-// place.
+// Sums sources [first, first + sources.size()) of all sources. Returns a pointer to accumulators in
+// `scratch` (one block per level of the tree) or, for a leaf that needs no widening, in the source.
 const std::byte* Reducer::subtree(std::span<const std::byte* const> sources, std::size_t first,
                                   std::size_t at, std::size_t n, std::byte* scratch) {
   if (sources.size() == 1) {

@@ -1,7 +1,7 @@
-// Reduction of one range of elements that lies at several ranks, along one fixed binary tree.
+// Reduction of a range of elements of several ranks, along one fixed binary tree.
 //
 // The tree over ranks [lo, hi) splits at the largest power of two below its size: ((0+1)+(2+3))
-// + 4. It depends on nothing but the number of ranks, so every path, chunking and arrival order
+// + 4. The tree depends only on the number of ranks, so every path, chunking and arrival order
 // gives the same bits, and so do 1 x 4, 2 x 2 and 4 x 1 layouts of nodes and ranks. 16-bit floats
 // accumulate in float32 and are rounded once.
 #pragma once
@@ -16,11 +16,11 @@ namespace sdp {
 
 class Reducer {
  public:
-  // `factors`: one per source, used by PREMUL_SUM only. Throws std::invalid_argument, with the
-  // alternatives, if the pair has no meaning.
+  // `factors`: one per source, used by PREMUL_SUM only. Throws std::invalid_argument, which names
+  // alternatives, if the pair (dtype, op) is not supported.
   Reducer(KernelTable table, DType dtype, ReduceOp op, std::vector<double> factors = {});
 
-  // What sources and outputs are made of, and what AVG divides by (0: the number of sources).
+  // The format of sources and outputs, and the divisor of AVG (0: the number of sources).
   struct Forms {
     bool from_accumulators = false;
     bool to_accumulators = false;
@@ -53,6 +53,6 @@ class Reducer {
   std::vector<std::byte> scratch_;
 };
 
-// Throws std::invalid_argument as above.
+// Throws std::invalid_argument if the pair is not supported.
 Kernel checked_kernel(KernelTable table, DType dtype, ReduceOp op);
 }  // namespace sdp

@@ -11,7 +11,7 @@
 
 namespace sdp {
 namespace {
-// Room for one file descriptor beside a message.
+// Space for one file descriptor beside a message.
 union Control {
   char bytes[CMSG_SPACE(sizeof(int))];
   cmsghdr align;
@@ -49,15 +49,15 @@ std::uint64_t Regions::add(std::byte* data, std::uint64_t nbytes, int fd,
     if (r == peers_.rank()) continue;
     updates.push_back({r, {region, nbytes, file_offset}, duplicate(fd)});
   }
-  const Mapping probe(fd, nbytes, file_offset, false);  // as the peers will: fails here, not there
+  const Mapping probe(fd, nbytes, file_offset, false);  // as the peers will map it: fails here
   std::move(updates.begin(), updates.end(), std::back_inserter(outbox_));
   own_[region] = {data, nbytes, false};
   flush();
   return region;
 }
 
-// Whoever has not heard of the region yet need not hear of its end either: what waits in the outbox
-// is bounded by the regions that live.
+// A peer that was not told of the region need not be told of its end either. The outbox is
+// therefore bounded by the number of live regions.
 void Regions::remove(std::uint64_t region) {
   const std::lock_guard lock(mutex_);
   if (own_.erase(region) == 0) return;
@@ -93,8 +93,8 @@ std::uint64_t Regions::version() {
   return version_;
 }
 
-// In order; stops at the first full socket. Nobody waits here: until a region is announced, its
-// memory is simply not used in place.
+// Sends in order, up to the first full socket, without waiting: memory is not used in place until
+// its region is announced to all peers.
 void Regions::flush() {
   while (!outbox_.empty() && send(outbox_.front())) outbox_.pop_front();
   for (auto& [region, own] : own_) {
@@ -122,7 +122,7 @@ bool Regions::send(const RegionUpdate& update) {
   }
   const ssize_t sent = sendmsg(peers_.socket(update.to), &header, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (sent < 0 && (errno == EAGAIN || errno == EINTR || errno == ETOOMANYREFS)) return false;
-  ++version_;  // any other error: the peer is gone, which the next operation will find out
+  ++version_;  // any other error: the peer is gone, as the next operation will detect
   return true;
 }
 

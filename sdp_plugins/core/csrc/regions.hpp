@@ -1,5 +1,5 @@
-// Memory that peers can map ("registered"): which regions this rank offers, which of the peers' are
-// mapped here. Region ids are never used twice, so a stale one cannot be mistaken for another.
+// Registered memory, which peers can map: the regions that this rank offers, and the mapped regions
+// of the peers. Region ids are never reused, so a stale id cannot denote another region.
 #pragma once
 
 #include <cstdint>
@@ -23,31 +23,31 @@ class Regions {
   explicit Regions(const Peers& peers);
 
   // Offers [data, data + nbytes), a shared mapping of `fd` at `file_offset`. `fd` is borrowed.
-  // Returns the id. The peers learn of it with the next operation that uses it. Throws
-  // Failure(shared_memory), which leaves the group as it was.
+  // Returns the id. The peers map the region in the next operation that uses it. Throws
+  // Failure(shared_memory) without failing the group.
   std::uint64_t add(std::byte* data, std::uint64_t nbytes, int fd, std::uint64_t file_offset);
   void remove(std::uint64_t region);
 
-  // Where `data` lies in a region that every peer has been announced of; nothing if in none.
+  // The place of `data` in a region that was announced to every peer; nullopt if there is none.
   std::optional<RegionPlace> find(const std::byte* data, std::uint64_t nbytes);
-  std::uint64_t version();  // changes whenever a peer has something to read
+  std::uint64_t version();  // changes with every message to the peers
 
-  // Reads what the peer has said, if its `version` changed; maps and unmaps accordingly.
+  // Reads the peer's messages if its `version` has changed; maps and unmaps accordingly.
   void sync(int rank, std::uint64_t version);
-  // Address here of a peer's bytes; null if the peer offers no such region (any more). Throws
-  // Failure(mismatch) if they do not lie in the region.
+  // Address in this process of a peer's bytes; null if the peer does not offer the region, or not
+  // any more. Throws Failure(mismatch) if the bytes do not lie in the region.
   std::byte* address(int rank, RegionPlace place, std::uint64_t nbytes) const;
 
  private:
   struct Own {
     std::byte* data;
     std::uint64_t nbytes;
-    bool announced;  // all peers have been sent the file
+    bool announced;  // the file was sent to all peers
   };
   struct Message {
     std::uint64_t region, nbytes, file_offset;  // nbytes 0: unmap
   };
-  // A message waits here while the socket of its receiver is full.
+  // A message to one peer; waits in the outbox while the peer's socket is full.
   struct RegionUpdate {
     int to;
     Message message;
@@ -57,7 +57,7 @@ class Regions {
   void flush();
 
   const Peers& peers_;
-  std::mutex mutex_;  // regions come from the caller's thread, operations run in the engine's
+  std::mutex mutex_;  // callers add regions while the engine's thread runs operations
   std::uint64_t next_region_ = 1;
   std::uint64_t version_ = 0;
   std::map<std::uint64_t, Own> own_;

@@ -10,10 +10,10 @@
 
 namespace sdp {
 namespace {
-// A handler has no other way to know.
+// Globals, because a signal handler has no other state.
 std::atomic<int> wakes{-1};
 std::atomic<int> owner_pid{0};
-std::atomic<int> inside{0};  // handlers that may be about to write
+std::atomic<int> inside{0};  // number of running handlers, which may be about to write
 
 bool has_handler(const struct sigaction& action, void (*handler)(int)) {
   return (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == handler;
@@ -30,9 +30,9 @@ void on_signal(int number) {
   inside.fetch_add(1);
   const int eventfd = wakes.load();
   if (getpid() != owner_pid.load() || eventfd < 0) {
-    // A forked child's; or somebody who had found this handler here has put it back.
+    // This is a forked child, or other code has restored this handler after its removal.
     set_default(number);
-    raise(number);  // it comes when this handler has returned
+    raise(number);  // delivered when this handler returns
   } else {
     const std::uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = write(eventfd, &one, sizeof one);
@@ -47,11 +47,11 @@ bool take_report_signal(int number, int eventfd) {
   if (sigaction(number, nullptr, &there) != 0) return false;
   if (!has_handler(there, SIG_DFL) && !has_handler(there, on_signal)) return false;
   wakes.store(eventfd);
-  // A handler that ran in the fork runs in the parent only, and nobody shall wait for it here.
+  // A handler that ran during the fork continues in the parent only: do not wait for it here.
   if (owner_pid.exchange(getpid()) != getpid()) inside.store(0);
   struct sigaction ours{};
   ours.sa_handler = on_signal;
-  ours.sa_flags = SA_RESTART;  // nobody's system call shall fail for it
+  ours.sa_flags = SA_RESTART;  // no system call of the program fails with EINTR
   return sigaction(number, &ours, nullptr) == 0;
 }
 

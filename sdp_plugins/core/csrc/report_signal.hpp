@@ -1,12 +1,12 @@
-// The signal at which a process shows what its ranks wait for. Its handler only wakes a thread that
-// waits for the descriptor: it runs wherever the signal has interrupted the program.
+// The signal on which a process reports what its ranks wait for. Its handler may interrupt the
+// program anywhere, so it only wakes a thread that waits for a file descriptor.
 #pragma once
 
 namespace sdp {
 
-// Takes the signal, unless somebody has a handler for it or ignores it; whether it was taken. What
-// comes writes to the eventfd; in a forked child it does what it does without a handler.
+// Installs the handler, unless the program has its own or ignores the signal; returns whether it
+// was installed. The handler writes to the eventfd; in a forked child it takes the default action.
 bool take_report_signal(int number, int eventfd);
-// Gives it back, unless somebody else has taken it since.
+// Restores the default action, unless another handler was installed meanwhile.
 void give_back_report_signal(int number);
 }  // namespace sdp

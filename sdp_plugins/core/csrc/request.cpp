@@ -26,7 +26,7 @@ void check_pieces(const Request& request, const char* which, const std::vector<P
     room -= piece.count;
   }
 }
-// What a rank gives itself has one size, as no other rank needs to be asked for.
+// The piece that a rank keeps must have one size, which can be checked without the other ranks.
 void check_own(const Request& request, const Piece& given, const Piece& taken) {
   if (given.count != taken.count) {
     invalid(request, "this rank's own output has " + std::to_string(taken.count) +
@@ -62,10 +62,10 @@ OpSignature Request::signature(std::uint64_t number) const {
 }
 
 void Request::validate(int rank, int world_size) const {
-  if (!(timeout_s > 0)) {  // nor a NaN, which would never pass
+  if (!(timeout_s > 0)) {  // also refuses NaN, which would never expire
     invalid(*this, "the time-out must be positive, not " + seconds(timeout_s));
   }
-  if (part && part->compares_only) return;  // it was checked as an operation of the whole group
+  if (part && part->compares_only) return;  // the larger group has validated it
   if (is_rooted(op) && (root < 0 || root >= world_size)) {
     invalid(*this, "root " + std::to_string(root) + " is not a rank of this group of " +
                        std::to_string(world_size));
@@ -87,7 +87,7 @@ void Request::validate(int rank, int world_size) const {
       check_pieces(*this, "input", sends, world);
       check_pieces(*this, "output", recvs, 1);
       for (const Piece& piece : sends) {
-        if (part) break;  // of a segment, whose last piece may be shorter
+        if (part) break;  // a segment, whose last piece may be shorter
         if (piece.count != recvs[0].count) invalid(*this, "all pieces must have the output's size");
       }
       return check_own(*this, sends[own], recvs[0]);

@@ -1,4 +1,4 @@
-// One operation as its caller describes it.
+// The description of one operation by its caller.
 #pragma once
 
 #include <cstddef>
@@ -18,19 +18,19 @@ struct Piece {
   std::uint64_t count = 0;
 };
 
-// What makes a request one step of an operation of a larger group, whose ranks on this node these
-// are.
+// Marks a request as one step of an operation of a larger group, of which this group is one node's
+// share.
 struct Part {
-  OpSignature operation = {};       // that operation, of which messages speak
-  OpSignature last_completed = {};  // the larger group's
-  bool compares_only = false;  // announces that operation; ends when all ranks here have agreed
-  bool accumulates = false;    // reductions stay in accumulators: more are to come
-  double patience_s = 0;       // added to the time-out while all that are late wait elsewhere
+  OpSignature operation = {};       // the larger group's operation, for messages
+  OpSignature last_completed = {};  // of the larger group
+  bool compares_only = false;       // only compares the calls of this node's ranks
+  bool accumulates = false;         // results stay in accumulators, for further reduction
+  double patience_s = 0;  // added to the time-out while all late ranks wait for other nodes
 };
 
-// What each operation shows to the others (`sends`) and takes from them (`recvs`): one piece, or
-// one per rank where ranks get different pieces. In-place operations (all_reduce, reduce,
-// broadcast) have their one buffer in `recvs`; that of all_reduce may lie in several pieces.
+// An operation shows `sends` to the other ranks and takes `recvs` from them: one piece, or one per
+// rank if ranks get different pieces. In-place operations (all_reduce, reduce, broadcast) have
+// their only buffer in `recvs`; that of all_reduce may lie in several pieces.
 struct Request {
   Op op = Op::barrier;
   DType dtype = DType::uint8;
@@ -42,14 +42,14 @@ struct Request {
   std::vector<Piece> recvs;
   int peer = -1;  // send/recv; -1: from any rank
   std::uint32_t tag = 0;
-  std::uint64_t seq = 0;  // recv: its number, where it is counted elsewhere; 0: here
+  std::uint64_t seq = 0;  // recv: its number in a larger group; 0: numbered by this group
   double timeout_s = 300.0;
   std::optional<Part> part = {};
-  std::int64_t issued_ns = 0;  // where it had to queue
+  std::int64_t issued_ns = 0;  // time of the call if it was queued
 
-  std::uint64_t count() const;  // elements of all_reduce's buffer, or else of the largest piece
+  std::uint64_t count() const;  // elements of all_reduce's buffer, else of the largest piece
   OpSignature signature(std::uint64_t number = 0) const;
-  // Throws std::invalid_argument for what can be seen without any other rank.
+  // Throws std::invalid_argument for errors that show without the other ranks.
   void validate(int rank, int world_size) const;
 };
 }  // namespace sdp

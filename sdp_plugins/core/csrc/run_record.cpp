@@ -27,7 +27,7 @@ RunRecord::RunRecord(Flight& flight, Trace& trace, const Request& request, const
   if (work != nullptr) event_.flags |= TraceEvent::kAsync;
   event_.thread = flight.this_thread();
   event_.started_ns = now_ns();
-  if (event_.issued_ns == 0) event_.issued_ns = event_.started_ns;  // it had not to queue
+  if (event_.issued_ns == 0) event_.issued_ns = event_.started_ns;  // it was not queued
 }
 
 void RunRecord::begin(std::uint64_t seq) {
@@ -42,13 +42,13 @@ void RunRecord::fail(const Failure& failure) {
 }
 
 void RunRecord::end() {
-  // One that has not begun: its group had failed or was closed before.
+  // An operation that has not begun was queued when its group failed or was closed.
   if (ended_ || (!begun_ && ticket_ == 0)) return;
   ended_ = true;
   if (!recorded_ && !traced_) return;
   if (!begun_) event_.flags |= TraceEvent::kFailed;
   event_.finished_ns = now_ns();
-  // One that has not begun is there as it was queued.
+  // An operation that has not begun is still recorded as queued: write all of it.
   begun_ ? flight_.end(event_, ticket_) : flight_.write(event_, ticket_);
   if (!traced_ || !begun_) return;
   if (work_ == nullptr) {

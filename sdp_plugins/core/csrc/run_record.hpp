@@ -1,5 +1,5 @@
-// The record of an operation while it runs: the flight recorder has it from its beginning on, a
-// trace, if there is one, from its end.
+// The record of a running operation: written to the flight recorder from its beginning on, and to
+// the trace, if tracing is on, at its end.
 #pragma once
 
 #include "flight.hpp"
@@ -10,17 +10,17 @@ class Failure;
 class Work;
 struct Request;
 
-// An operation that has a place in the record before it runs: it waits for others to be done.
+// The record of an operation that is queued behind others.
 struct QueuedRun {
   EventRing::Ticket ticket = 0;
   std::uint64_t seq = 0;
-  // With the engine's lock held.
+  // Called with the engine's lock held.
   static QueuedRun record(Flight& flight, const Request& request, std::uint64_t seq);
 };
 
 class RunRecord {
  public:
-  // `work`: its handle; null: its caller runs it.
+  // `work`: its handle; null: its caller runs it and has none.
   RunRecord(Flight& flight, Trace& trace, const Request& request, const Work* work,
             QueuedRun queued = {});
   ~RunRecord() { end(); }

@@ -15,7 +15,7 @@ constexpr std::size_t kSplitsAt = kRecordsAt + 2 * kAlign;
 Layout::Layout(int world_size, std::size_t staging_bytes)
     : world_size_(static_cast<std::size_t>(world_size)),
       splits_bytes_(round_up(world_size_ * sizeof(std::uint64_t), kAlign)),
-      // Each slot is cut into one piece per rank, each aligned.
+      // Each slot is divided into one aligned piece per rank.
       slot_bytes_(
           round_up(std::max<std::size_t>(staging_bytes / kSlots, 1), kAlign * world_size_)) {}
 

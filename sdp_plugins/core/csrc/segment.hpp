@@ -1,11 +1,11 @@
-// What one rank shows to the others: a memory file (memfd: no name, nothing left after SIGKILL).
+// The shared memory of one rank: a memory file (memfd: no name, nothing left after SIGKILL).
 //
 //   Header | Record x 2 | splits x 2 | expected x 2 | inline payload x 2 | staging slots |
 //   point-to-point rings | flight recorder
 //
-// What lies before the slots exists twice, used in turn by even and odd operations: a rank cannot
-// be more than one operation ahead of any other, because each operation begins with all ranks
-// arriving. Pages are only backed by memory once touched.
+// Even and odd operations alternate between the two copies of each area before the slots. Two
+// suffice: a rank cannot be more than one operation ahead of any other, because each operation
+// begins with the arrival of all ranks. The kernel allocates pages when they are first used.
 #pragma once
 
 #include <atomic>
@@ -28,7 +28,7 @@ inline constexpr std::size_t kRingBytes = 256 * 1024;
 
 enum class PeerState : std::uint32_t { open, left, failed };
 
-// How a rank announces an operation. Compared by all ranks before a byte is reduced.
+// A rank's announcement of an operation. All ranks compare the announcements before data moves.
 struct Record {
   std::uint64_t seq;
   Op op;
@@ -37,16 +37,16 @@ struct Record {
   // Flags; not bool, because a peer may have written anything.
   std::uint8_t inlined;     // the whole payload lies in this segment's inline area
   std::uint8_t registered;  // the buffer lies in memory that the peers can map
-  std::uint16_t pieces;     // how many the rank shows; their lengths stand in `splits`
+  std::uint16_t pieces;     // number of pieces that the rank shows; `splits` has their lengths
   std::int32_t root;
-  std::uint32_t layout;          // fusion buffers: which tensors lie where, hashed
-  std::uint64_t count;           // elements, where all ranks must agree on them
-  double factor;                 // PREMUL_SUM: what this rank's values are multiplied by
-  std::uint64_t region;          // registered: which region, and where in it
-  std::uint64_t offset;          // bytes
-  std::uint64_t shown_seq;       // as messages number the operation
-  std::uint64_t region_version;  // messages about regions sent to each peer so far
-  std::int64_t arrived_ns;       // when the rank came, for a trace; 0: it has none
+  std::uint32_t layout;          // fusion buffers: hash of the tensors and their places
+  std::uint64_t count;           // elements, if all ranks must agree on them
+  double factor;                 // PREMUL_SUM: factor of this rank's values
+  std::uint64_t region;          // registered: the region
+  std::uint64_t offset;          // registered: offset in the region in bytes
+  std::uint64_t shown_seq;       // the operation's number in messages
+  std::uint64_t region_version;  // number of messages about regions to the peers so far
+  std::int64_t arrived_ns;       // time of the rank's arrival; 0: it does not trace
 };
 static_assert(sizeof(Record) <= kAlign);
 
@@ -55,23 +55,23 @@ struct Header {
   std::int32_t rank;
   std::int32_t world_size;
   std::uint64_t staging_bytes;
-  std::uint64_t flight_at;  // where a stranger finds the FlightArea
-  FailureRecord failure;    // of this rank. Written before `state` becomes `failed`.
+  std::uint64_t flight_at;  // offset of the FlightArea, for readers outside of the group
+  FailureRecord failure;    // of this rank; written before `state` becomes `failed`
   std::atomic<PeerState> state;
-  std::atomic<std::uint32_t> waiting_remote;  // whether this rank waits for one of another node
-  Signal step;                                // of collectives: how far this rank has come
-  Signal bell;  // of send/recv: rung by peers that filled or drained a ring
+  std::atomic<std::uint32_t> waiting_remote;  // whether this rank waits for another node
+  Signal step;                                // of collectives: steps that this rank has completed
+  Signal bell;  // of send/recv: rung by peers that wrote to or read from a ring
 };
 static_assert(sizeof(Header) <= 1024);
 
 // One direction of a point-to-point channel: a byte ring, written by the segment's owner.
 struct RingControl {
   alignas(64) std::atomic<std::uint64_t> head;  // bytes ever written, by the owner
-  std::atomic<std::uint32_t> full;              // the owner wants to hear of room
+  std::atomic<std::uint32_t> full;              // whether the owner waits for room
   alignas(64) std::atomic<std::uint64_t> tail;  // bytes ever read, by the receiver
 };
 
-// Where things lie; the same arithmetic on every rank.
+// Offsets of a segment's areas; every rank computes the same ones.
 class Layout {
  public:
   Layout(int world_size, std::size_t staging_bytes);

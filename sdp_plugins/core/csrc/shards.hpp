@@ -1,4 +1,4 @@
-// Which bytes move when: pure arithmetic, no memory, no ranks that wait.
+// Computes which bytes move when: arithmetic only, without memory access or waiting.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@ struct Range {
   std::size_t count = 0;
 };
 
-// `total` elements cut into `parts` equal shards; all start at a multiple of `align` elements, only
-// the last ones are shorter (or empty). Balanced: no shard is longer than any other by design.
+// `total` elements divided into `parts` equal shards. All shards start at a multiple of `align`
+// elements; only the last ones are shorter, or empty.
 class Shards {
  public:
   Shards(std::size_t total, int parts, std::size_t align)
@@ -20,7 +20,7 @@ class Shards {
 
   Range shard(int index) const { return clip(static_cast<std::size_t>(index) * length_, length_); }
 
-  // The part of a shard that travels in one round of `chunk` elements.
+  // The part of a shard that moves in one round of `chunk` elements.
   Range chunk(int index, std::size_t round, std::size_t chunk) const {
     const Range whole = shard(index);
     const std::size_t skip = std::min(round * chunk, whole.count);

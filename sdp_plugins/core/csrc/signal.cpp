@@ -18,7 +18,7 @@ inline void pause_hint() {
 #endif
 }
 
-// Shared futexes (no PRIVATE flag): the word lies in memory that several processes map.
+// Shared futexes (no PRIVATE flag): several processes map the word.
 void futex_wake_all(std::atomic<std::uint32_t>* word) {
   syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
@@ -51,7 +51,8 @@ void Signal::sleep(std::uint32_t seen, std::uint32_t max_us) {
                        static_cast<long>(max_us % 1000000) * 1000};
   sleepers.fetch_add(1, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  // The kernel compares again under its lock; a change since `seen` was read returns at once.
+  // The kernel compares again with its lock held: if the value differs from `seen`, the call
+  // returns at once.
   syscall(SYS_futex, &value, FUTEX_WAIT, seen, &limit, nullptr, 0);
   sleepers.fetch_sub(1, std::memory_order_relaxed);
 }

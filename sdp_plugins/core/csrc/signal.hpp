@@ -1,9 +1,10 @@
 // A counter in shared memory that one rank advances and others wait for.
 //
 // Memory ordering: `publish` is a release store, so everything the owner wrote before it is visible
-// to whoever has seen the new value (`reached` is an acquire load). The store and the look at
-// `sleepers` must not be reordered (else a waiter could fall asleep just after the owner looked):
-// both sides put a sequentially consistent fence between their store and their load.
+// to every thread that has seen the new value (`reached` is an acquire load). The store and the
+// load of `sleepers` must not be reordered, else a waiter could fall asleep just after the owner's
+// load. Both sides therefore put a sequentially consistent fence between their store and their
+// load.
 #pragma once
 
 #include <atomic>
@@ -16,32 +17,32 @@ namespace sdp {
 struct alignas(64) Signal {
   std::atomic<std::uint32_t> value;
   std::atomic<std::uint32_t> sleepers;
-  std::atomic<std::uint32_t> pollers;  // that look again anyway: `bump` wakes no sleepers then
+  std::atomic<std::uint32_t> pollers;  // threads that poll: with any, `bump` wakes no sleepers
 
   // Counters wrap; they are compared by distance, which stays far below 2^31.
   bool reached(std::uint32_t target) const {
     return static_cast<std::int32_t>(value.load(std::memory_order_acquire) - target) >= 0;
   }
   void publish(std::uint32_t to);
-  void bump();   // several writers: add one and wake
-  void alarm();  // as `bump`, and wakes sleepers also beside pollers
-  void wake();   // no progress, but look again: something else has changed
-  // Sleeps until the value differs from `seen`, a signal handler ran, or the time is over.
+  void bump();   // adds one and wakes sleepers; for several writers
+  void alarm();  // as `bump`, and wakes sleepers even if there are pollers
+  void wake();   // wakes sleepers without progress: some other state has changed
+  // Sleeps until the value differs from `seen`, a signal handler ran, or the time has passed.
   void sleep(std::uint32_t seen, std::uint32_t max_us);
 };
 static_assert(sizeof(Signal) == 64, "one cache line: no false sharing between ranks");
 
-// How long to burn a core before sleeping. Measured with four ranks on two cores, one barrier: pure
-// spinning 8 ms, yielding at once 4 us; with a core per rank: spinning 0.4 us, futex 23 us.
+// How long to poll before sleeping. One barrier, measured with four ranks on two cores: spinning
+// only 8 ms, yielding at once 4 us; with a core per rank: spinning 0.4 us, futex 23 us.
 struct SpinPolicy {
   std::uint32_t pause_us = 0;  // spin with the processor's pause hint
-  std::uint32_t yield_us = 0;  // then offer the core to others
+  std::uint32_t yield_us = 0;  // then yield the core between polls
 
-  // A caller that has nothing else to do: `spin_us`, or if that is negative as fits the cores.
+  // For a caller that only waits: `spin_us`; negative: chosen by the number of cores.
   static SpinPolicy of_callers(int spin_us, bool oversubscribed);
-  static SpinPolicy background();  // a thread beside a caller that computes
+  static SpinPolicy background();  // for a thread beside a caller that computes
 };
 
-// Spins as the policy says; true if the target was reached meanwhile.
+// Polls according to the policy; returns whether the target was reached.
 bool spin_until(const Signal& signal, std::uint32_t target, const SpinPolicy& policy);
 }  // namespace sdp

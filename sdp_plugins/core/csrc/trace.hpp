@@ -1,5 +1,5 @@
-// When a rank's operations were issued, ran and ended: the last kEvents of them, in memory that
-// does not grow, while this is on.
+// The trace of a rank: when its last kEvents operations were issued, ran and ended. Recorded while
+// tracing is on, in memory of fixed size.
 #pragma once
 
 #include <atomic>
@@ -19,11 +19,11 @@ class Trace {
   static constexpr std::size_t kEvents = 1 << 15;
 
   bool on() const { return on_.load(std::memory_order_acquire); }
-  void start();  // forgets what was recorded before; may throw bad_alloc
+  void start();  // drops earlier events; may throw bad_alloc
   void stop() { on_.store(false, std::memory_order_release); }
   void add(const TraceEvent& event);
 
-  // Oldest first. `dropped`: how many came before these and have been overwritten.
+  // Oldest first. `dropped`: number of earlier events that were overwritten.
   std::vector<TraceEvent> events(std::uint64_t& dropped) const;
 
  private:
@@ -32,7 +32,7 @@ class Trace {
   };
   std::atomic<bool> on_{false};
   std::mutex starting_;
-  // Kept from the first start on; pages come as they are used.
+  // Kept from the first start on; the kernel allocates its pages when they are used.
   std::unique_ptr<EventSlot[], Free> slots_;
   std::atomic<std::uint64_t> next_{0};
   std::atomic<std::uint64_t> first_{0};  // since the last start

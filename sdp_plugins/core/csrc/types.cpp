@@ -26,7 +26,7 @@ constexpr std::array<std::string_view, kOps> kOpNames{
     "all_reduce", "reduce",  "broadcast", "all_gather", "reduce_scatter", "gather", "scatter",
     "all_to_all", "barrier", "send",      "recv"};
 
-// Names are also printed for what a peer wrote into shared memory, which may be anything.
+// Checks the index: names are also printed for values that a peer wrote into shared memory.
 template <class Table, class Value>
 auto at(const Table& table, Value value) {
   const auto index = static_cast<std::size_t>(value);

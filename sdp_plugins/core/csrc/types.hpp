@@ -1,4 +1,4 @@
-// The vocabulary of the core: data types, reduction operators and operations.
+// The basic types of the core: data types, reduction operators and operations.
 #pragma once
 
 #include <cstddef>
@@ -47,6 +47,6 @@ std::string_view name(Op op);
 std::size_t itemsize(DType dtype);
 bool reduces(Op op);    // carries a reduction operator
 bool is_rooted(Op op);  // carries a root
-// All ranks' buffers have one length. (Gathered and scattered pieces may differ.)
+// Whether all ranks' buffers must have the same length; gathered and scattered pieces may differ.
 bool counts_must_agree(Op op);
 }  // namespace sdp

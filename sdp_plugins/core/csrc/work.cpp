@@ -33,7 +33,7 @@ bool Work::wait(double timeout_s, const std::function<void()>& interrupt) {
   const double deadline_s = now_s() + timeout_s;
   if (getpid() != owner_pid_) {
     if (!completed())
-      throw forked().compose("", RankNames(), 0);  // nobody in this process would finish it
+      throw forked().compose("", RankNames(), 0);  // no thread of this process would finish it
     if (failure_) throw *failure_;
     return true;
   }
@@ -78,8 +78,7 @@ void Work::finish(std::optional<Failure> failure, int source_rank) {
     source_rank_ = source_rank;
     completed_.store(true, std::memory_order_release);
     callbacks.swap(callbacks_);
-    done_.notify_all();  // under the lock: the waiter may destroy this object as soon as it is
-                         // released
+    done_.notify_all();  // with the lock held: the waiter may destroy this object after its release
   }
   for (const Callback& callback : callbacks) callback(told ? &*told : nullptr);
 }

@@ -16,36 +16,36 @@ namespace sdp {
 
 class Work;
 
-// Finishes works by what the thread does that waits for one, without any other thread's help.
+// Makes progress on operations in a thread that waits for a work, without another thread's help.
 class Driver {
  public:
   virtual ~Driver() = default;
-  virtual void drive(const Work& work) = 0;  // for a while; must not throw
+  virtual void drive(const Work& work) = 0;  // returns after a limited time; must not throw
 };
 
-// Whether it is done, and how, may be asked in a forked child too, where a lock may be held by a
-// thread that the child does not have.
+// `completed` and `failure` take no lock: in a forked child, a thread that does not exist there may
+// hold it.
 class Work {
  public:
-  // `driver`: is asked first by whoever waits; may have ended before this.
+  // `driver`: called first by a thread that waits; may be destroyed before this work.
   explicit Work(std::weak_ptr<Driver> driver = {});
   bool completed() const;
   // The failure, if it has completed with one.
   std::optional<Failure> failure() const;
-  // Throws the operation's failure. False if it is not done after `timeout_s`; the operation goes
-  // on. `interrupt` is called now and then and may throw.
+  // Throws the operation's failure. Returns false if it is not done after `timeout_s`; the
+  // operation continues. `interrupt` is called periodically and may throw.
   bool wait(double timeout_s, const std::function<void()>& interrupt = {});
-  int source_rank() const;  // recv: who sent; else -1
+  int source_rank() const;  // recv: the sending rank; else -1
 
-  // Who was the first to wait for it before it was done, and since when; 0: nobody.
+  // The first thread that waited before the work was done, and since when; 0: none did.
   struct Waiter {
     std::int64_t since_ns = 0;
     std::uint32_t thread = 0;
   };
   Waiter waiter() const;
 
-  // Calls `callback` once, when the work is done: with its failure, or null. In the thread that
-  // finishes it, or here if it has been.
+  // Calls `callback` once when the work is done, with its failure or null: in the thread that
+  // finishes the work, or in this one if it is done already.
   using Callback = std::function<void(const Failure*)>;
   void then(Callback callback);
 
@@ -56,7 +56,7 @@ class Work {
   const std::weak_ptr<Driver> driver_;
   mutable std::mutex mutex_;
   std::condition_variable done_;
-  std::optional<Failure> failure_;  // like the next one, constant once it has completed
+  std::optional<Failure> failure_;  // like `source_rank_`, constant once `completed_`
   int source_rank_ = -1;
   std::atomic<bool> completed_{false};
   Waiter waiter_;

@@ -2,15 +2,15 @@
 
 Layers, each of which imports only those before it:
 
-- ``transport``: the interface of a network; ``mpi_library`` and ``mpi``: the one over MPI.
-- ``plan`` and ``costs``: how a reduction travels.
-- ``context``, ``patience``, ``failure_message``: where an operation runs, for how long, and
-  what a rank that fails sends to the others.
-- ``operation``: one operation while it runs on this rank; ``headers`` and ``agreement``: whether
-  all ranks call the same one.
+- ``wire``: the interface of a network; ``mpi_library`` and ``mpi``: its implementation over MPI.
+- ``plan`` and ``costs``: the algorithm of a reduction, its parameters, and how long it takes.
+- ``context``, ``patience``, ``message``: the state of a group, the deadlines of an operation, and
+  the message that reports a failure to other nodes.
+- ``operation``: one operation while it runs on this rank; ``headers`` and ``agreement``: the check
+  that all ranks call the same operation.
 - The programs, each a fixed sequence of steps and messages: ``all_reduce`` (by
   ``recursive_multiplying``, or ``sharded_reduction`` in a ``pipeline``), ``reduce_scatter``,
   ``broadcast``, ``gathers``.
 - ``engine``: runs programs in order; ``messages``: sends and receives.
-- ``spanning_group``: what ``Group`` uses.
+- ``spanning_group``: the interface that ``Group`` uses.
 """

@@ -1,4 +1,4 @@
-"""Whether all ranks call the same operation; compared before any of its data moves."""
+"""Checks that all ranks call the same operation before any of its data moves."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .operation import Operation
 
 
 class Agreement:
-    """The comparison of one operation.
+    """The check of one operation.
 
     Args:
-        operation: What this rank calls.
+        operation: The operation that this rank calls.
     """
 
     def __init__(self, operation: Operation) -> None:
@@ -22,23 +22,23 @@ class Agreement:
         self._headers: Headers | None = None
 
     def announce(self) -> bool:
-        """On a node's leader: tell the other nodes what is called, if they have not been told.
+        """Send this node's header to the other nodes, unless it was sent; leaders only.
 
         Returns:
-            Whether all nodes are known to call the same, without waiting for them.
+            Whether all nodes are known to call the same operation; does not wait for them.
         """
         return self._announced().arrived()
 
     def reach(self) -> None:
-        """Compare what all ranks call; the time-out starts when those of this node have come.
+        """Compare the calls of all ranks; the time-out starts when this node's ranks have arrived.
 
         Raises:
-            CollectiveMismatchError: They call something else.
+            CollectiveMismatchError: Ranks call different operations.
         """
         operation = self._operation
         operation.patience.restart()
         operation.run_on_node(copy.copy(operation.request), compares_only=True)
-        operation.patience.restart()  # the node's ranks have all come: their deadlines are alike
+        operation.patience.restart()  # the node's ranks have all arrived: they share a deadline
         if operation.context.is_node_leader:
             self._announced().compare()
 
@@ -51,14 +51,14 @@ class Agreement:
 def await_leader(operation: Operation) -> None:
     """Hold this node's ranks until their leader knows that the other nodes agree.
 
-    Programs begin with this if ranks other than the leaders use the network.
+    Programs call this first if ranks other than the leaders use the network.
     """
     if len(operation.context.local_ranks) > 1:
         operation.step(_native.Op.barrier, (), ())
 
 
 def all_agree(operation: Operation, mine: bool) -> bool:
-    """Whether all ranks of this node say yes."""
+    """Whether `mine` is true on all ranks of this node."""
     if len(operation.context.local_ranks) == 1:
         return mine
     answer = operation.context.scratch("answer", 1)

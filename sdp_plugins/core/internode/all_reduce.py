@@ -18,7 +18,7 @@ def all_reduce(operation: Operation, keep: frozenset[int] | None = None) -> None
 
     Args:
         operation: The operation.
-        keep: Ranks that need the result; None: all. Others' buffers stay as they are.
+        keep: Ranks that need the result; None: all. Buffers of other ranks do not change.
     """
     plan = plan_of(operation, direct=keep is not None)
     if operation.request.count == 0:
@@ -31,14 +31,14 @@ def all_reduce(operation: Operation, keep: frozenset[int] | None = None) -> None
 
 
 def reduce(operation: Operation) -> None:
-    """Run reduce: all_reduce whose result only the root keeps."""
+    """Run reduce: an all_reduce whose result only the root keeps."""
     all_reduce(operation, frozenset({operation.request.root}))
 
 
 def can_follow(operation: Operation) -> bool:
-    """Whether an operation's first segments can be sent while the one before ends."""
+    """Whether an operation's first segments can be sent before the previous operation ends."""
     if operation.request.op is not _native.Op.all_reduce or operation.request.count == 0:
         return False
-    if operation.context.nodes.count > DIRECT:  # somebody has to wait for each of their rounds
+    if operation.context.nodes.count > DIRECT:  # each round of headers needs a wait
         return False
     return plan_of(operation).algorithm is Algorithm.sharded

@@ -11,24 +11,24 @@ from .transport import Pending
 
 SEGMENT_NBYTES = 2**20
 CHAIN_NBYTES = 256 * 1024
-"""From here on bandwidth counts more than latency."""
+"""Smallest buffer for a chain: from this size on bandwidth counts more than latency."""
 AHEAD = 4
 Op = _native.Op
 
 
 @dataclass(frozen=True)
 class Route:
-    """Where a node's copy comes from and goes to, as indices of nodes."""
+    """The neighbours of a node in a broadcast, as indices of nodes."""
 
     parent: int | None
     children: tuple[int, ...]
 
 
 def route(node: int, root: int, nodes: int, *, chain: bool) -> Route:
-    """Place a node in a broadcast from `root`.
+    """Return a node's parent and children in a broadcast from `root`.
 
-    A chain sends every byte over each link once, in `nodes` - 1 hops; a binomial tree takes
-    log2(nodes) hops, of which the root sends all.
+    A chain sends every byte over each link once, in `nodes` - 1 hops. A binomial tree takes
+    log2(nodes) hops, and the root sends in each of them.
     """
     at = (node - root) % nodes
     if chain:
@@ -50,7 +50,10 @@ def _halves(low: int) -> list[int]:
 
 
 def broadcast(operation: Operation) -> None:
-    """Along a chain of nodes in segments, or a tree if it is small; S bytes over each link."""
+    """Run broadcast: in segments along a chain of nodes, or over a tree if the buffer is small.
+
+    Each link of a chain carries the S bytes of the buffer once.
+    """
     context, request = operation.context, operation.request
     nodes, root = context.nodes, request.root
     address, count = request.recvs[0]
@@ -84,5 +87,5 @@ def broadcast(operation: Operation) -> None:
 
 
 def barrier(operation: Operation) -> None:
-    """Return once the node's leader, which has heard from all nodes, has come."""
+    """Run barrier: the node's leader arrives after it has heard from all nodes."""
     await_leader(operation)

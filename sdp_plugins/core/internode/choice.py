@@ -1,4 +1,4 @@
-"""Which network a job has between its nodes, as far as can be told without touching it."""
+"""Selects the network between a job's nodes, without initialising it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..topology import Topology
 from . import mpi, mpi_library
 from .transport import Network
 
-# Where ranks of other machines would look for rank 0 on their own.
+# Values of MASTER_ADDR by which ranks of other machines could not reach rank 0.
 _HERE = ("127.0.0.1", "localhost", "::1")
 
 
 def mpi_is_there(env: Environment | None = None) -> bool:
-    """Whether mpirun, or what does the same, has started this job's ranks, and mpi4py is installed.
+    """Whether an MPI launcher has started this job's ranks and mpi4py is installed.
 
-    torchrun inside mpirun hands mpirun's variables down to ranks that are not MPI's.
+    torchrun inside mpirun passes mpirun's variables to ranks that MPI has not started.
     """
     given = environment() if env is None else env
     if not mpi_library.installed() or first_set(given, ("TORCHELASTIC_RUN_ID",)):
@@ -31,7 +31,7 @@ def mpi_is_there(env: Environment | None = None) -> bool:
 
 
 def _warn_of_others(topology: Topology) -> None:
-    """It may be that they share memory with this rank, but hardly ever is."""
+    """Warn that ranks of other nodes cannot be reached; they rarely share memory with this one."""
     missing = "" if mpi_library.installed() else ", and mpi4py is not installed"
     warnings.warn(
         f"rank {topology.rank}: {topology.source} says that {topology.local_size} of "
@@ -44,12 +44,15 @@ def _warn_of_others(topology: Topology) -> None:
 def for_environment(
     topology: Topology, name: str, config: Config
 ) -> tuple[Exchange, Network | None]:
-    """How the ranks of a job meet that have nothing but their variables.
+    """Select the rendezvous and the network of a job without a framework.
 
     Args:
-        topology: This rank's place.
-        name: Of the group.
+        topology: This rank's place in the job.
+        name: Name of the group.
         config: Settings.
+
+    Returns:
+        The exchange for the rendezvous, and the network; None: no network is used.
     """
     if config.internode == "gloo":
         raise ValueError(
@@ -57,7 +60,7 @@ def for_environment(
         )
     rank, size = topology.rank, topology.world_size
     if size == 1 or not mpi_is_there():
-        # A launcher may play hosts on one machine, each with some of the ranks.
+        # A launcher may simulate hosts on one machine, each with some of the ranks.
         if topology.local_size < size and environment().get("MASTER_ADDR") not in _HERE:
             _warn_of_others(topology)
         return EnvExchange(topology, name), None

@@ -1,4 +1,4 @@
-"""What the operations of a group that spans nodes share on this rank."""
+"""The state that the operations of a group across nodes share on this rank."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from .transport import Channel, Stream
 
 @dataclass
 class GroupContext:
-    """Where a group's operations run.
+    """State of a group on this rank.
 
     Attributes:
         rank: This rank.
         nodes: All ranks by node.
-        native: The group of this node's ranks.
-        channel: Connects this rank with those on other nodes.
-        wire_dtype: 16-bit type of float32 values between nodes; None sends them unchanged.
-        last_completed: The last operation that succeeded, for messages.
+        native: The native group of this node's ranks.
+        channel: Connects this rank with the ranks of other nodes.
+        wire_dtype: 16-bit type of float32 values between nodes; None: they are sent unchanged.
+        last_completed: The last operation that succeeded, for error messages.
         pools: Scratch memory, by name.
         node: Index of this rank's node.
-        local_rank: Index of this rank among those of its node.
-        local_ranks: The ranks of its node.
-        other_nodes: The other nodes, from the next one on.
-        channels: One for each stream of collectives' messages.
+        local_rank: Index of this rank among the ranks of its node.
+        local_ranks: The ranks of this node.
+        other_nodes: Indices of the other nodes, starting behind this one.
+        channels: One channel for each stream of the collectives' messages.
     """
 
     rank: int
@@ -60,17 +60,20 @@ class GroupContext:
 
     @property
     def is_node_leader(self) -> bool:
-        """Whether this rank speaks for its node."""
+        """Whether this rank represents its node to the other nodes."""
         return self.local_rank == 0
 
     def scratch(self, name: str, nbytes: int) -> int:
-        """Address of memory that stays valid until this name is asked for again."""
+        """Address of memory that stays valid until this name is requested again."""
         if name not in self.pools or self.pools[name].nbytes < nbytes:
             self.pools[name] = np.empty(max(nbytes, 1), np.uint8)
         return _native.address(self.pools[name])
 
     def trim(self, most_nbytes: int) -> None:
-        """Free scratch memory, the largest first: headers in flight are small."""
+        """Free scratch memory above `most_nbytes`.
+
+        The largest pools go first: headers in flight lie in small ones.
+        """
         held = sum(pool.nbytes for pool in self.pools.values())
         for name, pool in sorted(self.pools.items(), key=lambda item: -item[1].nbytes):
             if held <= most_nbytes:
@@ -79,13 +82,13 @@ class GroupContext:
             del self.pools[name]
 
     def count_overdue(self, change: int) -> None:
-        """Count this rank's operations that wait for other nodes past their time-out."""
+        """Change the number of operations that wait for other nodes past their time-out."""
         with self._overdue_lock:
             self._n_overdue += change
             self.native.set_waiting_remote(self._n_overdue > 0)
 
     def closed_error(self) -> SdpError:
-        """What using the group raises after it was closed."""
+        """The error that every use of the group raises after it was closed."""
         failure = _native.Failure("closed", "the group is closed", [])
         failure.compose(self.native.error_prefix, self.rank)
         return from_native(failure)

@@ -1,4 +1,4 @@
-"""What a plan would take, and the choice of the one that takes least: arithmetic."""
+"""Estimates how long a plan takes, and chooses the fastest plan; arithmetic only."""
 
 from __future__ import annotations
 
@@ -12,29 +12,35 @@ MIB = 2**20
 SEGMENTS = tuple(MIB // 4 << shift for shift in range(7))
 """Lengths of segments in bytes, from 256 KiB to 16 MiB."""
 MOST_MULTIPLIED_NBYTES = 4 * MIB
-"""Recursive multiplying needs memory for all members of a level, and one rank sums for a node."""
+"""Largest buffer for recursive multiplying.
+
+It needs memory for all members of a level, and one rank of a node sums alone.
+"""
 RAMP = 1 / 16
-"""What the first and the last segment add per hop, in stages; measured from 2 x 1 to 4 x 2."""
+"""Time that the first and the last segment add per hop, in stages.
+
+Measured on 2 nodes of 1 rank to 4 nodes of 2 ranks.
+"""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """What a network and its nodes take.
+    """Costs of a network and its nodes, in seconds.
 
-    Groups plan with the defaults. By the formulas below, the plans take 5 % longer on average than
-    those for the network's own costs would (1 to 400 Gbit/s, 2 to 1024 nodes, 1 KiB to 100 MiB),
-    22 % longer at most up to 16 nodes. Plans for costs that each job measured were no faster
+    Groups plan with the defaults. By the formulas below, these plans take 5 % longer on average
+    than plans for the network's own costs (1 to 400 Gbit/s, 2 to 1024 nodes, 1 KiB to 100 MiB), and
+    at most 22 % longer up to 16 nodes. Plans for costs that each job measured were no faster
     (docs/multi-node-figures.md).
 
     Attributes:
-        latency_s: From the post of a small message until its receiver goes on, in seconds.
-        post_s: To post one more small message, and to receive one, in seconds.
-        message_s: Of each message of a sharded reduction, while others are on the wire, besides
-            what its bytes take, in seconds.
-        byte_s: To carry a byte over a node's link while another comes in, in seconds: all ranks
-            that exchange use it at once.
-        node_byte_s: To reduce a byte of the buffer among the ranks of a node, sum it with those
-            of other nodes, and gather it, in seconds.
+        latency_s: From the post of a small message until its receiver continues.
+        post_s: To post one more small message, and to receive one.
+        message_s: Overhead of each message of a sharded reduction while others are in flight,
+            without the time of its bytes.
+        byte_s: To carry a byte over a node's link in each direction at once; all ranks of the
+            node share the link.
+        node_byte_s: To reduce a byte of the buffer among the ranks of a node, sum it with the
+            bytes of other nodes, and gather it.
     """
 
     latency_s: float = 50e-6
@@ -44,7 +50,7 @@ class Costs:
     node_byte_s: float = 0.5e-9
 
     def __str__(self) -> str:
-        """In units that people use."""
+        """The costs in microseconds, Gbit/s and GB/s."""
         return (
             f"latency {self.latency_s * 1e6:.0f} us, {self.post_s * 1e6:.1f} us for each further "
             f"message, {self.message_s * 1e6:.0f} us under load; links of "
@@ -52,7 +58,7 @@ class Costs:
         )
 
     def seconds(self, plan: Plan, nbytes: int) -> float:
-        """What a reduction of a buffer takes, after the nodes have agreed on what it is."""
+        """Seconds that a reduction of a buffer takes, after the nodes have agreed on the call."""
         nbytes = max(nbytes, 1)
         if plan.algorithm is Algorithm.recursive_multiplying:
             return (
@@ -68,8 +74,8 @@ class Costs:
     def stage_s(self, plan: Plan, segment: float) -> float:
         """Seconds from one segment of a sharded reduction to the next.
 
-        What the ranks do in a stage hides behind the messages that are on the wire meanwhile: those
-        to the servers or those from them, half of the bytes.
+        The ranks' work in a stage overlaps the messages in flight: those to the servers or those
+        from the servers, half of the bytes.
         """
         wire_s = plan.sent(segment) * self.byte_s
         work_s = plan.messages * self.message_s + segment * self.node_byte_s
@@ -79,7 +85,13 @@ class Costs:
 def candidates(
     nodes: int, algorithm: Algorithm | None = None, *, direct: bool = False
 ) -> Iterator[Plan]:
-    """All plans for so many nodes; `direct` ones have one level."""
+    """Yield all plans for a number of nodes.
+
+    Args:
+        nodes: Number of nodes.
+        algorithm: The only algorithm to consider; None: all.
+        direct: Whether to yield only plans of one level.
+    """
     for radices in factorings(nodes)[: 1 if direct else None]:
         if algorithm is not Algorithm.sharded:
             yield Plan(Algorithm.recursive_multiplying, radices)
@@ -97,14 +109,14 @@ def choose(
     algorithm: Algorithm | None = None,
     direct: bool = False,
 ) -> Plan:
-    """The plan that takes least.
+    """Return the fastest plan.
 
     Args:
-        costs: What the network takes; equal on all ranks.
+        costs: Costs of the network; equal on all ranks.
         nodes: Number of nodes, 2 or more.
         nbytes: Size of the buffer.
-        algorithm: See ``candidates``.
-        direct: See ``candidates``.
+        algorithm: The only algorithm to consider; None: all.
+        direct: Whether the plan must have one level.
     """
     if algorithm is None and nbytes > MOST_MULTIPLIED_NBYTES:
         algorithm = Algorithm.sharded

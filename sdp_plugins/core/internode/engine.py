@@ -1,4 +1,4 @@
-"""Runs the operations of a group that spans nodes, in order, in one thread."""
+"""Runs the operations of a group across nodes, in order, in one thread."""
 
 from __future__ import annotations
 
@@ -44,13 +44,12 @@ class Task:
     """An operation in the queue.
 
     Attributes:
-        operation: What to do.
-        work: What its caller has.
-        program: Does it.
-        track: What is recorded of it; None: it is none of the group's operations, as its user
-            counts them.
-        follows: Whether it is of a kind that can begin before the operation ahead has ended; None
-            until that is asked.
+        operation: The operation.
+        work: The caller's handle.
+        program: Carries out the operation.
+        track: Its record; None: an internal operation, which the group does not count.
+        follows: Whether it may begin before the operation ahead has ended; None: not determined
+            yet.
     """
 
     operation: Operation
@@ -64,11 +63,12 @@ class Task:
 
 
 class Engine:
-    """One thread that calls the network, and nobody else does; starts with the first operation.
+    """Runs the collectives in a thread of its own, which starts with the first operation.
 
-    It never ends silently: a failure goes to every queued work, to this node's ranks through the
-    native group, and to the other nodes by a message. An error of that, such as MPI's when a rank
-    is gone, changes nothing for the callers that wait here: they get the first cause.
+    Only this thread calls the network for collectives. It never ends silently: a failure goes to
+    every queued work, to this node's ranks through the native group, and to the other nodes by a
+    message. A second failure meanwhile, such as MPI's when a rank is gone, changes nothing for the
+    callers: they receive the first cause.
     """
 
     def __init__(self, context: GroupContext) -> None:
@@ -80,21 +80,21 @@ class Engine:
         self._stopping = False
         self._issued = 0
         self._message: FailureMessage | None = None
-        self._failure: SdpError | None = None  # the first that was found here
+        self._failure: SdpError | None = None  # the first that this rank detected
         self._telling = threading.Lock()
         self._has_told = False
         self.abandoned = False
-        """Whether messages were on their way when an operation failed."""
+        """Whether messages were in flight when an operation failed."""
 
     @property
     def issued(self) -> int:
-        """Operations so far."""
+        """Number of operations issued so far."""
         return self._issued
 
     def submit(
         self, request: _native.Request, program: Callable[[Operation], None] | None = None
     ) -> _native.Work:
-        """Queue an operation; `program` does it, if it is none of the group's user."""
+        """Queue an operation; an internal one, which is not counted, brings its own `program`."""
         work = _native.Work()
         with self._changed:
             if self._stopping:
@@ -111,20 +111,20 @@ class Engine:
         return Track(self._context, request, self._issued)
 
     def send_failure(self, message: FailureMessage) -> None:
-        """Have the other nodes told, by the thread that may use the network."""
+        """Have the engine's thread, which may use the network, send a message to other nodes."""
         with self._changed:
             self._message = self._message or message
             self._start()
             self._changed.notify()
 
     def tell_failure(self) -> None:
-        """Have the other nodes told why the group has failed, if they have not been."""
+        """Have the other nodes told why the group has failed, unless they were told."""
         known = self._context.native.failure()
         if isinstance(known, SdpError) and not self._has_told:
             self.send_failure(FailureMessage.of(known, self._context))
 
     def close(self) -> None:
-        """Fail what is queued and end the thread; the native group is closed before."""
+        """Fail the queued operations and end the thread; the native group is closed already."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -168,22 +168,22 @@ class Engine:
         self._context.trim(MOST_KEPT_NBYTES)
 
     def _fail_running(self, task: Task, error: BaseException) -> None:
-        """Fail the group; those that are queued follow, one by one."""
-        failure = self.fail(self._cause_of(task, error), error)  # others are told first
+        """Fail the group and the running operations; the thread then fails the queued ones."""
+        failure = self.fail(self._cause_of(task, error), error)  # tells the other ranks first
         running, self._running = self._running, []
         for broken in running:
             self._end(broken, failure, error)
 
     def _cause_of(self, task: Task, error: BaseException) -> Operation:
-        """Which of the operations that run has failed."""
+        """The running operation that failed."""
         operations = [running.operation for running in self._running or [task]]
         seq = error.seq if isinstance(error, SdpError) else None
         return next((found for found in operations if found.seq == seq), operations[0])
 
     def _end(self, task: Task, failure: SdpError, error: BaseException | None = None) -> None:
-        """Fail an operation; one that has not begun may have been announced.
+        """Fail an operation; even one that has not begun may have headers in flight.
 
-        `error` has the frames of whatever has failed, and these the memory of single steps.
+        The traceback of `error` holds the memory of the steps that failed.
         """
         memory = (*self._context.pools.values(), task.operation, error)
         self.abandoned = abandon(task.operation, *memory) or self.abandoned
@@ -212,15 +212,15 @@ class Engine:
         self._record(task)
         task.work.finish()
 
-    # ---- for the operation that runs, in this thread: see ``Queue`` ----------------------------
+    # ---- for the running operation, in this thread: see ``Queue`` ------------------------------
 
     def _can_follow(self, task: Task) -> bool:
-        if task.follows is None:  # it is asked in every stage
+        if task.follows is None:  # cached: every stage needs it
             task.follows = reductions.can_follow(task.operation)
         return task.follows
 
     def announce_next(self) -> None:
-        """Tell other nodes of the next operation, if it can follow, and listen to them."""
+        """Exchange headers of the next operation with other nodes, if it can follow."""
         task = self._head() if self._context.is_node_leader else None
         if task is not None and self._can_follow(task):
             task.agreement.announce()
@@ -228,8 +228,8 @@ class Engine:
     def begin_next(self, operation: Operation) -> Operation | None:
         """Begin the next operation, if all of this node's ranks have called it.
 
-        The leader also knows that the other nodes have called the same. What needs the result of an
-        operation that is not done cannot begin.
+        The leader must also know that the other nodes call the same operation. An operation
+        cannot begin if its memory overlaps that of a running one.
         """
         task = self._head()
         ready = False
@@ -245,16 +245,16 @@ class Engine:
         return task.operation
 
     def finish(self, operation: Operation) -> None:
-        """End an operation before the thread is done with those that follow it."""
+        """End an operation while the operations behind it still run."""
         for task in [task for task in self._running if task.operation is operation]:
             self._finish(task)
 
     # --------------------------------------------------------------------------------------------
 
     def fail(self, operation: Operation, error: BaseException) -> SdpError:
-        """Fail the group, here and elsewhere; returns what an operation of it raises.
+        """Fail the group on all nodes; returns the error for the operation's caller.
 
-        Never raises itself: whoever waits would hear of that, or of nothing, and not of the cause.
+        Never raises: a second error would hide the cause from the callers.
         """
         failure = self._explained(operation, error)
         self._failure = self._failure or copy.copy(failure)  # without frames, which hold this group
@@ -267,7 +267,7 @@ class Engine:
         return failure
 
     def _explained(self, operation: Operation, error: BaseException) -> SdpError:
-        """What an error is to the caller of an operation."""
+        """Convert an error into the one that the operation's caller receives."""
         if isinstance(error, SdpError):
             error.op, error.seq = operation.name, operation.seq
             error.elapsed_s = operation.patience.elapsed_s
@@ -277,15 +277,15 @@ class Engine:
         return failure
 
     def _send_failure(self, message: FailureMessage) -> None:
-        """Tell the other nodes; whoever cannot be told finds out by himself."""
-        with self._telling, suppress(BaseException):  # such as MPI's for ranks that are gone
+        """Send a message to the other nodes; ranks that it does not reach detect the failure."""
+        with self._telling, suppress(BaseException):  # MPI raises for ranks that are gone
             if not self._has_told and self._context.channel.received_failure() is None:
                 self._context.channel.send_failure(message.pack())
                 self._has_told = True
 
 
 def wait_uninterrupted(work: _native.Work, limit_s: float) -> None:
-    """Wait until an operation has let go of its memory, whatever signals come."""
+    """Wait until an operation is done with its memory, at most `limit_s` seconds."""
     end = time.monotonic() + limit_s
     while not work.completed() and time.monotonic() < end:
         time.sleep(0.002)

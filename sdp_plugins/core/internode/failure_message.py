@@ -1,4 +1,4 @@
-"""What a rank that gives up tells the ranks of other nodes."""
+"""The message in which a failed rank tells other nodes of its failure."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ _SENDER = re.compile(rb'{"rank": (\d{1,9})\b')  # what `pack` writes first
 
 @dataclass(frozen=True)
 class FailureMessage:
-    """A failure on its way to other nodes.
+    """A failure as it is sent to other nodes.
 
     Attributes:
-        rank: Who has met the cause; negative if that cannot be read.
+        rank: The rank that detected the failure; negative if it cannot be read.
         kind: Native name of the kind of failure.
-        ranks: Who is to blame.
-        text: The bare cause.
-        operation: Fields of the `OpSignature` of what failed there, with global ranks; None: it was
-            no operation.
+        ranks: The ranks to blame.
+        text: The cause alone.
+        operation: Fields of the `OpSignature` of the operation that failed there, with global
+            ranks; None: no operation failed.
     """
 
     rank: int
@@ -53,7 +53,7 @@ class FailureMessage:
 
     @classmethod
     def of(cls, error: SdpError, context: GroupContext) -> FailureMessage:
-        """Describe a failure of this rank, or one that it repeats."""
+        """Describe a failure that this rank has detected or repeats."""
         rank, operation = context.rank, error.origin_operation
         origin = rank if error.origin_rank is None else error.origin_rank
         if origin == rank and error.operation is not None:
@@ -64,7 +64,7 @@ class FailureMessage:
 
     @property
     def signature(self) -> _native.OpSignature | None:
-        """What failed there."""
+        """The operation that failed at the origin."""
         return _signature(self.operation)
 
     @property
@@ -73,7 +73,7 @@ class FailureMessage:
         return _KINDS.get(self.kind, PeerLostError)
 
     def pack(self) -> bytes:
-        """As ``FAILURE_MESSAGE_NBYTES`` bytes, with as much of the text as there is room for."""
+        """Encode as ``FAILURE_MESSAGE_NBYTES`` bytes, with as much of the text as fits."""
         room = FAILURE_MESSAGE_NBYTES - len(replace(self, text="")._as_json())
         fitting = replace(self, text=_beginning(encodable(self.text), room))
         return fitting._as_json().ljust(FAILURE_MESSAGE_NBYTES)
@@ -83,7 +83,7 @@ class FailureMessage:
 
     @classmethod
     def unpack(cls, data: bytes) -> FailureMessage:
-        """Read what ``pack`` wrote; never raises, because somebody has failed in any case."""
+        """Decode the bytes of ``pack``; never raises: unreadable bytes mean a failure, too."""
         try:
             fields = json.loads(data)
             ranks = tuple(map(int, fields["ranks"]))
@@ -99,12 +99,12 @@ class FailureMessage:
 
 
 def encodable(text: str) -> str:
-    """The text with escapes for what no encoding has, such as a file's name that is not UTF-8."""
+    """The text with escapes for characters that UTF-8 cannot encode, as in some file names."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def _beginning(text: str, room: int) -> str:
-    """As many characters as take so many bytes in JSON."""
+    """The longest beginning of a text that takes at most `room` bytes in JSON."""
     sizes = (len(json.dumps(char, ensure_ascii=False).encode()) - len('""') for char in text)
     return text[: sum(end <= room for end in accumulate(sizes))]
 
@@ -114,17 +114,17 @@ def _signature(fields: SignatureFields | None) -> _native.OpSignature | None:
 
 
 def kind_of(error: SdpError) -> str:
-    """Native name of an error's kind, as other ranks are told it."""
+    """Native name of an error's kind, as a message carries it."""
     return error.kind if error.kind in _KINDS else "aborted"
 
 
 def native_failure(error: SdpError, otherwise: str = "closed", group: int = 0) -> _native.Failure:
-    """The native form of an error, with the text that it has.
+    """Convert an error into a native failure with the same text.
 
     Args:
         error: The error.
-        otherwise: Its kind, if it has none that the native core knows.
-        group: Token of the group that has failed by it; 0: none has.
+        otherwise: The kind of the failure, if the error has none that the native core knows.
+        group: Token of the group that the failure concerns; 0: none.
     """
     kind = error.kind if error.kind in (*_KINDS, "aborted") else otherwise
     failure = _native.Failure(kind, encodable(error.cause), list(error.ranks))

@@ -1,7 +1,7 @@
 """Collectives across nodes that only move elements.
 
-Every rank's data goes straight to where it is needed, once per node, and is spread there through
-shared memory. S: bytes of a rank's data, M: nodes, L: ranks of a node.
+Every rank's data is sent directly to the nodes that need it, once per node. Shared memory
+distributes the data within the node. S: bytes of a rank's data, M: nodes, L: ranks of a node.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NOTHING: Piece = (0, 0)
 
 
 def all_gather(operation: Operation) -> None:
-    """One hop between nodes: each link carries LS(M-1) bytes per direction."""
+    """Run all_gather in one hop between nodes: each link carries LS(M-1) bytes per direction."""
     context, request = operation.context, operation.request
     nodes, source, recvs = context.nodes, request.sends[0], request.recvs
     await_leader(operation)
@@ -36,7 +36,7 @@ def all_gather(operation: Operation) -> None:
     )
     messages = [operation.receive(rank, *_bytes(operation, recvs[rank])) for rank in sources]
     messages += [operation.send(peer, *_bytes(operation, source)) for peer in counterparts]
-    # While they are on their way: what this node's own ranks have.
+    # While these messages are in flight, this node's ranks gather their own data.
     operation.step(Op.all_gather, [source], [recvs[rank] for rank in context.local_ranks])
     operation.wait(messages)
     for node in context.other_nodes:
@@ -48,7 +48,7 @@ def all_gather(operation: Operation) -> None:
 
 
 def gather(operation: Operation) -> None:
-    """Everyone sends to the root: its link takes S times the number of ranks elsewhere."""
+    """Run gather: the root's link receives S bytes from each rank of another node."""
     context, request = operation.context, operation.request
     nodes, root, sends, recvs = context.nodes, request.root, request.sends, request.recvs
     await_leader(operation)
@@ -69,7 +69,7 @@ def gather(operation: Operation) -> None:
 
 
 def scatter(operation: Operation) -> None:
-    """The root sends to everyone: its link gives S times the number of ranks elsewhere."""
+    """Run scatter: the root's link sends S bytes to each rank of another node."""
     context, request = operation.context, operation.request
     nodes, root, sends, recvs = context.nodes, request.root, request.sends, request.recvs
     await_leader(operation)
@@ -89,7 +89,7 @@ def scatter(operation: Operation) -> None:
 
 
 def all_to_all(operation: Operation) -> None:
-    """Everyone sends to everyone on other nodes: each link carries what has to cross it."""
+    """Run all_to_all: each rank sends directly to each rank of another node."""
     context, request = operation.context, operation.request
     nodes, sends, recvs = context.nodes, request.sends, request.recvs
     await_leader(operation)
@@ -114,6 +114,6 @@ def _bytes(operation: Operation, piece: Piece) -> tuple[int, int]:
 
 
 def rounds(ranks: tuple[int, ...], length: int) -> Iterator[tuple[int, ...]]:
-    """Ranks of another node, as many at a time as this one has."""
+    """Yield the ranks of a node in groups of at most `length`, this node's number of ranks."""
     for first in range(0, len(ranks), length):
         yield ranks[first : first + length]

@@ -1,17 +1,18 @@
-"""What the first ranks of the nodes tell each other of an operation, before its data moves.
+"""The headers that the nodes' leaders exchange before an operation's data moves.
 
-Each says what it calls in a header of 44 bytes. Up to ``DIRECT`` nodes all tell all others at
-once: one step, and M - 1 headers from each of M nodes.
+A header describes a call in 44 bytes. Up to ``DIRECT`` nodes, each of M nodes sends its header to
+all M - 1 others, in one step.
 
-Among more nodes headers are disseminated (Hensgen, Finkel, Manber 1988, "Two algorithms for barrier
-synchronization"): in round i of ceil(log2(M)) each node tells the one 2^i further what it knows,
-and hears what the one 2^i before knows, which doubles the number of nodes that it knows of. Of all
-their headers it keeps two, the lowest node's and that of the lowest node that differs from it: what
-two nodes have kept is enough to find the same two of all headers that they know. In the end all
-nodes hold the same two, or one where nobody differs. That is ceil(log2(M)) steps, and a message of
-96 bytes from each node in each.
+More nodes disseminate their headers (Hensgen, Finkel, Manber 1988, "Two algorithms for barrier
+synchronization"). In round i of ceil(log2(M)), each node sends the headers that it keeps to the
+node 2^i further and receives those of the node 2^i before; each round doubles the number of nodes
+covered. Of all headers a node keeps two: the lowest node's, and that of the lowest node whose
+header differs. The headers that two nodes have kept suffice to find these two among all that both
+have covered. At the end all nodes hold the same two headers, or one if all agree. Dissemination
+takes ceil(log2(M)) steps, with one message of 96 bytes from each node in each step.
 
-Either way who has compared knows that all nodes have come and call the same, or raises.
+With either method, a leader that has compared knows that all nodes have arrived and call the same
+operation, or raises.
 """
 
 from __future__ import annotations
@@ -26,21 +27,21 @@ from .operation import Operation
 from .transport import Stream
 
 DIRECT = 16
-"""Up to so many nodes everyone compares with everyone, so that the message can tell it all."""
+"""Most nodes that exchange headers directly; the error message can then name all differences."""
 
 Said = dict[int, bytes]
 """Headers by node."""
 
 _COMPARED = struct.calcsize("<QiiiiIQ")
 _HEADER = struct.Struct("<QiiiiIQQ")
-"""What must be equal, and the number of elements, which need not be."""
+"""The fields that must be equal, and the number of elements, which may differ."""
 _KEPT = struct.Struct(f"<i{_HEADER.size}s")
-"""A header that is passed on, and whose it is."""
+"""A header to forward, behind the index of its node."""
 _NOBODY = _KEPT.pack(-1, b"")
 
 
 class Headers:
-    """One operation's.
+    """The headers of one operation.
 
     Args:
         operation: The operation.
@@ -52,14 +53,14 @@ class Headers:
         self._exchange: _Direct | _Dissemination = (_Direct if few else _Dissemination)(operation)
 
     def arrived(self) -> bool:
-        """Whether all are known to be there, and alike."""
+        """Whether all headers are known to have arrived and to agree."""
         return self._exchange.arrived() and len(first_two(self._exchange.read())) == 1
 
     def compare(self) -> None:
-        """Wait for them.
+        """Wait for all headers and compare them.
 
         Raises:
-            CollectiveMismatchError: They are not alike.
+            CollectiveMismatchError: They differ.
         """
         self._exchange.wait()
         said = self._exchange.read()
@@ -70,7 +71,7 @@ class Headers:
         operation, nodes = self._operation, self._operation.context.nodes
         ranks = operation.context.global_ranks
         parties: dict[bytes, list[int]] = {}
-        for node, header in sorted(said.items()):  # titles may differ: sizes need not be equal
+        for node, header in sorted(said.items()):  # sizes in titles may differ
             parties.setdefault(header[:_COMPARED], []).append(node)
         words = "; ".join(
             f"{nodes.name(self._ranks_on(at))}: {_title(said[at[0]], ranks)}"
@@ -78,7 +79,7 @@ class Headers:
         )
         largest = max(parties.values(), key=len)
         blamed = [node for node in said if node not in largest]
-        if len(said) < nodes.count:  # no telling how many stand behind either
+        if len(said) < nodes.count:  # unknown how many nodes agree with each
             words += f" (of {nodes.count} nodes, the first that differ)"
             blamed = list(said)
         raise operation.error(
@@ -90,7 +91,7 @@ class Headers:
 
 
 class _Direct:
-    """All nodes tell all others, from the moment that this is made."""
+    """Each node sends its header to all others; the messages start with the constructor."""
 
     def __init__(self, operation: Operation) -> None:
         self._operation = operation
@@ -108,15 +109,15 @@ class _Direct:
         ]
 
     def arrived(self) -> bool:
-        """Whether all are there, without waiting."""
+        """Whether all headers have arrived; does not wait."""
         return self._operation.done(self._messages, Stream.headers)
 
     def wait(self) -> None:
-        """Wait for all."""
+        """Wait for all headers."""
         self._operation.wait(self._messages, Stream.headers, hop=0)
 
     def read(self) -> Said:
-        """All, once they are there."""
+        """All headers, once they have arrived."""
         said = {
             node: ctypes.string_at(address, _HEADER.size) for node, address in self._theirs.items()
         }
@@ -124,7 +125,7 @@ class _Direct:
 
 
 class _Dissemination:
-    """Each round waits for the one before, so that nothing happens but in ``wait``."""
+    """Headers spread in rounds; each waits for the one before, so ``wait`` does all the work."""
 
     def __init__(self, operation: Operation) -> None:
         self._operation = operation
@@ -133,21 +134,22 @@ class _Dissemination:
         self._distances = distances(context.nodes.count)
         self._room = _room(operation, (1 + len(self._distances)) * size)
         self._theirs = [self._room + n * size for n in range(1, 1 + len(self._distances))]
-        # At once for all rounds: who is ahead can tell, and need not wait for who is behind.
+        # Posted for all rounds at once: a node that is ahead need not wait for a slower one.
         self._arriving = [
             operation.receive(self._leader(-distance), address, size, Stream.headers)
             for distance, address in zip(self._distances, self._theirs, strict=True)
         ]
 
     def arrived(self) -> bool:
-        """Nobody asks: see ``can_follow``."""
+        """Never known without waiting; ``can_follow`` excludes this case."""
         return False
 
     def wait(self) -> None:
-        """Go through all rounds.
+        """Run all rounds.
 
-        Of a node that does not come its neighbours wait in the first round, others perhaps in a
-        later one for these: with one more grace, as for data, whose waits are as long.
+        The neighbours of a node that does not arrive wait in the first round. Other nodes may wait
+        for these neighbours in a later round, so later rounds get one more grace period, as
+        data does.
         """
         operation = self._operation
         for n, distance in enumerate(self._distances):
@@ -159,7 +161,7 @@ class _Dissemination:
             self._known = first_two(self._known | _read(theirs))
 
     def read(self) -> Said:
-        """The first, and the first that differs."""
+        """The lowest node's header, and the lowest one that differs from it."""
         return self._known
 
     def _leader(self, distance: int) -> int:
@@ -168,12 +170,12 @@ class _Dissemination:
 
 
 def distances(nodes: int) -> list[int]:
-    """How far word goes in each round of a dissemination."""
+    """Distance between sender and receiver in each round of a dissemination."""
     return [1 << n for n in range((nodes - 1).bit_length())]
 
 
 def first_two(said: Said) -> Said:
-    """The lowest node's header, and that of the lowest node that differs from it, if one does."""
+    """The lowest node's header, and that of the lowest node whose header differs, if any."""
     first, *others = sorted(said)
     differ = [node for node in others if said[node][:_COMPARED] != said[first][:_COMPARED]]
     return {node: said[node] for node in (first, *differ[:1])}
@@ -189,7 +191,7 @@ def _read(known: bytes) -> Said:
 
 
 def _room(operation: Operation, nbytes: int) -> int:
-    """Memory for messages: those of the next operation may be on their way, too."""
+    """Memory for headers; alternates, because those of the next operation may be in flight too."""
     return operation.context.scratch(f"headers{operation.seq % 2}", nbytes)
 
 

@@ -1,4 +1,4 @@
-"""Memory that is never freed, because a network may still use it after a failure."""
+"""Keeps memory that a network may still use after a failure."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ _leaked: list[object] = []
 
 
 def leak(*memory: object) -> None:
-    """Hold memory for the life of the process.
+    """Keep memory until the process ends.
 
-    MPI may write into the memory of a receive that could not be cancelled, or read that of a send,
-    whenever anybody in this process calls it next. Nothing tells when it is done with that, and
-    what else came to lie there would be overwritten, or sent.
+    Any later call of MPI in this process may write into the memory of a receive that could not be
+    cancelled, or read that of a send. MPI does not report when it is done with this memory. New
+    data at the same address would be overwritten or sent.
     """
     _leaked.extend(memory)
 
@@ -22,14 +22,14 @@ def abandon(operation: Operation, *memory: object) -> bool:
 
     Args:
         operation: The operation.
-        memory: Kept if some messages are still on their way.
+        memory: Objects to keep if some messages are still in flight.
 
     Returns:
-        Whether they are.
+        Whether messages are still in flight.
     """
     try:
         left = operation.abandon()
-    except BaseException:  # nobody knows then
+    except BaseException:  # whether messages are in flight is unknown
         left = True
     if left:
         leak(*memory)

@@ -1,4 +1,4 @@
-"""Which receive gets which message of another node."""
+"""Matches messages of other nodes with receives."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from .posted import ANY, PostedReceive, UnexpectedMessage
 
 
 class UnwantedError(Exception):
-    """Nobody waits for a rank's messages any more."""
+    """No receive waits for messages of a rank any more."""
 
 
 class Matching:
-    """The receives that wait, in the order in which they were posted.
+    """The pending receives, in the order in which they were posted.
 
-    A message goes to the first that accepts its source and tag. One that none accepts is kept as
-    unexpected if a receive waits behind it, and else stays with its sender.
+    A message goes to the first receive that accepts its source and tag. A message that no receive
+    accepts is kept as unexpected if a receive waits behind it, and else stays with its sender.
 
     Args:
         context: The group.
@@ -31,13 +31,13 @@ class Matching:
         self._context = context
         self._wanted = {rank: threading.Condition(self.lock) for rank in remote}
         self._waiting: list[PostedReceive] = []
-        self._unexpected: list[UnexpectedMessage] = []  # in the order in which they came
-        self._left: list[int] = []  # in good order
+        self._unexpected: list[UnexpectedMessage] = []  # in order of arrival
+        self._left: list[int] = []  # ranks that have closed the group
         self._failure: SdpError | None = None
         self._failed_on_node: PostedReceive | None = None
 
     def add(self, post: PostedReceive) -> UnexpectedMessage | None:
-        """Post a receive, unless its message has come before it: then that is returned."""
+        """Post a receive; returns its message instead if that has arrived already."""
         with self.lock:
             self._waiting.append(post)
             if self._failure is not None:
@@ -50,7 +50,7 @@ class Matching:
             return None
 
     def stop(self) -> None:
-        """The group is closed."""
+        """Close: fail all receives and drop unexpected messages."""
         with self.lock:
             self.stopping = True
             self._end_all(self._context.closed_error())
@@ -58,7 +58,7 @@ class Matching:
             self._wake(ANY)
 
     def fail(self, failure: SdpError) -> None:
-        """Fail what waits, and what comes."""
+        """Fail all pending and later receives."""
         with self.lock:
             self._failure = self._failure or failure
             self._end_all(self._failure)
@@ -66,7 +66,7 @@ class Matching:
     def _end_all(self, failure: SdpError) -> None:
         waiting, self._waiting = self._waiting, []
         for post in waiting:
-            if post.claim():  # else the native core has, or will
+            if post.claim():  # else the native core has failed it, or will
                 post.fail(failure)
         self._failed_on_node = None
 
@@ -77,7 +77,7 @@ class Matching:
     # ---- for the thread that receives from a rank ------------------------------------------------
 
     def await_want(self, source: int) -> bool:
-        """Block until a rank's message is wanted or a receive has failed; False: it is closed."""
+        """Block until a receive wants a rank's message or failed; False: the group is closed."""
         with self.lock:
             while not self.stopping:
                 if self.is_wanted(source) or self._failed_on_node is not None:
@@ -91,7 +91,7 @@ class Matching:
             return next(self._wanting(source), None) is not None
 
     def failed_on_node(self) -> PostedReceive | None:
-        """A receive from any rank that this node's ranks have made fail, to one caller only."""
+        """A receive from any rank that failed within this node; only one caller gets it."""
         with self.lock:
             failed, self._failed_on_node = self._failed_on_node, None
             return failed
@@ -109,10 +109,11 @@ class Matching:
         return found
 
     def match(self, source: int, tag: int) -> tuple[PostedReceive, bool]:
-        """Take the receive that a message is for.
+        """Take the receive that a message matches.
 
         Returns:
-            The receive, and whether there is one: else the first that waits behind the message.
+            The receive, and whether it matches; if none does, the first that waits behind the
+            message.
 
         Raises:
             UnwantedError: The message may stay with its sender.
@@ -122,7 +123,7 @@ class Matching:
             return (found, True) if found else (self.wanting(source)[0], False)
 
     def keep_unexpected(self, message: UnexpectedMessage) -> PostedReceive | None:
-        """Keep a message until a receive wants it, unless one has come to wait: it is returned."""
+        """Keep a message until a receive accepts it; returns a receive that already does."""
         with self.lock:
             found = self._take(message.source, message.envelope.tag)
             if found is None and not self.stopping:
@@ -130,14 +131,18 @@ class Matching:
             return found
 
     def leave(self, sources: Collection[int]) -> None:
-        """Ranks have left in good order; others may still send what is received from any."""
+        """Note ranks that have closed the group; a receive from any rank may still get messages."""
         with self.lock:
             self._left.extend(source for source in sources if source not in self._left)
             if len(self._left) == len(self._wanted):
                 self._context.native.others_have_left()
 
     def silent(self, post: PostedReceive) -> list[int]:
-        """Give up a receive from any rank: who could have sent; nobody, if a message has come."""
+        """Give up a receive from any rank.
+
+        Returns:
+            The ranks that could have sent; empty if a message has arrived.
+        """
         context = self._context
         with self.lock:
             if post not in self._waiting or not post.claim():
@@ -162,7 +167,7 @@ class Matching:
         return post.ended
 
     def _is_last(self, source: int) -> bool:
-        """Whether nobody is left, and this rank's end is the one to tell."""
+        """Whether all ranks have left, `source` last: then receives from any rank must fail."""
         alone = len(self._context.local_ranks) == 1 and len(self._left) == len(self._wanted)
         return alone and self._left[-1] == source
 
@@ -171,5 +176,5 @@ class Matching:
             self._waiting.remove(post)
             if post.claim():
                 return post
-            post.operation.end()  # a rank of this node was first
+            post.operation.end()  # a rank of this node has sent first
         return None

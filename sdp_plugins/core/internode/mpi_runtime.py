@@ -1,8 +1,8 @@
-"""The process's MPI.
+"""The state of MPI in this process.
 
-MPI is used by one thread at a time: MPI_THREAD_SERIALIZED is enough. All messages are non-blocking
-and are polled with short pauses, because a library that polls without them takes the core on which
-the backward pass runs.
+One thread at a time uses MPI: MPI_THREAD_SERIALIZED is enough. All messages are non-blocking and
+are polled with short pauses. A library that polls without pauses would occupy the core on which the
+backward pass runs.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ LAST_PAUSE_S = 200e-6
 ABANDON_LIMIT_S = 0.5
 FAILURES = len(Stream)
 TAGS = FAILURES + 1
-"""Of a group: one for each stream, and one for failures."""
+"""Number of a group's tags: one for each stream, and one for failures."""
 PRINT_S = 1.0
-"""How long a failed rank stays, so that mpirun does not end the others before they can say why."""
+"""How long a failed rank delays its exit, so that the others report before mpirun ends them."""
 
 
 class Runtime:
-    """This process's MPI: there can only be one."""
+    """MPI in this process, which can have only one."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.pid = os.getpid()
         self.failed = False
         self.ended = False
-        """Whether MPI must not be called any more."""
+        """Whether calls of MPI are forbidden from now on."""
         self.channels: weakref.WeakSet[Channel[Any]] = weakref.WeakSet()
         self._ours = False
         self._mpi = mpi = mpi_library.load()
@@ -66,7 +66,7 @@ class Runtime:
 
     @contextmanager
     def meeting(self) -> Iterator[None]:
-        """A rendezvous: of one that fails, others may never come to MPI's end."""
+        """Wrap a rendezvous; if it fails, the rank skips MPI_Finalize, which could wait forever."""
         try:
             yield
         except BaseException:
@@ -74,13 +74,17 @@ class Runtime:
             raise
 
     def draw_tag(self) -> int:
-        """A tag, the first of some, that this rank has not drawn before, and no other rank will."""
+        """Draw the first of ``TAGS`` tags that no rank draws again."""
         with self.lock:
             self._drawn += 1
             return TAGS * ((self._drawn - 1) * int(self.size) + int(self.rank))
 
     def check_tag(self, tag: int) -> None:
-        """Refuse a tag that this MPI does not have."""
+        """Raise if a group's tags exceed the largest tag of this MPI.
+
+        Raises:
+            RendezvousError: A tag is too large.
+        """
         limit = self._limit
         if tag + TAGS > limit:
             raise RendezvousError(
@@ -89,20 +93,24 @@ class Runtime:
             )
 
     def duplicate(self, end: float) -> None:
-        """Make a communicator that the program does not use; called on all ranks."""
+        """Duplicate COMM_WORLD, for messages apart from the program's; called on all ranks."""
         with self.lock:
             comm, request = self.world.Idup()
         self.finish(request, end)
         self.comm, self.has_own_communicator = comm, True
 
     def all_gather(self, mine: bytes, all_of_it: bytearray, end: float) -> None:
-        """Among all ranks of the world."""
+        """All-gather bytes among all ranks of MPI's world."""
         with self.lock:
             request = self.comm.Iallgather(mine, all_of_it)
         self.finish(request, end)
 
     def finish(self, request: Any, end: float) -> None:
-        """Wait for a request of the rendezvous."""
+        """Wait for a request of the rendezvous until `end`.
+
+        Raises:
+            RendezvousTimeoutError: It was not done by then.
+        """
         while True:
             with self.lock:
                 if request.Test():
@@ -116,23 +124,23 @@ class Runtime:
             time.sleep(LAST_PAUSE_S)
 
     def buffer(self, address: int, nbytes: int) -> list[Any]:
-        """Memory as MPI wants it."""
+        """Describe memory as a buffer of mpi4py."""
         return [self._mpi.buffer.fromaddress(address, nbytes), nbytes, self._mpi.BYTE]
 
     def test_all(self, requests: list[Any]) -> bool:
-        """Whether all are done; makes progress."""
+        """Whether all requests are done; makes progress."""
         with self.lock:
             self.check()
             return bool(self._mpi.Request.Testall(requests))
 
     def check(self) -> None:
-        """Refuse to call MPI where that is not allowed any more; with the lock."""
+        """Raise if MPI may not be called any more; called with the lock held."""
         if self.ended or os.getpid() != self.pid:
             raise WireError("MPI has been finalized, or belongs to the parent process")
 
     def _poke(self) -> None:
         with suppress(self.error):
-            self.comm.Iprobe(self.any_source, self._limit)  # a tag that nobody uses
+            self.comm.Iprobe(self.any_source, self._limit)  # an unused tag
 
     @property
     def any_source(self) -> int:
@@ -141,14 +149,14 @@ class Runtime:
 
     @property
     def error(self) -> type[Exception]:
-        """What mpi4py raises."""
+        """The exception that mpi4py raises."""
         kind: type[Exception] = self._mpi.Exception
         return kind
 
     def _leave(self) -> None:
-        """At the interpreter's end: MPI_Finalize, unless others would be waited for in vain."""
+        """Finalize MPI at exit, except after a failure: it could wait for other ranks forever."""
         if os.getpid() != self.pid:
-            return  # a forked child's: MPI is its parent's
+            return  # a forked child: MPI belongs to its parent
         for channel in list(self.channels):
             channel.close(abandon=self.failed)
         self.progress.end(ABANDON_LIMIT_S)
@@ -162,5 +170,5 @@ class Runtime:
 
 @functools.cache
 def runtime() -> Runtime:
-    """The process's MPI, initialised if it is not."""
+    """The process's MPI, initialised by the first call."""
     return Runtime()

@@ -1,4 +1,4 @@
-"""One operation of a group that spans nodes, while it runs on this rank."""
+"""One operation of a group across nodes, while it runs on this rank."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ class Queue(Protocol):
         """Tell other nodes of the next operation, if it can begin before this one has ended."""
 
     def begin_next(self, operation: Operation) -> Operation | None:
-        """Begin the next operation, if all of this node's ranks can now."""
+        """Begin the next operation, if all of this node's ranks can; None: they cannot yet."""
 
     def finish(self, operation: Operation) -> None:
         """End an operation while those behind it still run."""
 
 
 class Operation:
-    """What a program works with: steps on this node, messages to others, waits with a deadline.
+    """The interface for programs: steps on this node, messages to others, waits with a deadline.
 
     Args:
         context: The group.
-        request: What to do.
-        seq: Its number.
-        channels: Where messages go, if not where the group's collectives send theirs.
-        queue: Where it comes from, if others may begin before it has ended.
+        request: The operation's description.
+        seq: The operation's number.
+        channels: Channels of its messages by stream; None: those of the group's collectives.
+        queue: The queue from which later operations may begin before this one has ended.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class Operation:
 
         Args:
             op: The collective.
-            sends: See the native ``Request``.
-            recvs: See the native ``Request``.
+            sends: Pieces that this rank shows to the others, as in the native ``Request``.
+            recvs: Pieces that it takes from the others, as in the native ``Request``.
             root: A local rank.
             accumulates: Whether a reduction's result stays in accumulators.
         """
@@ -94,7 +94,13 @@ class Operation:
     def run_on_node(
         self, request: _native.Request, *, accumulates: bool = False, compares_only: bool = False
     ) -> None:
-        """Run a step of this operation among the ranks of this node; see the native ``Part``."""
+        """Run a step of this operation among the ranks of this node.
+
+        Args:
+            request: The step.
+            accumulates: Whether a reduction's result stays in accumulators.
+            compares_only: Whether the ranks only compare this operation, and no data moves.
+        """
         patience, last_completed = self.patience, self.context.last_completed
         request.timeout_s = patience.on_this_node_s
         request.part = _native.Part(
@@ -104,7 +110,7 @@ class Operation:
             self.context.native.run(request)
 
     def end(self) -> None:
-        """Stop counting as overdue: the operation is done."""
+        """Note that the operation is done, and so is not overdue any more."""
         if self._overdue:
             self._overdue = False
             self.context.count_overdue(-1)
@@ -112,23 +118,23 @@ class Operation:
     # ---- other nodes ---------------------------------------------------------------------------
 
     def use(self, channel: Channel[Any]) -> None:
-        """Send its messages over this channel only."""
+        """Use this channel alone for the operation's messages."""
         self._channels = {Stream.data: channel}
 
     def restarted(self, channel: Channel[Any]) -> Operation:
-        """The same operation from now on, with messages over another channel."""
+        """Copy the operation, with deadlines from now on and messages over another channel."""
         return Operation(self.context, self.request, self.seq, {Stream.data: channel})
 
     def send(
         self, peer: int, address: int, nbytes: int, stream: Stream = Stream.data
     ) -> Pending | None:
-        """Start sending to a rank of another node; None: there was nothing to send."""
+        """Start sending to a rank of another node; None: there are no bytes to send."""
         return self._start(self._channels[stream].send, peer, address, nbytes, stream)
 
     def receive(
         self, peer: int, address: int, nbytes: int, stream: Stream = Stream.data
     ) -> Pending | None:
-        """Start receiving from a rank of another node."""
+        """Start receiving from a rank of another node; None: there are no bytes to receive."""
         return self._start(self._channels[stream].receive, peer, address, nbytes, stream)
 
     def _start(
@@ -151,12 +157,12 @@ class Operation:
     def wait(
         self, messages: Sequence[Pending | None], stream: Stream = Stream.data, hop: int = 1
     ) -> None:
-        """Wait for messages of one stream; after that their memory is the caller's again.
+        """Wait for messages of one stream; their memory belongs to the caller again afterwards.
 
         Args:
             messages: The messages; None stands for no message.
-            stream: The one that they were started with.
-            hop: The hop of the operation's data, from 1, where each waits for those before it; 0:
+            stream: The stream of the messages.
+            hop: The hop of the operation's data, from 1; each hop waits for the hops before it. 0:
                 headers, for which other nodes may wait in any later hop.
         """
         pending = [message for message in messages if message is not None]
@@ -172,14 +178,14 @@ class Operation:
         self._in_flight[stream] = [m for m in self._in_flight[stream] if id(m) not in done]
 
     def done(self, messages: Sequence[Pending | None], stream: Stream = Stream.data) -> bool:
-        """Whether messages of one stream are done, without waiting."""
+        """Whether messages of one stream are done; does not wait."""
         pending = [message for message in messages if message is not None]
-        with suppress(WireError):  # the wait for them raises it
+        with suppress(WireError):  # `wait` raises it
             return self._channels[stream].done(pending)
         return False
 
     def abandon(self) -> bool:
-        """Give up all messages in flight, after a failure; returns whether some still are."""
+        """Give up all messages after a failure; returns whether some are still in flight."""
         left = [
             self._channels[stream].abandon(messages)
             for stream, messages in self._in_flight.items()
@@ -190,11 +196,11 @@ class Operation:
     # ---- failing -------------------------------------------------------------------------------
 
     def check(self, late: Callable[[], Sequence[int]], hop: int = 1) -> None:
-        """Raise if a wait must be given up; looks every ``LOOK_EVERY_S``.
+        """Raise if a wait must be given up; checks every ``LOOK_EVERY_S``.
 
         Args:
-            late: Returns the ranks that are waited for and have not come; called at the deadline.
-            hop: See ``wait``.
+            late: Returns the awaited ranks that have not arrived; called at the deadline.
+            hop: The hop of the data, as for ``wait``.
         """
         now = time.monotonic()
         if now - self._looked_s < LOOK_EVERY_S:
@@ -210,7 +216,7 @@ class Operation:
                 raise self.error(CollectiveTimeoutError, self._silence_of(ranks), ranks)
 
     def raise_if_failed(self) -> None:
-        """Raise if this group has failed elsewhere."""
+        """Raise if this group has failed on another rank."""
         last_completed = self.context.last_completed
         self.context.native.check_peers(self.signature, last_completed, self.patience.elapsed_s)
         told = self.context.channel.received_failure()
@@ -218,17 +224,17 @@ class Operation:
             raise self.repeated_error(FailureMessage.unpack(told))
 
     def await_cause(self) -> None:
-        """Give the other ranks some time to tell why they failed, and raise that."""
+        """Wait ``MOST_GRACE_S`` for other ranks to report why they failed; raises if one does."""
         end = time.monotonic() + MOST_GRACE_S
         while time.monotonic() < end:
             self.raise_if_failed()
             time.sleep(0.02)
 
     def lost_error(self, error: WireError, peers: tuple[int, ...]) -> SdpError:
-        """The error for a broken connection, unless the rank that broke it tells the cause."""
+        """Compose the error for a broken connection; raises the cause that another rank reports."""
         self.await_cause()
         nodes, lost = self.context.nodes, set(error.peers or peers)
-        # Launchers end the other ranks of a node at once: those may not be the first that went.
+        # Launchers end the other ranks of a node at once, so `lost` may not be the first to end.
         mates = {mate for peer in lost for mate in nodes.members[nodes.node_of(peer)]}
         lost |= self.context.channel.gone(mates - lost)
         what = f"{nodes.name(sorted(lost))} cannot be reached any more ({error})"
@@ -239,10 +245,10 @@ class Operation:
         return self._composed(kind, self._failure(kind, cause, ranks))
 
     def repeated_error(self, message: FailureMessage) -> SdpError:
-        """Compose the error for a failure that a rank of another node has met."""
+        """Compose the error for a failure that a rank of another node has detected."""
         nodes, failed = self.context.nodes, message.signature
         ranks = [rank for rank in message.ranks if 0 <= rank < nodes.world_size]
-        if not 0 <= message.rank < nodes.world_size:  # it could not be read
+        if not 0 <= message.rank < nodes.world_size:  # the message could not be read
             title = f"{failed.title()}: " if failed is not None else ""
             cause = f"a rank of another node gave up: {title}{message.text}"
             return self.error(message.error_type, cause, ranks)
@@ -251,7 +257,7 @@ class Operation:
         failure.origin_rank = message.rank
         failure.origin_name = nodes.name([message.rank])
         here = self.signature.with_global_ranks(self.context.global_ranks)
-        # The message begins with its own operation: the same one is not named again.
+        # The message begins with this rank's operation, and does not name the same one again.
         same = failed is not None and failed.fields == here.fields
         failure.origin_operation = None if same else failed
         return self._composed(message.error_type, failure)

@@ -1,4 +1,4 @@
-"""How long an operation waits before it gives up."""
+"""The deadlines of an operation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ MOST_GRACE_S = 1.0
 
 
 class Patience:
-    """The deadlines of one operation: its time-out, and graces after that.
+    """The deadlines of one operation: its time-out, plus grace periods.
 
-    Ranks may wait for each other in a chain; the rank that waits for the culprit itself should give
-    up first, because its error names the culprit. So a rank that waits for another one of its node
-    gives up one grace after the time-out, but not while that one says that it waits for another
-    node. A rank that waits to hear what another node calls gives up after two graces, and one that
-    waits for data after one more for each hop.
+    Ranks may wait for each other in a chain. The rank that waits for the culprit itself should give
+    up first, because its error names the culprit. A rank that waits for another rank of its node
+    therefore gives up one grace period after the time-out, unless the other rank signals that it
+    waits for another node. A rank that waits for headers gives up after two grace periods, and one
+    that waits for data after one more for each hop.
 
     Args:
         timeout_s: The operation's time-out.
@@ -25,10 +25,10 @@ class Patience:
         self._grace_s = min(MOST_GRACE_S, 0.2 * timeout_s)
         self._started_s = time.monotonic()
         self.hops = 1
-        """Messages between nodes that wait for each other, one after the other."""
+        """Number of messages between nodes that wait for one another in sequence."""
 
     def restart(self) -> None:
-        """Start the time-out now."""
+        """Restart the time-out now."""
         self._started_s = time.monotonic()
 
     @property
@@ -42,17 +42,17 @@ class Patience:
         return self.elapsed_s >= self._timeout_s
 
     def hop_expired(self, hop: int) -> bool:
-        """Whether it is time to give up waiting for the data of a hop; 0: for headers."""
+        """Whether the deadline for the data of a hop has passed; 0: for headers."""
         return self._left_s(2 + hop) <= 0.0
 
     @property
     def on_this_node_s(self) -> float:
-        """Seconds left for ranks of this node; above 0."""
+        """Seconds left to wait for ranks of this node; above 0."""
         return max(self._left_s(1), 0.001)
 
     @property
     def extra_s(self) -> float:
-        """Seconds that ranks of this node get on top while they wait for other nodes."""
+        """Seconds added for ranks of this node while they wait for other nodes."""
         return (2 + self.hops) * self._grace_s
 
     def _left_s(self, graces: int) -> float:

@@ -1,7 +1,7 @@
-"""Runs the segments of large reductions one stage behind the other.
+"""Runs the segments of large reductions as a pipeline.
 
-While one segment is on the wire, the next is reduced in the node and the one before is gathered;
-the last segments of an operation share the wire with the first ones of the next.
+While one segment is on the wire, the next is reduced in the node and the previous one is gathered.
+The last segments of an operation share the wire with the first ones of the next.
 """
 
 from __future__ import annotations
@@ -13,37 +13,37 @@ from .planning import plan_of
 from .sharded_reduction import ShardedReduction
 
 PREPARED = 1
-"""So many segments that are not launched yet are received already."""
+"""Number of segments ahead of the launched ones whose receives are posted."""
 
 
 class Run:
-    """The segments of one reduction, one stage behind the other.
+    """The segments of one reduction, each one stage behind the one before.
 
     Args:
         reduction: The reduction.
-        slots: Memory in use, by number.
+        slots: Numbers of the memory slots in use; shared by all runs.
     """
 
     def __init__(self, reduction: ShardedReduction, slots: set[int]) -> None:
         self.operation = reduction.operation
         self.depth = reduction.plan.hops
-        """Stages of a segment after the first."""
+        """Number of stages of a segment after the first."""
         self._segments = list(reduction.segments())
         self._slots = slots
         self._prepared = self._launched = self._stage = self._ended = 0
 
     @property
     def done(self) -> bool:
-        """Whether all segments are."""
+        """Whether all segments are done."""
         return self._stage == len(self._segments) + self.depth
 
     @property
     def on_the_way(self) -> int:
-        """Number of segments that were launched and are not done."""
+        """Number of segments that are launched and not done."""
         return self._launched - self._ended
 
     def launch(self) -> bool:
-        """Send the next segment on its way, which waits for no other node; False: there is none."""
+        """Launch the next segment, without waiting for other nodes; False: there is none."""
         if self._launched == len(self._segments):
             return False
         for segment in self._segments[self._prepared : self._launched + 1 + PREPARED]:
@@ -56,10 +56,11 @@ class Run:
         return True
 
     def advance(self) -> None:
-        """Wait for what has come of the segments in stage 1, stage 2 and so on, in this order.
+        """Advance the segments in stage 1, stage 2 and so on, in this order.
 
-        All nodes wait in the same order, however many segments they have launched by then: else
-        each could wait for what another one sends only after what it waits for itself.
+        All nodes wait in the same order, however many segments they have launched by then.
+        Otherwise two nodes could each wait for a message that the other sends only after its own
+        wait.
         """
         for behind in range(1, self.depth + 1):
             number = self._stage - behind
@@ -73,11 +74,11 @@ class Run:
 
 
 class Pipeline:
-    """Runs a reduction, and those behind it that all ranks have called before it has ended.
+    """Runs a reduction, and the followers that all ranks have called before it has ended.
 
-    Segments of a follower are launched while those of the reduction ahead come in, but nobody waits
-    for them before that is done: a node that does not know of the follower yet still needs what is
-    due to it.
+    Segments of a follower are launched while those of the reduction ahead arrive, but no node waits
+    for them until that reduction is done: a node that does not know of the follower yet still needs
+    the data of the reduction ahead.
 
     Args:
         first: The reduction to begin with.
@@ -88,12 +89,13 @@ class Pipeline:
         self._runs = deque([Run(first, self._slots)])
 
     def run(self) -> None:
-        """Until nobody follows."""
+        """Run until the last reduction is done and none follows."""
         while self._runs:
             ahead, last = self._runs[0], self._runs[-1]
             if last.operation.queue is not None:
                 last.operation.queue.announce_next()
-            # Followers can get ahead of their own stages by as many segments as are coming in.
+            # Followers may launch segments ahead of their own stages, as many as the reduction
+            # ahead has in flight.
             if self._on_the_way() <= 2 * ahead.depth and not last.launch():
                 self._follow(last)
             ahead.advance()

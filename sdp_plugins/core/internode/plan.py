@@ -1,19 +1,19 @@
-"""How a reduction travels among nodes: arithmetic, without a network.
+"""The plan of a reduction among nodes: arithmetic, without a network.
 
 The number of nodes M is written as a product of radices r1 r2 ... rk, and a node's index in these
-radices, lowest digit first. At level i the nodes that differ in digit i alone exchange with each
-other directly. So radices (M,) are the direct exchange of SMDDP's balanced fusion buffers, (2, 2,
-..., 2) are recursive halving and doubling, and everything in between trades hops for messages
-(Ruefenacht, Bull and Booth, 2017, call it recursive multiplying). For a buffer of S bytes:
+radices, lowest digit first. At level i the nodes that differ only in digit i exchange directly.
+Radices (M,) are the direct exchange of SMDDP's balanced fusion buffers. (2, 2, ..., 2) are
+recursive halving and doubling. Radices in between trade hops for messages (Ruefenacht, Bull and
+Booth, 2017, call it recursive multiplying). For a buffer of S bytes:
 
-- ``sharded``: a reduce-scatter, whose every level divides what a node holds by its radix, and then
-  an all-gather along the same levels: 2k hops, 2S(M-1)/M bytes over every link in each direction
-  whatever the radices.
+- ``sharded``: a reduce-scatter, each level of which divides a node's part by the level's radix, and
+  then an all-gather along the same levels: 2k hops, and 2S(M-1)/M bytes over every link in each
+  direction for any radices.
 - ``recursive_multiplying``: every level exchanges the whole buffer: k hops,
   S(r1 - 1 + ... + rk - 1) bytes.
 
-All radices but the last are powers of two. The sum then follows the one tree over all nodes (see
-``nodes.py``), so every plan gives the same bits, and a choice by measured speed cannot change them.
+All radices but the last are powers of two. The sum then follows the same tree over all nodes (see
+``nodes.py``), so every plan gives the same bits, and the choice of a plan cannot change a result.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from functools import cached_property, lru_cache
 from math import prod
 
 MOST_LEADING_BITS = 4
-"""Leading radices are at most 16; a last one is whatever is left."""
+"""Leading radices are at most 2^4 = 16; the last radix is the remaining factor."""
 
 
 class Algorithm(Enum):
-    """What nodes send each other."""
+    """The algorithm of a reduction between nodes."""
 
     recursive_multiplying = "recursive_multiplying"
     sharded = "sharded"
@@ -37,12 +37,12 @@ class Algorithm(Enum):
 
 @dataclass(frozen=True)
 class Plan:
-    """How a reduction travels.
+    """The algorithm of a reduction and its parameters.
 
     Attributes:
-        algorithm: See the module.
-        radices: Their product is the number of nodes.
-        segment_nbytes: A sharded reduction goes in segments of so many bytes of the buffer.
+        algorithm: The algorithm.
+        radices: Factors of the number of nodes, one for each level.
+        segment_nbytes: Bytes of the buffer in a segment of a sharded reduction.
     """
 
     algorithm: Algorithm
@@ -56,23 +56,23 @@ class Plan:
 
     @property
     def hops(self) -> int:
-        """Messages one after the other."""
+        """Number of messages in sequence."""
         return len(self.radices) * (1 if self.algorithm is Algorithm.recursive_multiplying else 2)
 
     @property
     def messages(self) -> int:
-        """How many a rank sends for each segment, and receives."""
+        """Number of messages that a rank sends for each segment; it receives as many."""
         once = sum(radix - 1 for radix in self.radices)
         return once if self.algorithm is Algorithm.recursive_multiplying else 2 * once
 
     def sent(self, size: float) -> float:
-        """How much a node sends of a buffer of this size, and receives."""
+        """Bytes that a node sends for a buffer of `size` bytes; it receives as many."""
         if self.algorithm is Algorithm.recursive_multiplying:
             return self.messages * size
         return 2 * size * (self.nodes - 1) / self.nodes
 
     def __str__(self) -> str:
-        """In words."""
+        """Describe the plan in words."""
         factors = " x ".join(map(str, self.radices))
         hops = f"{self.hops} hop{'s' * (self.hops > 1)}"
         if self.algorithm is Algorithm.recursive_multiplying:
@@ -87,9 +87,9 @@ class Level:
 
     Attributes:
         members: The nodes that exchange with each other, by their digit.
-        digit: This node's.
-        begin: First element of those that they all hold.
-        count: How many.
+        digit: This node's digit.
+        begin: First element of the range that all members hold.
+        count: Number of elements in that range.
     """
 
     members: tuple[int, ...]
@@ -99,19 +99,19 @@ class Level:
 
     @property
     def others(self) -> tuple[int, ...]:
-        """Digits of the other members, those behind this one first."""
+        """Digits of the other members, starting behind this one."""
         radix = len(self.members)
         return tuple((self.digit + step) % radix for step in range(1, radix))
 
     def part(self, digit: int) -> tuple[int, int]:
-        """First element and length of what one of the members reduces."""
+        """First element and length of the part that a member reduces."""
         begin, count = split(self.count, len(self.members), digit)
         return self.begin + begin, count
 
 
 @lru_cache(maxsize=1024)
 def levels(plan: Plan, node: int, count: int) -> tuple[Level, ...]:
-    """What a node does in every level.
+    """Return a node's part in every level.
 
     Args:
         plan: The plan.
@@ -131,14 +131,14 @@ def levels(plan: Plan, node: int, count: int) -> tuple[Level, ...]:
 
 
 def split(total: int, parts: int, index: int) -> tuple[int, int]:
-    """First element and length of one of `parts` shares that differ by one at most."""
+    """First element and length of one of `parts` shares, whose lengths differ by at most one."""
     least, more = divmod(total, parts)
     return index * least + min(index, more), least + (index < more)
 
 
 @lru_cache
 def factorings(nodes: int) -> tuple[tuple[int, ...], ...]:
-    """Radices that keep the tree: equal powers of two, and what is left; the direct one first."""
+    """Radices that keep the tree: (`nodes`,) first, then equal powers of two and the rest."""
     found: list[tuple[int, ...]] = [(nodes,)]
     for bits in range(1, MOST_LEADING_BITS + 1):
         radix, leading, rest = 1 << bits, 0, nodes

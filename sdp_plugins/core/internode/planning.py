@@ -1,4 +1,4 @@
-"""Which plan an operation goes by."""
+"""Selects the plan of an operation."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from .wire_format import WireFormat
 
 _COSTS = Costs()
 NARROW_NBYTES = 16 * 1024
-"""With a wire dtype larger buffers are narrowed, and smaller ones are not, whatever was measured:
-that changes the result."""
+"""Largest buffer that is not narrowed with a wire dtype.
+
+The limit is fixed and does not depend on costs, because narrowing changes the result.
+"""
 
 
 def plan_of(operation: Operation, *, direct: bool = False) -> Plan:
@@ -20,7 +22,7 @@ def plan_of(operation: Operation, *, direct: bool = False) -> Plan:
 
     Args:
         operation: The operation.
-        direct: Whether it must have one level.
+        direct: Whether the plan must have one level.
     """
     nbytes = operation.request.count * operation.itemsize
     return _plan(
@@ -29,7 +31,7 @@ def plan_of(operation: Operation, *, direct: bool = False) -> Plan:
 
 
 def explain(context: GroupContext, op: _native.Op, nbytes: int) -> str:
-    """What an operation on so many bytes does between nodes."""
+    """Describe how an operation on `nbytes` bytes exchanges data between nodes."""
     if op not in (_native.Op.all_reduce, _native.Op.reduce):
         return "every rank's data goes straight to the nodes that need it, once"
     narrows = context.wire_dtype is not None
@@ -38,7 +40,7 @@ def explain(context: GroupContext, op: _native.Op, nbytes: int) -> str:
 
 def _plan(context: GroupContext, nbytes: int, *, narrows: bool, direct: bool) -> Plan:
     algorithm = None
-    if narrows:  # every level would round once more
+    if narrows:  # each further level would round once more
         direct = True
         algorithm = (
             Algorithm.recursive_multiplying if nbytes <= NARROW_NBYTES else Algorithm.sharded

@@ -1,4 +1,4 @@
-"""Sends and receives between nodes that are not done yet."""
+"""Pending sends and receives between nodes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ ANY = -1
 
 @dataclass(frozen=True)
 class Envelope:
-    """What goes before the bytes of each message.
+    """The header before the data of each message.
 
     Attributes:
-        number: Of the message, among those of its pair.
-        nbytes: Of its data.
-        dtype: Of these.
-        tag: Its.
+        number: Number of the message among those from its sender to its receiver.
+        nbytes: Bytes of its data.
+        dtype: Type of its data.
+        tag: Its tag.
     """
 
     number: int
@@ -38,30 +38,30 @@ class Envelope:
     SIZE = _ENVELOPE.size
 
     def pack(self) -> bytearray:
-        """As bytes."""
+        """Encode as bytes."""
         return bytearray(_ENVELOPE.pack(self.number, self.nbytes, self.dtype, self.tag))
 
     @classmethod
     def unpack(cls, data: bytearray) -> Envelope:
-        """From bytes."""
+        """Decode the bytes of ``pack``."""
         return cls(*_ENVELOPE.unpack(data))
 
 
 @dataclass(eq=False)
 class Posted:
-    """A send or a receive that waits for its turn."""
+    """A send or a receive that is queued or running."""
 
     operation: Operation
     work: _native.Work
     track: Track
 
     def finish(self, source: int = -1) -> None:
-        """It is done."""
+        """Complete it; `source` is the rank that has sent, for a receive."""
         self.track.end(self.work, source=source)
         self.work.finish(source)
 
     def fail(self, failure: SdpError) -> None:
-        """It, or one before it, has failed."""
+        """Fail it, because it or one before it has failed."""
         self.track.end(self.work, failure)
         token = self.operation.context.native.token
         self.work.fail(native_failure(failure, group=token))
@@ -72,29 +72,33 @@ class PostedReceive(Posted):
 
     @property
     def peer(self) -> int:
-        """From whom; ``ANY``: from any rank."""
+        """The sending rank; ``ANY``: any rank."""
         return self.operation.request.peer
 
     @property
     def ended(self) -> bool:
-        """Whether it has been served elsewhere."""
+        """Whether a rank of this node has served it."""
         return False
 
     def accepts(self, source: int, tag: int) -> bool:
-        """Whether this message is for it."""
+        """Whether it matches a message by source and tag."""
         return self.peer in (source, ANY) and self.operation.request.tag == tag
 
     def claim(self) -> bool:
-        """Make it ours; False: another message has come for it."""
+        """Reserve it for a message of another node; False: a rank of this node has served it."""
         return True
 
     def fail(self, failure: SdpError) -> None:
-        """See ``Posted``: all of its time it has waited."""
+        """Fail it; a receive that never began has waited since its call."""
         self.track.started_ns = self.track.started_ns or self.track.issued_ns
         super().fail(failure)
 
     def begin(self, source: int, envelope: Envelope) -> None:
-        """Its message begins to arrive; refuses one of another size or type."""
+        """Note that its message begins to arrive.
+
+        Raises:
+            CollectiveMismatchError: The message has another size or type.
+        """
         self.track.start()
         self._check(source, envelope)
 
@@ -118,7 +122,8 @@ class PostedReceive(Posted):
 class PostedAnyReceive(PostedReceive):
     """A receive from any rank, which the ranks of this node may serve as well.
 
-    The native core has posted it among those, and finishes its work unless it is claimed before.
+    The native core has posted it within the node, and finishes its work unless ``claim`` comes
+    first.
     """
 
     track: Track = field(init=False)
@@ -127,11 +132,11 @@ class PostedAnyReceive(PostedReceive):
 
     @property
     def ended(self) -> bool:
-        """See ``PostedReceive``."""
+        """Whether the native core has completed it."""
         return not self._claimed and self.work.completed()
 
     def claim(self) -> bool:
-        """See ``PostedReceive``: where no rank of this node has begun to serve it."""
+        """Take it back from the native core; False: a rank of this node has begun to serve it."""
         if not self._claimed:
             context, operation = self.operation.context, self.operation
             ticket = context.native.take_back(self.work)
@@ -146,11 +151,11 @@ class PostedAnyReceive(PostedReceive):
 
 @dataclass(eq=False)
 class UnexpectedMessage:
-    """A message that came before anybody wanted it.
+    """A message that arrived before its receive was posted.
 
     Attributes:
-        source: Who sent it.
-        envelope: What came before it.
+        source: The rank that has sent it.
+        envelope: Its envelope.
         data: Its bytes.
     """
 
@@ -159,7 +164,7 @@ class UnexpectedMessage:
     data: np.ndarray
 
     def deliver(self, post: PostedReceive) -> None:
-        """Give it to the receive that it is for."""
+        """Complete its receive with its data."""
         post.begin(self.source, self.envelope)
         address, nbytes = post.room
         ctypes.memmove(address, _native.address(self.data), nbytes)

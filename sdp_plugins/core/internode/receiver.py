@@ -20,17 +20,17 @@ from .transport import Channel, Pending, WireError
 
 
 class Receiver:
-    """A thread that takes a rank's messages while receives wait for them.
+    """A thread that receives a rank's messages while receives wait for them.
 
-    It asks for one envelope at a time. When that has come, the message goes straight into the
-    memory of the receive that it is for. An envelope that nobody wants any more, since another rank
-    has served a receive from any, is waited for again, or held, until somebody does.
+    It receives one envelope at a time, and then the message directly into the memory of its
+    receive. A receive from any rank may be served by another rank while the thread waits for an
+    envelope or holds one. The thread then keeps that state until another receive needs it.
 
     Args:
         peer: The rank.
         matching: The group's receives.
-        channel: Nobody else uses it.
-        fail: Told of a failure; returns what it is to the poster, and never raises.
+        channel: A channel for this thread alone.
+        fail: Fails the group and returns the error for the poster; never raises.
     """
 
     def __init__(
@@ -46,17 +46,17 @@ class Receiver:
         self._fail_group = fail
         self._head = bytearray(Envelope.SIZE)
         self._asked: Pending | None = None
-        self._envelope: Envelope | None = None  # whose message is still with its sender
-        self._post: PostedReceive | None = None  # whose message arrives
-        self._operation: Operation | None = None  # by whose deadline it waits
+        self._envelope: Envelope | None = None  # its message is still with its sender
+        self._post: PostedReceive | None = None  # its message is arriving
+        self._operation: Operation | None = None  # its deadline limits the wait
         self._looked_s = 0.0
         self.abandoned = False
-        """Whether messages were on their way when one failed."""
+        """Whether messages were in flight when one failed."""
         self.thread = threading.Thread(target=self._loop, name=f"sdp-recv-{peer}", daemon=True)
         self.thread.start()
 
     def withdraw(self) -> None:
-        """Take back the envelope's receive, as the group is left; the thread has ended."""
+        """Take back the receive of an envelope as the group closes, after the thread has ended."""
         if self._asked is not None and self._channel.withdraw([self._asked]):
             leak(self._head)
             self.abandoned = True
@@ -72,7 +72,7 @@ class Receiver:
 
     def _next_message(self) -> None:
         failed = self._matching.failed_on_node()
-        if failed is not None:  # before a thread waited: other nodes are to be told all the same
+        if failed is not None:  # it failed before this thread waited for it: tell the other nodes
             self._operation = failed.operation
             self._look_once_more()
         envelope = self._envelope = self._envelope or self._await_envelope()
@@ -98,7 +98,7 @@ class Receiver:
         return Envelope.unpack(self._head)
 
     def _watch(self) -> None:
-        """Raise when nobody waits any more, or somebody has waited long enough."""
+        """Raise if no receive waits any more, or if a receive's deadline has passed."""
         if not self._matching.is_wanted(self._peer):
             self._look_once_more()
             raise UnwantedError
@@ -110,27 +110,27 @@ class Receiver:
                 post.operation.check(partial(self._late, post))
 
     def _look_once_more(self) -> None:
-        """Perhaps a rank of this node has failed who waited; then other nodes are to be told."""
+        """Raise if this node has failed the last receive, so that other nodes are told."""
         if self._operation is not None and not self._matching.stopping:
             self._operation.raise_if_failed()
 
     def _late(self, post: PostedReceive) -> list[int]:
-        """Who could have sent by now."""
+        """The ranks that should have sent by now."""
         if post.peer == ANY:
             return self._matching.silent(post)
         assert self._asked is not None
         return sorted(self._channel.late([self._asked]))
 
     def _explained(self, error: WireError) -> Exception:
-        """What a broken connection is to those who wait."""
+        """Convert a broken connection into the error for the receives that wait."""
         lost = error.peers or (self._peer,)
         left = all(map(self._channel.left, lost))
-        if left:  # which is nothing to who may still hear from others
+        if left:  # no error for receives that other ranks can still serve
             self._matching.leave(lost)
         self._operation = operation = self._matching.wanting(self._peer)[0].operation
         if not left:
             return operation.lost_error(error, lost)
-        operation.await_cause()  # who has failed leaves, too, and has told why
+        operation.await_cause()  # a rank that fails also leaves, after it has told why
         what = f"{operation.context.nodes.name(lost)} has closed the group while it was needed"
         return operation.error(PeerLostError, what, lost)
 
@@ -180,7 +180,7 @@ class Receiver:
             return False
         try:
             left = self._channel.abandon([self._asked])
-        except BaseException:  # nobody knows then
+        except BaseException:  # whether the message is in flight is unknown
             left = True
         if left:
             leak(self._head)

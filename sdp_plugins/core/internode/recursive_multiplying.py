@@ -1,4 +1,4 @@
-"""Small reductions across nodes: the nodes' leaders exchange the nodes' sums, level by level."""
+"""Small reductions across nodes: the leaders exchange their nodes' sums, level by level."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class RecursiveMultiplying:
 
     Args:
         operation: The operation.
-        plan: How.
-        keep: Ranks that need the result; None: all. Others' buffers stay as they are.
+        plan: The plan.
+        keep: Ranks that need the result; None: all. Buffers of other ranks do not change.
     """
 
     def __init__(self, operation: Operation, plan: Plan, keep: frozenset[int] | None) -> None:
@@ -28,7 +28,7 @@ class RecursiveMultiplying:
         operation.patience.hops = len(self._levels)
 
     def run(self) -> None:
-        """Reduce in the node, among nodes, and spread the result."""
+        """Reduce within the node, then among nodes, and broadcast the result within the node."""
         operation, context = self._operation, self._operation.context
         count = operation.request.count
         buffer = Scattered(operation.request.recvs, operation.itemsize)
@@ -48,7 +48,7 @@ class RecursiveMultiplying:
             buffer.write(0, count, result)
 
     def _partials(self, level: Level, partial: int, hop: int) -> list[int]:
-        """Where the sums of all members of a level are, once they have come."""
+        """Exchange the sums of a level's members; returns the addresses of all of them."""
         operation = self._operation
         nbytes = level.count * self._form.accumulator_size
         room = operation.context.scratch("partials", len(level.members) * nbytes)

@@ -1,4 +1,4 @@
-"""reduce_scatter across nodes: each node reduces what is meant for another one, and sends it."""
+"""reduce_scatter across nodes: each node reduces the parts of each other node and sends them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ Op = _native.Op
 
 
 def reduce_scatter(operation: Operation) -> None:
-    """One hop between nodes: each link carries LS(M-1) bytes per direction, S being a rank's part.
+    """Run reduce_scatter in one hop between nodes.
 
-    The sums of a rank's part are made, at each node, by the rank with its index there.
+    Each link carries LS(M-1) bytes per direction, where S is the size of a rank's part. On each
+    node, the rank with the same local index sums a rank's part.
     """
     context, request = operation.context, operation.request
     nodes, form = context.nodes, WireFormat(operation)
@@ -47,10 +48,10 @@ def reduce_scatter(operation: Operation) -> None:
 
 
 def _sums(operation: Operation, form: WireFormat, node: int) -> Iterator[tuple[int, int, int]]:
-    """This node's sums for the ranks of a node.
+    """Reduce the parts of a node's ranks within this node.
 
     Yields:
-        The rank, address and number of elements of each part whose sums are made here.
+        The rank, address and number of elements of each part that this rank sums.
     """
     context, whole = operation.context, operation.request.sends
     n_local, local_rank = len(context.local_ranks), context.local_rank

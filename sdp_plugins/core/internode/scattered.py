@@ -1,4 +1,4 @@
-"""A buffer whose elements lie in several pieces of memory, one behind the other."""
+"""A buffer whose elements lie in a sequence of separate pieces of memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .operation import Operation, Piece
 
 
 class Scattered:
-    """The pieces of a request as one run of elements.
+    """The pieces of a request as one sequence of elements.
 
     Args:
         pieces: Addresses and numbers of elements.
@@ -26,14 +26,14 @@ class Scattered:
     def flat(
         self, operation: Operation, scratch: str, begin: int, count: int, *, copy: bool = False
     ) -> int:
-        """Address of elements one behind the other: where they lie if they do, else a copy.
+        """Return the address of contiguous elements: in place if possible, else of a copy.
 
         Args:
-            operation: Lends the memory for a copy.
-            scratch: Name of that memory.
+            operation: Provides the scratch memory of a copy.
+            scratch: Name of the scratch memory.
             begin: First element.
             count: Number of elements.
-            copy: Copy in any case.
+            copy: Whether to copy in any case.
         """
         runs = list(self._runs(begin, count))
         if len(runs) == 1 and not copy:
@@ -46,14 +46,14 @@ class Scattered:
         return target
 
     def write(self, begin: int, count: int, source: int) -> None:
-        """Copy elements to where they belong, unless they are there."""
+        """Copy elements from `source` to their pieces, except those already in place."""
         for address, nbytes in self._runs(begin, count):
             if address != source:
                 ctypes.memmove(address, source, nbytes)
             source += nbytes
 
     def _runs(self, begin: int, count: int) -> Iterator[tuple[int, int]]:
-        """Addresses and lengths in bytes."""
+        """Yield the address and the length in bytes of each contiguous run."""
         piece = bisect_right(self._ends, begin)
         while count > 0:
             address, length = self._pieces[piece]

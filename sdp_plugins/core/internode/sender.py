@@ -16,12 +16,12 @@ from .transport import Channel
 
 
 class Sender:
-    """A thread that sends to one rank, one message after the other; starts with the first.
+    """A thread that sends to one rank, one message after another; starts with the first.
 
     Args:
         peer: The rank.
-        channel: Nobody else uses it.
-        fail: Told of a failure; returns what it is to the poster, and never raises.
+        channel: A channel for this thread alone.
+        fail: Fails the group and returns the error for the poster; never raises.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Sender:
         self._stopping = False
         self._sent = 0
         self.abandoned = False
-        """Whether messages were on their way when one failed."""
+        """Whether messages were in flight when one failed."""
 
     def post(self, post: Posted) -> None:
         """Queue a send."""
@@ -50,7 +50,7 @@ class Sender:
             self._changed.notify()
 
     def stop(self) -> None:
-        """Have the thread end, once what it waits for has failed."""
+        """Have the thread end once its current send has ended."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -69,7 +69,7 @@ class Sender:
             return self._posts.popleft() if self._posts else None
 
     def _failure_of(self, post: Posted) -> SdpError | None:
-        """Carry out a post; what has failed, if something has."""
+        """Carry out a send; returns its failure, if it fails."""
         post.track.start()
         try:
             self._send(post)
@@ -80,7 +80,7 @@ class Sender:
 
     def _fail_post(self, post: Posted, error: BaseException) -> SdpError:
         failure = self._fail(post.operation, error)
-        self.abandoned = abandon(post.operation, error)  # its frames have the memory of envelopes
+        self.abandoned = abandon(post.operation, error)  # its frames hold the envelope
         return failure
 
     def _send(self, post: Posted) -> None:

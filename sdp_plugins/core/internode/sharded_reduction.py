@@ -1,10 +1,9 @@
 """Large reductions across nodes: a reduce-scatter, then an all-gather, in segments.
 
 The ranks of a node reduce a segment among themselves, so that rail l holds the node's sum of the
-segment's l-th part. The ranks of a rail exchange that with those of the other nodes, level by level
-of the plan, and collect the results the same way back; then the ranks of the node gather the rails.
-While one segment is on the wire, the next is reduced in the node and the one before is gathered;
-the last segments of an operation share the wire with the first ones of the next.
+segment's l-th part. The ranks of a rail exchange these sums between nodes, level by level of the
+plan, and collect the results through the same levels in reverse order. Then the ranks of the node
+gather the results of all rails. ``pipeline`` overlaps the segments.
 """
 
 from __future__ import annotations
@@ -23,13 +22,12 @@ Op = _native.Op
 
 
 class ShardedReduction:
-    """What the segments of one operation have in common.
+    """The state that the segments of one operation share.
 
     Args:
         operation: The operation.
-        plan: How it travels.
-        keep: Ranks that need the result; None: all. Others' buffers stay as they are; the plan has
-            one level then.
+        plan: The plan; of one level if `keep` is given.
+        keep: Ranks that need the result; None: all. Buffers of other ranks do not change.
     """
 
     def __init__(
@@ -51,19 +49,19 @@ class ShardedReduction:
         self.rail = [ranks[context.local_rank % self.rails] for ranks in context.nodes.members]
 
     def segments(self) -> Iterator[Segment]:
-        """All of it, piece by piece."""
+        """Yield the segments of the buffer in order."""
         parts = segments(self.plan, self.operation.request.count, self.operation.itemsize)
         for begin, length in parts:
             yield Segment(self, begin, length)
 
 
 class Segment:
-    """One segment on its way.
+    """One segment of a reduction.
 
     Args:
-        reduction: What it is a piece of.
-        begin: Its first element.
-        count: How many.
+        reduction: The reduction.
+        begin: The segment's first element.
+        count: Its number of elements.
     """
 
     def __init__(self, reduction: ShardedReduction, begin: int, count: int) -> None:
@@ -78,19 +76,20 @@ class Segment:
         self._on_the_way: list[list[Pending | None]] = []  # by stage
         self._stage = 0
         self.slot = 0
-        """Which memory it uses; no other segment on its way uses the same."""
+        """Number of the memory that it uses; no other segment in flight uses the same."""
 
     @property
     def done(self) -> bool:
-        """Whether the result is where it belongs."""
+        """Whether the result is in the buffer."""
         return self._stage > self.of.plan.hops
 
     def prepare(self) -> None:
-        """Receive whatever will come, long before it does.
+        """Post all receives of the segment, long before its messages arrive.
 
-        A sender of much waits for the word that there is room; behind what goes the same way as
-        that word, it would come too late for the sender's link to be busy all the time. Results
-        may be received where sums are sent from: none comes before those who make it have them.
+        The sender of a large message waits until the receiver is ready. The receiver's answer
+        queues behind other data in its direction, and a late answer leaves the sender's link idle.
+        Results may be received into the memory that sums are sent from: a result exists only after
+        its server has received these sums.
         """
         of, form = self.of, self.of.form
         self._flat = of.buffer.flat(
@@ -108,7 +107,7 @@ class Segment:
         self._on_the_way += [self._receive_results(depth) for depth in reversed(depths)]
 
     def advance(self) -> None:
-        """Go through the next stage: wait for what the one before has posted, and post more."""
+        """Run the next stage: wait for the messages of the previous stage, then send more."""
         depth = len(self.of.plan.radices)
         if self._stage == 0:
             self._reduce_node()
@@ -127,14 +126,14 @@ class Segment:
         self._stage += 1
 
     def _wait(self, stream: Stream) -> None:
-        # Whoever has sent its part to some may be waited for by those who have not got theirs.
+        # The stage is the hop: a rank that waits in it may keep others waiting in the next one.
         self.of.operation.wait(self._on_the_way[self._stage - 1], stream, hop=self._stage)
 
     def _scratch(self, name: str, elements: int, size: int) -> int:
         return self.of.operation.context.scratch(f"{name}{self.slot}", elements * size)
 
     def _room_for(self, depth: int) -> list[int]:
-        """Where the members' sums of what this rank serves go; its own place is not used."""
+        """Addresses for the members' sums of this rank's part; its own address stays unused."""
         level, size = self._levels[depth], self.of.form.partial_size
         _, count = level.part(level.digit)
         room = self._scratch(f"partials{depth}.", len(level.members) * count, size)
@@ -163,7 +162,7 @@ class Segment:
         return messages
 
     def _reduce_node(self) -> None:
-        """Reduce among this node's ranks."""
+        """Reduce the segment among this node's ranks."""
         of, operation, context, form = (
             self.of,
             self.of.operation,
@@ -180,7 +179,7 @@ class Segment:
         self._sums = form.pack(packed, at, self._length)
 
     def _scatter(self, depth: int) -> None:
-        """Send the other members of a level the sums that they serve."""
+        """Send each other member of a level the sums of the part that it reduces."""
         of, level, size = self.of, self._levels[depth], self.of.form.partial_size
         begin, _ = level.part(level.digit)
         self._partials[depth][level.digit] = self._sums + begin * size
@@ -192,19 +191,19 @@ class Segment:
             self._on_the_way[self._stage].append(message)
 
     def _fold(self, depth: int) -> None:
-        """Sum what has come, for the next level."""
+        """Add the received sums, for the next level."""
         level, form = self._levels[depth], self.of.form
         begin, count = level.part(level.digit)
         form.fold(self._partials[depth], self._sums + begin * form.partial_size, count)
 
     def _total(self) -> None:
-        """Sum what has come at last; that is the result of what this rank serves."""
+        """Add the sums of the last level: the result of the part that this rank reduces."""
         form, level = self.of.form, self._levels[-1]
         begin, count = level.part(level.digit)
         form.total(self._partials[-1], self._results + begin * form.result_size, count)
 
     def _collect(self, depth: int) -> None:
-        """Send the other members of a level one's results."""
+        """Send this rank's results to the other members of a level."""
         of, level, size = self.of, self._levels[depth], self.of.form.result_size
         begin, count = level.part(level.digit)
         for digit in level.others:
@@ -214,7 +213,7 @@ class Segment:
                 self._on_the_way[self._stage].append(message)
 
     def _gather_node(self) -> None:
-        """Collect the rails' results."""
+        """Gather the results of all rails within the node."""
         of, operation, context, form = (
             self.of,
             self.of.operation,

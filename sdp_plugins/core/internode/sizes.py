@@ -1,4 +1,4 @@
-"""Whether what ranks of different nodes expect of each other is what these offer."""
+"""Checks that ranks of different nodes expect the sizes that the others offer."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .operation import Operation
 def compare_sizes(
     operation: Operation, offers: Mapping[int, int], expects: Mapping[int, int]
 ) -> None:
-    """Exchange sizes, where they may differ from rank to rank, before any element is moved.
+    """Exchange and compare sizes that may differ from rank to rank, before any element moves.
 
     Args:
         operation: The operation.
-        offers: Elements that this rank has for each rank of another node.
-        expects: Elements that it expects of each.
+        offers: Number of elements that this rank sends to each rank of another node.
+        expects: Number of elements that it expects from each.
 
     Raises:
-        CollectiveMismatchError: Something else is offered.
+        CollectiveMismatchError: A rank offers another number.
     """
     offered = np.array(list(offers.values()), np.int64)
     found = np.zeros(len(expects), np.int64)

@@ -1,6 +1,6 @@
-"""What ``Group`` works with where its ranks are on several nodes.
+"""The ``Endpoint`` of a ``Group`` whose ranks are on several nodes.
 
-It is an ``Endpoint``, as the native group is, which serves groups on one node.
+On a single node the native group is the ``Endpoint``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _open: weakref.WeakSet[SpanningGroup] = weakref.WeakSet()
 
 
 def _close_all() -> None:
-    """Close what the program has left open, while threads still run; others hear of an error."""
+    """Close the groups left open, while threads still run; an uncaught error aborts them."""
     error = getattr(sys, "last_value", None)
     for group in list(_open):
         if error is not None and is_news(error):
@@ -35,14 +35,14 @@ def _close_all() -> None:
 
 
 class SpanningGroup:
-    """Operations among ranks of several nodes.
+    """Runs the operations of a group across nodes.
 
     Args:
         rank: This rank.
         nodes: All ranks by node.
-        native: The group of this node's ranks.
-        channel: To the other nodes.
-        wire_dtype: See ``GroupContext``.
+        native: The native group of this node's ranks.
+        channel: The channel to the other nodes.
+        wire_dtype: 16-bit type of float32 values between nodes; None: they are sent unchanged.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class SpanningGroup:
         self.last_path = "none"
         _open.add(self)
         atexit.unregister(_close_all)
-        atexit.register(_close_all)  # the last to register is the first to run: before the network
+        atexit.register(_close_all)  # the last to register runs first: before the network's
 
     @property
     def native(self) -> _native.NativeGroup:
-        """The group of this node's ranks."""
+        """The native group of this node's ranks."""
         return self._context.native
 
     @property
     def issued(self) -> int:
-        """Operations so far."""
+        """Number of operations issued so far."""
         return self._engine.issued
 
     def run(self, request: _native.Request) -> None:
@@ -79,7 +79,7 @@ class SpanningGroup:
 
     def _wait(self, work: _native.Work, request: _native.Request) -> None:
         try:
-            # The engine keeps each operation's deadline; this waits as long as the queue takes.
+            # The engine enforces each operation's deadline; this also waits for queued operations.
             while not work.wait(request.timeout_s):
                 pass
         except BaseException:
@@ -105,7 +105,7 @@ class SpanningGroup:
         return self._engine.submit(request)
 
     def _post(self, request: _native.Request) -> _native.Work:
-        """Post a message; to a rank of this node, or from one, through shared memory."""
+        """Post a send or a receive; within this node it uses shared memory."""
         if request.peer in self._context.local_ranks:
             request.peer = self._context.nodes.index_of(request.peer)
             return self._context.native.submit(request)
@@ -114,7 +114,7 @@ class SpanningGroup:
         return self._messages.receive(request)
 
     def explain(self, op: _native.Op, nbytes: int, registered: bool) -> str:
-        """Say how an operation travels, which does not depend on registered memory."""
+        """Describe the path of an operation, which does not depend on registered memory."""
         nodes = self._context.nodes
         return f"hierarchical: {nodes.count} nodes, {explain(self._context, op, nbytes)}"
 
@@ -132,26 +132,27 @@ class SpanningGroup:
         return self._closed or self._context.native.failed
 
     def raise_if_failed(self) -> None:
-        """Raise why the group is unusable."""
+        """Raise the error that made the group unusable, if there is one."""
         if self._closed:
             raise self._context.closed_error()
         self._context.native.raise_if_failed()
 
     def failure(self) -> BaseException | None:
-        """Why the group is unusable, or None."""
+        """The error that made the group unusable, or None."""
         return self._context.closed_error() if self._closed else self._context.native.failure()
 
     def release(self, held: list[Any]) -> None:
-        """Empty a list of what an operation has used, which has ended; a network may not have.
+        """Empty a list of the memory that an operation has used.
 
-        Whoever holds an operation's memory gives it up by this.
+        Holders of an operation's memory call this after its end. The memory is never freed if the
+        network may still use it.
         """
         if self._engine.abandoned or self._messages.abandoned:
             leak(*held)
         held.clear()
 
     def close(self) -> None:
-        """Leave the group."""
+        """Close the group on this rank."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True

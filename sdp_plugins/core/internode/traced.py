@@ -1,4 +1,4 @@
-"""What is recorded of operations that the native group does not run: those among nodes."""
+"""Records the operations that run between nodes, outside of the native group."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .context import GroupContext
 
 @dataclass(eq=False)
 class Track:
-    """One operation, from its call to its end.
+    """The record of one operation, from its call to its end.
 
     Attributes:
         context: The group.
-        request: What is called.
-        seq: Its number.
-        issued_ns: When it was called.
-        started_ns: When it began to run; 0: it has not.
-        ticket: Its place in the record; 0: it has none yet.
+        request: The operation's description.
+        seq: The operation's number.
+        issued_ns: Time of its call.
+        started_ns: Time at which it began to run; 0: it has not begun.
+        ticket: Its place in the flight recorder; 0: none yet.
     """
 
     context: GroupContext
@@ -36,17 +36,17 @@ class Track:
         self._show(self._event())
 
     def start(self) -> None:
-        """It runs, in this thread."""
+        """Record that it begins to run in this thread."""
         self.started_ns = time.monotonic_ns()
         self._show(self._event())
 
     def end(self, work: _native.Work, failure: SdpError | None = None, source: int = -1) -> None:
-        """It has ended, in this thread.
+        """Record that it has ended in this thread.
 
         Args:
             work: Its handle.
-            failure: Why it has failed; None: it has not.
-            source: Who has sent, where any rank might have.
+            failure: Its failure; None: it has succeeded.
+            source: The rank that has sent, for a receive from any rank.
         """
         event = self._ended(failure)
         if source >= 0:
@@ -66,7 +66,7 @@ class Track:
             return event
         blamed = min(failure.ranks, default=-1)
         event = event._replace(flags=ASYNC | FAILED, blamed=blamed)
-        if isinstance(failure, CollectiveTimeoutError):  # it has waited in vain
+        if isinstance(failure, CollectiveTimeoutError):  # it waited until its end
             event = event._replace(arrived=finished, last_rank=blamed)
         return event
 

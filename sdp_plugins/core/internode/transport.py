@@ -1,4 +1,4 @@
-"""What a transport between nodes offers to a group."""
+"""The interface of a transport between nodes."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from ..rendezvous.exchange import Exchange
 
 
 class Stream(IntEnum):
-    """What messages are for; those of one stream arrive in order.
+    """Purpose of messages; those of one stream arrive in order.
 
-    A message is only seen to be done when those before it in its stream are. So what may be sent
-    ahead of the rest of an operation has a stream of its own.
+    A message counts as done only after those before it in its stream. Messages that may be sent
+    ahead of the rest of an operation therefore have a stream of their own.
     """
 
     data = 0
-    """Collectives' data, unless another stream is named for it."""
+    """Data of collectives, except for the streams below."""
     inner_levels = 1
     """Partial sums of a reduction's later levels."""
     results = 2
     """A reduction's results."""
     headers = 3
-    """What is called next."""
+    """Headers, which describe the next call."""
     point_to_point = 4
     """Sends and receives."""
 
 
 @dataclass(eq=False)
 class Pending:
-    """A message on its way.
+    """A message in flight.
 
     Attributes:
         peer: The rank at its other end.
@@ -48,22 +48,22 @@ M = TypeVar("M", bound=Pending)
 class Channel(Protocol[M]):
     """Messages between this rank and the ranks of a group on other nodes.
 
-    The messages from one rank to another arrive in the order in which they were sent, and are
-    taken in the order in which receptions were posted; both sides give the same length. One thread
-    at a time uses a channel, but for ``close`` and ``told``.
+    Messages from one rank to another arrive in the order in which they were sent, and match
+    receives in the order in which these were posted. Both sides give the same length. One thread at
+    a time uses a channel, except for ``close`` and ``told``.
     """
 
     def send(self, peer: int, address: int, nbytes: int) -> M:
-        """Start sending memory, which must stay as it is until the message is done."""
+        """Start sending memory, which must not change until the message is done."""
 
     def receive(self, peer: int, address: int, nbytes: int) -> M:
-        """Start receiving into memory, which must stay there until the message is done."""
+        """Start receiving into memory, which must stay valid until the message is done."""
 
     def wait(self, pending: Sequence[M], watch: Callable[[], None]) -> None:
         """Block until all messages are done.
 
         Args:
-            pending: What to wait for.
+            pending: The messages.
             watch: Called at least every 50 ms; raises to give up.
 
         Raises:
@@ -74,52 +74,52 @@ class Channel(Protocol[M]):
         """Whether all messages are done, as far as is known.
 
         Raises:
-            WireError: See ``wait``.
+            WireError: A connection broke.
         """
 
     def unattended(self) -> AbstractContextManager[None]:
-        """While in this, the thread waits for something else; messages go on all the same."""
+        """Return a context in which messages make progress without calls from this thread."""
 
     def late(self, pending: Sequence[M]) -> set[int]:
-        """The peers whose messages are not done; asked when nothing more is expected of them."""
+        """The peers whose messages are not done; called at a deadline."""
 
     def gone(self, peers: Collection[int]) -> set[int]:
-        """Those of some ranks that cannot be reached, as far as is known.
+        """The ranks among `peers` that are known to be unreachable.
 
-        Asked when another one cannot be; the channel is given up after that.
+        Called when another rank is unreachable; the channel is given up after that.
         """
 
     def branch(self, stream: Stream) -> Channel[M]:
-        """Another channel to the same ranks, whose messages are in order by themselves.
+        """Another channel to the same ranks, with an order of its own for its messages.
 
-        All branches of one stream are the same to the ranks at their other ends.
+        Peers do not distinguish the branches of one stream.
         """
 
     def abandon(self, pending: Sequence[M]) -> bool:
-        """Give up messages after a failure: as far as possible, none is received any more.
+        """Give up messages after a failure; cancels receives as far as possible.
 
         Returns:
-            Whether some are still on their way.
+            Whether some are still in flight.
         """
 
     def withdraw(self, pending: Sequence[M]) -> bool:
-        """Take back receives of messages that nobody has sent, as the group is left in good order.
+        """Take back receives of messages that were never sent, when the group closes normally.
 
         Returns:
-            Whether some are still on their way.
+            Whether some are still in flight.
         """
 
     def left(self, peer: int) -> bool:
-        """Whether a rank that cannot be reached has left in good order, as far as is known."""
+        """Whether an unreachable rank is known to have closed the group normally."""
 
     def send_failure(self, message: bytes) -> None:
         """Tell the ranks on other nodes why this one gives up; the first message counts."""
 
     def received_failure(self) -> bytes | None:
-        """What another rank has told, if one has."""
+        """The first message of another rank; None: none has arrived."""
 
     def close(self, *, abandon: bool) -> None:
-        """Leave; with ``abandon`` messages may still be on their way, and their memory is kept."""
+        """Close; with `abandon` messages may still be in flight, and their memory is kept."""
 
 
 class WireError(Exception):
@@ -135,7 +135,7 @@ class Network(Protocol):
 
     @property
     def name(self) -> str:
-        """For messages and reports."""
+        """Name of the network, for messages and reports."""
 
     def open(
         self, rank: int, nodes: Nodes, exchange: Exchange, name: str, timeout_s: float
@@ -143,5 +143,5 @@ class Network(Protocol):
         """Open a group's channel; called on all of its ranks.
 
         Raises:
-            RendezvousError: It is not possible.
+            RendezvousError: The channel cannot be opened.
         """

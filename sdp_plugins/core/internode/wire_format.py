@@ -1,4 +1,4 @@
-"""How the values of a reduction look between nodes."""
+"""The format of a reduction's values between nodes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ DType = _native.DType
 
 
 class WireFormat:
-    """How values of this operation look on the wire: partial sums, and results.
+    """WireFormat of an operation's partial sums and results on the wire.
 
-    Partial sums are the accumulators of the native reductions, so that nothing is rounded twice;
-    with a `wire_dtype` those of float32 and of 16-bit floats are 16-bit, and float32's results too.
+    Partial sums are the accumulators of the native reductions, so that no value is rounded twice.
+    With a `wire_dtype`, partial sums of float32 and of 16-bit floats are 16-bit values, and so are
+    the results of float32.
 
     Args:
         operation: The operation.
-        as_it_is: Whatever the group's `wire_dtype` is.
+        as_it_is: Whether to ignore the group's `wire_dtype`.
     """
 
     def __init__(self, operation: Operation, *, as_it_is: bool = False) -> None:
@@ -33,8 +34,8 @@ class WireFormat:
         self.partial_size = self.accumulator_size if self.wire is None else 2
         self.narrows_results = self.wire is not None and request.dtype is DType.float32
         self.result_size = 2 if self.narrows_results else operation.itemsize
-        # Whether partial sums of a single rank are its values as they lie; a bool may lie there as
-        # any byte.
+        # Whether the values of a single rank are valid partial sums; a bool is not, because any
+        # nonzero byte is true.
         self.sums_are_values = (
             self.accumulator_size == operation.itemsize
             and self.op is not _native.ReduceOp.premul_sum
@@ -42,23 +43,23 @@ class WireFormat:
         )
 
     def pack(self, target: int, accumulators: int, count: int) -> int:
-        """Make partial sums ready for the wire; returns where they are."""
+        """Convert partial sums for the wire; returns their address."""
         if self.wire is None:
             return accumulators
         _native.narrow(self.wire, target, accumulators, count)
         return target
 
     def fold(self, partials: list[int], target: int, count: int) -> None:
-        """Sum partial sums, into partial sums of more nodes; they are not narrowed."""
+        """Add partial sums of several nodes into one, which stays an accumulator."""
         _native.combine(self.dtype, self.op, partials, target, count, 0, True, True)
 
     def total(self, partials: list[int], target: int, count: int) -> None:
-        """Sum what stands for all nodes, in their order, into results as on the wire."""
-        sums = self.wire is None  # else rounded ones: elements of the wire's type
+        """Add the partial sums of all nodes, in node order, into results in the wire's format."""
+        sums = self.wire is None  # else they are rounded: elements of the wire's type
         dtype = self.dtype if self.wire is None else self.wire
         _native.combine(dtype, self.op, partials, target, count, self.world_size, sums, False)
 
     def widen(self, target: int, results: int, count: int) -> None:
-        """Make float32 of narrowed results."""
+        """Convert narrowed results to float32."""
         assert self.wire is not None
         _native.widen(self.wire, target, results, count)

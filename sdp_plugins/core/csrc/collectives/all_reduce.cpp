@@ -1,8 +1,8 @@
-// all_reduce and reduce differ only in who keeps the result.
+// all_reduce and reduce differ only in the ranks that keep the result.
 //
-// Three paths, the same bits (reduction_tree.hpp: one tree). Large buffers are cut into N equal
-// shards and rank r is the server of shard r, as in SMDDP's balanced fusion buffers: every rank
-// reads and writes the same number of bytes.
+// The three paths give the same bits (one tree, see reduce.hpp). Large buffers are divided into N
+// equal shards, and rank r is the server of shard r, as in SMDDP's balanced fusion buffers: every
+// rank reads and writes the same number of bytes.
 #include <cstring>
 #include <optional>
 #include <span>
@@ -67,7 +67,7 @@ class AllReduce {
     reducer().run(sources, {&buffer.data, 1}, buffer.count);
   }
 
-  // Tells where the buffer is; true if all ranks' buffers can be mapped.
+  // Announces the place of the buffer; returns whether all ranks' buffers can be mapped.
   bool announce(std::size_t nbytes) {
     const Request& request = op_.request();
     std::optional<RegionPlace> place;
@@ -89,7 +89,8 @@ class AllReduce {
     return path == Path::zero_copy;
   }
 
-  // Rank r alone reads and writes shard r, in everyone's memory: nothing to wait for but the ends.
+  // Rank r alone reads and writes shard r, in all ranks' memory: the ranks synchronize only at the
+  // beginning and at the end.
   void zero_copy() {
     const Range mine = shards().shard(op_.rank());
     std::vector<std::byte*> buffers;
@@ -104,9 +105,9 @@ class AllReduce {
     op_.await_all();
   }
 
-  // Round by round: show the parts that others serve; reduce my part from all; fetch their results.
-  // A slot holds one piece per rank: piece d for server d, and in the server's own place its
-  // result.
+  // In each round: shows the parts that other ranks serve, reduces this rank's part from all ranks,
+  // fetches the others' results. A slot holds one piece per rank: piece d for server d, and the
+  // server's result in its own piece.
   void staged() {
     const Shards shards = this->shards();
     const std::size_t chunk = op_.slot_bytes() / static_cast<std::size_t>(op_.world_size()) / item_;

@@ -1,4 +1,4 @@
-// The collectives that move elements without changing them: who takes what from whom.
+// The collectives that move elements without changing them.
 #include "collectives.hpp"
 #include "one_hop.hpp"
 
@@ -25,7 +25,7 @@ void all_gather(Operation& op) {
   copy_exchange(op, request.sends, takes);
 }
 
-// Other ranks than the root have no outputs, so they take nothing.
+// Only the root has outputs, so the other ranks take nothing.
 void gather(Operation& op) {
   all_gather(op);
 }

@@ -44,7 +44,7 @@ constexpr std::uint64_t kNothing = ~std::uint64_t{0};  // a rank takes nothing f
 constexpr std::uint64_t kMostBytes = std::numeric_limits<std::int64_t>::max();
 constexpr int kListed = 8;  // disagreements that a message spells out
 
-// Lengths may differ from rank to rank, so the records alone do not tell whether they fit.
+// Whether lengths may differ from rank to rank, so that equal records do not imply a match.
 bool lengths_may_differ(Op op) {
   return op == Op::all_gather || op == Op::gather || op == Op::scatter || op == Op::all_to_all;
 }
@@ -55,8 +55,8 @@ void announce_expected(Operation& op, std::span<const Take> takes) {
   for (const Take& take : takes) expected[take.rank] = take.into.count;
 }
 
-// What every rank expects of every other must be what that one offers. All ranks compare all of it,
-// so that all come to the same verdict, before any of them has moved an element.
+// Every rank must expect from each other rank the lengths that it offers. All ranks compare all
+// pairs, so that all reach the same verdict before any of them moves an element.
 void compare_offers(const Operation& op, const OneHop& hop) {
   std::string what;
   int disagreements = 0;
@@ -81,7 +81,7 @@ void compare_offers(const Operation& op, const OneHop& hop) {
   }
   if (disagreements == 0) return;
   if (disagreements > kListed) what += "; and more";
-  // To blame: whoever is part of most of it.
+  // To blame: the ranks that are involved in the most disagreements.
   const int most = *std::max_element(involved.begin(), involved.end());
   std::vector<int> ranks;
   for (int r = 0; r < op.world_size(); ++r) {
@@ -157,7 +157,8 @@ void OneHop::find_places() {
   }
 }
 
-// A peer may have written anything: none of it is a length or an index here before this has passed.
+// A peer may have written anything: none of its values is used as a length or an index before this
+// check.
 bool OneHop::sound(int rank) const {
   const Request& request = op_.request();
   const bool inlined = op_.record(rank).inlined != 0;
@@ -167,7 +168,7 @@ bool OneHop::sound(int rank) const {
   const auto& offered = offers_[static_cast<std::size_t>(rank)];
   for (std::size_t i = 0; i < offered.size(); ++i) {
     if (offered[i] > room - total) return false;
-    // Where all ranks show pieces, these are as long as mine.
+    // If counts must agree, all ranks' pieces are as long as this rank's.
     const std::uint64_t mine = i < pieces_.size() ? pieces_[i].count : request.count();
     if (counts_must_agree(request.op) && offered[i] != mine) return false;
     total += offered[i];
@@ -191,7 +192,7 @@ void OneHop::show_inline() {
 
 void OneHop::show(std::size_t round) {
   const std::size_t step = pieces_.empty() ? 0 : chunk(pieces_.size());
-  // What nobody else takes need not be shown.
+  // The piece that only this rank takes need not be shown.
   const std::size_t own =
       personal(op_.request().op) ? static_cast<std::size_t>(op_.rank()) : pieces_.size();
   for (std::size_t p = 0; p < pieces_.size(); ++p) {

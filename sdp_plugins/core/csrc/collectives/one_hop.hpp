@@ -1,8 +1,8 @@
-// The pattern of every collective with a single hop: each rank shows pieces, the others take what
-// they need. Small payloads are shown with the announcement itself (one synchronization in all),
-// larger ones go through the staging slots in rounds, where showing round i overlaps taking round i
-// - 1. The steps of a larger group's operations are taken straight from registered memory, if all
-// ranks show such.
+// The pattern of every collective with a single hop: each rank shows pieces, and the others take
+// those that they need. Small payloads are part of the announcement (one synchronization). Larger
+// ones go through the staging slots in rounds; showing in one round overlaps taking in the previous
+// round. The steps of a larger group's operations take pieces directly from registered memory if
+// all ranks show registered memory.
 #pragma once
 
 #include <span>
@@ -18,7 +18,7 @@ class OneHop {
   // Announces the operation, showing `pieces` (borrowed until `run` returns).
   OneHop(Operation& op, std::span<const Piece> pieces);
 
-  // What `rank` shows: its number of pieces and their lengths in elements.
+  // The number of pieces that `rank` shows and their lengths in elements.
   std::size_t n_pieces(int rank) const { return offers_[static_cast<std::size_t>(rank)].size(); }
   std::uint64_t count(int rank, std::size_t piece) const {
     return offers_[static_cast<std::size_t>(rank)][piece];
@@ -31,7 +31,7 @@ class OneHop {
     if (path_ == Path::zero_copy) {
       take(std::size_t{0});
       op_.publish();
-      op_.await_all();  // what a rank shows belongs to its caller again only when all have it
+      op_.await_all();  // only then may a caller reuse the memory that it has shown
       return;
     }
     op_.lockstep(rounds_, [&](std::size_t round) { show(round); }, take);
@@ -45,10 +45,10 @@ class OneHop {
   Part part(int rank, std::size_t piece, std::size_t round) const;
 
  private:
-  bool sound(int rank) const;              // whether what it announced can be
+  bool sound(int rank) const;              // whether its announcement is valid
   std::uint64_t shown_by(int rank) const;  // elements
-  void announce_place(Record& record);     // where the pieces lie, if in one registered run
-  void find_places();                      // of all ranks
+  void announce_place(Record& record);     // of the pieces, if they are one registered run
+  void find_places();                      // of all ranks' pieces
   void show(std::size_t round);
   void show_inline();
   std::size_t chunk(std::size_t pieces) const;  // elements per piece and round
@@ -57,12 +57,12 @@ class OneHop {
   std::span<const Piece> pieces_;
   // The lengths of all ranks' pieces, read once: a peer could change its own at any time.
   std::vector<std::vector<std::uint64_t>> offers_;
-  std::vector<const std::byte*> places_;  // zero-copy: of all ranks' first pieces
+  std::vector<const std::byte*> places_;  // zero-copy: all ranks' first pieces
   Path path_ = Path::staged;
   std::size_t rounds_ = 0;
 };
 
-// Takes whole pieces: `into` from the `piece`-th piece of `rank`. This rank's own are copied
+// Takes a whole piece: `into` from the `piece`-th piece of `rank`. This rank's own piece is copied
 // directly.
 struct Take {
   int rank;

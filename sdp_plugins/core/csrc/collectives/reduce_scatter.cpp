@@ -17,7 +17,7 @@ void reduce_scatter(Operation& op) {
   hop.run([&](std::size_t round) {
     const Range range = hop.part(op.rank(), mine, round).range;
     for (int r = 0; r < op.world_size(); ++r) {
-      // This rank's own piece is read where it lies.
+      // This rank's own piece is read in place.
       sources[static_cast<std::size_t>(r)] =
           r == op.rank() ? request.sends[mine].data + range.begin * op.itemsize()
                          : hop.part(r, mine, round).data;

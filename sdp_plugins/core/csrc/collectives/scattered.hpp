@@ -1,5 +1,5 @@
-// A buffer whose elements lie in several pieces of memory, one behind the other, as the tensors of
-// a fusion buffer do.
+// A buffer whose elements lie in a sequence of separate pieces of memory, such as the tensors of a
+// fusion buffer.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,8 @@ class Scattered {
   }
   std::size_t count() const { return ends_.empty() ? 0 : ends_.back(); }
 
-  // The contiguous runs of a range, in order: `visit(data, n, done)`, where `done` elements of the
-  // range have come before.
+  // Visits the contiguous runs of a range in order: `visit(data, n, done)`, where `done` is the
+  // number of elements of the range before the run.
   template <class Visit>
   void each(Range range, Visit&& visit) const {
     auto piece = static_cast<std::size_t>(
@@ -38,6 +38,6 @@ class Scattered {
  private:
   std::span<const Piece> pieces_;
   std::size_t itemsize_;
-  std::vector<std::size_t> ends_;  // of each piece, elements from the start
+  std::vector<std::size_t> ends_;  // end of each piece, in elements from the start
 };
 }  // namespace sdp
