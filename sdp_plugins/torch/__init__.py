@@ -1,8 +1,8 @@
 """The "smddp" backend of torch.distributed.
 
-Installing the package is enough for `init_process_group("smddp")`. Where that is switched off,
-importing this module registers the backend, and has HuggingFace's libraries know it. `import torch`
-imports it too, so that everything else is imported at its first use.
+Installing the package makes `init_process_group("smddp")` available. Where automatic loading of
+backends is disabled, importing this module registers the backend, also with HuggingFace's
+libraries. `import torch` imports this module, so it imports everything else lazily.
 """
 
 from __future__ import annotations

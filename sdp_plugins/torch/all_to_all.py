@@ -1,6 +1,6 @@
-"""all_to_all in all of c10d's forms."""
+"""all_to_all in all forms of c10d."""
 
-# c10d types every form of a call as an overload; here one signature takes all of them.
+# c10d types each form of a call as an overload; here one signature accepts all of them.
 # mypy: disable-error-code="override,assignment"
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sdp_plugins.torch.work import Work
 
 
 class AllToAll(ProcessGroupBase):
-    """Every rank exchanges data with every other."""
+    """Collectives in which every rank exchanges data with every other rank."""
 
     @dispatched
     def all_to_all_single(
@@ -31,7 +31,7 @@ class AllToAll(ProcessGroupBase):
         opts: Options = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Exchange parts of one tensor; sizes are in rows, empty for equal parts."""
+        """Exchange parts of one tensor; split sizes are in rows, empty for equal parts."""
         same_dtype([output, input])
         received = self._elements(output, output_split_sizes, "output")
         sent = self._elements(input, input_split_sizes, "input")
@@ -51,7 +51,7 @@ class AllToAll(ProcessGroupBase):
         opts: Options = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Exchange lists of one tensor for each rank."""
+        """Exchange lists that hold one tensor for each rank."""
         same_dtype([*output_tensors, *input_tensors])
         options, copies = call_options(opts, timeout), Outputs()
         sources = [readable(tensor) for tensor in input_tensors]
@@ -62,7 +62,7 @@ class AllToAll(ProcessGroupBase):
         return self._run("all_to_all", [launch], options, output_tensors, sources, copies)
 
     def _elements(self, tensor: Tensor, rows: Sequence[int], what: str) -> list[int]:
-        """Elements that each rank sends or gets."""
+        """Return the number of elements that each rank sends or receives."""
         world, length = self.size(), tensor.size(0) if tensor.dim() else 1
         if not rows:
             if length % world:

@@ -1,6 +1,6 @@
 """Registers the backend with torch.distributed.
 
-`import torch` imports this file, so what a process group needs is imported when one is made.
+`import torch` imports this file, so creating a process group imports the modules it needs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def register_backend() -> None:
-    """Register the backend; a second time changes nothing."""
+    """Register the backend; further calls change nothing."""
     import torch.distributed as dist
 
     if dist.is_available() and BACKEND not in dist.Backend.backend_list:
@@ -23,15 +23,15 @@ def register_backend() -> None:
 
 
 def create(options: Any, pg_options: Any = None) -> ProcessGroup:
-    """Make the group of one init_process_group() or new_group(); called on each of its ranks.
+    """Create the group of one init_process_group() or new_group(), on each of its ranks.
 
     Args:
         options: c10d's DistributedBackendOptions.
         pg_options: Options of another backend; smddp has none.
 
     Raises:
-        TypeError: `pg_options` were given.
-        ValueError: A variable of the environment has a value that cannot be used.
+        TypeError: The caller passed `pg_options`.
+        ValueError: An environment variable has an invalid value.
         RendezvousError: The ranks did not find each other.
     """
     from sdp_plugins.core.config import Config
@@ -41,7 +41,7 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
 
     if pg_options is not None:
         raise TypeError(f"{BACKEND} takes no pg_options, but got {type(pg_options).__name__}.")
-    config = Config.from_env()  # raises before anybody waits
+    config = Config.from_env()  # raises before any rank waits
     rendezvous = Rendezvous(options, config)
     group = rendezvous.make_group()
     serves_no_store = options.global_ranks_in_group or options.group_rank == 0

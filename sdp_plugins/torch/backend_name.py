@@ -1,4 +1,4 @@
-"""The name in `init_process_group("smddp")`."""
+"""The backend's name in `init_process_group("smddp")`."""
 
 from __future__ import annotations
 

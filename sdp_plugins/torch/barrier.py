@@ -1,6 +1,6 @@
 """barrier and monitored_barrier."""
 
-# c10d types every form of a call as an overload; here one signature takes all of them.
+# c10d types each form of a call as an overload; here one signature accepts all of them.
 # mypy: disable-error-code="override"
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ AT_ONCE_S = 1e-3
 
 
 class Barrier(ProcessGroupBase):
-    """Waits for all ranks."""
+    """Operations that wait for all ranks."""
 
     @dispatched
     def barrier(self, opts: Options = None, timeout: timedelta | None = None) -> Work:
@@ -29,14 +29,14 @@ class Barrier(ProcessGroupBase):
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
     ) -> None:
-        """Wait for all ranks; every barrier names all that are missing, whatever the flag.
+        """Wait for all ranks; an error names all missing ranks, whatever `wait_all_ranks` is.
 
         Args:
-            timeout: How long; zero does not wait. None: the group's time-out.
-            wait_all_ranks: For gloo's callers.
+            timeout: How long to wait; zero does not wait, None means the group's timeout.
+            wait_all_ranks: Accepted for compatibility with gloo.
 
         Raises:
-            CollectiveTimeoutError: Ranks are missing; in the end, what gloo would say.
+            CollectiveTimeoutError: Ranks are missing; the message ends with gloo's wording.
         """
         limit_s = None if timeout in (None, UNSET) else max(timeout.total_seconds(), AT_ONCE_S)
         group = self._current_group()

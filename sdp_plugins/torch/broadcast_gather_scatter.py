@@ -1,6 +1,6 @@
-"""broadcast, all_gather, gather and scatter in all of c10d's forms."""
+"""broadcast, all_gather, gather and scatter in all forms of c10d."""
 
-# c10d types every form of a call as an overload; here one signature takes all of them.
+# c10d types each form of a call as an overload; here one signature accepts all of them.
 # mypy: disable-error-code="override,assignment"
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ Lists = Sequence[Tensor] | Sequence[Sequence[Tensor]]
 
 
 def one_list(tensors: Lists) -> list[Tensor]:
-    """The list of one tensor for each rank, given as it is or in a list."""
+    """Return the list of one tensor for each rank, passed as it is or within a list."""
     if tensors and not isinstance(tensors[0], Tensor):
         (tensors,) = tensors
     return list(tensors)  # type: ignore[arg-type]
 
 
 class BroadcastGatherScatter(ProcessGroupBase):
-    """Collectives that move a rank's tensor to others."""
+    """Collectives that copy tensors between ranks."""
 
     @dispatched
     def broadcast(
@@ -55,7 +55,7 @@ class BroadcastGatherScatter(ProcessGroupBase):
         opts: Options = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Gather every rank's tensor in lists of one tensor for each rank."""
+        """Gather every rank's tensor into lists of one tensor for each rank."""
         outputs = one_list(output_tensors)
         return self._gather_each([outputs], [only(input_tensors)], call_options(opts, timeout))
 
@@ -67,9 +67,9 @@ class BroadcastGatherScatter(ProcessGroupBase):
         opts: Options = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Gather several tensors of every rank; all ranks' are of the same sizes.
+        """Gather several tensors of every rank; sizes are equal on all ranks.
 
-        `output_lists` has a list for each rank, with a tensor for each of `input_list`.
+        `output_lists` holds a list for each rank, with a tensor for each of `input_list`.
         """
         if len(output_lists) != self.size() or {len(o) for o in output_lists} != {len(input_list)}:
             raise ValueError(
@@ -92,7 +92,7 @@ class BroadcastGatherScatter(ProcessGroupBase):
         input_list: Sequence[Tensor],
         options: CallOptions,
     ) -> Work:
-        """all_gather of several tensors, each with one output for every rank."""
+        """Run all_gather for several tensors, each with one output for every rank."""
         operations = [(*outs, source) for outs, source in zip(outputs_of, input_list, strict=True)]
         copies, group = Outputs(operations), self._current_group()
         sources = [readable(tensor) for tensor in input_list]
@@ -112,7 +112,7 @@ class BroadcastGatherScatter(ProcessGroupBase):
         opts: Options = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Gather every rank's tensor in one tensor."""
+        """Gather every rank's tensor into one tensor."""
         return self.all_gather_single_coalesced([output], [input], opts, timeout)
 
     @dispatched
@@ -123,7 +123,7 @@ class BroadcastGatherScatter(ProcessGroupBase):
         opts: Options = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """all_gather_single of several tensors."""
+        """Run all_gather_single for several tensors."""
         self._check_parts("all_gather", outputs, inputs)
         launch, pairs = self._current_group().all_gather, (outputs, inputs)
         return self._run_pairs("all_gather", launch, pairs, call_options(opts, timeout), to_move)
@@ -160,7 +160,7 @@ class BroadcastGatherScatter(ProcessGroupBase):
         *,
         root: int | None = None,
     ) -> Work:
-        """Give every rank its tensor of the root's list."""
+        """Send every rank its tensor of the root's list."""
         rank, options = root_and_options(root if opts is None else opts, timeout)
         output, copies = only(output_tensors), Outputs()
         inputs = one_list(input_tensors) if self.rank() == rank else []

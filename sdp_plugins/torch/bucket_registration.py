@@ -1,11 +1,11 @@
-"""Buckets in shared memory: DDP's are reduced without a copy from their second step on.
+"""Registration of buckets in shared memory: from the second step on, DDP's need no copy.
 
-DDP hands the same few storages to all_reduce in every step. When one comes for the second time, its
-bytes move into a memfd, in place: all tensors that view the storage (bucket views, `.grad`) follow,
-and peers can map it. What this changes is that forked children share the memory, that the storage
-cannot be resized, and that an address taken before (data_ptr, a DLPack export) is void, which may
-crash a legal program. So nothing moves by itself but what only DDP's reducer is known to hand in;
-everything else moves when its owner asks for it with `sdp_plugins.torch.share`.
+DDP passes the same few storages to all_reduce in every step. When a storage appears for the second
+time, its bytes move into a memfd, in place: all tensors that view the storage (bucket views,
+`.grad`) follow, and peers can map it. As a consequence, forked children share the memory, the
+storage cannot be resized, and an address taken earlier (data_ptr, a DLPack export) is invalid,
+which may crash a legal program. Only storages that certainly come from DDP's reducer therefore move
+automatically; any other storage moves when its owner calls `sdp_plugins.torch.share`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from sdp_plugins.torch.shared_storage import move_to_shared_memory, shared_fd
 log = logging.getLogger(__name__)
 
 MIN_BYTES = 2**20
-"""Below this, copying costs less than keeping registrations."""
+"""Below this size, copying costs less than keeping registrations."""
 
 
 @dataclass
 class Sighting:
-    """A storage that was seen, and where it was when it was registered."""
+    """A storage that was seen, and its address when it was registered."""
 
     storage: weakref.ref[UntypedStorage]
     pointer: int = 0
@@ -42,25 +42,25 @@ class Sighting:
 class Registrations:
     """The storages of one group's all_reduces.
 
-    Python objects of storages live as long as the storages themselves and may be weakly referenced;
-    the reference's callback runs before the memory is unmapped. So a registration is withdrawn
-    before its address can mean something else: `dead` is checked at the start of every call.
+    The Python object of a storage lives as long as the storage and supports weak references. The
+    reference's callback runs before the memory is unmapped, and every call checks `dead` first. A
+    registration is therefore withdrawn before its address can belong to other memory.
 
     Args:
-        group: Where to register.
-        enabled: False to leave all memory as it is.
+        group: The group that registers the storages.
+        enabled: False leaves all memory as it is.
     """
 
     def __init__(self, group: Group, enabled: bool) -> None:
         self._group = group
         self._enabled = self._automatic = enabled
-        self._lock = threading.RLock()  # as a signal handler may leave the group
+        self._lock = threading.RLock()  # re-entrant: a signal handler may close the group
         self._sightings: dict[int, Sighting] = {}
         self.dead: deque[int] = deque()
-        """Registrations whose storage has died; filled by any thread, emptied by `drop_dead`."""
+        """Registrations of freed storages; any thread appends to it, `drop_dead` empties it."""
 
     def see(self, tensor: Tensor, in_flight: Callable[[int], bool]) -> None:
-        """Note that `tensor` is about to be all_reduced; register a bucket that comes back.
+        """Note that `tensor` is about to be all-reduced; register a bucket that comes back.
 
         Args:
             tensor: A dense CPU tensor of at least `MIN_BYTES`.
@@ -83,8 +83,8 @@ class Registrations:
         """Register a tensor's storage now.
 
         Raises:
-            ValueError: It may not move.
-            SharedMemoryError: There is no shared memory for it.
+            ValueError: The storage may not move.
+            SharedMemoryError: There is not enough shared memory.
         """
         storage = tensor.untyped_storage()
         key = storage._cdata
@@ -105,13 +105,13 @@ class Registrations:
                 ) from error
 
     def _is_registered(self, key: int, storage: UntypedStorage) -> bool:
-        """Whether peers can map the storage; what they map may have become something else."""
+        """Return whether peers can map the storage; its memory may have changed since."""
         sighting = self._sightings.get(key)
         if sighting is None or sighting.registration is None:
             return False
         if (storage.data_ptr(), storage.nbytes()) == (sighting.pointer, sighting.nbytes):
             return True
-        del self._sightings[key]  # it was resized or swapped
+        del self._sightings[key]  # the storage was resized or swapped
         self._group.unregister(sighting.registration)
         return False
 
@@ -121,12 +121,12 @@ class Registrations:
         return self._sightings[key]
 
     def drop_dead(self) -> None:
-        """Withdraw the registrations of dead storages."""
+        """Withdraw the registrations of freed storages."""
         while self.dead:
             self._group.unregister(self.dead.pop())
 
     def _on_death(self, key: int) -> Callable[[object], None]:
-        # Runs wherever the last reference goes, perhaps inside the group: only take notes.
+        # Runs wherever the last reference is dropped, perhaps inside the group: only take notes.
         sightings, dead = self._sightings, self.dead
 
         def note(reference: object) -> None:
@@ -158,9 +158,10 @@ class Registrations:
 
 
 def is_bucket(tensor: Tensor, storage: UntypedStorage) -> bool:
-    """Whether this looks like DDP's reducer: a flat tensor, in a backward pass, all of its storage.
+    """Return whether the call looks like DDP's reducer: a flat tensor in a backward pass.
 
-    Comm hooks are called in the backward pass too, with the same tensor.
+    The tensor has to cover all of its storage. Comm hooks, too, are called in the backward pass,
+    with the same tensor.
     """
     return (
         torch._C._current_graph_task_id() != -1
@@ -171,10 +172,10 @@ def is_bucket(tensor: Tensor, storage: UntypedStorage) -> bool:
 
 
 def reason_to_stay(tensor: Tensor, storage: UntypedStorage) -> str:
-    """Why the storage may not move; empty if it may, being torch's own memory."""
-    if storage.is_shared():  # it stays where it is
+    """Return why the storage may not move; empty if it is torch's own memory and may move."""
+    if storage.is_shared():  # shared memory stays where it is
         return "" if shared_fd(storage) >= 0 else "it is shared through a file that is closed"
-    # Memory that NumPy also refers to, or that came by DLPack or from a file, is not resizable.
+    # Memory that NumPy also uses, or that came through DLPack or from a file, is not resizable.
     if not storage.resizable():
         return "something else than torch refers to it. Hint: share tensor.clone()"
     if torch.cuda.is_initialized() and tensor.is_pinned():

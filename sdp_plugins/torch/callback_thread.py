@@ -22,17 +22,18 @@ class _Task(NamedTuple):
 class CallbackThread:
     """Completes futures, and runs their callbacks, in a thread that starts with the first task.
 
-    The core sets a signal when an operation is done, and this thread waits for that alone. The
-    core's own threads run no Python: they would wait for the GIL, and a callback may issue
+    The core sets a signal when an operation is done, and this thread waits only for that signal.
+    The core's own threads run no Python: they would wait for the GIL, and a callback may issue
     collectives or block.
 
-    Tasks handle their own errors. A task submitted from within a task, or after `stop`, runs at
-    once in the calling thread, so no task is ever lost.
+    Tasks handle their own errors. A task submitted from within a task, or after `stop`, runs
+    immediately in the calling thread, so no task is ever lost.
 
     Args:
-        name: Of the thread.
-        in_order: Whether operations end in the order in which they were issued, and callbacks run
-            in the order in which they were added. Which message comes first is up to the peers.
+        name: The thread's name.
+        in_order: Whether operations end in the order in which they were issued, and callbacks
+            run in the order in which they were added. False for messages: peers decide their
+            order.
     """
 
     def __init__(self, name: str, in_order: bool = True) -> None:
@@ -40,7 +41,7 @@ class CallbackThread:
         self._name = name
         self._completions: list[_Task] = []
         self._callbacks: list[_Task] = []
-        # Re-entrant: a signal handler may leave the group in the midst of it.
+        # Re-entrant: a signal handler may close the group while this thread holds the lock.
         self._lock = threading.RLock()
         self._signal = CompletionSignal()
         self._thread: threading.Thread | None = None
@@ -48,7 +49,7 @@ class CallbackThread:
         self._calling_back = False
 
     def when_done(self, works: Sequence[NativeWork], task: Callable[[], None]) -> None:
-        """Run `task` once these operations are done."""
+        """Run `task` once all of `works` are done."""
 
         def is_done() -> bool:
             return all(work.is_completed() for work in works)
@@ -58,16 +59,16 @@ class CallbackThread:
                 work.notify(self._signal)
 
     def call_back_when(self, is_ready: Callable[[], bool], task: Callable[[], None]) -> None:
-        """Run `task`, which calls a user's callback, after all such tasks submitted before it.
+        """Run `task`, which calls a user's callback, after all callback tasks submitted before it.
 
         Args:
             is_ready: Whether the callback's future is done.
-            task: What to run.
+            task: The task to run.
         """
         self._submit(self._callbacks, _Task(is_ready, task))
 
     def call_back(self, callback: Callable[[Any], Any], future: Any) -> Any:
-        """Within a task: run a user's callback."""
+        """Run a user's callback from within a task."""
         before, self._calling_back = self._calling_back, True
         try:
             return callback(future)
@@ -75,28 +76,29 @@ class CallbackThread:
             self._calling_back = before
 
     def is_current(self) -> bool:
-        """Whether the caller is a task."""
+        """Return whether the current thread is running a task."""
         return self._thread is not None and self._thread.ident == threading.get_ident()
 
     def in_callback(self) -> bool:
-        """Whether the caller is a callback, in the order of which all ranks agree.
+        """Return whether the caller is a callback that all ranks run in the same order.
 
-        Not one that was added to a future of torch's own making (`collect_all`): that is run by
-        whoever completes the last part, here on one rank and on the main thread of another.
+        False for callbacks on a future that torch created (`collect_all`): the thread that
+        completes its last part runs them, which may be this thread on one rank and the main thread
+        on another.
         """
         return self._calling_back and self.is_current()
 
     def run_until(self, done: Callable[[], bool], callbacks: bool) -> None:
-        """Within a task that waits for what later tasks do: run these now.
+        """From within a task, run later tasks until `done()` is true.
 
         Args:
-            done: What it waits for.
-            callbacks: Whether that is done by a callback, which every rank has to run now. What an
-                operation does may be there already on some ranks: no callback may run on the others
-                that does not run there, or the ranks' callbacks would be in different orders.
+            done: The condition that the task waits for.
+            callbacks: Whether a callback fulfils the condition. Every rank then runs that callback
+                now. An operation may be done already on some ranks only; running callbacks on the
+                others would make the order of callbacks differ between ranks.
 
         Raises:
-            RuntimeError: There are no more, as the group was closed.
+            RuntimeError: No tasks are left because the group was closed.
         """
         before, self._calling_back = self._calling_back, False
         try:
@@ -110,7 +112,7 @@ class CallbackThread:
             self._calling_back = before
 
     def stop(self) -> None:
-        """Finish what was submitted and end the thread; it is left behind if a callback blocks."""
+        """Finish all submitted tasks and end the thread; leave it behind if a callback blocks."""
         with self._lock:
             self._stopped = True
             thread = self._thread
@@ -126,11 +128,11 @@ class CallbackThread:
             )
 
     def _submit(self, tasks: list[_Task], task: _Task) -> bool:
-        """Whether the thread will run it; if not, it has run here."""
+        """Return True after submitting a task to the thread, or False after running it here."""
         if self.is_current() or not self._put(tasks, task):
             task.run()
             return False
-        if task.is_ready():  # else what makes it ready wakes the thread
+        if task.is_ready():  # otherwise the event that makes it ready wakes the thread
             self._signal.set()
         return True
 
@@ -140,19 +142,19 @@ class CallbackThread:
                 return False
             tasks.append(task)
             if self._thread is None:
-                # A daemon: its group stops it at the interpreter's exit, in an order of ours.
+                # A daemon thread: its group stops it at interpreter exit, in a defined order.
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 thread.start()
                 self._thread = thread
         return True
 
     def _take(self, callbacks: bool) -> Callable[[], None] | None:
-        """What to run next (no callback), once there is something; None if there will be nothing.
+        """Wait for the next task and return it; None once the thread stops with none left.
 
-        Only the thread itself takes tasks.
+        Only the thread itself takes tasks. With `callbacks` false, skip callback tasks.
         """
         while True:
-            stopped = self._stopped  # then nothing is added any more
+            stopped = self._stopped  # nothing is added after this
             if (run := self._take_ready(callbacks)) is not None:
                 return run
             if stopped and not self._completions and not (callbacks and self._callbacks):
@@ -160,7 +162,7 @@ class CallbackThread:
             self._signal.wait()
 
     def _take_ready(self, callbacks: bool) -> Callable[[], None] | None:
-        completions = 1 if self.in_order else None  # to look at all takes long if many wait
+        completions = 1 if self.in_order else None  # checking all of them takes long if many wait
         for tasks, count in ((self._completions, completions), (self._callbacks, int(callbacks))):
             for task in tasks[:count]:
                 if task.is_ready():
@@ -169,8 +171,8 @@ class CallbackThread:
         return None
 
     def _run(self) -> None:
-        with self._lock:  # the starter holds it until `is_current` is true here
+        with self._lock:  # the starter holds the lock until `is_current` is true here
             pass
         while (run := self._take(callbacks=True)) is not None:
             run()
-            del run  # or its tensors would live until the next one comes
+            del run  # otherwise its tensors would live until the next task

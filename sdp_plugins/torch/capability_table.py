@@ -1,8 +1,8 @@
-"""What runs: every operation with every dtype and reduction, and by which path.
+"""The supported operations, dtypes and reductions, and the path that each combination takes.
 
     python -m sdp_plugins.torch.capability_table
 
-prints it as tables, which docs/torch.md shows. The paths are those of docs/algorithms.md.
+prints tables, which docs/torch.md includes. docs/algorithms.md describes the paths.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from sdp_plugins.torch.reduce_ops import REDUCTIONS
 from sdp_plugins.torch.sparse import SUMMABLE
 from sdp_plugins.torch.tensors import DTYPES
 
-_SPECIAL = re.compile(r"q|bits|u?int[1-7]$")  # quantized, and parts of bytes
-SMALL, LARGE = 1, 1 << 20  # bytes, on either side of what travels with the announcement
+_SPECIAL = re.compile(r"q|bits|u?int[1-7]$")  # quantized dtypes, and dtypes smaller than a byte
+SMALL, LARGE = 1, 1 << 20  # bytes, below and above what travels with the announcement
 
-SPARSE = "sparse_all_reduce"  # all_reduce of torch.sparse_coo: an all_gather of what there is
+SPARSE = "sparse_all_reduce"  # all_reduce of torch.sparse_coo: an all_gather of the entries
 
-# torch's calls by the operation of the core that they are.
+# torch's functions by the core operation that implements them.
 CALLS = {
     "all_reduce": ("all_reduce", "all_reduce_coalesced"),
     "reduce": ("reduce",),
@@ -53,15 +53,15 @@ BETWEEN_TWO = ("send", "recv")
 
 @dataclass(frozen=True)
 class Capability:
-    """That one thing runs.
+    """A supported combination of operation, dtype and reduction.
 
     Attributes:
         operation: The core's name, or ``"sparse_all_reduce"``; see ``calls``.
-        dtype: Of the elements; None where there are none.
-        reduce_op: Such as ``"SUM"``; None where nothing is computed.
-        small: How at most 32 KiB for each rank travel within a node.
-        large: How more does.
-        registered: The same from memory that is shared, as DDP's buckets are.
+        dtype: The dtype of the elements; None for operations without data.
+        reduce_op: A reduction such as ``"SUM"``; None where nothing is computed.
+        small: The path of up to 32 KiB for each rank within a node.
+        large: The path of larger data.
+        registered: The path of data in shared memory, such as DDP's buckets.
     """
 
     operation: str
@@ -73,14 +73,14 @@ class Capability:
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """The functions of torch.distributed that are this operation."""
+        """Return the functions of torch.distributed that run this operation."""
         return CALLS[self.operation]
 
 
 def capabilities() -> tuple[Capability, ...]:
-    """Everything that runs on the "smddp" backend; what is not listed raises before it starts.
+    """Return all combinations that the "smddp" backend supports, within and between nodes.
 
-    Between nodes it is the same.
+    Any other combination raises before it starts.
     """
     return tuple(
         Capability(operation, dtype, reduce_op, *_paths(operation))
@@ -97,12 +97,12 @@ def _dtypes(operation: str) -> Sequence[torch.dtype | None]:
 
 
 def computable() -> list[torch.dtype]:
-    """Every dtype that some operation reduces."""
+    """Return every dtype that some operation reduces."""
     return [*DTYPES, torch.complex32]
 
 
 def movable() -> list[torch.dtype]:
-    """Every dtype whose tensors are plain memory, of whole bytes."""
+    """Return every dtype whose tensors are plain memory of whole bytes."""
     found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
     names = sorted(str(dtype).removeprefix("torch.") for dtype in found)
     return [getattr(torch, name) for name in names if not _SPECIAL.match(name)]
@@ -137,7 +137,7 @@ def _paths(operation: str) -> tuple[str, str, str]:
 
 
 def tables() -> Iterator[str]:
-    """The lines of two tables in Markdown: operations and paths, dtypes and reductions."""
+    """Yield the lines of two Markdown tables: operations and paths, dtypes and reductions."""
     yield "| operation | functions of torch.distributed | dtypes | small, large, registered |"
     yield "|---|---|---|---|"
     for operation, calls in CALLS.items():

@@ -1,7 +1,7 @@
-"""What TORCH_DISTRIBUTED_DEBUG=DETAIL adds: a log of all calls, and a comparison of shapes.
+"""TORCH_DISTRIBUTED_DEBUG=DETAIL: a log of all calls, and a comparison of shapes.
 
-Of torch's own checks under DETAIL that is the only one missing: the core compares everything else
-in every operation.
+The comparison of shapes is the only check of torch's DETAIL mode that the core lacks: the core
+compares all other properties in every operation.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sdp_plugins.core import CollectiveMismatchError, Group
 from sdp_plugins.core.errors import name_ranks
 from sdp_plugins.torch.options import Launch
 
-log = logging.getLogger("sdp_plugins.torch.detail")  # its documented name
+log = logging.getLogger("sdp_plugins.torch.detail")  # the name in the documentation
 
 
 def is_on() -> bool:
-    """Whether the program is to be watched in detail."""
+    """Return whether TORCH_DISTRIBUTED_DEBUG=DETAIL is set."""
     return get_debug_level() == DebugLevel.DETAIL
 
 
@@ -33,27 +33,27 @@ _OF_INPUTS = ("all_gather", "gather")
 
 
 def compared(name: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-    """The tensors of a call whose shapes are equal on all ranks."""
+    """Return the tensors of a call whose shapes must be equal on all ranks."""
     if any(len({tensor.shape for tensor in tensors}) > 1 for tensors in (outputs, inputs)):
-        return ()  # the ranks' parts differ in size
+        return ()  # part sizes differ between ranks
     return outputs if name in _OF_OUTPUTS else inputs if name in _OF_INPUTS else ()
 
 
 def compare_shapes(
     group: Group, checks: Group, name: str, tensors: Sequence[Tensor], timeout_s: float | None
 ) -> None:
-    """Compare the shapes of a call's tensors with the other ranks'.
+    """Compare the shapes of a call's tensors with those of the other ranks.
 
     Args:
-        group: Where the call will run.
-        checks: Another group of the same ranks, for this.
-        name: Of the call.
-        tensors: Those to compare. Ranks which call something else, or give other sizes, are left
-            to the core, whose errors say more.
-        timeout_s: How long to wait for the other ranks; None: the group's time-out.
+        group: The group of the call.
+        checks: Another group of the same ranks, which carries the comparison.
+        name: The name of the call.
+        tensors: The tensors to compare. Ranks that make another call or pass other sizes are
+            left to the core, whose errors say more.
+        timeout_s: How long to wait for the other ranks; None means the group's timeout.
 
     Raises:
-        CollectiveMismatchError: Shapes differ; the call has not begun.
+        CollectiveMismatchError: The shapes differ; the call has not begun.
     """
     mine: list[Any] = [name, [list(tensor.shape) for tensor in tensors]]
     blobs = checks.exchange(json.dumps(mine).encode(), timeout_s)
@@ -73,7 +73,7 @@ def compare_shapes(
 
 
 def _differ_in_shape(mine: list[Any], theirs: list[Any]) -> bool:
-    """Whether two calls differ in shapes, and in nothing else."""
+    """Return whether two calls differ in shapes and in nothing else."""
     same = mine[0] == theirs[0] and [*map(math.prod, mine[1])] == [*map(math.prod, theirs[1])]
     return same and mine[1] != theirs[1]
 
@@ -85,13 +85,13 @@ def _listed(shapes: list[list[int]]) -> str:
 def logged(
     group: Group, name: str, launches: Sequence[Launch], tensors: Sequence[Tensor]
 ) -> list[Launch]:
-    """Operations of a call that log themselves when they are started: rank, number, shapes.
+    """Wrap a call's operations so that each logs rank, number and shapes when it starts.
 
     Args:
-        group: Where they run.
-        name: Of the call.
-        launches: Of the operations.
-        tensors: One for each operation, or else all of them are each one's.
+        group: The group of the call.
+        name: The name of the call.
+        launches: The launches of the operations.
+        tensors: One tensor for each operation; otherwise every operation uses all of them.
     """
     each = [[tensor] for tensor in tensors]
     if len(each) != len(launches):
@@ -115,14 +115,14 @@ def log_call(group: Group, name: str, tensors: Sequence[Tensor]) -> None:
 
 
 def log_message(group: Group, name: str, tensor: Tensor, peer: int | None, tag: int) -> None:
-    """Log a message.
+    """Log a point-to-point message.
 
     Args:
-        group: The ranks.
-        name: Of the operation.
-        tensor: Its bytes.
-        peer: The other rank; None: any.
-        tag: The message's.
+        group: The group of the message.
+        name: The name of the operation.
+        tensor: The tensor that holds the data.
+        peer: The other rank; None means any rank.
+        tag: The tag of the message.
     """
     whom = "any rank" if peer is None else f"rank {group.global_rank(peer)}"
     _log(group, f"{name} {'to' if name == 'send' else 'from'} {whom} tag {tag}", [tensor])

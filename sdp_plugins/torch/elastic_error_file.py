@@ -1,7 +1,7 @@
-"""What torchrun's summary says of a rank whose group has failed.
+"""The error that torchrun's summary shows for a rank whose group has failed.
 
-torchrun ends the other ranks as soon as one has ended, often before their errors reach the
-terminal. Its summary shows what each rank has left in the file that TORCHELASTIC_ERROR_FILE names.
+torchrun terminates the other ranks as soon as one has ended, often before they print their errors.
+Its summary shows the content of the file that TORCHELASTIC_ERROR_FILE names on each rank.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from sdp_plugins.core.environment import environment
 from sdp_plugins.core.open_groups import GroupObserver, OpenGroup
 
 _LATER_S = 2
-"""torchrun takes the failure with the earliest second for the root cause, and notices the end of a
-lost rank after the rank that lost it."""
+"""Seconds added to the time of an error that reports a lost rank. torchrun takes the failure with
+the earliest second for the root cause, and notices the end of a lost rank after its peers do."""
 
 
 class ElasticErrorFile(GroupObserver):
-    """Writes the first failure of a group, as torch's `@record` does the exception of `main`."""
+    """Writes a group's first failure, as torch's `@record` writes the exception of `main`."""
 
     def group_failed(self, group: OpenGroup, error: Exception) -> None:
-        """Write the error, if torchrun has started this rank and nothing is written yet."""
+        """Write the error if torchrun started this rank and the file does not exist yet."""
         path = environment().get("TORCHELASTIC_ERROR_FILE")
         if not path or Path(path).exists():
             return
@@ -32,4 +32,4 @@ class ElasticErrorFile(GroupObserver):
         message = {"message": text, "extraInfo": {"timestamp": str(when)}}
         whole = Path(f"{path}.new")
         whole.write_text(json.dumps({"message": message}))
-        whole.replace(path)  # torchrun may end this process at any time
+        whole.replace(path)  # torchrun may terminate this process at any time

@@ -1,13 +1,14 @@
 """Futures of works, completed by one thread of the group.
 
-Two things differ from plain torch futures, and DDP needs both.
+DDP needs two differences from plain torch futures.
 
 Callbacks (`then`) run on the group's callback thread, in the order in which they were added, and
-never in the caller's thread. A callback may issue collectives (PowerSGD's do); all ranks have to
-issue them in the same order, which "inline if the future happens to be done" does not give.
+never in the caller's thread. A callback may issue collectives, as PowerSGD's does. All ranks must
+issue them in the same order; running a callback inline if its future is already done would break
+that order.
 
 An error becomes the future's value as a `FailedResult`, because Python cannot complete a torch
-future with an error. C++ that looks at the value raises the original exception.
+future with an error. C++ that reads the value raises the original exception.
 """
 
 from __future__ import annotations
@@ -29,29 +30,29 @@ from sdp_plugins.torch.callback_thread import CallbackThread
 
 
 class FailedResult:
-    """The value of a future that failed: whoever takes it for a tensor gets the original exception.
+    """The value of a failed future; code that uses it as a tensor raises the original exception.
 
-    torch's C++ (DDP's reducer and its hooks) takes tensors out of a future's value with isinstance,
+    torch's C++ (DDP's reducer and its hooks) searches a future's value for tensors with isinstance,
     which asks an object that is no tensor for its `__class__`.
 
-    The error is kept for as long as the future, and must not keep the frames of its traceback, nor
-    those of who waits, in which the future itself is. (Python's garbage collector does not see
-    through the future, which is C++.)
+    The error lives as long as the future. It must not keep the frames of its traceback, nor those
+    of waiting callers, because these frames hold the future. Python's garbage collector cannot
+    traverse the future, which is a C++ object.
     """
 
     def __init__(self, error: BaseException) -> None:
         self._error = _without_frames(error)
 
     def reraise(self) -> NoReturn:
-        """Raise the original exception, or rather a copy, which gets the traceback of this."""
+        """Raise a copy of the original exception, which gets the traceback of this call."""
         raise _copied(self._error)
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """Raise, unless it is torch's search for tensors that asks.
+        """Raise, unless torch's search for tensors asks.
 
-        What is raised in that search, which is Python, becomes a RuntimeError; so be found, and
-        raise when C++ takes what was found.
+        That search runs in Python, where an exception would become a RuntimeError. Posing as a
+        tensor there makes C++ raise the exception when it reads the value.
         """
         if sys._getframe(1).f_code.co_name == "persistent_id":
             return torch.Tensor
@@ -59,7 +60,7 @@ class FailedResult:
 
 
 def _without_frames(error: BaseException) -> BaseException:
-    """The error, its traceback as text: frames keep what they held, and whoever called them."""
+    """Convert the traceback to text: frames would keep their local variables and callers alive."""
     if error.__traceback__ is not None and not isinstance(error, SdpError):
         told = "".join(traceback.format_exception(error)).rstrip()
         if hasattr(error, "add_note"):
@@ -75,7 +76,7 @@ def _without_frames(error: BaseException) -> BaseException:
 def _copied(error: BaseException) -> BaseException:
     try:
         made = copy.copy(error)
-    except Exception:  # one that cannot be made from its own arguments
+    except Exception:  # the class cannot be constructed from its own arguments
         return error
     if type(made) is not type(error):
         return error
@@ -93,25 +94,25 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
     """A future whose callbacks run in order on a thread.
 
     Args:
-        thread: Completes the future and runs its callbacks. Where that is not in order,
-            they are torch's own: whoever completes the future runs them.
-        of_callback: Whether its value is what a callback returns.
+        thread: Completes the future and runs its callbacks. If the thread is not in order,
+            callbacks are torch's own: the thread that completes the future runs them.
+        of_callback: Whether the value is the result of a callback.
     """
 
     def __init__(self, thread: CallbackThread, of_callback: bool = False) -> None:
         super().__init__()
         self._thread = thread
         self._of_callback = of_callback
-        self._followers: list[Callable[[], None]] = []  # callbacks added by callbacks before it
+        self._followers: list[Callable[[], None]] = []  # callbacks added by earlier callbacks
         self._completed = threading.Event()
         self._pid = os.getpid()
         self._set_unwrap_func(_unwrap)
 
     def complete_with(self, call: Callable[[], Any]) -> None:
-        """Complete with what `call` returns, or with what it raises."""
+        """Complete the future with the result of `call`, or with the exception that it raises."""
         try:
             result = call()
-        except BaseException as error:  # whatever a callback does, somebody waits for this future
+        except BaseException as error:  # a waiter depends on this future, whatever is raised
             result = FailedResult(error)
         self.set_result(result)
         self._completed.set()
@@ -119,7 +120,7 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
             self._followers.pop(0)()
 
     def wait(self) -> Any:
-        """The value, once it is there; unlike in torch, Ctrl-C ends the wait."""
+        """Wait for the value and return it; unlike in torch, Ctrl-C ends the wait."""
         if not self.done():
             if os.getpid() != self._pid:
                 raise SdpError(
@@ -127,20 +128,21 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
                     "group in its own process only."
                 )
             if self._thread.is_current():
-                self._thread.run_until(self.done, self._of_callback)  # nobody else would
+                self._thread.run_until(self.done, self._of_callback)  # no other thread would
             else:
                 self._completed.wait()
         return super().wait()
 
     def then(self, callback: Callable[[Any], Any]) -> Any:
-        """A future of what `callback(self)` returns, called after this one is done."""
+        """Return a future of the result of `callback(self)`, called after this future is done."""
         if not self._thread.in_order:
             return super().then(callback)
         child = WorkFuture(self._thread, of_callback=True)
         call = partial(self._thread.call_back, callback, self)
         task = partial(child.complete_with, call)
         if self._thread.is_current() and not self.done():
-            # A task's own tasks run at once, in an order that the main thread cannot change.
+            # Tasks submitted by a task run immediately, in an order that the main thread cannot
+            # change.
             if self._of_callback:
                 self._followers.append(task)
                 return child
@@ -149,7 +151,7 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
         return child
 
     def add_done_callback(self, callback: Callable[[Any], Any]) -> None:
-        """Call `callback(self)` after this one is done; what it raises is lost, as in torch."""
+        """Call `callback(self)` after this future is done; as in torch, its exceptions are lost."""
         if self._thread.in_order:
             self.then(callback)
         else:

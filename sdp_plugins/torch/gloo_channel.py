@@ -1,4 +1,4 @@
-"""Messages over torch's gloo; see the core's ``Channel``."""
+"""Messages over torch's gloo: implements the core's ``Channel``."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from sdp_plugins.torch.gloo_peer_monitor import (
 )
 
 TAGS = 2**27
-"""Of each stream; a message's is its number among those of its stream to its receiver."""
+"""Tags of each stream; a message's tag is its number within its stream to its receiver."""
 FAREWELL = len(Stream) * TAGS
 UNANSWERED = FAREWELL + 1
 GLANCE = timedelta(milliseconds=20)
 SLICE_S = 0.05
 JOIN_LIMIT_S = 2.0
-# Deadlines are the group's own: gloo's end all connections.
+# The group enforces deadlines: a timeout of gloo would close all connections.
 NO_LIMIT = timedelta(days=365)
 
 
 @dataclass(eq=False)
 class Message(Pending):
-    """One of gloo's sends or receives.
+    """A send or receive of gloo.
 
     Attributes:
-        work: gloo's, which can be waited for once.
-        batch: With what it is waited for.
-        done: Whether it was, and has ended well.
-        error: What gloo has said.
+        work: gloo's work, which allows one wait.
+        batch: The batch of messages whose wait includes this one.
+        done: Whether the message was waited for and succeeded.
+        error: The error text of gloo.
     """
 
     work: Any
@@ -55,7 +55,7 @@ class Message(Pending):
     error: str = ""
 
     def finish(self) -> bool:
-        """Wait in gloo, without end; whether it has ended well."""
+        """Wait in gloo without a deadline; return whether the message succeeded."""
         try:
             self.work.wait(NO_LIMIT)
             self.done = True
@@ -65,18 +65,18 @@ class Message(Pending):
         return self.done
 
     def raise_if_broken(self) -> None:
-        """Raise WireError if it has failed, as far as is known."""
+        """Raise WireError if the message is known to have failed."""
         if self.error:
             raise WireError(self.error, (self.peer,))
 
 
 @dataclass(eq=False)
 class Batch:
-    """Messages that somebody waits for.
+    """Messages that a thread waits for together.
 
     Attributes:
-        messages: In the order in which they are waited for.
-        ended: Set when all are done, or one has failed.
+        messages: The messages, in the order of the waits.
+        ended: Set when all messages are done or one has failed.
     """
 
     messages: Sequence[Message]
@@ -84,10 +84,10 @@ class Batch:
 
 
 class Connections:
-    """What all channels of a group share: gloo's connections.
+    """The gloo connections that all channels of a group share.
 
     Args:
-        group: A ProcessGroupGloo that nobody else uses.
+        group: A ProcessGroupGloo without other users.
         nodes: All ranks by node.
     """
 
@@ -95,7 +95,7 @@ class Connections:
         self.group = group
         self._lock = threading.Lock()
         self._broken = False
-        self._asked: list[Any] = []  # gloo may not lose them
+        self._asked: list[Any] = []  # gloo still refers to these works
         rank = group.rank()
         guarded = guarded_by(rank, nodes)
         self._guards = [PeerMonitor(self._farewell(peer), NO_LIMIT, peer) for peer in guarded]
@@ -108,26 +108,26 @@ class Connections:
         return self.group.recv([torch.empty(1, dtype=torch.uint8)], peer, FAREWELL)
 
     def check(self) -> None:
-        """Raise WireError if a rank is gone that has not left in good order."""
+        """Raise WireError if a monitored rank ended without leaving in good order."""
         gone = [guard for guard in self._guards if guard.error]
         if gone and not self._broken:
             first = min(gone, key=lambda guard: guard.broken_s)
             raise WireError(first.error, (first.peer,))
 
     def has_left(self, peer: int) -> bool:
-        """Whether a rank has left in good order; asked when its connection is gone."""
+        """Return whether a rank left in good order; valid once its connection is closed."""
         return self._farewells[peer].has_come()
 
     def is_closed(self, peer: int) -> bool:
-        """Whether others have closed the connection with a rank; it is of no use after that."""
+        """Return whether a peer closed its connection; the connection is unusable afterwards."""
         try:
             self._asked.append(self.group.recv([torch.empty(1)], peer, UNANSWERED + peer))
         except RuntimeError:
-            return not self._broken  # else it was this rank
+            return not self._broken  # otherwise this rank closed it
         return False
 
     def leave(self) -> None:
-        """Leave in good order, as far as that is possible."""
+        """Leave the group, with a farewell to the peers if the connections still work."""
         if not self._broken:
             say_farewell(self.group, self._elsewhere, FAREWELL)
         if self._guards:
@@ -136,10 +136,10 @@ class Connections:
             guard.join(JOIN_LIMIT_S)
 
     def break_off(self) -> None:
-        """Close the connections, which ends most waits: by waiting for what nobody sends.
+        """Close all connections, which ends most waits.
 
-        A wait in gloo that passes its time-out closes them all. Messages of which a part has
-        come stay in their waits even then.
+        A gloo wait that exceeds its timeout closes all connections, so this method waits for a
+        message that no rank sends. Partly received messages remain in their waits even then.
         """
         with self._lock:
             if self._broken:
@@ -151,7 +151,7 @@ class Connections:
     def _wait_in_vain(self, tag: int) -> None:
         rank, size = self.group.rank(), self.group.size()
         for step in range(1, size):
-            with suppress(RuntimeError):  # this one is closed already
+            with suppress(RuntimeError):  # this connection is closed already
                 unanswered = self.group.recv([torch.empty(1)], (rank + step) % size, tag)
                 with suppress(RuntimeError):
                     unanswered.wait(GLANCE)
@@ -159,7 +159,7 @@ class Connections:
 
 
 class GlooChannel:
-    """A group's messages; see the core's ``Channel``."""
+    """The messages of a group over gloo; implements the core's ``Channel``."""
 
     def __init__(
         self, connections: Connections, failures: FailureStore, stream: Stream = Stream.data
@@ -174,11 +174,11 @@ class GlooChannel:
         self._waiter = Waiter()
 
     def send(self, peer: int, address: int, nbytes: int) -> Message:
-        """See ``Channel``."""
+        """Start sending memory, which must stay unchanged until the message is done."""
         return self._start(self._send, self._sent, peer, address, nbytes)
 
     def receive(self, peer: int, address: int, nbytes: int) -> Message:
-        """See ``Channel``."""
+        """Start receiving into memory, which must stay valid until the message is done."""
         return self._start(self._recv, self._received, peer, address, nbytes)
 
     def _start(
@@ -197,7 +197,7 @@ class GlooChannel:
             raise WireError(first_line(error), (peer,)) from error
 
     def wait(self, pending: Sequence[Message], watch: Callable[[], None]) -> None:
-        """See ``Channel``: a thread waits in gloo, and this one looks at what is told meanwhile."""
+        """Block until all messages are done; a thread waits in gloo, and this one calls `watch`."""
         batch = pending[0].batch or self._waiter.take(pending)
         while not batch.ended.wait(SLICE_S):
             watch()
@@ -205,7 +205,7 @@ class GlooChannel:
         self.done(pending)
 
     def done(self, pending: Sequence[Message]) -> bool:
-        """See ``Channel``: what is asked for is waited for from then on, all of it together."""
+        """Return whether all messages are done; from the first call on, a thread waits for them."""
         batch = pending[0].batch or self._waiter.take(pending)
         if batch.ended.is_set():
             for message in pending:
@@ -213,14 +213,14 @@ class GlooChannel:
         return batch.ended.is_set()
 
     def unattended(self) -> AbstractContextManager[None]:
-        """See ``Channel``: gloo has a thread of its own."""
+        """Return an empty context: gloo makes progress in its own thread."""
         return nullcontext()
 
     def late(self, pending: Sequence[Message]) -> set[int]:
-        """See ``Channel``; ends the connections, so this is the last thing that is asked of them.
+        """Return the peers whose messages are not done; closes the connections, so call it last.
 
-        The thread waits for one after the other; behind the first that is late, others may have
-        come.
+        The thread waits for one message after the other. Messages behind the first late one may
+        have arrived.
         """
         awaited = [message for message in pending if not message.done]
         if not awaited:
@@ -232,42 +232,42 @@ class GlooChannel:
         return {first.peer} | {glance.message.peer for glance in glances if glance.late}
 
     def gone(self, peers: Collection[int]) -> set[int]:
-        """See ``Channel``."""
+        """Return the ranks among `peers` that are known to be unreachable."""
         return {peer for peer in peers if self._connections.is_closed(peer)}
 
     def branch(self, stream: Stream) -> GlooChannel:
-        """See ``Channel``."""
+        """Return a channel to the same ranks whose messages are ordered among themselves."""
         return GlooChannel(self._connections, self._failures, stream)
 
     def abandon(self, pending: Sequence[Message]) -> bool:
-        """See ``Channel``."""
+        """Give up messages after a failure; return whether some are still in flight."""
         if not all(message.done for message in pending):
             self._connections.break_off()
         return False
 
     def withdraw(self, pending: Sequence[Message]) -> bool:
-        """See ``Channel``: connections are closed after a farewell."""
+        """Cancel receives that no rank has sent; connections close after the farewells."""
         self._connections.leave()
         self._connections.break_off()
         return False
 
     def left(self, peer: int) -> bool:
-        """See ``Channel``."""
+        """Return whether an unreachable rank is known to have left in good order."""
         return self._connections.has_left(peer)
 
     def send_failure(self, message: bytes) -> None:
-        """See ``Channel``."""
+        """Post the reason why this rank gives up; the first message counts."""
         self._failures.post(message)
 
     def received_failure(self) -> bytes | None:
-        """See ``Channel``."""
+        """Return another rank's failure message, or None."""
         return self._failures.look()
 
     def close(self, *, abandon: bool) -> None:
-        """See ``Channel``.
+        """Leave; with `abandon`, messages may still be in flight, and their memory is kept.
 
-        No thread should be left within gloo: Python would end it in the midst of C++ when the
-        interpreter ends.
+        No thread should remain within gloo: at exit, the interpreter would end it in the middle of
+        C++ code.
         """
         if self._waiter.stop() or abandon:
             self._connections.break_off()
@@ -277,10 +277,10 @@ class GlooChannel:
 
 
 class Waiter:
-    """A thread that waits for messages in gloo; starts with the first.
+    """A thread that waits for messages in gloo; it starts with the first message.
 
-    It takes what is waited for as a whole: to go from thread to thread costs as much as a small
-    message. It knows nothing of the channel, so that that may go.
+    The thread takes messages in batches: switching threads costs as much as a small message. It
+    holds no reference to the channel, so the channel can be collected.
     """
 
     def __init__(self) -> None:
@@ -290,7 +290,7 @@ class Waiter:
         self._thread: threading.Thread | None = None
 
     def take(self, messages: Sequence[Message]) -> Batch:
-        """Wait for some more, after those before them."""
+        """Wait for more messages, after all earlier ones."""
         batch = Batch(messages)
         for message in messages:
             message.batch = batch
@@ -303,14 +303,14 @@ class Waiter:
         return batch
 
     def stop(self) -> bool:
-        """Have the thread end; whether it must be freed from a wait for that."""
+        """Ask the thread to end; return whether it is in a wait that has to be interrupted."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
             return bool(self._batches)
 
     def join(self) -> None:
-        """Wait until it has ended."""
+        """Wait until the thread has ended."""
         if self._thread is not None:
             self._thread.join(JOIN_LIMIT_S)
 
@@ -325,14 +325,14 @@ class Waiter:
             for message in batch.messages:
                 if not message.finish():
                     break
-            batch.messages = ()  # they know it, too
+            batch.messages = ()  # the messages refer to the batch, too
             with self._changed:
                 self._batches.popleft()
             batch.ended.set()
 
 
 class Glance(threading.Thread):
-    """Looks whether a message has come; if not, the connections end."""
+    """Checks whether a message has arrived; if not, the connections close."""
 
     def __init__(self, message: Message) -> None:
         super().__init__(name="sdp-glance", daemon=True)
@@ -341,7 +341,7 @@ class Glance(threading.Thread):
         self.start()
 
     def run(self) -> None:
-        """Look."""
+        """Wait for the message for a moment."""
         work = self.message.work
         if work is not None:
             try:
@@ -351,12 +351,12 @@ class Glance(threading.Thread):
 
 
 def _interfaces() -> int:
-    """How many sets of connections a group has: messages go by all, in turns."""
+    """Return the number of network interfaces; gloo distributes messages over all of them."""
     return len(environment().get("GLOO_SOCKET_IFNAME", "").split(","))
 
 
 @lru_cache(maxsize=1024)
 def _tensors(address: int, nbytes: int) -> list[torch.Tensor]:
-    """Memory as gloo wants it."""
+    """Return the memory as gloo expects it: a list with one tensor."""
     memory = (ctypes.c_char * nbytes).from_address(address)
     return [torch.frombuffer(memory, dtype=torch.uint8)]

@@ -1,4 +1,4 @@
-"""Where a rank that gives up tells the others why, in jobs without MPI."""
+"""The notice of the rank that gives up first, for jobs without MPI."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ FAILURE = "failure"
 
 
 class FailureStore:
-    """Where a rank that gives up says why: a key of the store.
+    """A key of the store that holds why a rank gave up.
 
-    The store may be on a node that cannot be reached any more, and then does not answer at all: so
-    threads ask it, for which nobody waits long.
+    The store may be on an unreachable node and then never answers. Separate threads therefore
+    access it, and no caller waits for them for long.
     """
 
     def __init__(self, store: Store) -> None:
@@ -28,10 +28,10 @@ class FailureStore:
         self._looking: threading.Thread | None = None
 
     def post(self, message: bytes) -> None:
-        """Say why, if nobody has said anything yet."""
+        """Post the reason, unless a rank has already posted one."""
 
         def put() -> None:
-            with suppress(RuntimeError):  # the process with the store may have ended
+            with suppress(RuntimeError):  # the process that serves the store may have ended
                 self._store.compare_set(FAILURE, "", message.decode())
 
         thread = threading.Thread(target=put, name="sdp-failure", daemon=True)
@@ -39,7 +39,7 @@ class FailureStore:
         thread.join(POST_LIMIT_S)
 
     def look(self) -> bytes | None:
-        """What has been said, as far as is known; asks now and then."""
+        """Return the latest known notice, or None; asks the store at intervals."""
         now = time.monotonic()
         asking = self._looking is not None and self._looking.is_alive()
         if self._seen is None and not asking and now - self._looked_s > LOOK_EVERY_S:

@@ -1,4 +1,4 @@
-"""torch's gloo as the network between nodes, where a job has no MPI."""
+"""torch's gloo as the network between nodes, for jobs without MPI."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from sdp_plugins.torch.gloo_channel import Connections, GlooChannel
 from sdp_plugins.torch.gloo_failure_store import FailureStore
 from sdp_plugins.torch.gloo_peer_monitor import first_line
 
-ProcessGroupGloo: Any = dist.ProcessGroupGloo  # torch's stubs know little of it
+ProcessGroupGloo: Any = dist.ProcessGroupGloo  # torch's stubs describe little of it
 
 
 class GlooNetwork:
     """Opens channels over gloo.
 
     Args:
-        store: Keys of this group's own.
+        store: A key space of this group only.
     """
 
     name = "gloo"
@@ -39,13 +39,13 @@ class GlooNetwork:
         self, rank: int, nodes: Nodes, exchange: Exchange, name: str, timeout_s: float
     ) -> GlooChannel:
         """Connect with all ranks."""
-        # The keys of groups that are made at the same time must differ.
+        # Groups that are created at the same time need different keys.
         key = exchange(secrets.token_bytes(8), timeout_s)[0].hex()
         store = PrefixStore(f"gloo/{key}", self._store)
         limit = timedelta(seconds=timeout_s)
         try:
             address = address_towards_master()
-            if address is None:  # torch's own choice: by GLOO_SOCKET_IFNAME or the host's name
+            if address is None:  # torch's default: GLOO_SOCKET_IFNAME or the host's name
                 group = ProcessGroupGloo(store, rank, nodes.world_size, limit)
             else:
                 options = ProcessGroupGloo._Options()
@@ -63,9 +63,9 @@ class GlooNetwork:
 
 
 def address_towards_master() -> str | None:
-    """This host's address on the way to MASTER_ADDR, where nobody has chosen an interface.
+    """Return this host's address on the route to MASTER_ADDR, if no interface is configured.
 
-    A host's name often means its loopback, where no other node finds it.
+    A host's name often resolves to its loopback address, which other nodes cannot reach.
     """
     env = environment()
     master = env.get("MASTER_ADDR", "")

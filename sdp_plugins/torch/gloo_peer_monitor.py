@@ -1,12 +1,13 @@
-"""Notices at once when a rank of another node is gone.
+"""Detects immediately when a rank of another node has ended.
 
-gloo wakes who waits for a message when its connection breaks; but not who waits for one of which a
-part has come, which is most of the time in a large operation. So somebody also waits for a message
-of which no part ever comes: the other rank sends it when it leaves in good order.
+When a connection breaks, gloo wakes the threads that wait for its messages, except for messages
+that have partly arrived; in a large operation, that is most of the time. A monitor thread therefore
+also waits for a message that never arrives in part: the farewell that a rank sends when it leaves
+in good order.
 
-Every rank does this for one of the next node, and for rank 0, whose process may have the store with
-everyone's notices: who notices an end tells the others. The other ranks' farewells come as well,
-but nobody waits for them until their connections are gone.
+Every rank monitors one rank of the next node, and rank 0, whose process may serve the store with
+the notices of all ranks. A rank that detects an end tells the others. The other ranks' farewells
+arrive as well, but a rank reads them only once their connections are closed.
 """
 
 from __future__ import annotations
@@ -27,43 +28,43 @@ FAREWELL_LIMIT = timedelta(seconds=1)
 
 
 def first_line(error: BaseException) -> str:
-    """What gloo says, without the place in its source and without its advice."""
+    """Return gloo's message without the position in its source and without its advice."""
     line = next(iter(str(error).strip().splitlines()), "") or type(error).__name__
     return re.sub(r"\[\S+\.cc:\d+\] ", "", line).partition(". ")[0]
 
 
 def guarded_by(rank: int, nodes: Nodes) -> list[int]:
-    """The ranks on other nodes whose end a rank has to notice."""
+    """Return the ranks on other nodes that a rank monitors."""
     own = nodes.node_of(rank)
     following = nodes.counterpart(rank, (own + 1) % nodes.count)
     return sorted({peer for peer in (following, 0) if nodes.node_of(peer) != own})
 
 
 def elsewhere(rank: int, nodes: Nodes) -> list[int]:
-    """The ranks on other nodes."""
+    """Return the ranks on other nodes."""
     return sorted(set(range(nodes.world_size)) - set(nodes.members[nodes.node_of(rank)]))
 
 
 class Goodbye:
-    """A rank's word that it leaves in good order.
+    """The farewell of a rank that leaves in good order.
 
     Args:
-        work: gloo's receive of it.
-        peer: The rank.
+        work: gloo's receive of the farewell.
+        peer: The rank that sends it.
     """
 
     def __init__(self, work: Any, peer: int) -> None:
         self.peer = peer
         self.error = ""
         self.broken_s = 0.0
-        """When the connection broke, on the monotonic clock, before `error` is set."""
+        """When the connection broke, on the monotonic clock; set before `error`."""
         self._work = work
         self._lock = threading.Lock()
 
     def wait(self, limit: timedelta) -> None:
-        """Until it has come, or the connection is gone."""
+        """Wait until the farewell has arrived or the connection is closed."""
         with self._lock:
-            work, self._work = self._work, None  # it can be waited for once
+            work, self._work = self._work, None  # gloo allows one wait
             if work is None:
                 return
             try:
@@ -73,7 +74,7 @@ class Goodbye:
                 self.error = first_line(error) or "gloo failed"
 
     def has_come(self) -> bool:
-        """Whether it has; asked when the connection is gone."""
+        """Return whether the farewell has arrived; valid once the connection is closed."""
         self.wait(FAREWELL_LIMIT)
         return not self.error
 
@@ -82,9 +83,9 @@ class PeerMonitor(Goodbye):
     """A thread that waits for a rank's farewell.
 
     Args:
-        work: See ``Goodbye``.
+        work: gloo's receive of the farewell.
         limit: How long gloo may wait.
-        peer: See ``Goodbye``.
+        peer: The rank that sends it.
     """
 
     def __init__(self, work: Any, limit: timedelta, peer: int) -> None:
@@ -95,20 +96,20 @@ class PeerMonitor(Goodbye):
         self._thread.start()
 
     def has_come(self) -> bool:
-        """See ``Goodbye``."""
+        """Return whether the farewell has arrived, after the thread's wait."""
         self.join(FAREWELL_LIMIT.total_seconds())
         return not self._thread.is_alive() and not self.error
 
     def join(self, limit_s: float) -> None:
-        """Wait until it has ended."""
+        """Wait until the thread has ended."""
         self._thread.join(limit_s)
 
 
 def say_farewell(group: Any, peers: Sequence[int], tag: int) -> None:
-    """Tell whoever would take this rank's leave for its end."""
+    """Send a farewell to the peers that would otherwise report this rank as lost."""
     words = []
     for peer in peers:
-        with suppress(RuntimeError):  # whoever has left or failed needs no farewell
+        with suppress(RuntimeError):  # ranks that have left or failed need no farewell
             words.append(group.send([torch.zeros(1, dtype=torch.uint8)], peer, tag))
     for word in words:
         with suppress(RuntimeError):

@@ -1,8 +1,8 @@
-"""Every private name of torch that this plug-in uses; nothing else may use any.
+"""All private names of torch that this plug-in uses; no other module may use any.
 
 torch.distributed has no public interface for a backend in Python, nor for moving a storage's bytes.
-The names here exist, with the same meaning, in all versions of torch that ``pyproject.toml``
-allows. They are looked for when this module is imported, which every process group does.
+These names exist, with the same meaning, in all versions of torch that ``pyproject.toml`` allows.
+Importing this module checks them, and every process group imports it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ NAMES = {
     "utils._python_dispatch._pop_mode": "leaves one",
     "utils._python_dispatch._push_mode": "enters one",
 }
-"""Paths below ``torch``, and what each is for."""
+"""Paths below ``torch``, and the purpose of each."""
 
 OVERRIDDEN = (
     "_allgather_base",
@@ -61,25 +61,25 @@ OVERRIDDEN = (
     "_set_sequence_number_for_group",
     "_source_rank",
 )
-"""What torch calls of groups, works and modules: names of this plug-in's own methods."""
+"""Methods of this plug-in that torch calls on groups, works and modules."""
 
 FRAMES = {
     "persistent_id": "torch's search for the tensors in a future's value",
     "_maybe_attach_flight_recorder": "torch's flight recorder; 2.15 and later",
     "_engine_run_backward": "calls the backward pass; only Ctrl-C needs it",
 }
-"""Functions of torch that are recognised as callers, and nothing is lost where they are not."""
+"""Functions of torch that are recognised as callers; a missing one is harmless."""
 
 
 MODULES = {"torch._dynamo.trace_rules": "lists what torch.compile does not trace"}
-"""Modules that are changed once somebody else imports them; `test_compiled_ddp` needs them."""
+"""Modules that are patched when another module imports them; `test_compiled_ddp` needs them."""
 
 
 def check() -> None:
-    """Look for every name.
+    """Check that every name exists.
 
     Raises:
-        ImportError: One has moved.
+        ImportError: A name does not exist in this version of torch.
     """
     for path, purpose in NAMES.items():
         try:
@@ -95,8 +95,8 @@ def check() -> None:
 check()
 
 count_modes = torch._C._len_torch_dispatch_stack
-"""How many dispatch modes are active in this thread."""
+"""Returns the number of dispatch modes that are active in this thread."""
 profiling = torch._C._autograd._profiler_enabled
-"""Whether this thread is profiled."""
+"""Returns whether this thread is profiled."""
 run_backward_code: Any = getattr(getattr(graph, "_engine_run_backward", None), "__code__", None)
-"""What calls the backward pass; None where torch has moved it."""
+"""The code object that runs the backward pass; None where torch has moved it."""

@@ -1,4 +1,4 @@
-"""How much memory this process may still take before somebody is killed for it."""
+"""The memory that this process can still allocate before the kernel kills a process for it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ UNKNOWN = 2**63
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Memory that the machine and our control groups can hand out.
+    """Return the memory that the machine and this process's control groups can still provide.
 
-    A shortage of it ends in a kill instead of an error. What cannot be read is no limit.
+    Exceeding it ends in a kill instead of an error. Unreadable values count as no limit.
 
     Args:
-        root: Where /proc and /sys are.
+        root: The folder that contains /proc and /sys.
     """
     limits = [_of_machine(root / "proc/meminfo")]
     for folder in _cgroups(root):
@@ -29,7 +29,7 @@ def _of_machine(meminfo: Path) -> int:
 
 
 def _cgroups(root: Path) -> Iterator[Path]:
-    """Folders of our own control groups with a memory controller, and of their ancestors."""
+    """Yield the folders of this process's memory control groups and of their ancestors."""
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -38,7 +38,7 @@ def _cgroups(root: Path) -> Iterator[Path]:
             for mount in mounts:
                 top = root / "sys/fs/cgroup" / mount
                 own = Path(path.lstrip("/"))
-                # In a container the path may be the host's, of which we see only the top.
+                # In a container the path may be the host's, of which only the top is visible.
                 yield from (top / part for part in (own, *own.parents))
 
 
@@ -48,7 +48,7 @@ def _of_cgroup(folder: Path, limit: str, usage: str) -> int:
         used = int((folder / usage).read_text())
     except (OSError, ValueError):
         return UNKNOWN
-    # Usage counts the page cache too, which gives way before anybody is killed.
+    # Usage includes the page cache, which the kernel frees before it kills a process.
     stat = _fields(folder / "memory.stat")
     prefix = "total_" if "total_inactive_file" in stat else ""
     cache = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
@@ -56,7 +56,7 @@ def _of_cgroup(folder: Path, limit: str, usage: str) -> int:
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """The numbers of a file with a name and a number in each line."""
+    """Read a file with one name and one number in each line."""
     fields: dict[str, int] = {}
     with suppress(OSError):
         for line in path.read_text().splitlines():

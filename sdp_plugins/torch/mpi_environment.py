@@ -1,4 +1,4 @@
-"""torch's variables in ranks that mpirun or srun has started."""
+"""torch's environment variables in ranks that mpirun or srun started."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from sdp_plugins.core.topology import Topology
 
 
 def set_torchs_variables() -> None:
-    """Set RANK, WORLD_SIZE, MASTER_ADDR and so on, where a launcher has only set its own.
+    """Set RANK, WORLD_SIZE, MASTER_ADDR and so on from the launcher's own variables.
 
-    What is set already stays. A process that no launcher has started is left as it is. On several
-    nodes MASTER_ADDR has to be given (`mpirun -x MASTER_ADDR=...`): mpirun does not tell it.
+    Variables that are already set keep their values. A process without a launcher is left as it is.
+    On several nodes the user has to pass MASTER_ADDR (`mpirun -x MASTER_ADDR=...`), because mpirun
+    does not provide it.
     """
     topology = Topology.from_env()
     if topology.source != "single" and "RANK" not in os.environ:

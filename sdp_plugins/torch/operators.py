@@ -1,10 +1,10 @@
-"""Calls as operators of c10d, where a tensor or a mode has a dispatch of its own.
+"""Calls through c10d's operators, for tensors and modes with a dispatch of their own.
 
-A subclass of Tensor with a `__torch_dispatch__` holds its data in other tensors, and a
+A Tensor subclass with a `__torch_dispatch__` holds its data in other tensors, and a
 TorchDispatchMode (CommDebugMode, FakeTensorMode) sees every operator of its block. torch's own
 backends are called through operators and so reach both; a process group in Python is called
-directly. Such calls are therefore made again on a plain process group, whose methods only call the
-operators, and what arrives below all subclasses and modes runs on this group.
+directly. These calls are therefore repeated on a plain process group, whose methods only call the
+operators. The operators that arrive below all subclasses and modes run on this group.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def has_own_dispatch(kind: type) -> bool:
-    """Whether a class of tensors is more than its memory; fake ones have neither."""
+    """Return whether a tensor class has a dispatch of its own; fake tensors do not count."""
     own = getattr(kind, "__torch_dispatch__", None) is not Tensor.__torch_dispatch__
     return own and not issubclass(kind, FakeTensor)
 
 
 def dispatched(method: Method) -> Method:
-    """Let subclasses of Tensor and dispatch modes see a method's operators first."""
+    """Let Tensor subclasses and dispatch modes see a method's operators first."""
 
     @wraps(method)
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -42,7 +42,7 @@ def dispatched(method: Method) -> Method:
 
 
 def _kinds(value: Any) -> set[type]:
-    """The classes of all tensors in arguments but `Tensor` itself."""
+    """Return the classes of all tensors in the arguments, except `Tensor` itself."""
     if isinstance(value, Tensor):
         return {type(value)} - {Tensor}
     if isinstance(value, (list, tuple)):
@@ -51,10 +51,10 @@ def _kinds(value: Any) -> set[type]:
 
 
 def through_operators(method: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
-    """Make a call by its operators; `method` runs what arrives below subclasses and modes.
+    """Make a call through its operators; `method` runs those that arrive below all modes.
 
-    Where a subclass makes several calls of one, all but the one whose work it returns are waited
-    for.
+    If a subclass turns one call into several, this function waits for all of them except the one
+    whose work it returns.
     """
     plain = dist.ProcessGroup(group.rank(), group.size())  # type: ignore[call-arg]
     plain._set_group_name(group.getGroupName())
@@ -71,7 +71,7 @@ class _Below(python_dispatch.TorchDispatchMode):
     """Runs the operators of one call on the group.
 
     Attributes:
-        works: What the group has returned.
+        works: The works that the group has returned.
     """
 
     def __init__(
@@ -91,18 +91,19 @@ class _Below(python_dispatch.TorchDispatchMode):
             return operator(*args, **(kwargs or {}))
         if types:
             raise ValueError("A FakeTensor has no memory. Hint: pass a tensor that holds data.")
-        # Tensors come first, in operators as in methods; but a barrier's is torch's own.
+        # Tensors come first in operators as in methods; a barrier's tensor, however, is torch's
+        # own.
         count = next(i for i, value in enumerate(args) if isinstance(value, torch.ScriptObject))
         given = 0 if self._method.__name__ == "barrier" else count
         work = self._method(self._group, *args[:given], *self._args[given:], **self._kwargs)
-        self.works.append(work)  # or its half in Python would be gone
+        self.works.append(work)  # otherwise its Python half would be freed
         outputs = len(operator._schema.returns) - 1
         return (args[0], work.boxed()) if outputs else work.boxed()
 
 
 @contextmanager
 def _beneath(mode: python_dispatch.TorchDispatchMode) -> Iterator[None]:
-    """Make a mode the last one to see operators, after all that are active already."""
+    """Make a mode the last one to see operators, after all active modes."""
     with python_dispatch._disable_current_modes() as others:
         for each in (mode, *others):
             python_dispatch._push_mode(each)

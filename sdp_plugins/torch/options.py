@@ -1,4 +1,4 @@
-"""What c10d's option objects and positional forms mean to a Group."""
+"""Conversion of c10d's option objects and positional forms to a Group's arguments."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from sdp_plugins.torch.internals import c10d
 
 Options = Any  # one of c10d's option classes; they share attributes but no base
 CallOptions = tuple[bool, float | None]
-"""Whether a call is asynchronous, and its time-out in seconds (None: the group's)."""
+"""Whether a call is asynchronous, and its timeout in seconds (None: the group's timeout)."""
 Launch = Callable[..., Any]
-"""Starts an operation of the core when called with `async_op=` and `timeout_s=`."""
+"""Starts a core operation when called with `async_op=` and `timeout_s=`."""
 
 UNSET = timedelta(milliseconds=-1)
 OPTIONS = frozenset(
@@ -36,9 +36,9 @@ OPTIONS = frozenset(
 
 
 def seconds(timeout: timedelta | None) -> float | None:
-    """A c10d time-out for a Group; None is the group's own.
+    """Convert a c10d timeout for a Group; None means the group's own timeout.
 
-    c10d writes "not given" as -1 ms, as zero, or as None, depending on the way the call took.
+    c10d represents "not given" as -1 ms, as zero or as None, depending on the call.
     """
     if timeout is None or timeout == UNSET:
         return None
@@ -47,18 +47,18 @@ def seconds(timeout: timedelta | None) -> float | None:
 
 
 def group_seconds(timeout: timedelta, config: Config) -> float | None:
-    """A group's time-out: what the caller gave, else SDP_TIMEOUT_S, else torch's default."""
+    """Return a group's timeout: the caller's, else SDP_TIMEOUT_S, else torch's default."""
     if timeout == default_pg_timeout and config.timeout_s is not None:
         return config.timeout_s
     return seconds(timeout)
 
 
 def call_options(options: Options, timeout: timedelta | None = None) -> CallOptions:
-    """Mode and time-out of a call.
+    """Return whether a call is asynchronous, and its timeout.
 
     Args:
-        options: The option object; a timedelta or None from the positional forms.
-        timeout: The time-out argument of the positional forms.
+        options: The option object; a timedelta or None in the positional forms.
+        timeout: The timeout argument of the positional forms.
     """
     if type(options) in OPTIONS:
         return options.asyncOp, seconds(options.timeout)
@@ -66,7 +66,7 @@ def call_options(options: Options, timeout: timedelta | None = None) -> CallOpti
 
 
 def op_and_options(options: Options, timeout: timedelta | None) -> tuple[Any, CallOptions]:
-    """With c10d's reduction, which `options` may be itself, as in allreduce(t, ReduceOp.MAX)."""
+    """Return c10d's reduction, `options` itself in allreduce(t, ReduceOp.MAX), and call options."""
     if type(options) in OPTIONS:
         return options.reduceOp, (options.asyncOp, seconds(options.timeout))
     if options is None or isinstance(options, timedelta):
@@ -75,7 +75,7 @@ def op_and_options(options: Options, timeout: timedelta | None) -> tuple[Any, Ca
 
 
 def root_and_options(options: Options, timeout: timedelta | None) -> tuple[int, CallOptions]:
-    """With the root, which `options` may be itself, as in broadcast(t, 1)."""
+    """Return the root, which is `options` itself in broadcast(t, 1), and the call options."""
     if type(options) in OPTIONS:
         return options.rootRank, (options.asyncOp, seconds(options.timeout))
     return options or 0, (True, seconds(timeout))

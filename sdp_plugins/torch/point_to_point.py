@@ -36,7 +36,7 @@ class PointToPoint(ProcessGroupBase):
 
     @dispatched
     def recv_anysource(self, tensors: Tensor | Sequence[Tensor], tag: int = 0) -> Work:
-        """Receive a tensor from whoever sends first; the work tells who did."""
+        """Receive a tensor from any rank; the work reports the sender."""
         return self._receive("recvAnySource", only(tensors), None, tag)
 
     def _receive(self, name: str, tensor: Tensor, src: int | None, tag: int) -> Work:

@@ -13,8 +13,8 @@ from sdp_plugins.torch.torch_compile import skip_when_tracing
 
 
 class ProcessGroup(Reductions, BroadcastGatherScatter, AllToAll, PointToPoint, Barrier):
-    """c10d over a core Group, for CPU tensors."""
+    """A c10d process group over a core Group, for CPU tensors."""
 
 
-open_groups.observe(ElasticErrorFile())  # the first observer, as others take longer
+open_groups.observe(ElasticErrorFile())  # registered first, as other observers take longer
 skip_when_tracing()

@@ -1,4 +1,4 @@
-"""What all calls of a process group share: the Group they go to, and works that outlive callers."""
+"""The base of all calls of a process group: their Group, and works that outlive their callers."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from sdp_plugins.torch.work import PendingWork, Work
 DRAIN_S = 0.5
 
 Copies = Outputs | SparseSum
-"""Finishes a call once its operations are done, if it is not empty."""
+"""Finishes a call once its operations are done; skipped if empty."""
 
 
 class ProcessGroupBase(GroupProperties):
-    """The life of a process group over a core Group, and how its calls run.
+    """The life cycle of a process group over a core Group, and the execution of its calls.
 
     Args:
-        group: Where the operations run.
-        make_group: Makes another Group of the same ranks, with a name; called on all ranks.
+        group: The Group that runs the operations.
+        make_group: Creates another Group of the same ranks, with a name; called on all ranks.
         register: Whether to move buckets into shared memory.
-        store_shutdown: What to wait for after leaving.
+        store_shutdown: Delays the exit until rank 0's store has ended.
     """
 
     def __init__(
@@ -58,10 +58,10 @@ class ProcessGroupBase(GroupProperties):
         self._profiler_thread = CallbackThread(
             "sdp-profiler", in_order=False
         )  # no user's callback delays it
-        # What DDP.join() gives to a module's reducer, which keeps only the half that is C++.
+        # Works that DDP.join() passes to a module's reducer, which keeps only their C++ half.
         self._of_join: weakref.WeakKeyDictionary[Any, Work] = weakref.WeakKeyDictionary()
-        self._works: dict[PendingWork, None] = {}  # in flight, kept if their caller drops them
-        self._turning = threading.RLock()  # while one of them is not listed
+        self._works: dict[PendingWork, None] = {}  # in flight; kept even if the caller drops them
+        self._turning = threading.RLock()  # held while a work is temporarily not in `_works`
         self._registrations = Registrations(group, register and group.world_size > 1)
         self._store_shutdown = store_shutdown
         self._pid = os.getpid()
@@ -72,14 +72,14 @@ class ProcessGroupBase(GroupProperties):
         )
 
     def _current_group(self) -> Group:
-        """The Group that a call from this thread goes to.
+        """Return the Group that a call from this thread uses.
 
-        Callbacks of futures have one of their own. In it their operations are in the same order on
-        all ranks, while the order between a callback and the main thread is up to chance. (Sends
-        and receives find each other by ranks and tag, in whatever thread: they use the main one.)
+        Callbacks of futures have a Group of their own. Their operations are in the same order there
+        on all ranks, while the order between a callback and the main thread is undefined. Sends and
+        receives match by ranks and tag in any thread, so they use the main Group.
         """
         if os.getpid() != self._pid and (failure := self._group.failure) is not None:
-            raise failure  # before a lock that a thread of the parent may have held in the fork
+            raise failure  # before taking a lock that the parent may have held in the fork
         if self._registrations.dead:
             self._registrations.drop_dead()
         if not self._callback_thread.in_callback():
@@ -89,7 +89,7 @@ class ProcessGroupBase(GroupProperties):
     def _extra_group(self, name: str) -> Group:
         if name not in self._extra_groups:
             made = self._make_group(name)
-            made.timeout_s = self._group.timeout_s  # it may have been changed
+            made.timeout_s = self._group.timeout_s  # set_timeout() may have changed it
             self._extra_groups[name] = made
         return self._extra_groups[name]
 
@@ -101,7 +101,7 @@ class ProcessGroupBase(GroupProperties):
         inputs: Sequence[Tensor],
         timeout_s: float | None,
     ) -> Sequence[Launch]:
-        """What TORCH_DISTRIBUTED_DEBUG=DETAIL asks for before a call."""
+        """Apply the checks and logs of TORCH_DISTRIBUTED_DEBUG=DETAIL before a call."""
         group = self._current_group()
         shapes = "shapes" if group is self._group else "callbacks, shapes"
         compared = debug_detail.compared(name, outputs, inputs) if len(launches) == 1 else ()
@@ -117,13 +117,14 @@ class ProcessGroupBase(GroupProperties):
         inputs: Sequence[Tensor] = (),
         copies: Copies | None = None,
     ) -> Work:
-        """Start operations of the core, whose handle is one work.
+        """Start core operations and return one work for all of them.
 
         Args:
-            name: Of the call, for torch's profiler.
-            launches: One for each operation.
-            options: Not asynchronous runs them here and now.
-            outputs: Tensors that hold the result.
+            name: The call's name in torch's profiler.
+            launches: One launch for each operation.
+            options: Whether the call is asynchronous, and its timeout. A synchronous call runs
+                here.
+            outputs: Tensors that receive the result.
             inputs: Tensors that are only read.
             copies: Copies to make once the operations are done.
         """
@@ -143,7 +144,7 @@ class ProcessGroupBase(GroupProperties):
                 event.wait()
         if copies:
             copies.copy_back()
-        self._forget_done()  # now all before it are done
+        self._forget_done()  # all earlier works are done by now
         return Work(outputs, self._callback_thread)
 
     def _track(
@@ -173,15 +174,15 @@ class ProcessGroupBase(GroupProperties):
         to_buffer: Callable[[Tensor], Buffer],
         *arguments: Any,
     ) -> Work:
-        """Start an operation of one kind for each of several outputs and inputs.
+        """Start an operation of one kind for each pair of output and input.
 
         Args:
-            name: Of the call.
+            name: The name of the call.
             launch: A method of a Group.
             pairs: The outputs and the inputs.
-            options: Of the call.
-            to_buffer: Makes a buffer of each tensor.
-            arguments: More for the method.
+            options: Whether the call is asynchronous, and its timeout.
+            to_buffer: Converts each tensor to a buffer.
+            arguments: Further arguments of the method.
         """
         outputs, inputs = pairs[0], [readable(tensor) for tensor in pairs[1]]
         copies = Outputs(list(zip(*pairs, strict=True)))
@@ -192,7 +193,7 @@ class ProcessGroupBase(GroupProperties):
         return self._run(name, launches, options, outputs, inputs, copies)
 
     def _check_parts(self, name: str, wholes: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
-        """See before any operation of a call that each whole has room for all ranks' parts."""
+        """Check before any operation of a call that each whole has room for all ranks' parts."""
         for whole, part in zip(wholes, parts, strict=True):
             same_dtype([whole, part])
             if whole.numel() != self.size() * part.numel():
@@ -202,7 +203,7 @@ class ProcessGroupBase(GroupProperties):
                 )
 
     def _forget_done(self) -> None:
-        """Look at works that perhaps nobody waits for, in turns, until two are met in flight."""
+        """Drop finished works; check them in rotation until two are found in flight."""
         pending = 0
         while pending < 2 and (work := self._oldest()) is not None:
             with self._turning:
@@ -214,11 +215,11 @@ class ProcessGroupBase(GroupProperties):
     def _oldest(self) -> PendingWork | None:
         try:
             return next(iter(self._works), None)
-        except RuntimeError:  # another thread's call has come in between: another time will do
+        except RuntimeError:  # a call of another thread interfered; a later call will look again
             return None
 
     def uses(self, storage: int) -> bool:
-        """Whether an operation in flight works on the storage with this `_cdata`."""
+        """Return whether an operation in flight uses the storage with this `_cdata`."""
         with self._turning:
             works = list(self._works)
         return any(not work.is_completed() and work.touches(storage) for work in works)
@@ -234,11 +235,11 @@ class ProcessGroupBase(GroupProperties):
             self._end()
         store_shutdown, self._store_shutdown = self._store_shutdown, None
         if ours and store_shutdown is not None:
-            # After the others have heard that this rank has left.
+            # The other ranks know by now that this rank has left.
             store_shutdown.follow(self._group, failed)
 
     def _drain(self) -> None:
-        """Give collectives that nobody has waited for a moment: peers need our part in them."""
+        """Wait briefly for collectives that no caller waited for: peers need this rank's part."""
         deadline = time.monotonic() + DRAIN_S
         for work in list(self._works):
             left = deadline - time.monotonic()
@@ -247,7 +248,7 @@ class ProcessGroupBase(GroupProperties):
                     work.wait(timedelta(seconds=left))
 
     def abort(self, reason: str | BaseException = "abort() was called") -> None:
-        """Leave the group at once; peers get PeerLostError with the reason."""
+        """Leave the group immediately; peers get PeerLostError with the reason."""
         if self._end.alive and os.getpid() == self._pid:
             self._group.abort(reason)
         self._end()
@@ -258,7 +259,7 @@ def _forget(works: dict[PendingWork, None], work: PendingWork) -> None:
 
 
 def uncaught_at_exit() -> BaseException | None:
-    """The exception with which this process ends, if it is ending and that is why."""
+    """Return the uncaught exception that is ending this process, or None."""
     if threading.main_thread().is_alive():
         return None
     return getattr(sys, "last_value", None)
@@ -271,13 +272,13 @@ def _end(
     threads: tuple[CallbackThread, ...],
     works: dict[PendingWork, None],
 ) -> None:
-    """Close everything; `works` is here to keep their tensors until the group is closed."""
+    """Close all groups; the argument `works` keeps their tensors alive until then."""
     if os.getpid() != pid:
-        return  # a forked child: threads and segments are its parent's
+        return  # a forked child: threads and segments belong to its parent
     if (error := uncaught_at_exit()) is not None:
         group.abort(error)
     for closing in (group, *extra_groups.values()):
-        with suppress(SdpError):  # it has failed before; whoever waited knows
+        with suppress(SdpError):  # the group failed earlier, and the waiting callers got the error
             closing.close()
     for thread in threads:
         thread.stop()

@@ -1,4 +1,4 @@
-"""What torch's profiler shows of a call: an event from its start until it is done."""
+"""The event of a call in torch's profiler, from its start until it is done."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ END_LIMIT_S = 1.0
 
 
 def begin(name: str, tensors: Sequence[Tensor]) -> ProfiledCall | None:
-    """The event of a call that begins now; None if nobody profiles this thread."""
+    """Start the event of a call; return None if this thread is not profiled."""
     return ProfiledCall(name, tensors) if profiling() else None
 
 
 class ProfiledCall:
-    """An event such as ``smddp:all_reduce``; it begins here and now.
+    """An event such as ``smddp:all_reduce``; it starts on construction.
 
-    It is to be ended in another thread than the one that called: the profiler takes the others for
-    functions that the calling thread was in all the time, which torch's own backends never show.
+    A thread other than the calling one must end the event. Otherwise the profiler counts it as a
+    function that the calling thread was in all the time, unlike the events of torch's own backends.
 
     Args:
-        name: Of the operation, as in the events of torch's own backends.
-        tensors: What it works on; the profiler may show their shapes.
+        name: The operation's name, as in the events of torch's own backends.
+        tensors: The tensors of the operation; the profiler may show their shapes.
     """
 
     def __init__(self, name: str, tensors: Sequence[Tensor]) -> None:
@@ -39,14 +39,14 @@ class ProfiledCall:
         self._pid = os.getpid()
 
     def end(self) -> None:
-        """End it now."""
-        self._records.pop().__exit__(None, None, None)  # and its end, or it ended where that came
+        """End the event."""
+        self._records.pop().__exit__(None, None, None)  # frees the record in this thread
         self._ended.set()
 
     def wait(self) -> None:
-        """Wait until it has ended: whoever sees the call done may stop the profiler.
+        """Wait until the event has ended: a caller may stop the profiler once the call is done.
 
-        Not for long: an event may get lost, but nobody's program.
+        The wait is short: losing an event is better than blocking a program.
         """
         if os.getpid() == self._pid:
             self._ended.wait(END_LIMIT_S)

@@ -1,4 +1,4 @@
-"""c10d's reductions as the core's."""
+"""Conversion of c10d's reductions to the core's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sdp_plugins.core import ReduceOp
 
 SUM = dist.ReduceOp.SUM
 
-# Pairs and not a dictionary: c10d's ReduceOp compares equal to its kind but hashes differently.
+# Pairs instead of a dictionary: c10d's ReduceOp equals its kind but hashes differently.
 _PAIRS = (
     (dist.ReduceOp.AVG, ReduceOp.AVG),
     (dist.ReduceOp.MAX, ReduceOp.MAX),
@@ -26,16 +26,16 @@ REDUCTIONS = {
     **{op.name.upper(): op.native for op in (ReduceOp.SUM, *(ours for _, ours in _PAIRS))},
     "PREMUL_SUM": ReduceOp.premul_sum(1.0).native,
 }
-"""torch's names of the reductions, and the native core's."""
+"""torch's reductions and the native core's."""
 
 
 def core_op(op: Any) -> ReduceOp:
-    """The core's reduction for c10d's.
+    """Return the core's reduction for one of c10d's.
 
     Raises:
-        ValueError: The reduction has no meaning here.
+        ValueError: The core does not support the reduction.
     """
-    if op == SUM:  # nearly all calls
+    if op == SUM:  # by far the most common case
         return ReduceOp.SUM
     for theirs, ours in _PAIRS:
         if op == theirs:

@@ -1,6 +1,6 @@
-"""all_reduce, reduce and reduce_scatter in all of c10d's forms."""
+"""all_reduce, reduce and reduce_scatter in all forms of c10d."""
 
-# c10d types every form of a call as an overload; here one signature takes all of them.
+# c10d types each form of a call as an overload; here one signature accepts all of them.
 # mypy: disable-error-code="override,assignment"
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from sdp_plugins.torch.work import Work
 
 
 class Reductions(ProcessGroupBase):
-    """Collectives that compute."""
+    """Collectives that reduce."""
 
     def allreduce(
         self,
@@ -47,7 +47,7 @@ class Reductions(ProcessGroupBase):
         *,
         op: Any = None,
     ) -> Work:
-        """Reduce a tensor of all ranks in place; a sparse one becomes their sum."""
+        """Reduce a tensor over all ranks in place; a sparse tensor becomes the sum."""
         tensor = only(tensors)
         if count_modes() or (type(tensor) is not Tensor and has_own_dispatch(type(tensor))):
             return through_operators(Reductions.allreduce, self, tensors, opts)
@@ -73,7 +73,7 @@ class Reductions(ProcessGroupBase):
             return work
         group.all_reduce(buffer, reduction, timeout_s=options[1])
         if self._works:
-            self._forget_done()  # now all before it are done
+            self._forget_done()  # all earlier works are done by now
         return Work((tensor,), self._callback_thread)
 
     @dispatched
@@ -83,7 +83,7 @@ class Reductions(ProcessGroupBase):
         opts: Options = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Reduce several tensors of all ranks in place."""
+        """Reduce several tensors over all ranks in place."""
         return self._reduce_all(tensors, *op_and_options(opts, timeout))
 
     def _sum_sparse(self, tensor: Tensor, kind: Any, options: CallOptions) -> Work:
@@ -111,7 +111,7 @@ class Reductions(ProcessGroupBase):
         *,
         root: int | None = None,
     ) -> Work:
-        """Reduce a tensor of all ranks into the root's; the others keep theirs."""
+        """Reduce a tensor over all ranks into the root's; the other ranks' stay unchanged."""
         tensor = only(tensors)
         rank, options = root_and_options(root if opts is None else opts, timeout)
         reduction, copies = core_op(getattr(opts, "reduceOp", op)), Outputs()
@@ -128,7 +128,7 @@ class Reductions(ProcessGroupBase):
         opts: Options = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Reduce lists of one tensor for each rank; every rank keeps its own."""
+        """Reduce lists of one tensor for each rank; every rank keeps its own entry."""
         if not isinstance(output_tensors, Tensor):
             (input_tensors,) = input_tensors  # type: ignore[assignment]
         output = only(output_tensors)
@@ -150,7 +150,7 @@ class Reductions(ProcessGroupBase):
         op: ReduceOp,
         copies: Outputs,
     ) -> list[Launch]:
-        """reduce_scatter of parts that differ in size: a reduce to each rank."""
+        """Run reduce_scatter of parts that differ in size as one reduce to each rank."""
         mine = inputs[self.rank()].detach().clone()
         copies.copy_later(output, mine)
         reduce = self._current_group().reduce
@@ -165,7 +165,7 @@ class Reductions(ProcessGroupBase):
         opts: Options = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """Reduce a tensor of world_size parts; every rank keeps its own part."""
+        """Reduce a tensor of world_size equal parts; every rank keeps its own part."""
         return self.reduce_scatter_single_coalesced([output], [input], opts, timeout)
 
     @dispatched
@@ -176,7 +176,7 @@ class Reductions(ProcessGroupBase):
         opts: Options = None,
         timeout: timedelta | None = None,
     ) -> Work:
-        """reduce_scatter_single of several tensors."""
+        """Run reduce_scatter_single for several tensors."""
         self._check_parts("reduce_scatter", inputs, outputs)
         kind, options = op_and_options(opts, timeout)
         launch, pairs = self._current_group().reduce_scatter, (outputs, inputs)
@@ -191,10 +191,10 @@ class Reductions(ProcessGroupBase):
             raise ValueError("The tensor is not contiguous. Hint: share tensor.contiguous().")
         address(tensor)
         if tensor.nbytes >= MIN_BYTES:
-            self._current_group()  # gives up registrations of storages that have died
+            self._current_group()  # drops registrations of freed storages
             self._registrations.share(tensor, self._in_flight)
 
     def _in_flight(self, storage: int) -> bool:
-        """Whether any group of this process has an operation in flight on the storage."""
+        """Return whether any group of this process has an operation in flight on the storage."""
         groups = [self, *dist.distributed_c10d._world.pg_map]
         return any(group.uses(storage) for group in groups if isinstance(group, ProcessGroupBase))

@@ -1,4 +1,4 @@
-"""How the ranks of a new process group meet: through torch's store."""
+"""The rendezvous of a new process group's ranks, through torch's store."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ LOOKS = 10
 
 
 class Rendezvous:
-    """The ranks of one init_process_group() or new_group().
+    """The rendezvous of one init_process_group() or new_group().
 
     Args:
         options: c10d's DistributedBackendOptions.
-        config: Settings of this process.
+        config: The settings of this process.
     """
 
     def __init__(self, options: Any, config: Config) -> None:
@@ -40,13 +40,13 @@ class Rendezvous:
         self._members = members = options.global_ranks_in_group
         self._timeout_s = group_seconds(options.timeout, config)
         self._answer_s = config.wait_s if self._timeout_s is None else self._timeout_s
-        # torch's own name of the default group is "0".
+        # torch names the default group "0".
         name = options.group_id if members else DEFAULT
         names = RankNames(name, options.group_size, _global_ranks(members))
         self._context = RendezvousContext(options.group_rank, names, Deadline(self._answer_s))
 
     def make_group(self) -> Group:
-        """Make the group.
+        """Create the group.
 
         Raises:
             RendezvousError: The ranks did not find each other.
@@ -58,18 +58,18 @@ class Rendezvous:
             self._store = store
             return self._make("main", context.names, self._check_members)
         except Exception as error:
-            # A rank that has ended may have served the store, which is noticed sooner.
+            # If a rank that has ended served the store, the store's error comes first.
             if not isinstance(error, PeerLostError) and (lost := self._lost(LOOKS)):
                 raise lost from error
             raise
 
     def make_extra_group(self, group: Group, name: str) -> Group:
-        """Make another group of the same ranks, on all of them.
+        """Create another group of the same ranks; called on all of them.
 
         Args:
-            group: That `make_group` has made. It may be at its end, as a future's callback may make
-                another group at any time.
-            name: Of the other group.
+            group: The group from `make_group`. It may already be closed, as a future's callback may
+                create another group at any time.
+            name: The name of the new group.
         """
 
         def check() -> None:
@@ -90,7 +90,7 @@ class Rendezvous:
             raise lost
 
     def _lost(self, looks: int = 1) -> SdpError | None:
-        """The error for a member that has ended, as the default group sees it."""
+        """Return the error for a member that has ended, as the default group reports it."""
         world = dist.group.WORLD
         if not self._members or not isinstance(world, GroupProperties):
             return None
@@ -106,10 +106,10 @@ class Rendezvous:
 
 
 def _global_ranks(members: Sequence[int]) -> tuple[int, ...] | None:
-    """What messages call the ranks of a new group; None: the default group finds out.
+    """Return the ranks that messages show for a new group; None: use the default group's.
 
-    torch's numbers are the job's where its launcher does not tell all ranks apart, as one that
-    numbers nodes.
+    torch's numbers are the job's if the launcher's do not tell all ranks apart, for example if it
+    only numbers nodes.
     """
     if not members:
         return None

@@ -1,4 +1,4 @@
-"""Shared memory for tensors of which only their owner knows that they may move."""
+"""Shared memory for tensors that only their owner knows to be movable."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from sdp_plugins.torch.reductions import Reductions
 
 
 def share(tensor: Tensor, group: Any = None) -> None:
-    """Move a tensor's storage into shared memory, in place: all_reduce on it copies nothing.
+    """Move a tensor's storage into shared memory, in place, so that all_reduce needs no copy.
 
-    Every rank of the group has to do this with its tensor, or all of them go on copying. DDP's
-    buckets need no call; they move by themselves.
+    Every rank of the group has to call this for its tensor; otherwise all ranks continue to copy.
+    DDP's buckets move automatically.
 
-    All tensors that view the storage follow. Afterwards addresses that were taken before (data_ptr,
-    DLPack, the buffer of an operation that runs in another thread) are void, the storage cannot be
-    resized, and forked children share it instead of getting a copy. Memory that is shared already
-    stays where it is. With SDP_REGISTER=0, in a group of one rank and below 1 MiB nothing happens.
+    All tensors that view the storage follow. Addresses taken earlier (data_ptr, DLPack, the buffer
+    of an operation in another thread) become invalid, the storage cannot be resized, and forked
+    children share it instead of getting a copy. Memory that is already shared stays where it is.
+    The call has no effect with SDP_REGISTER=0, in a group of one rank, and below 1 MiB.
 
     Args:
-        tensor: A contiguous CPU tensor that no operation is working on.
-        group: A group of smddp that will reduce it; None is the default group. A tensor may be
-            shared with several groups.
+        tensor: A contiguous CPU tensor without operations in flight.
+        group: The smddp group that will reduce the tensor; None means the default group. A tensor
+            may be shared with several groups.
 
     Raises:
-        ValueError: Its memory may not move, because NumPy refers to it for example; or the group
-            is not one of smddp.
+        ValueError: The memory may not move, for example because NumPy refers to it; or the backend
+            of the group is not smddp.
         SharedMemoryError: There is not enough memory.
     """
     chosen = dist.group.WORLD if group is None else group

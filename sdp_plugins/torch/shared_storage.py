@@ -1,6 +1,6 @@
 """Moving a torch storage into memory that other processes can map."""
 
-# torch's own sharing of tensors between processes is made of these; its stubs lack them.
+# torch shares tensors between processes with these functions; its stubs lack them.
 # mypy: disable-error-code="attr-defined"
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from sdp_plugins.torch.memory_limits import available_bytes
 
 MARGIN_BYTES = 64 * 2**20
 
-# Of the process, as storages are: threads of two groups may come with the same one.
+# One lock for the process, as storages belong to it: two groups' threads may move the same storage.
 _moving = threading.Lock()
 
 
 def move_to_shared_memory(storage: UntypedStorage, ranks: int) -> None:
     """Move a CPU storage's bytes into a memfd, in place, and free the old memory.
 
-    A storage that is shared already stays where it is.
+    A storage that is already shared stays where it is.
 
-    A memfd, and not `share_memory_()`, because it has no name that could be left behind and no
-    part in the limit of /dev/shm, which is 64 MiB in most containers.
+    Unlike the file of `share_memory_()`, a memfd has no name that could be left behind, and it does
+    not count towards the limit of /dev/shm, which is 64 MiB in most containers.
 
     Args:
-        storage: What to move.
-        ranks: How many processes of this machine are likely to do the same now.
+        storage: The storage to move.
+        ranks: How many processes of this machine are likely to move one at the same time.
 
     Raises:
         OSError: There is not enough memory.
@@ -45,7 +45,7 @@ def _move(storage: UntypedStorage, ranks: int) -> None:
         raise OSError(errno.ENOMEM, f"{ranks} ranks need {nbytes} more bytes each for a moment")
     fd = os.memfd_create("sdp-bucket", os.MFD_CLOEXEC)
     try:
-        os.posix_fallocate(fd, 0, nbytes)  # fails here instead of with SIGBUS at first touch
+        os.posix_fallocate(fd, 0, nbytes)  # fails here instead of with SIGBUS on first access
         shared = UntypedStorage._new_shared_fd_cpu(fd, nbytes)  # has its own descriptor
     finally:
         os.close(fd)
@@ -54,7 +54,7 @@ def _move(storage: UntypedStorage, ranks: int) -> None:
 
 
 def shared_fd(storage: UntypedStorage) -> int:
-    """The descriptor of a shared storage's file, the storage's own; -1 if it has none."""
+    """Return the file descriptor that a shared storage owns; -1 if it has none."""
     try:
         return int(storage._get_shared_fd())
     except RuntimeError:

@@ -1,7 +1,7 @@
-"""all_reduce of sparse tensors: every rank gets the entries of all ranks and adds them up.
+"""all_reduce of sparse tensors: every rank receives all ranks' entries and sums them.
 
-Two steps. In the first the ranks tell each other how many entries they have, which the caller waits
-for. The second, an all_gather of indices and values, may be asynchronous.
+The first step exchanges the numbers of entries, and the caller waits for it. The second step, an
+all_gather of indices and values, may be asynchronous.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from sdp_plugins.torch.tensors import DTYPES, on_cpu, to_move
 
 SUMMABLE = [dtype for dtype in DTYPES if dtype != torch.bool]
 WIDE = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-"""What values are added up in, where it is not their own dtype; as in dense reductions."""
+"""The dtype of the sum where it is not the values' own; the same as in dense reductions."""
 
 
 class SparseSum:
-    """The sum of all ranks' entries, while it is made.
+    """The pending sum of all ranks' entries.
 
-    Each rank receives all entries, sum(nnz) * (sparse_dim * 8 bytes + bytes of a value), and adds
-    along the binary tree of dense reductions, which gives the same bits.
+    Each rank receives all entries, sum(nnz) * (sparse_dim * 8 bytes + bytes of a value), and sums
+    along the binary tree of dense reductions, which gives bitwise identical results.
 
     Args:
-        tensor: Sparse, of the same shape on all ranks; becomes the sum, coalesced.
-        group: The ranks. They are waited for.
-        timeout_s: How long; None: the group's time-out.
+        tensor: A sparse tensor of the same shape on all ranks; becomes the sum, coalesced.
+        group: The ranks. Construction waits for them.
+        timeout_s: How long to wait; None means the group's timeout.
 
     Raises:
         CollectiveMismatchError: The ranks' tensors differ in shape.
@@ -40,7 +40,7 @@ class SparseSum:
 
     def __init__(self, tensor: Tensor, group: Group, timeout_s: float | None) -> None:
         self.tensor = tensor
-        # For messages; the group is not kept.
+        # Only for messages; the group itself is not kept.
         self._error_prefix, self._nodes = group.error_prefix, group.nodes
         part = on_cpu(tensor.detach()).coalesce()
         self._mine = part.indices().contiguous(), part.values().contiguous()
@@ -55,9 +55,9 @@ class SparseSum:
         ]
 
     def copy_back(self) -> None:
-        """Add up what has come."""
+        """Sum the gathered entries into the tensor."""
         dtype = self._mine[1].dtype
-        # The tensor gets new memory, which autograd must be able to use.
+        # The tensor gets new memory that autograd must be able to use.
         inference = self.tensor.is_inference()
         with torch.inference_mode() if inference else torch.no_grad():
             parts = [self._part(rank) for rank in range(len(self._indices))]
@@ -88,11 +88,11 @@ class SparseSum:
 
 
 def check(tensor: Tensor, op: Any) -> None:
-    """Sparse tensors are only added up.
+    """Check that a sparse tensor can be reduced: the core only sums sparse tensors.
 
     Raises:
-        TypeError: The elements cannot be.
-        ValueError: Something else is asked for.
+        TypeError: The core cannot sum this dtype.
+        ValueError: `op` is not a sum.
     """
     if tensor.dtype not in SUMMABLE:
         raise TypeError(
@@ -112,7 +112,7 @@ def _name(op: Any) -> str:
 
 
 def _exchange_counts(part: Tensor, group: Group, timeout_s: float | None) -> list[int]:
-    """How many entries each rank has."""
+    """Return each rank's number of entries."""
     dtype = SUMMABLE.index(part.dtype)
     mine = torch.tensor([part._nnz(), dtype, part.sparse_dim(), *part.shape])
     everyone = torch.empty((group.world_size, len(mine)), dtype=mine.dtype)
@@ -130,7 +130,7 @@ def _exchange_counts(part: Tensor, group: Group, timeout_s: float | None) -> lis
 
 
 def _sum(order: Any) -> Tensor:
-    """Of tensors in nested pairs."""
+    """Sum tensors in nested pairs."""
     if isinstance(order, Tensor):
         return order
     one, other = order

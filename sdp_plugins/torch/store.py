@@ -1,4 +1,4 @@
-"""torch's key-value store as the core's."""
+"""torch's key-value store behind the core's Store interface."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed import PrefixStore, Store
 from sdp_plugins.core import SdpError
 from sdp_plugins.core.errors import RendezvousTimeoutError
 
-# We ask again and again: torch's own wait does not notice Ctrl-C and logs its time-outs.
+# Polling: torch's own wait ignores Ctrl-C and logs its timeouts.
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.0005, 0.05
 LEAST_ANSWER_S = 0.5
 T = TypeVar("T")
@@ -23,8 +23,8 @@ class TorchStore:
     """A core Store over a torch Store.
 
     Args:
-        store: torch's store, or a view of it that only one group uses.
-        check: Called while a value is awaited; what it raises ends the wait.
+        store: torch's store, or a view of it for one group.
+        check: Called during each wait for a value; an exception from it ends the wait.
         answer_s: How long the process that serves the store may take to answer.
     """
 
@@ -37,10 +37,10 @@ class TorchStore:
 
     @classmethod
     def of_new_group(cls, store: Store, rank: int, answer_s: float = 30.0) -> TorchStore:
-        """Keys for a group that is about to be made.
+        """Return a key space for a group that is about to be created.
 
-        torch gives a group that is made after destroy_process_group() the same keys again if the
-        store outlives it (an elastic agent's does), so groups are counted.
+        torch gives a group that is created after destroy_process_group() the same keys again if the
+        store outlives the group, as an elastic agent's does. Each group therefore gets a number.
 
         Raises:
             RendezvousTimeoutError: The store did not answer.
@@ -49,12 +49,12 @@ class TorchStore:
         return cls(PrefixStore(f"group{generation}", store), answer_s=answer_s)
 
     def under(self, prefix: str, check: Callable[[], None] = lambda: None) -> TorchStore:
-        """A part of the store with its own keys."""
+        """Return a part of the store with its own keys."""
         return TorchStore(PrefixStore(prefix, self._store), check, self._answer_s)
 
     @property
     def raw(self) -> Store:
-        """Torch's store."""
+        """Return torch's store."""
         return self._store
 
     def set(self, key: str, value: bytes) -> None:
@@ -69,8 +69,8 @@ class TorchStore:
         """Wait for a value.
 
         Raises:
-            TimeoutError: It was not there in time.
-            Exception: What `check` has raised.
+            TimeoutError: The value was not there in time.
+            Exception: Any exception from `check`.
             RendezvousTimeoutError: The store did not answer.
         """
         left = Event()
@@ -81,7 +81,7 @@ class TorchStore:
             left.set()
 
     def _ask(self, key: str, timeout_s: float, left: Event) -> bytes:
-        """Ask until there is a value, or nobody waits for it any more."""
+        """Poll until there is a value or `left` is set."""
         end, pause_s = time.monotonic() + timeout_s, FIRST_PAUSE_S
         while not self._store.check([key]):
             left_s = end - time.monotonic()
@@ -94,10 +94,10 @@ class TorchStore:
 
 
 def answer(call: Callable[[], T], limit_s: float) -> T:
-    """What a call of torch's store returns.
+    """Return the result of a call to torch's store.
 
-    Such a call waits without end for the process that serves the store, which may be stopped: so it
-    has a thread of its own, that is left behind then.
+    The call blocks without limit if the process that serves the store is stopped. It therefore runs
+    in its own thread, which is left behind on timeout.
 
     Raises:
         RendezvousTimeoutError: There was no answer in time.
@@ -123,7 +123,7 @@ def answer(call: Callable[[], T], limit_s: float) -> T:
 
 
 def silent(limit_s: float, elapsed_s: float) -> SdpError:
-    """The error for a store that does not answer."""
+    """Return the error for a store that does not answer."""
     return RendezvousTimeoutError(
         f"rendezvous: torch's store did not answer in {limit_s:.3g} s. Hint: the process that "
         "serves it (rank 0's, where torchrun does not) is stopped, or cannot be reached.",

@@ -1,7 +1,7 @@
-"""The end of a default group whose rank 0 serves torch's store.
+"""The shutdown of a default group whose rank 0 serves torch's store.
 
-The store ends with rank 0's group. A rank that leaves before, and begins again at once, would meet
-the old store and lose it; so rank 0 leaves first, if it comes soon.
+The store ends with rank 0's group. A rank that leaves earlier and joins again immediately would
+connect to the old store and lose it. The other ranks therefore wait briefly for rank 0 to leave.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from sdp_plugins.core import Group
 from sdp_plugins.core.environment import environment
 
 FOLLOW_S = 1.0
-"""How long others wait for rank 0 to leave, of which nobody knows whether it will."""
+"""How long other ranks wait for rank 0 to leave; it may never do so."""
 CLOSING_S = 0.1
-"""How long a store takes to end after that; it goes on if the program keeps something of it."""
+"""How long a store takes to end after that; it continues if the program keeps a reference."""
 _LISTENS = "0A"
 
 
 @dataclass(frozen=True)
 class StoreShutdown:
-    """How another rank than 0 leaves after that, which serves the store.
+    """Delays shutdown until rank 0, which serves the store, has left.
 
     Attributes:
-        port: Where the store is served.
-        sockets: Those that listen there, by number; none if it is on another node.
+        port: The port of the store.
+        sockets: The sockets that listen there, by number; empty if the store is on another node.
     """
 
     port: int
@@ -37,7 +37,7 @@ class StoreShutdown:
 
     @classmethod
     def of(cls, store: Store) -> StoreShutdown | None:
-        """For a default group that has met at `store`; None if no rank of it serves that."""
+        """Return the shutdown of a default group that met at `store`; None if no rank serves it."""
         while isinstance(store, PrefixStore):
             store = store.underlying_store
         by_agent = environment().get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun's
@@ -46,14 +46,14 @@ class StoreShutdown:
         return cls(store.port, listening(store.port))
 
     def follow(self, group: Group, failed: bool) -> None:
-        """Wait a moment for rank 0 to leave and its store to end, on the other ranks of its node.
+        """On rank 0's node, wait briefly for rank 0 to leave and its store to end.
 
-        Those of other nodes do not see it. A group that has failed makes no difference: to begin
-        anew is the remedy.
+        Ranks on other nodes cannot observe it. A failed group waits as well, because its user is
+        likely to create a new one.
 
         Args:
-            group: That this rank has closed.
-            failed: Whether it had failed before.
+            group: The group that this rank has closed.
+            failed: Whether the group had failed before.
         """
         if not self.sockets:
             return
@@ -62,16 +62,17 @@ class StoreShutdown:
             if time.monotonic() > end:
                 return
             time.sleep(0.0005)
-        if not failed:  # else rank 0 may have failed, too, and not left
+        if not failed:  # otherwise rank 0 may have failed, too, and not left
             end = time.monotonic() + CLOSING_S
         while self.sockets & listening(self.port) and time.monotonic() < end:
             time.sleep(0.001)
 
 
 def listening(port: int) -> frozenset[str]:
-    """The numbers of this host's sockets that listen at a TCP port.
+    """Return the numbers of this host's sockets that listen on a TCP port.
 
-    To connect would tell less, as rank 0 may serve a new store by then, and trouble that.
+    Connecting would tell less, as rank 0 may already serve a new store, and would disturb that
+    store.
     """
     found = []
     for table in ("tcp", "tcp6"):

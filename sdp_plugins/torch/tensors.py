@@ -1,4 +1,4 @@
-"""Tensors as the core's buffers: checked, dense, and copied back where they were not dense."""
+"""Conversion of tensors to the core's buffers: checks, dense copies and copies back."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ DTYPES: dict[torch.dtype, DType] = {getattr(torch, dtype.name): dtype for dtype 
 
 
 def to_reduce(tensor: Tensor) -> Buffer:
-    """The buffer of a dense tensor whose elements are computed with.
+    """Return the buffer of a dense tensor whose elements are reduced.
 
     Raises:
-        TypeError: The core does not compute with the tensor's dtype.
+        TypeError: The core does not reduce the tensor's dtype.
     """
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
@@ -28,7 +28,7 @@ def to_reduce(tensor: Tensor) -> Buffer:
 
 
 def to_move(tensor: Tensor) -> Buffer:
-    """The buffer of a dense tensor that is only moved: bytes where the core lacks the dtype."""
+    """Return the buffer of a dense tensor to copy: bytes if the core lacks the dtype."""
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
         return Buffer(address(tensor), tensor.nbytes, DType.uint8, tensor)
@@ -36,10 +36,10 @@ def to_move(tensor: Tensor) -> Buffer:
 
 
 def address(tensor: Tensor) -> int:
-    """Where the tensor's data lie.
+    """Return the address of the tensor's data.
 
     Raises:
-        ValueError: They lie nowhere: a fake tensor, or a storage that was resized to nothing.
+        ValueError: The tensor has no memory: it is fake, or its storage was resized to zero.
     """
     pointer = tensor.data_ptr()
     if not pointer and tensor.numel():
@@ -51,16 +51,16 @@ def address(tensor: Tensor) -> int:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Whether a Group can use the tensor's memory as it is."""
+    """Return whether a Group can use the tensor's memory as it is."""
     return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj()
 
 
 def readable(tensor: Tensor) -> Tensor:
-    """The tensor, or a dense copy of it.
+    """Return the tensor, or a dense copy of it.
 
     Raises:
-        TypeError: It is no tensor.
-        ValueError: It is not on the CPU, or sparse.
+        TypeError: The value is no tensor.
+        ValueError: The tensor is not on the CPU, or it is sparse.
     """
     tensor = tensor_of(tensor)
     if tensor.layout is not torch.strided:
@@ -74,10 +74,10 @@ def readable(tensor: Tensor) -> Tensor:
 
 
 def on_cpu(tensor: Tensor) -> Tensor:
-    """The tensor.
+    """Return the tensor after a check of its device.
 
     Raises:
-        ValueError: It is not on the CPU.
+        ValueError: The tensor is not on the CPU.
     """
     if not tensor.is_cpu:
         raise ValueError(
@@ -88,12 +88,12 @@ def on_cpu(tensor: Tensor) -> Tensor:
 
 
 class Outputs:
-    """Dense tensors to write into, and the copies back to those that the caller gave.
+    """Dense output tensors, and the copies from these to the caller's tensors.
 
     Args:
-        operations: All tensors of each of the call's operations, if there are several. If
-            operations share memory, none may see what another one has written: all outputs get
-            stand-ins, which are copied in the order of the calls of `dense`.
+        operations: All tensors of each operation of a call with several operations. If operations
+            share memory, none may read another's results: all outputs then get temporary tensors,
+            which are copied in the order of the calls of `dense`.
     """
 
     def __init__(self, operations: Sequence[Sequence[Tensor]] = ()) -> None:
@@ -101,7 +101,7 @@ class Outputs:
         self._apart = len(operations) > 1 and share_memory(operations)
 
     def dense(self, tensor: Tensor) -> Tensor:
-        """The tensor itself, or a dense stand-in with its values that `copy_back` copies."""
+        """Return the tensor itself, or a dense copy that `copy_back` copies into it."""
         tensor = tensor_of(tensor)
         stand_in = readable(tensor)
         if self._apart and stand_in is tensor:
@@ -111,7 +111,7 @@ class Outputs:
         return stand_in
 
     def copy_later(self, tensor: Tensor, stand_in: Tensor) -> None:
-        """Have `copy_back` copy a dense tensor of as many elements into `tensor`."""
+        """Let `copy_back` copy a dense tensor with the same number of elements into `tensor`."""
         if tensor.numel() != stand_in.numel():
             raise ValueError(
                 f"The output has {tensor.numel()} elements, but the result {stand_in.numel()}."
@@ -120,7 +120,7 @@ class Outputs:
         self._pending.append((_unexpanded(tensor), _unexpanded(shaped, like=tensor)))
 
     def copy_back(self) -> None:
-        """Copy from the stand-ins; at most once."""
+        """Copy the temporary tensors into the caller's; at most once."""
         pending, self._pending = self._pending, []
         if pending:
             # Allows writing to leaves that require a gradient and to inference tensors.
@@ -133,7 +133,7 @@ class Outputs:
 
 
 def _unexpanded(tensor: Tensor, like: Tensor | None = None) -> Tensor:
-    """Without the repetitions that `expand()` has made in `like`, or in the tensor itself."""
+    """Return the tensor without the repetitions that `expand()` made in `like`, or in itself."""
     strides = (tensor if like is None else like).stride()
     for dim, (stride, size) in enumerate(zip(strides, tensor.shape, strict=True)):
         if stride == 0 and size > 1:
@@ -142,13 +142,13 @@ def _unexpanded(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 
 
 def share_memory(operations: Sequence[Sequence[Tensor]]) -> bool:
-    """Whether tensors of different operations overlap; views that interleave count as well."""
+    """Return whether tensors of different operations overlap; interleaved views count as well."""
     pieces = sorted(
         (*_extent(tensor_of(tensor)), number)
         for number, tensors in enumerate(operations)
         for tensor in tensors
     )
-    # How far one operation's tensors reach so far, and those of all others.
+    # The furthest address of one operation's tensors so far, and that of all other operations'.
     farthest, owner, others = 0, -1, 0
     for start, end, number in pieces:
         if start < (others if number == owner else farthest):
@@ -163,7 +163,7 @@ def share_memory(operations: Sequence[Sequence[Tensor]]) -> bool:
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    """First and last address of a tensor's elements, this one exclusive."""
+    """Return the first address of a tensor's elements and the address after the last."""
     if not tensor.numel() or tensor.layout is not torch.strided:
         return 0, 0
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
@@ -173,10 +173,10 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 
 
 def same_dtype(tensors: Iterable[Tensor]) -> None:
-    """Check that one operation's tensors agree.
+    """Check that the tensors of one operation have the same dtype.
 
     Raises:
-        TypeError: They differ in dtype.
+        TypeError: The dtypes differ.
     """
     dtypes = {tensor.dtype for tensor in tensors}
     if len(dtypes) > 1:
@@ -185,11 +185,11 @@ def same_dtype(tensors: Iterable[Tensor]) -> None:
 
 
 def only(tensors: Tensor | Sequence[Tensor]) -> Tensor:
-    """The one tensor of a c10d argument, which is a tensor or a list of one.
+    """Return the one tensor of a c10d argument, which is a tensor or a list of one.
 
     Raises:
-        TypeError: It is no tensor.
-        ValueError: There is not exactly one.
+        TypeError: The value is no tensor.
+        ValueError: There is not exactly one tensor.
     """
     if isinstance(tensors, Tensor):
         return tensor_of(tensors)
@@ -202,10 +202,10 @@ def only(tensors: Tensor | Sequence[Tensor]) -> Tensor:
 
 
 def tensor_of(value: Any) -> Tensor:
-    """The value, if it is a tensor.
+    """Return the value if it is a tensor.
 
     Raises:
-        TypeError: It is none.
+        TypeError: The value is no tensor.
     """
     if not isinstance(value, Tensor):
         raise TypeError(f"smddp needs a torch.Tensor, not {type(value).__name__}.")

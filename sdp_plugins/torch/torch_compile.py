@@ -1,4 +1,4 @@
-"""Keeping this package out of what torch.compile traces."""
+"""Exclusion of this package from tracing by torch.compile."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import wrapt
 
 
 def skip_when_tracing() -> None:
-    """Have torch.compile run our frames instead of compiling them.
+    """Make torch.compile run this package's frames instead of compiling them.
 
-    DDP's C++ calls the group's methods in the middle of compiled code, where every Python frame is
-    compiled, and fails on what it cannot trace. The decorator torch.compiler.disable would cost
-    microseconds in each call and import the compiler in every program; this hook waits until
-    somebody else imports it.
+    DDP's C++ calls the group's methods in the middle of compiled code. torch.compile compiles every
+    Python frame there and fails on those that it cannot trace. The decorator torch.compiler.disable
+    would cost microseconds in each call and import the compiler in every program; this hook takes
+    effect when another module imports it.
     """
     wrapt.register_post_import_hook(_skip, "torch._dynamo.trace_rules")
 

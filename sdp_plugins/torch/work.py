@@ -20,7 +20,7 @@ from sdp_plugins.torch.profiling import ProfiledCall
 
 
 class Work(dist.Work):  # type: ignore[name-defined]
-    """A call that has run.
+    """A finished call.
 
     Args:
         outputs: The tensors that hold the result.
@@ -35,42 +35,42 @@ class Work(dist.Work):  # type: ignore[name-defined]
         self._thread = thread
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """Wait, and raise what went wrong.
+        """Wait for the result; raise the error of a failed operation.
 
         Args:
-            timeout: How long to wait; None and zero leave it to the operation's own time-out.
+            timeout: How long to wait; None and zero mean the operation's own timeout.
         """
         return True
 
     def is_completed(self) -> bool:
-        """Whether the result is there, or an error."""
+        """Return whether there is a result or an error."""
         return True
 
     def is_success(self) -> bool:
-        """Whether the result is there."""
+        """Return whether there is a result."""
         return self.is_completed() and self.exception() is None
 
     def exception(self) -> Any:
-        """The error, if there is one so far."""
+        """Return the error, or None if there is none so far."""
         return None
 
     def result(self) -> list[Tensor]:
-        """The tensors that hold the result."""
+        """Return the tensors that hold the result."""
         return list(self._outputs)
 
     def synchronize(self) -> None:
-        """Wait: work on CPU tensors has no stream to queue behind."""
+        """Wait: work on CPU tensors has no stream to queue on."""
         self.wait()
 
     def source_rank(self) -> int:
-        """Who sent, for a receive from any source."""
+        """Return the sender, for a receive from any source."""
         return -1
 
     def _source_rank(self) -> int:
         return self.source_rank()
 
     def get_future(self) -> Any:
-        """A future of the list of result tensors."""
+        """Return a future of the list of result tensors."""
         future = WorkFuture(self._thread)
         if self.is_completed():
             future.complete_with(self._value)
@@ -84,16 +84,16 @@ class Work(dist.Work):  # type: ignore[name-defined]
 
 
 class PendingWork(Work):
-    """A call's operations in the core, and what is left to do when they are done.
+    """A call's operations in the core, and the steps that follow when they are done.
 
     Args:
         outputs: The tensors that hold the result.
         inputs: Other tensors that the operations read; they live until the operations are done.
         natives: The core's operations.
         thread: Completes futures.
-        finish: Called once, after the operations and before anybody sees that they are done.
-        on_done: Called with the work, after that.
-        event: Of torch's profiler, which somebody ends with the operations.
+        finish: Called once after the operations, before the work appears as done.
+        on_done: Called with the work, after `finish`.
+        event: The event of torch's profiler, which another thread ends with the operations.
     """
 
     def __init__(
@@ -111,13 +111,13 @@ class PendingWork(Work):
         self._natives = natives
         self._finish = finish
         self._on_done = on_done
-        self._lock = threading.RLock()  # a signal handler may ask in the middle of an answer
+        self._lock = threading.RLock()  # a signal handler may query the work during a query
         self._done = False
-        self._failure: Exception | None = None  # of `finish`
+        self._failure: Exception | None = None  # raised by `finish`
         self._event = event
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        """See the base class."""
+        """Wait for the operations, and run the steps that follow them."""
         limit_s = timeout.total_seconds() if timeout else 0.0
         deadline = time.monotonic() + limit_s if limit_s > 0 else None
         try:
@@ -132,7 +132,7 @@ class PendingWork(Work):
         return True
 
     def is_completed(self) -> bool:
-        """See the base class; does what has to follow the operations, once they are done."""
+        """Return whether there is a result or an error; run what follows finished operations."""
         if self._done:
             return True
         with self._lock:
@@ -142,30 +142,30 @@ class PendingWork(Work):
 
     def _complete(self) -> None:
         try:
-            finish = self._finish  # a signal handler may come in between and do all of this
+            finish = self._finish  # a signal handler may interrupt here and do all of this
             if finish is not None and self.exception() is None:
                 finish()
-        except Exception as error:  # for whoever waits, not for who happens to look
+        except Exception as error:  # raised to the caller that waits, not to one that only queries
             self._failure = error
         finally:
             self._inputs, self._finish, self._done = (), None, True
             self._on_done(self)
 
     def exception(self) -> Any:
-        """See the base class."""
+        """Return the error, or None if there is none so far."""
         failures = (native.exception() for native in self._natives)
         return next((e for e in failures if e is not None), self._failure)
 
     def source_rank(self) -> int:
-        """See the base class."""
+        """Return the sender, for a receive from any source."""
         return int(self._natives[0].source_rank)
 
     @property
     def is_collective(self) -> bool:
-        """Whether all ranks take part, so that it ends as soon as they have come."""
+        """Return whether all ranks take part; the call then ends soon after the last has joined."""
         return self._thread.in_order
 
     def touches(self, storage: int) -> bool:
-        """Whether one of the tensors lies in the storage with this `_cdata`."""
+        """Return whether one of the tensors lies in the storage with this `_cdata`."""
         dense = (t for t in (*self._outputs, *self._inputs) if t.layout is torch.strided)
         return any(t.untyped_storage()._cdata == storage for t in dense)

@@ -1,4 +1,4 @@
-"""SMDDP's own API of its versions 1.0 to 1.3, over torch.distributed on the smddp backend.
+"""The API of SMDDP 1.0 to 1.3, over torch.distributed on the smddp backend.
 
-Later versions only register a backend; what was written for these goes on to run.
+Later versions of SMDDP only register a backend; scripts for these versions continue to run.
 """

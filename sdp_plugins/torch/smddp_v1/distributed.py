@@ -1,7 +1,7 @@
-"""SMDDP 1.0 to 1.3's collectives: torch's on the default group, by SMDDP's names.
+"""The collectives of SMDDP 1.0 to 1.3: torch's on the default group, under SMDDP's names.
 
-What scripts pass for parity with torch (a backend, an init_method, a rank) is accepted and ignored;
-the only group is that of all ranks. CPU tensors.
+Arguments for parity with torch (a backend, an init_method, a rank) are accepted and ignored. The
+only group is that of all ranks. Tensors are on the CPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ __all__ = [
 
 
 class ReduceOp(enum.Enum):
-    """How values are combined; scripts name `PRODUCT`, too, which is not documented."""
+    """Reductions; scripts also use `PRODUCT`, which SMDDP does not document."""
 
     AVERAGE = dist.ReduceOp.AVG
     SUM = dist.ReduceOp.SUM
@@ -47,25 +47,25 @@ class ReduceOp(enum.Enum):
 
 
 class group:  # noqa: N801  as torch.distributed calls it
-    """The groups that there are: all ranks."""
+    """The available groups: all ranks."""
 
     WORLD = "WORLD"
 
 
 def is_available() -> bool:
-    """Whether a launcher has started this process, so that the library is of use."""
+    """Return whether a launcher started this process, so that the library can be used."""
     return Topology.from_env().source != "single"
 
 
 def init_process_group(*args: Any, **kwargs: Any) -> None:
-    """Join all ranks; a second time changes nothing.
+    """Join all ranks; further calls change nothing.
 
     Args:
         *args: Ignored.
-        **kwargs: `timeout` and `device_id` as in torch; what else torch takes is ignored.
+        **kwargs: `timeout` and `device_id` as in torch; torch's other arguments are ignored.
 
     Raises:
-        TypeError: torch does not know such an argument either.
+        TypeError: torch does not accept the argument either.
         RendezvousError: The ranks did not find each other.
     """
     if dist.is_initialized():
@@ -74,24 +74,24 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
 
 
 def is_initialized() -> bool:
-    """Whether the ranks have been joined."""
+    """Return whether the ranks have joined."""
     return dist.is_initialized()
 
 
 def get_world_size(group: Any = group.WORLD) -> int:
-    """The number of ranks."""
+    """Return the number of ranks."""
     check_group(group)
     return dist.get_world_size() if dist.is_initialized() else Topology.from_env().world_size
 
 
 def get_rank(group: Any = group.WORLD) -> int:
-    """This process's rank among all."""
+    """Return this process's rank among all ranks."""
     check_group(group)
     return dist.get_rank() if dist.is_initialized() else Topology.from_env().rank
 
 
 def get_local_rank() -> int:
-    """This process's rank on its node; known before `init_process_group`, too."""
+    """Return this process's rank on its node; available before `init_process_group`, too."""
     return Topology.from_env().local_rank
 
 
@@ -101,7 +101,7 @@ def all_reduce(
     group: Any = group.WORLD,
     async_op: bool = False,
 ) -> Any:
-    """Combine all ranks' tensors, in place; bitwise the same on all ranks."""
+    """Reduce all ranks' tensors in place; the result is bitwise identical on all ranks."""
     check_group(group)
     return dist.all_reduce(tensor, _reduction(op), async_op=async_op)
 
@@ -113,7 +113,7 @@ def reduce(
     group: Any = group.WORLD,
     async_op: bool = False,
 ) -> Any:
-    """Combine all ranks' tensors on rank `dst`, in place there."""
+    """Reduce all ranks' tensors in place on rank `dst`."""
     check_group(group)
     return dist.reduce(tensor, dst, _reduction(op), async_op=async_op)
 
@@ -121,7 +121,7 @@ def reduce(
 def broadcast(
     tensor: torch.Tensor, src: int = 0, group: Any = group.WORLD, async_op: bool = False
 ) -> Any:
-    """Send rank `src`'s tensor to all, in place."""
+    """Copy rank `src`'s tensor to all ranks, in place."""
     check_group(group)
     return dist.broadcast(tensor, src, async_op=async_op)
 
@@ -132,7 +132,7 @@ def all_gather(
     group: Any = group.WORLD,
     async_op: bool = False,
 ) -> Any:
-    """Collect every rank's tensor in `tensor_list`, by rank."""
+    """Gather every rank's tensor into `tensor_list`, ordered by rank."""
     check_group(group)
     return dist.all_gather(tensor_list, tensor, async_op=async_op)
 
@@ -145,7 +145,7 @@ def all_to_all_single(
     group: Any = group.WORLD,
     async_op: bool = False,
 ) -> Any:
-    """Send a part of `input_t`, along its first axis, to each rank; `output_t` gets theirs."""
+    """Send a part of `input_t`, along its first axis, to each rank; `output_t` gets their parts."""
     check_group(group)
     outputs, inputs = (
         None if sizes is None else list(sizes) for sizes in (output_split_sizes, input_split_sizes)
@@ -154,21 +154,21 @@ def all_to_all_single(
 
 
 def barrier(group: Any = group.WORLD, async_op: bool = False) -> Any:
-    """Wait until all ranks are here."""
+    """Wait until all ranks have called this function."""
     check_group(group)
     return dist.barrier(async_op=async_op)
 
 
 def _reduction(op: Any) -> Any:
-    """The operation of torch; torch's own is taken as well."""
+    """Return torch's reduction; accepts torch's own reductions as well."""
     return dist.ReduceOp.SUM if op is None else getattr(op, "value", op)
 
 
 def check_group(given: Any) -> None:
-    """See that a group is that of all ranks.
+    """Check that a group is that of all ranks.
 
     Raises:
-        ValueError: It is not.
+        ValueError: It is another group.
     """
     known = given is None or given == group.WORLD
     if not known and not (dist.is_initialized() and given is dist.group.WORLD):

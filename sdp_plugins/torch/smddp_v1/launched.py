@@ -1,4 +1,4 @@
-"""Joining the ranks of this job, whoever has started them."""
+"""Joining the ranks of this job, under any launcher."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ TORCHS_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 def join(**options: Any) -> None:
-    """Make the default process group of all ranks.
+    """Create the default process group of all ranks.
 
-    With torchrun's variables as torch does it; in ranks that know their place by mpirun's or srun's
-    alone, through a store of rank 0's, whose address they tell each other.
+    torch reads torchrun's variables. Ranks that have only the variables of mpirun or srun meet at a
+    store on rank 0, whose address rank 0 sends to all.
 
     Args:
-        **options: More keyword arguments of init_process_group().
+        **options: Further keyword arguments of init_process_group().
     """
     given = environment()
     if all(given.get(name) for name in TORCHS_VARIABLES):
@@ -48,7 +48,7 @@ def _store(topology: Topology, config: Config) -> Any:
         try:
             address = own_address() if topology.local_size < topology.world_size else "127.0.0.1"
         except OSError:
-            exchange(b"", config.wait_s)  # or the others would wait
+            exchange(b"", config.wait_s)  # otherwise the other ranks would wait
             raise no_address() from None
         store = TCPStore(address, 0, topology.world_size, True, timeout, wait_for_workers=False)
         exchange(f"{address} {store.port}".encode(), config.wait_s)
@@ -61,7 +61,7 @@ def _store(topology: Topology, config: Config) -> Any:
 
 
 def no_address() -> RuntimeError:
-    """What all ranks are told where rank 0's host has no way out."""
+    """Return the error that all ranks raise if rank 0's host has no route to other nodes."""
     return RuntimeError(
         "rank 0's host has no address for the other nodes: its name is the loopback's, and it has "
         "no route to elsewhere. Hint: give all ranks MASTER_ADDR and MASTER_PORT."
@@ -69,10 +69,10 @@ def no_address() -> RuntimeError:
 
 
 def own_address() -> str:
-    """This host's address as other nodes see it: that of its name, unless this is the loopback.
+    """Return this host's address as other nodes see it: its name's, unless that is the loopback.
 
     Raises:
-        OSError: It has no route to other nodes.
+        OSError: The host has no route to other nodes.
     """
     try:
         found = socket.gethostbyname(socket.gethostname())
@@ -80,4 +80,4 @@ def own_address() -> str:
         found = "127.0.1.1"
     if not found.startswith("127."):
         return found
-    return local_address("192.0.2.1")  # of documentation: any route out will do
+    return local_address("192.0.2.1")  # reserved for documentation: any route out will do

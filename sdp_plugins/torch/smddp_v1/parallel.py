@@ -1,4 +1,4 @@
-"""SMDDP 1.0 to 1.3's DistributedDataParallel, over torch's."""
+"""DistributedDataParallel of SMDDP 1.0 to 1.3, over torch's."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ DEFAULT_BUCKET_MB = 25
 class DistributedDataParallel(nn.Module):
     """A module whose gradients are averaged over all ranks in the backward pass.
 
-    It may be wrapped before it goes to its device, and parameters are rank 0's from the start.
-    torch's DistributedDataParallel, which does the work, is made at the first training step: a
-    forward pass in evaluation, or without gradients, communicates nothing and may run on one rank.
+    The module may be wrapped before it moves to its device. Its parameters are rank 0's from the
+    start. torch's DistributedDataParallel does the work; it is created at the first training step.
+    A forward pass in evaluation mode or without gradients communicates nothing and may run on one
+    rank.
 
     Args:
-        module: What to train.
-        device_ids: The GPU of a module on one; meaningless for one on the CPU.
+        module: The module to train.
+        device_ids: The GPU of a module on one GPU; without meaning for a module on the CPU.
         output_device: As in torch.
-        broadcast_buffers: Whether buffers are rank 0's in every training step.
+        broadcast_buffers: Whether every training step copies rank 0's buffers to all ranks.
         process_group: None or group.WORLD.
-        bucket_cap_mb: Size of a bucket in MiB, of which bytes are a multiple of 128; None: 25.
+        bucket_cap_mb: Size of a bucket in MiB; its bytes are a multiple of 128. None means 25.
         find_unused_parameters: As in torch.
-        **ignored: What versions of SMDDP took in addition: `gradient_accumulation_steps` (sums
-            over several backward passes are right without it).
+        **ignored: Further arguments of SMDDP's versions: `gradient_accumulation_steps` (sums over
+            several backward passes are correct without it).
 
     Raises:
         RuntimeError: init_process_group() has not been called, or parameters have no shape yet.
-        ValueError: Of a bucket size or a group that cannot be had.
-        TypeError: Of any other argument.
+        ValueError: The bucket size or the group is not supported.
+        TypeError: Another argument is not supported.
     """
 
     def __init__(
@@ -80,14 +81,14 @@ class DistributedDataParallel(nn.Module):
         self._take_rank_0s_state()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's, through torch's DistributedDataParallel in training."""
+        """Call the module, through torch's DistributedDataParallel in training."""
         if self.training and torch.is_grad_enabled():
             return self._averaging()(*args, **kwargs)
         return self.module(*args, **kwargs)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Backward passes inside only sum up gradients on this rank."""
+        """Within this context, backward passes only accumulate gradients on this rank."""
         with self._averaging().no_sync():
             yield
 
@@ -111,11 +112,11 @@ class DistributedDataParallel(nn.Module):
                 dist.broadcast(tensor.detach(), 0)
 
     def _forget(self) -> None:
-        # Not an attribute as nn.Module has them: it would be in state_dict() a second time.
+        # Not a regular attribute of nn.Module: state_dict() would contain the module a second time.
         self.__dict__["_made"] = None
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """Moves parameters, which torch's DistributedDataParallel may not have happen."""
+        """Move parameters, after discarding torch's wrapper, which does not support it."""
         self._forget()
         return super()._apply(*args, **kwargs)
 
