@@ -6,7 +6,7 @@ strategy = sdp.SMDDPStrategy()
 with strategy.scope():
     model = build()
     model.compile(optimizer, loss, metrics)
-model.fit(x, y, batch_size=256)  # of all ranks together
+model.fit(x, y, batch_size=256)  # the batch of all ranks together
 """
 
 from .callbacks import BroadcastVariables, LearningRateWarmup, MetricAverage

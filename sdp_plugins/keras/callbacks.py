@@ -1,7 +1,7 @@
-"""Callbacks with the names and the meaning that Horovod's users know.
+"""Callbacks with the names and semantics of Horovod's.
 
-``fit`` under a strategy broadcasts variables and keeps metrics global by itself. These are for what
-it does not see: values that a program's own callbacks put into the logs, variables that they
+``fit`` under a strategy broadcasts variables and computes global metrics automatically. These
+callbacks cover the rest: values that a program's own callbacks add to the logs, variables that they
 change, and learning rates that grow with the number of ranks.
 """
 
@@ -20,10 +20,10 @@ from .variables import broadcast
 
 
 def context_of(callback: Any) -> TrainingContext:
-    """What trains a callback's model.
+    """Return the training context of a callback's model.
 
     Raises:
-        RuntimeError: No strategy does.
+        RuntimeError: No strategy trains the model.
     """
     context = attached_to(callback.model)
     if context is None:
@@ -38,7 +38,7 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]
     """Copies a rank's model and optimizer to all ranks after the first batch of a ``fit``."""
 
     def __init__(self, root: int = 0) -> None:
-        """Copy from one rank.
+        """Set the rank to copy from.
 
         Args:
             root: The rank.
@@ -48,11 +48,11 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]
         self._done = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begin again."""
+        """Reset, so that the next batch is the first."""
         self._done = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Copy once."""
+        """Copy after the first batch."""
         if not self._done:
             self._done = True
             context = context_of(self)
@@ -61,17 +61,17 @@ class BroadcastVariables(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 class MetricAverage(keras.callbacks.Callback):  # type: ignore[misc]
-    """Averages all numbers in an epoch's logs over the ranks, before the callbacks after it."""
+    """Averages all numbers in an epoch's logs over the ranks, for the callbacks that follow."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Average in place."""
+        """Average the logs in place."""
         context = context_of(self)
         context.synchronize()
         average_numbers(context.group, logs)
 
 
 class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
-    """Lets the learning rate grow to its value from the N-th part of it, N ranks being used.
+    """Raises the learning rate from 1/N of its value to the full value on N ranks.
 
     Goyal et al., "Accurate, Large Minibatch SGD", 2017. The rate after b batches of epoch e, with s
     batches in an epoch, is ``initial_lr / N * (1 + (e + b / s) * (N - 1) / warmup_epochs)``.
@@ -84,12 +84,12 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         steps_per_epoch: int | None = None,
         verbose: int = 0,
     ) -> None:
-        """Plan the growth.
+        """Set the schedule.
 
         Args:
-            initial_lr: The rate for all ranks' batch, which is reached in the end.
-            warmup_epochs: How many epochs it takes.
-            steps_per_epoch: Batches in an epoch; None: what ``fit`` knows.
+            initial_lr: The final rate, for the global batch.
+            warmup_epochs: The duration of the warmup in epochs.
+            steps_per_epoch: Batches in an epoch; None takes the number from ``fit``.
             verbose: 1 prints the rate when it is reached.
         """
         super().__init__()
@@ -100,10 +100,10 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         self._epoch = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Look how long an epoch is.
+        """Determine the length of an epoch.
 
         Raises:
-            ValueError: Nobody knows.
+            ValueError: The length is unknown.
         """
         self._steps_per_epoch = self._steps_per_epoch or self.params.get("steps")
         if not self._steps_per_epoch:
@@ -113,11 +113,11 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
             )
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Remember the epoch."""
+        """Store the epoch."""
         self._epoch = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Set the rate."""
+        """Set the rate of this batch."""
         assert self._steps_per_epoch
         epochs = self._epoch + batch / self._steps_per_epoch
         if epochs <= self._warmup_epochs:
@@ -126,7 +126,7 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.optimizer.learning_rate = self._initial_lr / ranks * growth
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Report, and reach the rate exactly."""
+        """Set the exact rate at the end of the warmup, and log the rate."""
         if self._warmup_epochs - 1 <= epoch < self._warmup_epochs:
             self.model.optimizer.learning_rate = self._initial_lr
             if self._verbose and context_of(self).rank == 0:

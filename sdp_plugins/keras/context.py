@@ -1,4 +1,4 @@
-"""What the parts of this plug-in share of one strategy."""
+"""The state that the modules of this plug-in share for one strategy."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class TrainingContext:
 
     Attributes:
         group: The ranks.
-        failure_group: The same ranks; in it they explain to each other why ``group`` has failed.
-        backend: What depends on Keras' backend.
-        models: Those that it trains.
-        progress: Where this rank is in the ``fit`` under way.
-        in_use: Held while a method of a model runs, which may call others.
+        failure_group: A group of the same ranks, in which they exchange why ``group`` failed.
+        backend: The operations of Keras' backend.
+        models: The models of the strategy.
+        progress: This rank's position in the running ``fit``.
+        in_use: Held while a method of a model runs; the method may call others.
     """
 
     group: Group
@@ -39,20 +39,20 @@ class TrainingContext:
 
     @property
     def rank(self) -> int:
-        """This process's rank."""
+        """Return this process's rank."""
         return self.group.rank
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
+        """Return the number of ranks."""
         return self.group.world_size
 
     @contextmanager
     def used_by(self, model: Any) -> Iterator[None]:
-        """Inside of the block this thread trains; ranks could not tell the steps of two apart.
+        """Let only this thread train; ranks could not distinguish the steps of two threads.
 
         Raises:
-            RuntimeError: Another thread does.
+            RuntimeError: Another thread is training.
         """
         if not self.in_use.acquire(blocking=False):
             raise RuntimeError(
@@ -65,6 +65,6 @@ class TrainingContext:
             self.in_use.release()
 
     def synchronize(self) -> None:
-        """Have the host's next collective come after those of a step that may be under way."""
+        """Order the host's next collective after those of a step that may be running."""
         for model in list(self.models):
             self.backend.synchronize(model)

@@ -1,9 +1,9 @@
 """Global batches, of which every rank reads its own rows.
 
-Keras' own adapters read every source of data; these here stand around them and cut. Arrays are
-indexed by this rank's rows only. Of everything else every rank reads whole batches, which must be
-the same on all ranks: a shuffle without a seed would have them train on some rows twice and on
-others never, so they are compared.
+Keras' own adapters read every data source; the adapters here wrap them and cut the batches. Arrays
+are indexed with this rank's rows only. From any other source every rank reads whole batches, which
+must be the same on all ranks: an unseeded shuffle would train on some rows twice and never on
+others. The ranks therefore compare them.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from .batch_shard import OTHER_BATCHES, cut, first_leaf, mark, rows_to_read
 if TYPE_CHECKING:
     from .backends.base import Backend
 
-COMPARED_ROWS = 8  # of every array: equal distances apart
+COMPARED_ROWS = 8  # of every array, at equal distances
 
 
 @dataclass(frozen=True)
 class ShardInfo:
-    """Where a rank stands, and what shuffling starts from.
+    """A rank's position, and the seed for shuffling.
 
     Attributes:
         group: The ranks.
-        backend: What depends on Keras' backend.
-        seed: Equal on all ranks.
+        backend: The operations of Keras' backend.
+        seed: The same value on all ranks.
     """
 
     group: Group
@@ -45,26 +45,26 @@ class ShardInfo:
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """Return this rank."""
         return self.group.rank
 
     @property
     def world_size(self) -> int:
-        """Number of ranks."""
+        """Return the number of ranks."""
         return self.group.world_size
 
     def rows_to_read(self, count: int) -> tuple[int, int]:
-        """First row and number of rows of a global batch that this rank reads."""
+        """Return the first row and the number of rows of a global batch that this rank reads."""
         return rows_to_read(count, self.rank, self.world_size)
 
 
 def whole(count: int) -> np.ndarray[Any, Any]:
-    """An empty array with so many rows."""
+    """Return an empty array with `count` rows."""
     return np.empty((count, 0), np.bool_)
 
 
 class ArrayShards(keras_internals.ArrayDataAdapter):
-    """Arrays; all ranks draw the same order."""
+    """Reads arrays; all ranks draw the same order."""
 
     def __init__(self, arrays: Any, info: ShardInfo) -> None:
         self.__dict__.update(arrays.__dict__)
@@ -72,7 +72,7 @@ class ArrayShards(keras_internals.ArrayDataAdapter):
         self._epoch = 0
 
     def indices(self) -> Iterator[tuple[Any, int]]:
-        """For every batch of an epoch, this rank's indices and the size of the global batch."""
+        """Yield this rank's indices and the size of the global batch for each batch of an epoch."""
         random = np.random.default_rng((self._info.seed, self._epoch))
         self._epoch += 1
         order: Any = None
@@ -94,11 +94,11 @@ class ArrayShards(keras_internals.ArrayDataAdapter):
             yield mark(keras_internals.map_leaves(take, inputs), whole(count))
 
     def get_tf_dataset(self) -> Any:
-        """A ``tf.data.Dataset`` of cut batches."""
+        """Return a ``tf.data.Dataset`` of cut batches."""
         return self._info.backend.array_dataset(self._inputs, self.indices)
 
     def get_torch_dataloader(self) -> Iterator[Any]:
-        """An iterator over cut batches."""
+        """Return an iterator over cut batches."""
         inputs = keras_internals.array_slicing.convert_to_sliceable(
             self._inputs, target_backend="torch"
         )
@@ -111,7 +111,7 @@ class ArrayShards(keras_internals.ArrayDataAdapter):
 
 
 class Shards(keras_internals.DataAdapter):
-    """Any other source, whose batches are cut after they were read."""
+    """Reads any other source and cuts each batch after reading it."""
 
     def __init__(self, source: Any, info: ShardInfo) -> None:
         self._source = source
@@ -121,65 +121,65 @@ class Shards(keras_internals.DataAdapter):
 
     def _cut(self, batches: Any) -> Iterator[Any]:
         for data in batches:
-            if not self._compared:  # the first one only: no step is under way yet
+            if not self._compared:  # only the first batch, before any step runs
                 self._compared = True
                 compare_batches(self._info.group, data)
             count = int(first_leaf(data).shape[0])
             yield mark(cut(data, *self._info.rows_to_read(count)), whole(count))
 
     def get_numpy_iterator(self) -> Iterator[Any]:
-        """An iterator over cut batches."""
+        """Return an iterator over cut batches."""
         return self._cut(self._source.get_numpy_iterator())
 
     def get_jax_iterator(self) -> Iterator[Any]:
-        """An iterator over cut batches."""
+        """Return an iterator over cut batches."""
         return self._cut(self._source.get_jax_iterator())
 
     def get_torch_dataloader(self) -> Iterator[Any]:
-        """An iterator over cut batches; samplers without a generator draw the same on all ranks."""
+        """Iterate over cut batches; samplers without a generator draw the same on all ranks."""
         self._epoch += 1
         seed = int(np.random.default_rng((self._info.seed, self._epoch)).integers(2**31))
         loader = self._source.get_torch_dataloader()
         return self._cut(self._info.backend.in_seeded_order(loader, seed))
 
     def get_tf_dataset(self) -> Any:
-        """A ``tf.data.Dataset`` of cut batches."""
+        """Return a ``tf.data.Dataset`` of cut batches."""
         dataset = self._source.get_tf_dataset()
         return self._info.backend.cut_dataset(dataset, self._info.rank, self._info.world_size)
 
     @property
     def num_batches(self) -> int | None:
-        """Of an epoch, if known."""
+        """Return the number of batches in an epoch, if known."""
         return self._source.num_batches  # type: ignore[no-any-return]
 
     @property
     def batch_size(self) -> int | None:
-        """Of the global batch, if known."""
+        """Return the size of the global batch, if known."""
         return self._source.batch_size  # type: ignore[no-any-return]
 
     @property
     def has_partial_batch(self) -> bool | None:
-        """Whether the last batch is shorter, if known."""
+        """Return whether the last batch is shorter, if known."""
         return self._source.has_partial_batch  # type: ignore[no-any-return]
 
     @property
     def partial_batch_size(self) -> int | None:
-        """Size of a shorter last batch, if known."""
+        """Return the size of a shorter last batch, if known."""
         return self._source.partial_batch_size  # type: ignore[no-any-return]
 
     def on_epoch_begin(self) -> None:
-        """Tell the source."""
+        """Notify the source."""
         self._source.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Tell the source."""
+        """Notify the source."""
         self._source.on_epoch_end()
 
 
 class InOneOrder(keras.utils.PyDataset):  # type: ignore[misc]
-    """A PyDataset whose batches come in a new order in every epoch, the same on all ranks.
+    """A PyDataset whose batches have a new order in every epoch, the same on all ranks.
 
-    Keras would draw it from Python's global generator.
+    Keras would draw the order from Python's global generator.
     """
 
     def __init__(self, source: Any, seed: int) -> None:
@@ -194,15 +194,15 @@ class InOneOrder(keras.utils.PyDataset):  # type: ignore[misc]
 
     @property
     def num_batches(self) -> int:
-        """Of an epoch."""
+        """Return the number of batches in an epoch."""
         return self._source.num_batches  # type: ignore[no-any-return]
 
     def on_epoch_begin(self) -> None:
-        """Tell the source."""
+        """Notify the source."""
         self._source.on_epoch_begin()
 
     def on_epoch_end(self) -> None:
-        """Tell the source, and draw the next order."""
+        """Notify the source, and draw the next order."""
         self._source.on_epoch_end()
         self._epoch += 1
         self._shuffle()
@@ -213,9 +213,9 @@ class InOneOrder(keras.utils.PyDataset):  # type: ignore[misc]
 
 
 def in_one_order(dataset: Any, seed: int) -> tuple[Any, bool]:
-    """A PyDataset that is to be shuffled, and whether Keras has to do it.
+    """Return the PyDataset to shuffle, and whether Keras has to shuffle it.
 
-    Processes that read it would not hear of a new order, and one without an end has none.
+    Worker processes would not get a new order, and an infinite source has no order.
     """
     batches = dataset.num_batches
     if dataset.use_multiprocessing or batches is None or batches == float("inf"):
@@ -224,10 +224,10 @@ def in_one_order(dataset: Any, seed: int) -> tuple[Any, bool]:
 
 
 def compare_batches(group: Group, data: Any) -> None:
-    """See that all ranks have read the same global batch, by its first and last row.
+    """Check by first and last row that all ranks have read the same global batch.
 
     Raises:
-        CollectiveMismatchError: They have not.
+        CollectiveMismatchError: The batches differ.
     """
     others = _others(group, _ends(first_leaf(data)))
     if others:
@@ -238,10 +238,10 @@ def compare_batches(group: Group, data: Any) -> None:
 
 
 def compare_arrays(group: Group, arrays: Any) -> None:
-    """See that all ranks have passed the same arrays, by their length and some of their rows.
+    """Check by length and some rows that all ranks have passed the same arrays.
 
     Raises:
-        CollectiveMismatchError: They have not.
+        CollectiveMismatchError: The arrays differ.
     """
     count, size = arrays._num_samples, arrays._batch_size
     leaves = [leaf for leaf in keras.tree.flatten(arrays._inputs) if leaf is not None]
@@ -263,19 +263,19 @@ def compare_arrays(group: Group, arrays: Any) -> None:
 def _ends(leaf: Any) -> bytes:
     try:
         ends = np.ascontiguousarray(np.concatenate([np.asarray(leaf[:1]), np.asarray(leaf[-1:])]))
-    except (TypeError, ValueError, KeyError, IndexError):  # sparse, or empty
+    except (TypeError, ValueError, KeyError, IndexError):  # a sparse or empty array
         return b""
     return f"{ends.shape} {ends.dtype} ".encode() + ends.tobytes()
 
 
 def _others(group: Group, mine: bytes) -> tuple[int, ...]:
-    """Ranks that have something else."""
+    """Return the ranks whose bytes differ from this rank's."""
     digests = group.exchange(hashlib.sha256(mine).digest())
     return tuple(rank for rank, digest in enumerate(digests) if digest != digests[group.rank])
 
 
 def shard_data(source: Any, info: ShardInfo) -> Any:
-    """Put one of Keras' adapters, or one that was cut already, behind this rank's rows."""
+    """Wrap one of Keras' adapters so that it yields this rank's rows; idempotent."""
     if isinstance(source, (ArrayShards, Shards)):
         return source
     if type(source) is keras_internals.ArrayDataAdapter:

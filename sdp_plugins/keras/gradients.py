@@ -1,8 +1,8 @@
-"""Gradients, averaged over the ranks where an optimizer is about to use them.
+"""Gradients, averaged over the ranks just before an optimizer uses them.
 
-Keras clips after it has accumulated, so what comes just before clipping is done once per update
-instead of once per micro-step, and clips what one process would clip. A loss scale must be lowered
-on all ranks or on none.
+Keras clips after accumulating. Averaging just before clipping therefore happens once per update
+instead of once per micro-step, and clips the same values as one process would. A loss scale must be
+lowered on all ranks or on none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WATCHED = "_smddp_context"
 
 
 def watch_optimizer(optimizer: Any, context: TrainingContext, outermost: bool = True) -> None:
-    """Have an optimizer average gradients over the ranks; a second time changes nothing."""
+    """Make an optimizer average gradients over the ranks; a second call changes nothing."""
     if vars(optimizer).get(_WATCHED) is context:
         return
     object.__setattr__(optimizer, _WATCHED, context)
@@ -44,12 +44,12 @@ def watch_optimizer(optimizer: Any, context: TrainingContext, outermost: bool = 
         return apply(_weighted(grads, shard_of_step(context.backend)), trainable_variables)
 
     object.__setattr__(optimizer, "_clip_gradients", clip_gradients)
-    if accumulates:  # batches of different sizes
+    if accumulates:  # micro-batches may differ in size
         object.__setattr__(optimizer, "apply", apply_weighted)
 
 
 def _weighted(grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
-    """Gradients as much as they count, for the sum over micro-steps."""
+    """Return gradients with the weights of their shards, for the sum over micro-steps."""
     if shard is None or shard.is_even:
         return list(grads)
     return [None if grad is None else shard.times(grad, shard.factor) for grad in grads]

@@ -1,4 +1,4 @@
-"""What happens before the first step: all ranks have the same model and the same values."""
+"""The steps before training: all ranks get the same model and the same values."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ COMPARED_ELEMENTS = 16
 
 
 class InitialSync(keras.callbacks.Callback):  # type: ignore[misc]
-    """Comes after the program's own callbacks, which may have restored rank 0 from a backup."""
+    """Runs after the program's own callbacks, which may have restored rank 0 from a backup."""
 
     def __init__(self, context: TrainingContext) -> None:
         super().__init__()
-        # Counting steps must not make Keras wait for each one. On JAX it has to: Keras reads the
-        # logs of a step in another thread there, after the next step has taken their memory.
+        # Counting steps must not make Keras wait for each one, except on JAX: there Keras reads a
+        # step's logs in another thread, after the next step has taken their memory.
         self.async_safe = not context.backend.is_stateless
         self._context = context
         self._in_fit = False
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Compare, and copy from rank 0."""
+        """Compare the models, and copy values from rank 0."""
         self._in_fit = True
         self._context.progress = Progress("fit")
         sync(self.model, self._context, "fit")
@@ -45,7 +45,7 @@ class InitialSync(keras.callbacks.Callback):  # type: ignore[misc]
         self.model._initial_epoch = int(epoch[0]) or None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Count steps from 0."""
+        """Reset the step count."""
         self._context.progress = Progress("fit", epoch + 1)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -55,48 +55,48 @@ class InitialSync(keras.callbacks.Callback):  # type: ignore[misc]
         progress.stop = progress.ended = bool(self.model.stop_training)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Compare the weights, which callbacks may have assigned."""
+        """Compare the weights, which callbacks may have changed."""
         self._end_steps()
         context = self._context
         may_round = context.backend.is_stateless  # JAX
         compare_epoch(self.model, context.group, context.progress, may_round)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """The same before an evaluation of a program's own, where it is needed."""
+        """Synchronize before a separate evaluation, if it is needed."""
         if self._in_fit:
             self._end_steps()
         else:
             sync_once(self.model, self._context, "evaluate")
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Keras goes on with evaluations that are a program's own."""
+        """Mark the end of ``fit``: later evaluations are separate calls."""
         self._in_fit = False
 
     def _end_steps(self) -> None:
-        self._context.backend.synchronize(self.model)  # what failed until now has failed in a step
+        self._context.backend.synchronize(self.model)  # failures up to here belong to a step
         self._context.progress.ended = True
         self._context.progress.stop = bool(self.model.stop_training)
 
     def on_predict_begin(self, logs: Any = None) -> None:
-        """The same before a prediction, where it is needed."""
+        """Synchronize before a prediction, if it is needed."""
         sync_once(self.model, self._context, "predict")
 
 
 def sync(model: Any, context: TrainingContext, call: str) -> None:
-    """Begin a ``fit``: weights may have been loaded on some ranks since the last one."""
+    """Start a ``fit``; some ranks may have loaded weights since the last one."""
     compare(model, context, call)
     equalize(model, context)
     object.__setattr__(model, _STARTED, True)
 
 
 def sync_once(model: Any, context: TrainingContext, call: str) -> None:
-    """Begin with a model whose ranks may have drawn, or loaded, different values."""
+    """Synchronize a model once; ranks may have drawn or loaded different values."""
     if not vars(model).get(_STARTED) or not are_equal(model, context.group):
         sync(model, context, call)
 
 
 def are_equal(model: Any, group: Group) -> bool:
-    """Whether ranks have the same weights, by the first elements of each."""
+    """Return whether ranks have the same weights, judged by the first elements of each."""
     digest = hashlib.sha256()
     for variable in model.weights:
         first = ops.reshape(ops.convert_to_tensor(variable), (-1,))[:COMPARED_ELEMENTS]
@@ -105,14 +105,14 @@ def are_equal(model: Any, group: Group) -> bool:
 
 
 def check_same_call(group: Group, call: str) -> int:
-    """See that all ranks make a call.
+    """Check that all ranks make the same call.
 
     Returns:
-        A number from rank 0's NumPy, to shuffle by; as Keras itself would draw one.
+        A shuffle seed from rank 0's NumPy generator, from which Keras would draw it as well.
 
     Raises:
-        CollectiveMismatchError: They do not.
-        CollectiveTimeoutError: Ranks did not come in time.
+        CollectiveMismatchError: The calls differ.
+        CollectiveTimeoutError: Ranks did not call in time.
         PeerLostError: Ranks have ended instead.
     """
     mine = json.dumps([call, np.random.randint(2**31) if group.rank == 0 else 0])
@@ -139,13 +139,13 @@ def check_same_call(group: Group, call: str) -> int:
 
 
 def equalize(model: Any, context: TrainingContext) -> None:
-    """Copy all variables from rank 0; ranks then draw random numbers of their own."""
+    """Copy all variables from rank 0; afterwards each rank draws its own random numbers."""
     broadcast(context.group, variables_of(model), 0)
     diversify(context.group.rank, seed_states(model))
 
 
 def variables_of(model: Any) -> list[Any]:
-    """Of a model, and of all optimizers that it holds."""
+    """Return the variables of a model and of all optimizers in it."""
     found = {id(variable): variable for variable in model.variables}
     for optimizer in optimizers_of(model):
         found.update((id(variable), variable) for variable in optimizer.variables)
@@ -153,17 +153,17 @@ def variables_of(model: Any) -> list[Any]:
 
 
 def seed_states(model: Any) -> list[Any]:
-    """State of every random generator in a model."""
+    """Return the state of every random generator in a model."""
     return [
         generator.state for layer in model._flatten_layers() for generator in layer._seed_generators
     ]
 
 
 def compare(model: Any, context: TrainingContext, call: str) -> None:
-    """See that all ranks are about to train the same.
+    """Check that all ranks are about to train the same model.
 
     Raises:
-        CollectiveMismatchError: They are not; it names what differs first.
+        CollectiveMismatchError: The models differ; the message names the first difference.
     """
     group = context.group
     mine = describe(model)
@@ -187,7 +187,7 @@ def compare(model: Any, context: TrainingContext, call: str) -> None:
 
 
 def describe(model: Any) -> list[str]:
-    """Its variables, and the settings of its optimizers."""
+    """Return a model's variables and the settings of its optimizers."""
     trained = {id(variable) for variable in model.trainable_variables}
     lines = [
         f"{variable.path} {variable.dtype}{list(variable.shape)}"
@@ -196,10 +196,10 @@ def describe(model: Any) -> list[str]:
     ]
     for optimizer in optimizers_of(model):
         for name, value in sorted(optimizer.get_config().items()):
-            if isinstance(value, dict):  # such as a schedule
+            if isinstance(value, dict):  # for example a schedule
                 value = json.dumps(value, sort_keys=True, default=str)
             elif name == "learning_rate":
-                continue  # a variable, which rank 0's value is copied to
+                continue  # a variable, which gets rank 0's value
             if isinstance(value, (int, float, str)) and name != "name":
                 lines.append(f"{type(optimizer).__name__} {name}={value!r}")
     return lines

@@ -1,8 +1,8 @@
-"""Every private name of Keras that this plug-in leans on; nothing else imports any.
+"""All private names of Keras that this plug-in uses; no other module imports any.
 
-Public Keras has no place for data parallelism of processes: its trainers hand the whole batch to
-one model. The names here exist, with the same meaning, in all versions that ``pyproject.toml``
-allows; ``check`` says which one has moved.
+Public Keras has no interface for data parallelism across processes: its trainers pass the whole
+batch to one model. These names exist, with the same meaning, in all versions that
+``pyproject.toml`` allows; ``check`` reports any that has changed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ _ARGUMENTS = {
     "evaluate": (*_READ, "y", "sample_weight", "steps", "kwargs"),
     "predict": (*_READ, "steps"),
 }
-"""Arguments of ``keras.Model``'s methods that are given another meaning; others are passed on."""
+"""Arguments of ``keras.Model``'s methods that this plug-in changes; it passes on all others."""
 ATTRIBUTES = {
     "ArrayDataAdapter": ("_inputs", "_num_samples", "_batch_size", "_shuffle"),
     "CompileLoss": ("_user_loss",),
@@ -108,7 +108,7 @@ ATTRIBUTES = {
     "Optimizer": ("_accumulated_gradients", "_iterations", "gradient_accumulation_steps"),
     "JAX's Model": ("_jax_state", "_jax_state_synced"),
 }
-"""What objects have besides; ``tests/keras/test_keras_internals.py`` looks at some."""
+"""Further attributes of objects; ``tests/keras/test_keras_internals.py`` checks some."""
 BY_FIT = "_use_cached_eval_dataset"
 """The argument by which ``fit`` marks its own calls of ``evaluate``."""
 _IS_WRAPPER = "_smddp_wrapper"
@@ -116,10 +116,10 @@ _wrapping = Lock()
 
 
 def check() -> None:
-    """Look for everything that the plug-in needs of Keras.
+    """Check all names that the plug-in needs from Keras.
 
     Raises:
-        ImportError: A name has moved, or means something else.
+        ImportError: A name does not exist or has changed its meaning.
     """
     for owner, name, purpose in _MEMBERS:
         if not hasattr(owner, name):
@@ -138,12 +138,12 @@ def _moved(what: str) -> ImportError:
 
 
 def is_of_keras(thing: Any) -> bool:
-    """Whether a function or a class is Keras' own."""
+    """Return whether a function or a class is Keras' own."""
     return str(getattr(thing, "__module__", "")).split(".")[0] == "keras"
 
 
 def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
-    """Replace every leaf but None; Keras has learned to leave out None by itself in 3.12."""
+    """Replace every leaf except None; Keras itself skips None since 3.12."""
     return keras.tree.map_structure(
         lambda leaf: None if leaf is None else function(leaf), structure
     )
@@ -152,7 +152,7 @@ def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:
 def wrap_once(
     owner: Any, name: str, wrapper: Callable[[Callable[..., Any]], Callable[..., Any]]
 ) -> None:
-    """Put a function around one of Keras' until the process ends; a second time changes nothing."""
+    """Wrap one of Keras' functions until the process ends; a second call changes nothing."""
     with _wrapping:
         function = getattr(owner, name)
         if not hasattr(function, _IS_WRAPPER):

@@ -1,9 +1,9 @@
 """Losses of the whole batch.
 
-The gradients of ranks are averaged, weighted by their rows. That is right for means over rows, and
-these stay as they are. A sum, and a mean over what a mask or weights leave, must count as much of
-the whole as this rank's divisor does. A loss that relates rows to each other is computed from all
-ranks' rows.
+The ranks' gradients are averaged with the ranks' numbers of rows as weights. That is correct for
+means over rows, which stay unchanged. A sum, and a mean with a mask or weights, has to be divided
+by the divisor of the whole batch instead of this rank's. A loss that relates rows to each other is
+computed from all ranks' rows.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ _ONE_NUMBER_BY_DEFAULT = ("dice", "tversky")
 
 
 def install() -> None:
-    """Have Keras' losses look for a running step; without one they stay as they are."""
+    """Make Keras' losses use the running step; without one they are unchanged."""
     wrap_once(keras_internals.loss_module, "reduce_weighted_values", _of_whole_batch)
     wrap_once(keras.losses.Loss, "__call__", _of_all_rows)
 
 
 def relates_rows(function: _Function, options: Mapping[str, Any], ndim: int | None = None) -> bool:
-    """Whether a function of Keras makes something of a batch that is no mean over its rows.
+    """Return whether a Keras function computes anything but a mean over the rows of a batch.
 
     Args:
         function: A loss or a metric.
         options: Its keyword arguments.
         ndim: Number of dimensions of the predictions, if known.
     """
-    if ndim == 1:  # the last axis, over which functions sum, is that of the rows
+    if ndim == 1:  # functions sum over the last axis, which is that of the rows
         return True
     name = getattr(function, "__name__", "")
-    if name == "circle":  # of pairs of rows
+    if name == "circle":  # computed from pairs of rows
         return function is keras.losses.circle
     axis = options.get("axis", None if name in _ONE_NUMBER_BY_DEFAULT else -1)
     axes = axis if isinstance(axis, (list, tuple)) else (axis,)
@@ -49,11 +49,11 @@ def relates_rows(function: _Function, options: Mapping[str, Any], ndim: int | No
 
 
 def refuse_unreduced(model: Any) -> None:
-    """See that the losses that a model is compiled with are numbers.
+    """Check that a model's compiled losses return one number for a batch.
 
     Raises:
-        ValueError: One has a number for each row: Keras trains on their sum on TensorFlow, and not
-            at all on the other backends.
+        ValueError: A loss returns a number for each row: Keras trains on their sum on TensorFlow,
+            and not at all on the other backends.
     """
     compiled = model._compile_loss
     for loss in keras.tree.flatten(compiled._user_loss) if compiled is not None else ():
@@ -66,7 +66,7 @@ def refuse_unreduced(model: Any) -> None:
 
 
 def _of_whole_batch(reduce_values: _Function) -> _Function:
-    """The reduction of a loss, with the divisor of the whole batch."""
+    """Wrap the reduction of a loss to use the divisor of the whole batch."""
 
     def reduced(
         values: Any,
@@ -98,10 +98,10 @@ def _of_whole_batch(reduce_values: _Function) -> _Function:
 
 
 def _of_all_rows(call: _Function) -> _Function:
-    """The call of a loss: if it relates rows, on all ranks' rows.
+    """Wrap the call of a loss: compute a loss that relates rows from all ranks' rows.
 
-    Every rank computes the whole loss, and the gradient of its own rows, which is divided by what
-    it counts in the mean over ranks.
+    Every rank computes the whole loss, and the gradient for its own rows. That gradient is divided
+    by the rank's weight in the mean over ranks.
     """
 
     def computed(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
@@ -142,7 +142,7 @@ def _gathered(value: Any, step: RunningStep) -> Any:
 
 
 def _with_own_gradient(value: Any, step: RunningStep) -> Any:
-    """All ranks' rows; those of this rank have their gradient."""
+    """Return all ranks' rows, with a gradient for this rank's rows."""
     whole, shard = _gathered(value, step), step.shard
     parts = [whole[: shard.begin], value[: shard.rows], whole[shard.begin + shard.rows :]]
     return ops.concatenate(parts, axis=0)

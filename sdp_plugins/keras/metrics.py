@@ -1,9 +1,9 @@
 """Metrics of the whole batch.
 
-The state of Keras' own metrics is a sum over rows, so that of a batch is the sum over ranks. Means
-and sums that are told one number for a batch, such as its loss, count it as much as this rank's
-shard. What a program's own metrics do with a batch is unknown: they are given all ranks' rows, and
-of one number for a batch the ranks' mean.
+The state of Keras' own metrics is a sum over rows, so a batch's state is the sum over ranks. Means
+and sums that get one number for a batch, such as its loss, weight it by this rank's shard. The
+update of a program's own metric is unknown: such a metric gets all ranks' rows, and the ranks' mean
+of one number for a batch.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WATCHED = "_smddp_watched"
 
 
 def flat(model: Any) -> list[Any]:
-    """All metrics of a model, each once."""
+    """Return all metrics of a model, each once."""
     found: dict[int, Any] = {}
     for metric in model.metrics:
         parts = metric.metrics if isinstance(metric, keras_internals.CompileMetrics) else [metric]
@@ -34,12 +34,12 @@ def flat(model: Any) -> list[Any]:
 
 
 def adds_up(metric: Any) -> bool:
-    """Whether the state after a batch is the sum of the states after its parts."""
+    """Return whether the state after a batch is the sum of the states after its parts."""
     function = getattr(metric, "_fn", None)  # of a MeanMetricWrapper
     if function is not None and (
         not keras_internals.is_of_keras(function) or isinstance(function, Loss)
     ):
-        return False  # of a loss object there is one number for a batch
+        return False  # a loss object gives one number for a batch
     if not keras_internals.is_of_keras(type(metric).update_state):
         return False
     if function is not None and relates_rows(function, metric._fn_kwargs):
@@ -53,7 +53,7 @@ def adds_up(metric: Any) -> bool:
 
 
 def watch_metrics(model: Any) -> None:
-    """Have a model's metrics look for a running step; a second time changes nothing."""
+    """Make a model's metrics use the running step; a second call changes nothing."""
     for metric in flat(model):
         if not getattr(metric, _WATCHED, False):
             _watch(metric)
@@ -67,7 +67,7 @@ def _watch(metric: Any) -> None:
         if (step := running_step()) is not None:
             step.updated.add(id(metric))
             args, kwargs = arguments(step, args, kwargs)
-        with running(None):  # a loss in it has all the rows that it needs
+        with running(None):  # a loss in the metric has all the rows that it needs
             return update(*args, **kwargs)
 
     def noted_result() -> Any:
@@ -82,7 +82,7 @@ def _watch(metric: Any) -> None:
 
 
 def _arguments_for(metric: Any) -> _Arguments:
-    """What a metric is told, so that ranks together do what one process would."""
+    """Return the conversion of a metric's arguments that makes its state global."""
     if not adds_up(metric):
         return _gathered
     if type(metric).update_state in (Mean.update_state, Sum.update_state):
@@ -91,7 +91,7 @@ def _arguments_for(metric: Any) -> _Arguments:
 
 
 def _gathered(step: RunningStep, args: Any, kwargs: Any) -> Any:
-    """All ranks' rows."""
+    """Gather all ranks' rows."""
     shard, backend = step.shard, step.backend
     rows = max(shard.rows, 1) if shard.is_static else None
 
@@ -102,14 +102,14 @@ def _gathered(step: RunningStep, args: Any, kwargs: Any) -> Any:
             (mean,) = backend.total([ours])
             return mean
         if shape is None or len(shape) == 0 or (rows is not None and shape[0] != rows):
-            return value  # no rows of the batch
+            return value  # not rows of the batch
         return backend.gather_rows(ops.convert_to_tensor(value), shard)
 
     return keras_internals.map_leaves(gather, (args, kwargs))
 
 
 def _weighted(step: RunningStep, args: Any, kwargs: Any) -> Any:
-    """This rank's weight beside one number for the batch."""
+    """Add this rank's weight to one number for the batch."""
 
     def weigh(values: Any, sample_weight: Any = None) -> Any:
         if sample_weight is None and len(getattr(values, "shape", ())) == 0:

@@ -1,6 +1,6 @@
-"""What joining a strategy changes of a model: its own methods, and nothing of its class.
+"""Methods that a strategy replaces on a model; the model's class stays unchanged.
 
-The model is saved, cloned and pickled as before: none of this is part of it.
+The model is saved, cloned and pickled as before: the replaced methods are not part of its state.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _Function = Callable[..., Any]
 
 
 def expect(model: Any) -> None:
-    """Refuse to train a model until it is compiled in a scope, too."""
+    """Refuse to train a model until it is also compiled in a scope."""
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError(
@@ -48,12 +48,12 @@ def expect(model: Any) -> None:
 
 
 def attached_to(model: Any) -> TrainingContext | None:
-    """What trains a model."""
+    """Return the context that trains a model, or None."""
     return vars(model).get(_ATTACHED)
 
 
 def attach(model: Any, context: TrainingContext) -> None:
-    """Have a compiled model trained by a strategy."""
+    """Make a strategy train a compiled model."""
     joined = attached_to(model)
     if joined is context:
         return
@@ -67,7 +67,7 @@ def attach(model: Any, context: TrainingContext) -> None:
     object.__setattr__(model, _ATTACHED, context)
     context.models.add(model)
     if context.world_size == 1:
-        return  # Keras as it is
+        return  # unmodified Keras
     methods = _PatchedMethods(model, context)
     for name in _REPLACED:
         if hasattr(model, name):
@@ -77,7 +77,7 @@ def attach(model: Any, context: TrainingContext) -> None:
 
 
 def _in_place_of(method: _Function, ours: _Function) -> _Function:
-    """A function with the name and the signature of a model's method."""
+    """Return a function with the name and the signature of a model's method."""
 
     @wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -87,10 +87,10 @@ def _in_place_of(method: _Function, ours: _Function) -> _Function:
 
 
 def _arguments(method: str, args: Any, kwargs: Any) -> dict[str, Any]:
-    """All arguments of a method of ``keras.Model``, by name.
+    """Return all arguments of a method of ``keras.Model``, by name.
 
     Raises:
-        TypeError: These are none of its.
+        TypeError: The method does not accept these arguments.
     """
     try:
         bound = inspect.signature(getattr(keras.Model, method)).bind(None, *args, **kwargs)
@@ -103,7 +103,7 @@ def _arguments(method: str, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def _failing_together(method: _Function) -> _Function:
-    """Tell the other ranks of a failure here, and give one of theirs its own name."""
+    """Report this rank's failure to the other ranks, and raise theirs with its original type."""
 
     def call(self: _PatchedMethods, *args: Any, **kwargs: Any) -> Any:
         context = self._context
@@ -122,7 +122,7 @@ def _failing_together(method: _Function) -> _Function:
                 if explained is not None:
                     raise explained from None
             if is_news(error):
-                group.raise_if_failed(error)  # frameworks have wrapped it
+                group.raise_if_failed(error)  # raises a group failure that a framework has wrapped
             group.abort(error)
             if text := context.backend.translate_error(error):
                 text = f"[rank {group.rank}/{group.world_size}] {text}"
@@ -138,7 +138,7 @@ def _failing_together(method: _Function) -> _Function:
 
 
 class _PatchedMethods:
-    """The methods that a model has instead of its class's, which they call."""
+    """The methods that replace those of a model's class and call them."""
 
     def __init__(self, model: Any, context: TrainingContext) -> None:
         self._model = model
@@ -150,7 +150,7 @@ class _PatchedMethods:
 
     @_failing_together
     def fit(self, *args: Any, **kwargs: Any) -> Any:
-        """``keras.Model.fit``; ``batch_size`` is that of all ranks together."""
+        """Run ``keras.Model.fit``; ``batch_size`` is that of all ranks together."""
         given = _arguments("fit", args, kwargs)
         context, group = self._context, self._context.group
         self._model._assert_compile_called("fit")
@@ -165,13 +165,13 @@ class _PatchedMethods:
         context.backend.synchronize(self._model)
         context.progress.ended = True
         average_partial_sums(group, optimizers_of(self._model))
-        group.barrier()  # what rank 0 has written may be read now
+        group.barrier()  # files of rank 0 are complete from here on
         return history
 
     @_failing_together
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """``keras.Model.evaluate``; to be called on all ranks."""
-        if keras_internals.BY_FIT in kwargs:  # by fit
+        """Run ``keras.Model.evaluate``; all ranks have to call it."""
+        if keras_internals.BY_FIT in kwargs:  # called by fit
             return self._class["evaluate"](*args, **kwargs)
         given = _arguments("evaluate", args, kwargs)
         self._model._assert_compile_called("evaluate")
@@ -179,37 +179,37 @@ class _PatchedMethods:
 
     @_failing_together
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """``keras.Model.predict``; all ranks call it and get the whole result."""
+        """Run ``keras.Model.predict``; all ranks call it and get the whole result."""
         return self._on_shards("predict", _arguments("predict", args, kwargs))
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """``keras.Model.train_on_batch`` with a global batch; every rank takes its rows."""
+        """Run ``keras.Model.train_on_batch`` with a global batch; every rank uses its rows."""
         return self._on_batch("train_on_batch", *args, **kwargs)
 
     def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """``keras.Model.test_on_batch`` with a global batch."""
+        """Run ``keras.Model.test_on_batch`` with a global batch."""
         return self._on_batch("test_on_batch", *args, **kwargs)
 
     def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """``keras.Model.predict_on_batch`` with a global batch."""
+        """Run ``keras.Model.predict_on_batch`` with a global batch."""
         return self._on_batch("predict_on_batch", *args, **kwargs)
 
-    # ---- what Keras calls ----------------------------------------------------------------------
+    # ---- methods that Keras calls --------------------------------------------------------------
 
     def train_step(self, *args: Any) -> Any:
-        """One step on this rank's rows of a batch."""
+        """Run one training step on this rank's rows of a batch."""
         return self._step.train(self._class["train_step"], *args)
 
     def test_step(self, *args: Any) -> Any:
-        """One step of an evaluation."""
+        """Run one step of an evaluation."""
         return self._step.test(self._class["test_step"], *args)
 
     def predict_step(self, *args: Any) -> Any:
-        """One step of a prediction."""
+        """Run one step of a prediction."""
         return self._step.predict(self._class["predict_step"], *args)
 
     def make_predict_function(self, *args: Any, **kwargs: Any) -> Any:
-        """Have the function return the rows of all ranks."""
+        """Make the function return the rows of all ranks."""
         self._class["make_predict_function"](*args, **kwargs)
         model, context = self._model, self._context
         model.predict_function = of_all_ranks(model.predict_function, context)
@@ -217,15 +217,15 @@ class _PatchedMethods:
 
     def _symbolic_build(self, iterator: Any = None, data_batch: Any = None) -> None:
         if data_batch is None:
-            return  # `_build` has done it, and datasets may shuffle anew at every iteration
+            return  # `_build` has done it, and datasets may shuffle again at every iteration
         if is_marked(data_batch):
             data_batch = data_batch[DATA]
         self._class["_symbolic_build"](data_batch=data_batch)
 
-    # ---- parts ---------------------------------------------------------------------------------
+    # ---- helpers -------------------------------------------------------------------------------
 
     def _training_data(self, given: dict[str, Any], seed: int) -> tuple[Any, Any]:
-        """This rank's rows, and those of the validation."""
+        """Return this rank's rows of the training data and of the validation data."""
         split, validation_data = given["validation_split"], given["validation_data"]
         if split and validation_data is None:
             arrays = (given["x"], given["y"], given["sample_weight"])
@@ -248,7 +248,7 @@ class _PatchedMethods:
         return data, validation_data
 
     def _on_shards(self, method: str, given: dict[str, Any]) -> Any:
-        """A method that goes over data once."""
+        """Run a method that iterates over its data once."""
         check_same_call(self._context.group, method)
         source = {name: given[name] for name in _SOURCE if name in given}
         data = self._shard(source | {"steps_per_epoch": given["steps"]})
@@ -256,26 +256,26 @@ class _PatchedMethods:
         return self._class[method](data, **self._options(given))
 
     def _options(self, given: dict[str, Any], *but: str) -> dict[str, Any]:
-        """Arguments of a method of Keras beside the data, as they are on this rank."""
+        """Return a Keras method's arguments on this rank, without the data."""
         options = {name: given[name] for name in given if name not in (*_SOURCE, *but)}
         options["verbose"] = options["verbose"] if self._context.rank == 0 else 0
         options["callbacks"] = self._callbacks(options["callbacks"])
         return options
 
     def _shard(self, source: dict[str, Any], seed: int = 0) -> Any:
-        """Put one of Keras' adapters, for what goes into its method, behind this rank's rows."""
+        """Wrap Keras' adapter of a method's data so that it yields this rank's rows."""
         info = ShardInfo(self._context.group, self._context.backend, seed)
         if source.get("shuffle") and isinstance(source["x"], keras.utils.PyDataset):
             x, shuffle = in_one_order(source["x"], seed)
             source = source | {"x": x, "shuffle": shuffle}
-        # Warnings of Keras' adapters name the file that asks for one: Keras' own, as without us.
+        # Warnings of Keras' adapters name the calling file; this call keeps a file of Keras there.
         return shard_data(keras_internals.EpochIterator(**source).data_adapter, info)
 
     def _build(self, data: Any) -> None:
-        """Make all variables before the first step, so that ranks can start from equal ones.
+        """Create all variables before the first step, so that ranks can start from equal ones.
 
         Raises:
-            ValueError: A layer keeps something for each row of a batch.
+            ValueError: A layer keeps a value for each row of a batch.
         """
         for layer in self._model._flatten_layers():
             if getattr(layer, "stateful", False):
@@ -289,14 +289,14 @@ class _PatchedMethods:
         self._watch()
 
     def _watch(self) -> None:
-        """Have what the model holds look for a running step."""
+        """Make the model's metrics and optimizers use the running step."""
         watch_metrics(self._model)
         for optimizer in optimizers_of(self._model):
             watch_optimizer(optimizer, self._context)
 
     def _callbacks(self, callbacks: Any) -> Any:
         start = InitialSync(self._context)
-        if isinstance(callbacks, keras.callbacks.CallbackList):  # writes what it writes
+        if isinstance(callbacks, keras.callbacks.CallbackList):  # writes its files on all ranks
             start.set_model(self._model)
             callbacks.append(start)
             return callbacks

@@ -1,8 +1,9 @@
 """BatchNormalization(synchronized=True): moments over all ranks' rows of a batch.
 
-Keras asks TensorFlow's distribution strategy for sums over ranks there, and none is active. A rank
-without rows adds nothing. The gradient of a sum over ranks is a sum over ranks, too: of what each
-rank's loss makes of it, as much as that loss counts in the mean over ranks.
+For these moments Keras asks TensorFlow's distribution strategy for sums over ranks, but no such
+strategy is active. A rank without rows adds zeros. The gradient of a sum over ranks is also a sum
+over
+ranks: of each rank's gradient, with the weight of its loss in the mean over ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def install() -> None:
-    """Have Keras' synchronized moments look for a running step, and else stay as they are."""
+    """Make Keras' synchronized moments use the running step; without one they are unchanged."""
     keras_internals.wrap_once(keras_internals.backend_nn, "moments", _over_all_rows)
 
 
@@ -31,7 +32,7 @@ def _over_all_rows(of_this_rank: Callable[..., Any]) -> Callable[..., Any]:
         if step is None or not synchronized:
             return of_this_rank(x, axes, keepdims, synchronized)
         dtype = x.dtype
-        x = ops.cast(x, keras.backend.result_type(dtype, "float32"))  # squares of 16 bits overflow
+        x = ops.cast(x, keras.backend.result_type(dtype, "float32"))  # squares overflow in 16 bits
         ours = [ops.sum(values, axes, keepdims=keepdims) for values in (x, x * x, ops.ones_like(x))]
         first, second, count = step.backend.total_with_gradient(
             [step.shard.times(values, 1) for values in ours], step.shard
@@ -46,10 +47,9 @@ def _over_all_rows(of_this_rank: Callable[..., Any]) -> Callable[..., Any]:
 def weighted_gradient(
     upstream: Sequence[Any], shard: BatchShard, total: Callable[[Sequence[Any]], Sequence[Any]]
 ) -> list[Any]:
-    """The gradient of a sum over ranks, of a loss that is their mean weighted by their shards.
+    """Return the gradient of a sum over ranks, for a loss that is the weighted mean over shards.
 
-    What a rank makes of it is multiplied by its weight afterwards, with all of its gradients; so it
-    is divided by that here.
+    All gradients of a rank are later multiplied by its weight, so this gradient is divided by it.
     """
     everyones = total([shard.times(gradient, shard.weight) for gradient in upstream])
     return [ops.divide_no_nan(each, ops.cast(shard.weight, each.dtype)) for each in everyones]

@@ -21,7 +21,7 @@ _MARK = "_smddp"
 
 
 def of_all_ranks(function: Callable[..., Any], context: TrainingContext) -> Callable[..., Any]:
-    """Have a predict function, whose steps tell the sizes of their batches, return all rows."""
+    """Make a predict function, whose steps return their batches' sizes, return all rows."""
     if hasattr(function, _MARK):
         return function
     backend, group = context.backend, context.group
@@ -48,11 +48,11 @@ def of_all_ranks(function: Callable[..., Any], context: TrainingContext) -> Call
 def gather_rows(
     group: Group, local: np.ndarray[Any, Any], sizes: list[int]
 ) -> np.ndarray[Any, Any]:
-    """Put the ranks' rows of consecutive batches in order.
+    """Return the ranks' rows of consecutive batches in order.
 
     Args:
         group: The ranks.
-        local: This rank's rows of all batches, with those that it computed for want of its own.
+        local: This rank's rows of all batches, including rows computed for lack of its own.
         sizes: Rows of each global batch.
     """
     ranks = range(group.world_size)

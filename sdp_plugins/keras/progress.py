@@ -1,8 +1,8 @@
-"""How far each rank is in a ``fit``, and whether all ranks agree about it.
+"""Each rank's position in a ``fit``, and the check that all ranks agree on it.
 
-At the end of each epoch ranks compare a fingerprint of their weights, and whether training is to
-stop. A rank that alone leaves the steps of an epoch meets the others' next collective with another
-one. All ranks then fail, and tell each other in a group for that how far they were.
+At the end of each epoch the ranks compare a checksum of their weights and whether training is to
+stop. If one rank alone leaves the steps of an epoch, its next collective does not match the
+others'. All ranks then fail, and exchange their positions in a separate group.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _HINT_WEIGHTS = (
     "Hint: a callback that assigns variables must assign the same on all ranks; or have rank 0 "
     "assign them and copy them by strategy.broadcast_variables()."
 )
-# Of a variable's largest value: about a tenth of the square root of the type's precision.
+# Relative to a variable's largest value: about a tenth of the square root of the type's precision.
 _TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "bfloat16": 1e-2, "float16": 3e-3}
 
 
 @dataclass
 class Progress:
-    """Where a rank is.
+    """A rank's position.
 
     Attributes:
-        call: The method that runs, such as ``fit``.
-        epoch: Counted from 1.
+        call: The running method, such as ``fit``.
+        epoch: The epoch, counted from 1.
         steps: Batches of the epoch that were trained on.
         ended: Whether the rank takes no more steps of this epoch.
         stop: Whether ``stop_training`` is set.
@@ -57,14 +57,14 @@ class Progress:
 
 
 def explain(progress: Progress, group: Group) -> CollectiveMismatchError | None:
-    """Say which rank has left the steps of an epoch that others go on with.
+    """Find the rank that has left the steps of an epoch that others continue.
 
     Args:
-        progress: Of this rank, whose collective met another one.
-        group: Of all ranks, for this alone.
+        progress: The position of this rank, whose collective did not match the others'.
+        group: A group of all ranks for this purpose only.
 
     Returns:
-        The error, or None: that is not why.
+        The error, or None if the failure has another cause.
     """
     if group.world_size == 1 or group.failure is not None or group.closed:
         return None
@@ -72,7 +72,7 @@ def explain(progress: Progress, group: Group) -> CollectiveMismatchError | None:
     try:
         everyones = [Progress(**json.loads(each)) for each in group.exchange(blob, ANSWER_LIMIT_S)]
     except SdpError:
-        return None  # a rank failed otherwise
+        return None  # a rank failed for another reason
     stopped = [rank for rank, each in enumerate(everyones) if each.ended]
     if {each.call for each in everyones} != {"fit"} or len(stopped) in (0, group.world_size):
         return None
@@ -89,19 +89,20 @@ def explain(progress: Progress, group: Group) -> CollectiveMismatchError | None:
 
 
 def compare_epoch(model: Any, group: Group, progress: Progress, may_round: bool) -> None:
-    """See that all ranks have the same weights, and stop training or not.
+    """Check that all ranks have the same weights and agree whether to stop training.
 
-    Ranks compare a checksum of each variable, and where these differ its values with rank 0's.
+    Ranks compare a checksum of each variable; where checksums differ, they compare values with rank
+    0's.
 
     Args:
-        model: What is trained.
-        group: Of all ranks.
-        progress: Of this rank.
-        may_round: Whether the backend compiles each rank's step by itself, so that ranks may round
+        model: The trained model.
+        group: A group of all ranks.
+        progress: The position of this rank.
+        may_round: Whether the backend compiles each rank's step separately, so that ranks may round
             an update differently; otherwise all bits are equal.
 
     Raises:
-        CollectiveMismatchError: They do not.
+        CollectiveMismatchError: The ranks differ.
     """
     compared = _compared(model)
     sums = [_checksum(variable) for variable in compared]
@@ -139,7 +140,7 @@ def _compare_stops(stops: Sequence[bool], head: str, epoch: int) -> None:
 def _first_that_differs(
     variables: Sequence[Any], group: Group, may_round: bool
 ) -> tuple[int, Any] | None:
-    """A rank and the first variable in which it differs from rank 0."""
+    """Return the rank and the first variable in which it differs from rank 0, or None."""
     for variable in variables:
         here = np.ascontiguousarray(ops.convert_to_numpy(variable))
         root = here.copy()
@@ -152,7 +153,7 @@ def _first_that_differs(
 
 
 def _differs(here: np.ndarray[Any, Any], root: np.ndarray[Any, Any], may_round: bool) -> bool:
-    """Whether values differ, by more than training makes of rounding errors if that may be."""
+    """Return whether values differ, beyond accumulated rounding errors if `may_round`."""
     tolerance = _TOLERANCE.get(here.dtype.name) if may_round else None
     if tolerance is None:
         return here.tobytes() != root.tobytes()
@@ -162,9 +163,9 @@ def _differs(here: np.ndarray[Any, Any], root: np.ndarray[Any, Any], may_round: 
 
 
 def _compared(model: Any) -> list[Any]:
-    """Weights, and numbers of optimizers such as the learning rate.
+    """Return weights, and scalars of optimizers such as the learning rate.
 
-    Random states and partial sums of gradients are each rank's own.
+    Random states and partial sums of gradients are specific to each rank.
     """
     numbers = []
     for optimizer in optimizers_of(model):

@@ -1,4 +1,4 @@
-"""Callbacks that write files, which one rank must do for all."""
+"""Callbacks that write files, which only rank 0 may run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import keras
 
 WRITERS = (
-    keras.callbacks.BackupAndRestore,  # what it restores on rank 0, all others are sent
+    keras.callbacks.BackupAndRestore,  # restores on rank 0; the other ranks get rank 0's values
     keras.callbacks.CSVLogger,
     keras.callbacks.ModelCheckpoint,
     keras.callbacks.ProgbarLogger,
@@ -18,5 +18,5 @@ WRITERS = (
 
 
 def for_rank(callbacks: Iterable[Any], rank: int) -> list[Any]:
-    """Leave out what writes, but on rank 0."""
+    """Return the callbacks for a rank: those that write files run on rank 0 only."""
     return [each for each in callbacks if rank == 0 or not isinstance(each, WRITERS)]

@@ -1,8 +1,8 @@
-"""The step that this thread traces or runs.
+"""The step that this thread is tracing or running.
 
-Keras' losses, metrics, moments and optimizers are called by programs' own train steps, too, and
-pass nothing on that would tell the batch. So this is the one thing that is not an argument: a
-context variable, which each thread has for itself.
+Programs' own train steps also call Keras' losses, metrics, moments and optimizers, and pass no
+argument that identifies the batch. The step is therefore kept in a context variable, which each
+thread has for itself.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class RunningStep:
-    """A step under way.
+    """A running step.
 
     Attributes:
         shard: This rank's part of the batch.
-        backend: Of the strategy that trains the model.
-        updated: Numbers (``id``) of the metrics that the step has updated.
-        results: By their numbers, the results of metrics that the step has read, with the metric.
-            So far they are of this rank's rows only. They are held here, as a number might be
-            another's otherwise.
+        backend: The backend of the strategy that trains the model.
+        updated: The ``id`` of each metric that the step has updated.
+        results: The metric results that the step has read, with their metrics, by ``id`` of the
+            result. They cover this rank's rows only. The dictionary keeps them alive, so that no
+            ``id`` is reused.
     """
 
     shard: BatchShard
@@ -41,19 +41,19 @@ _running: ContextVar[RunningStep | None] = ContextVar("sdp_keras_running_step", 
 
 
 def running_step() -> RunningStep | None:
-    """The step that this thread traces or runs, if any."""
+    """Return the step that this thread is tracing or running, if any."""
     return _running.get()
 
 
 def shard_of_step(backend: Backend) -> BatchShard | None:
-    """This rank's part of the batch of the running step, if it is one of this backend object's."""
+    """Return this rank's part of the running step's batch, if this backend object runs the step."""
     step = _running.get()
     return step.shard if step is not None and step.backend is backend else None
 
 
 @contextmanager
 def running(step: RunningStep | None) -> Iterator[None]:
-    """Inside of the block this thread traces or runs a step; None: no step of a batch."""
+    """Set the step that this thread traces or runs within the context; None: no step of a batch."""
     token = _running.set(step)
     try:
         yield

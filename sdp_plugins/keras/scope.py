@@ -1,4 +1,4 @@
-"""The strategy in whose scope a thread makes and compiles models.
+"""The strategy in whose scope a thread creates and compiles models.
 
 A scope belongs to the thread that enters it, as Keras' own scopes do.
 """
@@ -25,7 +25,7 @@ _Function = Callable[..., Any]
 
 
 def install() -> None:
-    """Have Keras' models look for a scope; outside of one they stay as they are."""
+    """Make Keras' models use the active scope; outside a scope they are unchanged."""
     wrap_once(Trainer, "__init__", _expecting)
     wrap_once(Trainer, "compile", _attaching)
     owner = next(kind for kind in keras.Model.__mro__ if "make_train_function" in vars(kind))
@@ -33,22 +33,22 @@ def install() -> None:
 
 
 def opened(context: TrainingContext) -> None:
-    """From now on, warn of models that are trained without a strategy."""
+    """Start warning of models that are trained without a strategy."""
     _open.append(context)
 
 
 def closed(context: TrainingContext) -> None:
-    """Stop warning, unless others are open."""
+    """Stop warning once no strategy is open."""
     if context in _open:
         _open.remove(context)
 
 
 @contextmanager
 def entered(context: TrainingContext) -> Iterator[None]:
-    """Have models that this thread makes and compiles inside of the block trained by a strategy.
+    """Make the strategy train the models that this thread creates and compiles in the context.
 
     Raises:
-        RuntimeError: The block is inside of another strategy's scope.
+        RuntimeError: Another strategy's scope is active.
     """
     if _current.get() not in (None, context):
         raise RuntimeError(
@@ -81,7 +81,7 @@ def _attaching(compile_model: _Function) -> _Function:
 
 
 def _warning(make: _Function) -> _Function:
-    """Keras' methods ask for the train function before they train."""
+    """Warn before training: Keras' methods request the train function before they train."""
 
     def made(model: Any, *args: Any, **kwargs: Any) -> Any:
         _warn_if_alone(model)

@@ -1,8 +1,8 @@
 """One step of training, evaluation or prediction on this rank's rows of a batch.
 
-What a step leaves is global: weights by their averaged gradients, the state of layers
-(BatchNormalization) as the mean of what ranks made of it, weighted by their rows, metrics as if one
-process had seen the whole batch. So callbacks on all ranks decide alike, after every batch.
+The results of a step are global. Weights follow from averaged gradients. The state of layers
+(BatchNormalization) is the mean of the ranks' states, weighted by their rows. Metrics are as if one
+process had seen the whole batch. Callbacks on all ranks therefore decide alike, after every batch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _Function = Callable[..., Any]
 
 
 class Step:
-    """What both kinds of backends do alike."""
+    """The parts that both kinds of backends share."""
 
     def __init__(self, model: Any, context: TrainingContext) -> None:
         self._model = model
@@ -32,8 +32,8 @@ class Step:
         self._position = (context.rank, context.world_size)
 
     def _open(self, data: Any) -> tuple[Any, BatchShard]:
-        """This rank's rows, of a batch that was cut or of a whole one."""
-        metrics.watch_metrics(self._model)  # those that came after the step before
+        """Return this rank's rows, of a cut batch or of a whole one, and their shard."""
+        metrics.watch_metrics(self._model)  # metrics added since the previous step
         self._backend.begin()
         if is_marked(data):
             data = self._backend.compare(data)
@@ -44,7 +44,7 @@ class Step:
         return batch, BatchShard.of(batch, count, *self._position)
 
     def _adding_up(self) -> list[Any]:
-        """Variables of metrics whose states are summed."""
+        """Return the variables of metrics whose states are summed."""
         return [
             variable
             for metric in metrics.flat(self._model)
@@ -53,7 +53,7 @@ class Step:
         ]
 
     def _layer_states(self) -> list[Any]:
-        """Variables that layers change by themselves."""
+        """Return the variables that layers update themselves."""
         return [
             variable
             for layer in self._model._flatten_layers()
@@ -68,7 +68,7 @@ class Step:
         changes: Sequence[Any],
         logs: Any,
     ) -> tuple[list[Any], list[Any], dict[str, Any]]:
-        """Sums over ranks; weighted means over ranks; the logs that no metric keeps, as means."""
+        """Return sums over ranks, weighted means over ranks, and means of logs without a metric."""
         own, shard = self._own_logs(step, logs), step.shard
         tensors = [shard.times(tensor, 1) for tensor in sums]
         tensors += [shard.times(tensor, shard.weight) for tensor in (*changes, *own.values())]
@@ -90,7 +90,7 @@ class Step:
         return found
 
     def _kept_names(self, step: RunningStep, results: dict[str, Any]) -> set[str]:
-        """What metrics keep; a step that does not keep Keras' loss may log its own by that name."""
+        """Return the logs that metrics hold; a step without Keras' loss may use its name itself."""
         tracker = self._model._loss_tracker
         return set(results) - (set() if id(tracker) in step.updated else {tracker.name})
 
@@ -111,10 +111,10 @@ class Step:
 
 
 class StatefulStep(Step):
-    """Of backends whose variables hold their values: TensorFlow and torch."""
+    """A step on backends whose variables hold their values: TensorFlow and torch."""
 
     def train(self, function: _Function, data: Any) -> Any:
-        """One training step; returns its logs."""
+        """Run one training step and return its logs."""
 
         def run(batch: Any) -> Any:
             with self._backend.training(self._model, shard_of_step(self._backend)):
@@ -123,11 +123,11 @@ class StatefulStep(Step):
         return self._run(run, data, self._layer_states())
 
     def test(self, function: _Function, data: Any) -> Any:
-        """One step of an evaluation; returns its logs."""
+        """Run one step of an evaluation and return its logs."""
         return self._run(function, data, [])
 
     def predict(self, function: _Function, data: Any) -> Any:
-        """One step of a prediction; returns its outputs and the size of the batch."""
+        """Run one step of a prediction; return its outputs and the size of the batch."""
         batch, shard = self._open(data)
         return function(batch), ops.reshape(ops.convert_to_tensor(shard.count), (1,))
 
@@ -137,7 +137,7 @@ class StatefulStep(Step):
         sums = self._adding_up()
         with backend.once_read(batch):
             before = [backend.read(variable) for variable in (*sums, *layers)]
-            for variable in sums:  # so that their change is exact
+            for variable in sums:  # starting from zero makes their change exact
                 variable.assign(ops.zeros(variable.shape, variable.dtype))
         step = RunningStep(shard, self._backend)
         with running(step):
@@ -154,10 +154,10 @@ class StatefulStep(Step):
 
 
 class StatelessStep(Step):
-    """Of JAX, whose steps take all values and return new ones."""
+    """A step on JAX: it takes all values as arguments and returns new ones."""
 
     def train(self, function: _Function, state: Any, data: Any) -> Any:
-        """One training step; returns its logs and the new state."""
+        """Run one training step; return its logs and the new state."""
         trainable, others, optimizer, measured = state
         layers = self._layer_states()
 
@@ -173,7 +173,7 @@ class StatelessStep(Step):
         return logs, (trainable, others, optimizer, measured)
 
     def test(self, function: _Function, state: Any, data: Any) -> Any:
-        """One step of an evaluation; returns its logs and the new state."""
+        """Run one step of an evaluation; return its logs and the new state."""
         trainable, others, measured = state
 
         def run(batch: Any, measured: Any) -> Any:
@@ -184,7 +184,7 @@ class StatelessStep(Step):
         return logs, (trainable, others, measured)
 
     def predict(self, function: _Function, state: Any, data: Any) -> Any:
-        """One step of a prediction; returns its outputs, the size of the batch, and the state."""
+        """Run one step of a prediction; return its outputs, the batch size, and the state."""
         batch, shard = self._open(data)
         outputs, others = function(state, batch)
         return (outputs, ops.convert_to_tensor([shard.count])), others
@@ -218,16 +218,16 @@ class StatelessStep(Step):
 
 
 def _change(old: Any, new: Any) -> Any:
-    """What ranks take the mean of: of what did not change, nothing but zeros is rounded."""
+    """Return the difference to average over ranks; an unchanged value stays exact (zeros)."""
     return ops.where(ops.isfinite(old), new - old, new)
 
 
 def _changed(old: Any, change: Any) -> Any:
-    """Masks that hold infinities have no differences."""
+    """Apply a change; an infinite value, as in a mask, has no difference and is replaced."""
     return ops.where(ops.isfinite(old), old + change, change)
 
 
 def _indices(variables: Sequence[Any], some: Sequence[Any]) -> list[int]:
-    """Where some of the variables stand."""
+    """Return the positions of some of the variables."""
     wanted = {id(variable) for variable in some}
     return [index for index, variable in enumerate(variables) if id(variable) in wanted]

@@ -31,23 +31,23 @@ class SMDDPStrategy:
             model.compile(optimizer, loss, metrics)
         model.fit(x, y, batch_size=256)
 
-    Every rank runs the same program. ``batch_size`` is that of all ranks together, and everything
-    that goes into ``fit``, ``evaluate`` and ``predict`` means what it means in one process: rank r
-    reads the r-th part of each global batch. Losses and metrics are global, on all ranks; rank 0's
-    initial values are everyone's; files are written by rank 0.
+    Every rank runs the same program. ``batch_size`` is that of all ranks together, and all
+    arguments of ``fit``, ``evaluate`` and ``predict`` have the same meaning as in one process: rank
+    r reads the r-th part of each global batch. Losses and metrics are global on all ranks. All
+    ranks start from rank 0's initial values. Rank 0 writes files.
 
     Attributes:
         rank: This process's rank.
         num_replicas_in_sync: Number of ranks.
-        group: The ranks' group, for whatever is not here.
+        group: The group of the ranks, for operations that the strategy lacks.
     """
 
     def __init__(self, group: Group | None = None) -> None:
-        """Meet the ranks of this job.
+        """Connect to the other ranks of this job.
 
         Args:
-            group: Ranks that have met; None: the launcher's variables say who they are, and without
-                a launcher this process is alone.
+            group: A group of ranks that are already connected. None reads the launcher's variables;
+                without a launcher this process is the only rank.
         """
         keras_internals.check()
         self.group = Group.from_env(name="keras") if group is None else group
@@ -68,22 +68,22 @@ class SMDDPStrategy:
 
     @property
     def local_rank(self) -> int:
-        """Rank among the ranks of this node."""
+        """Return the rank among the ranks of this node."""
         return self.group.local_rank
 
     @contextmanager
     def scope(self) -> Iterator[SMDDPStrategy]:
-        """Models that this thread makes and compiles inside are trained by this strategy."""
+        """Return a context; this strategy trains the models that this thread compiles in it."""
         with scope.entered(self._context):
             yield self
 
-    # ---- for loops of one's own ----------------------------------------------------------------
+    # ---- for custom loops ----------------------------------------------------------------------
 
     def all_reduce(self, value: Any, op: str = "mean") -> Any:
-        """Combine a tensor of all ranks.
+        """Reduce a tensor over all ranks.
 
         Args:
-            value: Of the same shape and type on all ranks.
+            value: A tensor of the same shape and dtype on all ranks.
             op: ``mean``, ``sum``, ``min`` or ``max``.
 
         Returns:
@@ -102,12 +102,12 @@ class SMDDPStrategy:
         return self._context.backend.from_numpy(np.moveaxis(whole, 0, axis))
 
     def broadcast_variables(self, variables: Sequence[Any], root: int = 0) -> None:
-        """Copy the values of one rank's variables to all others."""
+        """Copy the values of one rank's variables to all other ranks."""
         self._context.synchronize()
         broadcast(self.group, variables, root)
 
     def distribute_dataset(self, dataset: Any) -> Any:
-        """Have each global batch of a dataset cut to this rank's rows.
+        """Cut each global batch of a dataset to this rank's rows.
 
         Args:
             dataset: Yields global batches, the same on all ranks.

@@ -1,4 +1,4 @@
-"""Variables of all ranks."""
+"""Operations on the variables of all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GOLDEN = 0x9E3779B9  # 2^32 over the golden ratio: multiples of it are far apar
 
 
 def optimizers_of(model: Any) -> list[Any]:
-    """Of a model and the models in it: attributes, and members of lists and dictionaries."""
+    """Return the optimizers of a model and its submodels: attributes, and members of containers."""
     found: dict[int, Any] = {}
     for layer in model._flatten_layers():
         for value in list(vars(layer).values()):
@@ -31,7 +31,7 @@ def optimizers_of(model: Any) -> list[Any]:
 
 
 def broadcast(group: Group, variables: Sequence[Any], root: int) -> None:
-    """Copy the values of one rank to all others."""
+    """Copy one rank's values to all other ranks."""
     if group.world_size == 1:
         return
     arrays = [np.array(ops.convert_to_numpy(variable), order="C") for variable in variables]
@@ -47,16 +47,16 @@ def broadcast(group: Group, variables: Sequence[Any], root: int) -> None:
 
 
 def partial_sums(optimizer: Any) -> Sequence[Any]:
-    """The variables in which an optimizer accumulates this rank's gradients."""
+    """Return the variables in which an optimizer accumulates this rank's gradients."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     return getattr(inner, "_accumulated_gradients", ())
 
 
 def average_partial_sums(group: Group, optimizers: Iterable[Any]) -> None:
-    """Have all ranks hold the mean of the gradients that they have accumulated so far.
+    """Replace each rank's accumulated gradients by their mean over the ranks.
 
-    Each rank's are its own until an update uses their mean. So the sums that a `fit` leaves are
-    those of all ranks, wherever they are saved or copied from.
+    Each rank accumulates its own until an update uses their mean. After a `fit`, the sums are
+    therefore those of all ranks, wherever they are saved or copied from.
     """
     arrays = []
     for optimizer in optimizers:
@@ -69,7 +69,7 @@ def average_partial_sums(group: Group, optimizers: Iterable[Any]) -> None:
 
 
 def diversify(rank: int, states: Iterable[Any]) -> None:
-    """Give equal random generators seeds of this rank's own, the same in every run."""
+    """Give random generators in equal states seeds of this rank, the same in every run."""
     if rank == 0:
         return
     for state in states:

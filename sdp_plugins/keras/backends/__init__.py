@@ -1,4 +1,4 @@
-"""What depends on Keras' backend: one file for each, with the same few functions."""
+"""The parts that depend on Keras' backend: one file for each backend, with the same functions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def load(group: Group) -> Backend:
     """Return the functions of the backend that Keras runs on.
 
     Raises:
-        ValueError: There are none for it.
+        ValueError: The plug-in does not support this backend.
     """
     name = keras.backend.backend()
     if name not in ("tensorflow", "torch", "jax"):

@@ -1,4 +1,4 @@
-"""What each backend of Keras implements."""
+"""The interface that each backend of Keras implements."""
 
 from __future__ import annotations
 
@@ -17,76 +17,77 @@ if TYPE_CHECKING:
 
 
 class Backend(ABC):
-    """How collectives get into a backend's compiled code, and values out of it.
+    """Inserts collectives into a backend's compiled code, and reads values from it.
 
-    ``average``, ``total`` and ``gather_rows`` may be called where a step is traced; the collectives
-    of a step then run in the order in which they were traced. What is not abstract is right where
-    nothing has to be done.
+    ``average``, ``total`` and ``gather_rows`` may be called while a step is traced; the collectives
+    of a step then run in the order in which they were traced. The methods that are not abstract are
+    correct for backends that need no action.
     """
 
     is_stateless = False
 
     @abstractmethod
     def step(self, model: Any, context: Any) -> Any:
-        """A ``StatefulStep`` or ``StatelessStep``."""
+        """Return a ``StatefulStep`` or ``StatelessStep``."""
 
     def prepare(self, model: Any) -> None:
-        """Undo what a model was compiled with that cannot be had here, and say so."""
+        """Reset compile options that this backend does not support, with a warning."""
         return
 
     def synchronize(self, model: Any) -> None:
         """Wait until a model's variables are computed.
 
-        So a failure is raised here, and what the host communicates next comes after the step.
+        Failures of the step are raised here, and the host's next communication comes after the
+        step.
         """
         return
 
     def begin(self) -> None:
-        """A step begins to be traced."""
+        """Mark the start of tracing a step."""
         return
 
     def once_read(self, batch: Any) -> AbstractContextManager[None]:
-        """What is computed inside of the block is not, if there is no batch any more."""
+        """Return a context whose operations run only if a batch exists."""
         return nullcontext()
 
     def training(self, model: Any, shard: BatchShard | None) -> AbstractContextManager[None]:
-        """Inside of the block runs a training step on this shard of a batch."""
+        """Return a context for a training step on this shard of a batch."""
         return nullcontext()
 
     def add_dependency(self, arrays: Sequence[Any]) -> None:
-        """What comes after an optimizer's ``stateless_apply`` must wait for its results."""
+        """Make later operations wait for the results of an optimizer's ``stateless_apply``."""
         return
 
     def compare(self, data: Any) -> Any:
-        """Data of a batch that was cut, once it is known to be the other ranks', too."""
+        """Return the data of a cut batch after checking that it equals the other ranks'."""
         return data
 
     def translate_error(self, error: Exception) -> str | None:
-        """What to tell of a failure that a framework has wrapped."""
+        """Return the message for a failure that a framework has wrapped, or None."""
         return None
 
     @abstractmethod
     def average(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
-        """The ranks' mean of gradients, each rank's times the factor of its shard.
+        """Return the mean of the ranks' gradients, each weighted by the factor of the rank's shard.
 
         Args:
-            grads: Of this rank.
-            shard: Of the batch that they are of; None: all ranks' count the same.
+            grads: The gradients of this rank.
+            shard: This rank's shard of the batch; None gives all ranks equal weight.
         """
 
     def average_of_update(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
-        """The same where an optimizer accumulates, if it is about to use them.
+        """Average gradients that an optimizer accumulates, if it is about to use them.
 
-        Keras calls this in updates only, but on JAX.
+        Keras calls this in updates only, except on JAX.
         """
         return self.average(grads, None)
 
     @abstractmethod
     def total(self, tensors: Sequence[Any]) -> list[Any]:
-        """The sum over ranks of each tensor."""
+        """Return the sum over ranks of each tensor."""
 
     def total_with_gradient(self, tensors: Sequence[Any], shard: BatchShard) -> Sequence[Any]:
-        """The sum over ranks, also of gradients, for a step on this shard of a batch.
+        """Return the sum over ranks, with sums as gradients, for a step on this shard of a batch.
 
         Synchronized moments need it, which Keras has on TensorFlow only.
         """
@@ -94,58 +95,58 @@ class Backend(ABC):
 
     @abstractmethod
     def gather_rows(self, tensor: Any, shard: BatchShard) -> Any:
-        """All ranks' rows of a tensor of a batch."""
+        """Return all ranks' rows of a tensor of a batch."""
 
     def length(self, tensor: Any) -> Any:
-        """Rows of a tensor: an integer if the shape is known, else a tensor."""
+        """Return the number of rows: an integer if the shape is known, else a tensor."""
         return int(tensor.shape[0])
 
     def rows_to_read(self, count: Any, rank: int, world_size: int) -> tuple[Any, Any]:
-        """See ``batch_shard.rows_to_read``."""
+        """Return the first row and the number of rows that a rank reads; at least one row."""
         return rows_to_read(count, rank, world_size)
 
     def cut(self, data: Any, begin: Any, length: Any) -> Any:
-        """Rows of every tensor of a batch, in memory that a step may write."""
+        """Return rows of every tensor of a batch, in memory that a step may write."""
         return cut(data, begin, length)
 
     @abstractmethod
     def read(self, variable: Any) -> Any:
-        """The value of a variable, which later assignments do not change."""
+        """Return a variable's value, which later assignments do not change."""
 
     def to_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
-        """A tensor's value."""
+        """Return a tensor's value."""
         return ops.convert_to_numpy(tensor)
 
     def from_numpy(self, array: np.ndarray[Any, Any]) -> Any:
-        """What predict functions of this backend return."""
+        """Convert an array to the return type of this backend's predict functions."""
         return ops.convert_to_tensor(array)
 
     def in_seeded_order(self, loader: Any, seed: int) -> Any:
-        """Iterate over a DataLoader, whose samplers draw the same order on all ranks."""
+        """Iterate over a DataLoader so that its samplers draw the same order on all ranks."""
         return iter(loader)
 
     def array_dataset(self, arrays: Any, indices: Callable[[], Iterator[tuple[Any, int]]]) -> Any:
-        """A ``tf.data.Dataset`` of cut batches of arrays, by an epoch's indices."""
+        """Return a ``tf.data.Dataset`` of cut batches of arrays, by an epoch's indices."""
         raise NotImplementedError
 
     def cut_dataset(self, dataset: Any, rank: int, world_size: int) -> Any:
-        """A ``tf.data.Dataset`` of a rank's rows of each batch."""
+        """Return a ``tf.data.Dataset`` of a rank's rows of each batch."""
         raise NotImplementedError
 
     @abstractmethod
     def data_of(self, adapter: Any) -> Any:
-        """The batches of an adapter, for loops of one's own."""
+        """Return the batches of an adapter, for custom loops."""
 
     @abstractmethod
     def example(self, adapter: Any) -> Any:
-        """A batch of an adapter, or its shapes."""
+        """Return a batch of an adapter, or its shapes."""
 
 
 class Batches:
     """This rank's part of every batch; each iteration is an epoch."""
 
     def __init__(self, begin: Callable[[], Iterable[Any]]) -> None:
-        """Take cut batches from what a function returns."""
+        """Take the function that returns an epoch's cut batches."""
         self._begin = begin
 
     def __iter__(self) -> Iterator[Any]:

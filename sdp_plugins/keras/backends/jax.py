@@ -1,4 +1,4 @@
-"""Keras on JAX: collectives are calls inside of the jitted step."""
+"""Keras on JAX: the jitted step calls the collectives."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class JaxBackend(Backend):
-    """See ``Backend``."""
+    """The backend for JAX."""
 
     is_stateless = True
 
@@ -30,26 +30,26 @@ class JaxBackend(Backend):
     step = staticmethod(StatelessStep)
 
     def synchronize(self, model: Any) -> None:
-        """JAX goes on while a step runs, or has failed, until somebody looks at what it makes.
+        """Wait for the values of the step: JAX raises a failure only when a value is read.
 
         Within an epoch Keras' trainer holds the newest values, and the variables have none.
         """
         if (state := getattr(model, "_jax_state", None)) and not model._jax_state_synced:
-            arrays = [array for part in state.values() for array in part or ()]  # of Keras' types
+            arrays = [array for part in state.values() for array in part or ()]  # typed by Keras
         else:
             arrays = [variable.value for variable in model.variables]
         jax.block_until_ready(arrays)
 
     def begin(self) -> None:
-        """Take the first turn of a step; those of the last one belong to another trace."""
+        """Start the order of a new step; the previous step's tokens belong to another trace."""
         self._turn = first_turn()
 
     def add_dependency(self, arrays: Sequence[Any]) -> None:
-        """Have what follows wait for arrays: collectives in a branch pass on no turn."""
+        """Make later operations wait for arrays: collectives in a branch return no token."""
         self._turn = after(self._turn, arrays)
 
     def average(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
-        """Last layers first."""
+        """Average gradients, last layers first."""
         factor = factor_of(shard)
         if factor == 0:
             grads = [jax.numpy.zeros_like(grad) for grad in grads]
@@ -59,7 +59,7 @@ class JaxBackend(Backend):
         return averaged[::-1]
 
     def average_of_update(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
-        """Keras clips in every micro-step here, and then drops what it has computed."""
+        """Average in the last micro-step only: Keras clips in all, but discards other results."""
         micro_step = optimizer._iterations.value + 1
         return jax.lax.cond(  # type: ignore[no-any-return]
             micro_step % optimizer.gradient_accumulation_steps == 0,
@@ -69,42 +69,42 @@ class JaxBackend(Backend):
         )
 
     def total(self, tensors: Sequence[Any]) -> list[Any]:
-        """The sums."""
+        """Return the sum over ranks of each tensor."""
         totals, self._turn = self._collectives.all_reduce(tensors, "sum", self._turn)
         return totals
 
     def gather_rows(self, tensor: Any, shard: BatchShard) -> Any:
-        """Shapes are known."""
+        """Gather all ranks' rows; their shapes are known at trace time."""
         whole, self._turn = self._collectives.all_gather(
             tensor[: shard.rows], shard.count, self._turn
         )
         return whole
 
     def compare(self, data: Any) -> Any:
-        """Nothing: the host has seen to it."""
+        """Return the data unchanged: the host has already compared it."""
         return data
 
     def read(self, variable: Any) -> Any:
-        """Values do not change."""
+        """Return the value itself: JAX arrays are immutable."""
         return variable.value
 
     def to_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
-        """By NumPy."""
+        """Convert with NumPy."""
         return np.asarray(tensor)
 
     def from_numpy(self, array: np.ndarray[Any, Any]) -> Any:
-        """The array itself: Keras concatenates by NumPy."""
+        """Return the array itself: Keras concatenates with NumPy."""
         return array
 
     def data_of(self, adapter: Any) -> Any:
-        """An iterable."""
+        """Return an iterable of the batches."""
         return Batches(adapter.get_jax_iterator)
 
     def example(self, adapter: Any) -> Any:
-        """The first batch."""
+        """Return the first batch."""
         return next(iter(adapter.get_jax_iterator()))
 
 
 def make(group: Group) -> JaxBackend:
-    """The functions of this backend."""
+    """Return the JAX backend."""
     return JaxBackend(group)

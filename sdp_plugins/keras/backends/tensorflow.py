@@ -1,4 +1,4 @@
-"""Keras on TensorFlow: collectives are operations of the step's graph."""
+"""Keras on TensorFlow: collectives are operations in the step's graph."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ log = logging.getLogger("sdp_plugins.keras")
 
 
 class TensorFlowBackend(Backend):
-    """See ``Backend``."""
+    """The backend for TensorFlow."""
 
     def __init__(self, group: Group) -> None:
         self._collectives = Collectives(group)
@@ -41,7 +41,7 @@ class TensorFlowBackend(Backend):
     cut_dataset = staticmethod(cut_dataset)
 
     def prepare(self, model: Any) -> None:
-        """Undo ``jit_compile=True``: XLA compiles no collectives here."""
+        """Reset ``jit_compile=True``: XLA cannot compile the collectives."""
         if model.jit_compile:
             log.warning(
                 "model '%s': jit_compile=True is undone: XLA cannot compile the collectives of its "
@@ -51,7 +51,7 @@ class TensorFlowBackend(Backend):
             model.jit_compile = False
 
     def average(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
-        """Last layers first; sparse gradients stay sparse."""
+        """Average gradients, last layers first; sparse gradients stay sparse."""
         sparse = {i: grad for i, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)}
         averaged = {i: self._average_slices(grad, shard) for i, grad in sparse.items()}
         dense = [i for i in reversed(range(len(grads))) if i not in sparse]
@@ -68,18 +68,18 @@ class TensorFlowBackend(Backend):
         return gather_slices(self._collectives, weighted, None if shard is None else shard.batch)
 
     def total(self, tensors: Sequence[Any]) -> list[Any]:
-        """The sums."""
+        """Return the sum over ranks of each tensor."""
         return self._collectives.all_reduce(tensors, "sum")
 
     def once_read(self, batch: Any) -> AbstractContextManager[None]:
-        """TensorFlow finds the end of the data while a step is under way."""
+        """Run operations only if a batch exists: TensorFlow finds the end of data during a step."""
         made: AbstractContextManager[None] = tf.control_dependencies(
             [leaf for leaf in tf.nest.flatten(batch, True) if tf.is_tensor(leaf)]
         )
         return made
 
     def total_with_gradient(self, tensors: Sequence[Any], shard: BatchShard) -> Sequence[Any]:
-        """The sums, whose gradients are sums, too."""
+        """Return sums over ranks, with sums as gradients."""
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
         def total(*tensors: Any) -> Any:
@@ -92,12 +92,12 @@ class TensorFlowBackend(Backend):
         return sums
 
     def gather_rows(self, tensor: Any, shard: BatchShard) -> Any:
-        """By an uneven all_gather."""
+        """Gather all ranks' rows with an uneven all_gather."""
         (whole,) = self._collectives.all_gather([tensor[: shard.rows]])
         return whole
 
     def compare(self, data: Any) -> Any:
-        """See in every step that all ranks have read the same batch."""
+        """Check in every step that all ranks have read the same batch."""
         if DIGEST not in data:
             return data
         mine = tf.one_hot(self._rank, self._world_size, data[DIGEST], tf.zeros_like(data[DIGEST]))
@@ -109,7 +109,7 @@ class TensorFlowBackend(Backend):
             return {**data, WHOLE: tf.identity(data[WHOLE])}
 
     def translate_error(self, error: Exception) -> str | None:
-        """What ``compare`` has found lies deep in an error of the graph."""
+        """Return the message of ``compare``, which the graph's error contains."""
         text = OTHER_BATCHES.format("a rank")
         if text not in str(error):
             return None
@@ -117,26 +117,26 @@ class TensorFlowBackend(Backend):
         return text if ranks is None else OTHER_BATCHES.format(f"rank {ranks[1]}")
 
     def length(self, tensor: Any) -> Any:
-        """A number if the shape is known."""
+        """Return the number of rows: an integer if the shape is known."""
         return tensor.shape[0] if tensor.shape[0] is not None else tf.shape(tensor)[0]
 
     def read(self, variable: Any) -> Any:
-        """What it holds now."""
+        """Return the current value."""
         return tf.identity(variable.value)
 
     def from_numpy(self, array: np.ndarray[Any, Any]) -> Any:
-        """A tensor."""
+        """Convert an array to a tensor."""
         return tf.convert_to_tensor(array)
 
     def data_of(self, adapter: Any) -> Any:
-        """A dataset."""
+        """Return a dataset of the batches."""
         return adapter.get_tf_dataset().map(lambda batch: batch[DATA])
 
     def example(self, adapter: Any) -> Any:
-        """The shapes of a batch."""
+        """Return the shapes of a batch."""
         return adapter.get_tf_dataset().element_spec
 
 
 def make(group: Group) -> TensorFlowBackend:
-    """The functions of this backend."""
+    """Return the TensorFlow backend."""
     return TensorFlowBackend(group)

@@ -14,15 +14,15 @@ from ..batch_shard import DIGEST, mark, rows
 
 
 def rows_to_read(count: Any, rank: int, world_size: int) -> tuple[Any, Any]:
-    """As that of ``batch_shard``, of a tensor."""
+    """Compute ``batch_shard.rows_to_read`` for a tensor."""
     begin, length = rows(count, rank, world_size)
     return tf.minimum(begin, count - 1), tf.maximum(length, 1)
 
 
 def cut(data: Any, begin: Any, length: Any) -> Any:
-    """Rows of every tensor of a structure, in memory of their own.
+    """Return rows of every tensor of a structure, in memory of their own.
 
-    TensorFlow takes a program's arrays without a copy, and may compute in place on a slice of one;
+    TensorFlow uses a program's arrays without a copy and may compute in place on a slice of one;
     `tf.identity` shares the memory.
     """
 
@@ -48,7 +48,7 @@ def cut_dataset(dataset: Any, rank: int, world_size: int) -> Any:
 
 
 def array_dataset(arrays: Any, indices: Callable[[], Iterator[tuple[Any, int]]]) -> Any:
-    """Batches of arrays, by an epoch's indices."""
+    """Return batches of arrays, by an epoch's indices."""
     inputs = keras_internals.array_slicing.convert_to_sliceable(arrays, target_backend="tensorflow")
     inputs = keras.tree.lists_to_tuples(inputs)
 
@@ -78,7 +78,7 @@ def array_dataset(arrays: Any, indices: Callable[[], Iterator[tuple[Any, int]]])
 
 
 def _digest(leaf: Any) -> Any:
-    """A number made of a batch's first and last row, below 2^31."""
+    """Return a hash of a batch's first and last row, below 2^31."""
     if not isinstance(leaf, tf.Tensor):
         return None
     ends = tf.io.serialize_tensor(tf.concat([leaf[:1], leaf[-1:]], axis=0))

@@ -1,9 +1,9 @@
-"""Sparse gradients on TensorFlow: which slices belong to rows of the batch.
+"""Sparse gradients on TensorFlow: separates slices of batch rows from slices shared by all ranks.
 
-An embedding of the rows' ids has slices for each row, so the slices of the whole batch are those of
-all ranks, one after the other. An embedding of ids that do not depend on the rows, such as
+An embedding of the rows' ids has slices for each row, so the slices of the whole batch are the
+concatenation of all ranks' slices. An embedding of ids that do not depend on the rows, such as
 positions, has one slice for each id, whose value is a sum over all ranks' rows. The difference
-matters: Keras' optimizers clip and square slices before they add up those of the same id.
+matters because Keras' optimizers clip and square slices before summing those with the same id.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ _SHAPES_ONLY = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
 
 
 def gather_slices(collectives: Collectives, slices: Any, batch: Any) -> Any:
-    """All ranks' slices.
+    """Return all ranks' slices.
 
     Args:
-        collectives: Of the ranks.
-        slices: This rank's, already weighted.
-        batch: This rank's rows; None: not known, and all slices are taken to belong to rows.
+        collectives: The collectives of the group.
+        slices: This rank's slices, already weighted.
+        batch: This rank's rows; None if unknown, and all slices then count as slices of rows.
     """
     if batch is None:
         return collectives.all_gather_slices(slices)
-    if tf.executing_eagerly():  # nothing tells what ids were made of
+    if tf.executing_eagerly():  # the origin of the ids is unknown
         return collectives.all_gather_slices(slices, may_be_shared=True)
     parts = _parts(slices.indices)
     values = tf.split(slices.values, [tf.shape(part)[0] for part in parts])
@@ -49,14 +49,14 @@ def gather_slices(collectives: Collectives, slices: Any, batch: Any) -> Any:
 
 
 def _parts(indices: Any) -> list[Any]:
-    """The indices of each use of a variable, which TensorFlow has concatenated."""
+    """Split the indices, which TensorFlow has concatenated, by use of the variable."""
     if indices.op.type != "ConcatV2":
         return [indices]
     return [part for tensor in indices.op.inputs[:-1] for part in _parts(tensor)]
 
 
 def _depends_on(tensor: Any, sources: set[Any]) -> bool:
-    """Whether a tensor is computed from the values, and not only the shapes, of others."""
+    """Return whether a tensor depends on the values, and not only the shapes, of others."""
     seen, todo = set(), [tensor]
     while todo:
         each = todo.pop()

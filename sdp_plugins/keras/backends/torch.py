@@ -1,4 +1,4 @@
-"""Keras on torch: gradients are reduced where they lie, beside Keras' own backward pass."""
+"""Keras on torch: gradients are reduced in place, concurrently with Keras' own backward pass."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from .torch_overlap import Overlap, in_memory_of_its_own
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
 
-_seeding = Lock()  # two threads, each with a strategy of its own, share torch's generator
+_seeding = Lock()  # the strategies of different threads share torch's generator
 
 
 class TorchBackend(Backend):
-    """See ``Backend``."""
+    """The backend for torch."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -35,7 +35,7 @@ class TorchBackend(Backend):
 
     @contextmanager
     def training(self, model: Any, shard: BatchShard | None) -> Iterator[None]:
-        """Overlap what Keras' own step does: one backward pass and one update."""
+        """Overlap the communication with Keras' own step: one backward pass and one update."""
         if not _has_one_backward(model):
             yield
             return
@@ -49,7 +49,7 @@ class TorchBackend(Backend):
     @torch.compiler.disable
     @torch.no_grad()
     def average(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
-        """In place where nothing else has the memory, last layers first."""
+        """Average gradients, last layers first; in place if the memory has no other user."""
         if self._overlap is not None and self._overlap.done:
             return list(grads)
         factor = factor_of(shard)
@@ -64,7 +64,7 @@ class TorchBackend(Backend):
     @torch.compiler.disable
     @torch.no_grad()
     def total(self, tensors: Sequence[Any]) -> list[Any]:
-        """Of copies."""
+        """Return the sum over ranks of each tensor, computed on copies."""
         totals = [tensor.detach().clone().contiguous() for tensor in tensors]
         self._reduce(totals, "sum")
         return totals
@@ -72,7 +72,7 @@ class TorchBackend(Backend):
     @torch.compiler.disable
     @torch.no_grad()
     def gather_rows(self, tensor: Any, shard: BatchShard) -> Any:
-        """By an uneven all_gather."""
+        """Gather all ranks' rows with an uneven all_gather."""
         group = self._group
         lengths = [rows(shard.count, rank, group.world_size)[1] for rank in range(group.world_size)]
         whole = tensor.new_empty((shard.count, *tensor.shape[1:]))
@@ -82,32 +82,32 @@ class TorchBackend(Backend):
         return whole
 
     def in_seeded_order(self, loader: Any, seed: int) -> Iterator[Any]:
-        """What samplers draw from torch's own generator is seeded."""
+        """Iterate with a seed for everything that samplers draw from torch's own generator."""
         with _seeding, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             batches = iter(loader)
             try:
-                first = next(batches)  # samplers draw when they are asked for the first time
+                first = next(batches)  # samplers draw when the first batch is requested
             except StopIteration:
                 return
         yield first
         yield from batches
 
     def read(self, variable: Any) -> Any:
-        """A copy."""
+        """Return a copy of the value."""
         return variable.value.detach().clone()
 
     def data_of(self, adapter: Any) -> Any:
-        """An iterable."""
+        """Return an iterable of the batches."""
         return Batches(adapter.get_torch_dataloader)
 
     def example(self, adapter: Any) -> Any:
-        """The first batch."""
+        """Return the first batch."""
         return next(iter(adapter.get_torch_dataloader()))
 
 
 def _has_one_backward(model: Any) -> bool:
-    """Whether each step is one backward pass and one update, which nobody compiles."""
+    """Return whether each step is one backward pass and one update, without compilation."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     return (
         type(model).train_step is keras.Model.train_step
@@ -118,5 +118,5 @@ def _has_one_backward(model: Any) -> bool:
 
 
 def make(group: Group) -> TorchBackend:
-    """The functions of this backend."""
+    """Return the torch backend."""
     return TorchBackend(group)

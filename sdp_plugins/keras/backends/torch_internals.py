@@ -1,6 +1,6 @@
-"""Every private name of torch that the Keras plug-in uses.
+"""All private names of torch that the Keras plug-in uses.
 
-Looked for when this module is imported, which is when a strategy is made on torch.
+Importing this module checks them; creating a strategy on torch imports it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ NAMES = {
     "_foreach_zero_": "clears them by one call",
     "autograd.Variable._execution_engine.queue_callback": "calls back after a backward pass",
 }
-"""Paths below ``torch``, and what each is for."""
+"""Paths below ``torch``, and the purpose of each."""
 
 
 def check() -> None:
-    """Look for every name.
+    """Check that every name exists.
 
     Raises:
-        ImportError: One has moved.
+        ImportError: A name does not exist in this version of torch.
     """
     for path, purpose in NAMES.items():
         try:
@@ -39,6 +39,6 @@ def check() -> None:
 check()
 
 uses_of_storage = torch._C._storage_Use_Count
-"""How many tensors and storage objects hold the memory of a storage's ``_cdata``."""
+"""Returns how many tensors and storage objects use the memory of a storage's ``_cdata``."""
 at_end_of_backward = torch.autograd.Variable._execution_engine.queue_callback
-"""What runs at the end of the backward pass under way; DDP and FSDP use it, too."""
+"""Queues a callback for the end of the current backward pass; DDP and FSDP use it, too."""

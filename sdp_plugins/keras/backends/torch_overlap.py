@@ -1,8 +1,8 @@
-"""Gradients on torch, averaged while the backward pass goes on.
+"""Gradients on torch, averaged during the backward pass.
 
-As torch's DDP does (Li et al., VLDB 2020): a hook on every parameter hands its gradient to the
-fusion buffers as soon as it is complete, and the end of the backward pass waits for them. So no
-code ever sees a gradient that is half reduced.
+As in torch's DDP (Li et al., VLDB 2020), a hook on every parameter passes its gradient to the
+fusion buffers as soon as it is complete, and the end of the backward pass waits for the buffers. No
+code ever sees a partly reduced gradient.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from sdp_plugins.core.tensor_lists import FusedAllReduce
 
 from .torch_internals import at_end_of_backward, uses_of_storage
 
-_USES_BY_ONE_TENSOR = 2  # the tensor, and the storage object that asks
+_USES_BY_ONE_TENSOR = 2  # the tensor, and the storage object that is queried
 
 
 class Overlap:
-    """One step's gradients.
+    """The gradients of one step.
 
     Attributes:
-        done: Whether the parameters' gradients are the ranks' averages by now.
+        done: Whether the parameters' gradients are already the averages over ranks.
     """
 
     def __init__(self, reduce: FusedAllReduce, variables: Sequence[Any], factor: float) -> None:
         """Plan the buffers.
 
         Args:
-            reduce: Whose plans are used.
-            variables: Keras'; those that come first in the model get their gradients last.
-            factor: What this rank's gradients are multiplied by before.
+            reduce: The reducer whose bucket plans are used.
+            variables: Keras' variables; the first variables of the model get their gradients last.
+            factor: The factor by which this rank's gradients are multiplied before the reduction.
         """
         self.done = False
         self._variables = variables[::-1]
         self._parameters = [variable.value for variable in self._variables]
         self._factor = factor
-        # 1 for each variable with a gradient, and so the same on all ranks.
+        # 1 for each variable with a gradient; reduced, so equal on all ranks.
         self._present = torch.zeros(len(self._parameters))
         sizes = [(tensor.numel(), _dtype(tensor)) for tensor in (*self._parameters, self._present)]
         self._fusion = reduce.plan(sizes, "avg")
@@ -50,7 +50,7 @@ class Overlap:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Inside of the block a backward pass averages gradients."""
+        """Return a context in which a backward pass averages gradients."""
         with ExitStack() as stack:
             for index, parameter in enumerate(self._parameters):
                 hook = parameter.register_post_accumulate_grad_hook(partial(self._ready, index))
@@ -68,7 +68,7 @@ class Overlap:
             self._begun = True
             at_end_of_backward(self._finish)
         gradient = parameter.grad
-        assert gradient is not None  # that is when the hook is called
+        assert gradient is not None  # torch calls the hook once the gradient is set
         if (exclusive := in_memory_of_its_own(gradient)) is not gradient:
             gradient = parameter.grad = exclusive
         if self._factor == 0:
@@ -92,10 +92,10 @@ class Overlap:
 
 
 def in_memory_of_its_own(gradient: torch.Tensor) -> torch.Tensor:
-    """The gradient, contiguous, or a copy where writing into it would change another tensor.
+    """Return the gradient, contiguous, or a copy if writing to it would change another tensor.
 
-    The gradient of what was only reshaped is a view of a tensor that autograd may still pass on, or
-    that is another parameter's gradient, too.
+    The gradient of a reshaped tensor is a view of a tensor that autograd may still pass on, or that
+    is also another parameter's gradient.
     """
     if not gradient.is_contiguous():
         return gradient.contiguous()
