@@ -1,1 +1,1 @@
-"""JAX: the core's collectives as calls of jitted functions."""
+"""JAX: the core's collectives in jitted functions."""

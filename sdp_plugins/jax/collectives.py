@@ -1,9 +1,9 @@
-"""Collectives inside of jitted functions.
+"""Collectives inside jitted functions.
 
-A call of XLA's for each fusion buffer, on aliased memory, compiled at its first use (see
-``native_build``); where that is not possible, callbacks to the host, which copy. XLA runs what does
-not depend on each other in any order, which may differ from rank to rank: so each call hands a
-scalar, the turn, to the next.
+Each fusion buffer is one XLA FFI call on aliased memory, compiled at its first use (see
+``native_build``). Where it cannot be compiled, host callbacks copy the arrays. XLA runs independent
+operations in any order, which may differ between ranks. Each call therefore passes a scalar token,
+the turn, to the next call.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ TARGET = "sdp_all_reduce"
 
 @cache
 def register() -> None:
-    """Make the compiled call known to XLA.
+    """Register the compiled call with XLA.
 
     Raises:
-        CompileError: There is none here.
+        CompileError: The call cannot be compiled here.
     """
     library = native_build.build(
         SOURCE, version("jaxlib"), ["-std=c++17", f"-I{jax.ffi.include_dir()}"]
@@ -47,7 +47,7 @@ def register() -> None:
 
 
 def available() -> bool:
-    """Whether the call can be used; else says once why not."""
+    """Return whether the call can be used; log the reason once if not."""
     try:
         register()
     except native_build.CompileError as error:
@@ -67,12 +67,12 @@ class Collectives:
         self._endpoint = native_api.agreed_endpoint(group, available())
 
     def all_reduce(self, arrays: Sequence[Any], op: str, turn: Any) -> tuple[list[Any], Any]:
-        """Combine lists of arrays.
+        """Reduce lists of arrays.
 
         Args:
-            arrays: Of equal shapes and types on all ranks.
+            arrays: Arrays of equal shapes and dtypes on all ranks.
             op: ``sum``, ``avg``, ``min`` or ``max``.
-            turn: What the call before has returned; a float32 scalar for the first one.
+            turn: The turn that the previous call returned; a float32 scalar for the first call.
 
         Returns:
             New arrays, and the turn.
@@ -117,7 +117,7 @@ class Collectives:
         """Concatenate the ranks' arrays along the first axis.
 
         Args:
-            array: This rank's; its length may differ from others'.
+            array: This rank's array; its length may differ between ranks.
             rows: Length of the result.
             turn: As for ``all_reduce``.
         """
@@ -133,14 +133,14 @@ class Collectives:
 
 
 def after(turn: Any, arrays: Sequence[Any]) -> Any:
-    """A turn that comes after arrays were computed, too.
+    """Return a turn that also depends on arrays.
 
-    By arithmetic: XLA drops barriers before it orders what it runs.
+    The dependency is arithmetic, because XLA removes barriers before it schedules operations.
     """
     firsts = [jnp.ravel(array)[0].astype(jnp.float32) for array in arrays if array.size]
     return turn + 0.0 * sum(firsts)
 
 
 def first_turn() -> Any:
-    """The turn of a step's first call."""
+    """Return the turn for a step's first call."""
     return jnp.zeros((), jnp.float32)

@@ -61,7 +61,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Not in __all__: only who uses the strategy needs the names of TensorFlow that it is made of.
+    # Not in __all__: only users of the strategy need TensorFlow's private names.
     if name == "SMDDPStrategy":
         from .strategy import SMDDPStrategy
 

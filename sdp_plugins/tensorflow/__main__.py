@@ -1,4 +1,4 @@
-"""`python -m sdp_plugins.tensorflow` compiles ahead what is else compiled at its first use."""
+"""`python -m sdp_plugins.tensorflow` compiles the operation ahead of its first use."""
 
 from __future__ import annotations
 

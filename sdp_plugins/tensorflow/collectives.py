@@ -1,9 +1,10 @@
-"""Collectives in TensorFlow's graphs, and eagerly.
+"""Collectives in TensorFlow's graphs and in eager mode.
 
-Each fusion buffer is one operation (see ``operations``); where that cannot be compiled, NumPy
+Each fusion buffer is one operation (see ``operations``). Where it cannot be compiled, NumPy
 functions copy the tensors. The collectives of one process run in the order in which they were
-traced, also in branches of conditionals: each of them reads and then assigns the same variable,
-and TensorFlow keeps the order of these. XLA (``jit_compile=True``) compiles none of them.
+traced, also in branches of conditionals: each collective reads and then assigns the same variable,
+and TensorFlow preserves the order of these accesses. XLA (``jit_compile=True``) cannot compile
+them.
 """
 
 from __future__ import annotations
@@ -38,13 +39,14 @@ class Collectives:
         self._endpoint = native_api.agreed_endpoint(group, operations.available())
 
     def all_reduce(self, tensors: Sequence[Any], op: str, factor: Any = 1.0) -> list[Any]:
-        """Combine lists of tensors.
+        """Reduce lists of tensors.
 
         Args:
-            tensors: Of equal shapes and types on all ranks. Their memory is reused where nothing
-                else needs it. In graphs those at the beginning leave as soon as they are computed.
+            tensors: Tensors of equal shapes and dtypes on all ranks. Their memory is reused if
+                nothing else needs it. In graphs the first ones are sent as soon as they are
+                computed.
             op: ``sum``, ``avg``, ``min`` or ``max``.
-            factor: What this rank's tensors are multiplied by before.
+            factor: The factor by which this rank's tensors are multiplied before the reduction.
         """
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         factor = tf.cast(factor, tf.float32)
@@ -93,7 +95,7 @@ class Collectives:
         return list(self._in_turn(partial(_by_host, reduce, [factor, *tensors], types)))
 
     def all_gather(self, tensors: Sequence[Any]) -> list[Any]:
-        """Concatenate the ranks' tensors along the first axis, in which they may differ."""
+        """Concatenate the ranks' tensors along the first axis, whose length may differ."""
 
         def gather(*arrays: Any) -> list[np.ndarray[Any, Any]]:
             return [gather_uneven(self._group, array) for array in arrays]
@@ -105,12 +107,12 @@ class Collectives:
         return list(gathered)
 
     def all_gather_slices(self, slices: Any, may_be_shared: bool = False) -> Any:
-        """Put all ranks' slices one after the other, or sum them.
+        """Concatenate all ranks' slices, or sum them.
 
         Args:
-            slices: This rank's.
-            may_be_shared: Sum the values where all ranks have the same indices: as one process has
-                them once, optimizers that square or clip slices need them so.
+            slices: This rank's slices.
+            may_be_shared: Whether to sum the values if all ranks have the same indices. One process
+                has these slices once, and optimizers that square or clip slices depend on it.
         """
 
         def gather(values: Any, indices: Any) -> list[np.ndarray[Any, Any]]:
@@ -131,7 +133,7 @@ class Collectives:
         return tf.IndexedSlices(values, indices, slices.dense_shape)
 
     def broadcast(self, tensors: Sequence[Any], root: int) -> list[Any]:
-        """One rank's tensors, on all ranks."""
+        """Copy one rank's tensors to all ranks."""
 
         def send(*arrays: Any) -> list[np.ndarray[Any, Any]]:
             copies = [np.array(array) for array in arrays]
@@ -147,11 +149,11 @@ class Collectives:
         return list(sent)
 
     def _in_turn(self, call: Callable[[], Sequence[Any]]) -> Sequence[Any]:
-        """Have a collective run after those that were traced before it."""
+        """Run a collective after those that were traced before it."""
         if tf.executing_eagerly():
             return call()
         graph = tf.compat.v1.get_default_graph()
-        if not graph.building_function:  # of TensorFlow 1: there the order is what it is told
+        if not graph.building_function:  # TensorFlow 1: only explicit dependencies order
             with tf.control_dependencies(getattr(graph, _LAST, [])):
                 results = call()
             setattr(graph, _LAST, [results[0].op])

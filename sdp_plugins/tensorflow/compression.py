@@ -1,4 +1,4 @@
-"""How gradients travel: as they are, or in half precision."""
+"""Gradient compression: none, or half precision."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ import tensorflow as tf
 
 
 class NoneCompression:
-    """As they are."""
+    """Sends tensors unchanged."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """What travels, and what ``decompress`` needs."""
+        """Return the tensor to send, and the context for ``decompress``."""
         return tensor, None
 
     @staticmethod
     def decompress(tensor: Any, context: Any) -> Any:
-        """The tensor again."""
+        """Return the tensor unchanged."""
         return tensor
 
 
 class FP16Compression:
-    """Floats as float16: half the bytes, 11 bits of precision, nothing beyond 65504."""
+    """Sends floats as float16: half the bytes, 11 bits of precision, no values beyond 65504."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """What travels, and the type it had."""
+        """Return the tensor to send, and its original dtype."""
         return (tf.cast(tensor, tf.float16) if tensor.dtype.is_floating else tensor), tensor.dtype
 
     @staticmethod
     def decompress(tensor: Any, context: Any) -> Any:
-        """In the type it had."""
+        """Convert the tensor to its original dtype."""
         return tf.cast(tensor, context)
 
 
 class Compression:
-    """What ``compression=`` may be."""
+    """The values of ``compression=``."""
 
     none = NoneCompression
     fp16 = FP16Compression

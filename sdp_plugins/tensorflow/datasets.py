@@ -1,7 +1,7 @@
 """Datasets of which every rank reads its part: each global batch is cut by rank.
 
-A global batch of N rows is cut into contiguous parts that differ by one row at most, so that all
-ranks take equally many steps. Where ranks outnumber rows, some have a part without rows.
+A global batch of N rows is cut into contiguous parts whose sizes differ by at most one row, so all
+ranks take the same number of steps. If there are more ranks than rows, some parts are empty.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def distributed(dataset: Any, group: Group) -> Any:
     """Cut every batch of a dataset to a rank's rows.
 
     Raises:
-        TypeError: It is no dataset.
-        ValueError: It has no batches, or is not the same on all ranks.
+        TypeError: The argument is no dataset.
+        ValueError: The dataset has no batches, or is not the same on all ranks.
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
@@ -40,7 +40,7 @@ def distributed(dataset: Any, group: Group) -> Any:
     for spec in tf.nest.flatten(dataset.element_spec):
         if getattr(spec, "shape", None) is not None and spec.shape.rank == 0:
             raise ValueError(NO_ROWS.format(spec))
-    _compare(dataset, group)  # of one rank, too: it counts as an epoch of a shuffled dataset
+    _compare(dataset, group)  # with one rank, too: it counts as an epoch of a shuffled dataset
     if group.world_size == 1:
         return dataset
 
@@ -57,7 +57,7 @@ def _part(count: Any, group: Group) -> tuple[Any, Any]:
 
 
 def _rows(leaf: Any) -> Any:
-    """A number if it is known, so that the shapes of parts are known as well."""
+    """Return a Python number if it is known, so that the shapes of parts are known as well."""
     if isinstance(leaf, tf.RaggedTensor):
         return leaf.nrows()
     if isinstance(leaf, tf.SparseTensor):
@@ -68,8 +68,8 @@ def _rows(leaf: Any) -> Any:
 
 def _slice(leaf: Any, begin: Any, end: Any) -> Any:
     if isinstance(leaf, tf.Tensor):
-        # A copy: TensorFlow takes a program's arrays as they lie, and may compute in place on a
-        # slice of one.
+        # A copy: TensorFlow uses a program's arrays in place, and may compute in place on a slice
+        # of one.
         return tf.gather(leaf, tf.range(begin, end))
     if not isinstance(leaf, tf.SparseTensor):
         return leaf[begin:end]
@@ -79,10 +79,10 @@ def _slice(leaf: Any, begin: Any, end: Any) -> Any:
 
 
 def _compare(dataset: Any, group: Group) -> None:
-    """See that all ranks have the same number of batches, and the same first one.
+    """Check that all ranks have the same number of batches and the same first batch.
 
     Raises:
-        ValueError: They have not.
+        ValueError: The ranks' datasets differ.
     """
     digests = group.exchange(_digest(dataset))
     others = [str(rank) for rank, digest in enumerate(digests) if digest != digests[0]]

@@ -1,9 +1,9 @@
-"""What TensorFlow asks of a distribution strategy: one replica in each process, on our collectives.
+"""The implementation of a distribution strategy: one replica per process, on our collectives.
 
-What ``strategy.run`` returns is this rank's, plain tensors; what TensorFlow calls a per-replica
-value is these tensors of all ranks together. Variables of the scope are TensorFlow's distributed
-ones, with one component in each process, so that ``synchronization`` and ``aggregation`` mean what
-they mean under MultiWorkerMirroredStrategy.
+``strategy.run`` returns this rank's plain tensors; a per-replica value of TensorFlow consists of
+these tensors on all ranks. The scope's variables are TensorFlow's distributed variables with one
+component in each process, so ``synchronization`` and ``aggregation`` have the same meaning as under
+MultiWorkerMirroredStrategy.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _UNREDUCED = (tf.bool, tf.string)
 
 
 class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc]
-    """See ``tf.distribute.StrategyExtended``; one replica, the rank, of ``world_size``."""
+    """Implements ``tf.distribute.StrategyExtended``: this rank is one of `world_size` replicas."""
 
     def __init__(self, strategy: Any, job: Job) -> None:
-        """Communicate by the collectives of a job."""
+        """Use the collectives of a job."""
         super().__init__(strategy)
         self.job = job
         self._rank, self._ranks = job.group.rank, job.group.world_size
@@ -44,8 +44,8 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
             raise RuntimeError(REFUSED)
         with tf.distribute.ReplicaContext(self._container_strategy(), self._rank):
             result = fn(*args, **kwargs)
-        # Keras asks this of one replica only. Were the answers not the same everywhere, some ranks
-        # would reduce gradients, and the others skip the step.
+        # Keras runs this check on one replica only. If the ranks' answers differed, some would
+        # reduce gradients while the others skip the step.
         if getattr(fn, "__qualname__", "") == internals.FINITE_CHECK:
             (bad,) = self._all_reduce([tf.cast(tf.logical_not(result), tf.int32)], mean=False)
             result = tf.equal(bad, 0)
@@ -64,7 +64,7 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
         with internals.UpdateContext(0):
             return internals.update_regroup(self, (fn(*args, **kwargs),), group)
 
-    # ---- communicating -------------------------------------------------------------------------
+    # ---- communication -------------------------------------------------------------------------
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
         flat = tf.nest.flatten(value)
@@ -72,7 +72,7 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
         return tf.nest.pack_sequence_as(value, reduced)
 
     def _batch_reduce_to(self, reduce_op: Any, pairs: Any, options: Any) -> list[Any]:
-        """Last ones first: gradients of the last layers are there before the others."""
+        """Reduce the last values first: gradients of the last layers are computed first."""
         mean = reduce_op == tf.distribute.ReduceOp.MEAN
         found: dict[int, Any] = {}
         dense: dict[int, Any] = {}
@@ -81,7 +81,7 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
             if isinstance(value, tf.IndexedSlices):
                 found[index] = self._reduce_slices(value, mean)
             elif mean and internals.is_mirrored(pairs[index][0]):
-                found[index] = tf.identity(value)  # the same on all ranks, also in its last bit
+                found[index] = tf.identity(value)  # bitwise identical on all ranks
             else:
                 dense[index] = tf.convert_to_tensor(value)
         found.update(zip(dense, self._all_reduce([*dense.values()], mean), strict=True))
@@ -114,13 +114,13 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
         return whole if order[0] == 0 else tf.transpose(whole, order)
 
     def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
-        """Rank 0's value."""
+        """Return rank 0's value."""
         if isinstance(tensor, (int, float)) or self._ranks == 1:
             return tensor
         tensor = tf.convert_to_tensor(tensor)
         if tensor.dtype in _UNREDUCED:
             return self.job.collectives.broadcast([tensor], 0)[0]
-        # In steps the operation is faster than a call of NumPy.
+        # Within steps the operation is faster than a NumPy call.
         return self._all_reduce([tensor], False, 1.0 if self._rank == 0 else 0.0)[0]
 
     # ---- variables -----------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
         return internals.mirrored_variable(self._container_strategy(), create, **kwargs)
 
     def _first_value(self, given: Any, dtype: Any) -> Any:
-        """Rank 0's initial value, for all ranks."""
+        """Return rank 0's initial value on all ranks."""
 
         def value() -> Any:
             tensor = tf.convert_to_tensor(given() if callable(given) else given, dtype=dtype)
@@ -144,7 +144,7 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
         if given is None or self._ranks == 1:
             return given
         if tf.is_tensor(given) and not hasattr(given, "numpy"):
-            return value  # of the graph that is being traced
+            return value  # a tensor of the graph that is being traced
         with tf.init_scope():
             return value()
 
@@ -152,13 +152,13 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
         internals.validate_colocate_distributed_variable(colocate_with_variable, self)
 
     def read_var(self, v: Any) -> Any:
-        """What is saved of a variable: this rank's value, or that of all ranks for ON_READ ones."""
+        """Return the value to save: this rank's, or that of all ranks for ON_READ variables."""
         if internals.is_sync_on_read(v):
             return v._get_cross_replica()
         return tf.identity(v._get())
 
     def value_container(self, value: Any) -> Any:
-        """The variable that a component belongs to."""
+        """Return the variable that contains a component."""
         return internals.value_container(value)
 
     # ---- data ----------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
     def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
         return value_fn(tf.distribute.experimental.ValueContext(self._rank, self._ranks))
 
-    # ---- who is who ----------------------------------------------------------------------------
+    # ---- replicas and devices ------------------------------------------------------------------
 
     def _get_local_replica_id(self, replica_id_in_sync_group: Any) -> int:
         return 0
@@ -194,18 +194,18 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """The device of this rank."""
+        """Return the device of this rank."""
         return (self._device,)
 
     parameter_devices = worker_devices
 
     def non_slot_devices(self, var_list: Any) -> tuple[str, ...]:
-        """The same."""
+        """Return the device of this rank."""
         return (self._device,)
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Every rank has its own graph."""
+        """Return True: every rank has its own graph."""
         return True
 
     experimental_should_init = experimental_between_graph
@@ -213,14 +213,14 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
 
     @property
     def should_checkpoint(self) -> bool:
-        """Whether this rank writes what all have: rank 0 does."""
+        """Return whether this rank writes the shared checkpoint: only rank 0 does."""
         return self._rank == 0
 
     should_save_summary = should_checkpoint
 
 
 def _caller() -> str:
-    """The module that has called TensorFlow."""
+    """Return the name of the module that called TensorFlow."""
     frame = sys._getframe(1)
     name = ""
     while frame.f_back is not None:

@@ -13,7 +13,7 @@ from .job import current
 
 
 class ReduceOp(enum.Enum):
-    """How ranks' tensors are combined."""
+    """Reductions over the ranks."""
 
     AVERAGE = "avg"
     SUM = "sum"
@@ -22,7 +22,7 @@ class ReduceOp(enum.Enum):
 
 
 def init() -> None:
-    """Meet the other ranks of the job; once.
+    """Connect to the other ranks of the job; call it once.
 
     Raises:
         RuntimeError: It was called before.
@@ -36,22 +36,22 @@ def shutdown() -> None:
 
 
 def size() -> int:
-    """Number of ranks."""
+    """Return the number of ranks."""
     return current.job.group.world_size
 
 
 def rank() -> int:
-    """This process's rank."""
+    """Return this process's rank."""
     return current.job.group.rank
 
 
 def local_size() -> int:
-    """Number of ranks on this node."""
+    """Return the number of ranks on this node."""
     return current.job.group.local_size
 
 
 def local_rank() -> int:
-    """Rank among those of this node."""
+    """Return the rank among the ranks of this node."""
     return current.job.group.local_rank
 
 
@@ -64,13 +64,13 @@ def allreduce(
     *,
     grad: Any = None,
 ) -> Any:
-    """Combine a gradient of all ranks.
+    """Reduce a gradient over all ranks.
 
     Args:
-        tensor: The gradient; also by the name ``grad``.
-        param_index: Which of the step's tensors it is; only checked.
-        num_params: How many the step has.
-        compression: How it travels.
+        tensor: The gradient; ``grad`` is another name of this argument.
+        param_index: The index of the tensor among the step's tensors; only validated.
+        num_params: The number of the step's tensors.
+        compression: The compression of the tensor in transit.
         op: The reduction.
         grad: Another name of the first argument.
 
@@ -79,7 +79,7 @@ def allreduce(
         operations.
 
     Raises:
-        ValueError: The index is none of so many, or there is no tensor.
+        ValueError: The index is out of range, or there is no tensor.
     """
     if (tensor is None) == (grad is None):
         raise ValueError("allreduce: give the gradient, as the first argument or by grad=")
@@ -91,7 +91,7 @@ def allreduce(
 def oob_allreduce(
     tensor: Any, compression: Any = Compression.none, op: ReduceOp = ReduceOp.AVERAGE
 ) -> Any:
-    """Combine any tensor of all ranks, such as a loss."""
+    """Reduce any tensor over all ranks, such as a loss."""
     return reduce_all([tf.convert_to_tensor(tensor)], compression, op)[0]
 
 
@@ -101,12 +101,12 @@ def reduce_all(
     op: ReduceOp = ReduceOp.AVERAGE,
     sparse_as_dense: bool = True,
 ) -> list[Any]:
-    """Combine lists of tensors, last ones first; None stays None.
+    """Reduce lists of tensors, last ones first; None stays None.
 
-    Sparse ones are made dense, or else the ranks' slices come one after the other.
+    Sparse tensors are converted to dense ones; otherwise the ranks' slices are concatenated.
 
     Raises:
-        ValueError: Slices cannot be combined so.
+        ValueError: The reduction does not support slices.
     """
     collectives, ranks = current.job.collectives, size()
     found: dict[int, Any] = {}
@@ -132,7 +132,7 @@ def reduce_all(
 
 
 def broadcast(tensor: Any, root_rank: int) -> Any:
-    """A tensor of one rank, on all ranks."""
+    """Copy a tensor of one rank to all ranks."""
     return current.job.collectives.broadcast([tf.convert_to_tensor(tensor)], root_rank)[0]
 
 
@@ -140,11 +140,11 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> Any:
     """Copy one rank's variables to all ranks.
 
     Args:
-        variables: TensorFlow's or Keras'.
+        variables: Variables of TensorFlow or Keras.
         root_rank: The rank.
 
     Returns:
-        In a graph of TensorFlow 1, the operation that does it.
+        The operation that copies them in a TensorFlow 1 graph.
     """
     variables = list(variables)
     values = [tf.convert_to_tensor(variable) for variable in variables]
@@ -155,10 +155,10 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> Any:
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """The operation that copies one rank's variables of this graph to all ranks."""
+    """Return the operation that copies one rank's variables of this graph to all ranks."""
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 
 
 def overlap(tensor: Any) -> Any:
-    """Return the tensor: communication overlaps computing by itself."""
+    """Return the tensor: communication overlaps computation automatically."""
     return tensor

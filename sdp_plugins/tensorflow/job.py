@@ -1,4 +1,4 @@
-"""The job that this process is part of: what ``init`` begins and ``shutdown`` ends."""
+"""The job that this process is part of, from ``init`` to ``shutdown``."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Current:
         self._job: Job | None = None
 
     def begin(self, group: Group | None = None) -> None:
-        """Meet the other ranks.
+        """Connect to the other ranks.
 
         Raises:
-            RuntimeError: They have met.
+            RuntimeError: The ranks are already connected.
         """
         if self._job is not None:
             raise RuntimeError(
@@ -37,10 +37,10 @@ class Current:
         self._job = Job(group, Collectives(group))
 
     def join(self, group: Group | None = None) -> Job:
-        """The job, begun if there is none.
+        """Return the job; begin one if there is none.
 
         Raises:
-            RuntimeError: It has another group than this one.
+            RuntimeError: The job has another group.
         """
         if self._job is None:
             self.begin(group)
@@ -49,17 +49,17 @@ class Current:
         return self.job
 
     def end(self) -> None:
-        """Leave; nothing happens without a job."""
+        """Leave the job; without a job nothing happens."""
         job, self._job = self._job, None
         if job is not None:
             job.group.close()
 
     @property
     def job(self) -> Job:
-        """The job.
+        """Return the job.
 
         Raises:
-            RuntimeError: There is none.
+            RuntimeError: There is no job.
         """
         if self._job is None:
             raise RuntimeError("this needs a job. Hint: call init() before.")

@@ -20,10 +20,10 @@ _SOURCE = Path(__file__).with_name("csrc") / "all_reduce_op.cc"
 
 @cache
 def all_reduce() -> Callable[..., Any]:
-    """The operation that reduces a fusion buffer.
+    """Return the operation that reduces a fusion buffer.
 
     Raises:
-        CompileError: It cannot be compiled or loaded here.
+        CompileError: The operation cannot be compiled or loaded here.
     """
     library = native_build.build(
         _SOURCE,
@@ -41,7 +41,7 @@ def all_reduce() -> Callable[..., Any]:
 
 
 def available() -> bool:
-    """Whether the operation can be used; logs once why not."""
+    """Return whether the operation can be used; log the reason once if not."""
     try:
         all_reduce()
     except CompileError as error:

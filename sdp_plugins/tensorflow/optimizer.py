@@ -32,17 +32,17 @@ def DistributedOptimizer(  # noqa: N802  the API's name
         use_locking: Whether updates use locks (``tf.compat.v1.train`` only).
         device_dense: Not supported.
         device_sparse: Not supported.
-        compression: How gradients travel.
-        sparse_as_dense: Whether sparse gradients become dense ones.
-        op: Averages only.
-        bucket_cap_mb: Checked only; ``SDP_FUSION_MB`` sets the size of fusion buffers.
+        compression: The compression of gradients in transit.
+        sparse_as_dense: Whether to convert sparse gradients to dense ones.
+        op: The reduction; only the average is supported.
+        bucket_cap_mb: Only validated; ``SDP_FUSION_MB`` sets the size of fusion buffers.
 
     Returns:
         An optimizer of a subclass of the given one's class, with the same settings.
 
     Raises:
         ValueError: An argument is not supported.
-        TypeError: It is no optimizer.
+        TypeError: The argument is no optimizer.
     """
     refuse_devices(device_dense, device_sparse)
     if op is not ReduceOp.AVERAGE:
@@ -62,7 +62,7 @@ def DistributedOptimizer(  # noqa: N802  the API's name
 
 def _first_version(optimizer: Any, name: str, use_locking: bool, average: Any) -> Any:
     class Averaging(tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-        """Asks the given optimizer for everything but gradients."""
+        """Delegates everything but gradients to the given optimizer."""
 
         def __init__(self) -> None:
             super().__init__(name=name, use_locking=use_locking)
@@ -91,10 +91,10 @@ def _of_keras(optimizer: Any, average: Any) -> Any:
     kind = type(optimizer)
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        """Also what ``apply_gradients`` and a LossScaleOptimizer around it call."""
+        """Average and apply; ``apply_gradients`` and an outer LossScaleOptimizer call this, too."""
         return kind.apply(self, average(grads), trainable_variables)
 
-    # A subclass of the same name, so that what is saved with it can be loaded without this package.
+    # A subclass of the same name, so that files saved with it load without this package.
     members = {"apply": apply, "__module__": kind.__module__}
     made: Any = type(kind.__name__, (kind,), members)
     return made.from_config(optimizer.get_config())

@@ -13,15 +13,15 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
     """Copies one rank's variables to all ranks when a session begins."""
 
     def __init__(self, root_rank: int = 0) -> None:
-        """Copy from one rank."""
+        """Set the rank to copy from."""
         super().__init__()
         self._root_rank = root_rank
         self._operation: Any = None
 
     def begin(self) -> None:
-        """Add the operation, as long as the graph can be changed."""
+        """Add the operation before the graph is finalized."""
         self._operation = broadcast_global_variables(self._root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Copy."""
+        """Copy the variables."""
         session.run(self._operation)

@@ -1,4 +1,4 @@
-"""A ``tf.distribute.Strategy`` for training loops of one's own: one process per rank."""
+"""A ``tf.distribute.Strategy`` for custom training loops: one process per rank."""
 
 from __future__ import annotations
 
@@ -24,27 +24,28 @@ class SMDDPStrategy(tf.distribute.Strategy):  # type: ignore[misc]
         for batch in strategy.experimental_distribute_dataset(dataset):
             strategy.run(step, args=(batch,))
 
-    Every rank runs the same program and is one replica. Variables made in the scope begin with rank
-    0's values, so all ranks make them in the same order. What ``run`` returns is this rank's;
-    ``reduce`` and ``gather`` combine what all ranks have, and are called by all. Each global batch
-    is cut by rank into parts that differ by a row at most: divide losses by the global batch
-    (``tf.nn.compute_average_loss``), for gradients are summed.
+    Every rank runs the same program and is one replica. Variables created in the scope start with
+    rank 0's values, so all ranks have to create them in the same order. ``run`` returns this rank's
+    values. ``reduce`` and ``gather`` combine the values of all ranks, and all ranks have to call
+    them. Each global batch is cut by rank into parts whose sizes differ by at most one row.
+    Gradients are summed, so divide losses by the global batch size
+    (``tf.nn.compute_average_loss``).
 
-    Keras' ``fit`` is refused: ``sdp_plugins.keras.SMDDPStrategy`` is for it.
+    The strategy refuses Keras' ``fit``; use ``sdp_plugins.keras.SMDDPStrategy`` for it.
 
     Attributes:
-        group: The ranks' group, for whatever is not here.
+        group: The group of the ranks, for operations that the strategy lacks.
     """
 
     def __init__(self, group: Group | None = None) -> None:
-        """Meet the ranks of this job, unless ``init()`` has done so.
+        """Connect to the other ranks of this job, unless ``init()`` has done so.
 
         Args:
-            group: Ranks that have met; None: the launcher's variables say who they are, and without
-                a launcher this process is alone.
+            group: A group of ranks that are already connected. None reads the launcher's variables;
+                without a launcher this process is the only rank.
 
         Raises:
-            RuntimeError: There is a group, but the job has another one.
+            RuntimeError: `group` is not the group of the current job.
         """
         job = current.join(group)
         self.group = job.group
@@ -54,12 +55,12 @@ class SMDDPStrategy(tf.distribute.Strategy):  # type: ignore[misc]
 
     @property
     def rank(self) -> int:
-        """This process's rank."""
+        """Return this process's rank."""
         return self.group.rank
 
     @property
     def cluster_resolver(self) -> Any:
-        """Says which task this is, worker 0 being the chief; there are no servers behind it."""
+        """Return this task's resolver, with worker 0 as the chief; no servers run behind it."""
         names = [f"rank{rank}" for rank in range(self.group.world_size)]
         return tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec({"worker": names}), task_type="worker", task_id=self.group.rank

@@ -1,4 +1,4 @@
-"""A gradient tape whose gradients are those of all ranks."""
+"""A gradient tape that averages gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .functions import ReduceOp, reduce_all
 
 
 class DistributedGradientTape:
-    """Wraps a ``tf.GradientTape``; everything but ``gradient`` is the tape's own.
+    """Wraps a ``tf.GradientTape``; everything except ``gradient`` is the tape's own.
 
     with tf.GradientTape() as tape:
         loss = ...
@@ -34,9 +34,9 @@ class DistributedGradientTape:
             gradtape: The tape.
             device_dense: Not supported.
             device_sparse: Not supported.
-            compression: How gradients travel.
-            sparse_as_dense: Whether sparse gradients become dense ones.
-            op: Averages only.
+            compression: The compression of gradients in transit.
+            sparse_as_dense: Whether to convert sparse gradients to dense ones.
+            op: The reduction; only the average is supported.
 
         Raises:
             ValueError: An argument is not supported.
@@ -59,7 +59,7 @@ class DistributedGradientTape:
         return self._tape.__exit__(*error)
 
     def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
-        """The tape's gradients, averaged over the ranks; the structure is that of the sources."""
+        """Return the tape's gradients, averaged over the ranks, in the structure of the sources."""
         gradients = self._tape.gradient(target, sources, *args, **kwargs)
         flat = tf.nest.flatten(gradients, expand_composites=False)
         averaged = reduce_all(flat, self._compression, sparse_as_dense=self._sparse_as_dense)
@@ -67,10 +67,10 @@ class DistributedGradientTape:
 
 
 def refuse_devices(device_dense: str | None, device_sparse: str | None) -> None:
-    """Raise for arguments that this API has only for programs that name them.
+    """Raise for arguments that exist only for compatibility.
 
     Raises:
-        ValueError: One is given.
+        ValueError: The caller passed one of them.
     """
     for name, value in (("device_dense", device_dense), ("device_sparse", device_sparse)):
         if value:

@@ -1,6 +1,6 @@
-"""The private names of TensorFlow that a ``tf.distribute.Strategy`` needs, all in one place.
+"""All private names of TensorFlow that a ``tf.distribute.Strategy`` needs.
 
-They make its variables: those of MultiWorkerMirroredStrategy, with one component in each process.
+They create its variables: those of MultiWorkerMirroredStrategy, with one component in each process.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ for _owner, _name in MEMBERS:
 
 KERAS_TRAINER = "keras.src.backend.tensorflow.trainer"
 FINITE_CHECK = "LossScaleOptimizer.check_finite"
-"""A module and a function of Keras that are recognised as callers."""
+"""A module and a function of Keras, recognised as callers."""
 
 
 def mirrored_variable(strategy: Any, create: Any, **kwargs: Any) -> Any:
-    """A distributed variable of the kind that ``synchronization`` and ``aggregation`` ask for."""
+    """Return a distributed variable of the class for ``synchronization`` and ``aggregation``."""
     return create_mirrored_variable(
         strategy, create, VARIABLE_CLASS_MAPPING, VARIABLE_POLICY_MAPPING, **kwargs
     )
 
 
 def local(value: Any) -> Any:
-    """What this process holds of a value."""
+    """Return this process's component of a value."""
     return value.values[0] if isinstance(value, DistributedValues) else value

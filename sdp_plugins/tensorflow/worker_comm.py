@@ -1,4 +1,4 @@
-"""A communicator of Python objects, in the terms of mpi4py."""
+"""A communicator for Python objects, with mpi4py's interface."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from .job import current
 
 
 class WorkerComm:
-    """What programs use of an mpi4py communicator: objects, among all ranks."""
+    """The commonly used methods of an mpi4py communicator, for objects among all ranks."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
 
     def Get_rank(self) -> int:  # noqa: N802  mpi4py's name
-        """This rank."""
+        """Return this rank."""
         return self._group.rank
 
     def Get_size(self) -> int:  # noqa: N802
-        """Number of ranks."""
+        """Return the number of ranks."""
         return self._group.world_size
 
     def Barrier(self) -> None:  # noqa: N802
@@ -31,19 +31,19 @@ class WorkerComm:
     barrier = Barrier
 
     def allgather(self, sendobj: Any) -> list[Any]:
-        """All ranks' objects, in rank order."""
+        """Return all ranks' objects, in rank order."""
         return [pickle.loads(blob) for blob in self._group.exchange(pickle.dumps(sendobj))]
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
-        """The same on one rank; None elsewhere."""
+        """Return all ranks' objects on `root`; None elsewhere."""
         objects = self.allgather(sendobj)
         return objects if self._group.rank == root else None
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
-        """One rank's object."""
+        """Return the object of the rank `root`."""
         return self.allgather(obj if self._group.rank == root else None)[root]
 
 
 def get_worker_comm() -> WorkerComm:
-    """A communicator of Python objects among all ranks."""
+    """Return a communicator for Python objects among all ranks."""
     return WorkerComm(current.job.group)

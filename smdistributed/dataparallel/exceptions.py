@@ -1,7 +1,7 @@
 """The errors of a running job.
 
-SageMaker's toolkit takes every name in here and looks for it in the ranks' tracebacks, to say in
-the job's failure file which one it was: so nothing else may be a name of this module.
+SageMaker's toolkit searches the ranks' tracebacks for every name in this module, to report the
+error in the job's failure file. This module must therefore define no other names.
 """
 
 from sdp_plugins.core.errors import (

@@ -1,7 +1,7 @@
-// The core's all_reduce as a call of XLA's, for jax.ffi. It is asynchronous: no thread of XLA
-// waits, but goes on with what does not depend on the result. The last operand and result are the
-// turn, a scalar by which the calls of a program follow each other: XLA runs what does not depend
-// on each other in any order.
+// The core's all_reduce as an XLA FFI call, for jax.ffi. The call is asynchronous: no thread of XLA
+// waits, and XLA continues with operations that do not depend on the result. The last operand and
+// result are the turn, a scalar that orders the calls of a program: XLA runs independent operations
+// in any order.
 #include <condition_variable>
 #include <cstring>
 #include <deque>

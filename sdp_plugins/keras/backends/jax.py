@@ -41,11 +41,11 @@ class JaxBackend(Backend):
         jax.block_until_ready(arrays)
 
     def begin(self) -> None:
-        """Start the order of a new step; the previous step's tokens belong to another trace."""
+        """Start the order of a new step; the previous step's turns belong to another trace."""
         self._turn = first_turn()
 
     def add_dependency(self, arrays: Sequence[Any]) -> None:
-        """Make later operations wait for arrays: collectives in a branch return no token."""
+        """Make later operations wait for arrays: collectives in a branch return no turn."""
         self._turn = after(self._turn, arrays)
 
     def average(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:

@@ -1,5 +1,5 @@
-// TensorFlow's side of the core's all_reduce: reduces one fusion buffer in place, beside whatever
-// else the graph can do. The kernel is asynchronous: no thread of TensorFlow waits for it.
+// The core's all_reduce as a TensorFlow operation: reduces one fusion buffer in place, concurrently
+// with other operations of the graph. The kernel is asynchronous: no thread of TensorFlow waits.
 #include <cstring>
 #include <vector>
 
@@ -20,7 +20,7 @@ void scale(tf::Tensor* tensor, float factor) {
   for (tf::int64 i = 0; i < values.size(); ++i) values(i) = values(i) * by;
 }
 
-// A rank without rows has zeros, whatever it has computed.
+// A rank without rows contributes zeros, even if its values are NaN.
 void weigh(tf::Tensor* tensor, float factor) {
   if (factor == 1.0f) return;
   if (factor == 0.0f) {
@@ -37,7 +37,7 @@ void weigh(tf::Tensor* tensor, float factor) {
     case tf::DT_BFLOAT16:
       return scale<tf::bfloat16>(tensor, factor);
     default:
-      return;  // whole numbers are sums, which are not weighted
+      return;  // integers are sums without weights
   }
 }
 

@@ -1,6 +1,6 @@
-"""The same for programs that train with Keras and its callbacks, in Horovod's way.
+"""SMDDP's API for programs that train with Keras and its callbacks, as with Horovod.
 
-``sdp_plugins.keras.SMDDPStrategy`` does more by itself: global batches, metrics, files.
+``sdp_plugins.keras.SMDDPStrategy`` does more automatically: global batches, metrics, files.
 """
 
 from sdp_plugins.tensorflow import (

@@ -15,13 +15,13 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
     """Copies one rank's model and optimizer to all ranks after the first batch."""
 
     def __init__(self, root_rank: int = 0) -> None:
-        """Copy from one rank."""
+        """Set the rank to copy from."""
         super().__init__()
         self._root_rank = root_rank
         self._done = False
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Copy once: optimizers make their variables in the first step."""
+        """Copy after the first batch: optimizers create their variables in the first step."""
         if not self._done:
             self._done = True
             variables = self.model.optimizer.variables
@@ -30,8 +30,8 @@ class BroadcastGlobalVariablesCallback(tf.keras.callbacks.Callback):  # type: ig
 
 
 class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
-    """Averages the numbers in an epoch's logs over the ranks, before the callbacks after it."""
+    """Averages the numbers in an epoch's logs over the ranks, for the callbacks that follow."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Average in place."""
+        """Average the logs in place."""
         average_numbers(current.job.group, logs)

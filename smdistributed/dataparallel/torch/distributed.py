@@ -1,4 +1,4 @@
-"""SMDDP 1.0 to 1.3's collectives; deprecated since 1.4."""
+"""The collectives of SMDDP 1.0 to 1.3; deprecated since 1.4."""
 
 import warnings
 

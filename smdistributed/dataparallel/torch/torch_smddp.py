@@ -1,7 +1,7 @@
-"""Registers the backend "smddp" with torch.distributed, as its import does in SMDDP from 1.4 on.
+"""Registers the backend "smddp" with torch.distributed, as this import does since SMDDP 1.4.
 
-Where this package is installed the backend is known without it. In ranks that mpirun has started
-without `smddprun` it sets torchrun's variables, for which torch's env:// looks.
+Installing this package already registers the backend. In ranks that mpirun started without
+`smddprun`, this module also sets torchrun's variables, which torch's env:// reads.
 """
 
 from sdp_plugins.torch import ProcessGroup

@@ -1,4 +1,4 @@
-"""SMDDP 1.0 to 1.3's DistributedDataParallel."""
+"""DistributedDataParallel of SMDDP 1.0 to 1.3."""
 
 from smdistributed.dataparallel.torch.parallel.distributed import DistributedDataParallel
 
