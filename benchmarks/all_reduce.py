@@ -1,4 +1,4 @@
-"""The table of all_reduce, and its bandwidths."""
+"""The table and the bandwidths of all_reduce."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from benchmarks.units import format_size
 
 
 def algbw_gbps(m: Measurement) -> float:
-    """Algorithm bandwidth: bytes of one rank's buffer per second, in 1e9 bytes/s."""
+    """Return the algorithm bandwidth: bytes of one rank's buffer per second, in 1e9 bytes/s."""
     return m.case["nbytes"] / m.us / 1e3
 
 
 def busbw_gbps(m: Measurement) -> float:
-    """Bus bandwidth, as nccl-tests' PERFORMANCE.md defines it.
+    """Return the bus bandwidth, as nccl-tests' PERFORMANCE.md defines it.
 
     An all_reduce moves at least 2 (n - 1) / n of the data over every rank's link.
     """
@@ -33,7 +33,7 @@ def busbw_gbps(m: Measurement) -> float:
 
 
 def all_reduce_table(report: Report) -> Table:
-    """One row per size and library, in the order of measurement."""
+    """Return a table with one row per size and library, in the order of measurement."""
     host = report.machine
     return render(
         report,

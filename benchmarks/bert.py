@@ -1,4 +1,4 @@
-"""A model to train: BERT-Medium (8 layers of 512, 41 M parameters) in pure torch."""
+"""A model for training: BERT-Medium (8 layers of 512, 41 M parameters) in pure torch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LAYERS = 8
 
 
 class Bert(nn.Module):
-    """Predicts the token at every position; output weights are those of the input.
+    """Predicts the token at every position; the output weights are the input embedding's.
 
-    There is no dropout: two copies must stay bitwise equal.
+    The model has no dropout: two copies must stay bitwise equal.
     """
 
     def __init__(self, layers: int = LAYERS, width: int = WIDTH, words: int = VOCABULARY) -> None:
@@ -34,7 +34,7 @@ class Bert(nn.Module):
         self.bias = nn.Parameter(torch.zeros(words))
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """The loss of a batch of token rows."""
+        """Return the loss of a batch of token rows."""
         places = torch.arange(tokens.shape[1])
         hidden = self.encoder(self.norm(self.words(tokens) + self.positions(places)))
         scores = functional.linear(hidden, self.words.weight, self.bias)
@@ -42,21 +42,21 @@ class Bert(nn.Module):
 
 
 def build(seed: int, layers: int = LAYERS, width: int = WIDTH, words: int = VOCABULARY) -> Bert:
-    """The same weights for the same seed, whoever asks."""
+    """Build a model; the same seed gives the same weights."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return Bert(layers, width, words)
 
 
 def batch(step: int, rank: int, rows: int, tokens: int, words: int) -> tuple[Tensor, Tensor]:
-    """A rank's tokens and targets in a step; the same for every variant."""
+    """Return a rank's tokens and targets in a step; the same for every variant."""
     generator = torch.Generator().manual_seed(1000 * step + rank)
     both = torch.randint(words, (2, rows, tokens), generator=generator)
     return both[0], both[1]
 
 
 class Workload:
-    """What `ddp_task` trains.
+    """The model and data for `ddp_task`.
 
     Args:
         setting: `rows` (sequences per rank and step), `tokens` (of a sequence) and `model`
@@ -67,9 +67,9 @@ class Workload:
         self.rows, self.tokens, self.model = setting["rows"], setting["tokens"], setting["model"]
 
     def build(self) -> Bert:
-        """The same weights every time."""
+        """Build the model, with the same weights every time."""
         return build(seed=0, **self.model)
 
     def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor]:
-        """A rank's tokens and targets in a step."""
+        """Return a rank's tokens and targets in a step."""
         return batch(step, rank, self.rows, self.tokens, self.model["words"])

@@ -1,4 +1,4 @@
-"""Every collective of torch.distributed on plain tensors, as a call that can be timed."""
+"""Every collective of torch.distributed on plain tensors, as a callable to time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Call = Callable[[], object]
 
 
 def make(operation: str, group: Any, nbytes: int) -> Call:
-    """A call of torch.distributed, with tensors of its own.
+    """Return a call of torch.distributed, with its own tensors.
 
     Args:
-        operation: Its name there, or ``send_and_receive``.
-        group: Of torch.distributed.
-        nbytes: Of what a rank gives; where it gives something to each rank, of all together.
+        operation: Its name in torch.distributed, or ``send_and_receive``.
+        group: A group of torch.distributed.
+        nbytes: Bytes of a rank's input, over all parts if it has a part for each rank.
     """
     ranks, root = dist.get_world_size(group), dist.get_rank(group) == 0
     part = max(1, nbytes // ITEMSIZE // ranks)
@@ -52,7 +52,7 @@ def make(operation: str, group: Any, nbytes: int) -> Call:
 
 
 def _there_and_back(tensor: Tensor, group: Any) -> Call:
-    """Between the first two ranks; the others have nothing to do."""
+    """Return a round trip between the first two ranks; the other ranks do nothing."""
     rank = dist.get_rank(group)
     if rank > 1:
         return lambda: None

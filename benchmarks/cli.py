@@ -43,10 +43,10 @@ RENAMED = {"bars": "targets"}
 
 
 class Commands(TyperGroup):
-    """The commands, under their former names, too, for one release."""
+    """The commands, also under their former names for one release."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        """The command of a name."""
+        """Return the command of a name."""
         if name := RENAMED.get(cmd_name):
             typer.echo(f"warning: {cmd_name} is now called {name}", err=True)
         return super().get_command(ctx, name or cmd_name)
@@ -298,7 +298,7 @@ app.command("cluster", context_settings={"allow_interspersed_args": False})(node
 
 
 def _judge(report: Report, *, asked: bool) -> None:
-    """Fail when a library that was asked for is missing, or when nothing was measured."""
+    """Fail if a requested library is missing, or if nothing was measured."""
     if not report.measurements or (asked and report.skipped):
         raise typer.Exit(1)
 

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks import values
 from benchmarks.libraries.base import Library, Place, UnsupportedError
 
-WARM_UP = 2  # untimed calls after every refill: they absorb the ranks' skew
+WARM_UP = 2  # untimed calls after every refill: they absorb the skew between ranks
 PREPARING_CALLS = 5
 
 
@@ -26,14 +26,14 @@ class CollectiveTask:
         self.dtype = "float32"
 
     def version(self) -> str:
-        """The library's version."""
+        """Return the library's version."""
         return self.library.version
 
     def prepare(self, operation: str, dtype: str, count: int) -> dict[str, Any]:
-        """Take a buffer, check one result against its closed form, warm up.
+        """Allocate a buffer, check one result against its closed form, and warm up.
 
         Returns:
-            `seconds` that a call took, or `unsupported`: why the library cannot do this.
+            `seconds` per call, or `unsupported` with the reason why the library cannot run it.
         """
         self.operation, self.dtype = operation, dtype
         try:
@@ -49,7 +49,7 @@ class CollectiveTask:
         return {"seconds": min(samples[1:]) / 1e9}
 
     def burst(self, iterations: int) -> list[int]:
-        """Nanoseconds of every one of `iterations` calls, made back to back."""
+        """Return the nanoseconds of each of `iterations` back-to-back calls."""
         call = self.library.operation(self.operation)
         length = values.run_length(self.dtype, self.place.ranks)
         length = max(1, (length if self._holds_sum() else iterations + WARM_UP) - WARM_UP)
@@ -64,14 +64,14 @@ class CollectiveTask:
         return samples
 
     def repeat(self, times: int) -> None:
-        """Make calls that are counted, not timed."""
+        """Make `times` untimed calls."""
         call = self.library.operation(self.operation)
         self._refill()
         for _ in range(times):
             call()
 
     def path(self) -> str:
-        """How the last operation travelled."""
+        """Return the path of the last operation."""
         return self.library.path()
 
     def close(self) -> None:
@@ -91,7 +91,7 @@ class CollectiveTask:
 
 
 def timed(call: Callable[[], object], iterations: int) -> list[int]:
-    """Nanoseconds of each call; the garbage collector waits until the end."""
+    """Return the nanoseconds of each call, with the garbage collector paused."""
     clock = time.perf_counter_ns
     samples = [0] * iterations
     collecting = gc.isenabled()

@@ -1,4 +1,4 @@
-"""Every collective of torch.distributed over smddp and over gloo, in turn and in one job."""
+"""Every collective of torch.distributed over smddp and over gloo, alternating in one job."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class CollectivesPlan:
     """What to measure, and how often.
 
     Attributes:
-        operations: Of OPERATIONS.
-        nbytes: Sizes of what a rank gives.
-        ranks: Processes.
-        threads: Threads of each.
+        operations: Names from OPERATIONS.
+        nbytes: Sizes of a rank's input.
+        ranks: Number of processes.
+        threads: Threads per process.
         rounds: Turns of each backend.
-        round_s: About how long a turn lasts.
+        round_s: Approximate duration of a turn.
     """
 
     operations: tuple[str, ...] = OPERATIONS
@@ -98,7 +98,7 @@ def _measure(job: Job, plan: CollectivesPlan, operation: str, nbytes: int) -> li
 
 
 def collectives_table(report: Report) -> Table:
-    """One row per operation and size."""
+    """Return a table with one row per operation and size."""
     host = report.machine
 
     def moves(m: Measurement) -> bool:

@@ -15,11 +15,11 @@ WARM_UP = 2
 
 
 class CollectivesTask:
-    """The commands that `collectives` gives to its ranks.
+    """The commands of `collectives` in its ranks.
 
     Args:
-        place: Where this rank stands.
-        backends: A group over each.
+        place: This rank's position.
+        backends: The backends; the task creates a group over each.
     """
 
     def __init__(self, place: Place, backends: list[str]) -> None:
@@ -28,11 +28,11 @@ class CollectivesTask:
         self.calls: dict[str, Call] = {}
 
     def prepare(self, operation: str, nbytes: int) -> None:
-        """Take tensors for every backend."""
+        """Allocate tensors for every backend."""
         self.calls = {name: make(operation, group, nbytes) for name, group in self.groups.items()}
 
     def burst(self, backend: str, iterations: int) -> list[int]:
-        """Nanoseconds of each of so many calls, back to back."""
+        """Return the nanoseconds of each of `iterations` back-to-back calls."""
         call = self.calls[backend]
         for _ in range(WARM_UP):
             call()

@@ -1,4 +1,4 @@
-"""What communication costs a training step: two references, gloo and smddp alternate in one job."""
+"""The cost of communication in a training step: gloo, smddp and two references in one job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from benchmarks.table import (
 )
 
 TASK = "benchmarks.ddp_task:DdpTask"
-WARM_UP_STEPS = 3  # DDP rebuilds its buckets after the first
+WARM_UP_STEPS = 3  # DDP rebuilds its buckets after the first step
 OPTIMIZERS = ("sgd", "adamw")
 FULL_MODEL = {"layers": 8, "width": 512, "words": 30522}
 
@@ -33,11 +33,11 @@ class DdpPlan:
     """What to train, and how often.
 
     Attributes:
-        backends: Compared with no communication, and with the least that DDP can take.
-        ranks: Processes.
-        threads: Threads of each.
+        backends: The backends, compared with no communication and with DDP's lower bound.
+        ranks: Number of processes.
+        threads: Threads per process.
         rounds: Turns of every variant.
-        steps: Timed steps in a turn; one more goes before them.
+        steps: Timed steps in a turn; one untimed step precedes them.
         rows: Sequences per rank and step.
         tokens: Length of a sequence.
         optimizer: "sgd" or "adamw"; its step is part of the time.
@@ -58,12 +58,12 @@ class DdpPlan:
 
 
 def variants(plan: DdpPlan) -> list[str]:
-    """In the order of their turns."""
+    """Return the variants in the order of their turns."""
     return [*REFERENCES, *plan.backends]
 
 
 def job_spec(plan: DdpPlan, names: Sequence[str], what: str = "ddp", task: str = TASK) -> JobSpec:
-    """The job that trains these variants, by a task that takes `variants` and a `setting`."""
+    """Return a job for these variants and a task that accepts `variants` and a `setting`."""
     setting = {
         name: getattr(plan, name)
         for name in ("rows", "tokens", "optimizer", "bucket_view", "model")
@@ -78,7 +78,7 @@ def job_spec(plan: DdpPlan, names: Sequence[str], what: str = "ddp", task: str =
 
 
 def run(plan: DdpPlan, progress: Progress = lambda text: None) -> Report:
-    """Train all variants in turn.
+    """Train all variants, alternating.
 
     Raises:
         RankError: A rank failed.
@@ -100,7 +100,7 @@ def run(plan: DdpPlan, progress: Progress = lambda text: None) -> Report:
 def rounds_us(
     job: Job, plan: DdpPlan, names: Sequence[str], progress: Progress
 ) -> dict[str, tuple[float, ...]]:
-    """Microseconds of a step in every round, after warming up."""
+    """Return the microseconds of a step in every round, after warming up."""
     for name in names:
         progress(f"warming up {name}")
         job.call("train", {"variant": name, "steps": WARM_UP_STEPS})
@@ -112,9 +112,9 @@ def rounds_us(
 
 
 def _compare(job: Job, plan: DdpPlan) -> dict[str, dict[str, Any]]:
-    """Every backend's gradients and weights against the first one's; the worst rank counts.
+    """Compare every backend's gradients and weights with the first one's; the worst rank counts.
 
-    Taken after the last round: weights that are equal then were equal at every step.
+    The comparison follows the last round: weights that are equal then were equal at every step.
     """
     reference, *others = plan.backends
     return {
@@ -131,12 +131,12 @@ def _agree(job: Job, variant: str) -> bool:
 
 
 def share(report: Report, m: Measurement) -> float:
-    """A variant's speed as a share of the speed without communication."""
+    """Return a variant's speed as a share of the speed without communication."""
     return report.us(NO_COMM, **m.case) / m.us
 
 
 def ddp_table(report: Report) -> Table:
-    """One row per variant."""
+    """Return a table with one row per variant."""
     s = report.settings
     return render(
         report,
@@ -155,7 +155,7 @@ def ddp_table(report: Report) -> Table:
 
 
 def _verdict(report: Report, m: Measurement) -> str:
-    """What is known about a variant's gradients and weights."""
+    """Return the result of comparing a variant's gradients and weights."""
     if m.variant in REFERENCES:
         return ""
     words = [] if m.facts["ranks_agree"] else ["RANKS DIFFER"]

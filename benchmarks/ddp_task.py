@@ -29,10 +29,10 @@ class Workload(Protocol):
     """A model and its data."""
 
     def build(self) -> torch.nn.Module:
-        """The model, with the same weights every time; called with a batch, it gives the loss."""
+        """Build the model, with the same weights every time; its call with a batch is the loss."""
 
     def batch(self, step: int, rank: int) -> tuple[torch.Tensor, ...]:
-        """A rank's data in a step; the same for every variant."""
+        """Return a rank's data in a step; the same for every variant."""
 
 
 class Variant:
@@ -53,7 +53,7 @@ class Variant:
         self.done = 0
 
     def step(self, rank: int) -> float:
-        """One training step; its seconds, without making up the batch."""
+        """Run one training step; return its seconds, excluding the creation of the batch."""
         batch = self.workload.batch(self.done, rank)
         start = time.perf_counter()
         with self.model.no_sync() if self.no_comm else nullcontext():
@@ -66,9 +66,9 @@ class Variant:
         return time.perf_counter() - start
 
     def gradients(self, rank: int) -> torch.Tensor:
-        """All gradients of a step that changes no weight, as one vector."""
+        """Return all gradients of a step as one vector, without changing weights."""
         self.model(*self.workload.batch(0, rank)).backward()
-        # every parameter takes part in the loss: none is without a gradient
+        # every parameter takes part in the loss, so every parameter has a gradient
         vector = torch.cat(
             [p.grad.flatten() for p in self.model.parameters() if p.grad is not None]
         )
@@ -77,13 +77,13 @@ class Variant:
 
 
 class DdpTask:
-    """The commands that `ddp` and `memory` give to their ranks; `scaling` has some more.
+    """The commands of `ddp` and `memory` in their ranks; `scaling` adds some.
 
     Args:
-        place: Where this rank stands.
+        place: This rank's position.
         variants: References and backends.
-        setting: `optimizer`, `bucket_view`, and what the workload needs.
-        workload: "module:class" of a Workload, which takes the setting.
+        setting: `optimizer`, `bucket_view`, and the settings of the workload.
+        workload: "module:class" of a Workload, whose argument is the setting.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class DdpTask:
         self.parameters, self.gradients = sum(sizes), len(sizes)
 
     def describe(self) -> dict[str, Any]:
-        """The model's size and torch's version."""
+        """Return the model's size and torch's version."""
         return {
             "parameters": self.parameters,
             "gradients": self.gradients,
@@ -109,11 +109,11 @@ class DdpTask:
         }
 
     def train(self, variant: str, steps: int) -> list[float]:
-        """Seconds of each step."""
+        """Return the seconds of each step."""
         return [self.variants[variant].step(self.place.rank) for _ in range(steps)]
 
     def compare(self, one: str, other: str) -> dict[str, Any]:
-        """How the gradients of two variants differ after the same steps, on the same data."""
+        """Compare the gradients of two variants after the same steps, on the same data."""
         a, b = (self.variants[name].gradients(self.place.rank) for name in (one, other))
         return {
             "bitwise_equal": torch.equal(a, b),
@@ -123,14 +123,14 @@ class DdpTask:
         }
 
     def fingerprint(self, variant: str) -> str:
-        """A digest of all weights: equal on all ranks, or something is badly wrong."""
+        """Return a hash of all weights, which must be equal on all ranks."""
         digest = hashlib.sha256()
         for parameter in self.variants[variant].model.parameters():
             digest.update(parameter.detach().numpy().tobytes())
         return digest.hexdigest()
 
     def footprint(self) -> Footprint:
-        """This process's memory now."""
+        """Return this process's current memory."""
         return footprint()
 
     def close(self) -> None:
@@ -140,5 +140,5 @@ class DdpTask:
 
 
 def _group(variant: str) -> Any:
-    """The default group is gloo's; smddp stands beside it."""
+    """Return the group of a variant: the default group is gloo's, and smddp has one of its own."""
     return None if variant in (*REFERENCES, "gloo") else group_over(variant)

@@ -1,4 +1,4 @@
-"""What the kernel says about a process's memory."""
+"""The kernel's figures for a process's memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _FIELDS = {"Rss": "rss", "Pss": "pss", "Pss_Shmem": "pss_shmem"}
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of one process.
+    """The memory of one process in bytes.
 
     Attributes:
         rss: All resident pages; a page that two ranks map counts in both.
@@ -27,12 +27,12 @@ class Footprint:
 
 
 def footprint(path: Path = Path("/proc/self/smaps_rollup")) -> Footprint:
-    """This process's, without what malloc keeps for later.
+    """Return this process's memory, without the free memory that malloc keeps.
 
-    How much that is depends on chance: it differs by 60 MiB between ranks that do the same.
+    The free memory is random: it differs by 60 MiB between ranks with the same work.
     """
     gc.collect()
-    with suppress(AttributeError):  # a C library without it
+    with suppress(AttributeError):  # a C library without malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
     sizes = dict.fromkeys(_FIELDS.values(), 0)
     for line in path.read_text().splitlines()[1:]:

@@ -1,4 +1,4 @@
-"""A training step under FSDP2 over gloo and smddp, in turn and in one job."""
+"""A training step under FSDP2 over gloo and smddp, alternating in one job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TASK = "benchmarks.fsdp_task:FsdpTask"
 
 
 def run(plan: DdpPlan, progress: Progress = lambda text: None) -> Report:
-    """Train over the plan's two backends, gloo and smddp, in turn.
+    """Train over the plan's two backends, gloo and smddp, alternating.
 
     Raises:
         RankError: A rank failed.
@@ -41,7 +41,7 @@ def run(plan: DdpPlan, progress: Progress = lambda text: None) -> Report:
 
 
 def fsdp_table(report: Report) -> Table:
-    """One row per backend."""
+    """Return a table with one row per backend."""
     s = report.settings
     return render(
         report,

@@ -30,7 +30,7 @@ class Sharded:
         self.done = 0
 
     def step(self, rank: int) -> float:
-        """One training step; its seconds, without making up the batch."""
+        """Run one training step; return its seconds, excluding the creation of the batch."""
         batch = self.workload.batch(self.done, rank)
         start = time.perf_counter()
         self.model(*batch).backward()
@@ -40,17 +40,17 @@ class Sharded:
         return time.perf_counter() - start
 
     def shards(self) -> torch.Tensor:
-        """This rank's part of all weights, as one vector."""
+        """Return this rank's part of all weights, as one vector."""
         tensors: Any = self.model.parameters()
         return torch.cat([tensor.to_local().detach().flatten() for tensor in tensors])
 
 
 class FsdpTask:
-    """The commands that `fsdp` gives to its ranks.
+    """The commands of `fsdp` in its ranks.
 
     Args:
-        place: Where this rank stands.
-        variants: Backends.
+        place: This rank's position.
+        variants: The backends.
         setting: `rows`, `tokens`, `optimizer` and `model`.
     """
 
@@ -61,15 +61,15 @@ class FsdpTask:
         self.models = {name: Sharded(group_over(name), workload, optimizer) for name in variants}
 
     def parameters(self) -> int:
-        """Of the whole model."""
+        """Return the number of parameters of the whole model."""
         return sum(p.numel() for p in next(iter(self.models.values())).model.parameters())
 
     def train(self, variant: str, steps: int) -> list[float]:
-        """Seconds of each step."""
+        """Return the seconds of each step."""
         return [self.models[variant].step(self.place.rank) for _ in range(steps)]
 
     def difference(self, one: str, other: str) -> float:
-        """The largest between the weights of two backends after the same steps, on this rank."""
+        """Return the largest difference between two backends' weights after the same steps."""
         a, b = self.models[one].shards(), self.models[other].shards()
         return (a - b).abs().max().item()
 

@@ -1,4 +1,4 @@
-"""What fusion buffers are worth: a model's gradients fused, one by one, and as one flat buffer."""
+"""The benefit of fusion buffers: a model's gradients fused, one by one, and as one flat buffer."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class FusionPlan:
     """What to average, and how often.
 
     Attributes:
-        layers: Of the BERT whose gradients these are.
+        layers: Layers of the BERT whose gradients are averaged.
         threshold_bytes: Size of a fusion buffer.
-        ranks: Processes.
-        rounds: Turns of every way.
-        steps: Timed steps in a turn; one more goes before them.
+        ranks: Number of processes.
+        rounds: Turns of every method.
+        steps: Timed steps in a turn; one untimed step precedes them.
     """
 
     layers: int = 8
@@ -36,7 +36,7 @@ class FusionPlan:
 
 
 def gradient_counts(layers: int, width: int = 512, words: int = 30522) -> list[int]:
-    """Elements of a BERT's gradients, last layer first, as a backward pass yields them."""
+    """Return the sizes of a BERT's gradients in elements, in the order of the backward pass."""
     attention = [3 * width * width, 3 * width, width * width, width]
     feed_forward = [4 * width * width, 4 * width, 4 * width * width, width]
     layer = [*attention, *feed_forward, *4 * [width]]
@@ -45,7 +45,7 @@ def gradient_counts(layers: int, width: int = 512, words: int = 30522) -> list[i
 
 
 def run(plan: FusionPlan, progress: Progress = lambda text: None) -> Report:
-    """Average in all ways in turn.
+    """Average with all methods, alternating.
 
     Raises:
         RankError: A rank failed.
@@ -69,7 +69,7 @@ def run(plan: FusionPlan, progress: Progress = lambda text: None) -> Report:
 
 
 def fusion_table(report: Report) -> Table:
-    """One row per way."""
+    """Return a table with one row per method."""
     s, nbytes = report.settings, report.facts["nbytes"]
     return render(
         report,

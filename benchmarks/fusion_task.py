@@ -1,4 +1,4 @@
-"""In a rank: averages a model's gradients in several ways, all through one Group."""
+"""In a rank: averages a model's gradients with several methods, all through one Group."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ITEMSIZE = 4
 
 
 class FusionTask:
-    """The commands that `fusion` gives to its ranks.
+    """The commands of `fusion` in its ranks.
 
     Args:
-        place: Where this rank stands.
-        counts: Elements of each gradient, in the order in which a backward pass yields them.
+        place: This rank's position.
+        counts: Elements of each gradient, in the order of the backward pass.
         threshold_bytes: Size of a fusion buffer.
     """
 
@@ -38,11 +38,11 @@ class FusionTask:
         }
 
     def buffers(self) -> int:
-        """How many operations the fusion buffer makes of the gradients."""
+        """Return the number of operations into which the fusion buffer groups the gradients."""
         return len(self.fusion.buckets)
 
     def run(self, way: str, steps: int) -> list[float]:
-        """Seconds of each step; checks the average afterwards.
+        """Return the seconds of each step; check the average afterwards.
 
         Raises:
             ArithmeticError: A gradient is not the ranks' average.
@@ -55,14 +55,14 @@ class FusionTask:
             start = time.perf_counter()
             call()
             seconds.append(time.perf_counter() - start)
-        average = (1 + self.place.ranks) / 2  # stays: the average of equal values
+        average = (1 + self.place.ranks) / 2  # remains the same: the average of equal values
         for i, array in enumerate(arrays):
             if not np.allclose(array, average, rtol=1e-6, atol=0):
                 raise ArithmeticError(f"{way}: gradient {i} is {array[0]}, expected {average}")
         return seconds
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the group."""
         self.flat = np.empty(0, np.float32)
         self.group.close()
 

@@ -1,8 +1,8 @@
 """A job: ranks that stay alive and carry out one command at a time.
 
-Every library has a job of its own, so that no two libraries share a process. The ranks
-of a job that is not being measured sleep in a socket and cost nothing. That is what makes
-it possible to alternate between libraries that could never share a process, such as two MPIs.
+Every library has a job of its own, so that no two libraries share a process. The ranks of a job
+that is not being measured sleep in a socket and use no CPU. The benchmark can therefore alternate
+between libraries that cannot share a process, such as two MPIs.
 """
 
 from __future__ import annotations
@@ -32,28 +32,29 @@ END_LIMIT_S = 15.0
 PACKAGE_ROOT = Path(__file__).resolve().parents[1]
 
 Command = tuple[list[str], Mapping[str, str]]
-"""A command line, and the variables that it needs."""
+"""A command line, and its environment variables."""
 Start = Callable[[Sequence[list[str]], MpiInstall | None, str], list[Command]]
-"""From the ranks' command lines, an MPI or none, and a temporary folder: what starts the ranks."""
+"""Converts the ranks' command lines, an MPI or None, and a temporary folder into start commands."""
 
 
 class RankError(RuntimeError):
-    """A rank raised, ended, or did not answer in time. The text says which and why."""
+    """A rank raised an exception, ended, or missed a deadline; the text names rank and cause."""
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """What a job runs.
+    """The description of a job.
 
     Attributes:
-        name: For messages.
+        name: The name in messages.
         task: "module:class" that every rank instantiates with its Place; its methods are the
             commands.
-        arguments: More keyword arguments of the class.
-        ranks: How many.
+        arguments: Further keyword arguments of the class.
+        ranks: Number of ranks.
         threads: Threads per rank.
-        environment: Added to this process's environment.
-        mpi: Started by this mpiexec, or as plain processes with torchrun's variables.
+        environment: Variables added to this process's environment.
+        mpi: The MPI whose mpiexec starts the ranks; None starts plain processes with torchrun's
+            variables.
         start: Starts the ranks; None: `start_here`.
     """
 
@@ -68,7 +69,7 @@ class JobSpec:
 
 
 class Job:
-    """A running job. Use as a context manager; nothing of it is left at the end."""
+    """A running job and context manager; on exit it ends all its processes."""
 
     def __init__(self, spec: JobSpec) -> None:
         self.spec = spec
@@ -96,13 +97,14 @@ class Job:
         arguments: Mapping[str, object] | None = None,
         timeout_s: float = CALL_LIMIT_S,
     ) -> list[Any]:
-        """Run a method of the task on every rank; their results in rank order.
+        """Run a method of the task on every rank and return the results in rank order.
 
         Raises:
-            RankError: Some rank raised, ended or was too late. The job is of no use afterwards.
+            RankError: A rank raised an exception, ended or was late. The job is unusable
+                afterwards.
         """
         for connection in self._connections:
-            with suppress(BrokenPipeError):  # it ended: receiving says so
+            with suppress(BrokenPipeError):  # the rank has ended, which receiving reports
                 connection.send((command, dict(arguments or {})))
         return self._collect(command, timeout_s)
 
@@ -110,12 +112,12 @@ class Job:
         """End the ranks, by force if they do not end by themselves."""
         for connection in self._connections:
             connection.close()
-        # The ranks of a broken job wait for each other: no use in waiting for them.
+        # The ranks of a broken job wait for each other, so do not wait for them.
         deadline = time.monotonic() + (0.0 if self._broken else END_LIMIT_S)
         for process in self._processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-            with suppress(ProcessLookupError):  # what mpiexec may have left behind, too
+            with suppress(ProcessLookupError):  # also ends processes that mpiexec left behind
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
         self._connections, self._processes = [], []
@@ -155,12 +157,12 @@ class Job:
         given = {**os.environ, **threads, **variables, **self.spec.environment}
         process = subprocess.Popen(
             line,
-            env=given | huge_pages(given),  # as `sdp run` has them, for all libraries
+            env=given | huge_pages(given),  # as under `sdp run`, for all libraries
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,
             pass_fds=[self._shared_fd],
-            start_new_session=True,  # so that close() can end whatever it starts, and nothing else
+            start_new_session=True,  # lets close() end exactly the processes that it started
         )
         self._processes.append(process)
 
@@ -181,7 +183,7 @@ class Job:
     def _watch_start(self, deadline: float, arrived: Collection[int]) -> None:
         for rank, process in enumerate(self._processes):
             if rank in arrived and not self.spec.mpi:
-                continue  # what it has to say is read when all are here
+                continue  # its output is read once all ranks are connected
             if process.poll() is not None:
                 who = "mpiexec" if self.spec.mpi else f"rank {rank}"
                 raise self._failure(f"{who} ended with {process.returncode} at its start")
@@ -234,5 +236,5 @@ def _torchrun_variables(rank: int, ranks: int) -> dict[str, str]:
         "LOCAL_RANK": str(rank),
         "LOCAL_WORLD_SIZE": str(ranks),
         "GROUP_RANK": "0",
-        "MASTER_PORT": "29500",  # a name for the job's key; the ranks meet at a file
+        "MASTER_PORT": "29500",  # identifies the job; the ranks meet at a file
     }

@@ -1,4 +1,4 @@
-"""Training with Keras: under the strategy, without communication, and by TensorFlow's own means."""
+"""Keras training: under the strategy, without communication, and with TensorFlow's strategy."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ TASK = "benchmarks.keras_task:KerasTask"
 BACKENDS = ("tensorflow", "torch", "jax")
 NO_COMM, OURS, ALONE = "no_comm", "smddp", "alone"
 MIRRORED, MIRRORED_HUGE = "mwms", "mwms, huge pages"
-ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "NPROC": "1"}  # as OMP_NUM_THREADS; NPROC is XLA's
-AS_STARTED_BY_HAND = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}  # only `sdp run` asks for them
+ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "NPROC": "1"}  # like OMP_NUM_THREADS; XLA reads NPROC
+AS_STARTED_BY_HAND = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}  # only `sdp run` sets it to 1
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,12 @@ class KerasPlan:
 
     Attributes:
         backend: Keras' backend.
-        ranks: Processes.
-        rows: Of the global batch.
-        layers: Hidden ones.
-        width: Of the hidden layers; three of 4096 make 38.6 million parameters.
-        rounds: Turns of every way.
-        steps: Timed steps in a turn; two more go before them.
+        ranks: Number of processes.
+        rows: Rows of the global batch.
+        layers: Number of hidden layers.
+        width: Width of the hidden layers; three of 4096 make 38.6 million parameters.
+        rounds: Turns of every method.
+        steps: Timed steps in a turn; two untimed steps precede them.
         gbit: Speed of the links between ranks, each on a node of a testbed; None: all ranks are
             on this machine.
     """
@@ -55,12 +55,12 @@ def run(
     mpi: MpiInstall | None = None,
     start: Start | None = None,
 ) -> Report:
-    """Train in all ways in turn.
+    """Train with all methods, alternating.
 
     Args:
         plan: What to train.
-        progress: Told what is going on.
-        mpi: Starts the ranks, and is what smddp uses between nodes.
+        progress: Called with the current state.
+        mpi: Starts the ranks; smddp uses it between nodes.
         start: Starts the ranks on nodes of a testbed.
 
     Raises:
@@ -94,7 +94,7 @@ def run(
 
 
 def overlapped(report: Report) -> float | None:
-    """The part of communication that went on beside computing, or of computing, if less."""
+    """Return how much of the shorter one of communication and computation overlapped."""
     if ALONE not in report.variants:
         return None
     apart = (report.us(NO_COMM), report.us(ALONE))
@@ -112,7 +112,7 @@ def _spec(
 
 
 def keras_table(report: Report) -> Table:
-    """One row per way."""
+    """Return a table with one row per method."""
     s = report.settings
     caption = (
         f"medians of {s['rounds']} alternating rounds of {s['steps']} steps, one thread for each "
@@ -150,7 +150,7 @@ def keras_table(report: Report) -> Table:
 
 
 def _addresses(count: int) -> list[str]:
-    """Ports of this host that were free a moment ago."""
+    """Return addresses with ports of this host that were just free."""
     probes = [socket.socket() for _ in range(count)]
     for probe in probes:
         probe.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""In a rank: trains a Keras model in one of several ways."""
+"""In a rank: trains a Keras model with one of several methods."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ WARM_UP_STEPS = 2
 
 
 class KerasTask:
-    """The commands that `keras` gives to its ranks.
+    """The commands of `keras` in its ranks.
 
     Args:
-        place: Where this rank stands.
+        place: This rank's position.
         backend: Keras' backend.
-        layers: Hidden ones.
-        width: Of the hidden layers.
-        rows: Of the global batch.
-        workers: Addresses of the ranks, for MultiWorkerMirroredStrategy; none: it is not measured.
+        layers: Number of hidden layers.
+        width: Width of the hidden layers.
+        rows: Rows of the global batch.
+        workers: Addresses of the ranks for MultiWorkerMirroredStrategy; empty: do not measure it.
     """
 
     def __init__(
@@ -46,11 +46,11 @@ class KerasTask:
         self._models = {way: self._build(scope) for way, scope in scopes.items()}
 
     def parameters(self) -> int:
-        """Of the model."""
+        """Return the model's number of parameters."""
         return int(next(iter(self._models.values())).count_params())
 
     def run(self, way: str, steps: int) -> list[float]:
-        """Seconds of each step; all ranks begin together."""
+        """Return the seconds of each step; all ranks start together."""
         if way == "alone":
             return self._communicate(steps)
         rows = self.rows // self.place.ranks if way == "no_comm" else self.rows
@@ -67,12 +67,12 @@ class KerasTask:
         return list(timer.seconds[WARM_UP_STEPS:])
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the group."""
         if self._strategy is not None:
             self._strategy.close()
 
     def _communicate(self, steps: int) -> list[float]:
-        """Of averaging tensors like the gradients."""
+        """Return the seconds of averaging tensors with the gradients' shapes."""
         sizes = [tuple(v.shape) for v in self._models["smddp"].trainable_variables]
         gradients = [np.ones(size, np.float32) for size in reversed(sizes)]
         reduce, seconds = FusedAllReduce(self._strategy.group), []
@@ -96,8 +96,8 @@ class KerasTask:
         from keras.src.backend.tensorflow import trainer
 
         strategy = tf.distribute.MultiWorkerMirroredStrategy()
-        # With this strategy fit ends with an error (keras#20585): Keras reduces a first batch, to
-        # build the model, and the logs, in ways that TensorFlow refuses. Here neither is done.
+        # With this strategy fit fails (keras#20585): Keras reduces a first batch, to build the
+        # model, and the logs in ways that TensorFlow refuses. This patch skips both.
         trainer.TensorFlowTrainer._maybe_symbolic_build = lambda *args, **kwargs: None
         trainer._collective_all_reduce_multi_worker = lambda strategy: False
         scope: AbstractContextManager[Any] = strategy.scope()
@@ -119,7 +119,7 @@ def _timer() -> Any:
     import keras
 
     class Timer(keras.callbacks.Callback):  # type: ignore[misc]
-        """Seconds of each step; JAX has to be waited for."""
+        """Records the seconds of each step; waits for JAX, which is asynchronous."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""What a report says about the machine that it was measured on."""
+"""The description of the machine in a report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def describe() -> dict[str, Any]:
-    """CPU, cores that this process may use, kernel, Python, and how busy the machine was."""
+    """Return CPU, usable cores, kernel, Python, and the machine's load."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)),
@@ -21,7 +21,7 @@ def describe() -> dict[str, Any]:
 
 
 def busy() -> str:
-    """A remark if so much else is running that times will mean little, else nothing."""
+    """Return a remark if other load makes the times unreliable, else an empty string."""
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load <= cores / 2:
         return ""

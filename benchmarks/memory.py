@@ -1,4 +1,4 @@
-"""What a DDP job costs in memory: one job per backend, the same model and steps in each."""
+"""The memory of a DDP job: one job per backend, with the same model and steps in each."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ from benchmarks.footprint import Footprint
 from benchmarks.job import Job
 from benchmarks.results import Progress
 
-STEPS = 6  # buckets are rebuilt after the first step and promoted after the second
+STEPS = 6  # buckets are rebuilt after the first step and registered after the second
 MIB = 2**20
 
 
 @dataclass(frozen=True)
 class JobMemory:
-    """A job's ranks after some training, and how the machine's shared memory grew meanwhile."""
+    """The memory of a job's ranks after some training, and the growth of shared memory."""
 
     backend: str
     ranks: tuple[Footprint, ...]
     shmem_growth: int
 
     def mean(self, name: str) -> float:
-        """Mean over the ranks of a field of Footprint, in bytes."""
+        """Return the mean over the ranks of a field of Footprint, in bytes."""
         return fmean(getattr(rank, name) for rank in self.ranks)
 
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """One entry per backend; the first is what the others are compared with."""
+    """One entry per backend; the first is the reference for the others."""
 
     settings: dict[str, Any]
     jobs: tuple[JobMemory, ...]
 
     def beyond_first(self, job: JobMemory, name: str) -> float:
-        """Bytes per rank more than the first backend's."""
+        """Return how many bytes per rank the job uses beyond the first backend."""
         return job.mean(name) - self.jobs[0].mean(name)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
         return {"schema": 1, "operation": "memory", **asdict(self)}
 
 
 def run(plan: DdpPlan, progress: Progress = lambda text: None) -> MemoryReport:
-    """Train a little with every backend, one job after the other.
+    """Train a few steps with every backend, one job after the other.
 
     Raises:
         RankError: A rank failed.
@@ -66,7 +66,7 @@ def run(plan: DdpPlan, progress: Progress = lambda text: None) -> MemoryReport:
 
 
 def system_shmem(path: Path = Path("/proc/meminfo")) -> int:
-    """Bytes of shared memory on this machine, mapped or not."""
+    """Return the bytes of shared memory on this machine, mapped or not."""
     for line in path.read_text().splitlines():
         if line.startswith("Shmem:"):
             return int(line.split()[1]) * 1024
@@ -74,7 +74,7 @@ def system_shmem(path: Path = Path("/proc/meminfo")) -> int:
 
 
 def memory_table(report: MemoryReport) -> Table:
-    """One row per backend, MiB per rank."""
+    """Return a table with one row per backend, in MiB per rank."""
     table = Table(
         title=f"memory of a DDP job, MiB per rank, {report.settings['ranks']} ranks",
         caption="Pss counts a shared page once, Rss in each rank that maps it",

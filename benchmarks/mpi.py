@@ -16,7 +16,7 @@ _BANNERS = {"Open MPI": "openmpi", "HYDRA": "mpich", "Intel(R) MPI": "intelmpi"}
 
 @dataclass(frozen=True)
 class MpiInstall:
-    """An mpiexec and the library that belongs to it."""
+    """An mpiexec and its MPI library."""
 
     flavour: str
     mpiexec: Path
@@ -28,12 +28,12 @@ class MpiInstall:
         options: Sequence[str] = (),
         hosts: Sequence[str] = (),
     ) -> list[str]:
-        """One job whose ranks run different command lines; rank 0's comes first.
+        """Return the command line of one job with one command line per rank, rank 0's first.
 
         Args:
-            ranks: Their command lines.
-            options: Of mpiexec.
-            hosts: Where each rank runs; empty: here.
+            ranks: The ranks' command lines.
+            options: Options of mpiexec.
+            hosts: The host of each rank; empty: this machine.
         """
         line = [str(self.mpiexec), *options]
         for rank, arguments in enumerate(ranks):
@@ -42,21 +42,21 @@ class MpiInstall:
         return line
 
     def environment(self) -> dict[str, str]:
-        """What mpi4py and this MPI need to see."""
+        """Return the environment variables that mpi4py and this MPI need."""
         env = {"MPI4PY_LIBMPI": str(self.libmpi)} if self.libmpi else {}
         if self.flavour == "openmpi":
-            # More ranks than cores is something we measure, not a mistake.
-            env["OMPI_MCA_rmaps_base_oversubscribe"] = "1"  # release 4
-            env["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"  # release 5
+            # Some measurements use more ranks than cores on purpose.
+            env["OMPI_MCA_rmaps_base_oversubscribe"] = "1"  # Open MPI 4
+            env["PRTE_MCA_rmaps_default_mapping_policy"] = ":oversubscribe"  # Open MPI 5
             if os.geteuid() == 0:
                 env["OMPI_ALLOW_RUN_AS_ROOT"] = env["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
         return env
 
 
 def discover(prefixes: Sequence[Path] = ()) -> list[MpiInstall]:
-    """MPI installations that mpi4py can use, those under `prefixes` first.
+    """Return the MPI installations that mpi4py can use, those under `prefixes` first.
 
-    Looked for besides: this Python's prefix (where MPI wheels put themselves) and the PATH.
+    The search includes this Python's prefix (the location of MPI wheels) and the PATH.
     """
     if importlib.util.find_spec("mpi4py") is None:
         return []
@@ -81,6 +81,6 @@ def _identify(mpiexec: Path) -> MpiInstall | None:
 
 
 def _library(folder: Path) -> Path | None:
-    """The libmpi beside this mpiexec; None leaves it to the dynamic loader."""
+    """Return the libmpi beside this mpiexec; None leaves it to the dynamic loader."""
     names = ("libmpi.so.40", "libmpi.so.12", "libmpi.so")
     return next((folder / name for name in names if (folder / name).exists()), None)

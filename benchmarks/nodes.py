@@ -1,4 +1,4 @@
-"""all_reduce across nodes of a testbed: every library against the limit of the wire."""
+"""all_reduce across nodes of a testbed: every library against the limit of the links."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ COUNTED_CALLS = 4
 
 @dataclass(frozen=True)
 class Layout:
-    """Nodes, and ranks of each."""
+    """The number of nodes, and of ranks on each."""
 
     nodes: int
     ranks: int
 
     @classmethod
     def parse(cls, text: str) -> Layout:
-        """Read `4x2`.
+        """Parse `4x2`.
 
         Raises:
-            ValueError: It is something else.
+            ValueError: The text has another form.
         """
         nodes, by, ranks = text.partition("x")
         if not (by and nodes.isdecimal() and ranks.isdecimal() and int(nodes) and int(ranks)):
@@ -43,7 +43,7 @@ class Layout:
         return cls(int(nodes), int(ranks))
 
     def __str__(self) -> str:
-        """As it is written."""
+        """Return the form that `parse` reads."""
         return f"{self.nodes}x{self.ranks}"
 
 
@@ -52,9 +52,9 @@ class Row:
     """One layout at one speed.
 
     Attributes:
-        wire_s: What the payload alone needs: 2S(M-1)/M bytes over every link and direction.
+        wire_s: Seconds for the payload alone: 2S(M-1)/M bytes over every link and direction.
         times_s: Seconds of a call, by library.
-        sent: Payloads' worth of bytes that each node's link carried per call, by library and node.
+        sent: Bytes that each node's link carried per call, in payloads, by library and node.
         skipped: Why libraries are missing.
     """
 
@@ -67,12 +67,12 @@ class Row:
 
 
 def wire_limit_s(layout: Layout, nbytes: int, gbit: float) -> float:
-    """Seconds that the payload needs on links that do nothing else."""
+    """Return the seconds that the payload needs on otherwise idle links."""
     return payload(layout, nbytes) * 8 / (gbit * 1e9)
 
 
 def payload(layout: Layout, nbytes: int) -> float:
-    """Bytes that have to leave every node."""
+    """Return the bytes that have to leave every node."""
     return 2 * nbytes * (layout.nodes - 1) / layout.nodes
 
 
@@ -85,7 +85,7 @@ def run(
     effort: Plan,
     progress: Progress,
 ) -> Row:
-    """Measure one layout, all libraries in turns."""
+    """Measure one layout with all libraries, alternating."""
     plan = Plan(
         nbytes=(nbytes,),
         dtypes=(DTYPE,),
@@ -124,7 +124,7 @@ def _busier(traffic: Traffic) -> int:
 
 
 def nodes_table(rows: Sequence[Row], nbytes: int, rounds: int) -> Table:
-    """One line per layout, speed and library."""
+    """Return a table with one row per layout, speed and library."""
     table = Table(
         title=f"all_reduce of {format_size(nbytes)} {DTYPE} across nodes, "
         f"{machine.describe()['cores']} cores for all of them",
@@ -154,12 +154,12 @@ def nodes_table(rows: Sequence[Row], nbytes: int, rounds: int) -> Table:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """Why libraries are missing."""
+    """Return why libraries are missing."""
     lines = {f"{library}: {why}" for row in rows for library, why in row.skipped.items()}
     return sorted(lines)
 
 
 def to_json(rows: Sequence[Row]) -> dict[str, Any]:
-    """Plain data."""
+    """Return plain data."""
     data = [asdict(row) | {"layout": str(row.layout)} for row in rows]
     return {"machine": machine.describe(), "rows": json.loads(json.dumps(data))}

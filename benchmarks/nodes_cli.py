@@ -1,4 +1,4 @@
-"""The commands that play several nodes on this machine (they need root)."""
+"""The commands that emulate several nodes on this machine (they need root)."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def cluster(
 
 
 def one_mpi(prefixes: Prefixes) -> mpi.MpiInstall:
-    """The first MPI that is found; without one, end the command."""
+    """Return the first MPI found; without one, end the command."""
     found = mpi.discover(prefixes)
     if not found:
         what = "mpirun needs mpi4py where this runs, and an MPI there or under --mpi-prefix"
@@ -117,7 +117,7 @@ def one_mpi(prefixes: Prefixes) -> mpi.MpiInstall:
 
 
 def enter_sandbox() -> None:
-    """Take namespaces of our own, or end the command."""
+    """Enter separate namespaces, or end the command."""
     try:
         sandbox.enter()
     except OSError as error:

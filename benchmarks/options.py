@@ -1,4 +1,4 @@
-"""Command-line options that several commands share, and what all of them do at the end."""
+"""Command-line options that several commands share, and their common output steps."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks import table
 from benchmarks.job import RankError
 from benchmarks.libraries import LIBRARIES
 
-WIDTH = 130  # where the output is no terminal
+WIDTH = 130  # if the output is not a terminal
 
 Ranks = Annotated[int, typer.Option(min=1, help="processes per job")]
 Libraries = Annotated[
@@ -40,10 +40,10 @@ Prefixes = Annotated[
 
 
 class Reported(Protocol):
-    """What a benchmark has found."""
+    """The findings of a benchmark."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return plain data."""
 
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ R = TypeVar("R", bound=Reported)
 
 
 def writable(path: Path | None) -> Path | None:
-    """A path to write to, refused before anything is measured if it has no folder."""
+    """Return a path to write to; before measuring, refuse a path whose folder does not exist."""
     if path and not path.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {str(path.parent)!r}")
     return path
@@ -70,7 +70,7 @@ Markdown = Annotated[
 
 
 def parsed(parse: Callable[[str], T], text: str) -> T:
-    """What a parser makes of an option; its ValueError is the user's mistake."""
+    """Parse an option; report a ValueError as the user's error."""
     try:
         return parse(text)
     except ValueError as error:
@@ -78,7 +78,7 @@ def parsed(parse: Callable[[str], T], text: str) -> T:
 
 
 def show(shown: Table, remarks: list[str], section: str, markdown: Path | None) -> None:
-    """Print a table and its remarks, and put them into a document."""
+    """Print a table and its remarks, and insert them into a document."""
     console = Console()
     if not console.is_terminal:
         console.width = WIDTH
@@ -91,7 +91,7 @@ def show(shown: Table, remarks: list[str], section: str, markdown: Path | None) 
 
 
 def write_json(path: Path | None, data: dict[str, Any]) -> None:
-    """Write a report if a path was given."""
+    """Write a report if a path is given."""
     if path:
         path.write_text(json.dumps(data, indent=1) + "\n")
 
@@ -103,14 +103,14 @@ def report(
     markdown: Path | None,
     json: Path | None,
 ) -> None:
-    """Measure, and show and write what was found.
+    """Measure, then print and write the result.
 
     Args:
-        run: Given what to call with the state of things, returns the report.
-        table_of: The report as a table.
-        section: Of `markdown`.
-        markdown: See `show`.
-        json: See `write_json`.
+        run: Measures; its argument is a function that shows the progress. Returns the report.
+        table_of: Converts the report to a table.
+        section: The section of `markdown` to replace.
+        markdown: The document to update, or None.
+        json: The JSON file to write, or None.
     """
     with Console(stderr=True).status("starting") as status:
         found = or_exit(lambda: run(status.update))
@@ -119,7 +119,7 @@ def report(
 
 
 def or_exit(measure: Callable[[], T]) -> T:
-    """End with the failed rank's words instead of a traceback of ours."""
+    """Exit with the failed rank's message instead of a traceback."""
     try:
         return measure()
     except RankError as error:

@@ -1,4 +1,4 @@
-"""Draws a report: latency and bus bandwidth over size, both log-log."""
+"""Plots a report: latency and bus bandwidth over size, both log-log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from benchmarks.results import Measurement, Report
 from benchmarks.units import format_size
 
 Value = Callable[[Measurement], float]
-# Okabe and Ito's palette: told apart by colour-blind eyes, too.
+# Okabe and Ito's palette, which colour-blind readers can distinguish.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = "osD^vPX"
 REFERENCE: dict[str, Any] = {"color": "0.45", "linewidth": 1.2, "markersize": 3, "marker": "."}
@@ -30,7 +30,7 @@ DASHES = ("--", ":", "-.")
 
 
 def draw(report: Report, path: Path) -> None:
-    """Write a PNG; several dtypes stand in rows."""
+    """Write a PNG with one row of plots per dtype."""
     dtypes = list(dict.fromkeys(m.case["dtype"] for m in report.measurements))
     figure, axes = plt.subplots(
         len(dtypes), 2, figsize=(12, 4.9 * len(dtypes)), squeeze=False, layout="constrained"
@@ -89,7 +89,7 @@ def _curves(
 
 
 def _spread(m: Measurement, value: Value) -> tuple[float, float]:
-    """How far the quartiles of the rounds lie from the median."""
+    """Return the distances of the rounds' quartiles from the median."""
     rounds = [value(replace(m, rounds_us=(us,))) for us in m.rounds_us]
     middle = value(m)
     low, _, high = quantiles(rounds, n=4, method="inclusive") if len(rounds) > 1 else [middle] * 3
@@ -97,7 +97,7 @@ def _spread(m: Measurement, value: Value) -> tuple[float, float]:
 
 
 def _styles(names: list[str]) -> dict[str, dict[str, Any]]:
-    """Colours go to libraries, grey dashes to references; both panels use the same style."""
+    """Return coloured styles for libraries and grey dashes for references, used in both panels."""
     styles: dict[str, dict[str, Any]] = {}
     libraries = [library for library in names if not LIBRARIES[library].reference]
     for i, library in enumerate(libraries):

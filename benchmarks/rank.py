@@ -19,7 +19,7 @@ from benchmarks.libraries.base import Place
 
 
 def end_with(runner_pid: int) -> None:
-    """End this rank when the runner ends, even in the middle of a collective that cannot finish."""
+    """End this rank when the runner ends, even during a collective that cannot finish."""
     runner = os.pidfd_open(runner_pid)
 
     def watch() -> None:
@@ -32,7 +32,7 @@ def end_with(runner_pid: int) -> None:
 
 
 def serve(connection: Connection, task: Any) -> None:
-    """Carry out commands until the runner hangs up."""
+    """Carry out commands until the runner closes the connection."""
     while True:
         command, arguments = connection.recv()
         with answering(connection) as answer:
@@ -40,14 +40,14 @@ def serve(connection: Connection, task: Any) -> None:
 
 
 def load(target: str) -> Any:
-    """The object that "module:name" means."""
+    """Return the object with the name "module:name"."""
     module, name = target.split(":")
     return getattr(importlib.import_module(module), name)
 
 
 @contextmanager
 def answering(connection: Connection) -> Iterator[list[Any]]:
-    """Send the runner what the block appends, or what it raises."""
+    """Send the runner the items that the context appends, or the exception that it raises."""
     answer: list[Any] = []
     try:
         yield answer
@@ -59,7 +59,7 @@ def answering(connection: Connection) -> Iterator[list[Any]]:
 
 
 def main(setting: dict[str, Any]) -> None:
-    """Connect, build the task, serve, clean up."""
+    """Connect, create the task, carry out commands, and clean up."""
     stream = socket.socket(socket.AF_UNIX)
     stream.connect(f"{setting['folder']}/commands")
     end_with(setting["runner_pid"])

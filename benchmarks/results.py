@@ -1,4 +1,4 @@
-"""What a benchmark has found, in one form for all of them."""
+"""The results of a benchmark, in one format for all benchmarks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Measurement:
     """One variant in one case.
 
     Attributes:
-        variant: What took turns with others: a library, a backend, a way to train.
+        variant: One of the alternating candidates: a library, a backend, a way to train.
         rounds_us: Microseconds of a call or step, one value per round.
-        case: What was measured, such as an operation and a size.
-        facts: What else is known about it.
+        case: The measured case, such as an operation and a size.
+        facts: Further facts about the measurement.
     """
 
     variant: str
@@ -30,21 +30,21 @@ class Measurement:
 
     @property
     def us(self) -> float:
-        """The median over the rounds."""
+        """Return the median over the rounds."""
         return median(self.rounds_us)
 
 
 @dataclass
 class Report:
-    """All measurements of a run, and on what they were taken.
+    """All measurements of a run, with the conditions of the run.
 
     Attributes:
         operation: The command.
-        settings: Its options.
-        machine: See `machine.describe`.
-        measurements: In the order of the table's rows.
-        facts: What is known beside the measurements, such as the size of a model.
-        versions: Of libraries, by variant.
+        settings: The command's options.
+        machine: The result of `machine.describe`.
+        measurements: The measurements, in the order of the table's rows.
+        facts: Facts beside the measurements, such as the size of a model.
+        versions: Versions of libraries, by variant.
         skipped: Why variants are missing.
     """
 
@@ -58,33 +58,33 @@ class Report:
 
     @property
     def variants(self) -> list[str]:
-        """All that were measured, each once."""
+        """Return all measured variants, each once."""
         return list(dict.fromkeys(m.variant for m in self.measurements))
 
     def find(self, variant: str, **case: Any) -> Measurement | None:
-        """The first measurement of a variant in a case, None if it was not made."""
+        """Return the first measurement of a variant in a case, or None."""
         for m in self.measurements:
             if m.variant == variant and all(m.case[key] == value for key, value in case.items()):
                 return m
         return None
 
     def us(self, variant: str, **case: Any) -> float:
-        """What a variant took.
+        """Return the microseconds of a variant.
 
         Raises:
-            KeyError: It was not measured.
+            KeyError: The variant was not measured.
         """
         if found := self.find(variant, **case):
             return found.us
         raise KeyError(variant)
 
     def speedup(self, m: Measurement, over: str = GLOO) -> float | None:
-        """How many times faster than another variant in the same case; None without that."""
+        """Return the speedup over another variant in the same case; None if that is missing."""
         other = self.find(over, **m.case)
         return other.us / m.us if other else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; `docs/benchmarks.md` describes the fields."""
+        """Return plain data; `docs/benchmarks.md` describes the fields."""
         entries = [
             {
                 "variant": m.variant,
@@ -102,13 +102,13 @@ class Report:
 def alternate(
     variants: Iterable[str], rounds: int, turn: Callable[[str], float], progress: Progress
 ) -> dict[str, tuple[float, ...]]:
-    """Microseconds of every round of every variant: A B C, A B C, ...
+    """Return the microseconds of every round of every variant: A B C, A B C, ...
 
     Args:
-        variants: In the order of their turns.
-        rounds: How many turns each has.
-        turn: One turn of a variant; its microseconds.
-        progress: Told whose turn it is.
+        variants: The variants, in the order of their turns.
+        rounds: Number of turns of each variant.
+        turn: Runs one turn of a variant and returns its microseconds.
+        progress: Called with the current variant.
     """
     names = list(variants)
     found: dict[str, list[float]] = {name: [] for name in names}
@@ -120,10 +120,10 @@ def alternate(
 
 
 def step_us(ranks: Sequence[Sequence[float]], warm_up: int = 0) -> float:
-    """Microseconds of a step: median over the steps, after some, of the mean over the ranks.
+    """Return the microseconds of a step: median over the steps of the mean over the ranks.
 
     Args:
         ranks: Seconds of each step, by rank.
-        warm_up: Steps that do not count.
+        warm_up: Number of first steps to ignore.
     """
     return 1e6 * median([fmean(step) for step in zip(*ranks, strict=True)][warm_up:])

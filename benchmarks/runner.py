@@ -1,4 +1,4 @@
-"""Alternates between libraries: A B C, A B C, ... so that a noisy minute hits all of them alike."""
+"""Alternates between libraries: A B C, A B C, ... so that transient load affects all alike."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.values import itemsize
 
 TASK = "benchmarks.collective:CollectiveTask"
 CALLS_PER_ROUND = (4, 2000)
-BARRIER_CELL = ("float32", 4)  # where the report keeps an operation without a buffer
+BARRIER_CELL = ("float32", 4)  # the report's key of an operation without a buffer
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class Plan:
         operation: "all_reduce" or "barrier".
         nbytes: Sizes of one rank's buffer.
         dtypes: Element types.
-        ranks: Processes in a job.
-        threads: Threads of each.
-        rounds: How often every library has its turn at every size.
-        round_s: About how long a turn lasts.
+        ranks: Number of processes in a job.
+        threads: Threads per process.
+        rounds: Number of turns of every library at every size.
+        round_s: Approximate duration of a turn.
     """
 
     operation: str = "all_reduce"
@@ -44,7 +44,7 @@ class Plan:
 
 
 class LibraryJobs:
-    """One job per library. A library that fails is left out, and the report says why."""
+    """One job per library. A failing library is left out, and the report contains the reason."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class LibraryJobs:
 
     @property
     def libraries(self) -> list[str]:
-        """Those that still run."""
+        """Return the libraries that still run."""
         return list(self._jobs)
 
     def start(self, library: LibrarySpec) -> None:
@@ -99,7 +99,7 @@ class LibraryJobs:
             self._report.versions[library.name] = versions[0]
 
     def call(self, library: str, command: str, **arguments: object) -> list[Any] | None:
-        """Command a library; None if it failed and is out of the race."""
+        """Call a command of a library; return None if the library has failed."""
         try:
             return self._jobs[library].call(command, arguments)
         except RankError as failure:
@@ -129,7 +129,7 @@ def run(
 def measure(
     plan: Plan, report: Report, jobs: LibraryJobs, dtype: str, nbytes: int, progress: Progress
 ) -> None:
-    """All rounds of one dtype and size."""
+    """Measure all rounds of one dtype and size."""
     count = max(1, nbytes // itemsize(dtype))
     calls = _prepare(plan, jobs, dtype, count)
     rounds: dict[str, list[float]] = {library: [] for library in calls}
@@ -149,7 +149,7 @@ def measure(
 
 
 def _prepare(plan: Plan, jobs: LibraryJobs, dtype: str, count: int) -> dict[str, int]:
-    """Have all libraries take their buffers; how many calls each makes per round."""
+    """Make all libraries allocate their buffers; return each one's number of calls per round."""
     calls = {}
     few, many = CALLS_PER_ROUND
     for library in jobs.libraries:
@@ -161,14 +161,14 @@ def _prepare(plan: Plan, jobs: LibraryJobs, dtype: str, count: int) -> dict[str,
 
 
 def condense(samples: Sequence[Sequence[int]]) -> float:
-    """Nanoseconds of ranks x calls to microseconds: mean over ranks, then median over calls.
+    """Convert nanoseconds of ranks x calls to microseconds: mean over ranks, median over calls.
 
-    nccl-tests, too, reports the mean over ranks. The median drops calls that an interrupt hit.
+    nccl-tests also reports the mean over ranks. The median drops interrupted calls.
     """
     return median(fmean(call) for call in zip(*samples, strict=True)) / 1e3
 
 
 def barrier_plan(plan: Plan) -> Plan:
-    """The same job, timing the barrier."""
+    """Return a plan that times the barrier in the same job."""
     dtype, nbytes = BARRIER_CELL
     return replace(plan, operation="barrier", nbytes=(nbytes,), dtypes=(dtype,))

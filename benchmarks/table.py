@@ -22,9 +22,9 @@ class Column:
     """A column of a report's table.
 
     Attributes:
-        header: Its name.
-        cell: What a measurement shows in it.
-        number: Whether cells are aligned on the right.
+        header: The column's name.
+        cell: Returns a measurement's text in this column.
+        number: Whether cells are right-aligned.
     """
 
     header: str
@@ -33,22 +33,22 @@ class Column:
 
 
 def of_case(header: str, key: str) -> Column:
-    """Text that measurements of one case share."""
+    """Return a column of text that all measurements of one case share."""
     return Column(header, lambda m: str(m.case[key]), number=False)
 
 
 def variant(header: str) -> Column:
-    """The variants' names."""
+    """Return the column of the variants' names."""
     return Column(header, lambda m: m.variant, number=False)
 
 
 def spread(m: Measurement) -> str:
-    """The lowest and the highest round."""
+    """Return the lowest and the highest round."""
     return f"{format_time(min(m.rounds_us))} - {format_time(max(m.rounds_us))}"
 
 
 def milliseconds(digits: int = 0) -> Column:
-    """The time of a step."""
+    """Return the column of the time of a step."""
     return Column("ms/step", lambda m: f"{m.us / 1e3:.{digits}f}")
 
 
@@ -57,7 +57,7 @@ LATENCY = Column("latency", lambda m: format_time(m.us))
 
 
 def faster(report: Report, over: str = "gloo", but: Collection[str] = ()) -> Column:
-    """How many times faster than a variant; not of those in `but`."""
+    """Return the column of speedups over a variant, empty for those in `but`."""
 
     def cell(m: Measurement) -> str:
         times = None if m.variant in but else report.speedup(m, over)
@@ -69,7 +69,7 @@ def faster(report: Report, over: str = "gloo", but: Collection[str] = ()) -> Col
 def render(
     report: Report, title: str, caption: str, columns: Sequence[Column], only: str = ""
 ) -> Table:
-    """One row per measurement, or per measurement of one variant; a line between cases."""
+    """Return one row per measurement, or per measurement of one variant, grouped by case."""
     table = Table(title=title, caption=caption, box=box.SIMPLE_HEAD)
     for column in columns:
         justify: Any = "right" if column.number else "left"
@@ -87,18 +87,18 @@ def render(
 
 
 def ranks_and_threads(report: Report) -> str:
-    """How many of each, for a title."""
+    """Return the numbers of ranks and threads, for a title."""
     return f"{report.settings['ranks']} ranks, {report.settings['threads']} thread each"
 
 
 def notes(report: Report) -> list[str]:
-    """Versions and what was left out."""
+    """Return versions, and reasons for missing variants."""
     lines = [f"{name}: {version}" for name, version in report.versions.items()]
     return lines + [f"not measured: {name}: {why}" for name, why in report.skipped.items()]
 
 
 def to_markdown(table: Table) -> str:
-    """The same table in Markdown."""
+    """Convert the table to Markdown."""
     plain = copy(table)
     plain.box, plain.title, plain.caption = box.MARKDOWN, None, None
     for column in plain.columns:
@@ -107,13 +107,13 @@ def to_markdown(table: Table) -> str:
     Console(file=text, width=400, no_color=True).print(plain)
     lines = [line.strip() for line in text.getvalue().splitlines() if line.strip()]
     header, rule, *rest = lines
-    # Markdown has one rule only; sections would draw more
+    # a Markdown table has only one rule; sections would draw more
     rows = "\n".join([header, rule, *(line for line in rest if line.strip("|- "))])
     return f"{table.title or ''}\n\n{rows}\n\n{table.caption or ''}\n"
 
 
 def replace_section(path: Path, name: str, text: str) -> None:
-    """Replace what stands between a file's `<!-- NAME begin -->` and `<!-- NAME end -->`.
+    """Replace the text between a file's `<!-- NAME begin -->` and `<!-- NAME end -->`.
 
     Raises:
         ValueError: The file has no such section.

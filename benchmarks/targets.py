@@ -1,4 +1,4 @@
-"""The performance targets of smddp, each measured beside other libraries."""
+"""The performance targets of smddp, each measured together with other libraries."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ ANY_MPI = (*DEFAULT_MPI, "openmpi-tuned")
 
 @dataclass(frozen=True)
 class Target:
-    """One line of the table.
+    """One row of the table.
 
     Attributes:
-        what: What is measured.
-        required: What it must reach.
-        measured: What it reached.
-        others: What other libraries took in the same run.
-        reached: None if the library that the target is about was not there.
+        what: The measured quantity.
+        required: The required value.
+        measured: The measured value.
+        others: The values of other libraries in the same run.
+        reached: Whether the target is reached; None if its library was missing.
     """
 
     what: str
@@ -43,7 +43,7 @@ class Target:
 
 
 class Findings:
-    """Reads one size of a report."""
+    """Reads the results of one size from a report."""
 
     def __init__(self, report: Report, dtype: str, nbytes: int) -> None:
         self._of = {
@@ -53,22 +53,22 @@ class Findings:
         }
 
     def us(self, library: str) -> float | None:
-        """A library's time per call."""
+        """Return a library's time per call."""
         return self._of[library].us if library in self._of else None
 
     def best(self, libraries: Iterable[str]) -> Measurement | None:
-        """The fastest of those that were measured."""
+        """Return the fastest measured library among these."""
         there = [self._of[library] for library in libraries if library in self._of]
         return min(there, key=lambda m: m.us, default=None)
 
     def others(self, but: str) -> str:
-        """What all other libraries took."""
+        """Return the times of all other libraries."""
         return ", ".join(
             f"{library} {format_time(m.us)}" for library, m in self._of.items() if library != but
         )
 
     def at_most(self, what: str, library: str, limit_us: float) -> Target:
-        """A library's time has a limit."""
+        """Return the target that a library takes at most `limit_us`."""
         us = self.us(library)
         verdict = None if us is None else us <= limit_us
         required = f"at most {format_time(limit_us)}"
@@ -77,7 +77,7 @@ class Findings:
     def faster(
         self, what: str, library: str, than: Sequence[str], times: float, name: str
     ) -> Target:
-        """A library is at least `times` as fast as the fastest of `than`."""
+        """Return the target that a library is at least `times` as fast as the fastest of `than`."""
         required = f"{times:g} x {name}" if times != 1 else f"no slower than {name}"
         other, us = self.best(than), self.us(library)
         if other is None or us is None:
@@ -93,13 +93,13 @@ def collect(
     steps: ddp.DdpPlan,
     progress: Progress = lambda text: None,
 ) -> list[Target]:
-    """Measure all of them.
+    """Measure all targets.
 
     Args:
-        mpis: Where MPIs are.
-        effort: Rounds and their length; the rest of the plan is set here.
-        steps: The training that the last targets measure.
-        progress: Told what is going on.
+        mpis: The MPI installations.
+        effort: Rounds and their duration; this module sets the rest of the plan.
+        steps: The training for the last targets.
+        progress: Called with the current state.
     """
     return [
         *_large(mpis, effort, progress),
@@ -210,7 +210,7 @@ def _footprints(plan: ddp.DdpPlan, progress: Progress) -> list[Target]:
 
 
 def targets_table(targets: Sequence[Target]) -> Table:
-    """One row per target."""
+    """Return a table with one row per target."""
     table = Table(title="Performance targets", box=box.SIMPLE_HEAD)
     for name in ("what", "target", "measured", "others in the same run", "verdict"):
         table.add_column(name)
@@ -224,7 +224,7 @@ def targets_table(targets: Sequence[Target]) -> Table:
 
 
 def to_json(targets: Sequence[Target]) -> dict[str, Any]:
-    """Plain data."""
+    """Return plain data."""
     return {"schema": 1, "operation": "targets", "targets": [asdict(target) for target in targets]}
 
 

@@ -14,9 +14,9 @@ LIMIT = timedelta(seconds=300)
 
 
 def join(place: Place) -> None:
-    """Make the default group, gloo's, and compute with as many threads as the rank may."""
+    """Create the default group, over gloo, and set the rank's number of compute threads."""
     torch.set_num_threads(place.threads)
-    # A file store has no port to race for.
+    # A file store needs no port, so no race for one.
     where = f"file://{place.meeting_file}"
     dist.init_process_group(
         "gloo", init_method=where, rank=place.rank, world_size=place.ranks, timeout=LIMIT
@@ -24,7 +24,7 @@ def join(place: Place) -> None:
 
 
 def group_over(backend: str) -> Any:
-    """One more group of all ranks."""
+    """Create another group of all ranks."""
     import sdp_plugins.torch  # noqa: F401  registers smddp, installed or not
 
     return dist.new_group(backend=backend, timeout=LIMIT)

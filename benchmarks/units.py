@@ -1,4 +1,4 @@
-"""Sizes and times as people write and read them: sizes are binary, rates are decimal."""
+"""Sizes and times in human-readable form: sizes are binary, rates are decimal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _SIZE = re.compile(r"(\d+)\s*([KMG]?)(?:i?B)?", re.IGNORECASE)
 
 
 def parse_size(text: str) -> int:
-    """Bytes of "4K", "25M", "1GiB" or "100".
+    """Parse "4K", "25M", "1GiB" or "100" to bytes.
 
     Raises:
         ValueError: The text is no size, or zero.
@@ -21,12 +21,12 @@ def parse_size(text: str) -> int:
 
 
 def parse_list(text: str) -> list[str]:
-    """The non-empty items of "a, b,c"."""
+    """Return the non-empty items of "a, b,c"."""
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
 def format_size(nbytes: int) -> str:
-    """Such as "25 MiB", "4 KiB", "100 B"."""
+    """Format bytes, such as "25 MiB", "4 KiB", "100 B"."""
     for name in ("G", "M", "K"):
         if nbytes >= _BINARY[name]:
             return f"{nbytes / _BINARY[name]:.4g} {name}iB"
@@ -34,7 +34,7 @@ def format_size(nbytes: int) -> str:
 
 
 def format_time(us: float) -> str:
-    """Such as "13.2 us" or "4.71 ms": three significant digits."""
+    """Format with three significant digits, such as "13.2 us" or "4.71 ms"."""
     if us >= 999.5:
         ms = us / 1000
         return f"{ms:.0f} ms" if ms >= 99.5 else f"{ms:#.3g} ms"

@@ -1,10 +1,10 @@
-"""What the ranks put into their buffers, and what a sum of it must be.
+"""The values that the ranks put into their buffers, and the expected sums.
 
 Element i of rank r starts as `(1 + i % 4 + r % 2) * start`; the sum over n ranks has a closed form
-that every dtype holds exactly. The timed loop reduces the same buffer again and again, so values
-grow by a factor n each time: `start` is as small and `run_length` as long as keeps every
-value a normal number. Infinities and denormals take other paths in software float16, and
-would make the timing that of numbers nobody trains with.
+that every dtype represents exactly. The timed loop reduces the same buffer repeatedly, so values
+grow by a factor n each time. `start` is as small and `run_length` as long as keeps every value a
+normal number: infinities and denormals take other paths in software float16, which would make the
+timing unrepresentative of training.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 PERIOD = 4
-INT_RUN_LENGTH = 200  # integers wrap, which costs nothing; refill now and then all the same
+INT_RUN_LENGTH = 200  # integer overflow costs nothing; refill now and then all the same
 
 # dtype -> (NumPy storage, exponent of `start`, largest exponent, relative rounding error)
 _FLOATS = {
     "float16": (np.float16, -14, 15, 2.0**-10),
-    "bfloat16": (np.uint16, -100, 127, 2.0**-7),  # NumPy has no bfloat16: its bits
+    "bfloat16": (np.uint16, -100, 127, 2.0**-7),  # NumPy has no bfloat16, so this stores its bits
     "float32": (np.float32, -100, 127, 2.0**-23),
     "float64": (np.float64, -100, 127, 2.0**-52),
 }
@@ -30,17 +30,17 @@ DTYPES = (*_FLOATS, *_INTS)
 
 
 def storage(dtype: str) -> np.dtype:
-    """The NumPy dtype that holds elements of `dtype` (bfloat16 as uint16)."""
+    """Return the NumPy dtype that holds elements of `dtype` (bfloat16 as uint16)."""
     return np.dtype(_FLOATS[dtype][0] if dtype in _FLOATS else _INTS[dtype])
 
 
 def itemsize(dtype: str) -> int:
-    """Bytes of an element."""
+    """Return the bytes of an element."""
     return storage(dtype).itemsize
 
 
 def run_length(dtype: str, ranks: int) -> int:
-    """How many all_reduce in place keep all values normal; at least 2."""
+    """Return how many in-place all_reduce calls keep all values normal; at least 2."""
     if dtype in _INTS or ranks == 1:
         return INT_RUN_LENGTH
     _, low, high, _ = _FLOATS[dtype]
@@ -55,19 +55,19 @@ def fill(buffer: NDArray, dtype: str, rank: int) -> None:
 
 
 def check(buffer: NDArray, dtype: str, ranks: int, times: int, stride: int = 1) -> None:
-    """Compare a buffer with what `times` all_reduce sums must have made of the start values.
+    """Compare a buffer with the closed form after `times` all_reduce sums.
 
     Args:
         buffer: The result.
         dtype: Its element type.
-        ranks: How many ranks took part.
-        times: How many sums, at least 1.
-        stride: Look at one period in `stride` only; 1 looks at everything.
+        ranks: Number of ranks.
+        times: Number of sums, at least 1.
+        stride: Check one period in `stride` only; 1 checks everything.
 
     Raises:
         ArithmeticError: An element is wrong; the text names the first one.
     """
-    # Powers of two stay exact; any other number of ranks is rounded once for each sum.
+    # Powers of two stay exact; any other number of ranks causes one rounding for each sum.
     exact = ranks & (ranks - 1) == 0
     tolerance = 0.0 if exact or dtype in _INTS else (times + 1) * _FLOATS[dtype][3]
     for i in range(PERIOD):
@@ -84,7 +84,7 @@ def check(buffer: NDArray, dtype: str, ranks: int, times: int, stride: int = 1) 
 
 
 def decode(buffer: NDArray, dtype: str) -> NDArray:
-    """The numbers in a buffer, wide enough to compare."""
+    """Return the numbers in a buffer, in a dtype wide enough to compare."""
     if dtype == "bfloat16":
         return (buffer.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return buffer if dtype in _INTS else buffer.astype(np.float64)

@@ -1,4 +1,4 @@
-"""The libraries that can be measured: one file each, with a class that fits `base.Library`."""
+"""The libraries that can be measured: one file each, with an implementation of `base.Library`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _HERE = "benchmarks.libraries"
-# A ring in segments: what Open MPI leaves on the table at 25 MiB and more.
+# A segmented ring, which Open MPI does not select by itself at 25 MiB and more.
 _OPENMPI_TUNING = {
     "OMPI_MCA_coll_tuned_priority": "100",
     "OMPI_MCA_coll_tuned_use_dynamic_rules": "1",
@@ -20,14 +20,14 @@ class LibrarySpec:
     """How to run a library.
 
     Attributes:
-        name: As given to `--libraries`.
+        name: The name in `--libraries`.
         target: "module:class" of the Library, imported only in its own ranks.
-        title: What it is, for tables.
+        title: The description in tables.
         options: Keyword arguments of the class.
-        environment: Added to its ranks' environment.
+        environment: Variables added to its ranks' environment.
         mpi: Whose mpiexec starts its ranks: "any", "mpich", "openmpi", or "" for none.
-        reference: A reference of the machine, not a library.
-        reduces: False where there is no bus bandwidth to speak of.
+        reference: Whether this is a reference of the machine and no library.
+        reduces: Whether a bus bandwidth is meaningful.
     """
 
     name: str
@@ -114,12 +114,12 @@ LIBRARIES = {spec.name: spec for spec in _ALL}
 
 
 def select(names: list[str], *, registered: bool = True) -> list[LibrarySpec]:
-    """The named libraries; with `registered` off, smddp and core take private memory.
+    """Return the named libraries; with `registered` off, smddp and core use private memory.
 
     Raises:
-        ValueError: There is no such library.
+        ValueError: There is no library of that name.
     """
-    names = ["lower_bound" if name == "floor" else name for name in names]  # its old name
+    names = ["lower_bound" if name == "floor" else name for name in names]  # its former name
     if not registered:
         names = [f"{n}-unregistered" if n in ("smddp", "core") else n for n in names]
     for name in names:

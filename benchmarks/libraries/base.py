@@ -1,4 +1,4 @@
-"""What a library must offer to be measured."""
+"""The interface that a library must implement to be measured."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands.
+    """A rank's position.
 
     Attributes:
         rank: 0 to ranks - 1.
-        ranks: How many there are.
-        threads: Threads that a rank may compute with.
-        meeting_file: Path that the job's ranks can meet at (a file store).
-        shared_fd: An empty memory file that all ranks of the job hold, -1 if mpiexec started them.
+        ranks: Number of ranks.
+        threads: Number of threads that a rank may compute with.
+        meeting_file: Path of a file store at which the job's ranks can meet.
+        shared_fd: An empty memory file that all ranks of the job share; -1 if mpiexec started them.
     """
 
     rank: int
@@ -29,37 +29,37 @@ class Place:
 
 
 class UnsupportedError(Exception):
-    """The library cannot do this combination; the row is left out."""
+    """The library does not support this combination; the table omits the row."""
 
 
 class Library(Protocol):
     """One library in one rank; the constructor takes a Place and options and joins the group.
 
-    Everything is called on all ranks in the same order.
+    All methods are called on all ranks in the same order.
 
     Attributes:
         reduces: False if the buffer does not hold a sum after all_reduce.
-        version: Of the library, for the report.
+        version: The library's version, for the report.
     """
 
     reduces: bool
     version: str
 
     def allocate(self, count: int, dtype: str) -> None:
-        """Take a buffer of `count` elements in place of the former one; raises UnsupportedError."""
+        """Replace the buffer by one of `count` elements; raises UnsupportedError."""
 
     def view(self) -> NDArray:
-        """The buffer as it lies now. Ask again after every operation: zero-copy may move it."""
+        """Return the current buffer, to be read again after each call: zero-copy may move it."""
 
     def operation(self, name: str) -> Callable[[], object]:
-        """What the timed loop calls: all_reduce of the buffer, or barrier.
+        """Return the function to time: all_reduce of the buffer, or barrier.
 
         Raises:
             UnsupportedError: The library has no such operation.
         """
 
     def path(self) -> str:
-        """How the last operation travelled, if the library can say so."""
+        """Return the path of the last operation, if the library reports it."""
 
     def close(self) -> None:
         """Leave the group."""

@@ -1,4 +1,4 @@
-"""Any backend of torch.distributed; gloo."""
+"""Any backend of torch.distributed, and gloo."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.values import storage
 
 
 class TorchBackend:
-    """The default process group over one backend; reduces a tensor that is re-used every time."""
+    """The default process group over one backend; reduces the same tensor every time."""
 
     reduces = True
     backend = ""
@@ -27,7 +27,7 @@ class TorchBackend:
         self.kind = storage("float32")
         self.version = f"torch {torch.__version__}"
         torch.set_num_threads(place.threads)
-        # A file store has no port to race for.
+        # A file store needs no port, so no race for one.
         dist.init_process_group(
             self.backend,
             init_method=f"file://{place.meeting_file}",
@@ -37,18 +37,18 @@ class TorchBackend:
         )
 
     def allocate(self, count: int, dtype: str) -> None:
-        """A plain tensor, as a user makes it."""
+        """Allocate a plain tensor, as a user would."""
         self.tensor = torch.empty(0)
         self.tensor = torch.zeros(count, dtype=getattr(torch, dtype))
         self.kind = storage(dtype)
 
     def view(self) -> NDArray:
-        """The tensor's memory. Tensor.numpy() would pin it: its storage could not move any more."""
+        """Return the tensor's memory; Tensor.numpy() would keep its storage from being moved."""
         memory = (ctypes.c_char * self.tensor.nbytes).from_address(self.tensor.data_ptr())
         return np.frombuffer(memoryview(memory), self.kind)
 
     def operation(self, name: str) -> Callable[[], object]:
-        """The public call of torch.distributed."""
+        """Return the public function of torch.distributed."""
         if name == "all_reduce":
             return partial(dist.all_reduce, self.tensor)
         if name == "barrier":
@@ -56,7 +56,7 @@ class TorchBackend:
         raise UnsupportedError(f"{self.backend}: no {name}")
 
     def path(self) -> str:
-        """The C++ backends cannot say."""
+        """Return an empty path: the C++ backends report none."""
         return ""
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from sdp_plugins.core import Buffer, DType, Group
 
 
 class Core:
-    """One Group; its buffer lies in memory of the group or in a plain array."""
+    """One Group; its buffer is in memory of the group or in a plain array."""
 
     reduces = True
 
@@ -41,7 +41,7 @@ class Core:
             node.start_trace()
 
     def allocate(self, count: int, dtype: str) -> None:
-        """Drop the former buffer first: its memory belongs to the group."""
+        """Drop the previous buffer first: its memory belongs to the group."""
         self.array, self.dtype = np.empty(0), dtype
         if self.registered:
             memory = self.group.allocate(count * itemsize(dtype))
@@ -50,11 +50,11 @@ class Core:
             self.array = np.zeros(count, storage(dtype))
 
     def view(self) -> NDArray:
-        """The array itself."""
+        """Return the array itself."""
         return self.array
 
     def operation(self, name: str) -> Callable[[], object]:
-        """The Group's method."""
+        """Return the Group's method."""
         if name == "barrier":
             return self.group.barrier
         if name != "all_reduce":
@@ -65,10 +65,10 @@ class Core:
         return partial(self.group.all_reduce, buffer)
 
     def path(self) -> str:
-        """What the group says."""
+        """Return the path that the group reports."""
         return self.group.last_path
 
     def close(self) -> None:
-        """Leave."""
+        """Leave the group."""
         self.array = np.empty(0)
         self.group.close()

@@ -1,8 +1,8 @@
 """A reference: the best in-place all_reduce that NumPy can do when all ranks share all buffers.
 
-Every rank's buffer lies in one mapping that all ranks have. Each rank sums its part of all buffers
-and writes the sum into all of them, between two barriers that spin on shared counters. The
-part is worked through in pieces that stay in the core's cache between the sum and the copies.
+Every rank's buffer is in one mapping that all ranks share. Each rank sums its part of all buffers
+and writes the sum into all of them, between two barriers that spin on shared counters. A rank
+processes its part in pieces that stay in the core's cache between the sum and the copies.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from benchmarks.libraries.base import Place, UnsupportedError
 from benchmarks.values import storage
 
-LINE = 64  # bytes; a counter has a cache line to itself
-PIECES = (2**17, 2**18, 2**20)  # bytes; which is fastest depends on the caches
+LINE = 64  # bytes; each counter has its own cache line
+PIECES = (2**17, 2**18, 2**20)  # bytes; the caches decide which is fastest
 TRIES = 6
-PATIENCE = 20_000  # spins before the core is offered to another rank
+PATIENCE = 20_000  # spins before a rank yields the core
 
 
 class LowerBound:
@@ -40,7 +40,7 @@ class LowerBound:
         self.patience = 0 if crowded else PATIENCE
 
     def allocate(self, count: int, dtype: str) -> None:
-        """Map counters and buffers, touch the own ones, and find the best piece size."""
+        """Map counters and buffers, touch this rank's buffer, and find the best piece size."""
         if dtype in ("float16", "bfloat16"):
             raise UnsupportedError("NumPy has no fast 16-bit floats")
         self._map(count, storage(dtype))
@@ -49,21 +49,21 @@ class LowerBound:
         self._cut(self._agree(min(timings)[1]))
 
     def view(self) -> NDArray:
-        """This rank's buffer."""
+        """Return this rank's buffer."""
         return self.buffers[self.place.rank]
 
     def operation(self, name: str) -> Callable[[], object]:
-        """Sum, or the barrier alone."""
+        """Return the sum, or the barrier alone."""
         if name not in ("all_reduce", "barrier"):
             raise UnsupportedError(f"lower_bound: no {name}")
         return self._all_reduce if name == "all_reduce" else self._barrier
 
     def path(self) -> str:
-        """The pieces that were fastest."""
+        """Return the fastest piece size."""
         return f"pieces of {self.pieces[0][0].nbytes // 1024} KiB" if self.pieces else ""
 
     def close(self) -> None:
-        """The mapping goes with its arrays."""
+        """Do nothing: the mapping is freed with its arrays."""
         self.buffers, self.pieces = [], []
 
     def _map(self, count: int, dtype: np.dtype) -> None:
@@ -75,13 +75,13 @@ class LowerBound:
         self.counters = np.frombuffer(memory, np.uint64, ranks * LINE // 8).reshape(ranks, -1)
         starts = range(head, head + ranks * stride, stride)
         self.buffers = [np.frombuffer(memory, dtype, count, start) for start in starts]
-        self.turn = int(self.counters[self.place.rank, 0])  # counters outlive the former buffers
+        self.turn = int(self.counters[self.place.rank, 0])  # counters outlive the previous buffers
 
     def _cut(self, nbytes: int) -> None:
         size = self.buffers[0].size
         begin, end = (size * r // self.place.ranks for r in (self.place.rank, self.place.rank + 1))
         step = max(1, nbytes // self.buffers[0].itemsize)
-        # the rank's own buffer first: its part is the likeliest to be in this core's cache
+        # this rank's own buffer first: its part is the most likely to be in this core's cache
         mine_first = np.roll(np.arange(self.place.ranks), -self.place.rank)
         self.pieces = [
             [self.buffers[r][i : min(i + step, end)] for r in mine_first]
@@ -95,7 +95,7 @@ class LowerBound:
         return time.perf_counter() - start
 
     def _agree(self, nbytes: int) -> int:
-        """Rank 0's choice, passed through its line of counters."""
+        """Return rank 0's choice, passed through its line of counters."""
         if self.place.rank == 0:
             self.counters[0, 1] = nbytes
         self._barrier()

@@ -1,4 +1,4 @@
-"""A reference: what it costs this machine when every rank copies as many bytes at the same time."""
+"""A reference: the time for every rank to copy as many bytes at the same time."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ class Memcpy:
         self.source = self.target = np.empty(0)
 
     def allocate(self, count: int, dtype: str) -> None:
-        """Two buffers, both written, so that no page is missing."""
+        """Allocate two buffers, and write both so that no page is missing."""
         self.source = np.ones(count, storage(dtype))
         self.target = np.ones(count, storage(dtype))
 
     def view(self) -> NDArray:
-        """What is copied."""
+        """Return the source buffer."""
         return self.source
 
     def operation(self, name: str) -> Callable[[], object]:
-        """A copy stands beside all_reduce."""
+        """Return a copy in place of all_reduce."""
         if name != "all_reduce":
             raise UnsupportedError(f"memcpy: no {name}")
         return partial(np.copyto, self.target, self.source)
 
     def path(self) -> str:
-        """Nothing to say."""
+        """Return an empty path."""
         return ""
 
     def close(self) -> None:
-        """Nothing to leave."""
+        """Do nothing: there is no group."""

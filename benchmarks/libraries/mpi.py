@@ -37,16 +37,16 @@ class Mpi:
         self.version = " ".join(first_line.replace(",", " ").split()[:3])
 
     def allocate(self, count: int, dtype: str) -> None:
-        """A plain array."""
+        """Allocate a plain array."""
         self.datatype = _DATATYPES.get(dtype) or _half(dtype)
         self.array = np.zeros(count, storage(dtype))
 
     def view(self) -> NDArray:
-        """The array itself."""
+        """Return the array itself."""
         return self.array
 
     def operation(self, name: str) -> Callable[[], object]:
-        """The upper-case, buffer-based calls of mpi4py: its fast ones."""
+        """Return an upper-case, buffer-based call of mpi4py; these are the fast ones."""
         if name == "all_reduce":
             message = [self.array, self.datatype]
             return partial(MPI.COMM_WORLD.Allreduce, MPI.IN_PLACE, message)
@@ -55,11 +55,11 @@ class Mpi:
         raise UnsupportedError(f"MPI: no {name}")
 
     def path(self) -> str:
-        """MPI cannot say."""
+        """Return an empty path: MPI reports none."""
         return ""
 
     def close(self) -> None:
-        """MPI_Finalize runs at exit."""
+        """Do nothing: MPI_Finalize runs at exit."""
         MPI.COMM_WORLD.Barrier()
 
 

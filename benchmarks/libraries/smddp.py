@@ -7,23 +7,23 @@ from typing import Any
 import torch.distributed as dist
 
 from benchmarks.libraries.c10d import TorchBackend
-from sdp_plugins.torch import share  # the import registers the backend, installed or not
+from sdp_plugins.torch import share  # registers the backend, even in a clone
 
 
 class Smddp(TorchBackend):
-    """A tensor that is moved into shared memory, as DDP's buckets are.
+    """Reduces a tensor that is moved into shared memory, as DDP's buckets are.
 
-    With SDP_REGISTER=0 in the rank's environment it stays where it is.
+    With SDP_REGISTER=0 in the rank's environment the tensor stays in private memory.
     """
 
     backend = "smddp"
 
     def allocate(self, count: int, dtype: str) -> None:
-        """A tensor that peers can map."""
+        """Allocate a tensor that peers can map."""
         super().allocate(count, dtype)
         share(self.tensor)
 
     def path(self) -> str:
-        """What the core says."""
+        """Return the path that the core reports."""
         group: Any = dist.group.WORLD
         return str(group._group.last_path)

@@ -1,4 +1,4 @@
-"""What the network of simulated nodes takes: given, or assumed."""
+"""The costs of the simulated nodes' network: given or assumed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import replace
 from sdp_plugins.core.internode.costs import Costs
 
 ASSUMED = Costs(latency_s=25e-6, post_s=5e-6, message_s=50e-6, byte_s=8e-9 / 100, node_byte_s=1e-10)
-"""Of a cluster with links of 100 Gbit/s, whose nodes reduce 10 GB/s: what eight ranks leave of
-200 GB/s of memory bandwidth. Nothing of that is measured."""
+"""A cluster with links of 100 Gbit/s, whose nodes reduce 10 GB/s: what eight ranks leave of
+200 GB/s of memory bandwidth. These values are assumptions, not measurements."""
 
 
 def with_options(
@@ -17,13 +17,13 @@ def with_options(
     message_us: float | None = None,
     node_gbs: float | None = None,
 ) -> Costs:
-    """Costs of which some are given, in units that people use; the others are assumed.
+    """Return costs from the given values, in common units; the others are assumed.
 
     Args:
         gbit: Speed of a node's link in Gbit/s.
-        latency_us: Of a small message, in microseconds.
-        message_us: Of each message under load, in microseconds; posting one takes no longer.
-        node_gbs: What a node reduces, in 1e9 bytes of a buffer per second.
+        latency_us: Latency of a small message, in microseconds.
+        message_us: Cost of each message under load, in microseconds; posting one takes no longer.
+        node_gbs: A node's reduction rate, in 1e9 bytes of a buffer per second.
     """
     costs = ASSUMED
     if gbit is not None:

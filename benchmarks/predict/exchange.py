@@ -1,16 +1,16 @@
-"""Our all_reduce on simulated nodes: when each of them has a bucket's sum.
+"""Our all_reduce on simulated nodes: the times at which each node has a bucket's sum.
 
-Nothing here knows what a hop or a segment takes: that is said by ``Costs``, the plan by ``choose``,
-and who waits for whom by ``levels``, the same that a job uses.
+``Costs`` determines the time of a hop and of a segment, ``choose`` the plan, and ``levels``, which
+jobs use as well, the dependencies between nodes.
 
-Segments are not simulated one by one. A segment goes through hop h on a node when all members of
-the level have sent theirs, and when the segment before is through:
+Segments are not simulated one by one. A segment completes hop h on a node when all members of the
+level have sent theirs and the previous segment has completed hop h:
 
     t[segment, h] = max(max over members of t[segment, h - 1] + hop, t[segment - 1, h] + stage)
 
-A stage takes as long in every hop. So whoever waits for whom, the last segment is through hop h
-either one hop after the level's last member was through hop h - 1 with *its* last segment, or all
-stages after the hop was free. One ``max`` per hop is therefore exact for any number of segments.
+A stage takes the same time in every hop. The last segment therefore completes hop h either one hop
+after the level's last member completed hop h - 1 with *its* last segment, or all stages after the
+hop was free. One ``max`` per hop is therefore exact for any number of segments.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from sdp_plugins.core.internode.headers import DIRECT, distances
 from sdp_plugins.core.internode.plan import Algorithm, Plan, levels
 
 Times = NDArray[np.float64]
-"""Of every node, in seconds."""
+"""Times of every node, in seconds."""
 
 
 @lru_cache(maxsize=64)
 def groups(plan: Plan) -> tuple[NDArray[np.intp], ...]:
-    """Of every level, the nodes that exchange with each other: one row for each such group."""
+    """Return the exchanging nodes of every level: one row for each group."""
     found: list[list[tuple[int, ...]]] = [[] for _ in plan.radices]
     placed = [np.zeros(plan.nodes, np.bool_) for _ in plan.radices]
     for node in range(plan.nodes):
         if all(seen[node] for seen in placed):
-            continue  # in groups that other nodes have told of
+            continue  # in groups found from other nodes
         for level, rows, seen in zip(levels(plan, node, 0), found, placed, strict=True):
             if not seen[node]:
                 rows.append(level.members)
@@ -44,7 +44,7 @@ def groups(plan: Plan) -> tuple[NDArray[np.intp], ...]:
 
 
 def meet(times: Times, members: NDArray[np.intp]) -> Times:
-    """When all members of everybody's group are there."""
+    """Return when all members of each node's group have arrived."""
     last = times[members].max(axis=1, keepdims=True)
     met = np.empty_like(times)
     met[members] = last
@@ -52,9 +52,9 @@ def meet(times: Times, members: NDArray[np.intp]) -> Times:
 
 
 def agreement_s(costs: Costs, nodes: int) -> float:
-    """What it takes the first ranks of the nodes to tell each other what was called.
+    """Return the seconds for the nodes' first ranks to exchange which operation was called.
 
-    Up to ``DIRECT`` nodes each tells all others, beyond that one in each round.
+    Up to ``DIRECT`` nodes, each tells all others; beyond that, each tells one in each round.
     """
     if nodes <= DIRECT:
         return costs.seconds(Plan(Algorithm.recursive_multiplying, (nodes,)), 0)
@@ -62,10 +62,10 @@ def agreement_s(costs: Costs, nodes: int) -> float:
 
 
 def split_seconds(costs: Costs, plan: Plan, nbytes: int) -> tuple[float, float]:
-    """Seconds that a bucket keeps a node's link busy, and what each hop adds to that.
+    """Return the seconds that a bucket occupies a node's link, and those that each hop adds.
 
-    Together, with all hops, they are ``costs.seconds``. A swap waits for every hop, so that it is
-    hops and nothing else.
+    Their sum over all hops is ``costs.seconds``. A swap waits for every hop, so its time consists
+    of hops only.
     """
     busy_s = 0.0
     if plan.algorithm is Algorithm.sharded:
@@ -75,16 +75,16 @@ def split_seconds(costs: Costs, plan: Plan, nbytes: int) -> tuple[float, float]:
 
 
 class Exchange:
-    """Buckets that our all_reduce takes through the nodes, one after the other.
+    """The buckets that our all_reduce moves between the nodes, one after the other.
 
     With M nodes, S bytes and radices r1 ... rk: 2k hops and 2S(M-1)/M bytes over every link in each
     direction (an exchange), or k hops and S(r1 - 1 + ... + rk - 1) bytes (a swap), whichever takes
-    less. Exchanges share the wire: the first segments of a bucket fill the hops that the last ones
-    of the bucket before have left. A swap has the wire for itself.
+    less. Exchanges share the link: a bucket's first segments use the hops that the previous
+    bucket's last segments have left. A swap has the link to itself.
 
     Args:
-        costs: What the network and the nodes take.
-        nodes: How many there are, 2 or more.
+        costs: The costs of the network and the nodes.
+        nodes: Number of nodes, 2 or more.
     """
 
     def __init__(self, costs: Costs, nodes: int) -> None:
@@ -92,18 +92,18 @@ class Exchange:
         self._nodes = nodes
         self._agreement_s = agreement_s(costs, nodes)
         self._free: list[Times] = [np.zeros(nodes)]
-        """When the bucket ahead was reduced in the node, and through every hop of its way."""
+        """When the previous bucket was reduced in the node, and when it completed each hop."""
 
     def plan(self, nbytes: int) -> Plan:
-        """How a bucket travels: groups plan with the default costs, whatever their network."""
+        """Return a bucket's plan: groups plan with the default costs, whatever their network."""
         return choose(Costs(), self._nodes, nbytes)
 
     def all_reduce(self, ready: Times, nbytes: int) -> Times:
-        """Send the next bucket on its way.
+        """Start the next bucket.
 
         Args:
             ready: When every node has its gradients.
-            nbytes: How large it is.
+            nbytes: Size of the bucket.
 
         Returns:
             When every node has the sum.
@@ -111,7 +111,7 @@ class Exchange:
         plan = self.plan(nbytes)
         hops = groups(plan)
         if plan.algorithm is Algorithm.sharded:
-            hops += hops[::-1]  # what was scattered is collected the same way back
+            hops += hops[::-1]  # the gather takes the scatter's hops in reverse
         free = self._free_hops(plan, len(hops))
         busy_s, hop_s = split_seconds(self.costs, plan, nbytes)
         through = [np.maximum(ready + self._agreement_s, free[0]) + busy_s]
@@ -121,9 +121,10 @@ class Exchange:
         return through[-1]
 
     def _free_hops(self, plan: Plan, hops: int) -> list[Times]:
-        """When a bucket may be reduced in the node, and use every hop of its way.
+        """Return when a bucket may be reduced in the node, and when it may use each hop.
 
-        An exchange behind one with fewer or more hops is that far from its end, too.
+        Behind an exchange with another number of hops, hops are aligned by their distance from the
+        end.
         """
         if plan.algorithm is Algorithm.recursive_multiplying:
             return [self._free[-1]] * (hops + 1)

@@ -1,4 +1,4 @@
-"""Gradients of well-known models, and the buckets that DDP makes of them: arithmetic."""
+"""Gradients of well-known models, and DDP's buckets of them, computed from shapes."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ MIB = 2**20
 FIRST_BUCKET_NBYTES = MIB
 BUCKET_NBYTES = 25 * MIB
 GRADIENT_NBYTES = 4
-"""Of each element: float32."""
+"""Bytes of each element: float32."""
 BACKWARD_SHARE = 2 / 3
-"""Of a step's computing: backward multiplies two matrices for each that forward does."""
+"""Share of a step's computation: backward multiplies two matrices for each of forward."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class Release:
     """Gradients that are reduced together.
 
     Attributes:
-        nbytes: How much.
-        share: Of the rank's computing in a step, what is done when the last of them is there.
+        nbytes: Size of the gradients.
+        share: Share of the step's computation that is done when the last of them is ready.
     """
 
     nbytes: int
@@ -30,9 +30,9 @@ class Release:
 def buckets(
     sizes: Sequence[int], first_nbytes: int = FIRST_BUCKET_NBYTES, nbytes: int = BUCKET_NBYTES
 ) -> list[list[int]]:
-    """Which gradients DDP reduces together, after its first step.
+    """Return which gradients DDP reduces together after its first step.
 
-    A bucket is closed by the gradient that reaches the limit, and holds that one, too.
+    The gradient that reaches the limit closes the bucket and belongs to it.
 
     Args:
         sizes: Bytes of every parameter, in the model's order.
@@ -40,7 +40,7 @@ def buckets(
         nbytes: Limit of the others.
 
     Returns:
-        Indices of parameters; buckets and what is in them in the order of the backward pass.
+        Indices of parameters; buckets and their members in the order of the backward pass.
     """
     found: list[list[int]] = [[]]
     held, limit = 0, first_nbytes
@@ -54,13 +54,13 @@ def buckets(
 
 
 def releases(sizes: Sequence[int], groups: Sequence[Sequence[int]]) -> list[Release]:
-    """When gradients that are reduced together are there.
+    """Return when gradients that are reduced together are ready.
 
-    The backward pass spends as much time on a parameter as that has of all bytes.
+    A parameter's share of the backward pass equals its share of all bytes.
 
     Args:
         sizes: Bytes of every parameter.
-        groups: What ``buckets`` returns, or every gradient alone, in the order of the backward
+        groups: The result of ``buckets``, or each gradient alone, in the order of the backward
             pass.
     """
     found, done, total = [], 0, sum(sizes)
@@ -72,12 +72,12 @@ def releases(sizes: Sequence[int], groups: Sequence[Sequence[int]]) -> list[Rele
 
 
 def one_by_one(sizes: Sequence[int]) -> list[list[int]]:
-    """Every gradient alone, in the order of the backward pass."""
+    """Return each gradient alone, in the order of the backward pass."""
     return [[index] for index in reversed(range(len(sizes)))]
 
 
 def bert_large() -> list[int]:
-    """Elements of BERT-large's parameters, with its heads for pre-training: 336 M."""
+    """Return the sizes of BERT-large's parameters, with its pre-training heads: 336 M elements."""
     width, words, positions, layers = 1024, 30522, 512, 24
     norm = [width, width]
     layer = _linear(width, width) * 4 + norm + _linear(width, 4 * width) + _linear(4 * width, width)
@@ -88,7 +88,7 @@ def bert_large() -> list[int]:
 
 
 def gpt2_xl() -> list[int]:
-    """Elements of the largest GPT-2's parameters: 1558 M; output weights are the input's."""
+    """Return the sizes of the largest GPT-2's parameters, with tied embeddings: 1558 M elements."""
     width, words, positions, layers = 1600, 50257, 1024, 48
     norm = [width, width]
     attention = _linear(width, 3 * width) + _linear(width, width)
@@ -97,7 +97,7 @@ def gpt2_xl() -> list[int]:
 
 
 def resnet50() -> list[int]:
-    """Elements of ResNet-50's parameters, for 1000 classes: 25.6 M."""
+    """Return the sizes of ResNet-50's parameters, for 1000 classes: 25.6 M elements."""
     found = _convolution(3, 64, 7)
     inputs = 64
     for stage, blocks in enumerate((3, 4, 6, 3)):
@@ -106,19 +106,19 @@ def resnet50() -> list[int]:
             found += _convolution(inputs, width, 1)
             found += _convolution(width, width, 3)
             found += _convolution(width, 4 * width, 1)
-            if block == 0:  # what goes past the first block has to become as wide
+            if block == 0:  # the shortcut's projection to the new width
                 found += _convolution(inputs, 4 * width, 1)
             inputs = 4 * width
     return found + _linear(inputs, 1000)
 
 
 def _linear(inputs: int, outputs: int) -> list[int]:
-    """Weights and biases."""
+    """Return the sizes of weights and biases."""
     return [inputs * outputs, outputs]
 
 
 def _convolution(inputs: int, outputs: int, side: int) -> list[int]:
-    """Weights, and those of the batch normalization behind it."""
+    """Return the sizes of the weights, and of those of the batch normalization after it."""
     return [inputs * outputs * side * side, outputs, outputs]
 
 
@@ -130,7 +130,7 @@ MODELS: dict[str, Callable[[], list[int]]] = {
 
 
 def sizes_of(model: str) -> list[int]:
-    """Bytes of a model's gradients, in the order of its parameters.
+    """Return the bytes of a model's gradients, in the order of its parameters.
 
     Raises:
         ValueError: There is no such model.

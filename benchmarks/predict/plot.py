@@ -1,4 +1,4 @@
-"""Draws what `predict` found: scaling efficiency over nodes."""
+"""Plots the results of `predict`: scaling efficiency over nodes."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """Simulates data-parallel training on up to thousands of nodes: our all_reduce, a ring, servers.
 
 A step is a forward pass and a backward pass, which releases gradients in the reverse order of the
-parameters (see ``gradients.py``). Buckets are reduced in that order, while the backward pass goes
-on. A node's next step begins when it has the sum of its last bucket.
+parameters (see ``gradients.py``). Buckets are reduced in that order during the backward pass. A
+node's next step begins when it has the sum of its last bucket.
 
-Nodes are not equally fast: each step of each takes ``compute_s * (1 + jitter * X)`` where X is
-exponentially distributed with mean 1, so that ``jitter`` is the relative standard deviation. That
-is how interruptions that know nothing of each other add up: they never make a step faster than it
-can be, most cost little, and the longest of M grows with the logarithm of M.
+The speed of nodes varies: each step of each node takes ``compute_s * (1 + jitter * X)``. X is
+exponentially distributed with mean 1, so ``jitter`` is the relative standard deviation. This models
+independent interruptions: they never make a step faster than undisturbed, most cost little, and the
+longest of M grows with the logarithm of M.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ class Method(Protocol):
     """Reduces one bucket after the other on simulated nodes."""
 
     def all_reduce(self, ready: Times, nbytes: int) -> Times:
-        """When every node has the sum of a bucket, from when it has had its gradients."""
+        """Return when every node has the sum of a bucket; `ready` is when it has its gradients."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained, and how fast.
+    """The training to simulate.
 
     Attributes:
         model: One of ``gradients.MODELS``.
-        ranks_per_node: How many ranks a node has.
+        ranks_per_node: Number of ranks per node.
         compute_s: Seconds of a rank's forward and backward pass, undisturbed.
-        jitter: See the module.
-        steps: How many are simulated, one after the other.
-        seed: Of the delays. A node has the same ones whatever the number of nodes and the method.
-        local_s: Seconds of the ring's hops inside of a node; None: as between nodes.
+        jitter: The relative standard deviation of a node's computation; see the module.
+        steps: Number of simulated steps.
+        seed: Seed of the delays. A node's delays do not depend on the method or the number of
+            nodes.
+        local_s: Seconds of the ring's hops within a node; None: as between nodes.
     """
 
     model: str = "bert-large"
@@ -57,15 +58,15 @@ class Setting:
 
 @dataclass(frozen=True)
 class Row:
-    """One number of nodes.
+    """The results for one number of nodes.
 
     Attributes:
-        nodes: How many.
+        nodes: Number of nodes.
         ours_s: Mean seconds of a step with our all_reduce.
-        ring_s: With a ring over all ranks.
-        servers_s: With parameter servers of whole tensors.
-        plan: How our all_reduce takes the largest bucket.
-        imbalance: Bytes of the busiest server over the mean of all.
+        ring_s: Mean seconds with a ring over all ranks.
+        servers_s: Mean seconds with parameter servers of whole tensors.
+        plan: Our all_reduce's plan for the largest bucket.
+        imbalance: Bytes of the busiest server over the mean of all servers.
     """
 
     nodes: int
@@ -77,13 +78,13 @@ class Row:
 
 
 def scales(most: int) -> list[int]:
-    """Numbers of nodes of a curve: powers of two, and the most."""
+    """Return the numbers of nodes of a curve: powers of two, and the maximum."""
     powers = [1 << bit for bit in range(1, most.bit_length())]
     return sorted({*powers, most})
 
 
 def run(setting: Setting, costs: Costs, nodes: int) -> Row:
-    """Simulate training on so many nodes, by every method."""
+    """Simulate training on `nodes` nodes with every method."""
     sizes = sizes_of(setting.model)
     fused = releases(sizes, buckets(sizes))
     single = releases(sizes, one_by_one(sizes))
@@ -104,13 +105,13 @@ def run(setting: Setting, costs: Costs, nodes: int) -> Row:
 def mean_step_s(
     start: Callable[[], Method], released: Sequence[Release], setting: Setting, nodes: int
 ) -> float:
-    """Mean seconds of a step.
+    """Return the mean seconds of a step.
 
     Args:
-        start: Makes a method with nothing on its way: no step leaves any to the next.
-        released: What a step reduces.
-        setting: The rest.
-        nodes: How many there are.
+        start: Creates a method without buckets in flight; no step leaves any to the next.
+        released: The gradients that a step reduces.
+        setting: The training.
+        nodes: Number of nodes.
     """
     begun = np.zeros(nodes)
     for number in range(setting.steps):
@@ -119,19 +120,19 @@ def mean_step_s(
 
 
 def compute_times(setting: Setting, nodes: int, number: int) -> Times:
-    """Seconds that each node computes in a step."""
+    """Return the seconds that each node computes in a step."""
     delays = np.random.default_rng([setting.seed, number]).standard_exponential(nodes)
     return setting.compute_s * (1 + setting.jitter * delays)
 
 
 def step(method: Method, released: Sequence[Release], begun: Times, compute_s: Times) -> Times:
-    """When every node is done with a step.
+    """Return when every node has completed a step.
 
     Args:
-        method: Reduces.
-        released: What, in the order of the backward pass.
-        begun: When every node has begun the step.
-        compute_s: How long it computes.
+        method: The method of reduction.
+        released: The gradients, in the order of the backward pass.
+        begun: When every node started the step.
+        compute_s: How long every node computes.
     """
     done = begun + compute_s
     for release in released:

@@ -1,4 +1,4 @@
-"""What `predict` found, as a table and as plain data."""
+"""The results of `predict`, as a table and as plain data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sdp_plugins.core.internode.plan import Algorithm, Plan
 
 
 def predict_table(rows: Sequence[Row], setting: Setting) -> Table:
-    """One line per number of nodes."""
+    """Return a table with one row per number of nodes."""
     table = Table(
         title=f"simulated training of {setting.model}, {setting.ranks_per_node} ranks per node, "
         f"{setting.compute_s * 1e3:g} ms of computing per step",
@@ -39,7 +39,7 @@ def predict_table(rows: Sequence[Row], setting: Setting) -> Table:
 
 
 def brief(plan: Plan) -> str:
-    """A plan in a few characters, such as ``sharded 4^3 x 16, 2 MiB``."""
+    """Return a short form of a plan, such as ``sharded 4^3 x 16, 2 MiB``."""
     powers = [(radix, len(list(alike))) for radix, alike in groupby(plan.radices)]
     radices = " x ".join(f"{radix}^{times}" if times > 1 else f"{radix}" for radix, times in powers)
     if plan.algorithm is Algorithm.recursive_multiplying:
@@ -48,7 +48,7 @@ def brief(plan: Plan) -> str:
 
 
 def notes(setting: Setting, costs: Costs) -> list[str]:
-    """What went in."""
+    """Return the parameters of the simulation."""
     sizes = sizes_of(setting.model)
     ring = "as between nodes" if setting.local_s is None else f"{setting.local_s * 1e6:g} us"
     return [
@@ -62,7 +62,7 @@ def notes(setting: Setting, costs: Costs) -> list[str]:
 
 
 def to_json(rows: Sequence[Row], setting: Setting, costs: Costs) -> dict[str, Any]:
-    """Plain data."""
+    """Return plain data."""
     found = [
         {
             "nodes": row.nodes,

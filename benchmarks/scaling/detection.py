@@ -1,9 +1,9 @@
-"""A model to train: a detector with hundreds of small gradients, in pure torch.
+"""A model for training: a detector with hundreds of small gradients, in pure torch.
 
-A ResNet of bottleneck blocks, a feature pyramid over it, and heads that all levels share, as
-RetinaNet has them. Two differences: GroupNorm instead of BatchNorm, so that ranks stay comparable,
-and no anchors: every place of a level predicts the distances to the edges of the box that it lies
-in, as FCOS does.
+The model has a ResNet of bottleneck blocks, a feature pyramid, and heads that all levels share, as
+in RetinaNet. There are two differences. GroupNorm replaces BatchNorm, so that ranks stay
+comparable. There are no anchors: every position of a level predicts the distances to the edges of
+the box around it, as in FCOS.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 CLASSES = 20
-STRIDES = (8, 16, 32)  # of the pyramid's levels
+STRIDES = (8, 16, 32)  # strides of the pyramid's levels
 BOXES = 6  # per image
-GROUP = 8  # channels that are normalised together
+GROUP = 8  # channels per normalisation group
 
 
 class ConvNorm(nn.Sequential):
-    """A convolution, normalised."""
+    """A convolution with normalisation."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int, stride: int = 1) -> None:
         super().__init__(
@@ -44,18 +44,18 @@ class Bottleneck(nn.Module):
         self.shortcut = nn.Identity() if same else ConvNorm(inputs, outputs, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features of half the size if the stride is 2."""
+        """Return features; of half the size if the stride is 2."""
         inner = functional.relu(self.middle(functional.relu(self.reduce(x))))
         return functional.relu(self.expand(inner) + self.shortcut(x))
 
 
 class Detector(nn.Module):
-    """The loss of images whose boxes are known.
+    """Computes the loss of images with known boxes.
 
     Args:
         width: Channels of the first stage; 64 make a ResNet-50.
         blocks: Bottlenecks of the four stages.
-        channels: Of the pyramid and the heads.
+        channels: Channels of the pyramid and the heads.
     """
 
     def __init__(self, width: int, blocks: Sequence[int], channels: int) -> None:
@@ -76,7 +76,7 @@ class Detector(nn.Module):
         self.edges = _head(channels, 4)
 
     def forward(self, images: Tensor, boxes: Tensor, labels: Tensor) -> Tensor:
-        """The loss.
+        """Return the loss.
 
         Args:
             images: N x 3 x side x side.
@@ -116,14 +116,14 @@ def _head(channels: int, outputs: int) -> nn.Sequential:
 
 
 def _places(size: int, stride: int) -> Tensor:
-    """Centres of a level's places, (size * size) x 2, in pixels."""
+    """Return the centres of a level's positions, (size * size) x 2, in pixels."""
     line = (torch.arange(size) + 0.5) * stride
     y, x = torch.meshgrid(line, line, indexing="ij")
     return torch.stack([x.flatten(), y.flatten()], 1)
 
 
 def _targets(places: Tensor, stride: int, boxes: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Each place's class (CLASSES: background) and distances to its box's edges, in strides."""
+    """Return each position's class (CLASSES: background) and box distances, in strides."""
     low, high = boxes[:, None, :, :2], boxes[:, None, :, 2:]
     spot = places[None, :, None]
     distances = torch.cat([spot - low, high - spot], -1) / stride
@@ -135,7 +135,7 @@ def _targets(places: Tensor, stride: int, boxes: Tensor, labels: Tensor) -> tupl
 
 
 def _loss(scores: Tensor, edges: Tensor, classes: Tensor, distances: Tensor) -> Tensor:
-    """Focal loss of the classes, and smooth L1 of the edges where there is a box."""
+    """Return the focal loss of the classes plus smooth L1 of the edges where there is a box."""
     wanted = functional.one_hot(classes, CLASSES + 1)[..., :CLASSES].to(scores.dtype)
     p = scores.sigmoid()
     missed = torch.where(wanted > 0, 1 - p, p)
@@ -147,7 +147,7 @@ def _loss(scores: Tensor, edges: Tensor, classes: Tensor, distances: Tensor) -> 
 
 
 class Workload:
-    """What `ddp_task` trains.
+    """The model and data for `ddp_task`.
 
     Args:
         setting: `rows` (images per rank and step), `side` (of an image, a multiple of 32) and
@@ -158,13 +158,13 @@ class Workload:
         self.rows, self.side, self.model = setting["rows"], setting["side"], setting["model"]
 
     def build(self) -> Detector:
-        """The same weights every time."""
+        """Build the model, with the same weights every time."""
         with torch.random.fork_rng():
             torch.manual_seed(0)
             return Detector(**self.model)
 
     def batch(self, step: int, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-        """A rank's images, boxes and labels in a step; the same for every variant."""
+        """Return a rank's images, boxes and labels in a step; the same for every variant."""
         generator = torch.Generator().manual_seed(1000 * step + rank)
         images = torch.randn(self.rows, 3, self.side, self.side, generator=generator)
         corners = torch.rand(self.rows, BOXES, 2, 2, generator=generator) * self.side

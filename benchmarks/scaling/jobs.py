@@ -22,10 +22,10 @@ TRAINING = {"optimizer": "sgd", "bucket_view": False}
 
 
 class VariantJobs:
-    """The jobs of a layout, whose variants take turns.
+    """The jobs of a layout, whose variants alternate.
 
-    Steps without communication, with gloo and with smddp over gloo happen in the same processes.
-    Steps over MPI, which has to start processes of its own, take turns with them.
+    Steps without communication, with gloo and with smddp over gloo run in the same processes. Steps
+    over MPI need processes of their own and alternate with them.
     """
 
     def __init__(self, plan: ScalingPlan, mpi: MpiInstall | None, network: Network) -> None:
@@ -51,11 +51,11 @@ class VariantJobs:
 
     @property
     def variants(self) -> list[str]:
-        """All of them, in the order of the tables."""
+        """Return all variants, in the order of the tables."""
         return list(self._place)
 
     def turn(self, steps: int, variants: Sequence[str] = ()) -> dict[str, float]:
-        """Microseconds per step of some variants, or all."""
+        """Return the microseconds per step of the given variants, or of all."""
         return {name: self._train(name, steps) for name in variants or self.variants}
 
     def _train(self, variant: str, steps: int) -> float:
@@ -63,9 +63,9 @@ class VariantJobs:
         return step_us(job.call("train", {"variant": name, "steps": 1 + steps}), warm_up=1)
 
     def outcome(self, variant: str) -> tuple[bool, NDArray[np.float32]]:
-        """Whether all ranks have the same weights and gradients, and the gradients of rank 0.
+        """Return whether all ranks' weights and gradients are equal, and rank 0's gradients.
 
-        The last call for a variant: it does not go on from the weights that it has trained.
+        This must be the last call for a variant: it discards the trained weights.
         """
         job, name = self._place[variant]
         ranks = job.call("outcome", {"variant": name})
@@ -76,7 +76,7 @@ class VariantJobs:
 def job_spec(
     plan: ScalingPlan, names: Sequence[str], mpi: MpiInstall | None, network: Network
 ) -> JobSpec:
-    """The job that trains these variants."""
+    """Return the job that trains these variants."""
     return JobSpec(
         name=f"{plan.model} on {plan.layout}",
         task=TASK,

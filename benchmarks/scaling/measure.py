@@ -1,7 +1,7 @@
-"""Training across nodes of a testbed: what communication leaves of the speed of computing alone.
+"""Training across nodes of a testbed, relative to the speed without communication.
 
-All variants train in turns, at a speed of the links at which gloo's communication is 30 to 60 % of
-its step: where it is next to nothing, or nearly everything, all backends would look alike.
+All variants alternate, at the link speed at which gloo's communication is 30 to 60 % of its step.
+If it were close to 0 or 100 %, all backends would appear equal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.testbed.network import Network
 
 WARM_UP_GBIT = 1.0
 SEARCH_STEPS = 3
-ITEMSIZE = 4  # of a gradient's element
+ITEMSIZE = 4  # bytes of a gradient's element
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Row:
     """One model in one layout.
 
     Attributes:
-        gradients: How many tensors of them a step has.
-        found: The variants' times, and what they computed.
+        gradients: Number of gradient tensors in a step.
+        found: The variants' times and results.
     """
 
     model: str
@@ -44,7 +44,7 @@ class Row:
 
     @property
     def trial(self) -> Trial:
-        """The share of gloo's communication, by the medians of all rounds."""
+        """Return the share of gloo's communication, from the medians of all rounds."""
         return Trial(self.gbit, *(self.found.us(name) / 1e6 for name in (NO_COMM, GLOO)))
 
 
@@ -65,7 +65,7 @@ def run(plan: ScalingPlan, mpi: MpiInstall | None, progress: Progress = lambda t
         turns = []
         for number in range(plan.rounds):
             progress(f"{where} at {network.gbit:g} Gbit/s: round {number + 1} of {plan.rounds}")
-            order = jobs.variants[:: -1 if number % 2 else 1]  # nobody always comes after the same
+            order = jobs.variants[:: -1 if number % 2 else 1]  # alternates which variant runs first
             turns.append(jobs.turn(plan.steps, order))
         found = Report("scaling", asdict(plan) | {"layout": str(plan.layout)}, host)
         found.facts["parameters"] = jobs.size["parameters"]
@@ -79,7 +79,7 @@ def run(plan: ScalingPlan, mpi: MpiInstall | None, progress: Progress = lambda t
 def set_speed(
     layout: Layout, network: Network, jobs: VariantJobs, no_comm_s: float, progress: Progress
 ) -> None:
-    """Give the links the speed at which gloo's share of its step is as wanted."""
+    """Set the links to the speed at which gloo's communication has the wanted share."""
 
     def attempt(gbit: float) -> Trial:
         progress(f"{layout}: trying {gbit:g} Gbit/s")
@@ -92,9 +92,9 @@ def set_speed(
 
 
 def compare(jobs: VariantJobs) -> dict[str, dict[str, Any]]:
-    """Every backend's gradients against gloo's, and whether its ranks agree.
+    """Compare every backend's gradients with gloo's, and the ranks of each backend.
 
-    Taken after the last round: weights that are equal then were equal at every step.
+    The comparison follows the last round: weights that are equal then were equal at every step.
     """
     facts: dict[str, dict[str, Any]] = {name: {} for name in jobs.variants}
     facts[GLOO]["ranks_agree"], reference = jobs.outcome(GLOO)

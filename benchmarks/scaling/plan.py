@@ -1,4 +1,4 @@
-"""What `scaling` trains."""
+"""The models that `scaling` trains."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.nodes import Layout
 
-# Eight ranks on two cores take a second for a step of these, two ranks a quarter of that.
+# Eight ranks on two cores take a second for a step of these, two ranks a quarter of a second.
 MODELS: dict[str, dict[str, Any]] = {
     "bert": {"rows": 4, "tokens": 64, "model": {"layers": 6, "width": 320, "words": 4096}},
     "detection": {
@@ -30,11 +30,12 @@ class ScalingPlan:
 
     Attributes:
         model: One of MODELS.
-        setting: What that workload needs.
-        layout: Nodes, and ranks of each.
-        gbit: Speed of the links; None: where gloo's share is as wanted.
+        setting: The settings of that model's workload.
+        layout: Number of nodes, and of ranks on each.
+        gbit: Speed of the links; None: the speed at which gloo's communication has the wanted
+            share.
         rounds: Turns of every variant.
-        steps: Timed steps in a turn; one more goes before them.
+        steps: Timed steps in a turn; one untimed step precedes them.
     """
 
     model: str
@@ -46,7 +47,7 @@ class ScalingPlan:
 
 
 def known_model(name: str) -> str:
-    """The name of a model.
+    """Validate the name of a model.
 
     Raises:
         ValueError: There is no such model.

@@ -1,4 +1,4 @@
-"""What `scaling` found, as a table and as plain data."""
+"""The results of `scaling`, as a table and as plain data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.table import spread
 
 
 def scaling_table(rows: Sequence[Row], rounds: int) -> Table:
-    """One line per model, layout and variant."""
+    """Return a table with one row per model, layout and variant."""
     table = Table(
         title="training under DDP across nodes, "
         f"{machine.describe()['cores']} cores for all of them",
@@ -67,7 +67,7 @@ def _against_gloo(m: Measurement) -> str:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """The models, and where the wanted share was missed."""
+    """Return notes on the models, and on rows that missed the wanted share."""
     sizes = {row.model: (row.gradients, row.found.facts["parameters"]) for row in rows}
     lines = [
         f"{model}: {count} gradients, {parameters / 1e6:.1f} M parameters"
@@ -81,7 +81,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def to_json(rows: Sequence[Row]) -> dict[str, Any]:
-    """Plain data."""
+    """Return plain data."""
     cells = [
         {
             "model": row.model,

@@ -1,4 +1,4 @@
-"""In a rank: what `scaling` asks beyond `ddp`."""
+"""In a rank: the commands of `scaling` beyond those of `ddp`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from benchmarks.ddp_task import DdpTask
 
 
 class ScalingTask(DdpTask):
-    """Trains variants, and shows what they computed to a command that compares several jobs."""
+    """Trains variants, and returns their results to a command that compares several jobs."""
 
     def outcome(self, variant: str) -> dict[str, Any]:
-        """A digest of the trained weights; one of gradients, which rank 0 adds.
+        """Return a hash of the trained weights and one of gradients; rank 0 adds the gradients.
 
-        The gradients are those of the untrained model. Its weights are put back for that, and
-        stay: between variants that sum in different orders, training widens every difference.
+        The gradients are those of the untrained model, whose weights are restored permanently.
+        Between variants that sum in different orders, training would amplify every difference.
         """
         trained, weights = self.variants[variant], self.fingerprint(variant)
         with torch.no_grad():

@@ -1,1 +1,1 @@
-"""A testbed: nodes that one machine plays, joined by links of a chosen speed."""
+"""A testbed: nodes emulated on one machine, with links of a chosen speed."""

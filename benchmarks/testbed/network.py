@@ -1,4 +1,4 @@
-"""Nodes that are network namespaces, each with one shaped link to a switch."""
+"""Nodes as network namespaces, each with one shaped link to a switch."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ INTERFACE = "net0"
 MOST_NODES = 250
 SUBNET = "10.77.0.0/24"
 CONGESTION_CONTROL = ("cubic", "reno")
-"""Of TCP between nodes: the first if the kernel has it; it always has the second."""
+"""TCP's congestion control between nodes: the first that the kernel has; reno always exists."""
 BURST = "256kb"
 QUEUE = "25ms"
-"""How long a packet may wait for its turn; about what a switch's buffers hold."""
+"""The longest time of a packet in the queue, about the size of a switch's buffers."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What has crossed a node's link, in bytes, frames' headers included."""
+    """The traffic of a node's link in bytes, including frame headers."""
 
     sent: int
     received: int
 
     def since(self, before: Traffic) -> Traffic:
-        """The difference."""
+        """Return the difference."""
         return Traffic(self.sent - before.sent, self.received - before.received)
 
 
 class Network:
-    """The nodes, while they are up; in a sandbox.
+    """The nodes while they run, within a sandbox.
 
-    They have Linux's default TCP congestion control, whatever this machine's is: others (BBR) find
-    out only slowly that a link is free.
+    The nodes use Linux's default TCP congestion control, whatever this machine's is: others (BBR)
+    detect a free link only slowly.
 
     Args:
-        nodes: How many.
+        nodes: Number of nodes.
         gbit: Speed of every link in each direction, in 1e9 bits/s.
     """
 
@@ -71,15 +71,15 @@ class Network:
         self._folder.cleanup()
 
     def host(self, node: int) -> str:
-        """A node's name."""
+        """Return a node's name."""
         return f"node{node}"
 
     def address(self, node: int) -> str:
-        """A node's address."""
+        """Return a node's address."""
         return f"10.77.0.{node + 1}"
 
     def command(self, node: int, line: Sequence[str]) -> list[str]:
-        """A command line as it runs on a node."""
+        """Return a command line that runs `line` on a node."""
         return [
             "ip",
             "netns",
@@ -91,14 +91,14 @@ class Network:
         ]
 
     def traffic(self, node: int) -> Traffic:
-        """What has crossed a node's link so far."""
+        """Return the traffic of a node's link so far."""
         text = _run(f"ip -json -stats link show sdp-port{node}")
         stats = json.loads(text)[0]["stats64"]
-        # The switch's end: what it sends, the node receives.
+        # These are counters of the switch's end: it sends what the node receives.
         return Traffic(stats["rx"]["bytes"], stats["tx"]["bytes"])
 
     def set_speed(self, gbit: float) -> None:
-        """Give all links another speed; what runs on the nodes goes on."""
+        """Set the speed of all links; programs on the nodes continue."""
         self.gbit = gbit
         for node in range(self.nodes):
             self._shape(node)
@@ -109,7 +109,8 @@ class Network:
         _run(f"tc -n {self.host(node)} qdisc replace dev {INTERFACE} {shape}")
 
     def _route(self, node: int) -> None:
-        # By the route: a namespace's own setting may only be what the machine allows to everyone.
+        # Set on the route: a namespace may only select an algorithm that the machine allows to
+        # everyone.
         to_others = f"{SUBNET} dev {INTERFACE} src {self.address(node)}"
         replace = f"ip -n {self.host(node)} route replace {to_others} congctl"
         preferred, always_there = CONGESTION_CONTROL

@@ -21,7 +21,7 @@ def run(network: Network, ranks_per_node: int, line: Sequence[str], mpi: MpiInst
     """Run a command on all ranks: under mpirun if an MPI is given, else under torchrun.
 
     Returns:
-        Its exit status: the first that is not 0.
+        The exit status: the first that is not 0.
     """
     with tempfile.TemporaryDirectory(prefix="sdp-cluster-") as folder:
         env = {**os.environ, **start.environment(network)}
@@ -35,10 +35,10 @@ def run(network: Network, ranks_per_node: int, line: Sequence[str], mpi: MpiInst
 
 
 def _wait(launchers: list[subprocess.Popen[bytes]]) -> int:
-    """Wait for all; when one fails, the others have a while to say why."""
+    """Wait for all; after a failure, give the others some time to report their errors."""
     status, deadline = 0, None
     try:
-        while None in [launcher.poll() for launcher in launchers]:  # asks all of them
+        while None in [launcher.poll() for launcher in launchers]:  # polls all of them
             failed = [launcher.returncode for launcher in launchers if launcher.returncode]
             if failed and deadline is None:
                 status, deadline = failed[0], time.monotonic() + END_LIMIT_S

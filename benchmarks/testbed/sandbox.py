@@ -1,8 +1,9 @@
-"""Namespaces of this command's own, of which nothing can stay behind.
+"""Namespaces for this command, of which nothing can be left behind.
 
-The command starts itself again as the first process of new pid, mount and network namespaces. All
-that it makes there (network namespaces, links, mounts, the ranks) goes with that process, however
-it ends: the kernel kills its descendants and takes the rest apart. Nothing outside is touched.
+The command restarts itself as the first process of new pid, mount and network namespaces.
+Everything that it creates there (network namespaces, links, mounts, ranks) ends with that process,
+however it
+ends: the kernel kills its descendants and removes the rest. Nothing outside changes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _TOOLS = ("unshare", "setpriv", "ip", "tc", "nsenter")
 
 
 def reason_against() -> str:
-    """Why there can be no sandbox here; empty if there can."""
+    """Return why a sandbox is impossible here; empty if it is possible."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if missing := [tool for tool in _TOOLS if shutil.which(tool) is None]:
@@ -35,15 +36,15 @@ def reason_against() -> str:
 
 
 def inside() -> bool:
-    """Whether this process is in a sandbox."""
+    """Return whether this process is in a sandbox."""
     return MARK in os.environ
 
 
 def enter() -> None:
-    """Run this command in a sandbox and end with its status; returns there only.
+    """Run this command in a sandbox and exit with its status; returns only inside the sandbox.
 
     Raises:
-        OSError: There can be none; the text says why.
+        OSError: A sandbox is impossible; the text contains the reason.
     """
     if inside():
         prepare()
@@ -51,15 +52,15 @@ def enter() -> None:
     if reason := reason_against():
         raise OSError(reason)
     line = command([sys.executable, "-m", "benchmarks", *sys.argv[1:]])
-    # In a session of its own: Ctrl-C comes to us, and ends it in order first.
+    # In a session of its own: Ctrl-C reaches only this process, which ends the child in order.
     child = subprocess.Popen(line, env={**os.environ, MARK: "1"}, start_new_session=True)
     sys.exit(_wait(child))
 
 
 def command(line: Sequence[str]) -> list[str]:
-    """A command line as the first process of a sandbox, which has to call `prepare`."""
+    """Return a command line for the first process of a sandbox, which has to call `prepare`."""
     return [
-        *("setpriv", "--pdeathsig", "KILL"),  # should this process be killed
+        *("setpriv", "--pdeathsig", "KILL"),  # if this process is killed
         "unshare",
         *("--pid", "--fork", "--kill-child=SIGKILL", "--mount-proc"),
         *("--mount", "--net", "--uts"),
@@ -80,9 +81,9 @@ def _wait(child: subprocess.Popen[bytes]) -> int:
 
 
 def prepare() -> None:
-    """Where `ip netns` keeps its names, and programs their shared memory, must be ours.
+    """Mount private folders for the names of `ip netns` and for shared memory.
 
-    So must be their temporary files: launchers name some by process numbers, which sandboxes share.
+    Temporary files need one as well: launchers name some by process ids, which sandboxes share.
     """
     os.makedirs("/run/netns", exist_ok=True)
     for place in ("/run/netns", "/dev/shm"):

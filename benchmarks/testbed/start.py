@@ -16,25 +16,25 @@ PORT = 29500
 
 
 def environment(network: Network) -> dict[str, str]:
-    """What libraries need to know of the nodes' network."""
+    """Return the environment variables that describe the nodes' network to libraries."""
     return {
         "GLOO_SOCKET_IFNAME": INTERFACE,
-        # Or MPI finds that all "nodes" share one machine's memory.
+        # Otherwise MPI detects that all "nodes" share one machine's memory.
         "UCX_TLS": "tcp,self",
         "UCX_NET_DEVICES": INTERFACE,
         "FI_PROVIDER": "tcp",
         "FI_TCP_IFACE": INTERFACE,
         "OMPI_MCA_btl_tcp_if_include": INTERFACE,
-        # The nodes share this machine's cores: whoever polls without a pause stops the others.
+        # The nodes share this machine's cores: polling without a pause blocks other ranks.
         "OMPI_MCA_mpi_yield_when_idle": "1",
         "PRTE_MCA_prte_if_include": INTERFACE,
     }
 
 
 def by_torchrun(network: Network, ranks_per_node: int, line: Sequence[str]) -> list[list[str]]:
-    """One torchrun for each node."""
+    """Return one torchrun command for each node."""
     torchrun = [sys.executable, "-m", "torch.distributed.run"]
-    # It starts Python itself.
+    # torchrun starts Python itself.
     if line and Path(line[0]).name.startswith("python"):
         line = line[1:]
     return [
@@ -57,7 +57,7 @@ def by_torchrun(network: Network, ranks_per_node: int, line: Sequence[str]) -> l
 def by_mpirun(
     network: Network, mpi: MpiInstall, lines: Sequence[Sequence[str]], folder: str
 ) -> list[str]:
-    """One mpiexec on the first node; `lines` are those of the ranks, equally many on each node."""
+    """Return one mpiexec on the first node; `lines` has equally many ranks on each node."""
     per_node = len(lines) // network.nodes
     agent = remote_shell(network, folder)
     hosts = [f"{network.address(node)}:{per_node}" for node in range(network.nodes)]
@@ -65,7 +65,7 @@ def by_mpirun(
         options = ["--prtemca", "plm_ssh_agent", str(agent)]
         options += ["--map-by", ":oversubscribe", "--bind-to", "none"]
         options += [part for name in environment(network) for part in ("-x", name)]
-        # It begins each rank's search for a host anew.
+        # mpiexec restarts its search for a host for each rank.
         places = [hosts[rank // per_node] for rank in range(len(lines))]
     else:
         options = ["-launcher", "ssh", "-launcher-exec", str(agent), "-hosts", ",".join(hosts)]
@@ -74,7 +74,7 @@ def by_mpirun(
 
 
 def remote_shell(network: Network, folder: str) -> Path:
-    """What mpiexec takes for ssh."""
+    """Write the program that mpiexec runs instead of ssh."""
     path = Path(folder) / "agent"
     cases = "\n".join(
         f"  {network.address(node)}|{network.host(node)}) "
@@ -93,7 +93,7 @@ def remote_shell(network: Network, folder: str) -> Path:
 
 
 def on(network: Network) -> Start:
-    """Starts a job's ranks on the nodes, equally many on each."""
+    """Return a function that starts a job's ranks on the nodes, equally many on each."""
 
     def start(lines: Sequence[list[str]], mpi: MpiInstall | None, folder: str) -> list[Command]:
         variables = environment(network)
@@ -110,7 +110,7 @@ def on(network: Network) -> Start:
 
 
 def rank_variables(network: Network, rank: int, ranks: int) -> Mapping[str, str]:
-    """Torchrun's variables of a rank, ranks of a node one behind the other."""
+    """Return torchrun's variables of a rank, with consecutive ranks on a node."""
     per_node = ranks // network.nodes
     return {
         "RANK": str(rank),
