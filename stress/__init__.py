@@ -1,1 +1,1 @@
-"""Long runs with random programs; short versions of them are among the tests."""
+"""Long runs with random programs; the test suite runs short versions."""

@@ -1,4 +1,4 @@
-"""What a victim does to its job by itself, in the midst of its rounds."""
+"""The faults that a victim causes in its own job, during its rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FOREVER_S = 600.0
 
 
 class ScriptError(Exception):
-    """A bug of the user's."""
+    """An exception of the user's script."""
 
 
 def sleep(place: Place) -> None:
@@ -36,7 +36,7 @@ def abort(place: Place) -> None:
 
 def destroy(place: Place) -> None:
     dist.destroy_process_group()
-    time.sleep(FOREVER_S)  # the process lives: the others learn it from the group alone
+    time.sleep(FOREVER_S)  # the process lives: the other ranks notice only through the group
 
 
 def leave(code: int) -> Callable[[Place], None]:
@@ -44,14 +44,14 @@ def leave(code: int) -> Callable[[Place], None]:
 
 
 def meet(place: Place, call: Callable[..., Any], *args: Any) -> None:
-    """Run a collective in the way of this life."""
+    """Run a collective, blocking or asynchronous as the job's work requires."""
     work = call(*args, async_op=place.job.life == "asynchronous")
     if work is not None:
         work.wait()
 
 
 def usual(place: Place) -> None:
-    """What the others do where a victim disagrees."""
+    """Run the collective of the other ranks where a victim's differs."""
     if place.job.fault == "other root":
         meet(place, dist.broadcast, torch.ones(1000), 0)
     elif place.job.fault != "one more":
@@ -84,7 +84,7 @@ def one_more(place: Place) -> None:
 
 
 def one_less(place: Place) -> None:
-    """Nothing, where the others meet."""
+    """Skip the collective of the other ranks."""
 
 
 FAULTS: dict[str, Callable[[Place], None]] = {

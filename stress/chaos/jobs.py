@@ -1,4 +1,4 @@
-"""The plan of a chaos run: which job meets which fault, from the seed and the job's number."""
+"""The plan of a chaos run: each job's fault, from the seed and the job's number."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ import random
 from dataclasses import dataclass
 
 WORKS = ("collectives", "asynchronous", "groups", "messages", "ddp", "callbacks", "mixture")
-LIVES = (*WORKS, "creation", "start", "end")  # and the moments at which a group is made or left
+LIVES = (*WORKS, "creation", "start", "end")  # plus the creation and the end of a group
 
-# What the starting process does to a rank, and what a rank does itself.
+# Faults that the starting process injects, and faults that a rank causes itself.
 SIGNALS = ("kill", "stop", "stop and continue", "pause")
 DISAGREEMENTS = ("other dtype", "other count", "other operation", "other reduction", "other root",
                  "one more", "one less")  # fmt: skip
 OWN = ("late", "slow", "raise", "abort", "destroy", "exit 1", "exit 0", "os._exit")
 FAULTS = (*SIGNALS, *OWN, *DISAGREEMENTS)
 HARMLESS = ("pause", "slow")
-"""After these the job goes on, with the right results."""
+"""Faults after which the job continues with correct results."""
 HALTING = ("stop", "stop and continue", "late")
-"""After these the others reach the time-out."""
+"""Faults after which the other ranks reach their timeout."""
 SIDE_BY_SIDE = ("groups", "asynchronous", "creation", "messages", "callbacks", "mixture")
-"""Lives in which a rank may wait for one thing while another waits for it in something else."""
+"""Work in which ranks may wait for each other in different operations."""
 WEIGHTS = {"kill": 10, "stop": 6, "stop and continue": 4, "pause": 4, "late": 4, "slow": 4}
 
 
 @dataclass(frozen=True)
 class Job:
-    """One job of a chaos run.
+    """One fault-injection job of a chaos run.
 
     Attributes:
-        seed: Of the run.
-        number: In the run.
-        world: Ranks.
-        life: What they do; one of LIVES.
-        fault: What befalls the victims; one of FAULTS.
-        victims: Who.
-        timeout_s: Of the groups.
-        moment_s: After how long a signal is sent, or a rank does its own.
-        pause_s: How long it is stopped or slow.
+        seed: The seed of the run.
+        number: The job's number in the run.
+        world: Number of ranks.
+        life: The work of the ranks; one of LIVES.
+        fault: The fault of the victims; one of FAULTS.
+        victims: The ranks with the fault.
+        timeout_s: Timeout of the groups.
+        moment_s: Delay before a signal, or before a rank's own fault.
+        pause_s: How long a victim is stopped or slow.
         ends_tidily: Whether ranks destroy their group when they fail, as in `finally`.
         own_store: Whether rank 0 serves torch's store, as without torchrun.
         launched: Whether `sdp run` starts the ranks.
@@ -65,7 +65,7 @@ class Job:
 
 
 def planned(seed: int, number: int, launched: bool | None = None) -> Job:
-    """A job of a run."""
+    """Return a job of a run."""
     draw = random.Random(f"{seed} {number}")
     fault = draw.choices(FAULTS, [WEIGHTS.get(name, 2) for name in FAULTS])[0]
     world = draw.randrange(2, 7)

@@ -1,6 +1,6 @@
-"""A job under `sdp run`; this file is also the script that its ranks run.
+"""A job under `sdp run`; this file is also the script of its ranks.
 
-sdp run -n 3 stress/chaos/launched.py FOLDER      # where the job lies, pickled
+sdp run -n 3 stress/chaos/launched.py FOLDER      # the folder with the pickled job
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 90.0
 TIDY_UP_S = 20.0
-"""The launcher waits for survivors, then for those that it has to end."""
+"""Time for the launcher to wait for survivors, and then for the ranks that it terminates."""
 
 
 def script(folder: Path) -> None:
-    """A rank."""
+    """Run one rank."""
     sys.path.insert(0, str(ROOT))
     from stress.chaos.rank import run_rank
 
@@ -33,7 +33,7 @@ def script(folder: Path) -> None:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What a rank told; the first of each kind."""
+    """Return a rank's messages; the first of each kind."""
     said: dict[str, Any] = {}
     if path.exists():
         with path.open("rb") as file:
@@ -47,7 +47,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def play_launched(job: Any) -> tuple[Any, str]:
-    """Run a job under the launcher; the verdict, and what came out."""
+    """Run a job under the launcher; return the verdict and the output."""
     from stress.chaos.leftovers import Leftovers
     from stress.chaos.promises import ENDED_BY_THE_LAUNCHER, Fate, judge
 
@@ -64,10 +64,10 @@ def play_launched(job: Any) -> tuple[Any, str]:
         said = [read(folder / f"rank-{rank}") for rank in range(job.world)]
     fault_at = min((s["fault"] for s in said if "fault" in s), default=ended_at)
     fates = [Fate(s.get("end"), None, ended_at) for s in said]
-    for fate in fates:  # the launcher knows how they ended; `exited_at` is its own end
+    for fate in fates:  # the launcher reports how they ended; `exited_at` is its own end
         if fate.end is not None:
             fate.exitcode, fate.exited_at = (1 if fate.end.error else 0), fate.end.at
-    if job.life == "creation":  # at the store they wait for longer than the launcher lets them
+    if job.life == "creation":  # ranks wait at the store for longer than the launcher allows
         fates = [fate if fate.end else ENDED_BY_THE_LAUNCHER for fate in fates]
     verdict = judge(job, fates, fault_at)
     if ended_at - fault_at > job.timeout_s + job.pause_s + TIDY_UP_S:
@@ -81,7 +81,7 @@ CODES = {"kill": 137, "os._exit": 3}
 
 
 def conclusion(job: Any, code: int, stderr: str) -> list[str]:
-    """What is wrong with the launcher's exit code, and with whom it names."""
+    """Return the errors in the launcher's exit code and in the ranks that it names."""
     from stress.chaos.jobs import HARMLESS
 
     expected = 0 if job.fault in HARMLESS else CODES.get(job.fault, 1)

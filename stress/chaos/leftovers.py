@@ -1,6 +1,7 @@
-"""What a job may leave on the machine: shared memory and files, those of sockets included.
+"""Objects that a job may leave on the machine: shared memory and files, including socket files.
 
-Abstract sockets and memory files have no name: they end with the last process that holds them.
+Abstract sockets and memory files have no name: they disappear with the last process that holds
+them.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ from dataclasses import dataclass
 
 from tests.leaks import GRACE_S, shared_memory
 
-TORCHS = {f"torchinductor_{getpass.getuser()}"}  # a cache that it makes where it is imported
+TORCHS = {f"torchinductor_{getpass.getuser()}"}  # a cache that importing torch creates
 
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What there is now, of what a job might leave."""
+    """The present objects of the kinds that a job might leave."""
 
     shared_memory: frozenset[str]
     files: frozenset[str]
@@ -29,7 +30,7 @@ class Leftovers:
         return cls(frozenset(shared_memory()), frozenset(files) - TORCHS)
 
     def since(self) -> list[str]:
-        """What is there that was not, after a grace for what is ending."""
+        """Return new objects, after a grace period for processes that are ending."""
         end = time.monotonic() + GRACE_S
         while (found := self._found()) and time.monotonic() < end:
             time.sleep(0.05)

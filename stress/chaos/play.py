@@ -1,4 +1,4 @@
-"""Plays one job: starts its ranks, strikes, and waits for every end."""
+"""Runs one job: starts its ranks, injects the fault, and waits for all ends."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ START_S = 60.0
 
 
 class Play:
-    """One job, seen from the process that starts its ranks."""
+    """One job, controlled by the process that starts its ranks."""
 
     def __init__(self, job: Job, ranks: Ranks) -> None:
         self.job, self.ranks = job, ranks
         self.fates = [Fate() for _ in ranks]
         self.heard: list[dict[str, float]] = [{} for _ in ranks]
         self.fault_at = self.resumed_at = 0.0
-        self.stopped: tuple[int, ...] = ()  # their ends cannot be waited for
+        self.stopped: tuple[int, ...] = ()  # never waited for
 
     def play(self) -> None:
-        """The whole job."""
+        """Run the whole job."""
         job = self.job
         if job.fault in SIGNALS:
             self.until_all_have_said({"start": "here", "end": "leaving"}.get(job.life, "going"))
@@ -38,7 +38,7 @@ class Play:
         self.listen_for(job.timeout_s + job.pause_s + START_S, until_ended=True)
         for rank in self.ranks:
             if not self.is_over(rank.rank):
-                rank.kill(signal.SIGUSR2)  # writes its stacks
+                rank.kill(signal.SIGUSR2)  # makes it write its stacks
                 time.sleep(0.3)
 
     def strike(self) -> None:
@@ -50,7 +50,7 @@ class Play:
             self.stopped = job.victims
             self.listen_for(job.pause_s)
             if job.fault == "stop and continue" and job.life != "end":
-                self.until_one_has_failed()  # on a busy machine the others come to wait later
+                self.until_one_has_failed()  # on a busy machine the others start to wait later
             self.resumed_at = time.monotonic()
             for victim in job.victims:
                 self.send(victim, signal.SIGCONT)
@@ -96,7 +96,7 @@ class Play:
         return rank not in self.stopped and not self.fates[rank].exited_at
 
     def take(self, rank: Rank) -> None:
-        """What a rank said, or that its process has ended."""
+        """Process a rank's message, or the end of its process."""
         fate = self.fates[rank.rank]
         rank.receive()
         while rank._said:
@@ -112,7 +112,7 @@ class Play:
 
 
 def play(job: Job) -> tuple[Verdict, str]:
-    """Run a job under the tests' own starter; the verdict, and what the ranks wrote."""
+    """Run a job under the tests' own starter; return the verdict and the ranks' output."""
     before = Leftovers.now()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     with spawn(job.world, None, "stress.chaos.ready") as ranks:

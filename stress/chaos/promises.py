@@ -1,4 +1,4 @@
-"""What docs/errors.md promises the ranks of a job, and whether it was kept."""
+"""The guarantees of docs/errors.md to the ranks of a job, and the check of each."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from stress.chaos.jobs import DISAGREEMENTS, HALTING, HARMLESS, SIDE_BY_SIDE, Jo
 from stress.chaos.rank import End
 
 NOTICE_S = 0.1
-"""Within this time of waiting the end of a process is noticed."""
+"""Waiting ranks notice the end of a process within this time."""
 MARGIN_S = 1.0
-"""For busy machines: two cores for up to six ranks, and for others."""
+"""Tolerance for busy machines: two cores for up to six ranks and other programs."""
 LONGEST_S = 60.0
-"""From the fault, and what is promised, to the error: until it has come to wait for the victim."""
+"""Limit beyond the guaranteed time from fault to error, for ranks that wait for the victim late."""
 STORE = re.compile("the store failed|store did not answer")
 EXIT_S = 60.0
-"""Within which a process ends after its script has."""
+"""Limit within which a process ends after its script."""
 
 
 @dataclass
 class Fate:
-    """What became of one rank.
+    """The outcome of one rank.
 
     Attributes:
-        end: What its script told; None: nothing.
-        exitcode: Of the process; None: it had to be killed.
-        exited_at: When.
+        end: The end that its script reported; None if it reported nothing.
+        exitcode: The exit code of the process; None if it had to be killed.
+        exited_at: When the process ended.
     """
 
     end: End | None = None
@@ -39,14 +39,14 @@ ENDED_BY_THE_LAUNCHER = Fate()
 
 @dataclass
 class Verdict:
-    """On one job.
+    """The verdict on one job.
 
     Attributes:
-        problems: Promises that were broken; empty: a clean end.
-        over_s: The longest time that a survivor waited for the victim beyond what is promised.
-        total_s: The same from the fault on: with what it did before it came to wait.
-        second_hand: How many survivors name a rank that had failed because of the victim.
-        torchs: How many were ended by an error of c10d's own.
+        problems: Broken guarantees; empty for a clean end.
+        over_s: The longest time that a survivor waited for the victim beyond the guaranteed time.
+        total_s: The same since the fault, including the time before the survivor began to wait.
+        second_hand: Number of survivors that name a rank which had failed because of the victim.
+        torchs: Number of ranks that ended with an error of c10d's own.
     """
 
     problems: list[str] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Verdict:
 
 
 def judge(job: Job, fates: list[Fate], fault_at: float, resumed_at: float = 0.0) -> Verdict:
-    """Compare."""
+    """Compare the ranks' outcomes with the guarantees."""
     verdict = Verdict()
     if not fault_at and job.fault not in HARMLESS:
         verdict.problems.append("it failed before the fault")
@@ -104,7 +104,7 @@ def problems_of(
 
 
 def promised_s(job: Job, rank: int, end: End) -> float:
-    """Seconds from the fault to the error."""
+    """Return the guaranteed seconds from the fault to the error."""
     if rank in job.victims and job.fault in ("late", "stop and continue"):
         return NOTICE_S + (job.pause_s if job.fault == "late" else 0)
     if job.fault in DISAGREEMENTS:
@@ -114,7 +114,7 @@ def promised_s(job: Job, rank: int, end: End) -> float:
 
 
 def is_promised(job: Job, rank: int, fates: list[Fate], verdict: Verdict) -> bool:
-    """Whether a rank ended with what was promised."""
+    """Return whether a rank ended as guaranteed."""
     end = fates[rank].end
     assert end is not None
     if job.fault in HARMLESS:
@@ -122,7 +122,7 @@ def is_promised(job: Job, rank: int, fates: list[Fate], verdict: Verdict) -> boo
     if not end.error:
         return job.life == "end"
     if rank in job.victims and job.fault not in DISAGREEMENTS:
-        if end.is_torchs or STORE.search(end.text):  # rank 0 has ended, and with it the store
+        if end.is_torchs or STORE.search(end.text):  # rank 0 has ended, and the store with it
             return job.life in ("creation", "start") and job.own_store
         return end.error in ("CollectiveTimeoutError", "PeerLostError", "RendezvousTimeoutError")
     if end.is_torchs or STORE.search(end.text):
@@ -132,7 +132,7 @@ def is_promised(job: Job, rank: int, fates: list[Fate], verdict: Verdict) -> boo
 
 
 def store_is_hit(job: Job) -> bool:
-    """Whether a victim serves torch's store, or torch waits for it."""
+    """Return whether a victim serves torch's store, or torch waits for the victim."""
     return job.life == "start" or (job.own_store and 0 in job.victims)
 
 
@@ -140,29 +140,29 @@ def promised_errors(job: Job) -> tuple[str, ...]:
     if job.fault in DISAGREEMENTS:
         return ("CollectiveMismatchError",)
     by_store = ("RendezvousTimeoutError",) if job.life in ("creation", "start") else ()
-    if job.fault in HALTING:  # and those who lost somebody who had timed out
+    if job.fault in HALTING:  # or a rank lost a peer that had timed out
         return ("CollectiveTimeoutError", "PeerLostError", *by_store)
     return ("PeerLostError", *by_store)
 
 
 def names_the_right(job: Job, rank: int, fates: list[Fate], verdict: Verdict) -> bool:
-    """Whether the error names a victim, or a rank that had to fail before because of one."""
+    """Return whether the error names a victim, or a rank that failed earlier because of one."""
     end = fates[rank].end
     assert end is not None
     blamed = set(end.blamed)
     if job.fault in DISAGREEMENTS:
-        return blamed == set(job.victims) or job.world == 2  # of two either may be wrong
+        return blamed == set(job.victims) or job.world == 2  # with two ranks, either may be wrong
     if not blamed:
         return False
     halted = job.fault in HALTING and job.life in SIDE_BY_SIDE
-    slack_s = MARGIN_S if halted else NOTICE_S  # it may be waiting elsewhere for the victim
+    slack_s = MARGIN_S if halted else NOTICE_S  # it may wait for the victim elsewhere
     failed_before = {
         r
         for r, other in enumerate(fates)
         if r != rank and other.end and other.end.error and other.end.at <= end.at + slack_s
     }
     if halted and blamed & set(job.victims):
-        return True  # and those who wait for a victim elsewhere: they are absent, too
+        return True  # or ranks that wait for a victim elsewhere: they are absent, too
     if not blamed & set(job.victims):
         verdict.second_hand += 1
         return blamed <= failed_before

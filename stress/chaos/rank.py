@@ -1,4 +1,4 @@
-"""One rank of a job: rounds of work until the end, its own or another's."""
+"""One rank of a job: rounds of work until it or another rank fails."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ HARMLESS_S = 0.3
 
 @dataclass(frozen=True)
 class End:
-    """How a rank's script ended.
+    """The end of a rank's script.
 
     Attributes:
         error: The name of the exception's type; empty if there was none.
-        is_torchs: Whether it is one of c10d's own.
-        blamed: Whom it names, as ranks of the job.
-        text: The exception's.
-        at: When, on the clock of the machine.
-        waited_s: How long it had waited for the one that did not come.
-        rounds: How many were complete.
+        is_torchs: Whether it is an exception of c10d's own.
+        blamed: The ranks that it names, as ranks of the job.
+        text: The exception's text.
+        at: The time of the end, on the machine's clock.
+        waited_s: How long the rank had waited for the missing one.
+        rounds: Number of complete rounds.
     """
 
     error: str
@@ -53,7 +53,7 @@ class End:
 
 
 def run_rank(rank: int, world: int, job: Job, store_port: int, tell: Tell = say) -> None:
-    """The whole script; ends the process as an uncaught exception does."""
+    """Run the whole script; end the process as an uncaught exception does."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     place = Place(job, rank, tuple(range(world)))
@@ -67,7 +67,7 @@ def run_rank(rank: int, world: int, job: Job, store_port: int, tell: Tell = say)
         traceback.print_exc()
         if job.ends_tidily and dist.is_initialized():
             dist.destroy_process_group()
-        sys.last_value = error  # as Python leaves it for what runs at its exit
+        sys.last_value = error  # as Python sets it for exit handlers
         sys.exit(1)
 
 
@@ -105,7 +105,7 @@ def go(place: Place, store_port: int, tell: Tell) -> None:
 
 
 def work(place: Place, tell: Tell) -> None:
-    """Rounds, until all agree that it is enough."""
+    """Run rounds until all ranks agree to stop."""
     job, since = place.job, time.monotonic()
     fault_at = random.Random(f"{job.seed} {job.number} own").randrange(2, 12)
     for number in itertools.count():
@@ -129,7 +129,7 @@ def is_enough(job: Job, number: int, seconds: float) -> bool:
 
 
 def meet_fault(place: Place, tell: Tell) -> None:
-    """A victim does it; where that is to disagree, the others do the usual."""
+    """Inject a victim's fault; if the fault is a mismatch, the other ranks make the usual call."""
     job = place.job
     place.members = place.everyone
     if place.rank in job.victims:
@@ -145,7 +145,7 @@ def meet_fault(place: Place, tell: Tell) -> None:
 
 
 def befall_myself(job: Job, tell: Tell) -> None:
-    """Under a launcher nobody else sends the signal."""
+    """Send the signal to this process: under a launcher no other process sends it."""
     import signal
 
     number = signal.SIGKILL if job.fault == "kill" else signal.SIGSTOP

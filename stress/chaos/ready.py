@@ -1,4 +1,4 @@
-"""What ranks of a chaos run are forked with: modules, and the values of the soak's operations."""
+"""Preloads modules and the values of the soak's operations before a chaos run forks its ranks."""
 
 from stress.chaos import rank
 from stress.soak import ready

@@ -35,7 +35,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def run(jobs: list[Job], verbose: bool = False) -> list[tuple[Job, Verdict]]:
-    """Play jobs one after the other, and tell of each."""
+    """Run jobs one after the other, and report each."""
     played = []
     for job in jobs:
         since = time.monotonic()
@@ -52,7 +52,7 @@ def run(jobs: list[Job], verbose: bool = False) -> list[tuple[Job, Verdict]]:
 
 
 def table(played: list[tuple[Job, Verdict]]) -> str:
-    """Fault by fault: jobs, clean ends, and the longest time over what is promised."""
+    """Return a table by fault: jobs, clean ends, and the longest time over the guaranteed one."""
     rows: dict[str, list[Verdict]] = defaultdict(list)
     for job, verdict in played:
         rows[f"{job.fault}, sdp run" if job.launched else job.fault].append(verdict)
@@ -74,7 +74,7 @@ def row(name: str, verdicts: list[Verdict]) -> str:
 
 
 def main() -> int:
-    """Run, and print the table."""
+    """Run the jobs, and print the table."""
     asked = parsed()
     numbers = range(asked.jobs) if asked.only is None else asked.only
     jobs = [planned(asked.seed, number) for number in numbers]

@@ -1,7 +1,8 @@
-"""The work of ranks until a fault hits one of them: rounds of random work with checked results.
+"""The work of ranks until a fault affects one of them: random rounds with checked results.
 
-Every round is drawn from the job's seed and its own number, so all ranks do the same without having
-to agree. `Place.members` tells to whom an error's ranks belong: those of the group that is in use.
+Every round is drawn from the job's seed and the round's number, so all ranks do the same without
+communication. `Place.members` maps an error's ranks, those of the group in use, to ranks of the
+job.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def assert_same(actual: Any, expected: Any) -> None:
 
 
 def prepare(place: Place) -> None:
-    """What a life needs before its first round."""
+    """Prepare a job's work before its first round."""
     if place.job.life in ("groups", "asynchronous"):
         for lacking in {0, place.world - 1}:
             members = tuple(r for r in place.everyone if r != lacking) or (0,)
@@ -74,12 +75,12 @@ def prepare(place: Place) -> None:
 
 
 def new_group(place: Place, members: tuple[int, ...]) -> Any:
-    """One with the job's time-out: torch's own default is half an hour."""
+    """Create a group with the job's timeout: torch's own default is half an hour."""
     return dist.new_group(list(members), timeout=timedelta(seconds=place.job.timeout_s))
 
 
 def collectives(place: Place, draw: random.Random) -> None:
-    """Blocking ones, on all paths."""
+    """Run blocking collectives on all paths."""
     place.members = place.everyone
     for _ in range(4):
         call, count = draw.choice(CALLS), draw.choice(COUNTS)
@@ -134,7 +135,7 @@ CALLS = (all_reduce, all_reduce, all_reduce_bucket, broadcast, all_gather, all_t
 
 
 def asynchronous(place: Place, draw: random.Random) -> None:
-    """Many in flight over several groups, waited for in an order of each rank's own."""
+    """Run many operations over several groups; each rank waits for them in an order of its own."""
     pending = []
     for _ in range(draw.randrange(2, 9)):
         group, members = draw.choice(place.groups)
@@ -152,7 +153,7 @@ def asynchronous(place: Place, draw: random.Random) -> None:
 
 
 def groups(place: Place, draw: random.Random) -> None:
-    """Sub-groups that overlap, one after the other."""
+    """Use overlapping sub-groups, one after the other."""
     for _ in range(3):
         group, members = draw.choice(place.groups)
         count = draw.choice(COUNTS)
@@ -164,7 +165,7 @@ def groups(place: Place, draw: random.Random) -> None:
 
 
 def messages(place: Place, draw: random.Random) -> None:
-    """A ring, then everyone to one rank, from whom it comes first."""
+    """Send messages in a ring, then from all ranks to one rank that receives from any source."""
     place.members, count, root = place.everyone, draw.choice(COUNTS), draw.randrange(place.world)
     right, left = (place.rank + 1) % place.world, (place.rank - 1) % place.world
     output = torch.empty(count)
@@ -188,7 +189,7 @@ def ddp(place: Place, draw: random.Random) -> None:
 
 
 def callbacks(place: Place, draw: random.Random) -> None:
-    """Each callback reduces once more, beside the main thread."""
+    """Run callbacks that reduce once more, concurrently with the main thread."""
     place.members, count = place.everyone, draw.choice(COUNTS)
     tensor = torch.ones(count)
 
@@ -203,7 +204,7 @@ def callbacks(place: Place, draw: random.Random) -> None:
 
 
 def creation(place: Place, draw: random.Random) -> None:
-    """A group is made, used and left."""
+    """Create, use and leave a group."""
     members = tuple(sorted(draw.sample(place.everyone, draw.randrange(1, place.world + 1))))
     place.members = members if place.rank in members else place.everyone
     group = new_group(place, members)
@@ -216,7 +217,7 @@ def creation(place: Place, draw: random.Random) -> None:
 
 
 def mixture(place: Place, draw: random.Random) -> None:
-    """Operations of the soak, with all its types, layouts and results."""
+    """Run operations of the soak, with all its dtypes, layouts and results."""
     place.members = place.everyone
     live = place.kept.setdefault("live", Live(dist.group.WORLD, place.everyone, place.rank))
     pending = []

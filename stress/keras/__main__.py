@@ -47,7 +47,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def plans(asked: argparse.Namespace) -> Iterable[tuple[int, Plan]]:
-    """The cases that are asked for, and their indices."""
+    """Return the requested cases with their indices."""
     worlds = [int(number) for number in asked.ranks.split(",")]
     if asked.plan is not None:
         text = asked.plan if asked.plan.startswith("{") else Path(asked.plan).read_text()
@@ -59,7 +59,7 @@ def plans(asked: argparse.Namespace) -> Iterable[tuple[int, Plan]]:
 
 
 def report(asked: argparse.Namespace, index: int, plan: Plan, outcome: Outcome) -> str:
-    """What is to be known of a case that differs."""
+    """Return the report on a case that differs."""
     again = f"python -m stress.keras --backend {plan.backend} --seed {asked.seed} --only {index}"
     if asked.ranks != "2,3":
         again += f" --ranks {asked.ranks}"
@@ -108,7 +108,7 @@ def run(asked: argparse.Namespace) -> Summary:
 
 
 def main() -> int:
-    """Run, and report; 1 if there are differences."""
+    """Run the cases and report; return 1 if there are differences."""
     asked = parsed()
     if asked.show or asked.only is not None or asked.plan is not None:
         for index, plan in plans(asked):

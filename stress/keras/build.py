@@ -1,4 +1,4 @@
-"""Models and their compilation, from plans; in a rank, with Keras."""
+"""Builds and compiles models from plans; runs in a rank, with Keras."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Make = Callable[[Any, Options, str], Any]
 
 
 def model_of(plan: Plan) -> tuple[Any, list[tuple[int | None, ...]]]:
-    """The model, not compiled, and the shapes of its outputs."""
+    """Return the model, not compiled, and the shapes of its outputs."""
     made: list[Any] = []
     for place, value in enumerate(plan.values):
         made.append(_value(value, made, f"v{place}"))
@@ -38,7 +38,7 @@ def model_of(plan: Plan) -> tuple[Any, list[tuple[int | None, ...]]]:
 
 
 def structure(plan: Plan, prefix: str, members: list[Any]) -> Any:
-    """Inputs or outputs as the model takes or gives them."""
+    """Return inputs or outputs in the structure that the model uses."""
     if plan.fit["structure"] == "dict":
         return {f"{prefix}{i}": member for i, member in enumerate(members)}
     return members[0] if len(members) == 1 else members
@@ -71,7 +71,7 @@ def _value(value: Value, made: list[Any], name: str) -> Any:
 
 
 def head(output: Output, x: Any, plan: Plan, name: str) -> Any:
-    """What a loss is computed of."""
+    """Return the head's outputs, from which a loss is computed."""
     if "int" in str(x.dtype):
         x = layers.Embedding(IDS, 4)(x)
     if output.kind == "vector" and len(x.shape) > 2:
@@ -83,7 +83,7 @@ def head(output: Output, x: Any, plan: Plan, name: str) -> Any:
 
 
 def fitted(x: Any, like: Any) -> Any:
-    """Another value in the shape of one."""
+    """Return another value in the shape of `like`."""
     if x.shape == like.shape:
         return x
     if len(x.shape) > 2:
@@ -93,7 +93,7 @@ def fitted(x: Any, like: Any) -> Any:
     return ops.add(x, ops.zeros_like(like))
 
 
-# ---- layers that are not made by name and options alone -----------------------------------------
+# ---- layers that need more than a name and options ----------------------------------------------
 
 MERGING = {"Add", "Subtract", "Multiply", "Average", "Maximum", "Minimum", "Concatenate", "Dot"}
 OWN = {
@@ -245,7 +245,7 @@ SPECIAL: Mapping[str, Make] = {
 
 
 def compile_options(plan: Plan, loss_factor: float = 1.0) -> dict[str, Any]:
-    """What goes into `compile`."""
+    """Return the arguments of `compile`."""
     fit, outputs = plan.fit, plan.outputs
     options = {
         "optimizer": optimizer_of(plan),
@@ -267,7 +267,7 @@ def compile_options(plan: Plan, loss_factor: float = 1.0) -> dict[str, Any]:
 
 
 def optimizer_of(plan: Plan) -> Any:
-    """An optimizer, maybe with a schedule."""
+    """Return an optimizer, possibly with a schedule."""
     options = dict(plan.optimizer)
     kind = getattr(keras.optimizers, options.pop("name"))
     if schedule := options.pop("schedule", None):
@@ -280,7 +280,7 @@ def optimizer_of(plan: Plan) -> Any:
 
 
 def loss_of(output: Output) -> Any:
-    """A loss object, or a function."""
+    """Return a loss object or a function."""
     options = dict(output.options)
     if isinstance(options.get("axis"), list):
         options["axis"] = tuple(options["axis"])
@@ -292,7 +292,7 @@ def loss_of(output: Output) -> Any:
 
 
 def metric_of(name: str, options: dict[str, Any]) -> Any:
-    """A metric object, a function, a loss object or a name."""
+    """Return a metric object, a function, a loss object or a name."""
     if name == "accuracy":
         return name
     if name == "loss_object":

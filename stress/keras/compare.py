@@ -1,16 +1,16 @@
-"""What ranks made of a case against what one process made of it.
+"""Compares the ranks' results of a case with the result of one process.
 
-Ranks add up a batch's rows in another order than one process does, and count each rank's part by a
-factor that is rounded to float32. In float64 that leaves relative differences below 1e-7, so 1e-5
-of a variable's movement (a weight's change from its initial value) is above all rounding, and far
-below an error: a row too many or too few, a divisor or a clipping norm of one rank's part is 1e-3
-and more. In float32 a weight of size 1 is itself rounded by 6e-8 in every step, which of a movement
-of 1e-3 is 6e-5: there the bound is 2e-3. Mixed precision has 16 bits in every gradient: only gross
-errors show.
+Ranks sum a batch's rows in another order than one process does, and weight each rank's part by a
+factor that is rounded to float32. In float64 this leaves relative differences below 1e-7. The bound
+is 1e-5 of a variable's movement (a weight's change from its initial value): it is above all
+rounding, and far below an error. A row too many or too few, or a divisor or clipping norm of one
+rank's part, is 1e-3 and more. In float32 a weight of size 1 is itself rounded by 6e-8 in every
+step, which is 6e-5 of a movement of 1e-3; the bound there is 2e-3. Mixed precision has 16 bits in
+every gradient and shows only gross errors.
 
-Where a difference is above the bound although nothing is wrong, training amplifies rounding (an
-optimizer that divides by a gradient which is zero but for rounding): `run.py` then has one process
-repeat the case with each batch's rows in reverse order, which must differ by far less.
+A correct result may exceed the bound because training amplifies rounding, for example in an
+optimizer that divides by a gradient which is zero except for rounding. `run.py` then repeats the
+case in one process with each batch's rows in reverse order; that result must differ by far less.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from typing import Any
 import numpy as np
 
 TOLERANCE = {"float64": 1e-5, "float32": 2e-3, "mixed_float16": 0.1, "mixed_bfloat16": 0.2}
-"""Of a variable's movement, or of a number's size."""
+"""Bound relative to a variable's movement, or to a number's size."""
 ROUNDING = {"float64": 1e-9, "float32": 2e-6, "mixed_float16": 3e-3, "mixed_bfloat16": 2e-2}
-"""What a number of size 1 may differ by at least."""
+"""Minimum bound for a number of size 1."""
 PARTS = ("weights", "state", "optimizer", "history", "batches", "evaluation", "prediction")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two results differ.
+    """A difference between two results.
 
     Attributes:
         where: Part and name.
-        size: By how much at most.
-        bound: How much would have been right.
+        size: The maximum difference.
+        bound: The permitted difference.
         scale: Size of the numbers: a weight's movement.
     """
 
@@ -51,13 +51,13 @@ class Difference:
 
 
 def differences(result: Any, reference: Any, dtype: str) -> list[Difference]:
-    """Where a result is too far from the reference, worst first."""
+    """Return where a result is too far from the reference, largest difference first."""
     found = [d for d in all_differences(result, reference, dtype) if not d.size <= d.bound]
     return sorted(found, key=lambda d: d.bound / d.size if d.size == d.size else -1)
 
 
 def all_differences(result: Any, reference: Any, dtype: str) -> Iterator[Difference]:
-    """Of all arrays that both have."""
+    """Yield the differences of all arrays that both results have."""
     start = reference["start"]
     for part in PARTS:
         if part not in result or part not in reference:
@@ -77,14 +77,14 @@ def _difference(where: str, a: Any, b: Any, before: Any, dtype: str) -> Differen
         return Difference(where, 0.0, 0.0, 0.0)
     largest = float(np.abs(b).max())
     scale = largest if before is None else float(np.abs(b - before).max())
-    with np.errstate(invalid="ignore"):  # infinities of masks
+    with np.errstate(invalid="ignore"):  # masks contain infinities
         size = float(np.abs(np.where(a == b, 0.0, a - b)).max())
     bound = TOLERANCE[dtype] * scale + ROUNDING[dtype] * (1 + largest)
     return Difference(where, size, bound, scale)
 
 
 def leaves(part: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Names and arrays of a part of a result."""
+    """Yield names and arrays of a part of a result."""
     if isinstance(part, Mapping):
         for name, value in part.items():
             yield from leaves(value, f"{prefix}{name}" if not prefix else f"{prefix} {name}")
@@ -96,7 +96,7 @@ def leaves(part: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def unequal_ranks(results: list[Any]) -> list[Difference]:
-    """Where ranks do not hold the same bits."""
+    """Return where the ranks' bits differ."""
     found = []
     for rank, result in enumerate(results[1:], 1):
         for part in PARTS:
@@ -112,7 +112,7 @@ def unequal_ranks(results: list[Any]) -> list[Difference]:
 
 
 def is_finite(result: Any) -> bool:
-    """Whether all weights, losses and metrics are numbers."""
+    """Return whether all weights, losses and metrics are finite."""
     return all(
         bool(np.isfinite(array).all())
         for part in ("weights", "batches", "history")

@@ -1,4 +1,4 @@
-"""The data of a case: the same arrays in every rank, by the sources that Keras reads."""
+"""The data of a case: the same arrays in every rank, in all source types that Keras reads."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Arrays = list[Any]
 
 @dataclass
 class Data:
-    """Arrays with equally many rows.
+    """Arrays with equal numbers of rows.
 
     Attributes:
-        x: Of each input.
-        y: Of each output.
-        weight: Of each output, or None for all.
+        x: The arrays of the inputs.
+        y: The targets of the outputs.
+        weight: The sample weights of each output, or None for all.
     """
 
     x: Arrays
@@ -33,24 +33,24 @@ class Data:
     weight: Arrays | None
 
     def rows(self, chosen: Any) -> Data:
-        """Some rows of it."""
+        """Return some rows."""
         parts = [[array[chosen] for array in part] for part in (self.x, self.y, self.weight or [])]
         return Data(parts[0], parts[1], parts[2] or None)
 
     def structured(self, plan: Plan) -> tuple[Any, ...]:
-        """As the model takes it: x, y and maybe weights."""
+        """Return the data in the model's structure: x, y and optional weights."""
         parts = (structure(plan, "x", self.x), structure(plan, "out", self.y))
         return parts if self.weight is None else (*parts, structure(plan, "out", self.weight))
 
 
 def data_of(plan: Plan, shapes: Sequence[Any], rows: int, reverse: bool, seed: int = 0) -> Data:
-    """Random data for a model with outputs of some shapes.
+    """Return random data for a model with outputs of some shapes.
 
     Args:
-        plan: Of the case.
-        shapes: Of the outputs.
-        rows: How many.
-        reverse: Whether the rows of each batch come in reverse order.
+        plan: The plan of the case.
+        shapes: Shapes of the outputs.
+        rows: Number of rows.
+        reverse: Whether the rows of each batch are in reverse order.
         seed: 0 for training, another number for other data.
     """
     random = np.random.default_rng((plan.seed, seed))
@@ -67,7 +67,7 @@ def data_of(plan: Plan, shapes: Sequence[Any], rows: int, reverse: bool, seed: i
 
 
 def _reversed(plan: Plan, rows: int, seed: int) -> list[int]:
-    """Places of rows with each batch in reverse order: mathematically the same training."""
+    """Return row indices with each batch reversed: mathematically the same training."""
     size = plan.fit["batch_size"]
     ends = [rows]
     if seed == 0 and "validation_split" in plan.fit:
@@ -85,19 +85,19 @@ def _input(random: Any, plan: Plan, place: int, rows: int, floats: str) -> Any:
     if value.kind != "ids":
         return random.normal(size=shape).astype(floats)
     ids = random.integers(0, IDS, shape).astype(np.int32)
-    ids[:, 0] = np.maximum(ids[:, 0], 1)  # not all of a row is masked
+    ids[:, 0] = np.maximum(ids[:, 0], 1)  # leave at least one step of a row unmasked
     for row in range(rows):
         ids[row, 1 + row % (shape[1] + 1) :] = 0
     return np.repeat(ids[-1:], rows, axis=0) if value.options.get("shared") else ids
 
 
 def targets(random: Any, output: Output, shape: tuple[int, ...], floats: str) -> Any:
-    """Targets of a kind for an output of a shape."""
+    """Return targets of a kind for an output of a shape."""
     kind = output.targets
     classes = random.integers(0, heads.WIDTH, shape[:-1])
     if kind == "class":
         return classes.astype(np.int32)
-    if kind == "labels":  # no longer than half of the steps; 0 is for blanks
+    if kind == "labels":  # at most half of the steps; 0 is for blanks
         labels = random.integers(1, heads.WIDTH, (shape[0], max(1, shape[1] // 2)))
         return labels.astype(np.int32)
     if kind == "one_hot":
@@ -122,7 +122,7 @@ def _weight(random: Any, output: Output, shape: tuple[int, ...]) -> Any:
 
 
 def batches(data: Data, plan: Plan) -> Iterator[tuple[Any, ...]]:
-    """The batches of an epoch; Keras on TensorFlow takes no lists from generators."""
+    """Yield the batches of an epoch; Keras on TensorFlow accepts no lists from generators."""
     rows, size = plan.fit["rows"], plan.fit["batch_size"]
     for first in range(0, rows, size):
         batch = data.rows(slice(first, first + size)).structured(plan)
@@ -130,7 +130,7 @@ def batches(data: Data, plan: Plan) -> Iterator[tuple[Any, ...]]:
 
 
 def source_of(data: Data, plan: Plan) -> dict[str, Any]:
-    """What goes into `fit` as its data."""
+    """Return the data arguments of `fit`."""
     source = plan.fit["source"]
     if source == "arrays":
         names = ("x", "y", "sample_weight")
@@ -160,7 +160,7 @@ def _loader(data: Data, plan: Plan) -> Any:
 
 
 class Batches(keras.utils.PyDataset):
-    """The batches by their indices."""
+    """The batches by index."""
 
     def __init__(self, data: Data, plan: Plan) -> None:
         super().__init__()

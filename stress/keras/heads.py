@@ -1,7 +1,7 @@
-"""The losses and metrics of random models, by the targets that they are for.
+"""The losses and metrics of random models, grouped by the targets that they need.
 
-A head is a Dense layer behind a value: one row of outputs for each row of the batch (of a vector),
-for each step (of a sequence) or for each pixel (of an image).
+A head is a Dense layer on a value: it has one row of outputs for each row of the batch (on a
+vector), for each step (on a sequence) or for each pixel (on an image).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 WIDTH = 3
-"""Outputs of a head, or its classes."""
+"""Outputs or classes of a head."""
 
 EVERYWHERE = ("vector", "sequence", "image")
 ROWS_ONLY = ("vector",)
 OF_ROWS = ("CTC", "Dice", "Tversky")
-"""Losses with a number for each row, whatever the head stands behind."""
+"""Losses with a number for each row, whatever the value of the head."""
 REDUCTION = ("sum_over_batch_size",) * 6 + ("sum", "mean", "mean_with_sample_weight")
 
 
@@ -26,12 +26,12 @@ class Loss:
 
     Attributes:
         loss: Its name in `keras.losses`; lower case: a function of `build.py`.
-        targets: What kind they are: see `data.targets`.
-        activation: Of the head.
-        options: Of each option the values to draw from.
-        kinds: The kinds of value that the head may stand behind.
-        weight: How often it is drawn.
-        has_rows: Whether there is a number for each row at least.
+        targets: The kind of targets: see `data.targets`.
+        activation: The head's activation.
+        options: The values to draw each option from.
+        kinds: The kinds of value that the head accepts.
+        weight: The relative frequency in the draw.
+        has_rows: Whether the loss has at least one number for each row.
     """
 
     loss: str
@@ -43,7 +43,7 @@ class Loss:
     has_rows: bool = True
 
     def takes_weights(self, kind: str) -> bool:
-        """Whether Keras can weigh its numbers, behind a kind of value."""
+        """Return whether Keras can weight the loss's numbers for this kind of value."""
         return self.has_rows and (kind == "vector" or self.loss not in OF_ROWS)
 
 
@@ -79,7 +79,7 @@ LOSSES: tuple[Loss, ...] = (
     Loss("Tversky", "binary", "sigmoid", {"axis": (-1,), "alpha": (0.3, 0.5)}, weight=2),
     Loss("own_loss", "real", weight=2),
     Loss("own_loss_object", "real", weight=2),
-    # These are one number for all rows, or of pairs of rows: to be refused, or right.
+    # These have one number for all rows, or relate rows: the plug-in must refuse them or be exact.
     Loss("Dice", "binary", "sigmoid", weight=1, has_rows=False),
     Loss("Tversky", "binary", "sigmoid", {"axis": (None, (0,))}, weight=1, has_rows=False),
     Loss("Circle", "class", "unit", {"gamma": (2.0,)}, ROWS_ONLY, 1, has_rows=False),
@@ -92,10 +92,10 @@ class Metric:
 
     Attributes:
         metric: Its name in `keras.metrics`; lower case: a function of `build.py`.
-        options: Of each option the values to draw from.
-        kinds: The kinds of value that the head may stand behind.
-        jumps: Whether it compares outputs with thresholds or each other, so that the rounding of
-            16 bits may move it by a whole row.
+        options: The values to draw each option from.
+        kinds: The kinds of value that the head accepts.
+        jumps: Whether it compares outputs with thresholds or with each other, so that rounding in
+            16 bits may change its result by a whole row.
     """
 
     metric: str
@@ -105,12 +105,12 @@ class Metric:
 
     @property
     def takes_weights(self) -> bool:
-        """Keras cannot weigh one number for a batch."""
+        """Return False for one number per batch, which Keras cannot weight."""
         return self.metric not in ("loss_object", "own_function")
 
 
 def jumping(name: str, options: Any = None, kinds: Sequence[str] = EVERYWHERE) -> Metric:
-    """A metric that compares."""
+    """Return a metric that compares outputs."""
     return Metric(name, options or {}, kinds, jumps=True)
 
 

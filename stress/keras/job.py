@@ -1,4 +1,4 @@
-"""A case in one process: in a rank, or alone."""
+"""A case in one process: in a rank, or without a group."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Result = dict[str, Any]
 
 
 def run(rank: int, world: int, text: str, reverse: bool = False, spoil: str = "") -> Result:
-    """Train, and tell what has become of everything.
+    """Train, and return the resulting values.
 
     Args:
         rank: This rank.
         world: Number of ranks; 1: plain Keras.
         text: The plan, as JSON.
-        reverse: Whether the rows of each batch come in reverse order.
-        spoil: What to do wrong on purpose, by its name.
+        reverse: Whether the rows of each batch are in reverse order.
+        spoil: The name of an intentional error; empty for none.
     """
     plan = Plan.from_json(text)
     try:
@@ -44,7 +44,7 @@ def run(rank: int, world: int, text: str, reverse: bool = False, spoil: str = ""
 
 @contextmanager
 def prepared(plan: Plan, rank: int) -> Iterator[None]:
-    """Keras as in a new process, with the plan's type of numbers."""
+    """Reset Keras as in a new process, with the plan's dtype."""
     keras.utils.clear_session()
     floats = "float64" if plan.dtype == "float64" else "float32"
     keras.config.set_floatx(floats)
@@ -66,10 +66,10 @@ def prepared(plan: Plan, rank: int) -> Iterator[None]:
 
 
 def on_a_copy(apply_mask: Callable[..., Any]) -> Callable[..., Any]:
-    """Leaves the weights as they are.
+    """Make `apply_mask` copy its weights.
 
-    On torch, Keras multiplies the program's weights by a loss's mask in place, so that weighted
-    metrics see other weights in one process than in each rank.
+    On torch, Keras multiplies the program's weights by a loss's mask in place, so weighted metrics
+    get other weights in one process than in each rank.
     """
 
     def applied(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
@@ -81,7 +81,7 @@ def on_a_copy(apply_mask: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def trained(plan: Plan, world: int, reverse: bool, damage: spoiling.Damage) -> Result:
-    """By plain Keras or under the strategy."""
+    """Train with plain Keras or under the strategy."""
     strategy: Any = None
     scope: AbstractContextManager[Any] = nullcontext()
     if world > 1:
@@ -99,7 +99,7 @@ def trained(plan: Plan, world: int, reverse: bool, damage: spoiling.Damage) -> R
         result["state"] = values(others(model))
         accumulates = "gradient_accumulation_steps" in plan.optimizer
         if not (accumulates and plan.fit["source"] == "train_on_batch"):
-            # Only `fit` ends with the mean of what the ranks have accumulated.
+            # Only `fit` leaves the mean of the gradients that the ranks have accumulated.
             result["optimizer"] = values(model.optimizer.variables)
         return result
     finally:
@@ -115,7 +115,7 @@ def train(
     damage: spoiling.Damage,
     result: Result,
 ) -> None:
-    """Fit, evaluate and predict; put what they return into the result."""
+    """Fit, evaluate and predict; store the return values in the result."""
     fit = plan.fit
     given = data.data_of(plan, shapes, fit["rows"], reverse)
     if fit["source"] == "train_on_batch":
@@ -145,7 +145,7 @@ def train(
 
 
 def fit_options(plan: Plan, shapes: Any, reverse: bool) -> dict[str, Any]:
-    """What goes into `fit` besides the data."""
+    """Return the arguments of `fit` besides the data."""
     fit = plan.fit
     options = {"epochs": fit["epochs"], "shuffle": False, "verbose": 0, **class_weight(plan)}
     for name in ("validation_split", "steps_per_epoch"):
@@ -159,14 +159,14 @@ def fit_options(plan: Plan, shapes: Any, reverse: bool) -> dict[str, Any]:
 
 
 def class_weight(plan: Plan) -> dict[str, Any]:
-    """Weights of classes, if there are."""
+    """Return the class weights, if there are any."""
     if "class_weight" not in plan.fit:
         return {}
     return {"class_weight": dict(enumerate(plan.fit["class_weight"]))}
 
 
 class Logs(keras.callbacks.Callback):
-    """The logs after each batch."""
+    """Stores the logs after each batch."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -177,17 +177,17 @@ class Logs(keras.callbacks.Callback):
 
 
 def numbers(logs: Any) -> dict[str, Any]:
-    """Logs as numbers, or arrays where a metric has several."""
+    """Return logs as numbers, or as arrays if a metric has several."""
     return {name: np.asarray(value, np.float64) for name, value in logs.items()}
 
 
 def others(model: Any) -> list[Any]:
-    """Variables that are not trained, but the states of random generators."""
+    """Return variables that are not trained, except the states of random generators."""
     return [v for v in model.non_trainable_variables if "seed_generator" not in v.path]
 
 
 def values(variables: Any) -> dict[str, Any]:
-    """By path; those of equal paths by their places, too."""
+    """Return values by path; equal paths also get their positions."""
     arrays = [ops.convert_to_numpy(variable) for variable in variables]
     assert all(math.prod(array.shape) < 1e6 for array in arrays)
     return {

@@ -1,8 +1,8 @@
-"""The layers of random models: what each takes, what it makes, and the values of its options.
+"""The layers of random models: input kinds, output kinds, and values of options.
 
-A value of a model has one of five kinds, by its shape without the batch: `vector` (features),
+A model's value has one of five kinds, by its shape without the batch: `vector` (features),
 `sequence` (steps, features), `image` (height, width, features), `video` (time and an image), `ids`
-(steps, integers). The sizes are small, and no option depends on them: so a plan needs no shapes.
+(steps, integers). The sizes are small, and no option depends on them, so a plan needs no shapes.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Row:
 
     Attributes:
         layer: Its name in `keras.layers`; lower case: a function of `build.py`.
-        takes: The kinds of value that it can be called on.
+        takes: The kinds of value that it accepts.
         makes: The kind of its output; `same`: that of its input.
-        options: Of each option the values to draw from.
-        weight: How often it is drawn, compared with the others for the same kind.
-        backends: Where it is equal to one process, or Keras has it at all.
+        options: The values to draw each option from.
+        weight: The relative frequency in the draw among the layers for the same kind.
+        backends: The backends that have it and give the same result as one process.
     """
 
     layer: str
@@ -102,7 +102,7 @@ LAYERS: tuple[Row, ...] = (
     Row("low_rank_dense", V, "same", {"units": WIDTH, "rank": (1, 2)}, 1),
     Row("twice", V, "same", {"activation": ACTIVATION}, 3),
     Row("twice", S, "same", {"activation": ACTIVATION}),
-    # Normalization over rows, BatchNormalization, is equal to one process on TensorFlow only.
+    # BatchNormalization, which normalizes over rows, equals one process on TensorFlow only.
     Row("LayerNormalization", DENSE, "same", AFFINE, 3),
     Row("GroupNormalization", DENSE, "same", {**AFFINE, "groups": (1, 2, 4, -1)}, 5),
     Row("RMSNormalization", DENSE, "same", {"epsilon": (1e-3, 0.1)}),
@@ -122,14 +122,14 @@ LAYERS: tuple[Row, ...] = (
     Row("ActivityRegularization", DENSE, "same", {"l1": (0.0, 0.01), "l2": (0.01,)}, 1),
     Row("Rescaling", DENSE, "same", {"scale": (0.5, 2.0), "offset": (0.0, 0.1)}, 1),
     Row("Identity", DENSE, "same", {}, 1),
-    # Own variables, by ways in which autograd hands their gradients on
+    # Variables of the layer's own, with different gradient paths in autograd
     Row("scale_and_shift", DENSE, "same", {}, 3),
     Row("expanded_position", S, "same", {"axis": (0,)}, 4),
     Row("reshaped_weight", V, "same", {"units": WIDTH}, 3),
     Row("transposed_weight", V, "same", {"units": WIDTH}, 2),
     Row("split_weight", V, "same", {"units": WIDTH}, 2),
     Row("broadcast_weight", DENSE, "same", {}, 2),
-    # Merging: with an earlier value, made to fit
+    # Merging with an earlier value of a fitted shape
     Row("Add", DENSE, "same", {"merge": (True,)}),
     Row("Subtract", DENSE, "same", {"merge": (True,)}, 1),
     Row("Multiply", DENSE, "same", {"merge": (True,)}),
@@ -214,5 +214,5 @@ LAYERS: tuple[Row, ...] = (
 
 
 def rows_for(kind: str, backend: str) -> list[Row]:
-    """The layers that a value of a kind can go into."""
+    """Return the layers that accept a value of a kind."""
     return [row for row in LAYERS if kind in row.takes and backend in row.backends]

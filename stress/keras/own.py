@@ -1,4 +1,4 @@
-"""Layers, losses and metrics such as programs have of their own."""
+"""Layers, losses and metrics like those that programs define themselves."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stress.keras.layers import IDS
 
 
 class Subclassed(keras.Model):
-    """A model that is built when it is first called."""
+    """A model that is built by its first call."""
 
     def __init__(self, inner: Any) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Subclassed(keras.Model):
 
 
 class ScaleAndShift(layers.Layer):
-    """Two variables of the size of the features; the second one is expanded twice."""
+    """Two variables with the shape of the features; the second is expanded twice."""
 
     def build(self, shape: Any) -> None:
         self.factor = self.add_weight(shape=(shape[-1],), initializer="ones")
@@ -34,7 +34,7 @@ class ScaleAndShift(layers.Layer):
 
 
 class ExpandedPosition(layers.Layer):
-    """A variable for each step and feature, of which all rows get the same."""
+    """A variable for each step and feature, added to all rows."""
 
     def __init__(self, axis: int = 0, **options: Any) -> None:
         super().__init__(**options)
@@ -54,7 +54,7 @@ class _Matrix(layers.Layer):
 
 
 class ReshapedWeight(_Matrix):
-    """A matrix that is kept as a vector."""
+    """A matrix that is stored as a vector."""
 
     def build(self, shape: Any) -> None:
         self.kernel = self.add_weight(shape=(shape[-1] * self.units,), initializer="random_normal")
@@ -64,7 +64,7 @@ class ReshapedWeight(_Matrix):
 
 
 class TransposedWeight(_Matrix):
-    """A matrix that is kept transposed."""
+    """A matrix that is stored transposed."""
 
     def build(self, shape: Any) -> None:
         self.kernel = self.add_weight(shape=(self.units, shape[-1]))
@@ -74,7 +74,7 @@ class TransposedWeight(_Matrix):
 
 
 class SplitWeight(_Matrix):
-    """Two matrices that are kept as one."""
+    """Two matrices that are stored as one."""
 
     def build(self, shape: Any) -> None:
         self.kernel = self.add_weight(shape=(shape[-1], 2 * self.units))
@@ -85,7 +85,7 @@ class SplitWeight(_Matrix):
 
 
 class BroadcastWeight(layers.Layer):
-    """A variable for each feature, broadcast to the others."""
+    """A variable for each feature, broadcast to the other axes."""
 
     def build(self, shape: Any) -> None:
         self.factor = self.add_weight(shape=(1, shape[-1]), initializer="ones")
@@ -95,7 +95,7 @@ class BroadcastWeight(layers.Layer):
 
 
 class PositionEmbedding(layers.Layer):
-    """Of ids that all rows, and all ranks, share."""
+    """An embedding of positions, whose ids all rows and all ranks share."""
 
     def build(self, shape: Any) -> None:
         self.embedding = layers.Embedding(shape[1] + 2, shape[2])
@@ -106,7 +106,7 @@ class PositionEmbedding(layers.Layer):
 
 
 class TiedEmbedding(layers.Layer):
-    """Its variable has a sparse gradient and a dense one."""
+    """A variable with a sparse gradient and a dense one."""
 
     def __init__(self, output_dim: int, **options: Any) -> None:
         name = options.pop("name", None)
@@ -124,24 +124,24 @@ class TiedEmbedding(layers.Layer):
 
 
 def squares(y_true: Any, y_pred: Any) -> Any:
-    """A loss: a number for each row."""
+    """A loss with a number for each row."""
     return ops.mean(ops.square(ops.cast(y_true, y_pred.dtype) - y_pred), axis=-1)
 
 
 class Quartic(keras.losses.Loss):
-    """A loss: a number for each row."""
+    """A loss with a number for each row."""
 
     def call(self, y_true: Any, y_pred: Any) -> Any:
         return ops.mean((y_true - y_pred) ** 4, axis=-1)
 
 
 def spread(y_true: Any, y_pred: Any) -> Any:
-    """A metric: one number for a batch, which is not made of those of its parts."""
+    """A metric with one number for a batch that is not a function of its parts' numbers."""
     return ops.max(y_pred) - ops.min(y_pred)
 
 
 class Maximum(keras.metrics.Metric):
-    """Its state does not add up."""
+    """A metric whose states cannot be summed."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name)
@@ -156,7 +156,7 @@ class Maximum(keras.metrics.Metric):
 
 
 class WeighedSum(keras.metrics.Metric):
-    """Its state adds up, which nobody can know."""
+    """A metric whose states can be summed, unknown to the plug-in."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name)

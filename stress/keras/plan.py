@@ -1,6 +1,6 @@
-"""The plan of a case: a model and its training as plain data, from nothing but seed and index.
+"""The plan of a case: a model and its training as plain data, from seed and index only.
 
-Plans are drawn without Keras, so that the process that compares needs none.
+Drawing a plan needs no Keras, so the comparing process does not import it.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from stress.keras import heads, training
 from stress.keras.layers import INPUT_SHAPES, Row, rows_for
 
 MOST_VALUES = 24
-"""Inputs and layers of a model at most."""
+"""The maximum number of inputs and layers of a model."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """An input of a model, or what a layer makes.
+    """An input of a model, or the output of a layer.
 
     Attributes:
-        layer: The layer's name in the table; `Input`.
-        of: The values that it is called on, by their places in the plan.
+        layer: The layer's name in the table, or `Input`.
+        of: The layer's input values, by their positions in the plan.
         kind: The kind of value; see `layers.py`.
-        options: The layer's. Of an input `shared`: all rows are equal.
+        options: The layer's options. `shared` on an input: all rows are equal.
         frozen: Whether the layer is not trained.
     """
 
@@ -42,11 +42,11 @@ class Output:
     """A head with its loss and metrics.
 
     Attributes:
-        of: The value that it stands behind, by its place.
-        kind: Of that value.
+        of: The value of the head, by its position.
+        kind: The kind of that value.
         loss: Its name in `keras.losses`, its options, its weight.
-        targets: What kind they are.
-        activation: Of the head.
+        targets: The kind of targets.
+        activation: The head's activation.
         metrics: Names and options, and whether sample weights count.
         sample_weight: Whether rows have weights.
     """
@@ -67,15 +67,15 @@ class Plan:
     """One case.
 
     Attributes:
-        backend: Of Keras.
-        world: How many ranks there are.
-        seed: Of the data and of the initial weights.
+        backend: Keras' backend.
+        world: Number of ranks.
+        seed: The seed of the data and of the initial weights.
         dtype: `float64`, `float32` or a policy of mixed precision.
-        form: `functional`, `subclass` (built when it is first called) or `nested`.
+        form: `functional`, `subclass` (built by its first call) or `nested`.
         values: Inputs and layers.
         outputs: Heads.
         optimizer: Its name and options.
-        fit: How it is trained; see `training.py`.
+        fit: The training options; see `training.py`.
     """
 
     backend: str
@@ -90,16 +90,16 @@ class Plan:
 
     @property
     def inputs(self) -> list[int]:
-        """Places of the inputs."""
+        """Return the positions of the inputs."""
         return [place for place, value in enumerate(self.values) if value.layer == "Input"]
 
     def to_json(self) -> str:
-        """In one line."""
+        """Return the plan as one line of JSON."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan of `to_json`."""
+        """Return the plan of `to_json`."""
         data = json.loads(text)
         values = tuple(Value(**{**v, "of": tuple(v["of"])}) for v in data.pop("values"))
         outputs = tuple(
@@ -109,7 +109,7 @@ class Plan:
         return cls(values=values, outputs=outputs, **data)
 
     def describe(self) -> str:
-        """For people, a line for each value."""
+        """Return a readable description, with a line for each value."""
         lines = [f"Keras on {self.backend}, {self.world} ranks, {self.dtype}, {self.form} model"]
         for place, value in enumerate(self.values):
             of = f" of {', '.join(map(str, value.of))}" if value.of else ""
@@ -133,15 +133,15 @@ def _options(options: Mapping[str, Any]) -> str:
 
 
 def drawn(draw: random.Random, options: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
-    """A value for each option; those that are None are left out."""
+    """Draw a value for each option; leave out options that are None."""
     chosen = {name: draw.choice(list(values)) for name, values in options.items()}
     return {name: value for name, value in chosen.items() if value is not None}
 
 
 def case(backend: str, seed: int, index: int, worlds: Sequence[int] = (2, 3)) -> Plan:
-    """The plan of an index."""
+    """Return the plan of an index."""
     draw = random.Random(f"{seed} {index} {backend}")
-    world = draw.choice([*worlds, worlds[0]])  # the more ranks the more work
+    world = draw.choice([*worlds, worlds[0]])  # more ranks mean more work
     dtype = draw.choices(training.DTYPES, training.DTYPE_WEIGHTS)[0]
     values = _values(draw, backend)
     outputs = _outputs(draw, values, dtype)
@@ -162,7 +162,7 @@ def case(backend: str, seed: int, index: int, worlds: Sequence[int] = (2, 3)) ->
 
 
 def json_like(plan: Plan) -> Plan:
-    """As it comes out of JSON, so that a plan which is read from it is the same."""
+    """Convert a plan to the form that JSON returns, so that reading it back gives the same plan."""
     return Plan.from_json(plan.to_json())
 
 
@@ -180,7 +180,7 @@ def _values(draw: random.Random, backend: str) -> tuple[Value, ...]:
 
 
 def _chain(draw: random.Random, backend: str, values: list[Value], place: int, length: int) -> None:
-    """Put layers behind a value, one behind the other."""
+    """Append a chain of layers to a value."""
     for _ in range(length):
         if len(values) >= MOST_VALUES:
             return
@@ -202,7 +202,7 @@ def _layer(draw: random.Random, row: Row, values: Sequence[Value], place: int) -
 
 
 def _outputs(draw: random.Random, values: Sequence[Value], dtype: str) -> tuple[Output, ...]:
-    """Behind every value that nothing uses, as far as it has a kind for heads; at least one."""
+    """Add a head to every unused value whose kind allows one; at least one head."""
     used = {place for value in values for place in value.of}
     ends = [place for place in range(len(values)) if place not in used]
     return tuple(_output(draw, place, values[place].kind, dtype) for place in ends)

@@ -1,4 +1,4 @@
-"""Smaller plans that may show the same difference."""
+"""Smaller plans that may have the same difference."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stress.keras.plan import Plan, Value
 
 
 def reduced(plan: Plan, still_differs: Callable[[Plan], bool], tries: int) -> Plan:
-    """The smallest plan that was found to differ still, by so many tries at most."""
+    """Return the smallest plan found that still differs, within the given number of tries."""
     tried = {plan.to_json()}
     again = True
     while again:
@@ -29,7 +29,7 @@ def reduced(plan: Plan, still_differs: Callable[[Plan], bool], tries: int) -> Pl
 
 
 def candidates(plan: Plan) -> Iterator[Plan]:
-    """Plans with a little less, the largest steps first."""
+    """Yield slightly smaller plans, the largest reductions first."""
     if len(plan.outputs) > 1:
         for output in plan.outputs:
             yield without_unused(replace(plan, outputs=(output,)))
@@ -73,13 +73,13 @@ def _training(plan: Plan) -> Iterator[Plan]:
 
 
 def with_fit(plan: Plan, **changes: Any) -> Plan:
-    """With other options of `fit`; None: without."""
+    """Return the plan with changed options of `fit`; None removes an option."""
     fit = {**plan.fit, **changes}
     return replace(plan, fit={name: value for name, value in fit.items() if value is not None})
 
 
 def without_layer(plan: Plan, place: int) -> Plan | None:
-    """Without a layer that makes the kind of value that it takes."""
+    """Remove a layer whose output has the kind of its input."""
     value = plan.values[place]
     if not value.of or plan.values[value.of[0]].kind != value.kind:
         return None
@@ -93,7 +93,7 @@ def _renamed(value: Value, old: int, new: int) -> Value:
 
 
 def without_unused(plan: Plan) -> Plan:
-    """Without the values that no output needs."""
+    """Remove the values that no output needs."""
     needed: set[int] = set()
     more = [output.of for output in plan.outputs]
     while more:

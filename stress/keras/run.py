@@ -1,4 +1,4 @@
-"""Runs cases on kept processes, and says what came of each."""
+"""Runs cases on persistent processes, and returns the outcome of each."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from tests.keras.first_ranks import FirstRanks
 from tests.ranks import RankFailure, RankPool
 
 RUN = "from stress.keras.job import run as main"
-LIMIT_S = 300.0  # of a case, on a machine with many others: what takes longer hangs
-CASES_PER_PROCESS = 150  # frameworks keep what they have compiled
+LIMIT_S = 300.0  # limit of a case on a busy machine; a longer one counts as hung
+CASES_PER_PROCESS = 150  # frameworks keep everything that they have compiled
 CHAOS = 0.1
-"""Of a difference: if one process differs from itself by more when rows come in another order, the
+"""Share of a difference. If one process differs from itself by more when rows are reordered, the
 case is no evidence."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a case.
+    """The outcome of a case.
 
     Attributes:
         kind: `equal`, `different`, `refused` by the plug-in with a hint, `invalid` in one process,
-            `unstable` there.
-        text: What differs, or the error.
-        seconds: How long it took.
+            `unstable` in one process.
+        text: The differences, or the error.
+        seconds: The duration.
     """
 
     kind: str
@@ -40,14 +40,14 @@ class Outcome:
 
 @dataclass
 class Summary:
-    """What came of many cases."""
+    """The outcomes of many cases."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     seconds: float = 0.0
 
     def add(self, outcome: Outcome) -> None:
-        """Count one."""
+        """Count one outcome."""
         self.kinds[outcome.kind] += 1
         self.seconds += outcome.seconds
         if outcome.kind in ("refused", "invalid", "unstable"):
@@ -60,12 +60,12 @@ class Summary:
 
 
 def nameless(text: str) -> str:
-    """An error's first line without what is different in every case."""
+    """Return an error's first line without the parts that differ in every case."""
     return re.sub(r"['\"\[(].*?['\")\]]|\d+", "...", text.partition("\n")[0])[:110]
 
 
 class Runner:
-    """Three kept processes with Keras on a backend."""
+    """Three persistent processes with Keras on a backend."""
 
     def __init__(self, pool: RankPool, spoil: str = "") -> None:
         self._pool = pool
@@ -73,7 +73,7 @@ class Runner:
         self._cases = 0
 
     def run(self, plan: Plan) -> Outcome:
-        """Run a case in one process and on ranks."""
+        """Run a case in one process and on several ranks."""
         began = time.monotonic()
         self._cases += 1
         if self._cases % CASES_PER_PROCESS == 0:
@@ -121,11 +121,11 @@ class Runner:
 
 
 def told(found: list[Difference], most: int = 4) -> str:
-    """The worst differences, a line each."""
+    """Return the largest differences, one per line."""
     more = [f"and {len(found) - most} more"] if len(found) > most else []
     return "\n".join([*map(str, found[:most]), *more])
 
 
 def still_differs(runner: Runner) -> Callable[[Plan], bool]:
-    """Whether a plan is still one to report."""
+    """Return a function that tells whether a plan still has to be reported."""
     return lambda plan: runner.run(plan).kind == "different"

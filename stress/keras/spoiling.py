@@ -1,4 +1,4 @@
-"""What a run has to find, done on purpose."""
+"""Intentional errors that a run has to find."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 @dataclass
 class Damage:
-    """What a rank does wrong by itself.
+    """An intentional error of one rank.
 
     Attributes:
-        loss_factor: What its losses are multiplied by.
-        weights: Whether it changes a weight behind the others' backs.
+        loss_factor: The factor by which its losses are multiplied.
+        weights: Whether it changes a weight without the other ranks.
     """
 
     loss_factor: float = 1.0
     weights: bool = False
 
     def callbacks(self) -> list[Any]:
-        """For `fit`."""
+        """Return callbacks for `fit`."""
         if not self.weights:
             return []
         import keras
@@ -36,25 +36,25 @@ class Damage:
 
 @contextmanager
 def nothing(rank: int) -> Iterator[Damage]:
-    """As it should be."""
+    """Make no error."""
     yield Damage()
 
 
 @contextmanager
 def loss(rank: int) -> Iterator[Damage]:
-    """Rank 1's gradients are larger by a thousandth."""
+    """Multiply rank 1's loss, and thus its gradients, by a wrong factor."""
     yield Damage(loss_factor=1.001 if rank == 1 else 1.0)
 
 
 @contextmanager
 def weights(rank: int) -> Iterator[Damage]:
-    """Rank 1 changes a weight after each batch."""
+    """Change a weight on rank 1 after each batch."""
     yield Damage(weights=rank == 1)
 
 
 @contextmanager
 def shard(rank: int) -> Iterator[Damage]:
-    """Rank 1 counts a row less than it has, where it has two."""
+    """Make rank 1 count one row less than it has, if it has at least two."""
     from sdp_plugins.keras.batch_shard import BatchShard
 
     right = BatchShard.of

@@ -1,4 +1,4 @@
-"""How random models are trained: optimizers and what goes into `compile` and `fit`."""
+"""The training of random models: optimizers, and arguments of `compile` and `fit`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 DTYPES = ("float64", "float32", "mixed_float16", "mixed_bfloat16")
 DTYPE_WEIGHTS = (75, 18, 4, 3)
-"""Mostly float64, in which ranks and one process differ by rounding that is far below any error."""
+"""Mostly float64: rounding differences are far below any error there."""
 
 OPTIMIZERS: dict[str, Mapping[str, Sequence[Any]]] = {
     "SGD": {
@@ -62,10 +62,10 @@ SOURCES = {
 
 
 def optimizer(draw: random.Random, backend: str, dtype: str) -> dict[str, Any]:
-    """An optimizer's name and options."""
+    """Return an optimizer's name and options."""
     names = list(OPTIMIZERS)
     if dtype.startswith("mixed"):
-        names = ["SGD", "Adam"]  # what divides by small numbers shows the rounding, nothing else
+        names = ["SGD", "Adam"]  # an optimizer that divides by small numbers shows only rounding
     name = draw.choices(names, [WEIGHTS.get(name, 1) for name in names])[0]
     options = {key: draw.choice(list(values)) for key, values in OPTIMIZERS[name].items()}
     if draw.random() < 0.15:
@@ -76,7 +76,7 @@ def optimizer(draw: random.Random, backend: str, dtype: str) -> dict[str, Any]:
     if draw.random() < 0.2:
         options["gradient_accumulation_steps"] = draw.choice([2, 3, 4])
     if draw.random() < 0.15 and backend != "jax":
-        # On JAX Keras itself leaves deleted arrays in the model.
+        # On JAX, Keras itself leaves deleted arrays in the model.
         options |= {"use_ema": True, "ema_momentum": draw.choice([0.5, 0.9])}
         options["ema_overwrite_frequency"] = draw.choice([None, 2, 3])
     if draw.random() < 0.15:
@@ -87,10 +87,10 @@ def optimizer(draw: random.Random, backend: str, dtype: str) -> dict[str, Any]:
 
 
 def fit(draw: random.Random, backend: str, world: int, outputs: Sequence[Output]) -> dict[str, Any]:
-    """What goes into `compile` and `fit`, by the names that they have there."""
+    """Return arguments of `compile` and `fit` by name."""
     batch_size = draw.choice([1, 3, 4, 4, 6, 6, 8, 8])
     full = draw.choice([1, 2, 2, 3])
-    # The last batch: full, or so short that a rank has one row, or none.
+    # The last batch is full, or so short that a rank has one row or none.
     last = draw.choice([0, 1, 1, world - 1, world, world + 1, 2 * world - 1]) % batch_size
     source = draw.choice(SOURCES[backend])
     options: dict[str, Any] = {
@@ -123,5 +123,5 @@ def fit(draw: random.Random, backend: str, world: int, outputs: Sequence[Output]
 
 
 def of_classes(output: Output) -> bool:
-    """Whether Keras takes class weights for an output."""
+    """Return whether Keras accepts class weights for an output."""
     return output.targets in ("class", "one_hot") and output.kind == "vector"

@@ -1,4 +1,4 @@
-"""Registered memory: shared buckets that come and go, and DDP's, which move by themselves."""
+"""Registered memory: shared buckets with short lives, and DDP's, which move automatically."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEPT_ELEMENTS = 2**19  # 2 MiB of float32
 
 
 def shared_bucket(turn: Turn) -> Started:
-    """A bucket made, shared, reduced some times, perhaps swapped in between, and dropped."""
+    """Create, share and drop a bucket; reduce it several times, possibly with a swap in between."""
     dtype = turn.dtype(("float32", "float64", "bfloat16", "int32"))
     size = turn.empty(dtype).itemsize
     count = turn.plan.randrange(2**20 // size, 3 * 2**20 // size)
@@ -25,7 +25,7 @@ def shared_bucket(turn: Turn) -> Started:
     share(bucket, turn.group)
     swapped_at = turn.plan.randrange(8)
     for turns in range(turn.plan.randrange(1, 4)):
-        if turns == swapped_at:  # its memory, and so its registration, is void
+        if turns == swapped_at:  # this invalidates its memory and its registration
             bucket.set_(turn.blank(dtype, count))
         reduce_into(turn, bucket, dtype, count, turns)
     return Started(None, lambda: None)
@@ -41,7 +41,7 @@ def reduce_into(turn: Turn, bucket: Tensor, dtype: str, count: int, turns: int) 
 
 
 def kept_bucket(turn: Turn) -> Started:
-    """The group's own bucket, which lives as long as the group; a part of it, asynchronously."""
+    """Reduce a part of the group's own bucket asynchronously; it lives as long as the group."""
     fresh = "bucket" not in turn.live.kept
     if fresh:
         bucket = turn.live.kept["bucket"] = torch.zeros(KEPT_ELEMENTS)
@@ -50,7 +50,7 @@ def kept_bucket(turn: Turn) -> Started:
     count = turn.plan.randrange(1, KEPT_ELEMENTS // 2)
     part = turn.live.kept["bucket"][begin : begin + count]
     busy = turn.live.kept.pop("busy", None)
-    if busy is not None:  # the operation before may work on this memory
+    if busy is not None:  # the previous operation may use this memory
         busy.wait()
     inputs = [turn.values("float32", count, r) for r in turn.everyone]
     fill(part, inputs[turn.rank])
@@ -69,7 +69,7 @@ def kept_bucket(turn: Turn) -> Started:
 
 
 class Weights(nn.Module):
-    """Its gradients are the inputs."""
+    """A module whose gradients are the inputs."""
 
     def __init__(self, counts: list[int]) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class Weights(nn.Module):
 
 
 def ddp(turn: Turn) -> Started:
-    """Some steps of DistributedDataParallel, with buckets that register themselves."""
+    """Run steps of DistributedDataParallel, with buckets that register themselves."""
     counts = [turn.plan.randrange(1, 4 * 10**5) for _ in range(turn.plan.randrange(1, 4))]
     model = DistributedDataParallel(
         Weights(counts),
@@ -99,7 +99,7 @@ def ddp(turn: Turn) -> Started:
 
 
 def averaged(parts: list[Array]) -> dict[bytes, Array]:
-    """DDP's ways: each rank's gradients are multiplied, or in the bucket divided, then summed."""
+    """Return the averages by DDP's two methods: multiply or divide the gradients, then sum."""
     n = np.float32(len(parts))
     multiplied = tree([part * np.float32(1 / n) for part in parts], np.add)
     divided = tree([part / n for part in parts], np.add)

@@ -1,4 +1,4 @@
-"""Callbacks of futures that communicate, beside a main thread that does, too."""
+"""Callbacks of futures that communicate, concurrently with the main thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.core.values import Array
 
 
 def chained(turn: Turn) -> Started:
-    """Sums of sums: each callback reduces the result of the operation before it again."""
+    """Run chained reductions: each callback reduces the previous operation's result again."""
     count = turn.count(4)
     inputs = [turn.values("float32", count, r) for r in turn.everyone]
     tensor = turn.tensor("float32", inputs[turn.rank])
@@ -36,7 +36,7 @@ def chained(turn: Turn) -> Started:
 
 
 def many(turn: Turn) -> Started:
-    """Several futures with a callback that only looks, in the order of adding."""
+    """Run several futures with callbacks that record their order only."""
     order: list[int] = []
     works = []
     for number in range(turn.plan.randrange(1, 6)):

@@ -1,4 +1,4 @@
-"""The same ranks through the core's own Group: NumPy arrays, fusion buffers, allocated memory."""
+"""The same ranks with the core's own Group: NumPy arrays, fusion buffers, allocated memory."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ def expect(good: bool, what: str) -> None:
 
 
 def group_of(turn: Turn) -> Group:
-    """The core group of all ranks."""
+    """Return the core group of all ranks."""
     group: Group = turn.live.kept["core"]
     return group
 
 
 def core_all_reduce(turn: Turn) -> Started:
-    """All reductions; in memory of the group's or of ours."""
+    """Run all reductions, in memory of the group or of the caller."""
     dtype = turn.dtype(DTYPES)
     op = turn.plan.choice(REDUCTIONS[dtype])
     if op == "premul_sum" and turn.world > len(FACTORS):
@@ -46,7 +46,7 @@ def native_op(op: str, rank: int) -> object:
 
 
 def core_fusion(turn: Turn) -> Started:
-    """A fusion buffer over some steps, whose tensors become ready in any order."""
+    """Use a fusion buffer over some steps; its tensors become ready in any order."""
     group = group_of(turn)
     counts = [turn.count(4, 4) for _ in range(turn.plan.randrange(1, 12))]
     threshold = 128 * turn.plan.randrange(1, 20000)
@@ -69,7 +69,7 @@ def core_fusion(turn: Turn) -> Started:
 
 
 def core_sub_group(turn: Turn) -> Started:
-    """A group of some ranks in an order of their own."""
+    """Use a group of some ranks in an order of its own."""
     group = group_of(turn)
     members = turn.plan.sample(turn.everyone, turn.plan.randrange(1, turn.world + 1))
     count = turn.count(8)
@@ -87,7 +87,7 @@ def core_sub_group(turn: Turn) -> Started:
 
 
 def core_exchange(turn: Turn) -> Started:
-    """Blobs of any lengths."""
+    """Exchange blobs of any lengths."""
     blobs = [turn.values("uint8", turn.count(1, 2) * (r % 3), r).tobytes() for r in turn.everyone]
     expect(group_of(turn).exchange(blobs[turn.rank]) == blobs, "an exchange")
     return Started(None, lambda: None)

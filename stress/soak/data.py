@@ -1,4 +1,4 @@
-"""Ranks' data, which every rank can derive for every other, as NumPy's bits and as tensors."""
+"""Ranks' data, which every rank can derive for every other rank, as NumPy bits and as tensors."""
 
 from __future__ import annotations
 
@@ -13,42 +13,42 @@ from torch import Tensor
 from tests.core.values import DTYPES, Array, storage, values
 
 MOST_BYTES = 4 * 2**20
-SPREAD = 4096  # elements between which a rank's data may begin
+SPREAD = 4096  # range of the first element of a rank's data
 MOVED_ONLY = ("uint16", "uint32", "uint64", "float8_e5m2", "float8_e4m3fn")
 ALL_DTYPES = (*DTYPES, *MOVED_ONLY)
 
 
 def bits(dtype: str) -> np.dtype[Any]:
-    """NumPy's type for the bits of an element of any dtype of torch."""
+    """Return NumPy's dtype for the bits of an element of any torch dtype."""
     return np.dtype(np.uint8) if dtype.startswith("float8") else storage(dtype)
 
 
 @cache
 def pool(dtype: str) -> Array:
-    """Values to cut inputs from: drawn once, as drawing takes longer than reducing."""
+    """Return values to cut inputs from; drawn once, as drawing takes longer than reducing."""
     count = MOST_BYTES // bits(dtype).itemsize + SPREAD
     if dtype in MOVED_ONLY:
         return values("uint8", count * bits(dtype).itemsize, 0).view(bits(dtype))
     drawn = values(dtype, count, 0)
     if bits(dtype).kind != "b":
-        drawn[drawn == 0] = 1  # which of two zeros is the lesser is nobody's promise
+        drawn[drawn == 0] = 1  # the minimum of two zeros is undefined
     return drawn
 
 
 def cut(dtype: str, count: int, *key: object) -> Array:
-    """Values for a key (seed, operation, rank, ...); not to be written to."""
+    """Return read-only values for a key (seed, operation, rank, ...)."""
     begin = random.Random(repr(key)).randrange(SPREAD)
     assert count <= pool(dtype).size - SPREAD
     return pool(dtype)[begin : begin + count]
 
 
 def torch_dtype(dtype: str) -> torch.dtype:
-    """torch's."""
+    """Return torch's dtype."""
     return getattr(torch, dtype)  # type: ignore[no-any-return]
 
 
 def raw(tensor: Tensor) -> bytes:
-    """A tensor's elements in their logical order."""
+    """Return a tensor's elements in their logical order."""
     dense = torch.empty(tensor.shape, dtype=tensor.dtype)
     return as_bytes(dense.copy_(tensor.detach())).numpy().tobytes()
 
@@ -61,7 +61,7 @@ LAYOUTS = ("dense", "dense", "dense", "offset", "strided", "transposed")
 
 
 def laid_out(array: Array, dtype: str, layout: str = "dense") -> Tensor:
-    """A tensor of torch's own memory with these elements, in their logical order."""
+    """Return a tensor in torch's own memory with these elements, in their logical order."""
     kind, count = torch_dtype(dtype), array.size
     if layout == "offset":
         tensor = torch.zeros(count + 3, dtype=kind)[3:]

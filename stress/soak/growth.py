@@ -1,10 +1,10 @@
-"""Whether what a process holds grows: samples of a quiet process, and the verdict on a run of them.
+"""Growth of a process's resources: samples of an idle process, and the verdict on them.
 
-A sample is taken when nothing is in flight, only the default group lives, garbage is collected and
-free memory given back. The first quarter of the samples is warm-up. What can be counted exactly
-(descriptors, threads, mappings of memory files) must never exceed in the second half of the rest
-what it was before. Of what fluctuates (memory) the median of the second half must not lie more than
-a limit above that of the first half.
+A sample is taken when nothing is in flight, only the default group exists, garbage is collected and
+free memory is returned. The first quarter of the samples is warm-up. Countable resources
+(descriptors, threads, mappings of memory files) must not exceed in the second half of the remaining
+samples the maximum of all earlier samples. For fluctuating resources (memory), the median of the
+second half must not exceed that of the first half by more than a limit.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from statistics import median
 KIB = 1024
 MIB = 2**20
 LIMITS = {"rss": 8 * MIB, "pss": 8 * MIB, "anonymous": 8 * MIB, "heap": MIB, "blocks": 5000}
-"""By how much medians may differ: bytes, and Python's allocated blocks.
+"""The permitted difference of medians: bytes, and Python's allocated blocks.
 
-The arenas that malloc keeps for threads fill with holes, ever more slowly, while what it has handed
-out stays: hence 2 % for what is resident, and little for `heap`.
+malloc's arenas for threads fragment, ever more slowly, while the allocated bytes stay constant. The
+limit is therefore 2 % for resident memory, and small for `heap`.
 """
 BLOCKS_OF_GROUP = 2
-"""torch keeps these of each group that was made, over any backend; they are not counted."""
+"""torch keeps these blocks of each group, over any backend; the samples exclude them."""
 EXACT = ("fds", "threads", "memory_files")
 LEAST_SAMPLES = 8
-"""With fewer there is no verdict on memory."""
+"""With fewer samples there is no verdict on memory."""
 
 
 class Mallinfo(ctypes.Structure):
@@ -54,16 +54,16 @@ class Mallinfo(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Sample:
-    """What a process holds.
+    """The resources of a process.
 
     Attributes:
         rss: Resident bytes.
-        pss: The same, shared pages divided among those that share them.
-        anonymous: Resident bytes that are no file's and no peer's.
-        heap: Bytes that malloc has handed out.
-        blocks: Blocks that Python's allocator has handed out, less BLOCKS_OF_GROUP.
+        pss: Resident bytes, each shared page divided by the number of processes that map it.
+        anonymous: Resident bytes that belong to no file and no peer.
+        heap: Bytes that malloc has allocated.
+        blocks: Blocks that Python's allocator has allocated, less BLOCKS_OF_GROUP for each group.
         fds: Open descriptors.
-        threads: Of the kernel.
+        threads: The kernel's threads.
         memory_files: Mappings of memfds and of files in /dev/shm.
     """
 
@@ -78,7 +78,7 @@ class Sample:
 
 
 def sample(groups: int = 0) -> Sample:
-    """Look at this process, which has made so many groups."""
+    """Take a sample of this process, which has created `groups` groups."""
     libc = ctypes.CDLL(None)
     for _ in range(2):
         gc.collect()
@@ -111,7 +111,7 @@ def memory_files() -> int:
 
 
 def growth(samples: list[Sample]) -> dict[str, str]:
-    """What grew, and how."""
+    """Return the resources that grew, with a description."""
     warm = len(samples) // 4
     middle = warm + (len(samples) - warm) // 2
     found = {}
@@ -131,7 +131,7 @@ def growth(samples: list[Sample]) -> dict[str, str]:
 
 
 def described(samples: list[Sample]) -> str:
-    """First, middle and last sample in a line each."""
+    """Return the first, middle and last sample, one per line."""
     chosen = {0: "first", len(samples) // 2: "middle", len(samples) - 1: "last"}
     return "\n".join(f"  {name:6} {in_words(samples[at])}" for at, name in chosen.items())
 

@@ -29,7 +29,7 @@ class Message:
 
 
 class All:
-    """Several works as one, waited for in a random order."""
+    """Several works as one, which waits in a random order."""
 
     def __init__(self, works: list[Any], own: random.Random) -> None:
         self.works = own.sample(works, len(works))
@@ -40,7 +40,7 @@ class All:
 
 
 def messages(turn: Turn) -> list[Message]:
-    """Pairs, tags (some used again: then in order), types and sizes."""
+    """Draw pairs, tags (some repeated, which must keep their order), dtypes and sizes."""
     found = []
     for number in range(turn.plan.randrange(1, 9)):
         src, dst = turn.plan.sample(turn.everyone, 2)
@@ -52,7 +52,7 @@ def messages(turn: Turn) -> list[Message]:
 
 
 def in_random_order(mine: list[Message], own: random.Random) -> list[Message]:
-    """Shuffled, but those of one pair and tag stay in order."""
+    """Shuffle, but keep the order of messages with the same pair and tag."""
     shuffled = own.sample(mine, len(mine))
     slots: dict[tuple[int, int, int], list[Message]] = {}
     for message in mine:
@@ -65,7 +65,7 @@ def data_of(turn: Turn, message: Message) -> Any:
 
 
 def round_of_messages(turn: Turn) -> Started:
-    """isend and irecv, each rank in an order of its own, or in one batch_isend_irecv."""
+    """Use isend and irecv, each rank in an order of its own, or one batch_isend_irecv."""
     if turn.world == 1:
         return Started(None, lambda: None)
     whole, batched = messages(turn), turn.plan.random() < 0.4
@@ -103,7 +103,7 @@ def post_batch(turn: Turn, calls: list[Any]) -> list[Any]:
 
 
 def from_any_source(turn: Turn) -> Started:
-    """One rank receives from all others, whoever comes first."""
+    """Receive on one rank from all others, in order of arrival."""
     if turn.world == 1:
         return Started(None, lambda: None)
     to, dtype = turn.plan.randrange(turn.world), turn.dtype()
@@ -126,7 +126,7 @@ def from_any_source(turn: Turn) -> Started:
 
 
 def blocking_ring(turn: Turn) -> Started:
-    """send to the right and recv from the left, even ranks first in one and odd in the other."""
+    """Send to the right and receive from the left, even ranks in one order and odd in the other."""
     if turn.world < 2:
         return Started(None, lambda: None)
     dtype, tag = turn.dtype(), TAGS * (turn.index % 2**24)

@@ -1,4 +1,4 @@
-"""Groups that fail, as every rank expects: what they held must be given back, too."""
+"""Groups that fail as expected on every rank: their resources must be returned as well."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from stress.soak.turn import Mismatch, Started, Turn
 
 
 def mishap(turn: Turn) -> Started:
-    """Spoil a group of all ranks, made for that."""
+    """Create a group of all ranks and make it fail."""
     spoil, expected = turn.plan.choice(WAYS)
     odd = turn.plan.randrange(turn.world)
     group = dist.new_group(timeout=timedelta(seconds=60))
@@ -65,11 +65,11 @@ def leave_early(turn: Turn, group: Any, odd: int) -> None:
 
 
 def come_late(turn: Turn, group: Any, odd: int) -> None:
-    """The late one finds that the others have given up."""
+    """Make one rank late, so that it finds that the others have given up."""
     dist.barrier(group)
     if turn.rank == odd:
         dist.barrier(turn.group)
-        dist.barrier(group)  # the others came to this one, and then gave up
+        dist.barrier(group)  # the others joined this barrier, and then gave up
         dist.barrier(group)
         return
     try:

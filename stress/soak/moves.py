@@ -12,7 +12,7 @@ from stress.soak.turn import Started, Turn
 
 
 def drawn(turn: Turn, parts: int = 1) -> tuple[str, int]:
-    """A dtype, and the elements of one of so many parts."""
+    """Draw a dtype, and the elements of one of `parts` parts."""
     dtype = turn.dtype()
     return dtype, turn.count(bits(dtype).itemsize, parts)
 
@@ -29,7 +29,7 @@ def broadcast(turn: Turn) -> Started:
 
 
 def all_gather(turn: Turn) -> Started:
-    """Of lists, to which ranks may give different sizes."""
+    """Gather into lists; sizes may differ between ranks."""
     dtype, count = drawn(turn, turn.world)
     uneven = turn.plan.random() < 0.5
     counts = [turn.plan.randrange(count + 1) if uneven else count for _ in turn.everyone]
@@ -111,7 +111,7 @@ def scatter(turn: Turn) -> Started:
 
 
 def split_table(turn: Turn, most: int) -> list[list[int]]:
-    """Elements that each rank sends to each; some none."""
+    """Draw the elements that each rank sends to each rank, sometimes none."""
     empty = turn.plan.random() * 0.5
     return [
         [0 if turn.plan.random() < empty else turn.plan.randrange(most + 1) for _ in turn.everyone]
@@ -120,7 +120,7 @@ def split_table(turn: Turn, most: int) -> list[list[int]]:
 
 
 def all_to_all(turn: Turn) -> Started:
-    """Of lists of any sizes."""
+    """Exchange lists of any sizes."""
     dtype, most = drawn(turn, turn.world)
     table = split_table(turn, most)
     sent = [turn.values(dtype, n, turn.rank, to) for to, n in enumerate(table[turn.rank])]
@@ -137,7 +137,7 @@ def all_to_all(turn: Turn) -> Started:
 
 
 def all_to_all_single(turn: Turn) -> Started:
-    """Equal parts, or rows of three elements by splits."""
+    """Exchange equal parts, or rows of three elements by splits."""
     dtype, most = drawn(turn, turn.world)
     even = turn.plan.random() < 0.4
     table = [[most] * turn.world] * turn.world if even else split_table(turn, most // 3)

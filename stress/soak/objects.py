@@ -1,4 +1,4 @@
-"""Object collectives, which are made of several others."""
+"""Object collectives, which consist of several collectives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stress.soak.turn import Mismatch, Started, Turn
 
 
 def thing(turn: Turn, rank: int) -> Any:
-    """A rank's object."""
+    """Return a rank's object."""
     return {"operation": turn.index, "rank": rank, "text": "x" * (turn.index * 37 % 5000 * rank)}
 
 

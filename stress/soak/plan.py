@@ -1,4 +1,4 @@
-"""The plan of a soak: what all ranks do next, from nothing but the seed and the index."""
+"""The plan of a soak: the next step of all ranks, from seed and index only."""
 
 from __future__ import annotations
 
@@ -63,17 +63,17 @@ OF_ALL_RANKS: dict[Operation, int] = {
 
 @dataclass(frozen=True)
 class Step:
-    """What happens at one index.
+    """The step at one index.
 
     Attributes:
         kind: `make` or `destroy` a group, set a `timeout`, or `run` an operation.
-        group: Which of the live groups, by its place in the list.
-        members: Of a group to make.
-        operation: To run.
+        group: The live group, by its position in the list.
+        members: The members of a group to create.
+        operation: The operation to run.
         asynchronous: Whether its handle is waited for later.
-        in_flight: How many operations may go on after this step.
-        dropped: Whether nobody ever waits for it.
-        random: What the operation draws from, the same on all ranks.
+        in_flight: How many operations may be in flight after this step.
+        dropped: Whether no rank ever waits for the operation.
+        random: The operation's random generator, the same on all ranks.
     """
 
     kind: str
@@ -87,7 +87,7 @@ class Step:
 
 
 def step(seed: int, index: int, world: int, groups: int) -> Step:
-    """The step of an index, where so many groups live (the first is all ranks')."""
+    """Return the step of an index, with `groups` live groups; the first has all ranks."""
     draw = random.Random(f"{seed} {index}")
     group = 0 if draw.random() < 0.5 else draw.randrange(groups)
     members = tuple(sorted(draw.sample(range(world), draw.randrange(1, world + 1))))

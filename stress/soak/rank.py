@@ -23,20 +23,20 @@ from stress.soak.turn import Live, Mismatch, Started, Turn
 from tests.ranks import say
 
 CHECKPOINT = 200
-"""After so many steps everything is quiet, sub-groups end, and a sample is taken."""
-TIMEOUT = timedelta(seconds=60)  # loaded machines are slow
+"""After this many steps all operations complete, sub-groups end, and a sample is taken."""
+TIMEOUT = timedelta(seconds=60)  # allows for busy machines
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What a soak was asked to do.
+    """The settings of a soak.
 
     Attributes:
-        seed: Of the plan.
-        seconds: How long, at least.
-        steps: How many steps at most; None: no limit.
-        store_port: Of torch's store, which the starting process serves.
-        spoil: What to do wrong on purpose, by its name; empty: nothing.
+        seed: The seed of the plan.
+        seconds: The minimum duration.
+        steps: The maximum number of steps; None: no limit.
+        store_port: The port of torch's store, which the starting process serves.
+        spoil: The name of an intentional error; empty for none.
         checkpoint: Steps between two samples.
     """
 
@@ -64,7 +64,7 @@ class Soak:
         self.groups[0].kept["core"] = Group.from_env(timeout_s=TIMEOUT.total_seconds())
 
     def touch_all(self) -> None:
-        """Use all of the memory that the groups share, or it would come page by page."""
+        """Touch all memory that the groups share; it would otherwise become resident gradually."""
         peers = [peer for peer in range(self.world) if peer != self.rank]
         core, many = self.groups[0].kept["core"], torch.zeros(2**21)
         dist.all_reduce(many)
@@ -79,7 +79,7 @@ class Soak:
             work.wait()
 
     def run(self) -> dict[str, Any]:
-        """Until the time is over, or the steps."""
+        """Run until the time is over or all steps are done."""
         self.touch_all()
         since = time.monotonic()
         while True:
@@ -96,7 +96,7 @@ class Soak:
         return {"steps": self.index, "samples": self.samples, "done": self.done}
 
     def take(self, planned: Step) -> None:
-        """One step."""
+        """Run one step."""
         name = planned.kind if planned.kind != "run" else planned.operation.__name__
         self.done[name] = self.done.get(name, 0) + 1
         self.title = f"step {self.index}, {name}, group {planned.group}"
@@ -123,7 +123,7 @@ class Soak:
         for started in [one for one in self.pending if one.group is live]:
             self.finish(self.pending.index(started))
         if live.rank >= 0:
-            # Else it might be closed before the others have what they wait for, as in any backend.
+            # Otherwise it might be closed before the others have their data, as in any backend.
             dist.barrier(live.handle)
             dist.destroy_process_group(live.handle)
 
@@ -157,14 +157,14 @@ class Soak:
         started.check()
 
     def be_quiet(self) -> None:
-        """Wait for everything, end sub-groups, and look."""
+        """Wait for all operations, end sub-groups, and take a sample."""
         while self.pending:
             self.finish(self.own.randrange(len(self.pending)))
         while len(self.groups) > 1:
             self.destroy(len(self.groups) - 1)
         self.groups[0].kept = {"core": self.groups[0].kept["core"]}
         gc.collect()
-        for _ in range(2):  # memory that has died is withdrawn, and peers hear of that
+        for _ in range(2):  # withdraws freed registrations, also at peers
             dist.all_reduce(torch.zeros(2**18))
             self.groups[0].kept["core"].barrier()
         made = self.done.get("make", 0) + self.done.get("mishap", 0)
@@ -173,7 +173,7 @@ class Soak:
             say((self.index, self.samples[-1]))
 
     def all_stop(self, seconds: float) -> bool:
-        """Whether rank 0's time is over; and that all ranks are where it is."""
+        """Return whether rank 0's time is over; check that all ranks are at the same step."""
         known: list[Any] = [None] * self.world
         digest = zlib.crc32(repr(sorted(self.done.items())).encode())
         dist.all_gather_object(known, (self.index, digest, seconds))
@@ -183,7 +183,7 @@ class Soak:
 
 
 def soak(rank: int, world: int, settings: Settings) -> dict[str, Any]:
-    """The whole life of a rank; called by `tests.ranks`."""
+    """Run a rank from start to end; `tests.ranks` calls it."""
     warnings.simplefilter("ignore", FutureWarning)  # torch renames some calls
     warnings.simplefilter("ignore", UserWarning)
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""What ranks of a soak are forked with: modules, and the values that their inputs are cut from."""
+"""Preloads modules and the pool of input values before a soak forks its ranks."""
 
 from stress.soak import rank
 from stress.soak.data import ALL_DTYPES, pool

@@ -11,7 +11,7 @@ from tests.core.values import DTYPES, FACTORS, Array
 
 
 def drawn(turn: Turn) -> tuple[str, str]:
-    """A dtype and a reduction."""
+    """Draw a dtype and a reduction."""
     dtype = turn.dtype(DTYPES)
     also = ("avg", "premul_sum") if turn.world <= len(FACTORS) else ("avg",)
     return dtype, turn.reduction(dtype, also)
@@ -70,7 +70,7 @@ def of_part(inputs: list[list[Array]], part: int) -> list[Array]:
 
 
 def reduce_scatter(turn: Turn) -> Started:
-    """Of lists, whose parts may differ in size."""
+    """Reduce and scatter lists, whose parts may differ in size."""
     dtype, op = drawn(turn)
     size, uneven = turn.empty(dtype).itemsize, turn.plan.random() < 0.5
     first = turn.count(size, turn.world)

@@ -35,7 +35,7 @@ def parsed(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def run(world: int, settings: Settings, progress: bool = False) -> list[dict[str, Any]]:
-    """Every rank's result.
+    """Return every rank's result.
 
     Raises:
         RankFailure: A rank failed.
@@ -51,7 +51,7 @@ def run(world: int, settings: Settings, progress: bool = False) -> list[dict[str
 
 
 def listen(ranks: Ranks, limit_s: float) -> None:
-    """Print what rank 0 tells, until a rank ends."""
+    """Print rank 0's messages until a rank ends."""
     end = time.monotonic() + limit_s
     while time.monotonic() < end and not any(rank.outcome(0).kind != "running" for rank in ranks):
         if ranks[0]._said:
@@ -62,14 +62,14 @@ def listen(ranks: Ranks, limit_s: float) -> None:
 
 
 def first_failure(error: RankFailure) -> str:
-    """The text of the rank that failed first: the others failed because of it."""
+    """Return the text of the rank that failed first, which caused the other failures."""
     failed = [outcome for outcome in error.outcomes if outcome.kind != "returned"]
     first = min(failed, key=lambda outcome: outcome.ended_at or float("inf"))
     return f"{first.error or first.describe()}\n{first.traceback}"
 
 
 def main() -> int:
-    """Run, and report."""
+    """Run the soak and report."""
     asked = parsed()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     seconds = 1e5 if asked.steps is not None else 60 * asked.minutes
@@ -85,7 +85,7 @@ def main() -> int:
 
 
 def told(results: list[dict[str, Any]]) -> int:
-    """Print the figures; 1 if something grew."""
+    """Print the figures; return 1 if a resource grew."""
     print(f"{results[0]['steps']} steps without a mismatch; times each was planned:")
     print("  " + ", ".join(f"{name} {n}" for name, n in sorted(results[0]["done"].items())))
     grew = False

@@ -1,4 +1,4 @@
-"""What a soak has to find, done on purpose: leaks, and wrong values."""
+"""Intentional errors that a soak has to find: leaks, and wrong values."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ held: list[Any] = []
 
 
 def descriptor() -> None:
-    """One in every hundred steps."""
+    """Leak a descriptor in every hundredth step."""
     held.append(os.memfd_create("leak") if len(held) % 100 == 0 else None)
 
 
 def memory() -> None:
-    """A kilobyte in every step."""
+    """Leak a kilobyte in every step."""
     held.append(bytes(1000))
 
 
 def thread() -> None:
-    """One in every hundred steps."""
+    """Leak a thread in every hundredth step."""
     held.append(None)
     if len(held) % 100 == 0:
         threading.Thread(target=threading.Event().wait, daemon=True).start()
 
 
 def values() -> None:
-    """Rank 1 has others than everybody expects of it."""
+    """Give rank 1 other values than the other ranks expect of it."""
     if os.environ["RANK"] == "1" and not held:
         held.append(None)
         for dtype in ("float32", "int32", "uint8"):

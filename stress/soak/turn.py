@@ -1,4 +1,4 @@
-"""What one operation of a soak gets and gives."""
+"""The inputs and results of one operation of a soak."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Check = Callable[[], None]
 
 
 class Mismatch(AssertionError):
-    """A result is not what NumPy says."""
+    """A result differs from NumPy's."""
 
 
 @dataclass
 class Live:
-    """A process group of the soak, and what lives as long as it does."""
+    """A process group of the soak, and the objects with the same lifetime."""
 
     handle: Any
     members: tuple[int, ...]
-    rank: int  # of this process in it, -1 outside
+    rank: int  # of this process in it; -1 for a process outside
     kept: dict[str, Any] = field(default_factory=dict)
 
 
@@ -34,7 +34,8 @@ class Live:
 class Started:
     """An operation that was issued.
 
-    `work` may be None (it has run), a Work, or a future. `check` raises Mismatch, after that.
+    `work` may be None (the operation has completed), a Work, or a future. `check` runs afterwards
+    and raises Mismatch.
     """
 
     work: Any
@@ -47,8 +48,8 @@ class Started:
 class Turn:
     """One operation on one rank.
 
-    `plan` is drawn from alike on all ranks, so every draw must happen on all of them; `own` is this
-    rank's alone.
+    All ranks draw the same from `plan`, so every draw must happen on all of them; `own` belongs to
+    this rank alone.
     """
 
     seed: int
@@ -57,7 +58,7 @@ class Turn:
     plan: random.Random
     own: random.Random
     asynchronous: bool
-    checks: list[int] = field(default_factory=list)  # of results that all ranks share
+    checks: list[int] = field(default_factory=list)  # checksums of results that all ranks share
 
     @property
     def group(self) -> Any:
@@ -76,7 +77,7 @@ class Turn:
         return range(self.world)
 
     def count(self, itemsize: int, parts: int = 1) -> int:
-        """How many elements: none, few, about where the core takes another path, or many."""
+        """Draw a number of elements: none, few, about where the core switches paths, or many."""
         return min(self._count(itemsize, parts), MOST_BYTES // itemsize // parts)
 
     def _count(self, itemsize: int, parts: int) -> int:
@@ -96,7 +97,7 @@ class Turn:
         return self.plan.choice(among)
 
     def reduction(self, dtype: str, also: tuple[str, ...] = ("avg",)) -> str:
-        """A name of values.REDUCTIONS that c10d lets pass; `also` of those that only some know."""
+        """Draw a name of values.REDUCTIONS that c10d supports; `also` adds less common ones."""
         known = ("sum", "avg", "premul_sum") if dtype.startswith("complex") else REDUCTIONS[dtype]
         return self.plan.choice(
             [op for op in known if op not in ("avg", "premul_sum") or op in also]
@@ -106,14 +107,14 @@ class Turn:
         return self.plan.choice(LAYOUTS)
 
     def values(self, dtype: str, count: int, rank: int, *more: object) -> Array:
-        """A rank's data in this operation."""
+        """Return a rank's data in this operation."""
         return cut(dtype, count, self.seed, self.index, rank, *more)
 
     def tensor(self, dtype: str, array: Array, layout: str = "dense") -> Tensor:
         return laid_out(array, dtype, layout)
 
     def blank(self, dtype: str, count: int, layout: str = "dense") -> Tensor:
-        """An output, full of something else than the result."""
+        """Return an output tensor with values other than the result."""
         return laid_out(cut(dtype, count, "blank", self.index), dtype, layout)
 
     def empty(self, dtype: str, *shape: int) -> Tensor:
