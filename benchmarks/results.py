@@ -30,7 +30,7 @@ class Measurement:
 
     @property
     def us(self) -> float:
-        """Return the median over the rounds."""
+        """The median over the rounds."""
         return median(self.rounds_us)
 
 
@@ -58,7 +58,7 @@ class Report:
 
     @property
     def variants(self) -> list[str]:
-        """Return all measured variants, each once."""
+        """All measured variants, each once."""
         return list(dict.fromkeys(m.variant for m in self.measurements))
 
     def find(self, variant: str, **case: Any) -> Measurement | None:

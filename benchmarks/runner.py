@@ -69,7 +69,7 @@ class LibraryJobs:
 
     @property
     def libraries(self) -> list[str]:
-        """Return the libraries that still run."""
+        """The libraries that still run."""
         return list(self._jobs)
 
     def start(self, library: LibrarySpec) -> None:

@@ -75,7 +75,7 @@ class Servers:
 
     @property
     def imbalance(self) -> float:
-        """Return the bytes of the busiest server over the mean of all servers."""
+        """The bytes of the busiest server over the mean of all servers."""
         return float(self._served.max() / self._served.mean())
 
     def all_reduce(self, ready: Times, nbytes: int) -> Times:

@@ -51,7 +51,7 @@ class VariantJobs:
 
     @property
     def variants(self) -> list[str]:
-        """Return all variants, in the order of the tables."""
+        """All variants, in the order of the tables."""
         return list(self._place)
 
     def turn(self, steps: int, variants: Sequence[str] = ()) -> dict[str, float]:

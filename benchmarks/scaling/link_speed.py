@@ -25,17 +25,17 @@ class Trial:
 
     @property
     def exposed_s(self) -> float:
-        """Return the time that communication adds to the step."""
+        """The time that communication adds to the step."""
         return self.step_s - self.no_comm_s
 
     @property
     def share(self) -> float:
-        """Return the share of communication in the step."""
+        """The share of communication in the step."""
         return self.exposed_s / self.step_s
 
     @property
     def wanted_s(self) -> float:
-        """Return the time that communication should add."""
+        """The time that communication should add."""
         return wanted_s(self.no_comm_s)
 
 

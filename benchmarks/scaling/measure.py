@@ -44,7 +44,7 @@ class Row:
 
     @property
     def trial(self) -> Trial:
-        """Return the share of gloo's communication, from the medians of all rounds."""
+        """The share of gloo's communication, from the medians of all rounds."""
         return Trial(self.gbit, *(self.found.us(name) / 1e6 for name in (NO_COMM, GLOO)))
 
 

@@ -64,24 +64,24 @@ class BatchShard:
 
     @property
     def is_static(self) -> bool:
-        """Return whether the numbers are Python integers."""
+        """Whether the numbers are Python integers."""
         return isinstance(self.count, int)
 
     @property
     def is_even(self) -> bool:
-        """Return whether all ranks are known to have the same number of rows."""
+        """Whether all ranks are known to have the same number of rows."""
         return self.is_static and self.count % self.world_size == 0
 
     @property
     def weight(self) -> Any:
-        """Return this rank's share of all rows, from 0 to 1."""
+        """This rank's share of all rows, from 0 to 1."""
         if self.is_static:
             return self.rows / self.count
         return _quotient(self.rows, self.count)
 
     @property
     def factor(self) -> Any:
-        """Return the weight of this rank's mean in a mean over ranks; 1 for even shards."""
+        """The weight of this rank's mean in a mean over ranks; 1 for even shards."""
         if self.is_static:
             return self.rows * self.world_size / self.count
         return _quotient(self.rows * self.world_size, self.count)

@@ -39,12 +39,12 @@ class TrainingContext:
 
     @property
     def rank(self) -> int:
-        """Return this process's rank."""
+        """This process's rank."""
         return self.group.rank
 
     @property
     def world_size(self) -> int:
-        """Return the number of ranks."""
+        """The number of ranks."""
         return self.group.world_size
 
     @contextmanager

@@ -45,12 +45,12 @@ class ShardInfo:
 
     @property
     def rank(self) -> int:
-        """Return this rank."""
+        """This rank."""
         return self.group.rank
 
     @property
     def world_size(self) -> int:
-        """Return the number of ranks."""
+        """The number of ranks."""
         return self.group.world_size
 
     def rows_to_read(self, count: int) -> tuple[int, int]:
@@ -149,22 +149,22 @@ class Shards(keras_internals.DataAdapter):
 
     @property
     def num_batches(self) -> int | None:
-        """Return the number of batches in an epoch, if known."""
+        """The number of batches in an epoch, if known."""
         return self._source.num_batches  # type: ignore[no-any-return]
 
     @property
     def batch_size(self) -> int | None:
-        """Return the size of the global batch, if known."""
+        """The size of the global batch, if known."""
         return self._source.batch_size  # type: ignore[no-any-return]
 
     @property
     def has_partial_batch(self) -> bool | None:
-        """Return whether the last batch is shorter, if known."""
+        """Whether the last batch is shorter, if known."""
         return self._source.has_partial_batch  # type: ignore[no-any-return]
 
     @property
     def partial_batch_size(self) -> int | None:
-        """Return the size of a shorter last batch, if known."""
+        """The size of a shorter last batch, if known."""
         return self._source.partial_batch_size  # type: ignore[no-any-return]
 
     def on_epoch_begin(self) -> None:
@@ -194,7 +194,7 @@ class InOneOrder(keras.utils.PyDataset):  # type: ignore[misc]
 
     @property
     def num_batches(self) -> int:
-        """Return the number of batches in an epoch."""
+        """The number of batches in an epoch."""
         return self._source.num_batches  # type: ignore[no-any-return]
 
     def on_epoch_begin(self) -> None:

@@ -68,7 +68,7 @@ class SMDDPStrategy:
 
     @property
     def local_rank(self) -> int:
-        """Return the rank among the ranks of this node."""
+        """The rank among the ranks of this node."""
         return self.group.local_rank
 
     @contextmanager

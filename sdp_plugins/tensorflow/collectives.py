@@ -153,7 +153,7 @@ class Collectives:
         if tf.executing_eagerly():
             return call()
         graph = tf.compat.v1.get_default_graph()
-        if not graph.building_function:  # TensorFlow 1: only explicit dependencies order
+        if not graph.building_function:  # TensorFlow 1 orders by explicit dependencies
             with tf.control_dependencies(getattr(graph, _LAST, [])):
                 results = call()
             setattr(graph, _LAST, [results[0].op])

@@ -27,7 +27,7 @@ _UNREDUCED = (tf.bool, tf.string)
 
 
 class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc]
-    """Implements ``tf.distribute.StrategyExtended``: this rank is one of `world_size` replicas."""
+    """Implements ``tf.distribute.StrategyExtended``: this rank, one replica of ``world_size``."""
 
     def __init__(self, strategy: Any, job: Job) -> None:
         """Use the collectives of a job."""
@@ -194,7 +194,7 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """Return the device of this rank."""
+        """The device of this rank."""
         return (self._device,)
 
     parameter_devices = worker_devices
@@ -205,7 +205,7 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
 
     @property
     def experimental_between_graph(self) -> bool:
-        """Return True: every rank has its own graph."""
+        """True: every rank has its own graph."""
         return True
 
     experimental_should_init = experimental_between_graph
@@ -213,7 +213,7 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
 
     @property
     def should_checkpoint(self) -> bool:
-        """Return whether this rank writes the shared checkpoint: only rank 0 does."""
+        """Whether this rank writes the shared checkpoint: only rank 0 does."""
         return self._rank == 0
 
     should_save_summary = should_checkpoint

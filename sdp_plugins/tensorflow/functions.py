@@ -144,7 +144,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> Any:
         root_rank: The rank.
 
     Returns:
-        The operation that copies them in a TensorFlow 1 graph.
+        In a TensorFlow 1 graph, the operation that copies them.
     """
     variables = list(variables)
     values = [tf.convert_to_tensor(variable) for variable in variables]

@@ -56,7 +56,7 @@ class Current:
 
     @property
     def job(self) -> Job:
-        """Return the job.
+        """The job.
 
         Raises:
             RuntimeError: There is no job.

@@ -55,12 +55,12 @@ class SMDDPStrategy(tf.distribute.Strategy):  # type: ignore[misc]
 
     @property
     def rank(self) -> int:
-        """Return this process's rank."""
+        """This process's rank."""
         return self.group.rank
 
     @property
     def cluster_resolver(self) -> Any:
-        """Return this task's resolver, with worker 0 as the chief; no servers run behind it."""
+        """This task's resolver, with worker 0 as the chief; no servers run behind it."""
         names = [f"rank{rank}" for rank in range(self.group.world_size)]
         return tf.distribute.cluster_resolver.SimpleClusterResolver(
             tf.train.ClusterSpec({"worker": names}), task_type="worker", task_id=self.group.rank

@@ -32,8 +32,8 @@ class CallbackThread:
     Args:
         name: The thread's name.
         in_order: Whether operations end in the order in which they were issued, and callbacks
-            run in the order in which they were added. False for messages: peers decide their
-            order.
+            run in the order in which they were added. False where peers decide the order, as for
+            messages.
     """
 
     def __init__(self, name: str, in_order: bool = True) -> None:

@@ -73,7 +73,7 @@ class Capability:
 
     @property
     def calls(self) -> tuple[str, ...]:
-        """Return the functions of torch.distributed that run this operation."""
+        """The functions of torch.distributed that run this operation."""
         return CALLS[self.operation]
 
 

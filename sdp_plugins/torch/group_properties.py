@@ -52,7 +52,7 @@ class GroupProperties(dist.ProcessGroup):
 
     @property
     def global_ranks(self) -> tuple[int, ...] | None:
-        """Return the ranks' numbers in the default group, or None; see ``Group.global_ranks``."""
+        """The ranks' numbers in the default group, or None; see ``Group.global_ranks``."""
         return self._group.global_ranks
 
     def ended(self) -> list[int]:
@@ -75,12 +75,12 @@ class GroupProperties(dist.ProcessGroup):
 
     @property
     def options(self) -> Any:
-        """Return the options that torch queries on a backend."""
+        """The options that torch queries on a backend."""
         return c10d.Backend.Options(BACKEND, timedelta(seconds=self._group.timeout_s))
 
     @property
     def last_path(self) -> str:
-        """Return the path of the last operation, for logs and tests."""
+        """The path of the last operation, for logs and tests."""
         return self._group.last_path
 
     @property

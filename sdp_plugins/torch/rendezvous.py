@@ -106,7 +106,7 @@ class Rendezvous:
 
 
 def _global_ranks(members: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the ranks that messages show for a new group; None: use the default group's.
+    """Return the ranks that messages show; None for the default group, which finds them itself.
 
     torch's numbers are the job's if the launcher's do not tell all ranks apart, for example if it
     only numbers nodes.

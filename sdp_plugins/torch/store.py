@@ -54,7 +54,7 @@ class TorchStore:
 
     @property
     def raw(self) -> Store:
-        """Return torch's store."""
+        """Torch's store."""
         return self._store
 
     def set(self, key: str, value: bytes) -> None:

@@ -162,7 +162,7 @@ class PendingWork(Work):
 
     @property
     def is_collective(self) -> bool:
-        """Return whether all ranks take part; the call then ends soon after the last has joined."""
+        """Whether all ranks take part; the call then ends soon after the last has joined."""
         return self._thread.in_order
 
     def touches(self, storage: int) -> bool:

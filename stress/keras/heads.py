@@ -105,7 +105,7 @@ class Metric:
 
     @property
     def takes_weights(self) -> bool:
-        """Return False for one number per batch, which Keras cannot weight."""
+        """False for one number per batch, which Keras cannot weight."""
         return self.metric not in ("loss_object", "own_function")
 
 

@@ -90,7 +90,7 @@ class Plan:
 
     @property
     def inputs(self) -> list[int]:
-        """Return the positions of the inputs."""
+        """The positions of the inputs."""
         return [place for place, value in enumerate(self.values) if value.layer == "Input"]
 
     def to_json(self) -> str:
