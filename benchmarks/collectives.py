@@ -35,7 +35,7 @@ NO_BYTES = ("barrier",)
 
 @dataclass(frozen=True)
 class CollectivesPlan:
-    """What to measure, and how often.
+    """The settings of the `collectives` benchmark.
 
     Attributes:
         operations: Names from OPERATIONS.

@@ -30,7 +30,7 @@ FULL_MODEL = {"layers": 8, "width": 512, "words": 30522}
 
 @dataclass(frozen=True)
 class DdpPlan:
-    """What to train, and how often.
+    """The settings of the `ddp` benchmark.
 
     Attributes:
         backends: The backends, compared with no communication and with DDP's lower bound.

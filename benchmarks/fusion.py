@@ -18,7 +18,7 @@ WAYS = ("fused", "one by one", "one flat buffer")
 
 @dataclass(frozen=True)
 class FusionPlan:
-    """What to average, and how often.
+    """The settings of the `fusion` benchmark.
 
     Attributes:
         layers: Layers of the BERT whose gradients are averaged.

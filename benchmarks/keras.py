@@ -25,7 +25,7 @@ AS_STARTED_BY_HAND = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}  # only `sdp r
 
 @dataclass(frozen=True)
 class KerasPlan:
-    """What to train, and how often.
+    """The settings of the `keras` benchmark.
 
     Attributes:
         backend: Keras' backend.
@@ -58,7 +58,7 @@ def run(
     """Train with all methods, alternating.
 
     Args:
-        plan: What to train.
+        plan: The settings.
         progress: Called with the current state.
         mpi: Starts the ranks; smddp uses it between nodes.
         start: Starts the ranks on nodes of a testbed.

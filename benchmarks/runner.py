@@ -22,7 +22,7 @@ BARRIER_CELL = ("float32", 4)  # the report's key of an operation without a buff
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure.
+    """The settings of a measurement.
 
     Attributes:
         operation: "all_reduce" or "barrier".

@@ -26,7 +26,7 @@ WORKLOADS = {
 
 @dataclass(frozen=True)
 class ScalingPlan:
-    """What to train in one layout.
+    """The settings of the training in one layout.
 
     Attributes:
         model: One of MODELS.

@@ -126,7 +126,7 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.optimizer.learning_rate = self._initial_lr / ranks * growth
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Set the exact rate at the end of the warmup, and log the rate."""
+        """Set the exact rate at the end of the warmup, and print it if verbose."""
         if self._warmup_epochs - 1 <= epoch < self._warmup_epochs:
             self.model.optimizer.learning_rate = self._initial_lr
             if self._verbose and context_of(self).rank == 0:

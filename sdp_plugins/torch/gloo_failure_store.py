@@ -1,4 +1,4 @@
-"""The notice of the rank that gives up first, for jobs without MPI."""
+"""The failure message of the first rank that gives up, for jobs without MPI."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class FailureStore:
         thread.join(POST_LIMIT_S)
 
     def look(self) -> bytes | None:
-        """Return the latest known notice, or None; asks the store at intervals."""
+        """Return the known failure message, or None; ask the store at intervals."""
         now = time.monotonic()
         asking = self._looking is not None and self._looking.is_alive()
         if self._seen is None and not asking and now - self._looked_s > LOOK_EVERY_S:

@@ -6,8 +6,8 @@ also waits for a message that never arrives in part: the farewell that a rank se
 in good order.
 
 Every rank monitors one rank of the next node, and rank 0, whose process may serve the store with
-the notices of all ranks. A rank that detects an end tells the others. The other ranks' farewells
-arrive as well, but a rank reads them only once their connections are closed.
+the failure messages of all ranks. A rank that detects an end tells the others. The other ranks'
+farewells arrive as well, but a rank reads them only once their connections are closed.
 """
 
 from __future__ import annotations

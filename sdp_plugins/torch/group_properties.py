@@ -85,8 +85,8 @@ class GroupProperties(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        # torch's flight recorder (2.15 and later) cannot record a group without a C++ backend; it
-        # takes a group without devices for one.
+        # torch's flight recorder (2.15 and later) cannot record a group without a C++ backend.
+        # An empty device list marks this group as one.
         if sys._getframe(1).f_code.co_name == "_maybe_attach_flight_recorder":
             return []
         return [torch.device("cpu")]

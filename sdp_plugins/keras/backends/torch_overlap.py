@@ -41,7 +41,7 @@ class Overlap:
         self._variables = variables[::-1]
         self._parameters = [variable.value for variable in self._variables]
         self._factor = factor
-        # 1 for each variable with a gradient; reduced, so equal on all ranks.
+        # 1 for each variable with a gradient; the average reveals one that only some ranks have.
         self._present = torch.zeros(len(self._parameters))
         sizes = [(tensor.numel(), _dtype(tensor)) for tensor in (*self._parameters, self._present)]
         self._fusion = reduce.plan(sizes, "avg")
