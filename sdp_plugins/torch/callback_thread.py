@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -44,6 +45,7 @@ class CallbackThread:
         # Re-entrant: a signal handler may close the group while this thread holds the lock.
         self._lock = threading.RLock()
         self._signal = CompletionSignal()
+        self._pid = os.getpid()
         self._thread: threading.Thread | None = None
         self._stopped = False
         self._calling_back = False
@@ -137,6 +139,8 @@ class CallbackThread:
         return True
 
     def _put(self, tasks: list[_Task], task: _Task) -> bool:
+        if os.getpid() != self._pid:  # a forked child has neither the thread nor the engine
+            return False
         with self._lock:
             if self._stopped:
                 return False

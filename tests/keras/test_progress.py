@@ -32,6 +32,9 @@ def test_integers_and_missing_numbers() -> None:
     lost = np.array([1.0, np.nan])
     assert not _differs(lost.copy(), lost, True)
     assert _differs(np.array([1.0, 1.0]), lost, True)
+    masked = np.array([1.0, -np.inf])
+    assert not _differs(masked.copy(), masked, True)
+    assert _differs(np.array([2.0, -np.inf]), masked, True)
 
 
 def test_every_bit_counts_where_ranks_round_alike() -> None:

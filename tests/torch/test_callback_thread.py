@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 
@@ -35,3 +36,16 @@ def test_completions_overtake_callbacks_which_keep_their_order() -> None:
     assert order == [0, 1, 2]
     thread.call_back_when(lambda: True, lambda: order.append(3))
     assert order == [0, 1, 2, 3]  # nothing is lost after the end
+
+
+def test_a_forked_child_runs_tasks_at_once() -> None:
+    thread, done = CallbackThread("test"), threading.Event()
+    thread.when_done((), done.set)
+    done.wait()  # the thread runs, in this process only
+    child = os.fork()
+    if child == 0:
+        ran: list[int] = []
+        thread.call_back_when(lambda: False, lambda: ran.append(1))
+        os._exit(0 if ran else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    thread.stop()
