@@ -7,7 +7,6 @@ Importing this module checks them, and every process group imports it.
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import Any
 
 import torch
@@ -15,6 +14,8 @@ from torch._C import _distributed_c10d as c10d
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import graph
 from torch.utils import _python_dispatch as python_dispatch
+
+from sdp_plugins.core.private_names import check_names
 
 __all__ = [
     "FakeTensor",
@@ -81,15 +82,7 @@ def check() -> None:
     Raises:
         ImportError: A name does not exist in this version of torch.
     """
-    for path, purpose in NAMES.items():
-        try:
-            reduce(getattr, path.split("."), torch)
-        except AttributeError:
-            raise ImportError(
-                f"torch {torch.__version__} has moved torch.{path}, which {purpose}. Hint: use a "
-                "version of torch that this sdp-plugins was made for (pip install "
-                "'sdp-plugins[torch]' takes one), or a newer sdp-plugins."
-            ) from None
+    check_names(torch, NAMES, "torch")
 
 
 check()

@@ -5,9 +5,9 @@ Importing this module checks them; creating a strategy on torch imports it.
 
 from __future__ import annotations
 
-from functools import reduce
-
 import torch
+
+from sdp_plugins.core.private_names import check_names
 
 NAMES = {
     "_C._storage_Use_Count": "tells whether another tensor has a gradient's memory",
@@ -25,15 +25,7 @@ def check() -> None:
     Raises:
         ImportError: A name does not exist in this version of torch.
     """
-    for path, purpose in NAMES.items():
-        try:
-            reduce(getattr, path.split("."), torch)
-        except AttributeError:
-            raise ImportError(
-                f"torch {torch.__version__} has moved torch.{path}, which {purpose}. Hint: use a "
-                "version of torch that this sdp-plugins was made for (pip install "
-                "'sdp-plugins[keras,torch]' takes one), or a newer sdp-plugins."
-            ) from None
+    check_names(torch, NAMES, "keras,torch")
 
 
 check()
