@@ -2,6 +2,7 @@
 
 SDP_TRACE=/tmp/ddp sdp run -n 2 examples/trace_ddp.py
 python -m sdp_plugins.trace merge /tmp/ddp
+python -m benchmarks.overlap /tmp/ddp
 """
 
 import torch

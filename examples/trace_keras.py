@@ -2,6 +2,7 @@
 
 KERAS_BACKEND=jax SDP_TRACE=/tmp/keras SDP_FUSION_MB=4 sdp run -n 2 examples/trace_keras.py
 python -m sdp_plugins.trace merge /tmp/keras
+python -m benchmarks.overlap /tmp/keras
 """
 
 import time

@@ -26,6 +26,7 @@ PAGE = 4096
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
+_SAGEMAKER_FLAG = "sagemaker_distributed_dataparallel_enabled"
 _SHORT_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -236,12 +237,22 @@ def sagemaker_wants_smddp(env: Mapping[str, str] | None = None) -> bool:
         env: Variables to read; None reads the environment of this process.
     """
     given = environment() if env is None else env
+    return bool(_sagemaker_params(given).get(_SAGEMAKER_FLAG))
+
+
+def take_sagemaker_flag() -> None:
+    """Remove what `sagemaker_wants_smddp` reads from the environment."""
+    params = _sagemaker_params(os.environ)
+    if params.pop(_SAGEMAKER_FLAG, None) is not None:
+        os.environ["SM_FRAMEWORK_PARAMS"] = json.dumps(params)
+
+
+def _sagemaker_params(given: Mapping[str, str]) -> dict[str, Any]:
     try:
         params = json.loads(given.get("SM_FRAMEWORK_PARAMS", "") or "{}")
     except ValueError:
-        return False
-    flag = "sagemaker_distributed_dataparallel_enabled"
-    return isinstance(params, dict) and bool(params.get(flag))
+        return {}
+    return params if isinstance(params, dict) else {}
 
 
 def started_by_smddprun() -> bool:

@@ -1,9 +1,8 @@
 """HuggingFace's Trainer and accelerate over smddp, on CPUs.
 
-Scripts import and call nothing. `backend_choice` patches accelerate's choice of a backend,
-`sagemaker_flag` transformers' check for SageMaker's variables, and `command_line` adds smddp to the
-choices of an option. The patches apply when accelerate and transformers are imported, and affect
-only jobs that use smddp. `SDP_HUGGINGFACE=0` disables them. See docs/huggingface.md.
+Scripts import and call nothing. `backend_choice` patches accelerate's choice of a backend, and
+`command_line` adds smddp to the choices of an option of transformers. The patches apply when
+accelerate and transformers are imported, and affect only jobs that use smddp. `SDP_HUGGINGFACE=0` disables them. See docs/huggingface.md.
 """
 
 from __future__ import annotations

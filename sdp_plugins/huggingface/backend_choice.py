@@ -6,7 +6,9 @@ accelerate supports smddp on GPUs only. On CPUs (lines of accelerate 1.15.0, tra
 - without `use_cpu`, or in an initialized process group, it returns NO (state.py:815): every rank
   trains alone, without a message;
 - with SageMaker's variables it returns MULTI_GPU, and `set_device` (state.py:843) divides by
-  `torch.cuda.device_count()`, which is zero.
+  `torch.cuda.device_count()`, which is zero. Trainer (trainer.py:2682) would pass device_ids to DDP,
+  which refuses them for models on CPUs, and log the loss of rank 0 alone; it looks at a flag in
+  these variables, which is therefore removed.
 
 The type MULTI_CPU, which accelerate uses for gloo and MPI, makes the rest right: the device, DDP
 without device_ids (accelerator.py:2060), gathering, random states, barriers.
@@ -18,33 +20,49 @@ import functools
 import logging
 import re
 from collections.abc import Callable
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from sdp_plugins.core.config import sagemaker_wants_smddp, started_by_smddprun, started_by_us
+from sdp_plugins.core.config import (
+    sagemaker_wants_smddp,
+    started_by_smddprun,
+    started_by_us,
+    take_sagemaker_flag,
+)
 from sdp_plugins.core.topology import Topology
-from sdp_plugins.huggingface.sagemaker_flag import keep_from_transformers
-from sdp_plugins.huggingface.upstream import PATCHED, Upstream, mentions
 from sdp_plugins.torch.backend_name import BACKEND
 
 log = logging.getLogger(__name__)
+PATCHED = "patched_for_smddp"  # marks our function in place of accelerate's
+CHECKED = (1, 3), (1, 16)
+"""The first version of accelerate with which the tests passed, and the first untested version."""
+_NAMES = {"MULTI_CPU", "MULTI_GPU", "gloo", BACKEND}
 
 
-def is_unchanged(state: Any) -> bool:
-    """Whether `_prepare_backend` has the parameters and the names that the patch expects."""
-    choose = state.PartialState._prepare_backend
-    parameters = choose.__code__.co_varnames[: choose.__code__.co_argcount]
-    return parameters == ("self", "cpu", "sagemaker_dp", "backend") and mentions(
-        choose, "MULTI_CPU", "MULTI_GPU", "gloo", BACKEND
-    )
+def why_not(choose: Callable[..., Any], version: str) -> str:
+    """Why accelerate's function must not be patched; empty if it may be."""
+    if not CHECKED[0] <= major_and_minor(version) < CHECKED[1]:
+        return f"{version} is not in the range {dotted(CHECKED[0])} to below {dotted(CHECKED[1])}"
+    code: CodeType = choose.__code__
+    names = {*code.co_names, *(each for each in code.co_consts if isinstance(each, str))}
+    parameters = code.co_varnames[: code.co_argcount]
+    if parameters != ("self", "cpu", "sagemaker_dp", "backend") or not names >= _NAMES:
+        return f"{version} has changed the code that smddp patches"
+    return ""
 
 
-CHOICE = Upstream(
-    "accelerate", ((1, 3), (1, 16)), "PartialState._prepare_backend (state.py)", is_unchanged
-)
+def major_and_minor(version: str) -> tuple[int, int]:
+    """Parse a version such as "5.23.0" or "1.15.0.dev0"."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def dotted(version: tuple[int, int]) -> str:
+    """Format a version, such as "5.23"."""
+    return ".".join(map(str, version))
 
 
 def patch(module: ModuleType) -> None:
@@ -59,7 +77,7 @@ def patch(module: ModuleType) -> None:
     choose = partial_state._prepare_backend
     if hasattr(choose, PATCHED):
         return
-    if why := CHOICE.why_not(module, accelerate.__version__):
+    if why := why_not(choose, accelerate.__version__):
         patched = complaining(choose, why)
     else:
         cpu_type = module.DistributedType.MULTI_CPU  # type: ignore[attr-defined]
@@ -75,7 +93,12 @@ def complaining(choose: Callable[..., Any], why: str) -> Callable[..., Any]:
     def prepare_backend(*given: Any, **named: Any) -> Any:
         wishes = (*given[1:], *named.values())
         if is_meant(False, BACKEND if BACKEND in wishes else None) and is_rank():
-            CHOICE.complain(why)
+            log.warning(
+                "smddp does not patch PartialState._prepare_backend (state.py) of accelerate (%s): "
+                "ddp_backend='smddp' may not work on CPUs. Hint: install another version, or set "
+                "SDP_HUGGINGFACE=0 to silence this.",
+                why,
+            )
         return choose(*given, **named)
 
     return prepare_backend
@@ -98,8 +121,7 @@ def choosing(choose: Callable[..., Any], cpu_type: Any) -> Callable[..., Any]:
             set_torchs_variables()
         if state.device is None:  # no index: transformers 4.48 to 4.57 cannot resume on cpu:0
             state.device = torch.device("cpu")
-        if sagemaker_wants_smddp():
-            keep_from_transformers()
+        take_sagemaker_flag()
         return BACKEND, cpu_type
 
     return prepare_backend

@@ -9,7 +9,6 @@ with strategy.scope():
 model.fit(x, y, batch_size=256)  # the batch of all ranks together
 """
 
-from .callbacks import BroadcastVariables, LearningRateWarmup, MetricAverage
 from .strategy import SMDDPStrategy
 
-__all__ = ["BroadcastVariables", "LearningRateWarmup", "MetricAverage", "SMDDPStrategy"]
+__all__ = ["SMDDPStrategy"]

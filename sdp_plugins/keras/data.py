@@ -43,19 +43,9 @@ class ShardInfo:
     backend: Backend
     seed: int
 
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self.group.rank
-
-    @property
-    def world_size(self) -> int:
-        """The number of ranks."""
-        return self.group.world_size
-
     def rows_to_read(self, count: int) -> tuple[int, int]:
         """Return the first row and the number of rows of a global batch that this rank reads."""
-        return rows_to_read(count, self.rank, self.world_size)
+        return rows_to_read(count, self.group.rank, self.group.world_size)
 
 
 def whole(count: int) -> np.ndarray[Any, Any]:
@@ -144,8 +134,8 @@ class Shards(keras_internals.DataAdapter):
 
     def get_tf_dataset(self) -> Any:
         """Return a ``tf.data.Dataset`` of cut batches."""
-        dataset = self._source.get_tf_dataset()
-        return self._info.backend.cut_dataset(dataset, self._info.rank, self._info.world_size)
+        dataset, group = self._source.get_tf_dataset(), self._info.group
+        return self._info.backend.cut_dataset(dataset, group.rank, group.world_size)
 
     @property
     def num_batches(self) -> int | None:

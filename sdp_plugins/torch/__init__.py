@@ -16,15 +16,13 @@ from sdp_plugins.torch.backend import register_backend
 
 if TYPE_CHECKING:
     from sdp_plugins.torch.backend import create
-    from sdp_plugins.torch.capability_table import capabilities
     from sdp_plugins.torch.process_group import ProcessGroup
     from sdp_plugins.torch.share_tensor import share
 
-__all__ = ["ProcessGroup", "capabilities", "create", "share"]
+__all__ = ["ProcessGroup", "create", "share"]
 
 _HOMES = {
     "ProcessGroup": "process_group",
-    "capabilities": "capability_table",
     "create": "backend",
     "share": "share_tensor",
 }

@@ -9,7 +9,6 @@ from datetime import timedelta
 
 from sdp_plugins.core import CollectiveTimeoutError
 from sdp_plugins.core.errors import name_ranks
-from sdp_plugins.torch import debug_detail
 from sdp_plugins.torch.operators import dispatched
 from sdp_plugins.torch.options import UNSET, Options, call_options
 from sdp_plugins.torch.process_group_base import ProcessGroupBase
@@ -40,8 +39,6 @@ class Barrier(ProcessGroupBase):
         """
         limit_s = None if timeout in (None, UNSET) else max(timeout.total_seconds(), AT_ONCE_S)
         group = self._current_group()
-        if self._detail:
-            debug_detail.log_call(group, "monitored_barrier", ())
         try:
             group.barrier(timeout_s=limit_s)
         except CollectiveTimeoutError as error:

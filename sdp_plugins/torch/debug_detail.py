@@ -1,16 +1,14 @@
-"""TORCH_DISTRIBUTED_DEBUG=DETAIL: a log of all calls, and a comparison of shapes.
+"""TORCH_DISTRIBUTED_DEBUG=DETAIL: a comparison of shapes.
 
-The comparison of shapes is the only check of torch's DETAIL mode that the core lacks: the core
-compares all other properties in every operation.
+It is the only check of torch's DETAIL mode that the core lacks: the core compares all other
+properties in every operation.
 """
 
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -18,9 +16,6 @@ from torch.distributed import DebugLevel, get_debug_level
 
 from sdp_plugins.core import CollectiveMismatchError, Group
 from sdp_plugins.core.errors import name_ranks
-from sdp_plugins.torch.options import Launch
-
-log = logging.getLogger("sdp_plugins.torch.detail")  # the name in the documentation
 
 
 def is_on() -> bool:
@@ -80,57 +75,3 @@ def _differ_in_shape(mine: list[Any], theirs: list[Any]) -> bool:
 
 def _listed(shapes: list[list[int]]) -> str:
     return ", ".join(str(tuple(shape)) for shape in shapes)
-
-
-def logged(
-    group: Group, name: str, launches: Sequence[Launch], tensors: Sequence[Tensor]
-) -> list[Launch]:
-    """Wrap a call's operations so that each logs rank, number and shapes when it starts.
-
-    Args:
-        group: The group of the call.
-        name: The name of the call.
-        launches: The launches of the operations.
-        tensors: One tensor for each operation; otherwise every operation uses all of them.
-    """
-    each = [[tensor] for tensor in tensors]
-    if len(each) != len(launches):
-        each = [list(tensors)] * len(launches)
-    return [
-        partial(_log_and_start, group, name, own, launch)
-        for own, launch in zip(each, launches, strict=True)
-    ]
-
-
-def _log_and_start(
-    group: Group, name: str, tensors: Sequence[Tensor], launch: Launch, **how: Any
-) -> Any:
-    log_call(group, name, tensors)
-    return launch(**how)
-
-
-def log_call(group: Group, name: str, tensors: Sequence[Tensor]) -> None:
-    """Log the group's next collective."""
-    _log(group, f"{name} #{group.issued + 1}", tensors)
-
-
-def log_message(group: Group, name: str, tensor: Tensor, peer: int | None, tag: int) -> None:
-    """Log a point-to-point message.
-
-    Args:
-        group: The group of the message.
-        name: The name of the operation.
-        tensor: The tensor that holds the data.
-        peer: The other rank; None means any rank.
-        tag: The tag of the message.
-    """
-    whom = "any rank" if peer is None else f"rank {group.global_rank(peer)}"
-    _log(group, f"{name} {'to' if name == 'send' else 'from'} {whom} tag {tag}", [tensor])
-
-
-def _log(group: Group, what: str, tensors: Sequence[Tensor]) -> None:
-    if log.isEnabledFor(logging.INFO):
-        shapes = ", ".join(
-            f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors
-        )
-        log.info("%s", f"{group.error_prefix}{what} {shapes}".rstrip())

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sdp_plugins.torch import debug_detail
 from sdp_plugins.torch.operators import dispatched
 from sdp_plugins.torch.process_group_base import ProcessGroupBase
 from sdp_plugins.torch.profiling import begin
@@ -22,8 +21,6 @@ class PointToPoint(ProcessGroupBase):
         """Send a tensor."""
         tensor = only(tensors)
         source = readable(tensor)
-        if self._detail:
-            debug_detail.log_message(self._group, "send", tensor, dst_rank, tag)
         event = begin("send", [tensor])
         native = self._group.send(to_move(source), dst_rank, tag, async_op=True)
         assert native is not None
@@ -40,8 +37,6 @@ class PointToPoint(ProcessGroupBase):
         return self._receive("recvAnySource", only(tensors), None, tag)
 
     def _receive(self, name: str, tensor: Tensor, src: int | None, tag: int) -> Work:
-        if self._detail:
-            debug_detail.log_message(self._group, "recv", tensor, src, tag)
         event = begin(name, [tensor])
         copies = Outputs()
         buffer = to_move(copies.dense(tensor))

@@ -93,20 +93,19 @@ class ProcessGroupBase(GroupProperties):
             self._extra_groups[name] = made
         return self._extra_groups[name]
 
-    def _watch(
+    def _compare_shapes(
         self,
         name: str,
-        launches: Sequence[Launch],
+        operations: int,
         outputs: Sequence[Tensor],
         inputs: Sequence[Tensor],
         timeout_s: float | None,
-    ) -> Sequence[Launch]:
-        """Apply the checks and logs of TORCH_DISTRIBUTED_DEBUG=DETAIL before a call."""
+    ) -> None:
+        """Apply the check of TORCH_DISTRIBUTED_DEBUG=DETAIL before a call."""
         group = self._current_group()
         shapes = "shapes" if group is self._group else "callbacks, shapes"
-        compared = debug_detail.compared(name, outputs, inputs) if len(launches) == 1 else ()
+        compared = debug_detail.compared(name, outputs, inputs) if operations == 1 else ()
         debug_detail.compare_shapes(group, self._extra_group(shapes), name, compared, timeout_s)
-        return debug_detail.logged(group, name, launches, inputs or outputs)
 
     def _run(
         self,
@@ -130,7 +129,7 @@ class ProcessGroupBase(GroupProperties):
         """
         async_op, timeout_s = options
         if self._detail:
-            launches = self._watch(name, launches, outputs, inputs, timeout_s)
+            self._compare_shapes(name, len(launches), outputs, inputs, timeout_s)
         event = begin(name, inputs or outputs)
         if async_op:
             natives = [launch(async_op=True, timeout_s=timeout_s) for launch in launches]

@@ -22,12 +22,6 @@ _PAIRS = (
     (dist.ReduceOp.BXOR, ReduceOp.BXOR),
 )
 
-REDUCTIONS = {
-    **{op.name.upper(): op.native for op in (ReduceOp.SUM, *(ours for _, ours in _PAIRS))},
-    "PREMUL_SUM": ReduceOp.premul_sum(1.0).native,
-}
-"""torch's reductions and the native core's."""
-
 
 def core_op(op: Any) -> ReduceOp:
     """Return the core's reduction for one of c10d's.

@@ -15,7 +15,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sdp_plugins.core import ReduceOp
-from sdp_plugins.torch import debug_detail
 from sdp_plugins.torch.bucket_registration import MIN_BYTES
 from sdp_plugins.torch.ddp_caller import called_by_reducer, joining, wait_in_python
 from sdp_plugins.torch.internals import count_modes, profiling
@@ -88,11 +87,9 @@ class Reductions(ProcessGroupBase):
 
     def _sum_sparse(self, tensor: Tensor, kind: Any, options: CallOptions) -> Work:
         check(tensor, kind)
-        name, group = "sparse_all_reduce", self._current_group()
-        if self._detail:
-            debug_detail.log_call(group, name, [tensor])
-        entries = SparseSum(tensor, group, options[1])
-        return self._run(name, entries.launches, options, [tensor], copies=entries)
+        entries = SparseSum(tensor, self._current_group(), options[1])
+        launches = entries.launches
+        return self._run("sparse_all_reduce", launches, options, [tensor], copies=entries)
 
     def _reduce_all(self, tensors: Sequence[Tensor], kind: Any, options: CallOptions) -> Work:
         same_dtype(tensors)

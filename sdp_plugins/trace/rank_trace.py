@@ -1,4 +1,4 @@
-"""The part of a rank's trace kept in memory: a few numbers per collective, and the steps."""
+"""The part of a rank's trace kept in memory: a few numbers per collective."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from sdp_plugins.trace import trace_file
 from sdp_plugins.trace.folder import Found, Json
-
-Stretch = tuple[float, float]
 
 
 class GroupKey(NamedTuple):
@@ -56,11 +54,6 @@ class Operation(NamedTuple):
     nbytes: int
     failed: bool
 
-    @property
-    def issued(self) -> float:
-        """When it was called."""
-        return self.begin - self.queued
-
 
 @dataclass
 class RankTrace:
@@ -71,7 +64,6 @@ class RankTrace:
         about: Its ``otherData``.
         groups: Each group and this rank in it, by the group's label in the file.
         operations: Collectives by group and sequence number.
-        steps: The spans called ``step``.
         first_us: Begin of its first event.
         shift_us: Offset from its times to those of the merged trace.
     """
@@ -82,7 +74,6 @@ class RankTrace:
     operations: dict[GroupKey, dict[int, Operation]] = field(
         default_factory=lambda: defaultdict(dict)
     )
-    steps: list[Stretch] = field(default_factory=list)
     first_us: float = float("inf")
     shift_us: float = 0.0
 
@@ -106,17 +97,12 @@ class RankTrace:
     def _take(self, event: Json) -> None:
         if "ts" in event:
             self.first_us = min(self.first_us, event["ts"])
-        if event["ph"] != "X":
-            return
-        begin, end = event["ts"], event["ts"] + event["dur"]
-        if event["cat"] == "span" and event["name"] == "step":
-            self.steps.append((begin, end))
-        if event["cat"] == "collective":
+        if event["ph"] == "X" and event["cat"] == "collective":
             args = event["args"]
             self.operations[self.groups[args["group"]][0]][args["seq"]] = Operation(
                 sys.intern(event["name"]),
-                begin,
-                end,
+                event["ts"],
+                event["ts"] + event["dur"],
                 args["queued_us"],
                 args.get("waiting_us", 0.0),
                 args["bytes"],

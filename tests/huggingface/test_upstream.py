@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import re
 import sys
 from types import ModuleType, SimpleNamespace
@@ -17,9 +18,13 @@ pytest.importorskip("transformers")
 from accelerate.state import DistributedType, PartialState
 
 from sdp_plugins import huggingface
-from sdp_plugins.core.config import patches_huggingface, sagemaker_wants_smddp
-from sdp_plugins.huggingface import backend_choice, sagemaker_flag
-from sdp_plugins.huggingface.upstream import Upstream, dotted, major_and_minor
+from sdp_plugins.core.config import (
+    patches_huggingface,
+    sagemaker_wants_smddp,
+    take_sagemaker_flag,
+)
+from sdp_plugins.huggingface import backend_choice
+from sdp_plugins.huggingface.backend_choice import CHECKED, dotted, major_and_minor
 from sdp_plugins.torch import mpi_environment
 from tests.huggingface.jobs import ROOT, run
 from tests.ranks import free_port
@@ -109,27 +114,6 @@ def test_a_fault_does_not_break_accelerate(monkeypatch: pytest.MonkeyPatch) -> N
     huggingface.patch(state_module(choose))
 
 
-@pytest.mark.parametrize("version", ["4.47.0", "5.24.0", "4.48.0"])
-def test_versions_of_transformers(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrap(self: Any) -> Any:
-        return sagemaker_flag.FLAG, is_sagemaker_dp_enabled(), "SMDATAPARALLEL_LOCAL_RANK"
-
-    def is_sagemaker_dp_enabled() -> bool:
-        return True
-
-    wrap.__code__ = wrap.__code__.replace(co_names=(sagemaker_flag.FLAG,))
-    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(__version__=version))
-    module: Any = ModuleType("transformers.trainer")
-    module.Trainer = type("Trainer", (), {"_wrap_model": wrap})
-    module.is_sagemaker_dp_enabled = is_sagemaker_dp_enabled
-    sagemaker_flag.patch(module)
-    patched = module.is_sagemaker_dp_enabled
-    assert (patched is not is_sagemaker_dp_enabled) == (version == "4.48.0")
-    assert patched() is True  # accelerate is not in a job on CPUs
-    monkeypatch.setitem(PartialState._shared_state, "distributed_type", DistributedType.MULTI_CPU)
-    assert patched() == (version != "4.48.0")
-
-
 def test_other_backends_are_chosen_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     patched = PartialState._prepare_backend
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -196,10 +180,19 @@ def test_settings() -> None:
         assert not sagemaker_wants_smddp({"SM_FRAMEWORK_PARAMS": text})
 
 
-@pytest.mark.parametrize("upstream", [backend_choice.CHOICE, sagemaker_flag.TRAINER])
-def test_the_extra_installs_what_is_mended(upstream: Upstream) -> None:
-    first, after = map(dotted, upstream.checked)
-    assert f'"{upstream.package}>={first},<{after}"' in (ROOT / "pyproject.toml").read_text()
+def test_the_extra_installs_what_is_patched() -> None:
+    first, after = map(dotted, CHECKED)
+    assert f'"accelerate>={first},<{after}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_the_flag_is_taken_from_sagemakers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainer looks at it, and would pass device_ids to DDP."""
+    monkeypatch.setenv("SM_FRAMEWORK_PARAMS", SAGEMAKER.replace("{", '{"kept": 1, '))
+    take_sagemaker_flag()
+    assert os.environ["SM_FRAMEWORK_PARAMS"] == '{"kept": 1}'
+    monkeypatch.setenv("SM_FRAMEWORK_PARAMS", "[1")
+    take_sagemaker_flag()
+    assert os.environ["SM_FRAMEWORK_PARAMS"] == "[1"
 
 
 def test_versions() -> None:

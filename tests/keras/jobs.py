@@ -17,12 +17,7 @@ import pytest
 from keras import layers, ops
 
 from sdp_plugins.core import SdpError
-from sdp_plugins.keras import (
-    BroadcastVariables,
-    LearningRateWarmup,
-    MetricAverage,
-    SMDDPStrategy,
-)
+from sdp_plugins.keras import SMDDPStrategy
 from tests.keras.cases import BATCH, ROWS, arrays, crossentropy, dense
 
 
@@ -541,39 +536,6 @@ def uninterrupted(rank: int, world: int) -> list[Any]:
         model = compiled(made)
         model.fit(*arrays(), epochs=4, shuffle=False, verbose=0)
         return [[2, 3], values(model)]
-
-
-def horovod_callbacks(rank: int, world: int) -> dict[str, Any]:
-    rates: list[float] = []
-    seen: dict[str, Any] = {}
-
-    class Own(keras.callbacks.Callback):
-        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-            rates.append(float(self.model.optimizer.learning_rate))
-
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            logs["mine"] = float(rank)
-
-    class See(keras.callbacks.Callback):
-        def on_train_begin(self, logs: Any = None) -> None:
-            if rank == 1:  # something that the broadcast has to mend
-                kernel = self.model.layers[0].kernel
-                kernel.assign(ops.zeros(kernel.shape))
-
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            seen.update(logs)
-
-    with strategy() as made:
-        model = compiled(made)
-        warmup = LearningRateWarmup(0.4, warmup_epochs=2)
-        model.fit(
-            *arrays(),
-            batch_size=BATCH,
-            epochs=3,
-            verbose=0,
-            callbacks=[warmup, Own(), MetricAverage(), BroadcastVariables(), See()],
-        )
-        return {"rates": rates, "mine": seen["mine"], "values": values(model)}
 
 
 class Scale(layers.Layer):

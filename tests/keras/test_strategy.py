@@ -155,15 +155,6 @@ def test_backup_resumes_all_ranks(keras_pool: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.versions
-def test_horovod_callbacks(keras_pool: Any) -> None:
-    first, second = keras_pool("torch", 2).run(job("horovod_callbacks"))
-    growth = [0.2 * (1 + step / 3 / 2) for step in range(6)]
-    np.testing.assert_allclose(first["rates"], [*growth, 0.4, 0.4, 0.4], rtol=1e-6)
-    assert first["mine"] == second["mine"] == 0.5
-    assert_same(first, second, 0.0, "")
-
-
-@pytest.mark.versions
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_own_loops(keras_pool: Any, backend: str) -> None:
     for each in (ranks := keras_pool(backend, 3).run(job("own_loop"))):

@@ -9,9 +9,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from sdp_plugins.torch import capabilities
-from sdp_plugins.torch.capability_table import CALLS, REDUCING, movable, tables
-from sdp_plugins.torch.reduce_ops import REDUCTIONS
+from tests.torch.capability_table import (
+    CALLS,
+    REDUCING,
+    REDUCTIONS,
+    capabilities,
+    movable,
+    tables,
+)
 from tests.torch.jobs import process_group
 
 DOCS = Path(__file__).parents[2] / "docs" / "torch.md"

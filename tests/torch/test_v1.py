@@ -14,9 +14,6 @@ import torch
 import torch.distributed as torch_dist
 from torch import nn
 
-from sdp_plugins.core.config import Config
-from sdp_plugins.core.topology import Topology
-from sdp_plugins.torch.smddp_v1 import launched
 from tests.ranks import RankPool
 from tests.torch.jobs import assert_same, values
 
@@ -171,27 +168,6 @@ def what_torch_refuses() -> None:
 
 def test_modules_without_parameters_or_without_shapes(rank_pool: Pool) -> None:
     rank_pool(2).run(joined, what_torch_refuses)
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_host_without_a_way_out(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits for an address that cannot come."""
-    told = []
-
-    def exchange(blob: bytes, timeout_s: float) -> list[bytes]:
-        told.append(blob)
-        return [b"", b""]
-
-    monkeypatch.setattr(launched, "for_environment", lambda *given: (exchange, None))
-    monkeypatch.setattr(launched, "own_address", lambda: 1 / 0 if rank else no_route())
-    topology = Topology(rank, 2, 0, 1, rank, "job", "openmpi")
-    with pytest.raises(RuntimeError, match="Hint: give all ranks MASTER_ADDR"):
-        launched._store(topology, Config())
-    assert told == [b""]
-
-
-def no_route() -> str:
-    raise OSError(101, "Network is unreachable")
 
 
 @pytest.mark.parametrize("accumulate", [False, True])

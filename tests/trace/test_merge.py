@@ -1,4 +1,4 @@
-"""One trace of all ranks: their clocks, who was late, what ran beside backward passes."""
+"""One trace of all ranks: their clocks, and which ranks were late."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ import pytest
 from sdp_plugins import trace
 from sdp_plugins.core import Group
 from sdp_plugins.trace import trace_file
-from sdp_plugins.trace.folder import clear, of_job, prepared
+from sdp_plugins.trace.folder import clear, prepared
 from sdp_plugins.trace.merge import merge
-from sdp_plugins.trace.rank_trace import RankTrace
-from sdp_plugins.trace.summary import overlap, united
 from tests.ranks import HANG_S, run_ranks
 from tests.trace.chrome_schema import check
 
@@ -115,10 +113,6 @@ def write(folder: Path, rank: int, events: list[Json], name: str = "", **about: 
 def merged(folder: Path) -> Json:
     found: Json = json.loads(merge(folder).path.read_text())
     return found
-
-
-def read(folder: Path) -> list[RankTrace]:
-    return [RankTrace.read(found) for found in of_job(folder, "")[0]]
 
 
 def said(folder: Path, job: str = "") -> str:
@@ -253,31 +247,6 @@ def test_what_cannot_be_merged(tmp_path: Path) -> None:
         merge(tmp_path)
 
 
-def test_overlap_is_what_ran_before_the_last_gradients_were_ready(tmp_path: Path) -> None:
-    step = {"name": "step", "cat": "span", "ph": "X", "ts": 0, "dur": 1000, "tid": 9, "args": {}}
-    buckets = [
-        collective(1, 100, 200, waiting_us=50.0),  # beside
-        collective(2, 300, 500, queued_us=100.0),  # half of it
-        collective(3, 500, 600, queued_us=100.0),  # the last one, issued at 400
-        collective(4, 700, 710, bytes=8),  # a loss
-    ]
-    write(tmp_path, 0, [step, *buckets], world_size=1)
-    ((rank, found),) = overlap(read(tmp_path)).items()
-    assert (rank, found.steps, found.step, found.running) == (0, 1, 1000, 400)
-    assert found.beside == pytest.approx(200 / 400)
-    assert found.moving == 400 - 50
-    assert found.moving_beside == pytest.approx(150 / 350)
-
-
-def test_steps_are_each_rank_s_own(tmp_path: Path) -> None:
-    step = {"name": "step", "cat": "span", "ph": "X", "ts": 0, "tid": 9, "args": {}}
-    for rank, dur in enumerate((1000, 3000)):
-        write(tmp_path, rank, [{**step, "dur": dur}, collective(1, 100, 200 + dur / 10)])
-    found = overlap(read(tmp_path))
-    assert {rank: one.step for rank, one in found.items()} == {0: 1000, 1: 3000}
-    assert {rank: one.running for rank, one in found.items()} == {0: 200, 1: 400}
-
-
 def test_a_merge_keeps_no_events(tmp_path: Path) -> None:
     """A job may leave gigabytes of them."""
     for rank in range(2):
@@ -288,7 +257,3 @@ def test_a_merge_keeps_no_events(tmp_path: Path) -> None:
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 6e6  # parsed and kept they alone take more
-
-
-def test_united() -> None:
-    assert united([(5, 6), (0, 2), (1, 3), (2, 2.5), (9, 8)]) == 4

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from sdp_plugins.core.averages import average_numbers
 from sdp_plugins.tensorflow.functions import broadcast_variables
 from sdp_plugins.tensorflow.job import current
 
@@ -33,5 +33,9 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
     """Averages the numbers in an epoch's logs over the ranks, for the callbacks that follow."""
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Average the logs in place."""
-        average_numbers(current.job.group, logs)
+        """Average the logs in place; their names must be equal on all ranks."""
+        names = sorted(name for name, value in (logs or {}).items() if np.ndim(value) == 0)
+        if logs and names:
+            values = np.array([float(logs[name]) for name in names])
+            current.job.group.all_reduce(values, "avg")
+            logs.update(zip(names, values.tolist(), strict=True))

@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 
 from sdp_plugins.core.topology import Topology
-from sdp_plugins.torch.smddp_v1.launched import join
+from sdp_plugins.torch.backend_name import BACKEND
+from sdp_plugins.torch.mpi_environment import set_torchs_variables
 
 IGNORED = frozenset({"backend", "init_method", "rank", "world_size", "store", "group_name"})
 
@@ -60,6 +61,9 @@ def is_available() -> bool:
 def init_process_group(*args: Any, **kwargs: Any) -> None:
     """Join all ranks; further calls change nothing.
 
+    mpirun's and srun's ranks need MASTER_ADDR on several nodes, as torch does: see
+    `set_torchs_variables`. Without a launcher, this process is the only rank.
+
     Args:
         *args: Ignored.
         **kwargs: `timeout` and `device_id` as in torch; torch's other arguments are ignored.
@@ -70,7 +74,12 @@ def init_process_group(*args: Any, **kwargs: Any) -> None:
     """
     if dist.is_initialized():
         return
-    join(**{name: value for name, value in kwargs.items() if name not in IGNORED})
+    options = {name: value for name, value in kwargs.items() if name not in IGNORED}
+    if is_available():
+        set_torchs_variables()
+    else:
+        options |= {"store": dist.HashStore(), "rank": 0, "world_size": 1}
+    dist.init_process_group(BACKEND, **options)
 
 
 def is_initialized() -> bool:

@@ -1,6 +1,6 @@
 """The supported operations, dtypes and reductions, and the path that each combination takes.
 
-    python -m sdp_plugins.torch.capability_table
+    python -m tests.torch.capability_table
 
 prints tables, which docs/torch.md includes. docs/algorithms.md describes the paths.
 """
@@ -16,12 +16,19 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import supports_complex
 
 from sdp_plugins.core import _native
-from sdp_plugins.torch.reduce_ops import REDUCTIONS
+from sdp_plugins.torch.reduce_ops import core_op
 from sdp_plugins.torch.sparse import SUMMABLE
 from sdp_plugins.torch.tensors import DTYPES
 
 _SPECIAL = re.compile(r"q|bits|u?int[1-7]$")  # quantized dtypes, and dtypes smaller than a byte
 SMALL, LARGE = 1, 1 << 20  # bytes, below and above what travels with the announcement
+
+NAMES = ("SUM", "AVG", "MAX", "MIN", "PRODUCT", "BAND", "BOR", "BXOR")
+REDUCTIONS = {
+    **{name: core_op(getattr(dist.ReduceOp, name)).native for name in NAMES},
+    "PREMUL_SUM": core_op(dist._make_nccl_premul_sum(1.0)).native,  # type: ignore[attr-defined]
+}
+"""torch's reductions and the native core's."""
 
 SPARSE = "sparse_all_reduce"  # all_reduce of torch.sparse_coo: an all_gather of the entries
 
