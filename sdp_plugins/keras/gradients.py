@@ -18,27 +18,27 @@ if TYPE_CHECKING:
     from .batch_shard import BatchShard
     from .context import TrainingContext
 
-_WATCHED = "_smddp_context"
+_PATCHED = "_smddp_context"
 
 
-def watch_optimizer(optimizer: Any, context: TrainingContext, outermost: bool = True) -> None:
+def patch_optimizer(optimizer: Any, context: TrainingContext, outermost: bool = True) -> None:
     """Make an optimizer average gradients over the ranks; a second call changes nothing."""
-    if vars(optimizer).get(_WATCHED) is context:
+    if vars(optimizer).get(_PATCHED) is context:
         return
-    object.__setattr__(optimizer, _WATCHED, context)
+    object.__setattr__(optimizer, _PATCHED, context)
     if outermost and context.backend.is_stateless:
-        _watch_end(optimizer, context)
+        _patch_stateless_apply(optimizer, context)
     if hasattr(optimizer, "inner_optimizer"):
-        _watch_loss_scale(optimizer, context)
-        watch_optimizer(optimizer.inner_optimizer, context, outermost=False)
+        _patch_loss_scale(optimizer, context)
+        patch_optimizer(optimizer.inner_optimizer, context, outermost=False)
         return
     clip, apply = optimizer._clip_gradients, optimizer.apply
     accumulates = bool(optimizer.gradient_accumulation_steps)
 
     def clip_gradients(grads: Any) -> Any:
         if accumulates:
-            return clip(context.backend.average_of_update(optimizer, grads))
-        return clip(context.backend.average(grads, shard_of_step(context.backend)))
+            return clip(context.backend.average_accumulated_gradients(optimizer, grads))
+        return clip(context.backend.average_gradients(grads, shard_of_step(context.backend)))
 
     def apply_weighted(grads: Any, trainable_variables: Any = None) -> Any:
         return apply(_weighted(grads, shard_of_step(context.backend)), trainable_variables)
@@ -55,18 +55,18 @@ def _weighted(grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
     return [None if grad is None else shard.times(grad, shard.factor) for grad in grads]
 
 
-def _watch_loss_scale(optimizer: Any, context: TrainingContext) -> None:
+def _patch_loss_scale(optimizer: Any, context: TrainingContext) -> None:
     check = optimizer.check_finite
 
     def check_finite(grads: Any) -> Any:
         overflows = ops.cast(ops.logical_not(check(grads)), "int32")
-        (ranks,) = context.backend.total([overflows])
+        (ranks,) = context.backend.all_reduce([overflows])
         return ops.equal(ranks, 0)
 
     object.__setattr__(optimizer, "check_finite", check_finite)
 
 
-def _watch_end(optimizer: Any, context: TrainingContext) -> None:
+def _patch_stateless_apply(optimizer: Any, context: TrainingContext) -> None:
     apply = optimizer.stateless_apply
 
     def stateless_apply(*args: Any, **kwargs: Any) -> Any:

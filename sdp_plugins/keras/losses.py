@@ -91,7 +91,7 @@ def _of_whole_batch(reduce_values: _Function) -> _Function:
         else:
             return loss
         ours = ops.stop_gradient(ops.sum(ops.cast(divisor, loss.dtype)))
-        (everyones,) = step.backend.total([shard.times(ours, 1)])
+        (everyones,) = step.backend.all_reduce([shard.times(ours, 1)])
         return loss * _divide(_divide(ours, everyones, loss.dtype), shard.weight, loss.dtype)
 
     return reduced

@@ -21,7 +21,7 @@ from .losses import relates_rows
 from .running_step import RunningStep, running, running_step
 
 _Arguments = Callable[[RunningStep, Any, Any], Any]
-_WATCHED = "_smddp_watched"
+_PATCHED = "_smddp_patched"
 
 
 def flat(model: Any) -> list[Any]:
@@ -52,14 +52,14 @@ def adds_up(metric: Any) -> bool:
     )
 
 
-def watch_metrics(model: Any) -> None:
+def patch_metrics(model: Any) -> None:
     """Make a model's metrics use the running step; a second call changes nothing."""
     for metric in flat(model):
-        if not getattr(metric, _WATCHED, False):
-            _watch(metric)
+        if not getattr(metric, _PATCHED, False):
+            _patch_metric(metric)
 
 
-def _watch(metric: Any) -> None:
+def _patch_metric(metric: Any) -> None:
     update, result = metric.update_state, metric.result
     arguments = _arguments_for(metric)
 
@@ -78,7 +78,7 @@ def _watch(metric: Any) -> None:
 
     object.__setattr__(metric, "update_state", update_state)
     object.__setattr__(metric, "result", noted_result)
-    object.__setattr__(metric, _WATCHED, True)
+    object.__setattr__(metric, _PATCHED, True)
 
 
 def _arguments_for(metric: Any) -> _Arguments:
@@ -99,7 +99,7 @@ def _gathered(step: RunningStep, args: Any, kwargs: Any) -> Any:
         shape = getattr(value, "shape", None)
         if shape is not None and len(shape) == 0 and "float" in str(value.dtype):
             ours = shard.times(ops.stop_gradient(value), shard.weight)
-            (mean,) = backend.total([ours])
+            (mean,) = backend.all_reduce([ours])
             return mean
         if shape is None or len(shape) == 0 or (rows is not None and shape[0] != rows):
             return value  # not rows of the batch

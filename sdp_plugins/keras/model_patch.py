@@ -19,9 +19,9 @@ from . import keras_internals, losses, rank_zero_callbacks
 from .batch_shard import DATA, is_marked
 from .context import TrainingContext
 from .data import ShardInfo, in_one_order, shard_data
-from .gradients import watch_optimizer
+from .gradients import patch_optimizer
 from .initial_sync import InitialSync, check_same_call, sync_once
-from .metrics import watch_metrics
+from .metrics import patch_metrics
 from .predictions import of_all_ranks
 from .progress import Progress, explain
 from .variables import average_partial_sums, optimizers_of
@@ -286,13 +286,13 @@ class _PatchedMethods:
         losses.refuse_unreduced(self._model)
         self._context.backend.prepare(self._model)
         self._symbolic_build(data_batch=self._context.backend.example(data))
-        self._watch()
+        self._patch_parts()
 
-    def _watch(self) -> None:
+    def _patch_parts(self) -> None:
         """Make the model's metrics and optimizers use the running step."""
-        watch_metrics(self._model)
+        patch_metrics(self._model)
         for optimizer in optimizers_of(self._model):
-            watch_optimizer(optimizer, self._context)
+            patch_optimizer(optimizer, self._context)
 
     def _callbacks(self, callbacks: Any) -> Any:
         start = InitialSync(self._context)
@@ -312,7 +312,7 @@ class _PatchedMethods:
             losses.refuse_unreduced(self._model)
             self._context.backend.prepare(self._model)
             self._symbolic_build(data_batch=batch)
-            self._watch()
+            self._patch_parts()
         sync_once(self._model, self._context, name)
         return self._class[name](*args, **kwargs)
 

@@ -34,7 +34,7 @@ def _over_all_rows(of_this_rank: Callable[..., Any]) -> Callable[..., Any]:
         dtype = x.dtype
         x = ops.cast(x, keras.backend.result_type(dtype, "float32"))  # squares overflow in 16 bits
         ours = [ops.sum(values, axes, keepdims=keepdims) for values in (x, x * x, ops.ones_like(x))]
-        first, second, count = step.backend.total_with_gradient(
+        first, second, count = step.backend.all_reduce_with_gradient(
             [step.shard.times(values, 1) for values in ours], step.shard
         )
         mean = ops.divide_no_nan(first, count)

@@ -33,7 +33,7 @@ class Step:
 
     def _open(self, data: Any) -> tuple[Any, BatchShard]:
         """Return this rank's rows, of a cut batch or of a whole one, and their shard."""
-        metrics.watch_metrics(self._model)  # metrics added since the previous step
+        metrics.patch_metrics(self._model)  # metrics added since the previous step
         self._backend.begin()
         if is_marked(data):
             data = self._backend.compare(data)
@@ -72,7 +72,7 @@ class Step:
         own, shard = self._own_logs(step, logs), step.shard
         tensors = [shard.times(tensor, 1) for tensor in sums]
         tensors += [shard.times(tensor, shard.weight) for tensor in (*changes, *own.values())]
-        totals = self._backend.total(tensors) if tensors else []
+        totals = self._backend.all_reduce(tensors) if tensors else []
         first, second = len(sums), len(sums) + len(changes)
         means = dict(zip(own, totals[second:], strict=True))
         return totals[:first], totals[first:second], means
@@ -135,7 +135,7 @@ class StatefulStep(Step):
         backend = self._backend
         batch, shard = self._open(data)
         sums = self._adding_up()
-        with backend.once_read(batch):
+        with backend.control_dependencies(batch):
             before = [backend.read(variable) for variable in (*sums, *layers)]
             for variable in sums:  # starting from zero makes their change exact
                 variable.assign(ops.zeros(variable.shape, variable.dtype))

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
 import sdp_plugins.lightning
 from sdp_plugins.lightning import namespaces, registry
@@ -124,6 +125,13 @@ def test_the_installed_package_is_chosen(monkeypatch: pytest.MonkeyPatch, instal
     monkeypatch.setattr(namespaces, "is_installed", lambda package: package == installed)
     monkeypatch.setattr(namespaces, "strategy_class", {installed: expected}.__getitem__)
     assert type(SMDDPStrategy()) is expected
+
+
+@pytest.mark.parametrize("package", MODULES)
+def test_a_gpu_is_refused(package: str) -> None:
+    strategy: Any = strategy_class(package)(parallel_devices=[torch.device("cuda", 0)])
+    with pytest.raises(ValueError, match="Hint: accelerator='cpu'"):
+        strategy._configure_launcher()
 
 
 @pytest.mark.parametrize("package", TRAINER)

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 class Backend(ABC):
     """Inserts collectives into a backend's compiled code, and reads values from it.
 
-    ``average``, ``total`` and ``gather_rows`` may be called while a step is traced; the collectives
-    of a step then run in the order in which they were traced. The methods that are not abstract are
-    correct for backends that need no action.
+    ``average_gradients``, ``all_reduce`` and ``gather_rows`` may be called while a step is traced;
+    the collectives of a step then run in the order in which they were traced. The methods that are
+    not abstract are correct for backends that need no action.
     """
 
     is_stateless = False
@@ -46,7 +46,7 @@ class Backend(ABC):
         """Mark the start of tracing a step."""
         return
 
-    def once_read(self, batch: Any) -> AbstractContextManager[None]:
+    def control_dependencies(self, batch: Any) -> AbstractContextManager[None]:
         """Return a context whose operations run only if a batch exists."""
         return nullcontext()
 
@@ -67,7 +67,7 @@ class Backend(ABC):
         return None
 
     @abstractmethod
-    def average(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
+    def average_gradients(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
         """Return the mean of the ranks' gradients, each weighted by the factor of the rank's shard.
 
         Args:
@@ -75,18 +75,18 @@ class Backend(ABC):
             shard: This rank's shard of the batch; None gives all ranks equal weight.
         """
 
-    def average_of_update(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
+    def average_accumulated_gradients(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
         """Average gradients that an optimizer accumulates, if it is about to use them.
 
         Keras calls this in updates only, except on JAX.
         """
-        return self.average(grads, None)
+        return self.average_gradients(grads, None)
 
     @abstractmethod
-    def total(self, tensors: Sequence[Any]) -> list[Any]:
+    def all_reduce(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the sum over ranks of each tensor."""
 
-    def total_with_gradient(self, tensors: Sequence[Any], shard: BatchShard) -> Sequence[Any]:
+    def all_reduce_with_gradient(self, tensors: Sequence[Any], shard: BatchShard) -> Sequence[Any]:
         """Return the sum over ranks, with sums as gradients, for a step on this shard of a batch.
 
         Synchronized moments need it, which Keras has on TensorFlow only.

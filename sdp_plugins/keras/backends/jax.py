@@ -48,7 +48,7 @@ class JaxBackend(Backend):
         """Make later operations wait for arrays: collectives in a branch return no turn."""
         self._turn = after(self._turn, arrays)
 
-    def average(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
+    def average_gradients(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
         """Average gradients, last layers first."""
         factor = factor_of(shard)
         if factor == 0:
@@ -58,17 +58,17 @@ class JaxBackend(Backend):
         averaged, _ = self._collectives.all_reduce(grads[::-1], "avg", self._turn)
         return averaged[::-1]
 
-    def average_of_update(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
+    def average_accumulated_gradients(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
         """Average in the last micro-step only: Keras clips in all, but discards other results."""
         micro_step = optimizer._iterations.value + 1
         return jax.lax.cond(  # type: ignore[no-any-return]
             micro_step % optimizer.gradient_accumulation_steps == 0,
-            lambda grads: self.average(grads, None),
+            lambda grads: self.average_gradients(grads, None),
             list,
             list(grads),
         )
 
-    def total(self, tensors: Sequence[Any]) -> list[Any]:
+    def all_reduce(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the sum over ranks of each tensor."""
         totals, self._turn = self._collectives.all_reduce(tensors, "sum", self._turn)
         return totals

@@ -50,7 +50,7 @@ class TensorFlowBackend(Backend):
             )
             model.jit_compile = False
 
-    def average(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
+    def average_gradients(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
         """Average gradients, last layers first; sparse gradients stay sparse."""
         sparse = {i: grad for i, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)}
         averaged = {i: self._average_slices(grad, shard) for i, grad in sparse.items()}
@@ -67,26 +67,26 @@ class TensorFlowBackend(Backend):
         weighted = tf.IndexedSlices(ours, grad.indices, grad.dense_shape)
         return gather_slices(self._collectives, weighted, None if shard is None else shard.batch)
 
-    def total(self, tensors: Sequence[Any]) -> list[Any]:
+    def all_reduce(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the sum over ranks of each tensor."""
         return self._collectives.all_reduce(tensors, "sum")
 
-    def once_read(self, batch: Any) -> AbstractContextManager[None]:
+    def control_dependencies(self, batch: Any) -> AbstractContextManager[None]:
         """Run operations only if a batch exists: TensorFlow finds the end of data during a step."""
         made: AbstractContextManager[None] = tf.control_dependencies(
             [leaf for leaf in tf.nest.flatten(batch, True) if tf.is_tensor(leaf)]
         )
         return made
 
-    def total_with_gradient(self, tensors: Sequence[Any], shard: BatchShard) -> Sequence[Any]:
+    def all_reduce_with_gradient(self, tensors: Sequence[Any], shard: BatchShard) -> Sequence[Any]:
         """Return sums over ranks, with sums as gradients."""
 
         @tf.custom_gradient  # type: ignore[untyped-decorator]
         def total(*tensors: Any) -> Any:
             def gradient(*upstream: Any) -> list[Any]:
-                return weighted_gradient(upstream, shard, self.total)
+                return weighted_gradient(upstream, shard, self.all_reduce)
 
-            return self.total(tensors), gradient
+            return self.all_reduce(tensors), gradient
 
         sums: Sequence[Any] = total(*tensors)
         return sums

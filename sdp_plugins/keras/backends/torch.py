@@ -41,14 +41,14 @@ class TorchBackend(Backend):
             return
         self._overlap = Overlap(self._reduce, model.trainable_weights, factor_of(shard))
         try:
-            with self._overlap.watching():
+            with self._overlap.averaging():
                 yield
         finally:
             self._overlap = None
 
     @torch.compiler.disable
     @torch.no_grad()
-    def average(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
+    def average_gradients(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
         """Average gradients, last layers first; in place if the memory has no other user."""
         if self._overlap is not None and self._overlap.done:
             return list(grads)
@@ -63,7 +63,7 @@ class TorchBackend(Backend):
 
     @torch.compiler.disable
     @torch.no_grad()
-    def total(self, tensors: Sequence[Any]) -> list[Any]:
+    def all_reduce(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the sum over ranks of each tensor, computed on copies."""
         totals = [tensor.detach().clone().contiguous() for tensor in tensors]
         self._reduce(totals, "sum")

@@ -49,7 +49,7 @@ class Overlap:
         self._less_than_one_rank = 0.5 / reduce.world_size
 
     @contextmanager
-    def watching(self) -> Iterator[None]:
+    def averaging(self) -> Iterator[None]:
         """Return a context in which a backward pass averages gradients."""
         with ExitStack() as stack:
             for index, parameter in enumerate(self._parameters):
