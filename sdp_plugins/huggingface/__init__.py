@@ -2,7 +2,8 @@
 
 Scripts import and call nothing. `backend_choice` patches accelerate's choice of a backend, and
 `command_line` adds smddp to the choices of an option of transformers. The patches apply when
-accelerate and transformers are imported, and affect only jobs that use smddp. `SDP_HUGGINGFACE=0` disables them. See docs/huggingface.md.
+accelerate and transformers are imported, and affect only jobs that use smddp. `SDP_HUGGINGFACE=0`
+disables them. See docs/huggingface.md.
 """
 
 from __future__ import annotations

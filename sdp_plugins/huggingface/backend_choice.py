@@ -6,9 +6,8 @@ accelerate supports smddp on GPUs only. On CPUs (lines of accelerate 1.15.0, tra
 - without `use_cpu`, or in an initialized process group, it returns NO (state.py:815): every rank
   trains alone, without a message;
 - with SageMaker's variables it returns MULTI_GPU, and `set_device` (state.py:843) divides by
-  `torch.cuda.device_count()`, which is zero. Trainer (trainer.py:2682) would pass device_ids to DDP,
-  which refuses them for models on CPUs, and log the loss of rank 0 alone; it looks at a flag in
-  these variables, which is therefore removed.
+  `torch.cuda.device_count()`, which is zero. Trainer (trainer.py:2682) looks at a flag in them, and
+  would pass device_ids to DDP, which refuses them for models on CPUs. So the flag is removed.
 
 The type MULTI_CPU, which accelerate uses for gloo and MPI, makes the rest right: the device, DDP
 without device_ids (accelerator.py:2060), gathering, random states, barriers.

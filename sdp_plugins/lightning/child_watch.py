@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from subprocess import Popen
 
 import torch.distributed as dist
 
-from sdp_plugins.lightning.exits import describe, end_now, exit_code, hint
+from sdp_plugins.lightning.parent_watch import end_now
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,8 @@ class ChildWatch(threading.Thread):
         if not self._ended.wait(grace_s):
             log.error("the main process did not end in %.0f s: ending it now", grace_s)
             self._kill()
-            end_now(exit_code(next(iter(failed.values()))))
+            code = next(iter(failed.values()))
+            end_now(128 - code if code < 0 else code)  # as a shell gives it
 
     def end(self) -> None:
         """Wait for the children, then kill the rest; the caller reports its own error."""
@@ -60,9 +62,19 @@ class ChildWatch(threading.Thread):
         self._reported = bool(failed)
         for rank, code in failed.items():
             pid, ranks = self._children[rank - 1].pid, len(self._children) + 1
-            text = "[rank 0/%d] rank %d (pid %d) %s. Hint: %s"
-            log.error(text, ranks, rank, pid, describe(code), hint(code))
+            log.error("[rank 0/%d] rank %d (pid %d) %s", ranks, rank, pid, describe(code))
 
     def _kill(self) -> None:
         for child in self._children:
             child.kill()  # has no effect on an ended one
+
+
+def describe(code: int) -> str:
+    """Describe a return code, with a hint."""
+    if code >= 0:
+        how = f"ended with exit code {code}"
+    else:
+        how = f"was killed by {signal.Signals(-code).name}"
+    if code == -signal.SIGKILL:
+        return f"{how}. Hint: a user did that, or the kernel for lack of memory (see dmesg)."
+    return f"{how}. Hint: see its traceback above, if it wrote one."

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
-
-from sdp_plugins.lightning.exits import end_now
 
 log = logging.getLogger(__name__)
 
 LAUNCHER_PID = "SDP_LAUNCHER_PID"
 POLL_S = 0.5
+
+
+def end_now(code: int) -> None:
+    """End this process from a thread, because the main thread may be blocked in native code."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 class ParentWatch:

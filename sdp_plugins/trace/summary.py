@@ -9,6 +9,7 @@ from sdp_plugins.trace.compare import Verdicts, absentees
 from sdp_plugins.trace.folder import Json
 from sdp_plugins.trace.rank_trace import RankTrace
 
+
 def summary(traces: list[RankTrace], verdicts: Verdicts, about: Json) -> str:
     """Summarize a merged trace for a terminal.
 

@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 import pytest
 
-from sdp_plugins.huggingface.upstream import major_and_minor
+from sdp_plugins.huggingface.backend_choice import major_and_minor
 from tests.huggingface.jobs import HERE, Ended, Result, run, ways
 from tests.ranks import free_port
 
