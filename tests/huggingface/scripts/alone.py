@@ -9,6 +9,7 @@ if sys.argv[1:]:
     import sdp_plugins.torch  # noqa: F401  it registers the backend
 
     dist.init_process_group("smddp")
-print("ranks", Accelerator().num_processes)
+# One write: sdp run shows the parts of a line that stays unfinished, and others come between.
+print(f"ranks {Accelerator().num_processes}\n", end="", flush=True)
 if dist.is_initialized():
     dist.destroy_process_group()
