@@ -313,6 +313,13 @@ class Request:
     def part(self, arg: Part | None, /) -> None: ...
 
     @property
+    def work(self, /) -> Work | None:
+        """Of a request that was submitted; None: nothing uses its memory yet."""
+
+    @work.setter
+    def work(self, arg: Work, /) -> None: ...
+
+    @property
     def count(self) -> int:
         """Elements that all ranks must agree on."""
 

@@ -47,7 +47,7 @@ class Issuer:
         self._group = group
         # What asynchronous operations may still read or write. The lock is re-entrant: a signal
         # handler or a finalizer may issue operations too.
-        self._in_flight: deque[tuple[_native.Work, list[Buffer]]] = deque()
+        self._in_flight: deque[tuple[_native.Request, list[Buffer]]] = deque()
         self._lock = threading.RLock()
 
     # ---- describing an operation ---------------------------------------------------------------
@@ -122,7 +122,7 @@ class Issuer:
     ) -> Work | None:
         """Run a collective, or queue it."""
         if async_op:
-            return self._track(self.endpoint.submit(request), request, buffers)
+            return self.submit(request, buffers)
         if self._in_flight:
             self._release_done()
         try:
@@ -135,16 +135,22 @@ class Issuer:
 
     def post(self, request: _native.Request, buffer: Buffer) -> Work:
         """Start a send or a receive."""
-        return self._track(self.endpoint.submit(request), request, (buffer,))
+        return self.submit(request, (buffer,))
 
-    def _track(
-        self, native: _native.Work, request: _native.Request, buffers: Sequence[Buffer]
-    ) -> Work:
-        """Hold an operation's memory until it is done, whatever the caller does with the handle."""
+    def submit(self, request: _native.Request, buffers: Sequence[Buffer]) -> Work:
+        """Start an operation; hold its memory until it is done, even if the handle is dropped."""
         held = list(buffers)
         self._release_done()
-        with self._lock:
-            self._in_flight.append((native, held))
+        # Before it starts: a signal handler may raise as soon as it has. Without the lock, which
+        # may be held for ever in a forked child.
+        self._in_flight.append((request, held))
+        try:
+            native = self.endpoint.submit(request)
+        except BaseException:
+            if request.work is None:  # it has not started
+                request.work = done = _native.Work()
+                done.finish()
+            raise
         return Work(native, request.op.name, held, self.release, self._group)
 
     def _release_done(self) -> None:
@@ -154,10 +160,11 @@ class Issuer:
         if not self._lock.acquire(blocking=False):
             return
         try:
-            pending: list[tuple[_native.Work, list[Buffer]]] = []
+            pending: list[tuple[_native.Request, list[Buffer]]] = []
             while self._in_flight and len(pending) < 2:
-                native, held = entry = self._in_flight.popleft()
-                done.append(held) if native.completed() else pending.append(entry)
+                request, held = entry = self._in_flight.popleft()
+                is_done = request.work is not None and request.work.completed()
+                done.append(held) if is_done else pending.append(entry)
             self._in_flight.extend(pending)
         finally:
             self._lock.release()

@@ -21,6 +21,8 @@ from sdp_plugins.core import (
     RendezvousError,
     SdpError,
 )
+from sdp_plugins.core import _native as native
+from sdp_plugins.core.endpoint import Endpoint
 from tests.core.rendezvous_cases import FileStore
 from tests.leaks import no_leaks
 from tests.ranks import RankPool, free_port, start_ranks
@@ -163,6 +165,54 @@ def run_beside_a_receive(rank: int, world: int) -> int:
 
 def test_done_operations_hold_nothing(rank_pool: Pool) -> None:
     assert max(rank_pool(2).run(run_beside_a_receive)) <= 2
+
+
+class _Interrupted:
+    """An endpoint; Ctrl-C comes when ``submit`` has started the operation, or refused it."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._submit = endpoint.submit
+
+    def submit(self, request: native.Request) -> native.Work:
+        with suppress(ValueError):
+            self._submit(request)
+        raise KeyboardInterrupt
+
+
+def interrupt_a_submit(rank: int, world: int) -> None:
+    with Group.from_env(timeout_s=30) as group:
+        array = np.ones(1000)
+        if rank == 0:
+            issuer = group.issuer
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(issuer, "endpoint", _Interrupted(issuer.endpoint))
+                with pytest.raises(KeyboardInterrupt):
+                    group.all_reduce(array, async_op=True)
+                refused = np.ones(1)
+                with pytest.raises(KeyboardInterrupt):
+                    group.send(refused, 7, async_op=True)
+            held, unused = weakref.ref(array), weakref.ref(refused)
+            del array, refused
+            gc.collect()
+            kept = held()
+            assert kept is not None
+            group.send(np.zeros(1), 1)
+            group.barrier()
+            assert kept.sum() == 2000
+            del kept
+            for _ in range(3):
+                group.barrier()
+            assert held() is None
+            assert unused() is None
+        else:
+            group.recv(np.zeros(1), 0)
+            group.all_reduce(array)
+            for _ in range(4):
+                group.barrier()
+
+
+def test_ctrl_c_in_a_submit(rank_pool: Pool) -> None:
+    rank_pool(2).run(interrupt_a_submit)
 
 
 def forget(rank: int, world: int) -> None:

@@ -34,11 +34,12 @@ class NativeGroup {
     const WithoutGil released;
     engine_->run(request, check_signals);
   }
-  std::shared_ptr<Work> submit(const Request& request) {
+  std::shared_ptr<Work> submit(Request& request) {
     check(request);
     const bool is_message = request.op == Op::send || request.op == Op::recv;
     const WithoutGil released;
-    return is_message ? point_to_point_->submit(request) : engine_->submit(request);
+    request.work = is_message ? point_to_point_->submit(request) : engine_->submit(request);
+    return request.work;
   }
   void check_peers(const OpSignature& operation, const std::optional<OpSignature>& last_completed,
                    double elapsed_s) {

@@ -2,6 +2,7 @@
 #include "overlaps.hpp"
 #include "reduction_tree.hpp"
 #include "trace_event.hpp"
+#include "work.hpp"
 
 namespace sdp {
 
@@ -50,6 +51,8 @@ void bind_requests(nb::module_& m) {
       .def_rw("tag", &Request::tag)
       .def_rw("seq", &Request::seq, "Of a message that is counted elsewhere.")
       .def_rw("part", &Request::part)
+      .def_rw("work", &Request::work, nb::for_getter(nb::sig("def work(self, /) -> Work | None")),
+              "Of a request that was submitted; None: nothing uses its memory yet.")
       .def_prop_ro("count", &Request::count, "Elements that all ranks must agree on.")
       .def("signature", &Request::signature, "seq"_a, "What identifies it in messages.")
       .def(

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "types.hpp"
 
 namespace sdp {
+class Work;
 
 // A contiguous run of elements in the caller's memory. Borrowed: valid until the operation is done.
 struct Piece {
@@ -45,7 +47,8 @@ struct Request {
   std::uint64_t seq = 0;  // recv: its number in a larger group; 0: numbered by this group
   double timeout_s = 300.0;
   std::optional<Part> part = {};
-  std::int64_t issued_ns = 0;  // time of the call if it was queued
+  std::int64_t issued_ns = 0;       // time of the call if it was queued
+  std::shared_ptr<Work> work = {};  // for Python: set once the operation may use the memory
 
   std::uint64_t count() const;  // elements of all_reduce's buffer, else of the largest piece
   OpSignature signature(std::uint64_t number = 0) const;

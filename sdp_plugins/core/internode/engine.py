@@ -102,6 +102,7 @@ class Engine:
             self._start()
             track = self._track(request) if program is None else None
             operation = Operation(self._context, request, self._issued, queue=self)
+            request.work = work
             self._queue.append(Task(operation, work, program or PROGRAMS[request.op], track))
             self._changed.notify()
         return work

@@ -47,6 +47,7 @@ class Messages:
             work = _native.Work()
             sender = self._sender(request.peer)
             operation.use(sender.channel)
+            request.work = work
             sender.post(Posted(operation, work, Track(self._context, request, operation.seq)))
         return work
 
@@ -55,6 +56,7 @@ class Messages:
         with self._matching.lock:
             operation = self._operation(request)
             post = self._from_any(operation) if request.peer == ANY else self._from_one(operation)
+            request.work = post.work
             message = self._matching.add(post)
             for peer in self._remote if request.peer == ANY else (request.peer,):
                 self._start_receiver(peer)
