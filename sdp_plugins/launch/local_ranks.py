@@ -48,6 +48,9 @@ class LocalRanks:
             self.errors[number] = output.loop.read_from(rank.stderr, errors)
         return True
 
+    def note_losses(self) -> None:
+        """Every rank here reports its end."""
+
     def launch_failure(self) -> None:
         """None: the end of a child is a signal."""
 

@@ -162,9 +162,10 @@ class Supervisor:
         """Check for conditions that end the job, and send the signals that are due."""
         if (lost := self.output_lost()) and not self.is_ending:
             self.end_by(lost, now)
-        # Once all ranks have ended, only output is left, and mpirun may end.
-        if self.running and (failure := self.workers.launch_failure()) and not self.is_ending:
-            self.end_by(Ending(f"{self.program}: {failure.text}", failure.code), now)
+        if self.running:  # else only output is left, and mpirun may end
+            self.workers.note_losses()
+            if not self.is_ending and (failure := self.workers.launch_failure()):
+                self.end_by(Ending(f"{self.program}: {failure.text}", failure.code), now)
         if self.deadline is not None and self.deadline <= now:
             self.deadline, self.time_is_up = None, True
             if not self.is_ending:

@@ -103,11 +103,14 @@ class WorkerGroup(Protocol):
             OSError, subprocess.SubprocessError: The ranks cannot be started.
         """
 
+    def note_losses(self) -> None:
+        """Give an exit code to ranks that can no longer report one."""
+
     def launch_failure(self) -> Ending | None:
-        """Why the job cannot continue although no rank has failed; None if it can. Called often."""
+        """Why the job cannot continue although no rank has failed; None if it can."""
 
     def due(self) -> float | None:
-        """When to check `launch_failure` and exit codes again, on the monotonic clock."""
+        """When to look for losses, failures and exit codes again, on the monotonic clock."""
 
     def kill(self) -> None:
         """End all remaining processes on every host; their output can still be read."""

@@ -9,11 +9,14 @@ import pty
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sdp_plugins.launch.error_file import RankError
 from sdp_plugins.launch.event_loop import EventLoop
+from sdp_plugins.launch.hosts.mpirun_output import MOST_PIECES, MpirunOutput
 from sdp_plugins.launch.output import BACKLOG_LIMIT, LONGEST_UNFINISHED, Sink, Stream, sinks
 from sdp_plugins.launch.report import TRACEBACK, Failure, Kind, blamed, described, excerpt
 
@@ -137,6 +140,27 @@ def test_what_cannot_be_written_is_dropped(wall: Wall) -> None:
         sink.announce("y")
     assert sink.error and sink.error.errno == errno.ENOSPC
     assert list(one.tail) == [b"x\n"] * 2
+
+
+def test_mpiruns_output_is_shown_once(wall: Wall) -> None:
+    """The supervisor may ask several times why mpirun could not start the ranks."""
+    ends = [os.pipe() for _ in range(2)]
+    loop = EventLoop(wall.sink, wall.sink)
+    mpirun: Any = SimpleNamespace(stdout=ends[0][0], stderr=ends[1][0])
+    output = MpirunOutput(loop, wall.sink, mpirun)
+    os.write(ends[0][1], b"a long story\n")
+    for _, writer in ends:
+        os.close(writer)
+    for _ in range(2 * MOST_PIECES):  # the end of the pipe evicts no text
+        output.read()
+    for _ in range(2):
+        output.show()
+    assert wall.text() == "[mpirun] a long story\n"
+    assert output.text() == "a long story\n"
+    for pipe in output.pipes:
+        loop.drop_source(pipe)
+        os.close(pipe.fd)
+    loop.close()
 
 
 def test_what_the_reader_does_not_take_waits_in_order(wall: Wall) -> None:

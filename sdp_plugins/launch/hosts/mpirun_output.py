@@ -37,8 +37,9 @@ class MpirunOutput:
             pipe.read_ready()
 
     def take(self, data: bytes) -> None:
-        """Buffer data of mpirun."""
-        self.kept.append(data)
+        """Buffer data of mpirun; at the end, when there are none, nothing is evicted for them."""
+        if data:
+            self.kept.append(data)
         if self.live:
             self.stream.feed(data)
 
@@ -47,6 +48,7 @@ class MpirunOutput:
         return b"".join(self.kept).decode(errors="replace")
 
     def show(self) -> None:
-        """Show the buffered output."""
-        if words := b"".join(self.kept).strip():
+        """Show the buffered output, unless it has been shown, and all that follows."""
+        if not self.live and (words := b"".join(self.kept).strip()):
             self.stream.feed(words + b"\n")
+        self.live = True

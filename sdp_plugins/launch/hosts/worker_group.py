@@ -141,6 +141,22 @@ class RanksOnHosts:
             self.output.loop.drop_alarm(self.ports.fileno())
             self.ports.close()
 
+    def note_losses(self) -> None:
+        """Give an exit code to ranks whose agents are lost, or that mpirun did not start."""
+        if self.mpirun is None:
+            return
+        code = self.mpirun.exit_code()
+        not_started = code is not None and self.met < len(self.ranks)
+        for rank in self.ranks if not_started else self._lost(code).values():
+            rank.lost_code = code or 1
+
+    def _lost(self, code: int | None) -> dict[int, RemoteRank]:
+        """The ranks whose agents were lost, once mpirun has ended or had time to report."""
+        gone = {number: rank for number, rank in enumerate(self.ranks) if rank.gone is not None}
+        times = [rank.gone for rank in gone.values() if rank.gone is not None]
+        may_wait = code is None and time.monotonic() < min(times, default=0) + LOST_S
+        return {} if may_wait else gone
+
     def launch_failure(self) -> Ending | None:
         """Why the job cannot continue: a refusal, the end of mpirun, or the limit for starting."""
         if self.mpirun is None:  # the job has ended: only output is left
@@ -149,9 +165,9 @@ class RanksOnHosts:
             return Ending(self.refused)
         code = self.mpirun.exit_code()
         if self.met == len(self.ranks):
-            return self._lost(code)
+            return self._why_lost(code)
         if code is not None:
-            return Ending(self._not_started(code))
+            return Ending(self._why_not_started(code))
         if complaint := self._agents_complaint():  # after which MPICH's mpirun does not end
             return Ending(complaint)
         if time.monotonic() < self.start_by:
@@ -163,21 +179,17 @@ class RanksOnHosts:
             "firewalls must allow TCP between the hosts."
         )
 
-    def _lost(self, code: int | None) -> Ending | None:
-        """The failure of agents that were lost, once mpirun has ended or had time to report."""
-        gone = {number: rank for number, rank in enumerate(self.ranks) if rank.gone is not None}
-        since = min((rank.gone for rank in gone.values() if rank.gone is not None), default=None)
-        if code is None and (since is None or time.monotonic() < since + LOST_S):
-            return None
-        if not gone:
-            how = how_it_ended(code or 0)
+    def _why_lost(self, code: int | None) -> Ending | None:
+        """Why agents were lost, or mpirun has ended; None if neither is so."""
+        lost = self._lost(code)
+        if not lost and code is not None:
+            how = how_it_ended(code)
             return Ending(
                 f"mpirun has ended before the ranks: {how}. Hint: check whether it was killed.", 1
             )
+        if not lost:
+            return None
         self.mpirun_output.read()
-        for rank in gone.values():
-            rank.lost_code = code or 1
-        which = ", ".join(f"{number} (on {rank.host})" for number, rank in gone.items())
         said = [
             self.mpirun_output.text(),
             *(b"".join(e.tail).decode("utf-8", "replace") for e in self.errors.values()),
@@ -187,17 +199,16 @@ class RanksOnHosts:
             return Ending(
                 f"rank {number} called MPI_Abort, and mpirun ended the others.", code or 1
             )
+        which = ", ".join(f"{number} (on {rank.host})" for number, rank in lost.items())
         return Ending(
             f"rank {which} ended without an exit code. Hint: it called MPI_Abort, its agent was "
             "killed, or its host is down; see mpirun's output above.",
             code or 1,
         )
 
-    def _not_started(self, code: int) -> str:
+    def _why_not_started(self, code: int) -> str:
         """Why mpirun could not start the ranks, in one line if the error is known."""
         self.mpirun_output.read()
-        for rank in self.ranks:
-            rank.lost_code = code or 1
         if complaint := self._agents_complaint():
             return complaint
         text = self.mpirun_output.text()
