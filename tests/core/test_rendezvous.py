@@ -21,7 +21,14 @@ from sdp_plugins.core.errors import (
     RendezvousTimeoutError,
     SdpError,
 )
-from sdp_plugins.core.rendezvous import EnvExchange
+from sdp_plugins.core.rendezvous import (
+    EnvExchange,
+    bootstrap_address,
+    bootstrap_client,
+    bootstrap_root,
+    messages,
+    peer_process,
+)
 from sdp_plugins.core.rendezvous.bootstrap_address import root_addresses
 from sdp_plugins.core.rendezvous.bootstrap_messages import (
     MAX_BLOB_NBYTES,
@@ -85,6 +92,39 @@ def exchange_sizes(rank: int, world: int) -> None:
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_table_in_rank_order(rank_pool: Any, world: int) -> None:
     rank_pool(world).run(exchange_sizes)
+
+
+def exchange_through_small_buffers(rank: int, world: int, enlarge: bool) -> list[bytes]:
+    """As if net.core.wmem_default were small, and net.core.wmem_max too if not ``enlarge``."""
+
+    def accepted(*args: Any) -> Any:
+        for sock, peer in peer_process.accepted(*args):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+            yield sock, peer
+
+    def find(*args: Any) -> Any:
+        sock, why = bootstrap_address.find(*args)
+        if sock is not None and enlarge:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        return sock, why
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bootstrap_root, "accepted", accepted)
+        patch.setattr(bootstrap_client, "find", find)
+        if not enlarge:
+            patch.setattr(messages, "_enlarge", lambda sock, data: False)
+        return env_exchange()(bytes([rank]) * MAX_BLOB_NBYTES, 30)
+
+
+def test_small_socket_buffers(start_pooled: Start) -> None:
+    with start_pooled(2, exchange_through_small_buffers, True) as ranks:
+        for rank in range(2):
+            assert ranks[rank].result(HANG_S) == [bytes([r]) * MAX_BLOB_NBYTES for r in range(2)]
+    with start_pooled(2, exchange_through_small_buffers, False) as ranks:
+        for rank in range(2):
+            error = error_of(ranks, rank)
+            assert isinstance(error, RendezvousError)
+            assert "Message too long" in str(error) and "net.core.wmem_max" in str(error)
 
 
 def exchange_again_and_again(rank: int, world: int) -> None:

@@ -83,13 +83,13 @@ class BootstrapRoot:
         try:
             self._selector.register(self._listener, selectors.EVENT_READ)
             self._collect()
+            blobs = [blob, *(hello.blob for hello in self._hellos())]
+            # Before any rank continues, so that none finds this listener in its next exchange.
+            close_listener(self._listener)
+            for part in pack_table(blobs):
+                self._send(part, self._by_rank.values(), self._context.deadline)
         except OSError as error:
             raise ReasonError.system(error) from error
-        blobs = [blob, *(hello.blob for hello in self._hellos())]
-        # Before any rank continues, so that none finds this listener in its next exchange.
-        close_listener(self._listener)
-        for part in pack_table(blobs):
-            self._send(part, self._by_rank.values(), self._context.deadline)
         return blobs
 
     def _hellos(self) -> list[Hello]:
@@ -233,5 +233,5 @@ def _sent(sock: socket.socket, message: bytes) -> bool:
     """Whether a message is on its way, or its receiver gone."""
     try:
         return send_message(sock, message)
-    except OSError:
+    except ConnectionError:
         return True

@@ -97,4 +97,6 @@ class ReasonError(Exception):
         hint = "see the system's limits for this process"
         if error.errno in (errno.EMFILE, errno.ENFILE):
             hint = "raise the limit of open files (ulimit -n): a group needs about 8 per rank"
+        if error.errno == errno.EMSGSIZE:
+            hint = "raise net.core.wmem_max (sysctl): packets of a rendezvous have up to 65 KiB"
         return cls.refused(f"a system call failed ({error})", hint)

@@ -122,10 +122,17 @@ def send_message(sock: socket.socket, data: bytes, fd: int = -1) -> bool:
     try:
         sock.sendmsg([data], rights, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
     except OSError as error:
-        if error.errno in _TRY_LATER:
+        if error.errno in _TRY_LATER or (error.errno == errno.EMSGSIZE and _enlarge(sock, data)):
             return False
         raise
     return True
+
+
+def _enlarge(sock: socket.socket, data: bytes) -> bool:
+    """Make room for a packet in a buffer of net.core.wmem_default bytes, up to wmem_max."""
+    before = sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, len(data))  # which Linux doubles
+    return sock.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF) > before
 
 
 def receive_message(sock: socket.socket) -> Packet:
