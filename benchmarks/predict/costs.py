@@ -11,6 +11,15 @@ ASSUMED = Costs(latency_s=25e-6, post_s=5e-6, message_s=50e-6, byte_s=8e-9 / 100
 200 GB/s of memory bandwidth. These values are assumptions, not measurements."""
 
 
+def described(costs: Costs) -> str:
+    """Return the costs in microseconds, Gbit/s and GB/s."""
+    return (
+        f"latency {costs.latency_s * 1e6:.0f} us, {costs.post_s * 1e6:.1f} us for each further "
+        f"message, {costs.message_s * 1e6:.0f} us under load; links of "
+        f"{8e-9 / costs.byte_s:.2f} Gbit/s, nodes reduce {1e-9 / costs.node_byte_s:.2f} GB/s"
+    )
+
+
 def with_options(
     gbit: float | None = None,
     latency_us: float | None = None,

@@ -12,6 +12,7 @@ import matplotlib.pyplot as plt
 from matplotlib.ticker import NullLocator, PercentFormatter
 
 from benchmarks.plot import COLOURS, MARKERS
+from benchmarks.predict.costs import described
 from benchmarks.predict.simulation import Row, Setting
 from sdp_plugins.core.internode.costs import Costs
 
@@ -48,6 +49,6 @@ def draw(rows: Sequence[Row], setting: Setting, costs: Costs, path: Path) -> Non
     axes.grid(which="major", color="0.88")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=9)
-    figure.text(0.01, -0.03, str(costs), fontsize=8, color="0.4")
+    figure.text(0.01, -0.03, described(costs), fontsize=8, color="0.4")
     figure.savefig(path, dpi=130, bbox_inches="tight")
     plt.close(figure)

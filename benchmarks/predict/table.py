@@ -10,6 +10,7 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
+from benchmarks.predict.costs import described
 from benchmarks.predict.gradients import buckets, sizes_of
 from benchmarks.predict.simulation import Row, Setting
 from benchmarks.units import format_size
@@ -54,7 +55,7 @@ def notes(setting: Setting, costs: Costs) -> list[str]:
     return [
         f"{setting.model}: {len(sizes)} gradients, {format_size(sum(sizes))} of float32, in "
         f"{len(buckets(sizes))} buckets",
-        str(costs),
+        described(costs),
         f"nodes are late by an exponentially distributed {setting.jitter:.1%} of the computing on "
         f"average; means of {setting.steps} steps, seed {setting.seed}",
         f"hops of the ring inside of a node: {ring}",

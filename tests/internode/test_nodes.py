@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from sdp_plugins.core.internode.broadcast import route
-from sdp_plugins.core.internode.shards import ALIGN_ELEMS, shard
+from sdp_plugins.core.internode.plan import ALIGN_ELEMS, shard
 from sdp_plugins.core.nodes import Nodes
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.predict.costs import described
 from sdp_plugins.core.internode.costs import (
     MOST_MULTIPLIED_NBYTES,
     SEGMENTS,
@@ -182,4 +183,4 @@ def test_plans_and_costs_can_be_read() -> None:
         "reduce-scatter and all-gather, 2 x 4, in segments of 2 MiB: 4 hops"
     )
     assert "8: 1 hop" in str(Plan(Algorithm.recursive_multiplying, (8,)))
-    assert "0.80 Gbit/s" in str(Costs(byte_s=1e-8))
+    assert "0.80 Gbit/s" in described(Costs(byte_s=1e-8))

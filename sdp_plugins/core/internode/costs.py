@@ -49,14 +49,6 @@ class Costs:
     byte_s: float = 0.5e-9
     node_byte_s: float = 0.5e-9
 
-    def __str__(self) -> str:
-        """The costs in microseconds, Gbit/s and GB/s."""
-        return (
-            f"latency {self.latency_s * 1e6:.0f} us, {self.post_s * 1e6:.1f} us for each further "
-            f"message, {self.message_s * 1e6:.0f} us under load; links of "
-            f"{8e-9 / self.byte_s:.2f} Gbit/s, nodes reduce {1e-9 / self.node_byte_s:.2f} GB/s"
-        )
-
     def seconds(self, plan: Plan, nbytes: int) -> float:
         """Seconds that a reduction of a buffer takes, after the nodes have agreed on the call."""
         nbytes = max(nbytes, 1)

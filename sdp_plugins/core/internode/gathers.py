@@ -6,12 +6,14 @@ distributes the data within the node. S: bytes of a rank's data, M: nodes, L: ra
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+
+import numpy as np
 
 from .. import _native
+from ..errors import CollectiveMismatchError
 from .agreement import await_leader
 from .operation import Operation, Piece
-from .sizes import compare_sizes
 
 Op = _native.Op
 NOTHING: Piece = (0, 0)
@@ -117,3 +119,38 @@ def rounds(ranks: tuple[int, ...], length: int) -> Iterator[tuple[int, ...]]:
     """Yield the ranks of a node in groups of at most `length`, this node's number of ranks."""
     for first in range(0, len(ranks), length):
         yield ranks[first : first + length]
+
+
+def compare_sizes(
+    operation: Operation, offers: Mapping[int, int], expects: Mapping[int, int]
+) -> None:
+    """Exchange and compare sizes that may differ from rank to rank, before any element moves.
+
+    Args:
+        operation: The operation.
+        offers: Number of elements that this rank sends to each rank of another node.
+        expects: Number of elements that it expects from each.
+
+    Raises:
+        CollectiveMismatchError: A rank offers another number.
+    """
+    offered = np.array(list(offers.values()), np.int64)
+    found = np.zeros(len(expects), np.int64)
+    size = found.itemsize
+    base, target = _native.address(offered), _native.address(found)
+    messages = [operation.receive(peer, target + i * size, size) for i, peer in enumerate(expects)]
+    messages += [operation.send(peer, base + i * size, size) for i, peer in enumerate(offers)]
+    operation.wait(messages)
+    nodes, here = operation.context.nodes, operation.context.rank
+    wrong = [
+        f"rank {nodes.global_rank(here)} expects {expected} elements of "
+        f"rank {nodes.global_rank(peer)}, which offers {offer}"
+        for (peer, expected), offer in zip(expects.items(), found.tolist(), strict=True)
+        if offer != expected
+    ]
+    if wrong:
+        blamed = [
+            operation.context.rank,
+            *(p for p, n in zip(expects, found, strict=True) if expects[p] != n),
+        ]
+        raise operation.error(CollectiveMismatchError, "; ".join(wrong[:8]), blamed)

@@ -24,6 +24,7 @@ from enum import Enum
 from functools import cached_property, lru_cache
 from math import prod
 
+ALIGN_ELEMS = 32
 MOST_LEADING_BITS = 4
 """Leading radices are at most 2^4 = 16; the last radix is the remaining factor."""
 
@@ -153,3 +154,15 @@ def segments(plan: Plan, count: int, itemsize: int) -> Sequence[tuple[int, int]]
     """First element and length of every segment of a sharded reduction."""
     length = max(1, plan.segment_nbytes // itemsize)
     return [(begin, min(length, count - begin)) for begin in range(0, count, length)]
+
+
+def shard(total: int, parts: int, index: int) -> tuple[int, int]:
+    """First element and length of one of `parts` equal shards.
+
+    All start at multiples of 32 elements and only the last ones are shorter, as in the native
+    core's ``Shards``.
+    """
+    length = -(-total // parts)
+    length = -(-length // ALIGN_ELEMS) * ALIGN_ELEMS
+    begin = min(index * length, total)
+    return begin, min(length, total - begin)

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 
 from .. import _native
 from .operation import Operation, Piece
-from .plan import Plan, levels, segments
+from .plan import Plan, levels, segments, shard
 from .scattered import Scattered
-from .shards import shard
 from .transport import Pending, Stream
 from .wire_format import WireFormat
 
