@@ -2,10 +2,10 @@
 
 Layers, each of which imports only those before it:
 
-- ``wire``: the interface of a network; ``mpi_library`` and ``mpi``: its implementation over MPI.
+- ``transport``: the interface of a network; ``mpi_library`` and ``mpi``: the one over MPI.
 - ``plan`` and ``costs``: the algorithm of a reduction, its parameters, and how long it takes.
-- ``context``, ``patience``, ``message``: the state of a group, the deadlines of an operation, and
-  the message that reports a failure to other nodes.
+- ``context``, ``deadlines``, ``failure_message``: the state of a group, the deadlines of an
+  operation, and the message that reports a failure to other nodes.
 - ``operation``: one operation while it runs on this rank; ``headers`` and ``agreement``: the check
   that all ranks call the same operation.
 - The programs, each a fixed sequence of steps and messages: ``all_reduce`` (by

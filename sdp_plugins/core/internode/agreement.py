@@ -36,9 +36,9 @@ class Agreement:
             CollectiveMismatchError: Ranks call different operations.
         """
         operation = self._operation
-        operation.patience.restart()
+        operation.deadlines.restart()
         operation.run_on_node(copy.copy(operation.request), compares_only=True)
-        operation.patience.restart()  # the node's ranks have all arrived: they share a deadline
+        operation.deadlines.restart()  # the node's ranks have all arrived: they share a deadline
         if operation.context.is_node_leader:
             self._announced().compare()
 

@@ -271,7 +271,7 @@ class Engine:
         """Convert an error into the one that the operation's caller receives."""
         if isinstance(error, SdpError):
             error.op, error.seq = operation.name, operation.seq
-            error.elapsed_s = operation.patience.elapsed_s
+            error.elapsed_s = operation.deadlines.elapsed_s
             return error
         failure = operation.error(SdpError, name_error(error), [self._context.rank])
         failure.__cause__ = error

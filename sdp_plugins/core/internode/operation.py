@@ -10,8 +10,8 @@ from typing import Any, Protocol
 from .. import _native
 from ..errors import CollectiveTimeoutError, PeerLostError, SdpError, fill
 from .context import GroupContext
+from .deadlines import MOST_GRACE_S, Deadlines
 from .failure_message import FailureMessage, encodable
-from .patience import MOST_GRACE_S, Patience
 from .transport import Channel, Pending, Stream, WireError
 
 Piece = tuple[int, int]
@@ -58,7 +58,7 @@ class Operation:
         self.itemsize = _native.itemsize(request.dtype)
         self.name = request.op.name
         self.signature = request.signature(seq)
-        self.patience = Patience(request.timeout_s)
+        self.deadlines = Deadlines(request.timeout_s)
         self._channels = channels or context.channels
         self._looked_s = time.monotonic()
         self._in_flight: dict[Stream, list[Pending]] = {}
@@ -101,10 +101,10 @@ class Operation:
             accumulates: Whether a reduction's result stays in accumulators.
             compares_only: Whether the ranks only compare this operation, and no data moves.
         """
-        patience, last_completed = self.patience, self.context.last_completed
-        request.timeout_s = patience.on_this_node_s
+        deadlines, last_completed = self.deadlines, self.context.last_completed
+        request.timeout_s = deadlines.on_this_node_s
         request.part = _native.Part(
-            self.signature, last_completed, patience.extra_s, accumulates, compares_only
+            self.signature, last_completed, deadlines.extra_s, accumulates, compares_only
         )
         with self.context.channel.unattended():
             self.context.native.run(request)
@@ -207,10 +207,10 @@ class Operation:
             return
         self._looked_s = now
         self.raise_if_failed()
-        if not self._overdue and self.patience.expired:
+        if not self._overdue and self.deadlines.expired:
             self._overdue = True
             self.context.count_overdue(1)
-        if self.patience.hop_expired(hop):
+        if self.deadlines.hop_expired(hop):
             ranks = late()
             if ranks:
                 raise self.error(CollectiveTimeoutError, self._silence_of(ranks), ranks)
@@ -218,7 +218,7 @@ class Operation:
     def raise_if_failed(self) -> None:
         """Raise if this group has failed on another rank."""
         last_completed = self.context.last_completed
-        self.context.native.check_peers(self.signature, last_completed, self.patience.elapsed_s)
+        self.context.native.check_peers(self.signature, last_completed, self.deadlines.elapsed_s)
         told = self.context.channel.received_failure()
         if told is not None:
             raise self.repeated_error(FailureMessage.unpack(told))
@@ -266,7 +266,7 @@ class Operation:
         name = "aborted" if kind is SdpError else kind.kind
         failure = _native.Failure(name, encodable(cause), sorted(set(ranks)), across_nodes=True)
         last_completed = self.context.last_completed
-        failure.happened_in(self.signature, last_completed, self.patience.elapsed_s)
+        failure.happened_in(self.signature, last_completed, self.deadlines.elapsed_s)
         return failure
 
     def _composed(self, kind: type[SdpError], failure: _native.Failure) -> SdpError:

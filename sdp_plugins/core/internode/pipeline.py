@@ -102,7 +102,7 @@ class Pipeline:
             if ahead.done:
                 self._runs.popleft()
                 for run in self._runs:
-                    run.operation.patience.restart()
+                    run.operation.deadlines.restart()
                 if self._runs and ahead.operation.queue is not None:
                     ahead.operation.queue.finish(ahead.operation)
 

@@ -25,7 +25,7 @@ class RecursiveMultiplying:
         self._keep = keep
         self._form = WireFormat(operation, as_it_is=True)
         self._levels = levels(plan, operation.context.node, operation.request.count)
-        operation.patience.hops = len(self._levels)
+        operation.deadlines.hops = len(self._levels)
 
     def run(self) -> None:
         """Reduce within the node, then among nodes, and broadcast the result within the node."""

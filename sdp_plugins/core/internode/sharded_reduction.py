@@ -44,7 +44,7 @@ class ShardedReduction:
         self.buffer = Scattered(operation.request.recvs, operation.itemsize)
         self.rails = context.nodes.rails
         self.exchanges = context.local_rank < self.rails
-        operation.patience.hops = plan.hops
+        operation.deadlines.hops = plan.hops
         self.rail = [ranks[context.local_rank % self.rails] for ranks in context.nodes.members]
 
     def segments(self) -> Iterator[Segment]:

@@ -7,7 +7,7 @@ import time
 MOST_GRACE_S = 1.0
 
 
-class Patience:
+class Deadlines:
     """The deadlines of one operation: its time-out, plus grace periods.
 
     Ranks may wait for each other in a chain. The rank that waits for the culprit itself should give
