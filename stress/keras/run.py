@@ -6,10 +6,10 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stress.keras.compare import Difference, differences, is_finite, unequal_ranks
+from stress.keras.compare import Difference, all_differences, differences, is_finite, unequal_ranks
 from stress.keras.plan import Plan
 from tests.keras.first_ranks import FirstRanks
 from tests.ranks import RankFailure, RankPool
@@ -20,6 +20,13 @@ CASES_PER_PROCESS = 150  # frameworks keep everything that they have compiled
 CHAOS = 0.1
 """Share of a difference. If one process differs from itself by more when rows are reordered, the
 case is no evidence."""
+
+OTHER_PRECISION = {
+    "float64": "float32",  # Keras computes parts of a float64 model in float32
+    "float32": "float64",
+    "mixed_float16": "float32",
+    "mixed_bfloat16": "float32",
+}
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,8 @@ class Runner:
         if errors := [rank for rank in ranks if "error" in rank]:
             if len(errors) == len(ranks) and all(rank["refused"] for rank in errors):
                 return "refused", ranks[0]["error"]
+            if error := self._error_of_small_batches(plan):
+                return "invalid", error
             return "different", "\n".join(
                 f"rank {place}: {rank.get('traceback', 'no error')}"
                 for place, rank in enumerate(ranks)
@@ -112,7 +121,33 @@ class Runner:
         by_itself = {d.where: d.size for d in differences(again, alone, plan.dtype)}
         if by_itself and max(by_itself.values()) > CHAOS * found[0].size:
             return "unstable", f"{plan.dtype}, {plan.optimizer['name']}"
+        if any("loss_scale_optimizer" in d.where for d in found):
+            return "unstable", "the loss scale was lowered in other steps"
+        if self._is_rounding(plan, found, alone):
+            return "unstable", f"rounding of {plan.dtype}, {plan.optimizer['name']}"
         return "different", told(found)
+
+    def _error_of_small_batches(self, plan: Plan) -> str | None:
+        """Return the error of one process with batches of a rank's size.
+
+        Keras accepts some losses with a mask or weights only if the batch has as many rows as
+        there are classes.
+        """
+        batch = plan.fit["batch_size"]
+        for rows in {-(-batch // plan.world), max(batch // plan.world, 1)}:
+            small = replace(plan, fit={**plan.fit, "batch_size": rows})
+            (alone,) = self._on(small, 1)
+            if "error" in alone:
+                return f"with {rows} rows per batch: {alone['error']}"
+        return None
+
+    def _is_rounding(self, plan: Plan, found: list[Difference], alone: Any) -> bool:
+        """Return whether another precision changes one process's values by half as much or more."""
+        (other,) = self._on(replace(plan, dtype=OTHER_PRECISION[plan.dtype]), 1)
+        if "error" in other:
+            return False
+        sizes = {d.where: d.size for d in all_differences(other, alone, plan.dtype)}
+        return all(d.size <= 2 * sizes.get(d.where, 0.0) for d in found)
 
     def _on(self, plan: Plan, world: int, *args: Any) -> list[Any]:
         ranks = FirstRanks(self._pool, world)
