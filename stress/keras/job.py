@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -20,7 +20,14 @@ from stress.keras.plan import Plan
 Result = dict[str, Any]
 
 
-def run(rank: int, world: int, text: str, reverse: bool = False, spoil: str = "") -> Result:
+def run(
+    rank: int,
+    world: int,
+    text: str,
+    reverse: bool = False,
+    spoil: str = "",
+    start: Mapping[str, Any] | None = None,
+) -> Result:
     """Train, and return the resulting values.
 
     Args:
@@ -29,11 +36,12 @@ def run(rank: int, world: int, text: str, reverse: bool = False, spoil: str = ""
         text: The plan, as JSON.
         reverse: Whether the rows of each batch are in reverse order.
         spoil: The name of an intentional error; empty for none.
+        start: Initial weights; drawn by the plan's seed, with its dtype, if None.
     """
     plan = Plan.from_json(text)
     try:
         with prepared(plan, rank), spoiling.WAYS[spoil](rank) as damage:
-            return trained(plan, world, reverse, damage)
+            return trained(plan, world, reverse, damage, start)
     except Exception as error:
         return {
             "error": f"{type(error).__name__}: {error}",
@@ -80,7 +88,13 @@ def on_a_copy(apply_mask: Callable[..., Any]) -> Callable[..., Any]:
     return applied
 
 
-def trained(plan: Plan, world: int, reverse: bool, damage: spoiling.Damage) -> Result:
+def trained(
+    plan: Plan,
+    world: int,
+    reverse: bool,
+    damage: spoiling.Damage,
+    start: Mapping[str, Any] | None,
+) -> Result:
     """Train with plain Keras or under the strategy."""
     strategy: Any = None
     scope: AbstractContextManager[Any] = nullcontext()
@@ -93,6 +107,9 @@ def trained(plan: Plan, world: int, reverse: bool, damage: spoiling.Damage) -> R
         with scope:
             model, shapes = build.model_of(plan)
             model.compile(**build.compile_options(plan, damage.loss_factor))
+        if start is not None:
+            for variable, value in zip(model.trainable_variables, start.values(), strict=True):
+                variable.assign(value)
         result = {"start": values(model.trainable_variables)}
         train(model, plan, shapes, reverse, damage, result)
         result["weights"] = values(model.trainable_variables)

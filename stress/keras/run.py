@@ -21,6 +21,8 @@ CHAOS = 0.1
 """Share of a difference. If one process differs from itself by more when rows are reordered, the
 case is no evidence."""
 
+ROUNDING_FACTOR = 10
+"""A difference must be ten times what row order or precision changes, or it may be rounding."""
 OTHER_PRECISION = {
     "float64": "float32",  # Keras computes parts of a float64 model in float32
     "float32": "float64",
@@ -123,7 +125,7 @@ class Runner:
             return "unstable", f"{plan.dtype}, {plan.optimizer['name']}"
         if any("loss_scale_optimizer" in d.where for d in found):
             return "unstable", "the loss scale was lowered in other steps"
-        if self._is_rounding(plan, found, alone):
+        if self._is_rounding(plan, found, alone, again):
             return "unstable", f"rounding of {plan.dtype}, {plan.optimizer['name']}"
         return "different", told(found)
 
@@ -141,13 +143,15 @@ class Runner:
                 return f"with {rows} rows per batch: {alone['error']}"
         return None
 
-    def _is_rounding(self, plan: Plan, found: list[Difference], alone: Any) -> bool:
-        """Return whether another precision changes one process's values by half as much or more."""
-        (other,) = self._on(replace(plan, dtype=OTHER_PRECISION[plan.dtype]), 1)
-        if "error" in other:
-            return False
-        sizes = {d.where: d.size for d in all_differences(other, alone, plan.dtype)}
-        return all(d.size <= 2 * sizes.get(d.where, 0.0) for d in found)
+    def _is_rounding(self, plan: Plan, found: list[Difference], alone: Any, again: Any) -> bool:
+        """Return whether row order or precision changes one process's values by a similar size."""
+        other_plan = replace(plan, dtype=OTHER_PRECISION[plan.dtype])
+        (other,) = self._on(other_plan, 1, False, "", alone["start"])
+        sizes = Counter[str]()
+        for result in (again, other):
+            for d in all_differences(result, alone, plan.dtype) if "error" not in result else ():
+                sizes[d.where] = max(sizes[d.where], d.size)
+        return all(d.size <= ROUNDING_FACTOR * sizes[d.where] for d in found)
 
     def _on(self, plan: Plan, world: int, *args: Any) -> list[Any]:
         ranks = FirstRanks(self._pool, world)
