@@ -18,11 +18,9 @@ from stress.keras.plan import Plan, case
 from stress.keras.reduce import reduced
 from stress.keras.run import Outcome, Runner, Summary, still_differs
 from tests.forked import close_servers
-from tests.keras.conftest import environment
-from tests.keras.first_ranks import PROCESSES
+from tests.keras.first_ranks import BACKENDS, PROCESSES, environment
 from tests.ranks import RankPool
 
-BACKENDS = ("tensorflow", "torch", "jax")
 WAYS = ("", "loss", "weights", "shard")
 
 

@@ -14,7 +14,7 @@ from stress.keras.plan import Plan
 from tests.keras.first_ranks import FirstRanks
 from tests.ranks import RankFailure, RankPool
 
-RUN = "from stress.keras.job import run as main"
+RUN = "stress.keras.job:run"  # not imported here, as it imports Keras
 LIMIT_S = 300.0  # limit of a case on a busy machine; a longer one counts as hung
 CASES_PER_PROCESS = 150  # frameworks keep everything that they have compiled
 CHAOS = 0.1

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.keras import names
-from tests.keras.names import BACKENDS
-
-LIMIT_S = 280.0  # of a case: compilers take their time; what hangs longer ends the session
+from tests.keras.cases import CASES, run
+from tests.keras.first_ranks import BACKENDS, assert_same
 
 
 @pytest.fixture(scope="module")
@@ -19,74 +16,52 @@ def results() -> dict[Any, Any]:
     return {}
 
 
-def marks(world: int, case: str) -> list[Any]:
-    versions = [pytest.mark.versions] if world == 2 and case in names.IN_ALL_VERSIONS else []
-    return versions + ([pytest.mark.long] if case in names.LONG else [])
+def marks(world: int, name: str) -> list[Any]:
+    case = CASES[name]
+    versions = [pytest.mark.versions] if world == 2 and case.versions else []
+    return versions + ([pytest.mark.long] if case.long else [])
 
 
 @pytest.mark.parametrize(
-    ("backend", "world", "case"),
+    ("backend", "world", "name"),
     [
-        pytest.param(
-            *(backend, world, case),
-            marks=marks(world, case),
-        )
+        pytest.param(backend, world, name, marks=marks(world, name))
         for backend in BACKENDS
-        for world, cases in ((2, names.CASES), (3, names.UNEVEN))
-        for case in cases
+        for world in (2, 3)
+        for name, case in sorted(CASES.items())
+        if world == 2 or case.on_three
     ],
 )
 def test_equals_one_process(
-    keras_pool: Any, results: dict[Any, Any], backend: str, world: int, case: str
+    keras_pool: Any, results: dict[Any, Any], backend: str, world: int, name: str
 ) -> None:
-    if reason := names.unsupported(backend, case):
+    case = CASES[name]
+    if reason := case.unsupported.get(backend):
         pytest.skip(reason)
-    pool, compared = keras_pool(backend, world), case not in names.WITHOUT_EQUAL
-    if world == 2 and compared:
-        *ranks, alone = pool.run_beside_one(names.RUN, case, timeout_s=LIMIT_S)
-        results[backend, 1, case] = alone
+    pool = keras_pool(backend, world)
+    if world == 2 and case.tolerance is not None:
+        *ranks, results[backend, 1, name] = pool.run_beside_one(run, name)
     else:
-        ranks = pool.run(names.RUN, case, timeout_s=LIMIT_S)
-    results[backend, world, case] = ranks[0]
+        ranks = pool.run(run, name)
+    results[backend, world, name] = ranks[0]
     for other in ranks[1:]:
         assert_same(other, ranks[0], 0.0, "")
-    if compared:
-        alone = plain(backend, case, keras_pool, results)
-        assert_same(ranks[0], alone, names.TOLERANCE.get(case, 2e-5), "")
+    if case.tolerance is not None:
+        alone = result_of(1, backend, name, keras_pool, results)
+        assert_same(ranks[0], alone, case.tolerance, "")
 
 
-def plain(backend: str, case: str, keras_pool: Any, results: dict[Any, Any]) -> Any:
-    """What plain Keras makes of a case."""
-    if (key := (backend, 1, case)) not in results:
-        (results[key],) = keras_pool(backend, 1).run(names.RUN, case, timeout_s=LIMIT_S)
+def result_of(world: int, backend: str, name: str, keras_pool: Any, results: dict[Any, Any]) -> Any:
+    """What rank 0 makes of a case."""
+    if (key := (backend, world, name)) not in results:
+        results[key] = keras_pool(backend, world).run(run, name)[0]
     return results[key]
 
 
-def assert_same(one: Any, other: Any, tolerance: float, where: str) -> None:
-    if isinstance(one, dict):
-        assert sorted(one) == sorted(other), where
-        for key in one:
-            assert_same(one[key], other[key], tolerance, f"{where}/{key}")
-    elif isinstance(one, (list, tuple)):
-        assert len(one) == len(other), where
-        for index, (a, b) in enumerate(zip(one, other, strict=True)):
-            assert_same(a, b, tolerance, f"{where}[{index}]")
-    else:
-        np.testing.assert_allclose(
-            np.asarray(one, np.float64),
-            np.asarray(other, np.float64),
-            rtol=tolerance,
-            atol=tolerance,
-            err_msg=where,
-        )
-
-
-@pytest.mark.parametrize("case", ["Shuffled", "Dropout"])
+@pytest.mark.parametrize("name", ["Shuffled", "Dropout"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_shuffling_and_dropout_are_reproducible(
-    keras_pool: Any, results: dict[Any, Any], backend: str, case: str
+    keras_pool: Any, results: dict[Any, Any], backend: str, name: str
 ) -> None:
-    if (key := (backend, 2, case)) not in results:
-        results[key] = keras_pool(backend, 2).run(names.RUN, case, timeout_s=LIMIT_S)[0]
-    again = keras_pool(backend, 2).run(names.RUN, case, timeout_s=LIMIT_S)[0]
-    assert_same(results[key], again, 0.0, case)
+    before = result_of(2, backend, name, keras_pool, results)
+    assert_same(before, keras_pool(backend, 2).run(run, name)[0], 0.0, name)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import keras
+import numpy as np
 import pytest
 
-from tests.keras.names import BACKENDS
+from tests.keras.first_ranks import BACKENDS, on_ranks
 
 pytestmark = pytest.mark.versions
-OBJECTS = """
-import keras, numpy as np
-from sdp_plugins.keras import keras_internals
 
-def main(rank, world):
+
+@on_ranks(1, BACKENDS)
+def test_names_are_there(rank: int, world: int) -> None:
+    from sdp_plugins.keras import keras_internals
+
     keras_internals.check()
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     optimizer = keras.optimizers.SGD(gradient_accumulation_steps=2)
@@ -37,28 +38,15 @@ def main(rank, world):
     for name, each in objects.items():
         for attribute in keras_internals.ATTRIBUTES[name]:
             assert hasattr(each, attribute), f"Keras {keras.__version__}: {name}.{attribute}"
-"""
-MOVED = """
-from sdp_plugins.keras import SMDDPStrategy, keras_internals
-
-def main(rank, world):
-    clip = keras_internals.BaseOptimizer._clip_gradients
-    del keras_internals.BaseOptimizer._clip_gradients
-    try:
-        SMDDPStrategy()
-    except ImportError as error:
-        return str(error)
-    finally:
-        keras_internals.BaseOptimizer._clip_gradients = clip
-"""
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_names_are_there(keras_pool: Any, backend: str) -> None:
-    keras_pool(backend, 1).run(OBJECTS)
+@on_ranks(1)
+def test_says_what_has_moved(rank: int, world: int) -> None:
+    from sdp_plugins.keras import SMDDPStrategy, keras_internals
 
-
-def test_says_what_has_moved(keras_pool: Any) -> None:
-    (text,) = keras_pool("torch", 1).run(MOVED)
-    assert "has moved BaseOptimizer._clip_gradients" in text
-    assert "Hint: use a version of Keras" in text
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(keras_internals.BaseOptimizer, "_clip_gradients")
+        with pytest.raises(ImportError) as caught:
+            SMDDPStrategy()
+    assert "has moved BaseOptimizer._clip_gradients" in str(caught.value)
+    assert "Hint: use a version of Keras" in str(caught.value)

@@ -12,9 +12,7 @@ from stress.keras.layers import LAYERS
 from stress.keras.plan import Plan, case
 from stress.keras.reduce import candidates, reduced
 from stress.keras.run import Runner
-from tests.keras.conftest import environment
-from tests.keras.first_ranks import PROCESSES
-from tests.keras.names import BACKENDS
+from tests.keras.first_ranks import BACKENDS, PROCESSES, environment
 
 SEED = 1
 CASES = {

@@ -1,237 +1,297 @@
-"""The strategy itself: misuse and failures, callbacks, loops of one's own."""
+"""The strategy itself: its scope, what it tells, how steps communicate, loops of one's own."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
+from keras import layers, ops
 
-from tests.keras.conftest import environment
-from tests.keras.names import BACKENDS
-from tests.keras.test_fit import assert_same
-from tests.ranks import HANG_S
+from sdp_plugins.keras import SMDDPStrategy
+from tests.keras.first_ranks import BACKENDS, on_ranks
+from tests.keras.models import BATCH, ROWS, arrays, crossentropy, dense
+from tests.keras.strategies import compiled, logged, strategy, values
 
-FAILURES = {
-    "other_layers": ["rank 1 has another model: ", "first/kernel float32[6, 4] there"],
-    "other_optimizer": ["rank 1 has another model: ", "Hint: build and compile the same"],
-    "other_call": ["fit(): rank 1 has called evaluate()"],
-    "alone": ["did not arrive in 1.5 s", "all ranks must call evaluate()"],
-    "stops_early": [
-        "fit(): rank 1 has stopped after step 2 of epoch 1 (stop_training is set there); others "
-        "go on with epoch 1. Hint: give all ranks the same callbacks",
-    ],
-    "stops_after_an_epoch": ["fit(): rank 0 has stopped after epoch 2", "rank 1 goes on. Hint: "],
-    "shorter_data": [
-        "fit(): rank 1 has stopped after step 2 of epoch 1 (its data has ended); others go on"
-    ],
-    "assigns_on_rank_0": [
-        "fit(): rank 1 has other values than rank 0 after epoch 2, first in ",
-        "/kernel'. Hint: a callback that assigns variables must assign the same on all ranks",
-    ],
-    "sets_rate_on_rank_0": ["rank 1 has other values than rank 0 after epoch 2", "learning_rate'"],
-    "unreduced": ["is compiled with SparseCategoricalCrossentropy(reduction=None)", "Hint: use"],
-    "raises": ["rank 1 gave up: ArithmeticError: the third layer is tired"],
-    "other_batches": ["CollectiveMismatchError: [rank 0/2] rank 1 reads other batches. Hint: "],
-    "ends_instead": ["PeerLostError: [rank 0/2] evaluate(): all ranks must call evaluate()"],
-    "other_settings": ["rank 1 has another model: SGD momentum=0.75 there, SGD momentum=0.5 here"],
-    "frozen_on_one_rank": [
-        "rank 1 has another model: ",
-        "/kernel float32[6, 8] (not trained) there",
-    ],
-    "own_arrays": ["rank 1 has passed other arrays than this one", "each takes its part"],
-    "bad_data_on_one_rank": ["rank 1 gave up: ValueError: Data cardinality is ambiguous"],
-    "other_targets": ["rank 1 has passed other arrays than this one"],
-    "other_schedule": ["rank 1 has another model: SGD learning_rate=", '"decay_steps": 11'],
-    "stateful": ["ValueError: layer 'keeps' is stateful", "stateful=False"],
-    "compiled_outside": ["compiled outside of it", "with strategy.scope():"],
-    "scope_in_scope": ["inside of the scope of another"],
-    "two_strategies": ["belongs to another strategy"],
-}
-ON_ALL_BACKENDS = {"assigns_on_rank_0", "other_batches", "raises", "shorter_data", "stops_early"}
-ALIKE_ON_ALL_RANKS = {
-    "assigns_on_rank_0",
-    "sets_rate_on_rank_0",
-    "shorter_data",
-    "stops_after_an_epoch",
-    "stops_early",
-    "unreduced",
-}
+# ---- scope -----------------------------------------------------------------------------------
 
 
-def job(name: str) -> str:
-    return f"from tests.keras.jobs import {name} as main"
+@on_ranks(2, BACKENDS)
+def test_scope_may_be_entered_again(rank: int, world: int) -> None:
+    with strategy() as made:
+        with made.scope(), made.scope():
+            model = dense()
+            model.compile("sgd", crossentropy())
+        model.fit(*arrays(), verbose=0)
+        other = dense()
+        other.compile("sgd", crossentropy())
+        assert "fit" in vars(model)
+        assert "fit" not in vars(other)
 
 
-@pytest.mark.parametrize(
-    ("backend", "name"),
-    [
-        (backend, name)
-        for name in FAILURES
-        for backend in (BACKENDS if name in ON_ALL_BACKENDS else ["torch"])
-    ],
-)
-def test_failures_are_named(keras_pool: Any, backend: str, name: str) -> None:
-    texts = keras_pool(backend, 2).run(job("failure"), name)
-    for part in FAILURES[name]:
-        assert part in texts[0], texts
-        assert part in texts[1] or name not in ALIKE_ON_ALL_RANKS, texts
-    if name == "raises":
-        assert "tired" in texts[1]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_scope_may_be_entered_again(keras_pool: Any, backend: str) -> None:
-    keras_pool(backend, 2).run(job("same_scope_again"))
+@on_ranks(2, BACKENDS)
+def test_compiled_again(rank: int, world: int) -> list[Any]:
+    """A second compile, outside of the scope, keeps the model with its strategy."""
+    with strategy() as made:
+        model = compiled(made)
+        model.fit(*arrays(), verbose=0)
+        model.compile("adam", crossentropy())
+        model.fit(*arrays(), shuffle=True, verbose=0)
+        return values(model)
 
 
 @pytest.mark.versions
-def test_a_model_outside_is_warned_of(keras_pool: Any) -> None:
-    for lines in keras_pool("torch", 2).run(job("outside")):
-        assert len(lines) == 1
-        assert "'alone' was compiled outside of strategy.scope(): fit() trains it" in lines[0]
+@on_ranks(2)
+def test_a_model_outside_is_warned_of(rank: int, world: int) -> None:
+    """Compiled under a strategy, but in no scope; and after it."""
+    with logged() as lines:
+        with strategy() as made:
+            compiled(made).compile("adam", "mse")  # knows its strategy
+            model = keras.Sequential([keras.Input((6,)), layers.Dense(3)], name="alone")
+            model.compile("sgd", "mse")
+            model.predict(arrays()[0], verbose=0)
+            assert not lines
+            for _ in range(2):
+                model.fit(arrays()[0], np.zeros((ROWS, 3)), verbose=0)
+        other = keras.Sequential([keras.Input((6,)), layers.Dense(3)])
+        other.compile("sgd", "mse")
+        other.fit(arrays()[0], np.zeros((ROWS, 3)), verbose=0)
+    (line,) = lines
+    assert "'alone' was compiled outside of strategy.scope(): fit() trains it" in line
 
 
-def test_rank_0_logs_that_it_is_in_use(keras_pool: Any) -> None:
-    (first, files), (second, _) = keras_pool("torch", 2).run(job("signs"))
-    assert first == ["fit: smddp trains model 'sequential' on 2 ranks"]
-    assert second == []
+# ---- what it tells ---------------------------------------------------------------------------
+
+
+@on_ranks(2)
+def test_rank_0_logs_that_it_is_in_use(rank: int, world: int) -> None:
+    """And a warning of Keras' own names the line that it is about."""
+    import torch
+
+    data, text = torch.utils.data.TensorDataset(*map(torch.from_numpy, arrays())), "will be ignored"
+    with logged() as lines, strategy() as made, pytest.warns(match=text) as caught:
+        compiled(made).fit(torch.utils.data.DataLoader(data, BATCH), verbose=0)
+    assert lines == (["fit: smddp trains model 'sequential' on 2 ranks"] if rank == 0 else [])
+    files = [Path(each.filename).name for each in caught if text in str(each.message)]
     assert files == ["epoch_iterator.py"]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_compiled_again(keras_pool: Any, backend: str) -> None:
-    one, other = keras_pool(backend, 2).run(job("compiled_again"))
-    assert_same(one, other, 0.0, "values")
+@on_ranks(1)
+def test_works_without_a_launcher(rank: int, world: int) -> None:
+    with logged() as lines, strategy() as made:
+        model = compiled(made)
+        model.fit(*arrays(), batch_size=BATCH, verbose=0)
+        assert len(model.predict(arrays()[0], verbose=0)) == len(arrays()[0])
+        assert made.num_replicas_in_sync == 1
+    (line,) = lines
+    assert "one rank only" in line
 
 
-def test_works_without_a_launcher(keras_pool: Any) -> None:
-    ((size, lines),) = keras_pool("torch", 1).run(job("without_launcher"))
-    assert size == 1
-    assert len(lines) == 1
-    assert "one rank only" in lines[0]
+@on_ranks(2, ["tensorflow"])
+def test_xla_is_undone(rank: int, world: int) -> float:
+    """Of a model that was to be compiled by it."""
+    with logged() as lines, strategy() as made:
+        model = compiled(made, jit_compile=True)
+        history = model.fit(*arrays(), batch_size=BATCH, shuffle=False, verbose=0)
+        model.evaluate(*arrays(), verbose=0)
+        assert not model.jit_compile
+    assert sum("jit_compile=True is undone" in line for line in lines) == 1
+    return history.history["loss"][0]
 
 
-@pytest.mark.versions
-def test_rank_0_writes(keras_pool: Any, tmp_path: Path) -> None:
-    first, second = keras_pool("torch", 2).run(job("writes"), str(tmp_path))
-    assert first["files"] == ["log.csv", "model.keras", "saved.keras"]
-    assert second["files"] == ["saved.keras"]  # the program's own doing
-    assert_same(first["history"], second["history"], 0.0, "history")
-    load = (
-        "import sys, keras; keras.models.load_model(sys.argv[1]).predict(keras.ops.zeros((2, 6)), "
-        "verbose=0); assert 'sdp_plugins.keras' not in sys.modules"
-    )
-    subprocess.run(
-        [sys.executable, "-c", load, str(tmp_path / "0" / "model.keras")],
-        env={"PATH": "/usr/bin:/bin", "SDP_AUTOLOAD": "0", **environment("jax")},
-        check=True,
-        timeout=HANG_S,
-    )
+# ---- steps -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_callbacks_decide_alike(keras_pool: Any, backend: str) -> None:
-    first, second = keras_pool(backend, 2).run(job("decides"))
-    assert len(first["history"]["loss"]) < 8
-    assert_same(first, second, 0.0, "")
+@contextmanager
+def without_native_ops() -> Iterator[None]:
+    """As in a process that has loaded none, and must not."""
+    if keras.backend.backend() == "jax":
+        from sdp_plugins.jax import collectives as module
 
+        name = "register"
+    else:
+        from sdp_plugins.tensorflow import operations as module
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_nan_on_one_rank_ends_training_on_all(keras_pool: Any, backend: str) -> None:
-    assert keras_pool(backend, 2).run(job("poisoned")) == [2, 2]
-
-
-@pytest.mark.versions
-def test_backup_resumes_all_ranks(keras_pool: Any, tmp_path: Path) -> None:
-    pool = keras_pool("torch", 2)
-    resumed = pool.run(job("backs_up"), str(tmp_path))
-    whole = pool.run(job("uninterrupted"))
-    assert_same(resumed[0], whole[0], 0.0, "rank 0")
-    assert_same(resumed[1], whole[0], 0.0, "rank 1")
+        name = "all_reduce"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SDP_NATIVE_OPS", "0")
+        patch.setattr(module, name, getattr(module, name).__wrapped__)
+        yield
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_own_loops(keras_pool: Any, backend: str) -> None:
-    for each in (ranks := keras_pool(backend, 3).run(job("own_loop"))):
-        assert each["mean"].tolist() == [1, 2, 3]
-        assert each["sum"].tolist() == [3, 6, 9]
-        assert each["transposed"].tolist() == [[0, 2], [1, 3]]
-        assert each["rows"].tolist() == [[0, 0], *[[1, 1]] * 2, *[[2, 2]] * 3]
-        assert each["columns"].tolist() == np.transpose(each["rows"]).tolist()
-        assert each["variable"].tolist() == [2, 2, 2, 2]
-        assert each["predicted"] == (7, 3)
-        assert each["on_batch"] == ranks[0]["on_batch"]
-        assert each["on_batch"][0]["seen_rows"] == 7
+@pytest.mark.parametrize("native", [False, True])
+@on_ranks(2, ["tensorflow", "jax"])
+def test_with_and_without_native_operations(rank: int, world: int, native: bool) -> None:
+    with nullcontext() if native else without_native_ops(), strategy() as made:
+        compiled(made).fit(*arrays(17), batch_size=BATCH, verbose=0)
+        assert (made._context.backend._collectives._endpoint is not None) is native
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_an_accumulation_goes_on_in_the_next_epoch(keras_pool: Any, backend: str) -> None:
-    first, second = keras_pool(backend, 2).run(job("accumulates_over_epochs"))
-    for ours, theirs in zip(first, second, strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+class Batches(keras.utils.PyDataset):
+    """The arrays' batches; notes what it was asked for."""
+
+    def __init__(self, rows: int = 40) -> None:
+        super().__init__()
+        self.x, self.y = arrays(rows)
+        self.read: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self.x) // BATCH
+
+    def __getitem__(self, index: int) -> Any:
+        self.read.append(index)
+        rows = slice(index * BATCH, (index + 1) * BATCH)
+        return self.x[rows], self.y[rows]
 
 
-@pytest.mark.versions
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-@pytest.mark.parametrize("switch", ["0", "1"])
-def test_with_and_without_native_operations(keras_pool: Any, backend: str, switch: str) -> None:
-    found = keras_pool(backend, 2).run(job("transport"), switch)
-    assert found == [{"0": "copies", "1": "native"}[switch]] * 2
+class Communicates(keras.callbacks.Callback):
+    """Where a step may be under way."""
+
+    def __init__(self, made: SMDDPStrategy) -> None:
+        super().__init__()
+        self.made = made
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        total = ops.convert_to_numpy(self.made.all_reduce(np.ones(3, np.float32), "sum"))
+        assert total.tolist() == [2.0, 2.0, 2.0]
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.predict(arrays()[0], verbose=0)
 
 
-def test_xla_is_undone(keras_pool: Any) -> None:
-    first, second = keras_pool("tensorflow", 2).run(job("xla_undone"))
-    for compiled, lines, _ in (first, second):
-        assert not compiled
-        assert sum("jit_compile=True is undone" in line for line in lines) == 1
-    assert first[2] == second[2]
+@on_ranks(2, BACKENDS)
+def test_the_host_communicates_between_steps(rank: int, world: int) -> list[float]:
+    """While JAX's steps may be under way; wide, so that they take a while."""
+    with strategy() as made:
+        model = compiled(made, layers.Dense(1500), layers.Dense(1500))
+        model.fit(
+            Batches(),
+            validation_data=Batches(),
+            callbacks=[Communicates(made)],
+            epochs=3,
+            shuffle=False,
+            verbose=0,
+        )
+        return [float(ops.convert_to_numpy(v).sum()) for v in model.trainable_variables]
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_closed_group_is_named(keras_pool: Any, backend: str) -> None:
-    for text in keras_pool(backend, 2).run(job("end_of_group")):
-        assert "closed" in text
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_the_host_communicates_between_steps(keras_pool: Any, backend: str) -> None:
-    ranks = keras_pool(backend, 2).run(job("between_steps"))
-    assert ranks[0] == ranks[1]
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_dataset_is_shuffled_alike(keras_pool: Any, backend: str) -> None:
+@on_ranks(2, BACKENDS)
+def test_a_dataset_is_shuffled_alike(rank: int, world: int) -> list[list[int]]:
     """By default, with other random numbers on every rank; anew in every epoch."""
-    ranks = keras_pool(backend, 2).run(job("shuffled_batches"))
-    orders = [epoch[-5:] for epoch in ranks[0]]
-    assert [epoch[-5:] for epoch in ranks[1]] == orders
+    with strategy() as made:
+        model, data, epochs = compiled(made), Batches(), []
+        seen = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda epoch, logs: epochs.append([*data.read])
+        )
+        model.fit(data, epochs=3, verbose=0, callbacks=[seen])
+    read = [epochs[0], *(b[len(a) :] for a, b in pairwise(epochs))]
+    orders = [epoch[-5:] for epoch in read]
     assert all(sorted(order) == [0, 1, 2, 3, 4] for order in orders)
     assert len({tuple(order) for order in orders}) > 1
+    return orders
+
+
+@on_ranks(2, BACKENDS)
+def test_weights_that_one_rank_has_loaded(rank: int, world: int) -> float:
+    """Rank 0's weights are everyone's in evaluations, too."""
+    with strategy() as made:
+        model = compiled(made)
+        model.fit(*arrays(), verbose=0)
+        if rank == 0:
+            model.set_weights([np.zeros_like(each) for each in model.get_weights()])
+        assert np.abs(model.predict(arrays()[0], verbose=0)).max() == 0.0
+        loss = float(model.evaluate(*arrays(), verbose=0)[0])
+    assert loss == pytest.approx(np.log(3), rel=1e-5)
+    return loss
+
+
+# ---- accumulated gradients -------------------------------------------------------------------
+
+
+class Scale(layers.Layer):
+    """Has a weight that is one number."""
+
+    def build(self, shape: Any) -> None:
+        self.scale = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, x: Any) -> Any:
+        return x * self.scale
+
+
+@on_ranks(2, BACKENDS)
+def test_an_accumulation_goes_on_in_the_next_epoch(rank: int, world: int) -> list[Any]:
+    with strategy() as made:
+        optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=4)
+        model = compiled(made, Scale(), optimizer=optimizer)
+        model.fit(*arrays(3 * BATCH), batch_size=BATCH, epochs=3, verbose=0)
+        return values(model)
+
+
+def accumulated_over_three_fits(rank: int, world: int) -> list[Any]:
+    """Three steps each, of which four make an update."""
+    with strategy() as made:
+        keras.utils.set_random_seed(1)
+        optimizer = keras.optimizers.SGD(0.1, gradient_accumulation_steps=4)
+        model = compiled(made, optimizer=optimizer)
+        x, y = arrays(21)
+        for _ in range(3):
+            model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+        return values(model)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_accumulate_from_fit_to_fit(keras_pool: Any, backend: str) -> None:
-    (alone,) = keras_pool(backend, 1).run(job("accumulates_over_two_fits"))
-    ranks = keras_pool(backend, 2).run(job("accumulates_over_two_fits"))
+    (alone,) = keras_pool(backend, 1).run(accumulated_over_three_fits)
+    ranks = keras_pool(backend, 2).run(accumulated_over_three_fits)
     for mine, other, expected in zip(*ranks, alone, strict=True):
         np.testing.assert_array_equal(mine, other)
         if mine.dtype.kind == "f":  # the others are counters, and random states of one rank's own
             np.testing.assert_allclose(mine, expected, atol=2e-5)
 
 
-def test_all_ranks_may_read_what_rank_0_has_written(keras_pool: Any, tmp_path: Path) -> None:
-    ranks = keras_pool("torch", 2).run(job("reads_what_rank_0_wrote"), str(tmp_path))
-    assert ranks[0] == ranks[1]
+# ---- loops of one's own ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_weights_that_one_rank_has_loaded(keras_pool: Any, backend: str) -> None:
-    ranks = keras_pool(backend, 2).run(job("loaded_on_one_rank"))
-    assert ranks[0] == ranks[1]
-    assert ranks[0][0] == pytest.approx(np.log(3), rel=1e-5)
-    assert ranks[0][1] == 0.0
+def seen_rows(y_true: Any, y_pred: Any) -> Any:
+    """A metric of the program's own, which gets all ranks' rows."""
+    return ops.sum(ops.ones_like(ops.cast(y_true, "float32")))
+
+
+@pytest.mark.versions
+@on_ranks(3, BACKENDS)
+def test_collectives_in_own_loops(rank: int, world: int) -> None:
+    numpy = ops.convert_to_numpy
+    with strategy() as made:
+        numbers = ops.convert_to_tensor(np.arange(3, dtype=np.float32) + rank)
+        square = ops.reshape(ops.arange(4, dtype="float32"), (2, 2))
+        rows = ops.convert_to_tensor(np.full((rank + 1, 2), rank, np.float32))
+        variable = keras.Variable(np.full(4, rank, np.float32))
+        made.broadcast_variables([variable], root=world - 1)
+        gathered = [[0, 0], *[[1, 1]] * 2, *[[2, 2]] * 3]
+        assert numpy(made.all_reduce(numbers)).tolist() == [1, 2, 3]
+        assert numpy(made.all_reduce(numbers, "sum")).tolist() == [3, 6, 9]
+        assert numpy(made.all_reduce(ops.transpose(square))).tolist() == [[0, 2], [1, 3]]
+        assert numpy(made.gather(rows)).tolist() == gathered
+        columns = numpy(made.gather(ops.transpose(rows), axis=1))
+        assert columns.tolist() == np.transpose(gathered).tolist()
+        assert numpy(variable).tolist() == [2, 2, 2, 2]
+
+
+@pytest.mark.versions
+@on_ranks(3, BACKENDS)
+def test_batches_in_own_loops(rank: int, world: int) -> Any:
+    with strategy() as made:
+        model = compiled(made, metrics=["accuracy", seen_rows])
+        seven = [part[:7] for part in arrays()]
+        trained = model.train_on_batch(*seven, return_dict=True)
+        tested = model.test_on_batch(*arrays(), return_dict=True)
+        assert trained["seen_rows"] == 7
+        assert np.asarray(model.predict_on_batch(seven[0])).shape == (7, 3)
+        return json.loads(json.dumps([trained, tested], default=float))

@@ -1,173 +1,200 @@
-"""The TensorFlow strategy: loops of one's own, eagerly and in graphs."""
+"""The TensorFlow strategy: its collectives and variables."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
+import signal
 from typing import Any
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tests.keras.conftest import environment
-from tests.keras.first_ranks import FirstRanks
-from tests.ranks import start_ranks
-
-JOBS = "from tests.tensorflow.strategy_jobs import {} as main"
-LIMIT_S = 280.0  # of a case: Keras takes its time
-modes = pytest.mark.parametrize("in_graph", [False, True], ids=["eager", "graph"])
-
+from tests.keras.first_ranks import environment, on_ranks
+from tests.ranks import say, start_ranks
+from tests.tensorflow.strategies import MEAN, SUM, modes, strategy_of_job, traced
 
 pytestmark = pytest.mark.versions
 
-
-def run(pool: FirstRanks, name: str, *args: Any) -> list[Any]:
-    return pool.run(JOBS.format(name), *args, timeout_s=LIMIT_S)
-
-
-@pytest.mark.parametrize(
-    ("world", "in_graph"),
-    [
-        pytest.param(2, False, id="eager-2"),
-        pytest.param(2, True, id="graph-2"),
-        pytest.param(3, True, id="graph-3"),
-    ],
-)
-def test_training_equals_one_rank(ranks: Any, in_graph: bool, world: int) -> None:
-    """With an embedding's sparse gradients, and BatchNormalization over all ranks' rows."""
-    (alone,) = run(ranks(1), "training", in_graph)
-    first, *others = run(ranks(world), "training", in_graph)
-    assert alone["iterations"] == first["iterations"] == 8
-    for other in others:
-        assert other["losses"] == first["losses"]
-        assert other["metric"] == first["metric"]
-        for one, two in zip(first["weights"], other["weights"], strict=True):
-            np.testing.assert_array_equal(one, two)
-    np.testing.assert_allclose(first["losses"], alone["losses"], rtol=1e-5)
-    np.testing.assert_allclose(first["metric"], alone["metric"], rtol=1e-5)
-    for one, single in zip(first["weights"], alone["weights"], strict=True):
-        np.testing.assert_allclose(one, single, rtol=2e-5, atol=2e-5)
+ROWS = [np.arange(2.0 * (rank + 1)).reshape(-1, 2) + 10 * rank for rank in range(3)]
+WHOLE = np.concatenate(ROWS)
+REDUCED = {
+    "sum": 6,
+    "mean": 2,
+    "rows": WHOLE,
+    "columns": WHOLE.T,
+    "merged": 3,
+    "sparse": sum(np.pad(part, [(0, 3 - len(part)), (0, 0)]) for part in ROWS),
+    "reduced": 3,
+    "average": 1,
+    "sum of rows": WHOLE.sum(axis=0),
+    "mean of rows": WHOLE.mean(axis=0),
+    "whole numbers": 6,
+    "gathered": WHOLE,
+    "several": [3, 6],
+}
+"""Of three ranks, of which each has one row more than the one before."""
 
 
 @modes
-def test_reductions(ranks: Any, in_graph: bool) -> None:
-    parts = [np.arange(2.0 * (r + 1)).reshape(-1, 2) + 10 * r for r in range(3)]
-    whole = np.concatenate(parts)
-    expected = {
-        "sum": 6,
-        "mean": 2,
-        "rows": whole,
-        "columns": whole.T,
-        "merged": 3,
-        "sparse": sum(np.pad(part, [(0, 3 - len(part)), (0, 0)]) for part in parts),
-        "reduced": 3,
-        "average": 1,
-        "sum of rows": whole.sum(axis=0),
-        "mean of rows": whole.mean(axis=0),
-        "whole numbers": 6,
-        "gathered": whole,
-        "several": [3, 6],
-        "local": 6,
-    }
-    for rank, found in enumerate(run(ranks(3), "reductions", in_graph)):
-        assert found.pop("own") == rank
-        assert found.pop("task") == ("worker", rank, 3)
-        assert sorted(found) == sorted(expected)
-        for name, value in expected.items():
-            np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
+@on_ranks(3, ["tensorflow"])
+def test_reductions(rank: int, world: int, in_graph: bool) -> None:
+    """Ranks have one row more than the one before."""
+    with strategy_of_job() as strategy:
+        rows = tf.reshape(tf.range(2.0 * (rank + 1)), [rank + 1, 2]) + 10.0 * rank
+
+        def in_replica() -> dict[str, Any]:
+            context = tf.distribute.get_replica_context()
+            number = tf.cast(context.replica_id_in_sync_group, tf.float32)
+
+            def merged(strategy: Any, value: Any) -> Any:
+                assert tf.distribute.in_cross_replica_context()
+                return strategy.extended.reduce_to(SUM, value, destinations=value)
+
+            return {
+                "id": number,
+                "sum": context.all_reduce(SUM, number + 1.0),
+                "mean": context.all_reduce("MEAN", {"a": number, "b": [number * 2]})["b"][0],
+                "rows": context.all_gather(rows, axis=0),
+                "columns": context.all_gather(tf.transpose(rows), axis=1),
+                "merged": context.merge_call(merged, args=(number,)),
+                "sparse": tf.convert_to_tensor(
+                    context.all_reduce(SUM, tf.IndexedSlices(rows, tf.range(rank + 1), [world, 2]))
+                ),
+            }
+
+        def across() -> dict[str, Any]:
+            found = strategy.run(in_replica)
+            number = found.pop("id")
+            return {
+                **found,
+                "reduced": strategy.reduce(SUM, number, axis=None),
+                "average": strategy.reduce("mean", number, axis=None),
+                "sum of rows": strategy.reduce("SUM", rows, axis=0),
+                "mean of rows": strategy.reduce("MEAN", rows, axis=0),
+                "whole numbers": strategy.reduce("SUM", tf.constant(rank + 1), axis=None),
+                "gathered": strategy.gather(rows, axis=0),
+                "several": tf.stack(
+                    strategy.extended.batch_reduce_to(SUM, [(number, None), (2 * number, None)])
+                ),
+            }
+
+        found = traced(across, in_graph)()
+        assert strategy.num_replicas_in_sync == world
+        (mine,) = strategy.experimental_local_results(found["sum"])
+        assert float(mine) == 6
+    assert sorted(found) == sorted(REDUCED)
+    for name, value in REDUCED.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
+
+
+@on_ranks(3, ["tensorflow"])
+def test_places(rank: int, world: int) -> None:
+    with strategy_of_job() as strategy:
+        own = strategy.experimental_distribute_values_from_function(
+            lambda context: tf.constant(context.replica_id_in_sync_group)
+        )
+        assert int(own) == rank
+        task = strategy.cluster_resolver
+        assert (task.task_type, task.task_id) == ("worker", rank)
+        assert task.cluster_spec().num_tasks("worker") == 3
 
 
 @modes
-def test_variables(ranks: Any, in_graph: bool) -> None:
-    for rank, found in enumerate(run(ranks(2), "variables", in_graph)):
-        assert found["before"] == {
-            "sum": 5,
-            "mean": 5,
-            "first": 5,
-            "read sum": 10,
-            "read mean": 5,
-        }
-        assert found["after"] == {
-            "sum": 3,
-            "mean": 1.5,
-            "first": 1,
-            "read sum": 3,
-            "read mean": 2.5,
-        }
-        assert found["local"] == rank + 2
-        assert found["plain"] == [4, 5]
-        assert found["late"] == [8]
-        assert found["owns"] == [True, True, False]
+@on_ranks(2, ["tensorflow"])
+def test_variables(rank: int, world: int, in_graph: bool) -> None:
+    def make(aggregation: str, on_read: bool = False) -> Any:
+        when = tf.VariableSynchronization.ON_READ if on_read else tf.VariableSynchronization.AUTO
+        kind = getattr(tf.VariableAggregation, aggregation)
+        return tf.Variable(5.0 + rank, synchronization=when, aggregation=kind)
+
+    with strategy_of_job() as strategy:
+        outside = tf.Variable(1.0)
+        with strategy.scope():
+            made = {
+                "sum": make("SUM"),
+                "mean": make("MEAN"),
+                "first": make("ONLY_FIRST_REPLICA"),
+                "read sum": make("SUM", on_read=True),
+                "read mean": make("MEAN", on_read=True),
+            }
+            plain = tf.Variable(lambda: tf.fill([2], rank + 3))
+        before = {name: float(variable.numpy()) for name, variable in made.items()}
+        assert before == {"sum": 5, "mean": 5, "first": 5, "read sum": 10, "read mean": 5}
+        late: list[Any] = []
+
+        def step() -> Any:
+            if not late:  # as layers do that are built in the first step
+                late.append(tf.Variable(lambda: tf.constant([rank + 8.0])))
+            for variable in made.values():
+                variable.assign(tf.constant(rank + 1.0))
+            made["read mean"].assign_add(1.0)
+            return made["read mean"] + 0.0
+
+        def update(strategy: Any) -> Any:
+            return strategy.extended.update(plain, lambda v, by: v.assign_add(by), args=([1, 2],))
+
+        local = traced(lambda: strategy.run(step), in_graph)()
+        strategy.run(lambda: tf.distribute.get_replica_context().merge_call(update))
+        owns = strategy.extended.variable_created_in_scope
+        after = {name: float(variable.numpy()) for name, variable in made.items()}
+        assert after == {"sum": 3, "mean": 1.5, "first": 1, "read sum": 3, "read mean": 2.5}
+        assert float(local) == rank + 2
+        assert plain.numpy().tolist() == [4, 5]
+        assert late[0].numpy().tolist() == [8]
+        assert [owns(plain), owns(late[0]), owns(outside)] == [True, True, False]
 
 
 @modes
-def test_gradients_of_collectives(ranks: Any, in_graph: bool) -> None:
+@on_ranks(2, ["tensorflow"])
+def test_gradients_of_collectives(rank: int, world: int, in_graph: bool) -> None:
     """The loss is 1 + 2 times a sum of squares, whichever rank's values are changed."""
-    for rank, found in enumerate(run(ranks(2), "gradients", in_graph)):
-        np.testing.assert_allclose(found["sum"], 3 * 2 * np.array([3, 4]))
-        np.testing.assert_allclose(found["mean"], 3 * np.array([1.5, 2]))
-        np.testing.assert_allclose(found["gather"], 3 * 2 * np.array([1 + rank, 2]))
+    with strategy_of_job() as strategy:
+        x = tf.constant([1.0 + rank, 2.0])
+
+        def step() -> dict[str, Any]:
+            context = tf.distribute.get_replica_context()
+            with tf.GradientTape(persistent=True) as tape:
+                tape.watch(x)
+                total = context.all_reduce(SUM, x)
+                mean = context.all_reduce(MEAN, x)
+                whole = context.all_gather(x, axis=0)
+                of_sum = (rank + 1.0) * tf.reduce_sum(total**2)
+                of_mean = (rank + 1.0) * tf.reduce_sum(mean**2)
+                of_whole = (rank + 1.0) * tf.reduce_sum(whole**2)
+            return {
+                "sum": tape.gradient(of_sum, x),
+                "mean": tape.gradient(of_mean, x),
+                "gather": tape.gradient(of_whole, x),
+            }
+
+        found = traced(lambda: strategy.run(step), in_graph)()
+    np.testing.assert_allclose(found["sum"], 3 * 2 * np.array([3, 4]))
+    np.testing.assert_allclose(found["mean"], 3 * np.array([1.5, 2]))
+    np.testing.assert_allclose(found["gather"], 3 * 2 * np.array([1 + rank, 2]))
 
 
-def test_an_overflow_on_one_rank(ranks: Any) -> None:
-    for found in run(ranks(2), "overflow"):
-        # Steps 0 and 2 count, each with the sum of two ranks' gradients of 1 and 2.
-        assert found == {"weight": [-1.0, -2.0], "scale": 2.0, "iterations": 2}
-
-
-def test_data(ranks: Any) -> None:
-    first, second, third = run(ranks(3), "data")
-    assert first["cut"] == [[0], [4], []]
-    assert second["cut"] == [[1], [5], []]
-    assert third["cut"] == [[2, 3], [6, 7], [8]]
-    assert [found["static"] for found in (first, second, third)] == [1, 1, 2]
-    assert [found["unknown"] for found in (first, second, third)] == [[0], [1], [2, 3]]
-    assert third["ragged"] == [[], [4]]
-    assert second["sparse"] == [[2, 0]]
-    assert third["sparse"] == [[0, 0], [3, 4]]
-
-
-def test_data_of_each_rank(ranks: Any) -> None:
-    first, second = run(ranks(2), "data")
-    assert first["own"] == [[0, 2], [4, 6], [8]]
-    assert second["own"] == [[1, 3], [5, 7]]
-
-
-def test_mistakes(ranks: Any) -> None:
-    for texts in run(ranks(2), "mistakes"):
-        for name in ("fit", "evaluate", "predict", "train_on_batch"):
-            assert "use sdp_plugins.keras.SMDDPStrategy" in texts[name], name
-        assert "Mixing different tf.distribute.Strategy objects" in texts["nested"]
-        assert "requires being in cross-replica context" in texts["in run"]
-        assert "requires being in cross-replica context" in texts["run in run"]
-        assert "was not made in this strategy's scope" in texts["foreign"]
-        assert "was not made in this strategy's scope" in texts["update"]
-        assert "tf.expand_dims" in texts["scalar"]
-        assert "call batch(global batch size)" in texts["unbatched"]
-        assert "ndarray is no tf.data.Dataset" in texts["array"]
-        assert "ranks 1 read another dataset than rank 0" in texts["shuffled"]
-        assert "give shuffle a seed" in texts["shuffled"]
-        assert "the job has another group" in texts["group"]
-
-
-def test_checkpoints(ranks: Any, tmp_path: Path) -> None:
-    first, second = run(ranks(2), "checkpoints", str(tmp_path))
-    assert (first.pop("main"), second.pop("main")) == (True, False)
-    assert first == second
-    np.testing.assert_allclose(first["restored"], [-0.5, -0.5], rtol=1e-5)
-    np.testing.assert_allclose(first["weight"], [-1, -1], rtol=1e-5)
-    assert first["iterations"] == 2
-    assert first["seen"] == 6
-    assert "kept" in {path.name for path in tmp_path.iterdir()}
+def loses_a_rank(rank: int, world: int) -> str:
+    with strategy_of_job() as strategy:
+        step = tf.function(lambda: strategy.reduce("SUM", strategy.run(tf.ones, ([3],)), None))
+        step()
+        if rank == 1:
+            say("in the middle")
+            os.kill(os.getpid(), signal.SIGKILL)
+        with pytest.raises(tf.errors.OpError) as caught:
+            step()
+        return str(caught.value)
 
 
 def test_a_lost_rank_is_named() -> None:
-    env = environment("tensorflow")
-    with start_ranks(2, JOBS.format("loses_a_rank"), env=env) as ranks:
+    with start_ranks(2, loses_a_rank, env=environment("tensorflow")) as ranks:
         assert ranks[1].heard() == "in the middle"
         text = ranks[0].result()
     assert "rank 1" in text
 
 
-def test_other_variables_are_named(ranks: Any) -> None:
-    for text in run(ranks(2), "other_layers"):
-        assert "ranks disagree" in text
+@on_ranks(2, ["tensorflow"])
+def test_other_variables_are_named(rank: int, world: int) -> None:
+    disagree = pytest.raises(Exception, match="ranks disagree")
+    with strategy_of_job() as strategy, disagree, strategy.scope():
+        tf.Variable(tf.zeros([3 + rank]))

@@ -1,0 +1,282 @@
+"""Programs that differ between ranks, or misuse the strategy, end with an error that says so."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+from sdp_plugins.keras import SMDDPStrategy
+from tests.keras.first_ranks import BACKENDS, on_ranks
+from tests.keras.models import BATCH, arrays, crossentropy, dense
+from tests.keras.strategies import compiled, error_of, fails, strategy
+
+# ---- other models ----------------------------------------------------------------------------
+
+
+@fails("rank 1 has another model: ", "first/kernel float32[6, 4] there")
+def test_other_layers(rank: int, made: SMDDPStrategy) -> None:
+    with made.scope():
+        first = layers.Dense(3 + rank, name="first")
+        model = keras.Sequential([keras.Input((6,)), first, layers.Dense(3)])
+        model.compile("sgd", "mse")
+    model.fit(np.zeros((8, 6)), np.zeros((8, 3)), verbose=0)
+
+
+@fails("rank 1 has another model: ", "/kernel float32[6, 8] (not trained) there")
+def test_frozen_on_one_rank(rank: int, made: SMDDPStrategy) -> None:
+    with made.scope():
+        model = dense()
+        model.layers[0].trainable = rank == 0
+        model.compile("sgd", crossentropy())
+    model.fit(*arrays(), verbose=0)
+
+
+@fails("rank 1 has another model: ", "Hint: build and compile the same")
+def test_other_optimizer(rank: int, made: SMDDPStrategy) -> None:
+    compiled(made, optimizer="adam" if rank == 1 else "sgd").fit(*arrays(), verbose=0)
+
+
+@fails("rank 1 has another model: SGD momentum=0.75 there, SGD momentum=0.5 here")
+def test_other_settings(rank: int, made: SMDDPStrategy) -> None:
+    optimizer = keras.optimizers.SGD(momentum=0.5 + rank / 4)
+    compiled(made, optimizer=optimizer).fit(*arrays(), verbose=0)
+
+
+@fails("rank 1 has another model: SGD learning_rate=", '"decay_steps": 11')
+def test_other_schedule(rank: int, made: SMDDPStrategy) -> None:
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 10 + rank, 0.5)
+    compiled(made, optimizer=keras.optimizers.SGD(rate)).fit(*arrays(), verbose=0)
+
+
+# ---- other calls -----------------------------------------------------------------------------
+
+
+@fails("fit(): rank 1 has called evaluate()")
+def test_other_call(rank: int, made: SMDDPStrategy) -> None:
+    model = compiled(made)
+    (model.fit if rank == 0 else model.evaluate)(*arrays(), verbose=0)
+
+
+@fails("did not arrive in 1.5 s", "all ranks must call evaluate()")
+def test_only_rank_0_evaluates(rank: int, made: SMDDPStrategy) -> None:
+    """The other one is busy elsewhere until rank 0 has given up."""
+    model = compiled(made)
+    model.fit(*arrays(), verbose=0)
+    gave_up = Path(tempfile.gettempdir(), f"gave-up-{os.environ['SDP_JOB_ID']}")
+    if rank == 0:
+        made.group.timeout_s = 1.5
+        try:
+            model.evaluate(*arrays(), verbose=0)
+        finally:
+            gave_up.touch()
+    while not gave_up.exists():
+        time.sleep(0.01)
+    gave_up.unlink(missing_ok=True)
+
+
+@fails("PeerLostError: [rank 0/2] evaluate(): all ranks must call evaluate()")
+def test_rank_1_ends_instead(rank: int, made: SMDDPStrategy) -> None:
+    """As a script whose last lines are for rank 0 only."""
+    model = compiled(made)
+    model.fit(*arrays(), verbose=0)
+    if rank == 0:
+        model.evaluate(*arrays(), verbose=0)
+
+
+@fails(
+    "fit(): rank 1 has stopped after step 2 of epoch 1 (stop_training is set there); others "
+    "go on with epoch 1. Hint: give all ranks the same callbacks",
+    on_all_ranks=True,
+    backends=BACKENDS,
+)
+def test_stops_early(rank: int, made: SMDDPStrategy) -> None:
+    class Stop(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if rank == 1 and batch == 1:
+                self.model.stop_training = True
+
+    compiled(made).fit(*arrays(), batch_size=4, verbose=0, callbacks=[Stop()])
+
+
+@fails("fit(): rank 0 has stopped after epoch 2", "rank 1 goes on. Hint: ", on_all_ranks=True)
+def test_stops_after_an_epoch(rank: int, made: SMDDPStrategy) -> None:
+    """As a callback that only one rank has."""
+    stop = keras.callbacks.EarlyStopping("loss", min_delta=9.0)
+    callbacks = [stop] if rank == 0 else []
+    compiled(made).fit(*arrays(), epochs=5, verbose=0, callbacks=callbacks)
+
+
+@on_ranks(2, BACKENDS)
+def test_rank_1_raises(rank: int, world: int) -> None:
+    class Model(keras.Sequential):
+        def train_step(self, *args: Any) -> Any:
+            if rank == 1:
+                raise ArithmeticError("the third layer is tired")
+            return super().train_step(*args)
+
+    with strategy() as made:
+        with made.scope():
+            model = Model([keras.Input((6,)), layers.Dense(3)])
+            model.compile("sgd", crossentropy())
+        text = error_of(lambda: model.fit(*arrays(), verbose=0))
+    assert "tired" in text
+    assert rank == 1 or "rank 1 gave up: ArithmeticError: the third layer is tired" in text, text
+
+
+# ---- other data ------------------------------------------------------------------------------
+
+
+@fails(
+    "fit(): rank 1 has stopped after step 2 of epoch 1 (its data has ended); others go on",
+    on_all_ranks=True,
+    backends=BACKENDS,
+)
+def test_shorter_data(rank: int, made: SMDDPStrategy) -> None:
+    x, y = arrays()
+
+    def batches() -> Iterator[Any]:
+        for begin in range(0, 24 - 8 * rank, 8):
+            yield x[begin : begin + 8], y[begin : begin + 8]
+
+    compiled(made).fit(batches(), verbose=0)
+
+
+@fails("CollectiveMismatchError: [rank 0/2] rank 1 reads other batches. Hint: ", backends=BACKENDS)
+def test_shuffled_without_a_seed(rank: int, made: SMDDPStrategy) -> None:
+    x, y = arrays()
+    order = np.random.default_rng(rank).permutation(len(x))
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        data: Any = tf.data.Dataset.from_tensor_slices((x[order], y[order])).batch(BATCH)
+    else:
+
+        class Source(keras.utils.PyDataset):
+            def __len__(self) -> int:
+                return 3
+
+            def __getitem__(self, index: int) -> Any:
+                rows = order[BATCH * index : BATCH * index + BATCH]
+                return x[rows], y[rows]
+
+        data = Source()
+    compiled(made).fit(data, verbose=0)
+
+
+@fails("rank 1 has passed other arrays than this one", "each takes its part")
+def test_own_arrays(rank: int, made: SMDDPStrategy) -> None:
+    """As where each rank is to read a part."""
+    x, y = arrays()
+    compiled(made).fit(x[rank::2], y[rank::2], verbose=0)
+
+
+@fails("rank 1 has passed other arrays than this one")
+def test_other_targets(rank: int, made: SMDDPStrategy) -> None:
+    x, y = arrays()
+    y[len(y) // 2] = rank
+    compiled(made).fit(x, y, verbose=0)
+
+
+@fails("rank 1 gave up: ValueError: Data cardinality is ambiguous")
+def test_bad_data_on_one_rank(rank: int, made: SMDDPStrategy) -> None:
+    x, y = arrays()
+    compiled(made).fit(x, y, validation_data=(x, y[: len(y) - rank]), verbose=0)
+
+
+# ---- assignments on one rank -----------------------------------------------------------------
+
+
+class Assigns(keras.callbacks.Callback):
+    """Changes one element of the last kernel."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1:
+            kernel = self.model.layers[-1].kernel
+            value = ops.convert_to_numpy(kernel).copy()
+            value[-1, -1] += 1e-2 if keras.backend.backend() == "jax" else 1e-6  # JAX may round
+            kernel.assign(value)
+
+
+class SetsRate(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == 1:
+            self.model.optimizer.learning_rate = 0.5
+
+
+@fails(
+    "fit(): rank 1 has other values than rank 0 after epoch 2, first in ",
+    "/kernel'. Hint: a callback that assigns variables must assign the same on all ranks",
+    on_all_ranks=True,
+    backends=BACKENDS,
+)
+def test_assigns_on_rank_0(rank: int, made: SMDDPStrategy) -> None:
+    callbacks = [Assigns()] if rank == 0 else []
+    compiled(made).fit(*arrays(), epochs=4, verbose=0, callbacks=callbacks)
+
+
+@fails("rank 1 has other values than rank 0 after epoch 2", "learning_rate'", on_all_ranks=True)
+def test_sets_rate_on_rank_0(rank: int, made: SMDDPStrategy) -> None:
+    callbacks = [SetsRate()] if rank == 0 else []
+    compiled(made).fit(*arrays(), epochs=4, verbose=0, callbacks=callbacks)
+
+
+# ---- misuse on all ranks ---------------------------------------------------------------------
+
+
+@fails(
+    "is compiled with SparseCategoricalCrossentropy(reduction=None)",
+    "Hint: use",
+    on_all_ranks=True,
+)
+def test_loss_without_reduction(rank: int, made: SMDDPStrategy) -> None:
+    compiled(made, loss=crossentropy(reduction=None)).fit(*arrays(), verbose=0)
+
+
+@fails("compiled outside of it", "with strategy.scope():")
+def test_compiled_outside(rank: int, made: SMDDPStrategy) -> None:
+    with made.scope():
+        model = dense()
+    model.compile("sgd", crossentropy())
+    model.fit(*arrays(), verbose=0)
+
+
+@fails("inside of the scope of another")
+def test_scope_in_scope(rank: int, made: SMDDPStrategy) -> None:
+    other = SMDDPStrategy(made.group)
+    with made.scope(), other.scope():
+        pass
+
+
+@fails("belongs to another strategy")
+def test_two_strategies(rank: int, made: SMDDPStrategy) -> None:
+    model = compiled(made)
+    with SMDDPStrategy(made.group).scope():
+        model.compile("sgd", "mse")
+
+
+@fails("ValueError: layer 'keeps' is stateful", "stateful=False")
+def test_stateful_layer(rank: int, made: SMDDPStrategy) -> None:
+    with made.scope():
+        model = keras.Sequential(
+            [keras.Input((4, 2), batch_size=8), layers.LSTM(3, stateful=True, name="keeps")]
+        )
+        model.compile("sgd", "mse")
+    model.fit(np.zeros((8, 4, 2)), np.zeros((8, 3)), batch_size=8, verbose=0)
+
+
+@on_ranks(2, BACKENDS)
+def test_a_closed_group(rank: int, world: int) -> None:
+    """A compiled step that outlives its strategy."""
+    with strategy() as made:
+        model = compiled(made)
+        model.fit(*arrays(), verbose=0)
+    text = error_of(lambda: model.fit(*arrays(), verbose=0))
+    assert "closed" in text, text
