@@ -11,9 +11,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
+from sdp_plugins.core.errors import (
+    NO_SEQ,
+    SdpError,
+)
 from sdp_plugins.core.rank_names import DEFAULT, RankNames
-from sdp_plugins.core.rendezvous import EnvExchange, Exchange, Links, StoreExchange, meet
+from sdp_plugins.core.rendezvous import (
+    EnvExchange,
+    Exchange,
+    Links,
+    StoreExchange,
+    meet,
+)
 from sdp_plugins.core.rendezvous.bootstrap_address import root_addresses
 from sdp_plugins.core.topology import Topology
 from tests.ranks import HANG_S, Ranks, say
@@ -187,3 +198,58 @@ def hooked(exchange: Exchange, then: Callable[[], None]) -> Exchange:
 def file_exchange(root: str, rank: int, world: int, prefix: str = "p") -> StoreExchange:
     """An exchange that needs no socket."""
     return StoreExchange(FileStore(root), prefix, rank, RankNames(prefix, world))
+
+
+def blobs(world: int) -> list[bytes]:
+    return [b"blob %d" % rank for rank in range(world)]
+
+
+def hear(ranks: Ranks, *which: int) -> None:
+    for rank in which:
+        assert ranks[rank].heard() == "here"
+
+
+def error_of(ranks: Ranks, rank: int) -> SdpError:
+    """The error that a rank raised, checked for what every error of a rendezvous has."""
+    error = ranks[rank].outcome().error
+    assert isinstance(error, SdpError), ranks[rank].outcome(0)
+    assert str(error).startswith(f"[rank {rank}/{len(ranks)} in group g] rendezvous: "), error
+    assert ". Hint: " in str(error)
+    assert "\n" not in str(error)
+    assert (error.op, error.seq) == ("rendezvous", NO_SEQ)
+    return error
+
+
+def exchange_only_but_one(rank: int, world: int, absent: int, timeout_s: float = 30.0) -> Any:
+    if rank == absent:
+        say("here")
+        time.sleep(600)
+    return exchange_only(rank, world, timeout_s)
+
+
+def exchange_after_go(rank: int, world: int) -> list[bytes]:
+    wait_for_go()
+    return exchange_only(rank, world)
+
+
+def go(ranks: Ranks) -> None:
+    for rank in ranks:
+        go_rank(ranks, rank.rank)
+
+
+def knock(address: bytes) -> socket.socket:
+    """Connect as soon as somebody listens."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.settimeout(HANG_S)
+    for _ in range(1000):
+        try:
+            sock.connect(address)
+            return sock
+        except ConnectionRefusedError:
+            time.sleep(0.01)
+    raise AssertionError("nobody listens")
+
+
+def go_rank(ranks: Ranks, rank: int) -> None:
+    assert ranks[rank].heard() == "waiting"
+    ranks[rank].kill(signal.SIGUSR1)

@@ -9,17 +9,15 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
 
 from sdp_plugins.core.errors import (
-    NO_SEQ,
     PeerLostError,
     RendezvousError,
     RendezvousTimeoutError,
-    SdpError,
 )
 from sdp_plugins.core.rendezvous import (
     EnvExchange,
@@ -32,52 +30,25 @@ from sdp_plugins.core.rendezvous import (
 from sdp_plugins.core.rendezvous.bootstrap_address import root_addresses
 from sdp_plugins.core.rendezvous.bootstrap_messages import (
     MAX_BLOB_NBYTES,
-    Hello,
-    pack_table,
-    unpack_table,
-)
-from sdp_plugins.core.rendezvous.failure import Kind, Reason
-from sdp_plugins.core.rendezvous.messages import (
-    MAX_NBYTES,
-    MessageKind,
-    Packet,
-    pack_message,
-    receive_message,
 )
 from sdp_plugins.core.topology import Topology
 from tests.core.failing import NOTICE_S
 from tests.core.rendezvous_cases import (
-    NOBODY,
-    acting_as,
     addresses,
+    blobs,
     env_exchange,
+    error_of,
+    exchange_after_go,
     exchange_only,
+    exchange_only_but_one,
+    go,
+    hear,
+    knock,
     no_fd_leak,
     until_connected,
     wait_for_go,
 )
-from tests.ranks import HANG_S, Ranks, Start, say, start_ranks
-
-
-def blobs(world: int) -> list[bytes]:
-    return [b"blob %d" % rank for rank in range(world)]
-
-
-def hear(ranks: Ranks, *which: int) -> None:
-    for rank in which:
-        assert ranks[rank].heard() == "here"
-
-
-def error_of(ranks: Ranks, rank: int) -> SdpError:
-    """The error that a rank raised, checked for what every error of a rendezvous has."""
-    error = ranks[rank].outcome().error
-    assert isinstance(error, SdpError), ranks[rank].outcome(0)
-    assert str(error).startswith(f"[rank {rank}/{len(ranks)} in group g] rendezvous: "), error
-    assert ". Hint: " in str(error)
-    assert "\n" not in str(error)
-    assert (error.op, error.seq) == ("rendezvous", NO_SEQ)
-    return error
-
+from tests.ranks import HANG_S, Start, say, start_ranks
 
 # All goes well
 
@@ -213,13 +184,6 @@ def test_killed_after_hello(start_pooled: Start, victim: int) -> None:
             assert ranks[rank].outcome().ended_at - killed_at < 1.0
 
 
-def exchange_only_but_one(rank: int, world: int, absent: int, timeout_s: float = 30.0) -> Any:
-    if rank == absent:
-        say("here")
-        time.sleep(600)
-    return exchange_only(rank, world, timeout_s)
-
-
 def exchange_with_child(rank: int, world: int) -> Any:
     """Wait for a rank that does not come, while a forked child holds copies of all sockets."""
 
@@ -303,16 +267,6 @@ def orphaned_listener(address: bytes) -> Iterator[None]:
     os.waitpid(child, 0)
     yield
     os.close(end)
-
-
-def exchange_after_go(rank: int, world: int) -> list[bytes]:
-    wait_for_go()
-    return exchange_only(rank, world)
-
-
-def go(ranks: Ranks) -> None:
-    for rank in ranks:
-        go_rank(ranks, rank.rank)
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -433,129 +387,6 @@ def test_other_version_fails_on_all(start_pooled: Start) -> None:
             assert "same version of sdp_plugins" in str(error)
 
 
-def knock(address: bytes) -> socket.socket:
-    """Connect as soon as somebody listens."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.settimeout(HANG_S)
-    for _ in range(1000):
-        try:
-            sock.connect(address)
-            return sock
-        except ConnectionRefusedError:
-            time.sleep(0.01)
-    raise AssertionError("nobody listens")
-
-
-# Strangers
-
-
-STRANGE = {
-    "silent": b"",
-    "garbage": b"GET / HTTP/1.1\r\n\r\n",
-    "oversized": pack_message(MessageKind.HELLO, b"x" * MAX_NBYTES),
-    "short hello": pack_message(MessageKind.HELLO, b"x"),
-    "not a hello": pack_message(MessageKind.TABLE),
-    "unknown kind": struct.pack("<4sHH", b"SDPL", 2, 77),
-}
-
-
-@pytest.mark.parametrize("name", STRANGE)
-def test_strangers_disturb_nothing(start_pooled: Start, name: str) -> None:
-    """Some hang up and some stay until the ranks are through."""
-    with start_pooled(2, exchange_rank_0_first) as ranks:
-        strangers = [knock(addresses(ranks.environment)[0]) for _ in range(20)]
-        for i, sock in enumerate(strangers):
-            sock.setblocking(False)
-            if STRANGE[name]:
-                sock.send(STRANGE[name])
-            if i % 2:
-                sock.close()
-        go_rank(ranks, 1)
-        assert ranks.results() == [blobs(2)] * 2
-        for sock in strangers:
-            sock.close()
-
-
-def exchange_rank_0_first(rank: int, world: int) -> list[bytes]:
-    if rank > 0:
-        wait_for_go()
-    return exchange_only(rank, world)
-
-
-def go_rank(ranks: Ranks, rank: int) -> None:
-    assert ranks[rank].heard() == "waiting"
-    ranks[rank].kill(signal.SIGUSR1)
-
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-
-
-@needs_root
-@pytest.mark.parametrize("name", ["silent", "garbage"])
-def test_other_users_are_refused(start_pooled: Start, name: str) -> None:
-    with start_pooled(2, exchange_rank_0_first) as ranks:
-        address = addresses(ranks.environment)[0]
-        with acting_as(NOBODY), closing(knock(address)) as sock:
-            if STRANGE[name]:
-                with suppress(BrokenPipeError):  # refused already
-                    sock.send(STRANGE[name])
-            kind, content = receive_message(sock).parse()
-        assert kind is MessageKind.ABORT
-        reason = Reason.unpack(content)
-        assert reason.kind is Kind.REFUSED
-        assert f"of user {NOBODY} is not of user 0" in reason.what
-        go_rank(ranks, 1)
-        assert ranks.results() == [blobs(2)] * 2
-
-
-@needs_root
-@pytest.mark.parametrize("kind", [socket.SOCK_SEQPACKET, socket.SOCK_STREAM])
-def test_address_taken_by_another_user(start_pooled: Start, kind: int) -> None:
-    """Whoever knows the job's key can take the first address; there are more."""
-    with start_pooled(2, exchange_after_go) as ranks, ExitStack() as squatters:
-        with acting_as(NOBODY):
-            for address in addresses(ranks.environment)[:2]:
-                squatter = squatters.enter_context(socket.socket(socket.AF_UNIX, kind))
-                squatter.bind(address)
-                squatter.listen()
-        go(ranks)
-        assert ranks.results() == [blobs(2)] * 2
-
-
-def test_address_taken_by_another_job_for_a_while(start_pooled: Start) -> None:
-    with start_pooled(2, exchange_after_go) as ranks:
-        address = addresses(ranks.environment)[0]
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
-            other.bind(address)
-            other.listen()
-            go_rank(ranks, 0)
-            hear(ranks, 0)
-            ranks[0].until_asleep()
-        knock(address).close()
-        go_rank(ranks, 1)
-        assert ranks.results() == [blobs(2)] * 2
-
-
-def exchange_rank_0_after_go(rank: int, world: int) -> Any:
-    if rank == 0:
-        wait_for_go()
-    return exchange_only_but_one(rank, world, 1, 1.0)
-
-
-def test_address_taken_by_another_job_for_ever(start_pooled: Start) -> None:
-    with start_pooled(2, exchange_rank_0_after_go) as ranks:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
-            other.bind(addresses(ranks.environment)[0])
-            other.listen()
-            assert ranks[0].heard() == "waiting"
-            ranks[0].kill(signal.SIGUSR1)
-            error = error_of(ranks, 0)
-        assert isinstance(error, RendezvousError)
-        assert f"pid {os.getpid()}" in str(error)
-        assert "SDP_JOB_ID" in str(error)
-        assert error.elapsed_s > 0.9
-
-
 def test_addresses_differ() -> None:
     found = [
         *root_addresses("k", "n"),
@@ -565,48 +396,3 @@ def test_addresses_differ() -> None:
     ]
     assert len(set(found)) == len(found)
     assert all(address[0] == 0 and len(address) <= 108 for address in found)
-
-
-# Messages
-
-
-def test_hellos() -> None:
-    hello = Hello(1, 2, 3.5, 3.25, b"blob")
-    kind, content = Packet(hello.pack()).parse()
-    assert kind is MessageKind.HELLO
-    assert Hello.unpack(content) == hello
-
-
-@pytest.mark.parametrize(
-    "table", [[], [b""], [b"a", b"", b"ccc"], [b"x" * MAX_BLOB_NBYTES] * 3], ids=len
-)
-def test_tables(table: list[bytes]) -> None:
-    content = b"".join(Packet(part).parse()[1] for part in pack_table(table))
-    assert unpack_table(content, len(table)) == table
-    for wrong in (content[:-1], content + b"x", content + b"\0\0\0\0"):
-        if wrong != content:
-            with pytest.raises(ValueError):
-                unpack_table(wrong, len(table))
-
-
-@pytest.mark.parametrize(
-    "reason",
-    [
-        Reason(Kind.LOST, (3, 5), "what", "hint"),
-        Reason(Kind.REFUSED, (), "", ""),
-        Reason(Kind.MISSING, tuple(range(1000)), "ä" * 1000, "h" * 2000),
-    ],
-)
-def test_reasons(reason: Reason) -> None:
-    assert Reason.unpack(reason.pack()) == reason
-    for wrong in (b"", reason.pack()[:-1] or b"x", reason.pack() + b"x", b"\xff" * 20):
-        with pytest.raises(ValueError):
-            Reason.unpack(wrong)
-
-
-def test_long_reasons_are_cut() -> None:
-    reason = Reason(Kind.MISSING, tuple(range(10_000)), "w" * 9000, "h" * 9000)
-    again = Reason.unpack(reason.pack())
-    assert again.ranks == reason.ranks[: len(again.ranks)]
-    assert len(again.ranks) >= 1000
-    assert len(reason.pack()) < 32 * 1024
