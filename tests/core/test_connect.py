@@ -3,27 +3,18 @@
 from __future__ import annotations
 
 import array
-import ctypes
 import os
-import resource
 import select
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from sdp_plugins.core.bring_up import bring_up
-from sdp_plugins.core.config import Config
-from sdp_plugins.core.errors import PeerLostError, RendezvousError, RendezvousTimeoutError, SdpError
-from sdp_plugins.core.rank_names import RankNames
+from sdp_plugins.core.errors import PeerLostError, RendezvousError, RendezvousTimeoutError
 from sdp_plugins.core.rendezvous import (
     ANNOUNCEMENT_NBYTES,
     Links,
@@ -32,47 +23,20 @@ from sdp_plugins.core.rendezvous import (
     mesh_peer,
     peer_process,
 )
-from sdp_plugins.core.rendezvous.announcement import Announcement, Place
+from sdp_plugins.core.rendezvous.announcement import Announcement
 from sdp_plugins.core.rendezvous.mesh_connector import MeshConnector
 from sdp_plugins.core.rendezvous.mesh_peer import MeshPeer
-from sdp_plugins.core.rendezvous.messages import (
-    Introduction,
-    MessageKind,
-    pack_message,
-    send_message,
-)
 from tests.core.failing import NOTICE_S
 from tests.core.rendezvous_cases import (
-    NOBODY,
-    acting_as,
     connect_by,
     connected,
     env_exchange,
+    error_of,
     file_exchange,
     hooked,
     wait_for_go,
 )
-from tests.ranks import HANG_S, Ranks, Start, run_ranks, say, start_ranks
-
-CLONE_NEWNET = 0x40000000
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-
-
-@pytest.fixture
-def root() -> Iterator[str]:
-    """A directory for a store, open to all users."""
-    with tempfile.TemporaryDirectory() as path:
-        os.chmod(path, 0o777)
-        yield path
-
-
-def error_of(ranks: Ranks, rank: int) -> SdpError:
-    error = ranks[rank].outcome().error
-    assert isinstance(error, SdpError), ranks[rank].outcome(0)
-    assert str(error).startswith(f"[rank {rank}/{len(ranks)} in group g] rendezvous: "), error
-    assert ". Hint: " in str(error)
-    return error
-
+from tests.ranks import HANG_S, Start, run_ranks, say, start_ranks
 
 # All goes well
 
@@ -305,95 +269,6 @@ def test_interrupt_ends_the_wait_at_once(start_pooled: Start) -> None:
         assert error.ranks == (0,)
 
 
-# Out of reach
-
-
-def meet_from_other_network(rank: int, world: int, root: str, away: int) -> None:
-    if rank >= away:
-        assert ctypes.CDLL(None, use_errno=True).unshare(CLONE_NEWNET) == 0
-    bring_up(rank, RankNames("g", world), file_exchange(root, rank, world), 30, Config())
-
-
-@needs_root
-def test_other_network_namespace(root: str) -> None:
-    with start_ranks(3, meet_from_other_network, root, 2) as ranks:
-        for rank, there in ((0, (2,)), (1, (2,)), (2, (0, 1))):
-            error = error_of(ranks, rank)
-            assert type(error) is RendezvousError
-            assert error.ranks == there
-            host = socket.gethostname()
-            assert f"on {host} and this rank on {host} share no memory" in str(error)
-            assert "Hint: several nodes need MPI" in str(error)
-
-
-def connect_as_other_user(rank: int, world: int, root: str) -> None:
-    if rank == 1:
-        os.setuid(NOBODY)
-    connect_by(file_exchange(root, rank, world), rank, world, 5)
-
-
-@needs_root
-def test_other_user(root: str) -> None:
-    with start_ranks(2, connect_as_other_user, root) as ranks:
-        error = error_of(ranks, 0)
-        assert type(error) is RendezvousError
-        assert error.ranks == (1,)
-        assert f"rank 1 runs as user {NOBODY}, this rank as 0" in str(error)
-        error = error_of(ranks, 1)
-        assert type(error) is RendezvousError
-        assert error.ranks == (0,)
-
-
-def connect_with_few_descriptors(rank: int, world: int) -> None:
-    def limit() -> None:
-        if rank == 1:
-            os.close(free := os.dup(0))
-            resource.setrlimit(resource.RLIMIT_NOFILE, (free + 4, free + 4))
-
-    connect_by(hooked(env_exchange(), limit), rank, world, 10)
-
-
-def test_too_few_descriptors() -> None:
-    """The rank says so; a rank that it cannot even connect to sees it go."""
-    with start_ranks(4, connect_with_few_descriptors) as ranks:
-        error = error_of(ranks, 1)
-        assert type(error) is RendezvousError
-        assert "ulimit -n" in str(error)
-        for rank in (0, 2, 3):
-            error = error_of(ranks, rank)
-            assert "ulimit -n" in str(error) or isinstance(error, PeerLostError)
-            assert error.ranks in ((), (1,))
-
-
-def connect_with_little_room_in_flight(rank: int, world: int) -> int:
-    """As an ordinary user whose limit of descriptors on their way is reached."""
-    full = 0
-
-    def count_full(*args: Any) -> bool:
-        nonlocal full
-        sent = send_message(*args)
-        full += not sent
-        return sent
-
-    def connect_before_anyone_receives(self: MeshConnector) -> None:
-        connect_all(self)
-        MeshConnector._connect_all = connect_all  # type: ignore[method-assign]
-        env_exchange("all have called")(b"", 20)
-
-    connect_all = MeshConnector._connect_all
-    MeshConnector._connect_all = connect_before_anyone_receives  # type: ignore[method-assign]
-    vars(mesh_peer)["send_message"] = count_full
-    resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
-    os.setuid(NOBODY)
-    connect_by(env_exchange(), rank, world, 20)
-    return full
-
-
-@needs_root
-def test_kernel_limits_descriptors_in_flight() -> None:
-    assert sum(run_ranks(8, connect_with_little_room_in_flight)) > 0
-
-
 def connect_with_wrong_table(rank: int, world: int, what: str) -> None:
     def run(blob: bytes, timeout_s: float) -> list[bytes]:
         blobs = env_exchange()(blob, timeout_s)
@@ -416,82 +291,3 @@ def test_bad_exchange(start_pooled: Start, what: str) -> None:
             error = error_of(ranks, rank)
             assert type(error) is RendezvousError
             assert "exchange" in str(error)
-
-
-# Strangers
-
-
-def connect_late(rank: int, world: int) -> tuple[list[int], float]:
-    return connect_by(
-        hooked(env_exchange(), wait_for_go) if rank == 1 else env_exchange(), rank, world, 20
-    )
-
-
-def listeners(ranks: Ranks) -> list[bytes]:
-    """Where the ranks listen: anyone can see that."""
-    lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
-    names = {f"socket:[{line[6]}]": line[-1] for line in lines if "@sdp_plugins-rank-" in line[-1]}
-    found = []
-    for fd in (fd for rank in ranks for fd in Path(f"/proc/{rank.pid}/fd").iterdir()):
-        with suppress(FileNotFoundError):  # closed since it was listed
-            found.append(names.get(os.readlink(fd)))
-    return [b"\0" + name[1:].encode() for name in found if name]
-
-
-def knock_at(address: bytes, data: bytes, fds: list[int]) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.setblocking(False)
-    sock.connect(address)
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    if data:
-        with suppress(BrokenPipeError):  # refused already
-            sock.sendmsg([data], rights)
-    return sock
-
-
-STRANGE = {
-    "silent": b"",
-    "garbage": b"GET / HTTP/1.1\r\n\r\n",
-    "huge": b"x" * 60_000,
-    "unknown kind": b"SDPL" + b"\xff" * 4,
-    "not an introduction": pack_message(MessageKind.DONE),
-    "short introduction": pack_message(MessageKind.INTRODUCTION, b"x"),
-    "wrong nonce": Introduction(1, bytes(16), bytes(16)).pack(),
-    "unknown rank": Introduction(9, bytes(16), bytes(16)).pack(),
-}
-
-
-@pytest.mark.parametrize("name", STRANGE)
-def test_strangers_disturb_nothing(start_pooled: Start, name: str) -> None:
-    """They knock at every rank, with descriptors in hand, while rank 1 is on its way."""
-    with start_pooled(3, connect_late) as ranks:
-        assert ranks[1].heard() == "waiting"
-        strangers, targets = [], listeners(ranks)
-        for uid in {os.geteuid(), NOBODY if os.geteuid() == 0 else os.geteuid()}:
-            with acting_as(uid):
-                for address in targets:
-                    for fds in ([], [0], [0] * 8, [0] * 50):
-                        strangers.append(knock_at(address, STRANGE[name], fds))
-        assert len(strangers) >= 12
-        ranks[1].kill(signal.SIGUSR1)
-        assert [result[0] for result in ranks.results()] == [[rank.pid for rank in ranks]] * 3
-        for sock in strangers:
-            sock.close()
-
-
-# Announcements
-
-
-def test_announcements() -> None:
-    mine = Announcement.new(3, 4)
-    assert len(mine.pack()) == ANNOUNCEMENT_NBYTES
-    assert Announcement.unpack(mine.pack()) == mine
-    assert mine.place == Place.here()
-    assert len({Announcement.new(0, 1).token for _ in range(10)}) == 10
-    long = Announcement(0, 1, 2, 3, bytes(16), bytes(range(16)), Place("b" * 36, 2**63, "h" * 64))
-    assert Announcement.unpack(long.pack()) == long
-    for wrong in (b"", mine.pack()[:-1], mine.pack() + b"x", b"\xff" * ANNOUNCEMENT_NBYTES):
-        with pytest.raises(ValueError):
-            Announcement.unpack(wrong)
-    with pytest.raises(ValueError, match="version 9"):
-        Announcement.unpack(mine.pack()[:4] + b"\x09\0" + mine.pack()[6:])

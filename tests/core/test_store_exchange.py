@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,12 +11,6 @@ from sdp_plugins.core.errors import RendezvousError, RendezvousTimeoutError
 from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.rendezvous import StoreExchange
 from tests.core.rendezvous_cases import FileStore, file_exchange
-
-
-@pytest.fixture
-def root() -> Iterator[str]:
-    with tempfile.TemporaryDirectory() as path:
-        yield path
 
 
 def exchange_three_times(rank: int, world: int, root: str) -> list[list[bytes]]:
