@@ -17,7 +17,6 @@ from sdp_plugins.core import (
     FusionBuffer,
     Group,
     PeerLostError,
-    ReduceOp,
     SdpError,
 )
 from tests.core.failing import NOTICE_S, now
@@ -27,9 +26,7 @@ from tests.ranks import RankPool
 
 Pool = Callable[[int], RankPool]
 Spec = tuple[int, str]
-
 KIB = 1024
-
 # What is registered, and the threshold in bytes.
 PLANS: dict[str, tuple[list[Spec], int]] = {
     "one": ([(1000, "float32")], 25 * 2**20),
@@ -252,132 +249,6 @@ def test_two_fusion_buffers(rank_pool: Pool) -> None:
 # ---- calls that are wrong -----------------------------------------------------------------------
 
 f32 = np.float32
-WRONG_PLANS: dict[str, tuple[Callable[[Group], object], str]] = {
-    "threshold 0": (
-        lambda g: make(g, [(1, "float32")], 0),
-        "the threshold of a fusion buffer must be a positive multiple of 128 bytes, got 0",
-    ),
-    "threshold 100": (
-        lambda g: make(g, [(1, "float32")], 100),
-        "the threshold of a fusion buffer must be a positive multiple of 128 bytes, got 100",
-    ),
-    "threshold -128": (
-        lambda g: make(g, [(1, "float32")], -128),
-        "the threshold of a fusion buffer must be a positive multiple of 128 bytes, got -128",
-    ),
-    "negative size": (
-        lambda g: make(g, [(3, "float32"), (-1, "float32")], 128),
-        "tensor 1 cannot have -1 elements",
-    ),
-    "premul_sum": (
-        lambda g: make(g, [(1, "float32")], 128, ReduceOp.premul_sum(2)),
-        "a fusion buffer has no PREMUL_SUM. Hint: scale the gradients first.",
-    ),
-    "unknown reduction": (lambda g: make(g, [(1, "float32")], 128, "mean"), "unknown reduction"),
-    "senseless reduction": (
-        lambda g: make(g, [(1, "bool")], 128, "avg"),
-        "reduction 'avg' is not defined for bool; it has: sum, product, min, max, band, bor, bxor. "
-        "Hint: use one of these or convert the data first.",
-    ),
-}
-
-
-def name_types(rank: int, world: int) -> None:
-    """A type may be ours, NumPy's, or a name."""
-    group = kept_group()
-    tensors = [(2, DType.int8), (3, "bfloat16"), (4, np.float32), (5, np.dtype("int64")), (1, "f2")]
-    fusion = FusionBuffer(group, tensors, op="sum", threshold_bytes=128)
-    assert fusion.buckets == [[0], [1], [2], [3], [4]]
-    wrongs: list[Any] = [
-        (1, "float8"),
-        (1, np.uint64),
-        (1, None),
-        (1, ">f4"),
-        (1, {}),
-        4,
-        (1, 2, 3),
-    ]
-    for wrong in wrongs:
-        with pytest.raises(TypeError, match=r"Hint: (use one of float16|describe each)"):
-            FusionBuffer(group, [wrong])
-
-
-def test_types_by_any_name(rank_pool: Pool) -> None:
-    rank_pool(2).run(name_types)
-
-
-def plan_wrongly(rank: int, world: int, case: str) -> str:
-    group = kept_group()
-    with pytest.raises(ValueError) as caught:
-        WRONG_PLANS[case][0](group)
-    group.barrier()
-    return str(caught.value)
-
-
-@pytest.mark.parametrize("case", WRONG_PLANS)
-def test_wrong_plans(rank_pool: Pool, case: str) -> None:
-    for text in rank_pool(2).run(plan_wrongly, case):
-        assert text.startswith(WRONG_PLANS[case][1])
-
-
-WRONG_GRADIENTS: dict[str, tuple[Callable[[FusionBuffer], object], str]] = {
-    "twice": (
-        lambda f: (f.ready(0, np.zeros(5, f32)), f.ready(0, np.zeros(5, f32))),
-        "tensor 0 is ready a second time before finish()",
-    ),
-    "index": (lambda f: f.ready(2, np.zeros(5, f32)), "no tensor 2: 2 are registered"),
-    "negative index": (lambda f: f.ready(-1, np.zeros(5, f32)), "no tensor -1: 2 are registered"),
-    "size": (
-        lambda f: f.ready(0, np.zeros(6, f32)),
-        "tensor 0 was registered as float32[5], but is float32[6]",
-    ),
-    "type": (
-        lambda f: f.ready(1, np.zeros(70, np.float64)),
-        "tensor 1 was registered as float32[70], but is float64[70]",
-    ),
-    "read-only": (
-        lambda f: f.ready(0, np.frombuffer(bytes(20), f32)),
-        "the array is read-only, but would be written. Hint: pass a copy.",
-    ),
-}
-
-
-def hand_in_wrongly(rank: int, world: int, case: str) -> str:
-    """The step goes on as if nothing had been handed in."""
-    fusion = make(kept_group(), [(5, "float32"), (70, "float32")], 128, "sum")
-    with pytest.raises(ValueError) as caught:
-        WRONG_GRADIENTS[case][0](fusion)
-    good = np.ones(70, f32)
-    fusion.ready(1, good)
-    fusion.finish()
-    assert (good == world).all()
-    return str(caught.value)
-
-
-def hand_in_twice(rank: int, world: int) -> None:
-    """Memory of two tensors would be reduced twice; neighbours are fine."""
-    fusion = make(kept_group(), [(5, "float32"), (70, "float32")], 1 * KIB, "sum")
-    memory = np.ones(80, f32)
-    fusion.ready(0, memory[:5])
-    for start in (0, 4):
-        with pytest.raises(ValueError, match="tensor 1 shares memory with another tensor of this"):
-            fusion.ready(1, memory[start : start + 70])
-    fusion.ready(1, memory[5:75])
-    fusion.finish()
-    assert (memory[:75] == world).all() and (memory[75:] == 1).all()
-    fusion.ready(0, memory[5:10])  # another step
-    fusion.ready(1, memory[10:])
-    fusion.finish()
-
-
-def test_shared_memory_is_refused(rank_pool: Pool) -> None:
-    rank_pool(2).run(hand_in_twice)
-
-
-@pytest.mark.parametrize("case", WRONG_GRADIENTS)
-def test_wrong_gradients(rank_pool: Pool, case: str) -> None:
-    text = WRONG_GRADIENTS[case][1]
-    assert rank_pool(2).run(hand_in_wrongly, case) == [text, text]
 
 
 # ---- what goes wrong ----------------------------------------------------------------------------
