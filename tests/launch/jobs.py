@@ -17,7 +17,7 @@ LAUNCHER = [sys.executable, "-m", "sdp_plugins.launch", "run"]
 ROOT = Path(__file__).parents[2]
 
 HEADER = """
-import os, pathlib, signal, subprocess, sys, time
+import json, os, pathlib, signal, subprocess, sys, time
 rank = int(os.environ["RANK"])
 def await_file(name):
     while not pathlib.Path(__file__).with_name(name).exists(): time.sleep(0.01)

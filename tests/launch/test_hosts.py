@@ -6,119 +6,32 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
 
-from benchmarks.testbed import sandbox
+from tests.launch.hosts import (
+    SLEEP,
+    environment,
+    everything_below,
+    on,
+    one_line,
+    run,
+    started,
+)
+from tests.launch.jobs import LAUNCHER, Script
+from tests.nodes import MPIS
 from tests.processes import wait_until_gone
 from tests.ranks import HANG_S
 from tests.side_by_side import side_by_side
 
-MPIS = {
-    "Open MPI": os.environ.get("SDP_TEST_OPEN_MPI", ""),
-    "MPICH": os.environ.get("SDP_TEST_MPI", ""),
-}
-ROOT = Path(__file__).parents[2]
-SDP_RUN = [sys.executable, "-m", "sdp_plugins.launch", "run"]
-TWO_NODES = sandbox.command([sys.executable, "-m", "tests.launch.two_nodes"])
-reason = sandbox.reason_against()
-needs_nodes = pytest.mark.skipif(bool(reason), reason=reason)
-
-HEADER = """
-import json, os, pathlib, signal, subprocess, sys, time
-rank = int(os.environ["RANK"])
-"""
-Done = subprocess.CompletedProcess[str]
-
-
-@pytest.fixture(params=MPIS)
-def mpi(request: pytest.FixtureRequest) -> str:
-    """An MPI's prefix."""
-    prefix = MPIS[request.param]
-    if not prefix:
-        pytest.skip(f"no variable names an {request.param}")
-    return prefix
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Callable[[str], str]:
-    """Writes a script."""
-
-    def write(text: str) -> str:
-        path = tmp_path / f"script {len(list(tmp_path.iterdir()))}.py"
-        path.write_text(HEADER + textwrap.dedent(text))
-        return str(path)
-
-    return write
-
-
-def on(mpi: str, *args: str, hosts: str = "localhost:2") -> list[str]:
-    return [*SDP_RUN, "--mpirun", f"{mpi}/bin/mpirun", "--hosts", hosts, *args]
-
-
-def environment(mpi: str = "", **more: str) -> dict[str, str]:
-    """Without threads that were asked for, and mpi4py only where an MPI is given."""
-    base = {k: v for k, v in os.environ.items() if k not in ("OMP_NUM_THREADS", "PYTHONPATH")}
-    if mpi:
-        base["PYTHONPATH"] = str(next(Path(mpi).glob("lib/python*/site-packages")))
-        libraries = (Path(mpi, "lib", name) for name in ("libmpi.so.40", "libmpi.so.12"))
-        base["MPI4PY_LIBMPI"] = str(next(path for path in libraries if path.exists()))
-    return base | {"PYTHONWARNINGS": "ignore"} | more
-
-
-def run(line: list[str], env: dict[str, str] | None = None, **options: object) -> Done:
-    return subprocess.run(  # type: ignore[call-overload,no-any-return]
-        line,
-        cwd=ROOT,
-        env=env or environment(),
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-        **options,
-    )
-
-
-@contextmanager
-def started(line: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A launcher in a session of its own, so that signals reach it alone."""
-    pipe = subprocess.PIPE
-    launcher = subprocess.Popen(
-        line,
-        cwd=ROOT,
-        env=environment(),
-        stdout=pipe,
-        stderr=pipe,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        yield launcher
-    finally:
-        launcher.kill()
-        launcher.communicate()
-
-
-def everything_below(launcher: subprocess.Popen[str], lines: int) -> list[psutil.Process]:
-    """All that the launcher has started, once its ranks have printed so many lines."""
-    assert launcher.stdout
-    for _ in range(lines):
-        assert launcher.stdout.readline()
-    return psutil.Process(launcher.pid).children(recursive=True)
-
-
 # ---- what the ranks get --------------------------------------------------------------------------
 
 
-def test_what_ranks_find(mpi: str, script: Callable[[str], str]) -> None:
+def test_what_ranks_find(mpi: str, script: Script) -> None:
     path = script(
         """
         names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR"]
@@ -149,9 +62,9 @@ def test_what_ranks_find(mpi: str, script: Callable[[str], str]) -> None:
         assert port == found[0][4]
 
 
-def test_threads_and_a_hostfile(mpi: str, script: Callable[[str], str], tmp_path: Path) -> None:
+def test_threads_and_a_hostfile(mpi: str, script: Script, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("# this machine\nlocalhost slots=4\n")
-    line = [*SDP_RUN, "--mpirun", f"{mpi}/bin/mpirun", "--hostfile", str(tmp_path / "hosts")]
+    line = [*LAUNCHER, "--mpirun", f"{mpi}/bin/mpirun", "--hostfile", str(tmp_path / "hosts")]
     path = script("print(os.environ['OMP_NUM_THREADS'], os.environ['WORLD_SIZE'])")
     done = run([*line, "-n", "3", "--threads", "2", path])
     assert done.returncode == 0, done.stderr
@@ -168,7 +81,7 @@ ENDINGS = {
 }
 
 
-def test_the_first_failure_ends_the_job(mpi: str, script: Callable[[str], str]) -> None:
+def test_the_first_failure_ends_the_job(mpi: str, script: Script) -> None:
     lines = [(on(mpi, script(text)),) for text in ENDINGS]
     for done, (code, text) in zip(side_by_side(run, lines, 4), ENDINGS.values(), strict=True):
         assert done.returncode == code, done.stderr
@@ -177,7 +90,7 @@ def test_the_first_failure_ends_the_job(mpi: str, script: Callable[[str], str]) 
         assert "[mpirun]" not in done.stderr and "[rank 0]" not in done.stderr
 
 
-def test_the_time_is_up(mpi: str, script: Callable[[str], str]) -> None:
+def test_the_time_is_up(mpi: str, script: Script) -> None:
     done = run(on(mpi, "--timeout", "20", script("if rank: time.sleep(600)")))
     assert done.returncode == 124
     assert done.stderr == (
@@ -186,17 +99,8 @@ def test_the_time_is_up(mpi: str, script: Callable[[str], str]) -> None:
     )
 
 
-SLEEP = """
-    subprocess.Popen(["sleep", "600"])
-    print("here")
-    while True: time.sleep(0.1)
-"""
-
-
 @pytest.mark.parametrize("ending", ["time-out", "SIGTERM"])
-def test_the_end_does_not_wait_for_the_reader(
-    mpi: str, script: Callable[[str], str], ending: str
-) -> None:
+def test_the_end_does_not_wait_for_the_reader(mpi: str, script: Script, ending: str) -> None:
     """Nor is its exit code another when nobody reads what the ranks have printed."""
     flood = script("print('begun', flush=True)\nwhile True: print('x' * 1000)")
     limit = ["--timeout", "3"] if ending == "time-out" else []
@@ -212,7 +116,7 @@ def test_the_end_does_not_wait_for_the_reader(
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_signal_leaves_nothing(mpi: str, script: Callable[[str], str], number: int) -> None:
+def test_a_signal_leaves_nothing(mpi: str, script: Script, number: int) -> None:
     with started(on(mpi, script(SLEEP))) as launcher:
         below = everything_below(launcher, 2)
         names = [process.name() for process in below]
@@ -224,7 +128,7 @@ def test_a_signal_leaves_nothing(mpi: str, script: Callable[[str], str], number:
 
 
 @pytest.mark.parametrize("what", ["agent", "mpirun"])
-def test_what_is_no_rank_may_be_killed(mpi: str, script: Callable[[str], str], what: str) -> None:
+def test_what_is_no_rank_may_be_killed(mpi: str, script: Script, what: str) -> None:
     """Nobody tells then how the ranks have ended."""
     with started(on(mpi, script(SLEEP))) as launcher:
         below = everything_below(launcher, 2)
@@ -240,7 +144,7 @@ def test_what_is_no_rank_may_be_killed(mpi: str, script: Callable[[str], str], w
     assert "ended without an exit code" in last or (what == "mpirun" and "mpirun has ended" in last)
 
 
-def test_nobody_can_call_once_the_ranks_run(mpi: str, script: Callable[[str], str]) -> None:
+def test_nobody_can_call_once_the_ranks_run(mpi: str, script: Script) -> None:
     with started(on(mpi, "--timeout", "20", script(SLEEP))) as launcher:
         everything_below(launcher, 2)
         connections = psutil.Process(launcher.pid).net_connections("tcp")
@@ -249,9 +153,7 @@ def test_nobody_can_call_once_the_ranks_run(mpi: str, script: Callable[[str], st
         assert launcher.wait(timeout=HANG_S) == 143
 
 
-def test_strangers_who_call_first_keep_nobody_out(
-    script: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_strangers_who_call_first_keep_nobody_out(script: Script, tmp_path: Path) -> None:
     """Agents find their place behind a crowd that says nothing, or nonsense."""
     crowd = """
     import socket, sys, time
@@ -272,7 +174,7 @@ def test_strangers_who_call_first_keep_nobody_out(
         'export OMPI_COMM_WORLD_LOCAL_SIZE=1; exec "$@"\n'
     )
     mpirun.chmod(0o755)
-    line = [*SDP_RUN, "--mpirun", str(mpirun), "--hosts", "localhost:1", "--timeout", "30"]
+    line = [*LAUNCHER, "--mpirun", str(mpirun), "--hosts", "localhost:1", "--timeout", "30"]
     done = run([*line, script("print('began')")])
     assert (done.returncode, done.stdout) == (0, "[rank 0] began\n"), done.stderr
 
@@ -280,14 +182,7 @@ def test_strangers_who_call_first_keep_nobody_out(
 # ---- what keeps a job from starting --------------------------------------------------------------
 
 
-def one_line(done: Done) -> str:
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert done.stderr.startswith("sdp run: ") and done.stderr.count("\n") == 1, done.stderr
-    assert "Hint: " in done.stderr
-    return done.stderr
-
-
-def test_a_port_in_use(mpi: str, script: Callable[[str], str]) -> None:
+def test_a_port_in_use(mpi: str, script: Script) -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         text = one_line(run(on(mpi, "--master-port", str(port), script("print('never')"))))
@@ -329,95 +224,8 @@ def test_an_mpirun_that_fails(tmp_path: Path) -> None:
         "echo 'a long story'\nexit 3\n"
     )
     (tmp_path / "mpirun").chmod(0o755)
-    done = run([*SDP_RUN, "--hosts", "localhost", "--mpirun", f"{tmp_path}/mpirun", "-m", "this"])
+    done = run([*LAUNCHER, "--hosts", "localhost", "--mpirun", f"{tmp_path}/mpirun", "-m", "this"])
     assert done.returncode == 1
     first, last = done.stderr.splitlines()
     assert first == "[mpirun] a long story"
     assert last.endswith("(Open MPI 5.0) could not start the ranks: exit code 3; see above.")
-
-
-# ---- two nodes -----------------------------------------------------------------------------------
-
-NODES = "node1:2,node0:1"  # not the launcher's first
-
-
-@needs_nodes
-def test_all_reduce_over_two_nodes(mpi: str, script: Callable[[str], str]) -> None:
-    path = script(
-        """
-        import socket, torch, torch.distributed as dist
-        dist.init_process_group("smddp")
-        one = torch.ones(3)
-        dist.all_reduce(one)
-        place = [os.environ[name] for name in ("LOCAL_RANK", "NODE_RANK", "MASTER_ADDR")]
-        print(socket.gethostname(), *place, f"{one.sum():.0f}", "mpi4py.MPI" in sys.modules)
-        dist.destroy_process_group()
-        """
-    )
-    lean = {"SDP_TIMEOUT_S": "30", "OMP_NUM_THREADS": "1"}
-    done = run([*TWO_NODES, *on(mpi, path, hosts=NODES)], environment(mpi, **lean))
-    assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [
-        "[rank 0] node1 0 0 10.77.0.2 9 True",
-        "[rank 1] node1 1 0 10.77.0.2 9 True",
-        "[rank 2] node0 0 1 10.77.0.2 9 True",
-    ]
-
-
-# Runs on the first node: starts a job, does something to it, and prints what is left of it.
-LEFT = """
-    import psutil
-    def names():
-        found = (p for p in psutil.process_iter(["name", "cmdline", "status"]))
-        return sorted(" ".join(p.info["cmdline"] or [p.info["name"]]) for p in found
-                      if p.info["status"] != "zombie" and p.pid not in before)
-    before = {p.pid for p in psutil.process_iter()}
-    job = subprocess.Popen(sys.argv[2:], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    lines = sorted(job.stdout.readline() for _ in range(3))
-    there = len(names())
-    if sys.argv[1] != "nothing": job.send_signal(int(sys.argv[1]))
-    end = time.monotonic() + 200
-    _, errors = job.communicate()
-    while (left := names()) and time.monotonic() < end: time.sleep(0.02)
-    print(json.dumps([job.returncode, lines, there, left, errors]))
-"""
-
-
-def outcome(mpi: str, what: str, observer: str, path: str) -> tuple[int, list[str], str]:
-    """The job's code, lines and errors; nothing of it is left."""
-    inner = [sys.executable, observer, what, *on(mpi, path, hosts=NODES)]
-    done = run([*TWO_NODES, *inner], environment(RANK="0"))
-    assert done.returncode == 0, done.stderr
-    code, lines, there, left, errors = json.loads(done.stdout)
-    assert there >= 3 * 3 and not left
-    return code, lines, errors
-
-
-@needs_nodes
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_signal_leaves_nothing_on_two_nodes(
-    mpi: str, script: Callable[[str], str], number: int
-) -> None:
-    code, lines, _ = outcome(mpi, str(int(number)), script(LEFT), script(SLEEP))
-    assert lines == [f"[rank {rank}] here\n" for rank in range(3)]
-    assert code == (-9 if number == signal.SIGKILL else 143)
-
-
-@needs_nodes
-def test_a_host_that_cannot_call_back(mpi: str, script: Callable[[str], str]) -> None:
-    """As behind a firewall: mpirun is reached, and we are not."""
-    line = on(mpi, script("print('never')"), hosts="node1:1,node0:1")
-    code = "import sys; from sdp_plugins.launch.hosts import addresses; "
-    code += "addresses.launchers = lambda hosts: ['10.77.0.200']; "
-    code += "from sdp_plugins.launch.cli import main; sys.argv[1:] = sys.argv[2:]; main()"
-    text = one_line(run([*TWO_NODES, sys.executable, "-c", code, *line[2:]], environment()))
-    assert "cannot reach sdp run on port" in text and "firewall" in text
-
-
-@needs_nodes
-def test_a_failure_on_the_other_node(mpi: str, script: Callable[[str], str]) -> None:
-    text = "print('here')\ntime.sleep(1)\nif rank == 1: raise ValueError('boom')\ntime.sleep(600)"
-    code, _, errors = outcome(mpi, "nothing", script(LEFT), script(text))
-    assert code == 1
-    _, _, last = errors.rpartition("sdp run: rank 1 (pid ")
-    assert "on node1) failed first" in last and last.rstrip().endswith("ValueError: boom")

@@ -9,12 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.nodes import MPIS
 from tests.ranks import HANG_S
 
-MPIS = {
-    "Open MPI": os.environ.get("SDP_TEST_OPEN_MPI", ""),
-    "MPICH": os.environ.get("SDP_TEST_MPI", ""),
-}
 SMDDPRUN = [sys.executable, "-m", "sdp_plugins.launch.smddprun"]
 BACKEND = """
 import torch, torch.distributed as dist

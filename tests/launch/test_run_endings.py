@@ -188,7 +188,7 @@ def test_a_time_out_shows_who_waits_and_where_ranks_are(script: Script) -> None:
     assert re.search(r"  rank 0 has waited [\d.]+ s in barrier #\d+ for rank 1\n", last), (
         done.stderr
     )
-    assert re.search(r'\[rank 1\]   File ".*a script.py", line \d+ in asleep\n', last)
+    assert re.search(r'\[rank 1\]   File ".*a script 0.py", line \d+ in asleep\n', last)
     assert re.search(r'\[rank 0\]   File ".*collectives.py", line \d+ in barrier\n', last)
 
 
@@ -200,7 +200,7 @@ def test_a_time_out_of_a_rank_names_who_is_absent(script: Script) -> None:
         done.stderr
     )
     assert "CollectiveTimeoutError" in last
-    assert re.search(r'\[rank 1\]   File ".*a script.py", line \d+ in asleep\n', done.stderr)
+    assert re.search(r'\[rank 1\]   File ".*a script 0.py", line \d+ in asleep\n', done.stderr)
 
 
 def test_sigusr1_shows_where_ranks_are(script: Script) -> None:
