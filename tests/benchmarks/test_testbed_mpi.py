@@ -145,7 +145,7 @@ def test_torch_over_mpi(script: Script) -> None:
 
         rank, size = int(os.environ["PMI_RANK"]), int(os.environ["PMI_SIZE"])
         os.environ.update(MASTER_ADDR="node0", MASTER_PORT="29400")
-        dist.init_process_group("smddp", rank=rank, world_size=size, timeout=timedelta(seconds=20))
+        dist.init_process_group("smddp", rank=rank, world_size=size, timeout=timedelta(seconds=99))
         data = torch.ones(300_000)
         dist.all_reduce(data)
         assert (data == size).all()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import signal
 import socket
 import tempfile
 import time
@@ -27,9 +26,8 @@ from sdp_plugins.core.rendezvous import (
 )
 from sdp_plugins.core.rendezvous.bootstrap_address import root_addresses
 from sdp_plugins.core.topology import Topology
+from tests.faults import wait_for_go
 from tests.ranks import HANG_S, Ranks, say
-
-NOBODY = 65534
 
 
 class FileStore:
@@ -75,17 +73,6 @@ def no_fd_leak() -> Iterator[None]:
         assert not left, f"left over: {sorted(left)}"
 
 
-@contextmanager
-def acting_as(uid: int) -> Iterator[None]:
-    """Make this process's new sockets another user's."""
-    own = os.geteuid()
-    os.seteuid(uid)
-    try:
-        yield
-    finally:
-        os.seteuid(own)
-
-
 def env_exchange(name: str = "g") -> EnvExchange:
     """The exchange of this rank's job, as a group makes it."""
     return EnvExchange(Topology.from_env(), name)
@@ -99,7 +86,8 @@ def addresses(env: dict[str, str], name: str = "g") -> list[bytes]:
 def until_connected(ranks: Ranks, n: int) -> None:
     """In the test: wait until n ranks have connected to rank 0 and all have nothing to do."""
     name = addresses(ranks.environment)[0][1:].decode()
-    for _ in range(2000):
+    end = time.monotonic() + HANG_S
+    while time.monotonic() < end:
         lines = [line for line in Path("/proc/net/unix").read_text().splitlines() if name in line]
         if len(lines) > n:  # the accepted sockets and the listening one bear the name
             for rank in reversed(ranks.ranks):
@@ -107,14 +95,6 @@ def until_connected(ranks: Ranks, n: int) -> None:
             return
         time.sleep(0.005)
     raise AssertionError("the ranks did not connect")
-
-
-def wait_for_go() -> None:
-    """In a rank: wait until the test sends SIGUSR1."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
-    say("waiting")
-    signal.sigwait({signal.SIGUSR1})
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
 
 
 def segment(rank: int) -> int:
@@ -232,24 +212,15 @@ def exchange_after_go(rank: int, world: int) -> list[bytes]:
     return exchange_only(rank, world)
 
 
-def go(ranks: Ranks) -> None:
-    for rank in ranks:
-        go_rank(ranks, rank.rank)
-
-
 def knock(address: bytes) -> socket.socket:
     """Connect as soon as somebody listens."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     sock.settimeout(HANG_S)
-    for _ in range(1000):
+    end = time.monotonic() + HANG_S
+    while time.monotonic() < end:
         try:
             sock.connect(address)
             return sock
         except ConnectionRefusedError:
             time.sleep(0.01)
     raise AssertionError("nobody listens")
-
-
-def go_rank(ranks: Ranks, rank: int) -> None:
-    assert ranks[rank].heard() == "waiting"
-    ranks[rank].kill(signal.SIGUSR1)

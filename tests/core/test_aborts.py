@@ -12,10 +12,8 @@ import pytest
 from sdp_plugins.core import CollectiveTimeoutError, FusionBuffer, Group, PeerLostError, SdpError
 from sdp_plugins.core.dtypes import DType
 from tests.core.failing import NOTICE_S, TIMEOUT_S, now
-from tests.core.rendezvous_cases import wait_for_go
-from tests.ranks import RankPool, Start, say, start_ranks
-
-Pool = Callable[[int], RankPool]
+from tests.faults import wait_for_go
+from tests.ranks import Pool, Start, say, start_ranks
 
 
 def abort(rank: int, world: int, culprit: int) -> tuple[float, BaseException]:

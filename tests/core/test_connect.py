@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -34,9 +35,9 @@ from tests.core.rendezvous_cases import (
     error_of,
     file_exchange,
     hooked,
-    wait_for_go,
 )
-from tests.ranks import HANG_S, Start, run_ranks, say, start_ranks
+from tests.faults import die, wait_for_go
+from tests.ranks import HANG_S, Start, run_ranks, start_ranks
 
 # All goes well
 
@@ -73,7 +74,7 @@ for rank in range(world):
     if os.fork() == 0:
         time.sleep(max(0.0, start - time.monotonic()))
         place = Topology(rank, world, rank, world, 0, sys.argv[2], "test")
-        with connected(rank, world, EnvExchange(place, "g"), 30.0) as links:
+        with connected(rank, world, EnvExchange(place, "g"), 150.0) as links:
             assert len({*links.sockets}) == world
         os._exit(0)
 codes = [os.wait()[1] for _ in range(world)]
@@ -128,13 +129,11 @@ def test_records_sent_at_once_are_not_swallowed() -> None:
 # Ranks die or stop
 
 
-def die() -> None:
-    say("dying")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def die_after_exchange(rank: int, world: int, victim: int) -> None:
-    connect_by(hooked(env_exchange(), die) if rank == victim else env_exchange(), rank, world, 30)
+    exchange: Any = env_exchange()
+    if rank == victim:
+        exchange = hooked(exchange, partial(die, "dying"))
+    connect_by(exchange, rank, world, 30)
 
 
 def die_after_calls(rank: int, world: int, victim: int) -> None:
@@ -145,7 +144,7 @@ def die_after_calls(rank: int, world: int, victim: int) -> None:
         nonlocal calls
         calls += 1
         if calls > (world - 1) // 2:
-            die()
+            die("dying")
         return connect_to(self, me, segment_fd)
 
     if rank == victim:
@@ -156,7 +155,7 @@ def die_after_calls(rank: int, world: int, victim: int) -> None:
 def die_before_done(rank: int, world: int, victim: int) -> None:
     """Die when all have called each other."""
     if rank == victim:
-        MeshPeer.send = lambda *args: die()  # type: ignore[method-assign]
+        MeshPeer.send = lambda *args: die("dying")  # type: ignore[method-assign]
     connect_by(env_exchange(), rank, world, 30)
 
 
@@ -166,7 +165,7 @@ def die_behind_child(rank: int, world: int, victim: int) -> None:
     def fork_and_die(*args: Any) -> None:
         if os.fork() == 0:
             time.sleep(600)
-        die()
+        die("dying")
 
     if rank == victim:
         MeshPeer.send = fork_and_die  # type: ignore[assignment]

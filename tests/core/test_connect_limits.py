@@ -8,8 +8,6 @@ import resource
 import socket
 from typing import Any
 
-import pytest
-
 from sdp_plugins.core.bring_up import bring_up
 from sdp_plugins.core.config import Config
 from sdp_plugins.core.errors import PeerLostError, RendezvousError
@@ -21,18 +19,11 @@ from sdp_plugins.core.rendezvous.mesh_connector import MeshConnector
 from sdp_plugins.core.rendezvous.messages import (
     send_message,
 )
-from tests.core.rendezvous_cases import (
-    NOBODY,
-    connect_by,
-    env_exchange,
-    error_of,
-    file_exchange,
-    hooked,
-)
+from tests.core.rendezvous_cases import connect_by, env_exchange, error_of, file_exchange, hooked
+from tests.faults import NOBODY, needs_root
 from tests.ranks import run_ranks, start_ranks
 
 CLONE_NEWNET = 0x40000000
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 # Out of reach

@@ -20,14 +20,8 @@ from sdp_plugins.core.rendezvous.messages import (
     MessageKind,
     pack_message,
 )
-from tests.core.rendezvous_cases import (
-    NOBODY,
-    acting_as,
-    connect_by,
-    env_exchange,
-    hooked,
-    wait_for_go,
-)
+from tests.core.rendezvous_cases import connect_by, env_exchange, hooked
+from tests.faults import NOBODY, acting_as, wait_for_go
 from tests.ranks import Ranks, Start
 
 # Strangers

@@ -20,9 +20,7 @@ from sdp_plugins.core import (
     PeerLostError,
     SdpError,
 )
-from tests.ranks import RankPool, start_ranks
-
-Pool = Callable[[int], RankPool]
+from tests.ranks import Pool, start_ranks
 
 
 class UnspeakableError(Exception):
@@ -142,7 +140,7 @@ def test_a_closed_group_cannot_be_aborted(rank_pool: Pool) -> None:
 
 def close_in_two_threads(rank: int, world: int) -> None:
     for turn in range(50):
-        group = Group.from_env(name=str(turn), timeout_s=10)
+        group = Group.from_env(name=str(turn), timeout_s=100)
         group.all_reduce(np.ones(4), async_op=True)
         group.recv(np.ones(4), 1 - rank, async_op=True)
         threads = [threading.Thread(target=group.close) for _ in range(3)]

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 
 from sdp_plugins.core import Group, PeerLostError, SdpError
 from tests.core.failing import reduce_until_it_fails
-from tests.leaks import no_leaks
-from tests.ranks import RankPool, start_ranks
-
-Pool = Callable[[int], RankPool]
+from tests.leaks import no_leaks, shared_memory
+from tests.ranks import Pool, start_ranks
 
 
 def fail_and_leave_nothing(rank: int, world: int) -> None:
@@ -74,12 +71,13 @@ def test_a_script_that_never_closes_ends_cleanly(how: str) -> None:
 
 
 def test_killed_ranks_leave_nothing() -> None:
+    before = shared_memory()
     with start_ranks(3, reduce_until_it_fails, "zero-copy") as ranks:
         for rank in ranks:
             assert rank.heard() == "going"
         for rank in ranks:
             rank.kill()
-    assert not [name for name in os.listdir("/dev/shm") if "sdp" in name]
+    assert shared_memory() <= before
 
 
 def usage() -> dict[str, int]:

@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -16,10 +15,8 @@ from sdp_plugins.core import CollectiveTimeoutError, FusionBuffer, Group, PeerLo
 from sdp_plugins.core.dtypes import DType
 from sdp_plugins.core.errors import RendezvousTimeoutError
 from tests.core.failing import NOTICE_S, PATHS, TIMEOUT_S, assert_failed, now, reduce_until_it_fails
-from tests.core.rendezvous_cases import wait_for_go
-from tests.ranks import RankPool, Start, say, start_ranks
-
-Pool = Callable[[int], RankPool]
+from tests.faults import wait_for_go
+from tests.ranks import Pool, Start, say, start_ranks
 
 # A rank that gave up itself tells the others why, and is not the one to blame.
 ENDED = r"( rank \d gave up: .*)?: rank 2 ended while needed"

@@ -41,13 +41,12 @@ from tests.core.rendezvous_cases import (
     exchange_after_go,
     exchange_only,
     exchange_only_but_one,
-    go,
     hear,
     knock,
     no_fd_leak,
     until_connected,
-    wait_for_go,
 )
+from tests.faults import go, wait_for_go
 from tests.ranks import HANG_S, Start, say, start_ranks
 
 # All goes well

@@ -22,20 +22,16 @@ from sdp_plugins.core.rendezvous.messages import (
     receive_message,
 )
 from tests.core.rendezvous_cases import (
-    NOBODY,
-    acting_as,
     addresses,
     blobs,
     error_of,
     exchange_after_go,
     exchange_only,
     exchange_only_but_one,
-    go,
-    go_rank,
     hear,
     knock,
-    wait_for_go,
 )
+from tests.faults import NOBODY, acting_as, go, go_rank, needs_root, wait_for_go
 from tests.ranks import Start
 
 # Strangers
@@ -72,9 +68,6 @@ def exchange_rank_0_first(rank: int, world: int) -> list[bytes]:
     if rank > 0:
         wait_for_go()
     return exchange_only(rank, world)
-
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 
 
 @needs_root

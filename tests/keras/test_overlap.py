@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import keras
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 from keras import layers
 
+from tests.faults import die
 from tests.keras.first_ranks import assert_same, environment, on_ranks
 from tests.keras.strategies import error_of, strategy, values
 from tests.ranks import start_ranks
@@ -204,7 +203,6 @@ def test_gradients_on_some_ranks_only_are_named(rank: int, world: int) -> None:
 
 
 def dies_in_backward(rank: int, world: int) -> str:
-    die = partial(os.kill, os.getpid(), signal.SIGKILL)
     with strategy() as made:
         model = deep(made, die if rank == 1 else time.monotonic, keras.optimizers.SGD(0.01))
         return error_of(train, model)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.faults import die
 from tests.keras.first_ranks import environment, on_ranks
-from tests.ranks import say, start_ranks
+from tests.ranks import start_ranks
 from tests.tensorflow.strategies import MEAN, SUM, modes, strategy_of_job, traced
 
 pytestmark = pytest.mark.versions
@@ -179,8 +178,7 @@ def loses_a_rank(rank: int, world: int) -> str:
         step = tf.function(lambda: strategy.reduce("SUM", strategy.run(tf.ones, ([3],)), None))
         step()
         if rank == 1:
-            say("in the middle")
-            os.kill(os.getpid(), signal.SIGKILL)
+            die("in the middle")
         with pytest.raises(tf.errors.OpError) as caught:
             step()
         return str(caught.value)

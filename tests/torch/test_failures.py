@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from sdp_plugins.core import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
-from tests.core.rendezvous_cases import wait_for_go
+from tests.faults import wait_for_go
 from tests.ranks import HANG_S, Start, say, start_ranks
 from tests.torch import models
 from tests.torch.jobs import process_group

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import time
 from datetime import timedelta
 from typing import Any
@@ -15,6 +14,7 @@ import torch.distributed as dist
 
 from sdp_plugins.core import PeerLostError, RendezvousError, SdpError
 from sdp_plugins.torch import store_shutdown
+from tests.faults import die
 from tests.ranks import run_ranks, say, start_ranks
 from tests.torch.jobs import process_group
 from tests.torch.test_groups import reduce
@@ -23,7 +23,7 @@ from tests.torch.test_groups import reduce
 def run_anew(rank: int, world: int) -> None:
     """The store that rank 0 serves ends with its group; nobody begins again at the old one."""
     for turn in range(8):
-        with process_group(timeout=timedelta(seconds=20)):
+        with process_group(timeout=timedelta(seconds=100)):
             reduce(rank, world)
             if rank == 0:
                 time.sleep(0.2 if turn % 2 else 0)
@@ -35,7 +35,7 @@ def test_begin_anew_where_rank_0_serves_the_store() -> None:
 
 def run_anew_after_a_failure(rank: int, world: int, aborted: bool) -> None:
     for turn in range(6):
-        with process_group(timeout=timedelta(seconds=20)):
+        with process_group(timeout=timedelta(seconds=100)):
             if turn == 0:
                 dist.barrier()
             with pytest.raises(SdpError):
@@ -50,14 +50,14 @@ def test_begin_anew_after_a_failure(aborted: bool) -> None:
 
 
 def run_smaller(rank: int, world: int) -> None:
-    with process_group(timeout=timedelta(seconds=20)):
+    with process_group(timeout=timedelta(seconds=100)):
         dist.barrier()
         if rank == world - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         with pytest.raises(PeerLostError):
             dist.barrier()
     os.environ["WORLD_SIZE"] = str(world - 1)
-    with process_group(timeout=timedelta(seconds=20)):
+    with process_group(timeout=timedelta(seconds=100)):
         reduce(rank, world - 1)
     say("went on")
 
@@ -75,7 +75,7 @@ def run_killed_before_new_group(rank: int, world: int, victim: int, first: int) 
         dist.barrier()
         if rank == victim:
             time.sleep(0.5)
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         if rank != first:
             time.sleep(1)  # when the other has gone
         since = time.monotonic()
@@ -123,7 +123,7 @@ def test_groups_in_another_order(rank_pool: Any) -> None:
 def run_leave_before_rank_0(rank: int, world: int) -> None:
     """Who waits for rank 0 to leave has told it first that it leaves."""
     store_shutdown.FOLLOW_S = 60.0
-    with process_group(timeout=timedelta(seconds=10)):
+    with process_group(timeout=timedelta(seconds=30)):
         dist.barrier()
         if rank == 0:
             with pytest.raises(PeerLostError, match="closed the group"):
@@ -139,7 +139,7 @@ def run_without_a_store(rank: int, world: int) -> None:
     dist.init_process_group("smddp")
     dist.barrier()
     if rank == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
     time.sleep(0.5)
     with pytest.raises(RendezvousError, match=r"group 1 \(ranks 1, 2\).*the store failed.*Hint"):
         dist.new_group([1, 2])

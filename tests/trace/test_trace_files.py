@@ -23,8 +23,8 @@ from sdp_plugins.core import (
 from sdp_plugins.core.process_identity import clock_id, process_identity
 from sdp_plugins.trace import file_names, trace_file
 from tests.core.test_fork import in_child
-from tests.ranks import HANG_S, run_ranks, start_ranks
-from tests.trace.test_recorder import Json, Pool, read, slices, traced
+from tests.ranks import HANG_S, Pool, run_ranks, start_ranks
+from tests.trace.test_recorder import Json, read, slices, traced
 
 # ---- jobs ---------------------------------------------------------------------------------------
 
@@ -206,7 +206,7 @@ def test_a_failure_is_written_once(tmp_path: Path) -> None:
 
 
 def cannot_be_written(rank: int, world: int) -> None:
-    group = Group.from_env(timeout_s=10)
+    group = Group.from_env(timeout_s=100)
     group.barrier()
     with pytest.warns(UserWarning, match="was not written"):
         group.close()
