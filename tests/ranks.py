@@ -261,4 +261,5 @@ class RankPool:
             return ranks.results(timeout_s)
 
 
+Pool = Callable[[int], RankPool]  # the fixture rank_pool
 Start = Callable[..., AbstractContextManager[Ranks]]  # the fixture start_pooled

@@ -15,9 +15,7 @@ import pytest
 from sdp_plugins.core import Buffer, DType
 from sdp_plugins.core.buffers import as_buffer
 from tests.core.kept_group import kept_group
-from tests.ranks import RankPool
-
-Pool = Callable[[int], RankPool]
+from tests.ranks import Pool
 
 needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="torch is not installed"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,8 @@ import pytest
 from sdp_plugins.core import Group, Work
 from tests.core.kept_group import kept_group
 from tests.core.values import Array, as_input, reduced, same_bits, storage, values
-from tests.ranks import RankPool, run_ranks
+from tests.ranks import Pool, run_ranks
 
-Pool = Callable[[int], RankPool]
 Outcome = tuple[str, Array, Array]  # case, got, expected
 WORLDS = (1, 2, 3, 4)
 DTYPES = ("uint8", "bfloat16", "float32", "int64", "complex128")  # one of each size

@@ -19,9 +19,7 @@ import pytest
 from sdp_plugins.core import FusionBuffer, Group, PeerLostError, SdpError
 from sdp_plugins.core.dtypes import DType
 from tests.core.failing import NOTICE_S, assert_failed, now
-from tests.ranks import RankPool, say, start_ranks
-
-Pool = Callable[[int], RankPool]
+from tests.ranks import Pool, say, start_ranks
 
 CHILD_S = 100.0
 FORKED = "this process was forked from the one that owns the group"

@@ -22,9 +22,8 @@ from sdp_plugins.core import (
 from tests.core.failing import NOTICE_S, now
 from tests.core.kept_group import kept_group, settings
 from tests.core.values import Array, as_input, same_bits, values
-from tests.ranks import RankPool
+from tests.ranks import Pool
 
-Pool = Callable[[int], RankPool]
 Spec = tuple[int, str]
 KIB = 1024
 # What is registered, and the threshold in bytes.

@@ -15,7 +15,8 @@ from sdp_plugins.core import (
     ReduceOp,
 )
 from tests.core.kept_group import kept_group
-from tests.core.test_fusion import KIB, Pool, f32, make
+from tests.core.test_fusion import KIB, f32, make
+from tests.ranks import Pool
 
 WRONG_PLANS: dict[str, tuple[Callable[[Group], object], str]] = {
     "threshold 0": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,7 @@ from sdp_plugins.core import _native as native
 from sdp_plugins.core.endpoint import Endpoint
 from tests.core.rendezvous_cases import FileStore
 from tests.leaks import no_leaks
-from tests.ranks import RankPool
-
-Pool = Callable[[int], RankPool]
+from tests.ranks import Pool
 
 
 def total(group: Group, value: float) -> float:

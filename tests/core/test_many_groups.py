@@ -13,8 +13,8 @@ from sdp_plugins.core import (
     Group,
     PeerLostError,
 )
-from tests.core.test_groups import Pool, total
-from tests.ranks import free_port, start_ranks
+from tests.core.test_groups import total
+from tests.ranks import Pool, free_port, start_ranks
 
 # ---- many groups at once ------------------------------------------------------------------------
 

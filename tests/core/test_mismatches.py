@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from sdp_plugins.core import CollectiveMismatchError, Group, ReduceOp, SdpError
-from tests.ranks import RankPool
-
-Pool = Callable[[int], RankPool]
+from tests.ranks import Pool
 
 
 def f32(count: int) -> np.ndarray[Any, Any]:

@@ -6,7 +6,6 @@ import hashlib
 import mmap
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,9 +14,7 @@ import pytest
 from sdp_plugins.core import Group, SdpError
 from tests.core.kept_group import kept_group, settings
 from tests.core.values import Array, as_input, reduced, same_bits, values
-from tests.ranks import RankPool
-
-Pool = Callable[[int], RankPool]
+from tests.ranks import Pool
 
 COUNT = 100_003
 NAME = "sdp-test-memory"

@@ -15,9 +15,8 @@ from sdp_plugins.core import (
 from tests.core.failing import now
 from tests.core.kept_group import kept_group
 from tests.core.values import as_input, same_bits, storage, values
-from tests.ranks import RankPool
+from tests.ranks import Pool
 
-Pool = Callable[[int], RankPool]
 COUNTS = (0, 1, 7, 1000, 40_961, 2**20 + 3)  # the last ones are larger than the channel
 DTYPES = ("uint8", "bfloat16", "float32", "complex128")
 LARGE = 2**20

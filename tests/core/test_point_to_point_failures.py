@@ -18,9 +18,9 @@ from sdp_plugins.core import (
     SdpError,
 )
 from tests.core.failing import NOTICE_S, assert_failed, lose, now
-from tests.core.test_point_to_point import LARGE, Pool, wait
+from tests.core.test_point_to_point import LARGE, wait
 from tests.core.values import Array
-from tests.ranks import say, start_ranks
+from tests.ranks import Pool, say, start_ranks
 
 # ---- what goes wrong ----------------------------------------------------------------------------
 

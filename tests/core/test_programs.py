@@ -12,9 +12,8 @@ import pytest
 from sdp_plugins.core import Group, Work
 from tests.core.kept_group import kept_group, registered, settings
 from tests.core.values import Array
-from tests.ranks import RankPool
+from tests.ranks import Pool
 
-Pool = Callable[[int], RankPool]
 Check = Callable[[], bool]
 
 # Just around what travels inline, one round of staging, many rounds.

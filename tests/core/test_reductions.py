@@ -8,7 +8,7 @@ share, are compared between ranks and paths directly.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,7 @@ from tests.core.values import (
     storage,
     values,
 )
-from tests.ranks import RankPool
-
-Pool = Callable[[int], RankPool]
+from tests.ranks import Pool
 
 WORLDS = (1, 2, 3, 4)
 SMALL = (0, 1, 7, 1000)

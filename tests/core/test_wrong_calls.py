@@ -8,7 +8,7 @@ import numpy as np
 
 from sdp_plugins.core import Group
 from tests.core.kept_group import kept_group
-from tests.core.test_collectives import Pool
+from tests.ranks import Pool
 
 f32, i32 = np.float32, np.int32
 WRONG: dict[str, tuple[Callable[[Group], object], type[Exception], str]] = {

@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -29,9 +28,8 @@ from tests.flight.cases import (
     until_seen,
     wait_in_two_groups,
 )
-from tests.ranks import RankPool, Start, say
+from tests.ranks import Pool, Start, say
 
-Pool = Callable[[int], RankPool]
 TIME = r"\d+\.\d m?s"
 WAITED = rf"ranks 0, 1 have waited {TIME} in all_reduce #2 float32\[100\] sum for rank 2\n"
 LAST = rf"broadcast #1 float32\[100\] root 0, done {TIME} ago"

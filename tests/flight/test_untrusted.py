@@ -7,7 +7,7 @@ import os
 import random
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,8 @@ from sdp_plugins.flight.recorder import flight_recorder
 from sdp_plugins.flight.report import report
 from sdp_plugins.flight.segments import read_segments
 from sdp_plugins.flight.untrusted import rank_info_from_json, rank_info_from_text
-from tests.ranks import RankPool
+from tests.ranks import Pool
 
-Pool = Callable[[int], RankPool]
 INFO = RankInfo(7, "g", 1, 3, (4, 5, 9), "id:x", "123@456", 1, "here", "a clock")
 
 

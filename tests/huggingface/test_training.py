@@ -8,13 +8,11 @@ from typing import Any
 
 import pytest
 
-from tests.ranks import RankPool, run_ranks
+from tests.ranks import Pool, run_ranks
 
 pytest.importorskip("transformers")
 
 from tests.huggingface import cases
-
-Pool = Callable[[int], RankPool]
 
 
 def on_both(pool: Pool, case: Callable[..., Any], *args: Any) -> tuple[list[Any], list[Any]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ import pytest
 from sdp_plugins.core import CollectiveTimeoutError, Group, SdpError
 from tests.internode.random_messages import run_round
 from tests.internode.spanning import LAYOUTS, meet, spanning_group
-from tests.ranks import RankPool
+from tests.ranks import Pool
 
-Pool = Callable[[int], RankPool]
 LAYOUTS_HERE = ("2x2", "3x1", "interleaved", "3+1")
 LARGE = 700_001
 """Elements; many times the ring between two ranks of a node."""

@@ -6,7 +6,6 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -24,9 +23,8 @@ from sdp_plugins.core import (
 from sdp_plugins.core.internode.receiver import Receiver
 from tests.flight.cases import LONG_S, job_of, until_seen
 from tests.internode.spanning import LAYOUTS, meet
-from tests.ranks import RankPool, Start, say
+from tests.ranks import Start, say
 
-Pool = Callable[[int], RankPool]
 LIMIT_S = 2.0
 """The time-out of groups that must time out."""
 TIME = r"\d+\.\d m?s"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -26,9 +26,8 @@ from tests.core.values import (
     widen,
 )
 from tests.internode.spanning import LAYOUTS, meet, on_node, spanning_group
-from tests.ranks import RankPool
+from tests.ranks import Pool
 
-Pool = Callable[[int], RankPool]
 SMALL, LARGE = (0, 1, 1000), (40_961, 2**20 + 3)
 """Counts for recursive multiplying and for sharded reductions; the last in several segments."""
 

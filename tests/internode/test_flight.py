@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +14,8 @@ from sdp_plugins.flight.rank_snapshot import RankSnapshot
 from sdp_plugins.flight.report import report
 from tests.flight.cases import LONG_S, job_of, until_seen
 from tests.internode.spanning import meet
-from tests.ranks import RankPool, Ranks, Start, say
+from tests.ranks import Pool, Ranks, Start, say
 
-Pool = Callable[[int], RankPool]
 TIME = r"\d+\.\d m?s"
 
 

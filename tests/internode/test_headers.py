@@ -18,9 +18,8 @@ from sdp_plugins.core.internode import all_reduce, headers
 from sdp_plugins.core.internode.plan import Algorithm, Plan
 from tests.internode.spanning import LAYOUTS, LAYOUTS_OF_PLANS, TIMEOUT_S, meet, only
 from tests.internode.test_collectives import move_all, reduce_all, run_program
-from tests.ranks import RankPool, Start
+from tests.ranks import Pool, Start
 
-Pool = Callable[[int], RankPool]
 NODES = LAYOUTS | LAYOUTS_OF_PLANS
 LIMIT_S = 2.0
 """See ``test_failures``."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from unittest import mock
 
 import numpy as np
@@ -15,9 +14,8 @@ from sdp_plugins.core.internode.operation import Operation
 from sdp_plugins.core.internode.plan import Algorithm, Plan, factorings
 from tests.core.values import as_input, reduced, same_bits, values
 from tests.internode.spanning import LAYOUTS, LAYOUTS_OF_PLANS, only, spanning_group
-from tests.ranks import RankPool
+from tests.ranks import Pool
 
-Pool = Callable[[int], RankPool]
 NODES = LAYOUTS | LAYOUTS_OF_PLANS
 
 

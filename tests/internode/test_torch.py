@@ -11,11 +11,9 @@ import torch.distributed as dist
 
 from sdp_plugins.core.nodes import Nodes
 from tests.internode.spanning import LAYOUTS, on_node
-from tests.ranks import RankPool
+from tests.ranks import Pool
 from tests.torch import models, test_collectives, test_ddp
 from tests.torch.jobs import process_group
-
-Pool = Callable[[int], RankPool]
 
 
 def run_on_nodes(rank: int, world: int, layout: str, case: Callable[..., Any], *args: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +14,8 @@ from sdp_plugins import trace
 from sdp_plugins.core import CollectiveTimeoutError, Group, SdpError
 from sdp_plugins.trace.merge import merge
 from tests.internode.spanning import meet
-from tests.ranks import RankPool
+from tests.ranks import Pool
 from tests.trace.chrome_schema import check
-
-Pool = Callable[[int], RankPool]
 
 
 def run_some(rank: int, world: int, root: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,9 @@ from torch import Tensor, nn
 from sdp_plugins.lightning.namespaces import strategy_class
 from tests.lightning import cases
 from tests.lightning.models import PACKAGES, data, loader, net
-from tests.ranks import RankPool
+from tests.ranks import Pool
 
 pytestmark = pytest.mark.parametrize("package", PACKAGES)
-Pool = Callable[[int], RankPool]
 
 
 def test_fit(rank_pool: Pool, package: str, tmp_path: Path) -> None:

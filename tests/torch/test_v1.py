@@ -14,10 +14,8 @@ import torch
 import torch.distributed as torch_dist
 from torch import nn
 
-from tests.ranks import RankPool
+from tests.ranks import Pool
 from tests.torch.jobs import assert_same, values
-
-Pool = Callable[[int], RankPool]
 
 pytestmark = pytest.mark.filterwarnings("ignore:smdistributed.dataparallel:DeprecationWarning")
 

@@ -24,10 +24,9 @@ from sdp_plugins.core import (
 )
 from sdp_plugins.core.trace_event import TraceEvent, unpack
 from sdp_plugins.trace import recorder
-from tests.ranks import RankPool, run_ranks
+from tests.ranks import Pool, run_ranks
 from tests.trace.chrome_schema import check
 
-Pool = Callable[[int], RankPool]
 Json = dict[str, Any]
 WORLD = 2
 SUFFIX = "smdataparallel_timeline.json"
