@@ -34,6 +34,26 @@ dist.destroy_process_group()
 """
 
 
+OF_RANK_3 = {
+    "RANK": "3",
+    "WORLD_SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "2",
+    "NODE_RANK": "1",
+    "SMDATAPARALLEL_WORLD_RANK": "3",
+    "SMDATAPARALLEL_LOCAL_RANK": "1",
+    "SMDATAPARALLEL_USE_HOMOGENEOUS": "1",
+    "SM_HOSTS": '["algo-1","algo-2"]',
+    "SM_CURRENT_HOST": "algo-2",
+    "SM_HP_TEXT": "a  $b",
+    "SM_HPS": '{"flag":true,"n":2,"text":"a  $b"}',
+    "GIVEN": "1",
+    "MINE": "x",
+    "MASTER_ADDR": "127.0.0.1",
+}
+"""The variables of the last rank of a job of two ranks on each of two hosts."""
+
+
 def test_two_ranks_on_each_of_two_hosts(tmp_path: Path, source: Path, data: Path) -> None:
     """Each host has folders and variables of its own, as in SageMaker."""
     distribution = {
@@ -54,24 +74,7 @@ def test_two_ranks_on_each_of_two_hosts(tmp_path: Path, source: Path, data: Path
     last = ranks["3"]["environment"]
     assert ranks["3"]["arguments"] == ["--flag", "True", "-n", "2", "--text", "a  $b"]
     assert all(rank["data"] == "1 2 3" for rank in ranks.values())
-    expected = {
-        "RANK": "3",
-        "WORLD_SIZE": "4",
-        "LOCAL_RANK": "1",
-        "LOCAL_WORLD_SIZE": "2",
-        "NODE_RANK": "1",
-        "SMDATAPARALLEL_WORLD_RANK": "3",
-        "SMDATAPARALLEL_LOCAL_RANK": "1",
-        "SMDATAPARALLEL_USE_HOMOGENEOUS": "1",
-        "SM_HOSTS": '["algo-1","algo-2"]',
-        "SM_CURRENT_HOST": "algo-2",
-        "SM_HP_TEXT": "a  $b",
-        "SM_HPS": '{"flag":true,"n":2,"text":"a  $b"}',
-        "GIVEN": "1",
-        "MINE": "x",
-        "MASTER_ADDR": "127.0.0.1",
-    }
-    assert expected.items() <= last.items()
+    assert OF_RANK_3.items() <= last.items()
     parameters = json.loads(last["SM_FRAMEWORK_PARAMS"])
     assert parameters["sagemaker_distributed_dataparallel_enabled"] is True
     assert len({rank["environment"]["SM_MODEL_DIR"] for rank in ranks.values()}) == 2

@@ -35,6 +35,27 @@ REDUCED = {
 """Of three ranks, of which each has one row more than the one before."""
 
 
+def in_replica(rows: Any, rank: int, world: int) -> dict[str, Any]:
+    context = tf.distribute.get_replica_context()
+    number = tf.cast(context.replica_id_in_sync_group, tf.float32)
+
+    def merged(strategy: Any, value: Any) -> Any:
+        assert tf.distribute.in_cross_replica_context()
+        return strategy.extended.reduce_to(SUM, value, destinations=value)
+
+    return {
+        "id": number,
+        "sum": context.all_reduce(SUM, number + 1.0),
+        "mean": context.all_reduce("MEAN", {"a": number, "b": [number * 2]})["b"][0],
+        "rows": context.all_gather(rows, axis=0),
+        "columns": context.all_gather(tf.transpose(rows), axis=1),
+        "merged": context.merge_call(merged, args=(number,)),
+        "sparse": tf.convert_to_tensor(
+            context.all_reduce(SUM, tf.IndexedSlices(rows, tf.range(rank + 1), [world, 2]))
+        ),
+    }
+
+
 @modes
 @on_ranks(3, ["tensorflow"])
 def test_reductions(rank: int, world: int, in_graph: bool) -> None:
@@ -42,28 +63,8 @@ def test_reductions(rank: int, world: int, in_graph: bool) -> None:
     with strategy_of_job() as strategy:
         rows = tf.reshape(tf.range(2.0 * (rank + 1)), [rank + 1, 2]) + 10.0 * rank
 
-        def in_replica() -> dict[str, Any]:
-            context = tf.distribute.get_replica_context()
-            number = tf.cast(context.replica_id_in_sync_group, tf.float32)
-
-            def merged(strategy: Any, value: Any) -> Any:
-                assert tf.distribute.in_cross_replica_context()
-                return strategy.extended.reduce_to(SUM, value, destinations=value)
-
-            return {
-                "id": number,
-                "sum": context.all_reduce(SUM, number + 1.0),
-                "mean": context.all_reduce("MEAN", {"a": number, "b": [number * 2]})["b"][0],
-                "rows": context.all_gather(rows, axis=0),
-                "columns": context.all_gather(tf.transpose(rows), axis=1),
-                "merged": context.merge_call(merged, args=(number,)),
-                "sparse": tf.convert_to_tensor(
-                    context.all_reduce(SUM, tf.IndexedSlices(rows, tf.range(rank + 1), [world, 2]))
-                ),
-            }
-
         def across() -> dict[str, Any]:
-            found = strategy.run(in_replica)
+            found = strategy.run(lambda: in_replica(rows, rank, world))
             number = found.pop("id")
             return {
                 **found,
@@ -99,23 +100,24 @@ def test_places(rank: int, world: int) -> None:
         assert task.cluster_spec().num_tasks("worker") == 3
 
 
+def variable_of(rank: int, aggregation: str, on_read: bool = False) -> Any:
+    when = tf.VariableSynchronization.ON_READ if on_read else tf.VariableSynchronization.AUTO
+    kind = getattr(tf.VariableAggregation, aggregation)
+    return tf.Variable(5.0 + rank, synchronization=when, aggregation=kind)
+
+
 @modes
 @on_ranks(2, ["tensorflow"])
 def test_variables(rank: int, world: int, in_graph: bool) -> None:
-    def make(aggregation: str, on_read: bool = False) -> Any:
-        when = tf.VariableSynchronization.ON_READ if on_read else tf.VariableSynchronization.AUTO
-        kind = getattr(tf.VariableAggregation, aggregation)
-        return tf.Variable(5.0 + rank, synchronization=when, aggregation=kind)
-
     with strategy_of_job() as strategy:
         outside = tf.Variable(1.0)
         with strategy.scope():
             made = {
-                "sum": make("SUM"),
-                "mean": make("MEAN"),
-                "first": make("ONLY_FIRST_REPLICA"),
-                "read sum": make("SUM", on_read=True),
-                "read mean": make("MEAN", on_read=True),
+                "sum": variable_of(rank, "SUM"),
+                "mean": variable_of(rank, "MEAN"),
+                "first": variable_of(rank, "ONLY_FIRST_REPLICA"),
+                "read sum": variable_of(rank, "SUM", on_read=True),
+                "read mean": variable_of(rank, "MEAN", on_read=True),
             }
             plain = tf.Variable(lambda: tf.fill([2], rank + 3))
         before = {name: float(variable.numpy()) for name, variable in made.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +16,7 @@ SUM, MAX = dist.ReduceOp.SUM, dist.ReduceOp.MAX
 MINUTE = timedelta(minutes=1)
 
 
-def run_positional(rank: int, world: int) -> None:
+def run_reductions(rank: int, world: int) -> None:
     """What torch's own code and tests call on the object itself."""
     with process_group() as group:
         most = values(world - 1, 4)
@@ -30,7 +31,16 @@ def run_positional(rank: int, world: int) -> None:
         tensor = values(rank, 4)
         group.allreduce(tensor, op=MAX).wait(MINUTE)
         assert_same(tensor, most)
+        tensor = values(rank, 4)
+        group.reduce(tensor, 0, MAX).wait()
+        assert_same(tensor, most if rank == 0 else values(rank, 4))
+        group.reduce_scatter(tensor, [values(rank, 4)] * world, SUM).wait()
+        assert_same(tensor, total(world, 4))
+        group._reduce_scatter_base(tensor, values(rank, 4 * world)).wait()
 
+
+def run_copies(rank: int, world: int) -> None:
+    with process_group() as group:
         for arguments in ([1], [1, MINUTE], [root_options(dist.BroadcastOptions(), 1)]):
             tensor = values(rank, 4)
             group.broadcast(tensor, *arguments).wait()
@@ -38,10 +48,6 @@ def run_positional(rank: int, world: int) -> None:
         tensor = values(rank, 4)
         group.broadcast([tensor], root=1).wait()
         assert_same(tensor, values(1, 4))
-
-        tensor = values(rank, 4)
-        group.reduce(tensor, 0, MAX).wait()
-        assert_same(tensor, most if rank == 0 else values(rank, 4))
 
         outputs = [torch.empty(4) for _ in range(world)]
         everything = [values(r, 4) for r in range(world)]
@@ -55,12 +61,13 @@ def run_positional(rank: int, world: int) -> None:
         group.gather(outputs, values(rank, 4), 0).wait()
         group.scatter(tensor, everything, 0).wait()
         assert_same(tensor, values(rank, 4))
-        group.reduce_scatter(tensor, [values(rank, 4)] * world, SUM).wait()
-        assert_same(tensor, total(world, 4))
-        group._reduce_scatter_base(tensor, values(rank, 4 * world)).wait()
         group.alltoall_base(flat, flat.clone(), [], []).wait()
         group.alltoall(outputs, everything).wait()
         assert_same(outputs, [values(rank, 4)] * world)
+
+
+def run_barriers_and_messages(rank: int, world: int) -> None:
+    with process_group() as group:
         group.barrier().wait()
         group.barrier(MINUTE).wait()
         group.barrier(timeout=MINUTE).wait()
@@ -82,8 +89,9 @@ def root_options(options: Any, root: int) -> Any:
     return options
 
 
-def test_positional_forms(rank_pool: Any) -> None:
-    rank_pool(2).run(run_positional)
+@pytest.mark.parametrize("run", [run_reductions, run_copies, run_barriers_and_messages])
+def test_positional_forms(rank_pool: Any, run: Callable[[int, int], None]) -> None:
+    rank_pool(2).run(run)
 
 
 def transposed(tensor: torch.Tensor) -> torch.Tensor:
@@ -129,13 +137,18 @@ def run_not_dense(rank: int, world: int, async_op: bool) -> None:
         assert_same(outputs, everything)
         done(dist.all_to_all_single(table, transposed(torch.cat(everything)), async_op=async_op))
         assert_same(table, torch.cat([data(rank)] * world))
-        if rank == 0:
-            dist.send(transposed(data(0)), 1)
-        else:
-            dist.recv(output, 0)
-            assert_same(output, data(0))
 
-        parameter = torch.nn.Parameter(transposed(data(rank)))  # a leaf that needs a gradient
+
+def run_other_views(rank: int, world: int) -> None:
+    with process_group():
+        data = transposed(values(rank, 12).view(4, 3))
+        if rank == 0:
+            dist.send(data, 1)
+        else:
+            received = transposed(torch.zeros(4, 3))
+            dist.recv(received, 0)
+            assert_same(received, values(0, 12).view(4, 3))
+        parameter = torch.nn.Parameter(data)  # a leaf that needs a gradient
         dist.all_reduce(parameter)
         assert_same(parameter.detach(), total(world, 12).view(4, 3))
         imaginary = torch.complex(values(rank, 4), values(rank, 4)).conj().imag
@@ -147,6 +160,10 @@ def run_not_dense(rank: int, world: int, async_op: bool) -> None:
 @pytest.mark.parametrize("async_op", [False, True])
 def test_tensors_that_are_not_dense(rank_pool: Any, async_op: bool) -> None:
     rank_pool(2).run(run_not_dense, async_op)
+
+
+def test_other_views(rank_pool: Any) -> None:
+    rank_pool(2).run(run_other_views)
 
 
 def reduce_expanded(rank: int, world: int) -> list[Any]:
