@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
-from tests.ranks import Ranks, say
+from tests.ranks import HANG_S, Ranks, say
 
 NOBODY = 65534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -20,6 +23,31 @@ def die(said: str = "") -> None:
     if said:
         say(said)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def gave_up() -> None:
+    """In a rank: one more has waited in vain, for the ranks that `stay_away`."""
+    with _waited_in_vain().open("ab", buffering=0) as file:
+        file.write(b".")
+
+
+def stay_away(waiting: int, involved: int) -> None:
+    """In a rank: do nothing until so many of the job's ranks have waited in vain.
+
+    The others of those who are involved stay away.
+    """
+    file, end = _waited_in_vain(), time.monotonic() + HANG_S
+    while not file.exists() or file.stat().st_size < waiting:
+        assert time.monotonic() < end, "nobody has given up"
+        time.sleep(0.01)
+    gave_up()  # nobody needs the file when all have come here
+    with suppress(FileNotFoundError):
+        if file.stat().st_size >= involved:
+            file.unlink()
+
+
+def _waited_in_vain() -> Path:
+    return Path(tempfile.gettempdir(), f"gave-up-{os.environ['SDP_JOB_ID']}")
 
 
 @contextmanager

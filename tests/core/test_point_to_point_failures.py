@@ -20,6 +20,7 @@ from sdp_plugins.core import (
 from tests.core.failing import NOTICE_S, assert_failed, lose, now
 from tests.core.test_point_to_point import LARGE, wait
 from tests.core.values import Array
+from tests.faults import gave_up, stay_away
 from tests.ranks import Pool, say, start_ranks
 
 # ---- what goes wrong ----------------------------------------------------------------------------
@@ -168,7 +169,7 @@ def time_out_shortly(rank: int, world: int) -> Any:
         if rank == 1:
             group.recv(np.zeros(1), 0, tag=1)
             group.send(np.ones(1), 0)
-            time.sleep(1.2)
+            stay_away(1, world)
             return None
         got = np.zeros(1)
         work = group.recv(got, 1, async_op=True)
@@ -179,6 +180,7 @@ def time_out_shortly(rank: int, world: int) -> Any:
         assert got[0] == 1
         with pytest.raises(CollectiveTimeoutError, match=r"rank 1 did not answer in 0\.5 s"):
             group.recv(got, 1, timeout_s=0.5)
+        gave_up()
 
 
 def test_time_out_of_one_call(rank_pool: Pool) -> None:

@@ -20,6 +20,7 @@ import pytest
 from sdp_plugins.core import CollectiveTimeoutError, Group
 from sdp_plugins.flight.cli import main
 from sdp_plugins.flight.segments import Segments
+from tests.faults import gave_up, stay_away
 from tests.flight.cases import one_is_late, queue_many, until_seen
 from tests.ranks import HANG_S, Start, run_ranks, say, start_ranks
 from tests.trace.chrome_schema import check
@@ -162,10 +163,11 @@ def time_out(rank: int, world: int) -> None:
         group.broadcast(np.ones(4), 0)
         group.timeout_s = 1  # not for the rendezvous, which a busy machine may delay
         if rank == 2:
-            time.sleep(3)
+            stay_away(2, world)
             return
         with pytest.raises(CollectiveTimeoutError) as caught:
             group.all_reduce(np.ones(4))
+        gave_up()
         say("\n".join(getattr(caught.value, "__notes__", [])))
 
 

@@ -15,6 +15,7 @@ from sdp_plugins.core import CollectiveMismatchError, Group, PeerLostError
 from sdp_plugins.flight.jobs import find_jobs, match_jobs
 from sdp_plugins.flight.segments import read_segments
 from tests.core.test_fork import in_child
+from tests.faults import gave_up, stay_away
 from tests.flight.cases import (
     LONG_S,
     alone,
@@ -193,11 +194,13 @@ def be_late_and_go_on(rank: int, world: int) -> list[str]:
     group.barrier()
     group.timeout_s = 1  # not for the rendezvous, which a busy machine may delay
     if rank == 1:
-        time.sleep(2)
+        stay_away(1, world)
     try:
         group.all_reduce(np.ones(10))  # which the late rank may still finish
         group.barrier()
     except Exception as error:
+        if rank == 0:
+            gave_up()
         return list(getattr(error, "__notes__", [""]))
     raise AssertionError("nobody has failed")
 

@@ -12,6 +12,7 @@ from sdp_plugins.core import CollectiveTimeoutError
 from sdp_plugins.flight import report_file
 from sdp_plugins.flight.rank_snapshot import RankSnapshot
 from sdp_plugins.flight.report import report
+from tests.faults import gave_up, stay_away
 from tests.flight.cases import LONG_S, job_of, until_seen
 from tests.internode.spanning import meet
 from tests.ranks import Pool, Ranks, Start, say
@@ -95,10 +96,11 @@ def fail(rank: int, world: int, root: str) -> str:
         group.barrier()
         group.timeout_s = 1  # not for the rendezvous, which a busy machine may delay
         if rank == 0:
-            time.sleep(6)
+            stay_away(2, world)
             return ""
         with pytest.raises(CollectiveTimeoutError) as caught:
             group.all_reduce(np.ones(10))
+        gave_up()
         return "\n".join(getattr(caught.value, "__notes__", []))
 
 

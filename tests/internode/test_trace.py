@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import pytest
 from sdp_plugins import trace
 from sdp_plugins.core import CollectiveTimeoutError, Group, SdpError
 from sdp_plugins.trace.merge import merge
+from tests.faults import gave_up, stay_away
 from tests.internode.spanning import meet
 from tests.ranks import Pool
 from tests.trace.chrome_schema import check
@@ -86,10 +86,11 @@ def wait_in_vain(rank: int, world: int, root: str) -> None:
     trace.start(f"{root}/trace")
     group.timeout_s = 1
     if rank == 1:
-        time.sleep(3)
+        stay_away(1, world)
     else:
         with pytest.raises(CollectiveTimeoutError):
             group.all_reduce(np.ones(10))
+        gave_up()
     trace.stop()
     group.close()
 

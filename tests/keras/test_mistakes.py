@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -14,6 +10,7 @@ import numpy as np
 from keras import layers, ops
 
 from sdp_plugins.keras import SMDDPStrategy
+from tests.faults import gave_up, stay_away
 from tests.keras.first_ranks import BACKENDS, on_ranks
 from tests.keras.models import BATCH, arrays, crossentropy, dense
 from tests.keras.strategies import compiled, error_of, fails, strategy
@@ -70,16 +67,13 @@ def test_only_rank_0_evaluates(rank: int, made: SMDDPStrategy) -> None:
     """The other one is busy elsewhere until rank 0 has given up."""
     model = compiled(made)
     model.fit(*arrays(), verbose=0)
-    gave_up = Path(tempfile.gettempdir(), f"gave-up-{os.environ['SDP_JOB_ID']}")
-    if rank == 0:
-        made.group.timeout_s = 1.5
-        try:
-            model.evaluate(*arrays(), verbose=0)
-        finally:
-            gave_up.touch()
-    while not gave_up.exists():
-        time.sleep(0.01)
-    gave_up.unlink(missing_ok=True)
+    if rank == 1:
+        return stay_away(1, 2)
+    made.group.timeout_s = 1.5
+    try:
+        model.evaluate(*arrays(), verbose=0)
+    finally:
+        gave_up()
 
 
 @fails("PeerLostError: [rank 0/2] evaluate(): all ranks must call evaluate()")

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from sdp_plugins.core import PeerLostError, RendezvousError, SdpError
 from sdp_plugins.torch import store_shutdown
-from tests.faults import die
+from tests.faults import die, gave_up, stay_away
 from tests.ranks import run_ranks, say, start_ranks
 from tests.torch.jobs import process_group
 from tests.torch.test_groups import reduce
@@ -96,10 +96,12 @@ def run_late(rank: int, world: int) -> None:
     with process_group():
         dist.barrier()
         if rank == 2:
-            time.sleep(2)
+            stay_away(2, world)
         with pytest.raises(SdpError) as caught:
             dist.new_group(timeout=timedelta(seconds=1))
-        if rank == 2:
+        if rank != 2:
+            gave_up()
+        else:
             assert re.search(r"ranks 0, 1 \(pid .*\) gave up, or ended", str(caught.value))
         dist.barrier()
 

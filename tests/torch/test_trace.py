@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from sdp_plugins.core import SdpError
+from tests.faults import gave_up, stay_away
 from tests.flight.cases import until_seen
 from tests.ranks import run_ranks, say, start_ranks
 from tests.torch.jobs import meet_over_the_store, process_group
@@ -142,9 +143,11 @@ def go_on_after_failures(rank: int, world: int) -> str:
         dist.barrier()
         whole.set_timeout(timedelta(seconds=2))
         if rank == 1:
-            time.sleep(3)
+            stay_away(2, world)
         with pytest.raises(SdpError) as caught:
             twice()
+        if rank != 1:
+            gave_up()
         return "\n".join(getattr(caught.value, "__notes__", [""]))
 
 
@@ -169,11 +172,12 @@ def time_out_in_a_part(rank: int, world: int, init: str, launched_as: list[int])
     with process_group(init_method=init, rank=rank, world_size=world):
         part = dist.new_group([1, 3], group_desc="tp\n]row")
         if rank != 1:
-            time.sleep(2)
+            stay_away(1, world)
             return ""
         part.set_timeout(timedelta(seconds=1))
         with pytest.raises(SdpError) as caught:
             dist.all_reduce(torch.ones(2), group=part)
+        gave_up()
         return "\n".join([str(caught.value), *caught.value.__notes__])
 
 
@@ -194,10 +198,11 @@ def forget_new_group(rank: int, world: int) -> str:
     with process_group():
         dist.barrier()
         if rank != 1:
-            time.sleep(3)
+            stay_away(1, world)
             return ""
         with pytest.raises(SdpError) as caught:
             dist.new_group([1, 3], timeout=timedelta(seconds=1))
+        gave_up()
         return "\n".join([str(caught.value), *caught.value.__notes__])
 
 
@@ -217,10 +222,12 @@ def wait_through_two_groups(rank: int, world: int) -> str:
         dist.barrier()
         whole.set_timeout(timedelta(seconds=2))
         if rank == 3:
-            time.sleep(4)
+            stay_away(2, 3)  # rank 1 waits for longer
             return ""
         with pytest.raises(SdpError) as caught:
             dist.all_reduce(torch.ones(2), group=part if rank == 1 else None)
+        if rank != 1:
+            gave_up()
         return "\n".join([str(caught.value), *caught.value.__notes__])
 
 

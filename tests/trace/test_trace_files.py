@@ -23,6 +23,7 @@ from sdp_plugins.core import (
 from sdp_plugins.core.process_identity import clock_id, process_identity
 from sdp_plugins.trace import file_names, trace_file
 from tests.core.test_fork import in_child
+from tests.faults import gave_up, stay_away
 from tests.ranks import HANG_S, Pool, run_ranks, start_ranks
 from tests.trace.test_recorder import Json, read, slices, traced
 
@@ -108,8 +109,12 @@ def fail_in_the_middle(rank: int, world: int, how: str) -> None:
         if rank == 1 and how == "exception":
             raise ZeroDivisionError("in user's code")
         if rank == 1:
-            time.sleep(2)
-        group.all_reduce(np.ones(10))
+            stay_away(1, world)
+        try:
+            group.all_reduce(np.ones(10))
+        finally:
+            if rank == 0 and how == "time-out":
+                gave_up()
 
 
 @pytest.mark.parametrize("how", ["exception", "time-out"])
@@ -136,12 +141,13 @@ def queue_behind_a_failure(rank: int, world: int) -> None:
     with Group.from_env() as group:
         group.timeout_s = 0.5
         if rank == 1:
-            time.sleep(2)
+            stay_away(1, world)
             return
         for work in [group.barrier(async_op=True) for _ in range(3)]:
             assert work is not None
             with pytest.raises(SdpError):
                 work.wait()
+        gave_up()
 
 
 def test_what_is_queued_behind_a_failure_has_not_run(tmp_path: Path) -> None:
@@ -173,7 +179,7 @@ def time_out_and_be_killed(rank: int, world: int) -> None:
     group = Group.from_env()
     group.timeout_s = 0.5
     if rank == 1:
-        time.sleep(3)
+        time.sleep(600)
     with pytest.raises(CollectiveTimeoutError):
         group.barrier()
     os._exit(1)
@@ -192,11 +198,12 @@ def fail_again_and_again(rank: int, world: int) -> int:
         group = Group.from_env()
         group.timeout_s = 0.5
         if rank == 1:
-            time.sleep(2)
+            stay_away(1, world)
             return 0
         for _ in range(5):
             with pytest.raises(SdpError):
                 group.barrier()
+        gave_up()
         return write.call_count
 
 
