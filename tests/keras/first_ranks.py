@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import wraps
 from importlib.metadata import version
@@ -23,7 +24,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.ranks import RankPool
+from tests.ranks import RankPool, Ranks
 
 BACKENDS = ("tensorflow", "torch", "jax")
 PROCESSES = 3
@@ -74,15 +75,25 @@ class FirstRanks:
         """The same, and behind the ranks' results that of one process alone."""
         return self._run(self.n + 1, function, args, timeout_s)
 
+    @contextmanager
+    def start(self, function: Function, *args: Any) -> Iterator[Ranks]:
+        """Start a job on n ranks that may lose some, which are then replaced."""
+        with self.pool.start(part, *self._part(self.n, function, args)) as ranks:
+            yield ranks
+            ranks.outcomes()  # those that have ended are kept
+
     def _run(
         self, busy: int, function: Function, args: tuple[Any, ...], timeout_s: float
     ) -> list[Any]:
+        results = self.pool.run(part, *self._part(busy, function, args), timeout_s=timeout_s)
+        return results[:busy]
+
+    def _part(self, busy: int, function: Function, args: tuple[Any, ...]) -> tuple[Any, ...]:
         assert busy <= self.pool.n
         if not isinstance(function, str):
             function = f"{function.__module__}:{function.__qualname__}"
         env = {**self.environment, "WORLD_SIZE": str(self.n), "LOCAL_WORLD_SIZE": str(self.n)}
-        results = self.pool.run(part, self.n, busy, env, function, args, timeout_s=timeout_s)
-        return results[:busy]
+        return self.n, busy, env, function, args
 
 
 def part(

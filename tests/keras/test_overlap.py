@@ -14,9 +14,8 @@ import pytest
 from keras import layers
 
 from tests.faults import die
-from tests.keras.first_ranks import assert_same, environment, on_ranks
+from tests.keras.first_ranks import assert_same, first_ranks, on_ranks
 from tests.keras.strategies import error_of, strategy, values
-from tests.ranks import start_ranks
 
 SMALL_BUFFERS = {"SDP_FUSION_MB": "1"}
 WIDTH = 600  # each kernel is more than a fusion buffer of 1 MiB holds
@@ -208,9 +207,10 @@ def dies_in_backward(rank: int, world: int) -> str:
         return error_of(train, model)
 
 
-def test_a_rank_that_dies_in_its_backward_pass_is_named() -> None:
-    env = environment("torch") | SMALL_BUFFERS
-    with start_ranks(2, dies_in_backward, env=env) as ranks:
+def test_a_rank_that_dies_in_its_backward_pass_is_named(rank_pools: Any) -> None:
+    pool = first_ranks(rank_pools, "torch", 2)
+    pool.environment = SMALL_BUFFERS
+    with pool.start(dies_in_backward) as ranks:
         text = ranks[0].result()
     assert "PeerLostError: [rank 0 in group keras (ranks 0, 1)] all_reduce" in text
     assert "rank 1 ended while needed" in text

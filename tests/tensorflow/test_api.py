@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
+import runpy
+import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 import sdp_plugins.tensorflow as sdp
 from sdp_plugins.tensorflow import keras as sdp_keras
+from sdp_plugins.tensorflow import operations
 from sdp_plugins.tensorflow.job import current
 from tests.keras.first_ranks import FirstRanks, on_ranks
 
@@ -328,11 +330,21 @@ def test_xla_is_refused(rank: int, world: int) -> None:
         tf.function(lambda: sdp.oob_allreduce(tf.ones(2)), jit_compile=True)()
 
 
-def test_compiled_ahead() -> None:
-    command = [sys.executable, "-m", "sdp_plugins.tensorflow"]
-    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 600, "check": False}
-    done = subprocess.run(command, **options)
-    assert done.stdout == "all_reduce: compiled\n", done.stderr
-    done = subprocess.run(command, env={**os.environ, "SDP_NATIVE_OPS": "0"}, **options)
-    assert done.stdout == "all_reduce: not compiled: SDP_NATIVE_OPS is 0\n", done.stderr
-    assert done.returncode == 1
+def compiled_ahead() -> tuple[str, int]:
+    """What `python -m sdp_plugins.tensorflow` prints, and its status."""
+    handler = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(StringIO()) as output:
+        patch.setattr(sys, "argv", ["__main__.py"])
+        with pytest.raises(SystemExit) as caught:
+            runpy.run_module("sdp_plugins.tensorflow", run_name="__main__")
+    signal.signal(signal.SIGTERM, handler)
+    return output.getvalue(), int(caught.value.code or 0)
+
+
+@on_ranks(1, ["tensorflow"])
+def test_compiled_ahead(rank: int, world: int) -> None:
+    assert compiled_ahead() == ("all_reduce: compiled\n", 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SDP_NATIVE_OPS", "0")
+        patch.setattr(operations, "all_reduce", operations.all_reduce.__wrapped__)
+        assert compiled_ahead() == ("all_reduce: not compiled: SDP_NATIVE_OPS is 0\n", 1)

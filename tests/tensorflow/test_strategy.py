@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,7 @@ import pytest
 import tensorflow as tf
 
 from tests.faults import die
-from tests.keras.first_ranks import environment, on_ranks
-from tests.ranks import start_ranks
+from tests.keras.first_ranks import FirstRanks, on_ranks
 from tests.tensorflow.strategies import MEAN, SUM, modes, strategy_of_job, traced
 
 pytestmark = pytest.mark.versions
@@ -186,10 +186,10 @@ def loses_a_rank(rank: int, world: int) -> str:
         return str(caught.value)
 
 
-def test_a_lost_rank_is_named() -> None:
-    with start_ranks(2, loses_a_rank, env=environment("tensorflow")) as ranks:
-        assert ranks[1].heard() == "in the middle"
-        text = ranks[0].result()
+def test_a_lost_rank_is_named(ranks: Callable[[int], FirstRanks]) -> None:
+    with ranks(2).start(loses_a_rank) as job:
+        assert job[1].heard() == "in the middle"
+        text = job[0].result()
     assert "rank 1" in text
 
 
