@@ -1,5 +1,6 @@
 """The strategy for `lightning.pytorch`; its arguments are those of DDPStrategy."""
 
+from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch.strategies import DDPStrategy
 
 from sdp_plugins.lightning.strategy import SMDDPStrategy as _ForTrainer
@@ -8,4 +9,4 @@ from sdp_plugins.lightning.strategy import SMDDPStrategy as _ForTrainer
 class SMDDPStrategy(_ForTrainer, DDPStrategy):
     """DistributedDataParallel over smddp, for `lightning.pytorch`."""
 
-    _package = "lightning.pytorch"
+    _elastic_environment = TorchElasticEnvironment

@@ -10,7 +10,6 @@ import torch.distributed as dist
 from sdp_plugins.core.errors import is_news
 from sdp_plugins.lightning.environment import for_this_launch
 from sdp_plugins.lightning.launcher import watched
-from sdp_plugins.lightning.mpi_detection import survive_missing_mpi
 from sdp_plugins.lightning.namespaces import FABRIC, TRAINER, LightningClass, concrete_class
 from sdp_plugins.lightning.parent_watch import ParentWatch
 from sdp_plugins.lightning.termination import terminate_between_steps
@@ -27,7 +26,7 @@ class _OverSmddp(LightningClass):
     _launcher: Any
     _cluster_environment: Any = None
     _packages: tuple[str, ...] = ()
-    _package = ""  # of a concrete class
+    _elastic_environment: type  # of a concrete class
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make an object of the class for the Lightning package in use, as pathlib.Path does."""
@@ -38,7 +37,6 @@ class _OverSmddp(LightningClass):
                 f"{cls.__name__} has no Lightning strategy among its bases. Hint: subclass the "
                 "SMDDPStrategy of one Lightning package, such as sdp_plugins.lightning.pytorch."
             )
-        survive_missing_mpi(cls._package)
         return super().__new__(cls)
 
     @property
@@ -61,7 +59,7 @@ class _OverSmddp(LightningClass):
 
     @cluster_environment.setter
     def cluster_environment(self, environment: Any) -> None:
-        self._cluster_environment = for_this_launch(environment)
+        self._cluster_environment = for_this_launch(environment, self._elastic_environment)
 
     def _configure_launcher(self) -> None:
         if any(device.type != "cpu" for device in self.parallel_devices or ()):

@@ -1,17 +1,15 @@
-"""Ranks of launchers that Lightning does not know, and MPI that is not there."""
+"""Ranks of launchers that Lightning does not know."""
 
 from __future__ import annotations
 
-import importlib
-import logging
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from sdp_plugins.core.topology import Topology
-from sdp_plugins.lightning.environment import LaunchedEnvironment, for_this_launch
-from sdp_plugins.lightning.mpi_detection import survive_missing_mpi
+from sdp_plugins.lightning.environment import for_this_launch
+from sdp_plugins.lightning.namespaces import MODULES, strategy_class
 from tests.lightning import cases
 from tests.lightning.models import FABRICS, PACKAGES
 from tests.ranks import RankPool
@@ -50,8 +48,8 @@ LAUNCHERS = {
     },
 }
 ENVIRONMENTS = {
-    "openmpi": "LaunchedEnvironment",
-    "hydra": "LaunchedEnvironment",
+    "openmpi": "TorchElasticEnvironment",
+    "hydra": "TorchElasticEnvironment",
     "slurm": "SLURMEnvironment",
     "torchrun": "TorchElasticEnvironment",
 }
@@ -92,43 +90,20 @@ def test_an_environment_that_fits_is_kept(monkeypatch: pytest.MonkeyPatch, kind:
     world = 1 if kind is Alone else 2
     monkeypatch.setattr(Topology, "from_env", lambda: place("openmpi", world))
     environment = kind()
-    assert for_this_launch(environment) is environment
-    assert for_this_launch(None) is None
+    assert for_this_launch(environment, Chosen) is environment
+    assert for_this_launch(None, Chosen) is None
 
 
-def test_number_of_devices_must_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.may_leak("env", reason="Lightning reads the variables until the process ends")
+@pytest.mark.parametrize("package", MODULES)
+def test_number_of_devices_must_fit(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     monkeypatch.setattr(Topology, "from_env", lambda: place("openmpi", 2))
-    environment = for_this_launch(Alone())
-    assert isinstance(environment, LaunchedEnvironment)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    strategy: Any = strategy_class(package)()
+    strategy.cluster_environment = Alone()
+    environment = strategy.cluster_environment
+    assert (environment.global_rank(), environment.world_size()) == (1, 2)
     environment.validate_settings(2, 1)
-    with pytest.raises(ValueError, match=r"\(openmpi\) started 2 ranks.*Hint: set devices=2"):
+    with pytest.raises(ValueError, match=r"does not match the world size \(2\)"):
         environment.validate_settings(4, 1)
-
-
-@pytest.mark.parametrize("package", FABRICS)
-def test_all_that_lightning_asks_is_answered(package: str) -> None:
-    base = importlib.import_module(f"{package}.plugins.environments").ClusterEnvironment
-    asked = {name for name in vars(base) if not name.startswith("_")} - {"detect"}  # of classes
-    assert asked and asked <= set(dir(LaunchedEnvironment))
-
-
-@pytest.mark.parametrize("package", ["lightning.pytorch", "lightning_fabric"])
-def test_mpi4py_without_mpi(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, package: str
-) -> None:
-    fabric = {"lightning.pytorch": "lightning.fabric"}.get(package, package)
-    mpi: Any = importlib.import_module(f"{fabric}.plugins.environments.mpi").MPIEnvironment
-    answer: list[bool | Exception] = [True, RuntimeError("cannot load MPI library"), False]
-
-    def detect() -> bool:
-        said = answer.pop(0)
-        if isinstance(said, Exception):
-            raise said
-        return said
-
-    monkeypatch.setattr(mpi, "detect", staticmethod(detect))
-    survive_missing_mpi(package)
-    survive_missing_mpi(package)
-    with caplog.at_level(logging.INFO):
-        assert [mpi.detect() for _ in range(3)] == [True, False, False]
-    assert "cannot load MPI library" in caplog.text

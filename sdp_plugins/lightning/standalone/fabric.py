@@ -1,5 +1,6 @@
 """The strategy for `lightning_fabric`; its arguments are those of DDPStrategy."""
 
+from lightning_fabric.plugins.environments import TorchElasticEnvironment
 from lightning_fabric.strategies import DDPStrategy  # type: ignore[attr-defined]
 
 from sdp_plugins.lightning.strategy import SMDDPFabricStrategy
@@ -8,4 +9,4 @@ from sdp_plugins.lightning.strategy import SMDDPFabricStrategy
 class SMDDPStrategy(SMDDPFabricStrategy, DDPStrategy):
     """DistributedDataParallel over smddp, for `lightning_fabric`."""
 
-    _package = "lightning_fabric"
+    _elastic_environment = TorchElasticEnvironment
