@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
+from threading import Thread
 from typing import Any
 
 import torch
@@ -19,12 +20,11 @@ from sdp_plugins.core.internode.transport import Pending, Stream, WireError
 from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.torch.gloo_failure_store import FailureStore
 from sdp_plugins.torch.gloo_peer_monitor import (
-    Goodbye,
-    PeerMonitor,
+    Farewell,
     elsewhere,
     first_line,
-    guarded_by,
-    say_farewell,
+    monitored_by,
+    send_farewells,
 )
 
 TAGS = 2**27
@@ -97,21 +97,19 @@ class Connections:
         self._broken = False
         self._asked: list[Any] = []  # gloo still refers to these works
         rank = group.rank()
-        guarded = guarded_by(rank, nodes)
-        self._guards = [PeerMonitor(self._farewell(peer), NO_LIMIT, peer) for peer in guarded]
-        self._farewells: dict[int, Goodbye] = {guard.peer: guard for guard in self._guards}
-        self._elsewhere = elsewhere(rank, nodes)
-        for peer in set(self._elsewhere) - set(guarded):
-            self._farewells[peer] = Goodbye(self._farewell(peer), peer)
-
-    def _farewell(self, peer: int) -> Any:
-        return self.group.recv([torch.empty(1, dtype=torch.uint8)], peer, FAREWELL)
+        self._farewells = {
+            peer: Farewell(group.recv([torch.empty(1, dtype=torch.uint8)], peer, FAREWELL), peer)
+            for peer in elsewhere(rank, nodes)
+        }
+        self._monitored = [self._farewells[peer] for peer in monitored_by(rank, nodes)]
+        for farewell in self._monitored:
+            farewell.monitor(NO_LIMIT)
 
     def check(self) -> None:
         """Raise WireError if a monitored rank ended without leaving in good order."""
-        gone = [guard for guard in self._guards if guard.error]
+        gone = [farewell for farewell in self._monitored if farewell.error]
         if gone and not self._broken:
-            first = min(gone, key=lambda guard: guard.broken_s)
+            first = min(gone, key=lambda farewell: farewell.broken_s)
             raise WireError(first.error, (first.peer,))
 
     def has_left(self, peer: int) -> bool:
@@ -129,11 +127,11 @@ class Connections:
     def leave(self) -> None:
         """Leave the group, with a farewell to the peers if the connections still work."""
         if not self._broken:
-            say_farewell(self.group, self._elsewhere, FAREWELL)
-        if self._guards:
+            send_farewells(self.group, list(self._farewells), FAREWELL)
+        if self._monitored:
             self.break_off()
-        for guard in self._guards:
-            guard.join(JOIN_LIMIT_S)
+        for farewell in self._monitored:
+            farewell.ended.wait(JOIN_LIMIT_S)
 
     def break_off(self) -> None:
         """Close all connections, which ends most waits.
@@ -226,10 +224,22 @@ class GlooChannel:
         if not awaited:
             return set()
         first, *others = awaited
-        glances = [Glance(message) for message in others]
-        for glance in glances:
-            glance.join()
-        return {first.peer} | {glance.message.peer for glance in glances if glance.late}
+        late = {first.peer}
+
+        def glance(message: Message) -> None:
+            work = message.work
+            if work is not None:
+                try:
+                    work.wait(GLANCE)
+                except RuntimeError:
+                    late.add(message.peer)
+
+        threads = [Thread(target=glance, args=[other], daemon=True) for other in others]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return late
 
     def gone(self, peers: Collection[int]) -> set[int]:
         """Return the ranks among `peers` that are known to be unreachable."""
@@ -287,7 +297,7 @@ class Waiter:
         self._batches: deque[Batch] = deque()
         self._changed = threading.Condition()
         self._stopping = False
-        self._thread: threading.Thread | None = None
+        self._thread: Thread | None = None
 
     def take(self, messages: Sequence[Message]) -> Batch:
         """Wait for more messages, after all earlier ones."""
@@ -296,7 +306,7 @@ class Waiter:
             message.batch = batch
         with self._changed:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="sdp-gloo", daemon=True)
+                self._thread = Thread(target=self._loop, name="sdp-gloo", daemon=True)
                 self._thread.start()
             self._batches.append(batch)
             self._changed.notify()
@@ -329,25 +339,6 @@ class Waiter:
             with self._changed:
                 self._batches.popleft()
             batch.ended.set()
-
-
-class Glance(threading.Thread):
-    """Checks whether a message has arrived; if not, the connections close."""
-
-    def __init__(self, message: Message) -> None:
-        super().__init__(name="sdp-glance", daemon=True)
-        self.message = message
-        self.late = False
-        self.start()
-
-    def run(self) -> None:
-        """Wait for the message for a moment."""
-        work = self.message.work
-        if work is not None:
-            try:
-                work.wait(GLANCE)
-            except RuntimeError:
-                self.late = True
 
 
 def _interfaces() -> int:

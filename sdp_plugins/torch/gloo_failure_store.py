@@ -8,6 +8,9 @@ from contextlib import suppress
 
 from torch.distributed import Store
 
+from sdp_plugins.core.errors import RendezvousTimeoutError
+from sdp_plugins.torch.store import answer
+
 LOOK_EVERY_S = 0.2
 ANSWER_S = 0.02
 POST_LIMIT_S = 0.5
@@ -29,14 +32,9 @@ class FailureStore:
 
     def post(self, message: bytes) -> None:
         """Post the reason, unless a rank has already posted one."""
-
-        def put() -> None:
-            with suppress(RuntimeError):  # the process that serves the store may have ended
-                self._store.compare_set(FAILURE, "", message.decode())
-
-        thread = threading.Thread(target=put, name="sdp-failure", daemon=True)
-        thread.start()
-        thread.join(POST_LIMIT_S)
+        # The process that serves the store may have ended or not answer.
+        with suppress(RuntimeError, RendezvousTimeoutError):
+            answer(lambda: self._store.compare_set(FAILURE, "", message.decode()), POST_LIMIT_S)
 
     def look(self) -> bytes | None:
         """Return the known failure message, or None; ask the store at intervals."""

@@ -33,7 +33,7 @@ def first_line(error: BaseException) -> str:
     return re.sub(r"\[\S+\.cc:\d+\] ", "", line).partition(". ")[0]
 
 
-def guarded_by(rank: int, nodes: Nodes) -> list[int]:
+def monitored_by(rank: int, nodes: Nodes) -> list[int]:
     """Return the ranks on other nodes that a rank monitors."""
     own = nodes.node_of(rank)
     following = nodes.counterpart(rank, (own + 1) % nodes.count)
@@ -45,7 +45,7 @@ def elsewhere(rank: int, nodes: Nodes) -> list[int]:
     return sorted(set(range(nodes.world_size)) - set(nodes.members[nodes.node_of(rank)]))
 
 
-class Goodbye:
+class Farewell:
     """The farewell of a rank that leaves in good order.
 
     Args:
@@ -58,54 +58,36 @@ class Goodbye:
         self.error = ""
         self.broken_s = 0.0
         """When the connection broke, on the monotonic clock; set before `error`."""
+        self.ended = threading.Event()
+        """Set when the farewell has arrived or the wait has failed."""
         self._work = work
-        self._lock = threading.Lock()
+        self._waits = threading.Lock()  # gloo allows one wait
 
-    def wait(self, limit: timedelta) -> None:
-        """Wait until the farewell has arrived or the connection is closed."""
-        with self._lock:
-            work, self._work = self._work, None  # gloo allows one wait
-            if work is None:
-                return
-            try:
-                work.wait(limit)
-            except RuntimeError as error:
-                self.broken_s = time.monotonic()
-                self.error = first_line(error) or "gloo failed"
+    def monitor(self, limit: timedelta) -> None:
+        """Let a thread wait, which detects at once that the connection breaks."""
+        threading.Thread(
+            target=self._wait, args=[limit], name="sdp-gloo-monitor", daemon=True
+        ).start()
 
     def has_come(self) -> bool:
         """Return whether the farewell has arrived; valid once the connection is closed."""
-        self.wait(FAREWELL_LIMIT)
-        return not self.error
+        self._wait(FAREWELL_LIMIT)
+        return self.ended.wait(FAREWELL_LIMIT.total_seconds()) and not self.error
+
+    def _wait(self, limit: timedelta) -> None:
+        """Wait for the farewell, unless that has begun before."""
+        if not self._waits.acquire(blocking=False):
+            return
+        try:
+            self._work.wait(limit)
+        except RuntimeError as error:
+            self.broken_s = time.monotonic()
+            self.error = first_line(error) or "gloo failed"
+        self._work = None
+        self.ended.set()
 
 
-class PeerMonitor(Goodbye):
-    """A thread that waits for a rank's farewell.
-
-    Args:
-        work: gloo's receive of the farewell.
-        limit: How long gloo may wait.
-        peer: The rank that sends it.
-    """
-
-    def __init__(self, work: Any, limit: timedelta, peer: int) -> None:
-        super().__init__(work, peer)
-        self._thread = threading.Thread(
-            target=self.wait, args=[limit], name="sdp-gloo-guard", daemon=True
-        )
-        self._thread.start()
-
-    def has_come(self) -> bool:
-        """Return whether the farewell has arrived, after the thread's wait."""
-        self.join(FAREWELL_LIMIT.total_seconds())
-        return not self._thread.is_alive() and not self.error
-
-    def join(self, limit_s: float) -> None:
-        """Wait until the thread has ended."""
-        self._thread.join(limit_s)
-
-
-def say_farewell(group: Any, peers: Sequence[int], tag: int) -> None:
+def send_farewells(group: Any, peers: Sequence[int], tag: int) -> None:
     """Send a farewell to the peers that would otherwise report this rank as lost."""
     words = []
     for peer in peers:

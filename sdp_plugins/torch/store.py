@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from torch.distributed import PrefixStore, Store
 
-from sdp_plugins.core import SdpError
 from sdp_plugins.core.errors import RendezvousTimeoutError
 
 # Polling: torch's own wait ignores Ctrl-C and logs its timeouts.
@@ -115,18 +114,13 @@ def answer(call: Callable[[], T], limit_s: float) -> T:
     thread.start()
     thread.join(limit_s)
     if not found:
-        raise silent(limit_s, time.monotonic() - began)
+        raise RendezvousTimeoutError(
+            f"rendezvous: torch's store did not answer in {limit_s:.3g} s. Hint: the process that "
+            "serves it (rank 0's, where torchrun does not) is stopped, or cannot be reached.",
+            op="rendezvous",
+            elapsed_s=time.monotonic() - began,
+        )
     value, error = found[0]
     if error is not None:
         raise error
     return value  # type: ignore[no-any-return]
-
-
-def silent(limit_s: float, elapsed_s: float) -> SdpError:
-    """Return the error for a store that does not answer."""
-    return RendezvousTimeoutError(
-        f"rendezvous: torch's store did not answer in {limit_s:.3g} s. Hint: the process that "
-        "serves it (rank 0's, where torchrun does not) is stopped, or cannot be reached.",
-        op="rendezvous",
-        elapsed_s=elapsed_s,
-    )

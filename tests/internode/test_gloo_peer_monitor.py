@@ -14,7 +14,7 @@ import torch.distributed as dist
 from sdp_plugins.core import Group, PeerLostError
 from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.torch.gloo_network import GlooNetwork
-from sdp_plugins.torch.gloo_peer_monitor import elsewhere, guarded_by, say_farewell
+from sdp_plugins.torch.gloo_peer_monitor import elsewhere, monitored_by, send_farewells
 from sdp_plugins.torch.store import TorchStore
 from tests.internode.spanning import LAYOUTS, LAYOUTS_OF_PLANS, meet, on_node
 from tests.ranks import Start, free_port, say
@@ -30,11 +30,11 @@ def test_everyone_is_noticed_by_another_node(layout: str) -> None:
     nodes = Nodes.of_places(places, [f"node{place}" for place in places])
     ranks = range(nodes.world_size)
     for rank in ranks:
-        assert all(nodes.node_of(peer) != nodes.node_of(rank) for peer in guarded_by(rank, nodes))
-    guarded = {rank: guarded_by(rank, nodes) for rank in ranks}
+        assert all(nodes.node_of(peer) != nodes.node_of(rank) for peer in monitored_by(rank, nodes))
+    monitored = {rank: monitored_by(rank, nodes) for rank in ranks}
     for members in nodes.members:
-        assert any(rank in others for rank in members for others in guarded.values())
-    assert [rank for rank in ranks if 0 in guarded[rank]] == elsewhere(0, nodes)
+        assert any(rank in others for rank in members for others in monitored.values())
+    assert [rank for rank in ranks if 0 in monitored[rank]] == elsewhere(0, nodes)
 
 
 def reduce_for_ever(rank: int, world: int, layout: str, root: str) -> None:
@@ -124,6 +124,6 @@ def test_a_farewell_reaches_those_who_stay() -> None:
     word = mock.Mock()
     group = mock.Mock()
     group.send = mock.Mock(side_effect=[RuntimeError("closed"), word])
-    say_farewell(group, [1, 2], 5)
+    send_farewells(group, [1, 2], 5)
     assert [call.args[1:] for call in group.send.call_args_list] == [(1, 5), (2, 5)]
     word.wait.assert_called_once()
