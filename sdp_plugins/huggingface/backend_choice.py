@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from packaging.specifiers import SpecifierSet
 
 from sdp_plugins.core.config import (
     sagemaker_wants_smddp,
@@ -36,32 +37,21 @@ from sdp_plugins.torch.backend_name import BACKEND
 
 log = logging.getLogger(__name__)
 PATCHED = "patched_for_smddp"  # marks our function in place of accelerate's
-CHECKED = (1, 3), (1, 16)
-"""The first version of accelerate with which the tests passed, and the first untested version."""
+CHECKED = SpecifierSet(">=1.3,<1.16")
+"""The versions of accelerate with which the tests have passed."""
 _NAMES = {"MULTI_CPU", "MULTI_GPU", "gloo", BACKEND}
 
 
 def why_not(choose: Callable[..., Any], version: str) -> str:
     """Why accelerate's function must not be patched; empty if it may be."""
-    if not CHECKED[0] <= major_and_minor(version) < CHECKED[1]:
-        return f"{version} is not in the range {dotted(CHECKED[0])} to below {dotted(CHECKED[1])}"
+    if not CHECKED.contains(version, prereleases=True):
+        return f"{version} is not among the versions {CHECKED}"
     code: CodeType = choose.__code__
     names = {*code.co_names, *(each for each in code.co_consts if isinstance(each, str))}
     parameters = code.co_varnames[: code.co_argcount]
     if parameters != ("self", "cpu", "sagemaker_dp", "backend") or not names >= _NAMES:
         return f"{version} has changed the code that smddp patches"
     return ""
-
-
-def major_and_minor(version: str) -> tuple[int, int]:
-    """Parse a version such as "5.23.0" or "1.15.0.dev0"."""
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
-
-
-def dotted(version: tuple[int, int]) -> str:
-    """Format a version, such as "5.23"."""
-    return ".".join(map(str, version))
 
 
 def patch(module: ModuleType) -> None:

@@ -16,6 +16,7 @@ pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
 
 from accelerate.state import DistributedType, PartialState
+from packaging.specifiers import SpecifierSet
 
 from sdp_plugins import huggingface
 from sdp_plugins.core.config import (
@@ -24,7 +25,7 @@ from sdp_plugins.core.config import (
     take_sagemaker_flag,
 )
 from sdp_plugins.huggingface import backend_choice
-from sdp_plugins.huggingface.backend_choice import CHECKED, dotted, major_and_minor
+from sdp_plugins.huggingface.backend_choice import CHECKED
 from sdp_plugins.torch import mpi_environment
 from tests.huggingface.jobs import ROOT, run
 from tests.ranks import free_port
@@ -181,8 +182,8 @@ def test_settings() -> None:
 
 
 def test_the_extra_installs_what_is_patched() -> None:
-    first, after = map(dotted, CHECKED)
-    assert f'"accelerate>={first},<{after}"' in (ROOT / "pyproject.toml").read_text()
+    (line,) = re.findall(r'"accelerate(>=.*)"', (ROOT / "pyproject.toml").read_text())
+    assert SpecifierSet(line) == CHECKED
 
 
 def test_the_flag_is_taken_from_sagemakers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,14 +194,6 @@ def test_the_flag_is_taken_from_sagemakers_variables(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("SM_FRAMEWORK_PARAMS", "[1")
     take_sagemaker_flag()
     assert os.environ["SM_FRAMEWORK_PARAMS"] == "[1"
-
-
-def test_versions() -> None:
-    assert [major_and_minor(text) for text in ("5.23.0", "1.15.0.dev0", "?")] == [
-        (5, 23),
-        (1, 15),
-        (0, 0),
-    ]
 
 
 def test_accelerate_alone_does_not_load_the_backend() -> None:
