@@ -51,9 +51,9 @@ class WatchedLaunch(LightningClass):
                 del os.environ[LAUNCHER_PID]  # later jobs of this process are not its ranks
             self._watch = ChildWatch(self.procs)
             self._watch.start()
-            if (
-                not environment.creates_processes_externally
-            ):  # not Lightning's environment: no LOCAL_RANK
+            # The base would start them again if the environment, not being Lightning's own, does
+            # not recognise the variables of a rank.
+            if not environment.creates_processes_externally:
                 return function(*args, **kwargs)
         return super().launch(function, *args, **kwargs)
 

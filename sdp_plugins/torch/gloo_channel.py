@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
+from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
@@ -294,30 +294,25 @@ class Waiter:
     """
 
     def __init__(self) -> None:
-        self._batches: deque[Batch] = deque()
-        self._changed = threading.Condition()
-        self._stopping = False
+        self._batches: SimpleQueue[Batch | None] = SimpleQueue()
+        self._last: Batch | None = None
         self._thread: Thread | None = None
 
     def take(self, messages: Sequence[Message]) -> Batch:
         """Wait for more messages, after all earlier ones."""
-        batch = Batch(messages)
+        batch = self._last = Batch(messages)
         for message in messages:
             message.batch = batch
-        with self._changed:
-            if self._thread is None:
-                self._thread = Thread(target=self._loop, name="sdp-gloo", daemon=True)
-                self._thread.start()
-            self._batches.append(batch)
-            self._changed.notify()
+        self._batches.put(batch)
+        if self._thread is None:
+            self._thread = Thread(target=self._loop, name="sdp-gloo", daemon=True)
+            self._thread.start()
         return batch
 
     def stop(self) -> bool:
         """Ask the thread to end; return whether it is in a wait that has to be interrupted."""
-        with self._changed:
-            self._stopping = True
-            self._changed.notify()
-            return bool(self._batches)
+        self._batches.put(None)
+        return self._last is not None and not self._last.ended.is_set()
 
     def join(self) -> None:
         """Wait until the thread has ended."""
@@ -325,19 +320,11 @@ class Waiter:
             self._thread.join(JOIN_LIMIT_S)
 
     def _loop(self) -> None:
-        while True:
-            with self._changed:
-                while not self._batches and not self._stopping:
-                    self._changed.wait()
-                if not self._batches:
-                    return
-                batch = self._batches[0]
+        while (batch := self._batches.get()) is not None:
             for message in batch.messages:
                 if not message.finish():
                     break
             batch.messages = ()  # the messages refer to the batch, too
-            with self._changed:
-                self._batches.popleft()
             batch.ended.set()
 
 

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
@@ -31,7 +32,7 @@ from sdp_plugins.torch.work import PendingWork, Work
 DRAIN_S = 0.5
 
 Copies = Outputs | SparseSum
-"""Finishes a call once its operations are done; skipped if empty."""
+"""Finishes a call once its operations are done."""
 
 
 class ProcessGroupBase(GroupProperties):
@@ -60,8 +61,8 @@ class ProcessGroupBase(GroupProperties):
         )  # no user's callback delays it
         # Works that DDP.join() passes to a module's reducer, which keeps only their C++ half.
         self._of_join: weakref.WeakKeyDictionary[Any, Work] = weakref.WeakKeyDictionary()
-        self._works: dict[PendingWork, None] = {}  # in flight; kept even if the caller drops them
-        self._turning = threading.RLock()  # held while a work is temporarily not in `_works`
+        # In flight; kept even if the caller drops them. A work removes itself when it is done.
+        self._works: OrderedDict[PendingWork, None] = OrderedDict()
         self._registrations = Registrations(group, register and group.world_size > 1)
         self._store_shutdown = store_shutdown
         self._pid = os.getpid()
@@ -141,7 +142,7 @@ class ProcessGroupBase(GroupProperties):
             if event is not None:
                 self._profiler_thread.when_done((), event.end)
                 event.wait()
-        if copies:
+        if copies is not None:
             copies.copy_back()
         self._forget_done()  # all earlier works are done by now
         return Work(outputs, self._callback_thread)
@@ -155,10 +156,9 @@ class ProcessGroupBase(GroupProperties):
         thread: CallbackThread,
         event: ProfiledCall | None = None,
     ) -> Work:
-        finish = copies.copy_back if copies else None
+        finish = None if copies is None else copies.copy_back
         self._forget_done()
-        forget = partial(_forget, self._works)
-        work = PendingWork(outputs, inputs, natives, thread, finish, forget, event)
+        work = PendingWork(outputs, inputs, natives, thread, finish, self._works, event)
         self._works[work] = None
         if event is not None:
             self._profiler_thread.when_done(natives, event.end)
@@ -205,11 +205,12 @@ class ProcessGroupBase(GroupProperties):
         """Drop finished works; check them in rotation until two are found in flight."""
         pending = 0
         while pending < 2 and (work := self._oldest()) is not None:
-            with self._turning:
-                _forget(self._works, work)
-                if not work.is_completed():
-                    self._works[work] = None
-                    pending += 1
+            if work.is_completed():
+                self._works.pop(work, None)
+            else:
+                with suppress(KeyError):  # another thread has completed it meanwhile
+                    self._works.move_to_end(work)
+                pending += 1
 
     def _oldest(self) -> PendingWork | None:
         try:
@@ -219,8 +220,7 @@ class ProcessGroupBase(GroupProperties):
 
     def uses(self, storage: int) -> bool:
         """Return whether an operation in flight uses the storage with this `_cdata`."""
-        with self._turning:
-            works = list(self._works)
+        works = list(self._works)
         return any(not work.is_completed() and work.touches(storage) for work in works)
 
     def shutdown(self) -> None:
@@ -251,10 +251,6 @@ class ProcessGroupBase(GroupProperties):
         if self._end.alive and os.getpid() == self._pid:
             self._group.abort(reason)
         self._end()
-
-
-def _forget(works: dict[PendingWork, None], work: PendingWork) -> None:
-    works.pop(work, None)
 
 
 def uncaught_at_exit() -> BaseException | None:

@@ -83,9 +83,6 @@ class SparseSum:
                 op="all_reduce",
             ) from error
 
-    def __bool__(self) -> bool:
-        return True
-
 
 def check(tensor: Tensor, op: Any) -> None:
     """Check that a sparse tensor can be reduced: the core only sums sparse tensors.

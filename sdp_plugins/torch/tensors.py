@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -91,9 +92,9 @@ class Outputs:
     """Dense output tensors, and the copies from these to the caller's tensors.
 
     Args:
-        operations: All tensors of each operation of a call with several operations. If operations
-            share memory, none may read another's results: all outputs then get temporary tensors,
-            which are copied in the order of the calls of `dense`.
+        operations: All tensors of each operation of a call with several operations. If tensors
+            share memory, no operation may read another's results: all outputs then get temporary
+            tensors, which are copied in the order of the calls of `dense`.
     """
 
     def __init__(self, operations: Sequence[Sequence[Tensor]] = ()) -> None:
@@ -128,9 +129,6 @@ class Outputs:
                 for tensor, stand_in in pending:
                     tensor.copy_(stand_in)
 
-    def __bool__(self) -> bool:
-        return bool(self._pending)
-
 
 def _unexpanded(tensor: Tensor, like: Tensor | None = None) -> Tensor:
     """Return the tensor without the repetitions that `expand()` made in `like`, or in itself."""
@@ -142,24 +140,9 @@ def _unexpanded(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 
 
 def share_memory(operations: Sequence[Sequence[Tensor]]) -> bool:
-    """Return whether tensors of different operations overlap; interleaved views count as well."""
-    pieces = sorted(
-        (*_extent(tensor_of(tensor)), number)
-        for number, tensors in enumerate(operations)
-        for tensor in tensors
-    )
-    # The furthest address of one operation's tensors so far, and that of all other operations'.
-    farthest, owner, others = 0, -1, 0
-    for start, end, number in pieces:
-        if start < (others if number == owner else farthest):
-            return True
-        if number == owner:
-            farthest = max(farthest, end)
-        elif end > farthest:
-            farthest, owner, others = end, number, farthest
-        else:
-            others = max(others, end)
-    return False
+    """Return whether any two of the tensors overlap; interleaved views count as well."""
+    extents = sorted(_extent(tensor_of(tensor)) for tensors in operations for tensor in tensors)
+    return any(start < end for (_, end), (start, _) in pairwise(extents))
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:

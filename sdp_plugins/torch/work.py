@@ -92,7 +92,7 @@ class PendingWork(Work):
         natives: The core's operations.
         thread: Completes futures.
         finish: Called once after the operations, before the work appears as done.
-        on_done: Called with the work, after `finish`.
+        pending: The works in flight; this one leaves them when it is done.
         event: The event of torch's profiler, which another thread ends with the operations.
     """
 
@@ -103,14 +103,14 @@ class PendingWork(Work):
         natives: Sequence[NativeWork],
         thread: CallbackThread,
         finish: Callable[[], None] | None,
-        on_done: Callable[[PendingWork], None],
+        pending: dict[PendingWork, None],
         event: ProfiledCall | None = None,
     ) -> None:
         super().__init__(outputs, thread)
         self._inputs = inputs
         self._natives = natives
         self._finish = finish
-        self._on_done = on_done
+        self._pending = pending
         self._lock = threading.RLock()  # a signal handler may query the work during a query
         self._done = False
         self._failure: Exception | None = None  # raised by `finish`
@@ -149,7 +149,7 @@ class PendingWork(Work):
             self._failure = error
         finally:
             self._inputs, self._finish, self._done = (), None, True
-            self._on_done(self)
+            self._pending.pop(self, None)
 
     def exception(self) -> Any:
         """Return the error, or None if there is none so far."""
