@@ -36,7 +36,10 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"numpy", "keras", "tensorflow", "torch", "jax"},
     ),
     "lightning": ({"core", "torch"}, LIGHTNING),
-    "huggingface": ({"core", "torch"}, {"torch", "wrapt", "transformers", "accelerate"}),
+    "huggingface": (
+        {"core", "torch"},
+        {"torch", "wrapt", "transformers", "accelerate", "packaging"},  # which accelerate needs
+    ),
     "launch": ({"core", "flight", "trace"}, {"typer"}),
     # The package itself: importing any layer imports it. It installs the observers of groups, which
     # stand above the core; they are imported when a group needs them.
@@ -47,7 +50,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     # SageMaker's SDK puts it beside modules of its own.
     "sagemaker/driver": (set(), {"common", "distributed_drivers"}),
     "bench": (set(), set()),  # deprecated: it runs benchmarks/, beside the package
-    "_activate": ({"core", "torch", "lightning"}, {"wrapt"}),
+    "_activate": ({"core", "torch"}, {"wrapt"}),
 }
 # Imports that only some jobs reach: see `test_nothing_is_loaded_before_it_is_needed`.
 EXCEPTIONS = {
