@@ -83,7 +83,7 @@ ENVIRONMENT = {
     "sagemaker/driver/smddp_driver.py": "is told by it what to start",
     "lightning/launcher.py": "marks the processes that Lightning starts",
     "lightning/parent_watch.py": "finds that mark",
-    "lightning/environment.py": "takes the address that the launcher has set",
+    "lightning/environment.py": "sets torchrun's variables where mpirun has set its own only",
 }
 
 # Objects that live as long as the process and change, and why no narrower owner will do. What a
