@@ -6,6 +6,7 @@ import logging
 from types import ModuleType
 from typing import Any
 
+from sdp_plugins.lightning.mpi_detection import survive_missing_mpi
 from sdp_plugins.lightning.namespaces import strategy_class
 
 log = logging.getLogger(__name__)
@@ -20,7 +21,9 @@ def register(module: ModuleType) -> None:
         module: `lightning.pytorch.strategies`, or that of another Lightning package.
     """
     try:
-        add_names(module, strategy_class(module.__name__.removesuffix(".strategies")))
+        package = module.__name__.removesuffix(".strategies")
+        add_names(module, strategy_class(package))
+        survive_missing_mpi(package)
     except Exception:
         log.warning("strategy='smddp' is not available in %s", module.__name__, exc_info=True)
 

@@ -1,7 +1,9 @@
-"""Ranks of launchers that Lightning does not know."""
+"""Ranks of launchers that Lightning does not know, and MPI that is not there."""
 
 from __future__ import annotations
 
+import importlib
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.lightning.environment import for_this_launch
+from sdp_plugins.lightning.mpi_detection import survive_missing_mpi
 from sdp_plugins.lightning.namespaces import MODULES, strategy_class
 from tests.lightning import cases
 from tests.lightning.models import FABRICS, PACKAGES
@@ -107,3 +110,25 @@ def test_number_of_devices_must_fit(monkeypatch: pytest.MonkeyPatch, package: st
     environment.validate_settings(2, 1)
     with pytest.raises(ValueError, match=r"does not match the world size \(2\)"):
         environment.validate_settings(4, 1)
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "lightning_fabric"])
+def test_mpi4py_without_mpi(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, package: str
+) -> None:
+    fabric = {"lightning.pytorch": "lightning.fabric"}.get(package, package)
+    mpi: Any = importlib.import_module(f"{fabric}.plugins.environments.mpi").MPIEnvironment
+    answer: list[bool | Exception] = [True, RuntimeError("cannot load MPI library"), False]
+
+    def detect() -> bool:
+        said = answer.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    monkeypatch.setattr(mpi, "detect", staticmethod(detect))
+    survive_missing_mpi(package)
+    survive_missing_mpi(package)
+    with caplog.at_level(logging.INFO):
+        assert [mpi.detect() for _ in range(3)] == [True, False, False]
+    assert "cannot load MPI library" in caplog.text
