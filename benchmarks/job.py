@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.mpi import MpiInstall
-from sdp_plugins.launch.huge_pages import huge_pages
+from sdp_plugins.launch.job_environment import huge_pages
 
 START_LIMIT_S = 120.0
 CALL_LIMIT_S = 300.0

@@ -74,7 +74,7 @@ ENVIRONMENT = {
     "core/config.py": "the settings",
     "core/environment.py": "hands it to those who take it apart",
     "torch/mpi_environment.py": "sets torchrun's variables where mpirun has set its own only",
-    "launch/local_ranks.py": "prepares the ranks' environment",
+    "launch/cli.py": "prepares the ranks' environment",
     "launch/hosts/plan.py": "prepares the ranks' environment",
     "launch/hosts/agent.py": "completes that of the rank which it starts",
     "launch/smddprun.py": "completes that of the command which it becomes",

@@ -12,10 +12,10 @@ import typer
 from sdp_plugins import __version__
 from sdp_plugins.launch.hosts.launch_error import LaunchError
 from sdp_plugins.launch.hosts.plan import HostJob, planned
-from sdp_plugins.launch.hosts.worker_group import RanksOnHosts
+from sdp_plugins.launch.hosts.remote_ranks import RemoteRanks
 from sdp_plugins.launch.local_ranks import LocalRanks
 from sdp_plugins.launch.rank_count import default_rank_count
-from sdp_plugins.launch.spawn import JobSpec, Kind, python_line
+from sdp_plugins.launch.spawn import python_line
 from sdp_plugins.launch.supervise import run_job
 from sdp_plugins.launch.worker_group import WorkerGroup
 
@@ -164,22 +164,22 @@ def run(
     else:
         check_local(exported, mpirun)
         ranks = ranks or ranks_per_node or announced_default(command)
-    kind: Kind = "module" if module else "script"
+    line = python_line(command, module)
     traced = folder_of_traces(trace) if trace else {}
     job_id = uuid.uuid4().hex
     workers: WorkerGroup
     if hosts or hostfile:
         named = [*(exported or []), *(f"{name}={value}" for name, value in traced.items())]
-        line = python_line(command, kind)
         job = HostJob(line, hosts, hostfile, ranks, mpirun, threads, master_port, named, job_id)
         try:
-            workers = RanksOnHosts(planned(job))
+            workers = RemoteRanks(planned(job))
         except LaunchError as error:
             typer.echo(f"sdp run: {error}", err=True)
             raise typer.Exit(1) from None
     else:
         assert ranks
-        workers = LocalRanks(JobSpec(command, kind, ranks, threads, more=traced, job_id=job_id))
+        environment = {**os.environ, **traced}
+        workers = LocalRanks(line, ranks, environment, threads=threads, job_id=job_id)
     code = run_job(workers, timeout_s=timeout_s, prefix=prefix, status=status)
     if trace:
         typer.echo(f"sdp run: {merged_traces(trace, job_id)}", err=True)

@@ -26,15 +26,13 @@ class EventLoop:
         self._sinks = set(sinks)
         self._selector = selectors.DefaultSelector()
         self._streams: list[Stream] = []
-        self._sources: list[Source] = []
-        self._open: set[int] = set()  # sources that have not ended
+        self._sources: dict[int, Source] = {}  # that have not ended, by descriptor
         self._watched: set[int] = set()
 
-    def read_from(self, fd: int, stream: Stream) -> Stream:
+    def read_from(self, fd: int, stream: Stream) -> None:
         """Read a stream from a rank's pipe."""
         stream.source = Pipe(fd, stream.feed, stream.held_back)
         self.add_source(stream.source)
-        return stream
 
     def add_stream(self, prefix: str, sink: Sink, dropped: str = "") -> Stream:
         """Make a stream that another source feeds; the arguments are those of `Stream`."""
@@ -44,14 +42,13 @@ class EventLoop:
 
     def add_source(self, source: Source) -> None:
         """Read from a source until its end."""
-        self._sources.append(source)
-        self._open.add(source.fd)
+        self._sources[source.fd] = source
 
     def drop_source(self, source: Source) -> None:
         """Stop reading from a source; its descriptor may then be closed."""
-        self._watch(source.fd, selectors.EVENT_READ, lambda: None, False)
-        self._open.discard(source.fd)
-        self._sources.remove(source)
+        if self._sources.get(source.fd) is source:
+            self._watch(source.fd, selectors.EVENT_READ, bool, False)
+            del self._sources[source.fd]
 
     def add_alarm(self, fd: int, then: Callable[[], None] | None = None) -> None:
         """Wake up when a descriptor is readable, and call `then`; by default, empty the pipe."""
@@ -69,11 +66,11 @@ class EventLoop:
         """Wait for sinks with a backlog to be writable, and for sources that are not held back."""
         for sink in self._sinks:
             self._watch(sink.fd, selectors.EVENT_WRITE, sink.drain, bool(sink.backlog))
-        for source in self._sources:
-            wanted = source.fd in self._open and not source.held_back()
-            self._watch(source.fd, selectors.EVENT_READ, partial(self.read, source), wanted)
+        for fd, source in self._sources.items():
+            then = partial(self.read, source)
+            self._watch(fd, selectors.EVENT_READ, then, not source.held_back())
 
-    def _watch(self, fd: int, event: int, then: Callable[[], None], wanted: bool) -> None:
+    def _watch(self, fd: int, event: int, then: Callable[[], object], wanted: bool) -> None:
         if wanted and fd not in self._watched:
             self._selector.register(fd, event, then)
             self._watched.add(fd)
@@ -101,17 +98,18 @@ class EventLoop:
 
     def read(self, source: Source) -> None:
         """Forward the output that a source has now."""
-        if source.fd in self._open and not source.read_ready():
-            self._open.discard(source.fd)
+        if self._sources.get(source.fd) is source and not source.read_ready():
+            self.drop_source(source)
 
     def finish(self, timeout_s: float) -> None:
         """Forward the output left in the pipes, until all have ended or the time is over."""
-        for source in self._sources * 2:  # first the data, then the end
+        for source in [*self._sources.values()] * 2:  # first the data, then the end
             self.read(source)
         end = time.monotonic() + timeout_s
-        while self._open and time.monotonic() < end:
+        while self._sources and time.monotonic() < end:
             self.run_once(end)
-        self._open.clear()
+        for source in [*self._sources.values()]:
+            self.drop_source(source)
         for stream in self._streams:
             stream.flush()
 

@@ -3,60 +3,87 @@
 from __future__ import annotations
 
 import os
+import signal
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 
-from sdp_plugins.launch.output import Stream
+from sdp_plugins.core.local_address import free_port
+from sdp_plugins.launch.event_loop import EventLoop
+from sdp_plugins.launch.job_environment import huge_pages, torchelastic, without_launchers
 from sdp_plugins.launch.sessions import Reaper, kill_sessions
-from sdp_plugins.launch.spawn import (
-    JobSpec,
-    RankProcess,
-    child_setup,
-    job_environment,
-    start_process,
-)
-from sdp_plugins.launch.worker_group import OutputSinks, StartContext
+from sdp_plugins.launch.spawn import RankProcess, child_setup, start_process
+from sdp_plugins.launch.worker_group import RankOutput, WorkerGroup
 
 
-class LocalRanks:
+class LocalRanks(WorkerGroup):
     """A worker group of child processes, each the leader of a session.
 
     Args:
-        job: What to start.
+        command: A rank's command line.
+        world_size: Number of ranks.
+        environment: Environment from which that of the ranks is made.
+        threads: OMP_NUM_THREADS of each rank; None: its share of the cores, unless it is set.
+        job_id: Unique id of the job; None: a new one.
     """
 
-    def __init__(self, job: JobSpec) -> None:
-        self.job = job
-        self.reaper: Reaper | None = None
+    def __init__(
+        self,
+        command: Sequence[str],
+        world_size: int,
+        environment: Mapping[str, str],
+        *,
+        threads: int | None = None,
+        job_id: str | None = None,
+    ) -> None:
+        self.world_size = world_size
         self.ranks: list[RankProcess] = []
-        self.errors: dict[int, Stream] = {}
+        self._command = command
+        self._environment = environment
+        self._threads = threads
+        self._job_id = job_id or uuid.uuid4().hex
+        self._reaper: Reaper | None = None
 
-    def start(self, output: OutputSinks, context: StartContext) -> bool:
+    def start(
+        self,
+        loop: EventLoop,
+        output: Sequence[RankOutput],
+        mask: set[signal.Signals],
+        is_over: Callable[[], bool],
+    ) -> bool:
         """Start all ranks; False if the job ended before all were started."""
-        self.reaper = reaper = Reaper()
-        environment = job_environment(self.job, self.job.environment or os.environ)
-        environment |= self.job.more
-        setup = child_setup(context.mask)
-        for number in range(self.job.world_size):
-            if context.is_over():
+        self._reaper = reaper = Reaper()
+        environment = self._job_environment()
+        setup = child_setup(mask)
+        for number, (stdout, stderr) in enumerate(output):
+            if is_over():
                 return False
             place = {"RANK": str(number), "LOCAL_RANK": str(number)}
             # Only rank 0 has the launcher's stdin.
-            rank = start_process(self.job.argv(), environment | place, setup, stdin=number == 0)
+            rank = start_process(self._command, environment | place, setup, stdin=number == 0)
             self.ranks.append(rank)
             reaper.watch(rank.pid)
-            errors = output.stream(number, output.stderr)
-            output.loop.read_from(rank.stdout, output.stream(number, output.stdout))
-            self.errors[number] = output.loop.read_from(rank.stderr, errors)
+            loop.read_from(rank.stdout, stdout)
+            loop.read_from(rank.stderr, stderr)
         return True
 
-    def note_losses(self) -> None:
-        """Every rank here reports its end."""
-
-    def launch_failure(self) -> None:
-        """None: the end of a child is a signal."""
-
-    def due(self) -> float | None:
-        """Never: a child's end is a signal."""
-        return None
+    def _job_environment(self) -> dict[str, str]:
+        """The variables that are equal on all ranks, without those of other launchers."""
+        kept = without_launchers(self._environment) | {
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_WORLD_SIZE": str(self.world_size),
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
+            "NODE_RANK": "0",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(free_port()),
+            "SDP_JOB_ID": self._job_id,
+        }
+        kept |= torchelastic(self._job_id)
+        if self._threads is not None:
+            kept["OMP_NUM_THREADS"] = str(self._threads)
+        share = max(1, len(os.sched_getaffinity(0)) // self.world_size)
+        kept.setdefault("OMP_NUM_THREADS", str(share))
+        return kept | huge_pages(kept)
 
     def kill(self) -> None:
         """Kill all processes in the ranks' sessions."""
@@ -66,5 +93,5 @@ class LocalRanks:
         """Reap the ranks."""
         for rank in self.ranks:
             rank.close()
-        if self.reaper:
-            self.reaper.dismiss()
+        if self._reaper:
+            self._reaper.dismiss()

@@ -28,13 +28,6 @@ ERASE_LINE = b"\r\x1b[K"
 PIECE = re.compile(rb"[^\r\n]*(?:\r?\n|\r(?!\n)(?=.))|[^\r\n]+\r?\Z|\r\Z", re.DOTALL)
 
 
-class Erasable(Protocol):
-    """Lines on the terminal that are erased before any output."""
-
-    def erased(self) -> bytes:
-        """The bytes that erase them; empty if there are none."""
-
-
 class Sink:
     """A descriptor of the launcher to which many streams write.
 
@@ -49,7 +42,7 @@ class Sink:
         self.backlog = bytearray()
         self.owner: Stream | None = None  # of the last unfinished line or progress bar
         self.midline = False  # whether the next byte continues a line
-        self.region: Erasable | None = None  # lines below the output
+        self.erase_below: Callable[[], bytes] = bytes  # what erases lines below the output
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
 
@@ -60,10 +53,10 @@ class Sink:
 
     def write(self, data: bytes) -> None:
         """Write, now or later."""
-        self.write_over(self.region.erased() + data if self.region else data)
+        self.write_over(self.erase_below() + data)
 
     def write_over(self, data: bytes) -> None:
-        """Write, now or later, without erasing the region."""
+        """Write, now or later, without erasing the lines below the output."""
         if self.error is None:
             self.backlog += data
             self.drain()
@@ -166,12 +159,17 @@ class Stream:
         prefix: Beginning of each line.
         sink: Destination.
         dropped: A prefix that is removed from each line, because `prefix` replaces it.
+
+    Attributes:
+        hidden: Whether lines are only kept in `tail`, not shown.
+        tail: The last lines.
     """
 
     def __init__(self, prefix: str, sink: Sink, dropped: str = "") -> None:
         self.source: Source | None = None  # that feeds it
         self.prefix = prefix.encode()
         self.sink = sink
+        self.hidden = False
         self.dropped = dropped.encode()
         self.rewrites = False  # its last line ended in a carriage return: a progress bar
         self.tail: deque[bytes] = deque(maxlen=TAIL_LINES)
@@ -207,8 +205,24 @@ class Stream:
             pieces, self._unfinished = [self._unfinished], b""
             self.show(pieces)
 
+    def reveal(self) -> None:
+        """Show what was hidden, and all that follows."""
+        if self.hidden:
+            self.hidden = False
+            pieces = [*self.tail]
+            self.tail.clear()
+            self.show(pieces)
+
+    def text(self) -> str:
+        """The last lines, with the unfinished one."""
+        return (b"".join(self.tail) + self._unfinished).decode(errors="replace")
+
     def show(self, pieces: list[bytes]) -> None:
         """Write pieces, each a line or a part of one."""
+        if self.hidden:
+            for piece in pieces:
+                self.remember(piece)
+            return
         data = b"".join(self.placed(piece) for piece in pieces)
         if data:
             self.sink.write(data)

@@ -1,4 +1,4 @@
-"""Starts ranks: their environment, and the ties that end them with the launcher."""
+"""Starts the processes of ranks, which end with the launcher."""
 
 from __future__ import annotations
 
@@ -7,27 +7,18 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass
 
-from sdp_plugins.core.local_address import free_port
-from sdp_plugins.launch.clean_environment import without_launchers
 from sdp_plugins.launch.error_file import VARIABLE, ErrorFile, RankError, parsed
-from sdp_plugins.launch.huge_pages import huge_pages
 
 PR_SET_PDEATHSIG = 1
 
-Kind = Literal["script", "module", "program"]
 
-
-def python_line(command: Sequence[str], kind: Kind) -> list[str]:
-    """A rank's command line; -u, because Python buffers output to a pipe."""
-    if kind == "program":
-        return [*command]
-    return [sys.executable, "-u", *(["-m"] if kind == "module" else []), *command]
+def python_line(command: Sequence[str], module: bool) -> list[str]:
+    """The command line of a script or module; -u, because Python buffers output to a pipe."""
+    return [sys.executable, "-u", *(["-m"] if module else []), *command]
 
 
 def own_program(entry: str) -> list[str]:
@@ -40,33 +31,6 @@ def own_program(entry: str) -> list[str]:
         f"import sys; sys.path[:] = sys.path[sys.path[0] == '':]; from {module} import {function}"
     )
     return [sys.executable, "-u", "-c", f"{code}; {function}()"]
-
-
-@dataclass(frozen=True)
-class JobSpec:
-    """What to start.
-
-    Attributes:
-        command: A Python script, module or any program, and its arguments.
-        kind: Which of these the command is.
-        world_size: Number of ranks.
-        threads: OMP_NUM_THREADS of each rank; None: its share of the cores, unless it is set.
-        environment: Environment from which that of the ranks is made; None: this process's.
-        more: Variables to add.
-        job_id: Unique id of the job.
-    """
-
-    command: Sequence[str]
-    kind: Kind
-    world_size: int
-    threads: int | None = None
-    environment: Mapping[str, str] | None = None
-    more: Mapping[str, str] = field(default_factory=dict)
-    job_id: str = field(default_factory=lambda: uuid.uuid4().hex)
-
-    def argv(self) -> list[str]:
-        """A rank's command line."""
-        return python_line(self.command, self.kind)
 
 
 @dataclass(frozen=True)
@@ -120,35 +84,6 @@ class RankProcess:
         os.close(self.stdout)
         os.close(self.stderr)
         self.error_file.close()
-
-
-def threads_each(world_size: int) -> int:
-    """Threads of each rank, so that all ranks together have one for each core."""
-    return max(1, len(os.sched_getaffinity(0)) // world_size)
-
-
-def job_environment(job: JobSpec, base: Mapping[str, str]) -> dict[str, str]:
-    """`base` without other launchers' variables, plus those that are equal on all ranks.
-
-    By TORCHELASTIC_RUN_ID, torch and Lightning recognize that a launcher has started the ranks.
-    """
-    kept = without_launchers(base) | {
-        "WORLD_SIZE": str(job.world_size),
-        "LOCAL_WORLD_SIZE": str(job.world_size),
-        "GROUP_RANK": "0",
-        "GROUP_WORLD_SIZE": "1",
-        "NODE_RANK": "0",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-        "SDP_JOB_ID": job.job_id,
-        "TORCHELASTIC_RUN_ID": job.job_id,
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
-    }
-    if job.threads is not None:
-        kept["OMP_NUM_THREADS"] = str(job.threads)
-    kept.setdefault("OMP_NUM_THREADS", str(threads_each(job.world_size)))
-    return kept | huge_pages(base)
 
 
 def child_setup(

@@ -68,7 +68,8 @@ class Status:
     """
 
     def __init__(self, sink: Sink, look: Callable[[], Mapping[int, Waiting]] = long_waits) -> None:
-        self.region = sink.region = Region(sink)
+        self.region = Region(sink)
+        sink.erase_below = self.region.erased
         self.states: dict[int, tuple[str, float]] = {}  # of each rank, and its start
         self.ended: dict[int, float] = {}  # how long they ran
         self.waits: Mapping[int, Waiting] = {}
@@ -152,7 +153,7 @@ class Status:
     def close(self) -> None:
         """Erase the region and end it."""
         self.region.sink.write_over(self.region.erased())
-        self.region.sink.region = None
+        self.region.sink.erase_below = bytes
 
 
 def duration(seconds: float) -> str:

@@ -19,7 +19,7 @@ from sdp_plugins.launch.output import Sink, open_standard_streams, sinks, unbloc
 from sdp_plugins.launch.report import Failure, Kind, blamed, described
 from sdp_plugins.launch.status import Status
 from sdp_plugins.launch.who_waits import stack_dump_signal, who_waits
-from sdp_plugins.launch.worker_group import Ending, OutputSinks, Rank, StartContext, WorkerGroup
+from sdp_plugins.launch.worker_group import Ending, Rank, RankOutput, WorkerGroup
 
 SURVIVOR_GRACE_S = 2.0  # from a failure to SIGTERM: the other ranks detect it and end
 TERMINATE_GRACE_S = 3.0  # from SIGTERM to SIGKILL
@@ -48,9 +48,9 @@ class Supervisor:
         self.workers = workers
         self.program = program
         self.stdout, self.stderr = stdout, stderr
-        self.prefix = prefix
         self.status = Status(stderr) if status and stderr.terminal else None
         self.loop = EventLoop(stdout, stderr)
+        self.output = [self.streams(rank, prefix) for rank in range(workers.world_size)]
         self.running: dict[int, Rank] = {}
         self.failed: dict[int, Failure] = {}  # in order, until one rank is blamed
         self.ended: list[int] = []  # with exit code 0, before any rank failed
@@ -62,11 +62,21 @@ class Supervisor:
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self.steps: list[tuple[float, int]] = []  # times and signals for all running ranks
 
+    def streams(self, rank: int, prefix: bool) -> RankOutput:
+        """Make the streams of a rank's output.
+
+        The prefix replaces the one that torch puts before the lines of a traceback.
+        """
+        begin, replaced = (f"[rank {rank}] ", f"[rank{rank}]: ") if prefix else ("", "")
+        stdout, stderr = (
+            self.loop.add_stream(begin, sink, replaced) for sink in (self.stdout, self.stderr)
+        )
+        return RankOutput(stdout, stderr)
+
     def start(self) -> None:
         """Start all ranks, unless the job ends before."""
-        output = OutputSinks(self.loop, self.stdout, self.stderr, self.prefix)
         with signals_held_back() as mask:
-            complete = self.workers.start(output, StartContext(mask, self.is_over))
+            complete = self.workers.start(self.loop, self.output, mask, self.is_over)
             self.running = dict(enumerate(self.workers.ranks))
         if not complete and self.signals:
             self.ending = Ending("", 128 + self.signals[0])
@@ -191,7 +201,7 @@ class Supervisor:
             if code == 0 and not self.failed:
                 self.ended.append(number)
             if code and self.ending is None:
-                stderr = self.workers.errors[number]
+                stderr = self.output[number].stderr
                 if stderr.source:
                     self.loop.read(stderr.source)
                 stderr.flush()

@@ -3,54 +3,21 @@
 from __future__ import annotations
 
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from sdp_plugins.launch.error_file import RankError
 from sdp_plugins.launch.event_loop import EventLoop
-from sdp_plugins.launch.output import Sink, Stream
+from sdp_plugins.launch.output import Stream
 
 
-@dataclass(frozen=True)
-class OutputSinks:
-    """Destination of the ranks' output.
+class RankOutput(NamedTuple):
+    """The streams of a rank's output."""
 
-    Attributes:
-        loop: Reads the output.
-        stdout: The launcher's stdout.
-        stderr: The launcher's stderr.
-        prefix: Whether every line begins with its rank.
-    """
-
-    loop: EventLoop
-    stdout: Sink
-    stderr: Sink
-    prefix: bool
-
-    def stream(self, rank: int, sink: Sink) -> Stream:
-        """Make the stream of a rank's stdout or stderr.
-
-        The prefix replaces the one that torch puts before the lines of a traceback.
-        """
-        if not self.prefix:
-            return self.loop.add_stream("", sink)
-        return self.loop.add_stream(f"[rank {rank}] ", sink, f"[rank{rank}]: ")
-
-
-@dataclass(frozen=True)
-class StartContext:
-    """Conditions while ranks are started.
-
-    Signals are blocked meanwhile, so that a signal that ends the job reaches every rank.
-
-    Attributes:
-        mask: The signals that were blocked before; the ranks restore this mask.
-        is_over: Whether the job must end already, so that no more ranks are started.
-    """
-
-    mask: set[signal.Signals]
-    is_over: Callable[[], bool]
+    stdout: Stream
+    stderr: Stream
 
 
 @dataclass(frozen=True)
@@ -87,33 +54,61 @@ class Rank(Protocol):
         """Send a signal; SIGINT also goes to its children."""
 
 
-class WorkerGroup(Protocol):
-    """All ranks of a job."""
+class WorkerGroup(ABC):
+    """All ranks of a job.
 
-    errors: dict[int, Stream]  # each rank's stderr
+    Attributes:
+        world_size: Their number.
+        ranks: In order; complete once all have been started.
+    """
 
-    @property
-    def ranks(self) -> Sequence[Rank]:
-        """In order."""
+    world_size: int
+    ranks: Sequence[Rank]
 
-    def start(self, output: OutputSinks, context: StartContext) -> bool:
-        """Start all ranks, or begin to; False if the job ended before.
+    @abstractmethod
+    def start(
+        self,
+        loop: EventLoop,
+        output: Sequence[RankOutput],
+        mask: set[signal.Signals],
+        is_over: Callable[[], bool],
+    ) -> bool:
+        """Start all ranks, or begin to.
+
+        Signals are blocked meanwhile, so that a signal that ends the job reaches every rank.
+
+        Args:
+            loop: Reads the output.
+            output: Destination of each rank's output.
+            mask: The signals that were blocked before; the ranks restore this mask.
+            is_over: Whether the job must end already, so that no more ranks are started.
+
+        Returns:
+            False if the job ended before all ranks were started.
 
         Raises:
             OSError, subprocess.SubprocessError: The ranks cannot be started.
         """
 
     def note_losses(self) -> None:
-        """Give an exit code to ranks that can no longer report one."""
+        """Give an exit code to ranks that can no longer report one; by default, all can."""
+        return
 
     def launch_failure(self) -> Ending | None:
         """Why the job cannot continue although no rank has failed; None if it can."""
+        return None
 
     def due(self) -> float | None:
-        """When to look for losses, failures and exit codes again, on the monotonic clock."""
+        """When to look for losses, failures and exit codes again, on the monotonic clock.
 
+        By default never, because the end of a child is a signal.
+        """
+        return None
+
+    @abstractmethod
     def kill(self) -> None:
         """End all remaining processes on every host; their output can still be read."""
 
+    @abstractmethod
     def reap(self) -> None:
         """Reap the processes and close the pipes."""

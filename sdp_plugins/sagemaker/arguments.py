@@ -1,8 +1,13 @@
-"""The arguments of SageMaker's estimators, most of which have no effect on this machine."""
+"""The names that SageMaker's estimators take, and warnings of others."""
 
 from __future__ import annotations
 
+import difflib
 import inspect
+import logging
+from collections.abc import Collection, Iterable
+
+log = logging.getLogger(__name__)
 
 # Arguments of the SDK's estimators without an effect on this machine.
 WITHOUT_MEANING = {
@@ -26,3 +31,17 @@ def known_to(estimator: type) -> set[str]:
     for kind in estimator.__mro__[:-1]:
         found |= {*inspect.signature(kind).parameters}
     return found - {"arguments", "others"}
+
+
+def warn_of_unknown(given: Iterable[str], known: Collection[str], where: str = "") -> None:
+    """Warn of unknown names, which are ignored, and suggest the closest known name.
+
+    Args:
+        given: The user's names.
+        known: The known names, including those without an effect.
+        where: Where the names were given, for the message.
+    """
+    for name in sorted(set(given) - set(known)):
+        meant = difflib.get_close_matches(name, known, 1, cutoff=0.75)
+        hint = f". Hint: did you mean {meant[0]}?" if meant else ""
+        log.warning("%s%s is unknown and ignored%s", where and f"{where}: ", name, hint)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from sdp_plugins.sagemaker.inputs import made
+from sdp_plugins.sagemaker.inputs import folder_of
 
 MODEL, OUTPUT = "model.tar.gz", "output.tar.gz"
 UNFINISHED = ".unfinished"
@@ -28,9 +28,9 @@ def claimed(address: str | None, job: str) -> Iterator[Path | None]:
     if not address:
         yield None
         return
-    folder = made(address) / job / "output"
+    folder = folder_of(address) / job / "output"
     try:
-        folder.parent.mkdir(exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
     except FileExistsError:
         raise ValueError(

@@ -7,78 +7,74 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from sdp_plugins.sagemaker.suggestions import warn_of_unknown
+from sdp_plugins.sagemaker.arguments import warn_of_unknown
 
 log = logging.getLogger(__name__)
 
 EXAMPLE = 'distribution={"smdistributed": {"dataparallel": {"enabled": True}}}'
 PROCESSES = "sagemaker_mpi_num_of_processes_per_host"
+MPI_OPTIONS = "custom_mpi_options"
 _DATA_PARALLEL = "sagemaker_distributed_dataparallel"
 _STRATEGIES = ("dataparallel", "modelparallel")
-_LOCAL = ("smdistributed", "torch_distributed", "pytorchddp", "mpi")
+_PREFIXES = {
+    "smdistributed": _DATA_PARALLEL,
+    "torch_distributed": "sagemaker_torch_distributed",
+    "pytorchddp": "sagemaker_pytorch_ddp",
+    "mpi": "sagemaker_mpi",
+}
+"""Beginnings of the hyperparameters of each distribution."""
 _OPTIONS = {
-    "dataparallel": ("enabled", "custom_mpi_options"),
-    "mpi": ("enabled", "processes_per_host", "custom_mpi_options"),
+    "smdistributed": ("enabled", MPI_OPTIONS),  # of its dataparallel
+    "mpi": ("enabled", "processes_per_host", MPI_OPTIONS),
     "torch_distributed": ("enabled",),
     "pytorchddp": ("enabled",),
 }
 _ELSEWHERE = ("parameter_server", "multi_worker_mirrored_strategy", "pytorchxla")
 
 
-@dataclass(frozen=True)
-class Launch:
-    """A parsed `distribution`.
-
-    Attributes:
-        distributed: Whether there are ranks; otherwise the script is one process.
-        mpi_options: The user's options for mpirun.
-        hyperparameters: Hyperparameters that the SDK adds for the container.
-    """
-
-    distributed: bool = False
-    mpi_options: str = ""
-    hyperparameters: Mapping[str, Any] = field(default_factory=dict)
-
-
-def read_distribution(
+def added_hyperparameters(
     distribution: object, instance_type: str, hyperparameters: Mapping[str, Any]
-) -> Launch:
-    """Check and parse a `distribution`.
+) -> dict[str, Any]:
+    """Check a `distribution`, and return the hyperparameters that the SDK makes from it.
 
     Args:
         distribution: The estimator's argument; None: no ranks, unless a hyperparameter replaces it.
         instance_type: The estimator's argument.
         hyperparameters: The estimator's argument; scripts for SDK 1 request ranks there.
 
+    Returns:
+        Nothing (an empty dict) if the script is one process, without ranks.
+
     Raises:
         ValueError: It is invalid, or not supported on this machine.
     """
     if distribution is None:
-        return _as_sdk_1(hyperparameters, instance_type)
+        if not hyperparameters.get(f"{_DATA_PARALLEL}_enabled"):
+            return {}
+        mpi_options = hyperparameters.get(f"{_DATA_PARALLEL}_{MPI_OPTIONS}", "")
+        return _added("smdistributed", {MPI_OPTIONS: mpi_options}, instance_type)
     if not isinstance(distribution, dict):
         raise ValueError(f"distribution must be a dictionary, not {distribution!r}")
-    known = (*_LOCAL, *_ELSEWHERE, "instance_groups")
+    known = (*_PREFIXES, *_ELSEWHERE, "instance_groups")
     if unknown := [name for name in distribution if name not in known]:
         raise ValueError(f"Invalid distribution strategy provided: {unknown[0]}. Hint: {EXAMPLE}")
+    given = {name: options for name, options in distribution.items() if isinstance(options, dict)}
     if "smdistributed" in distribution:
         _check_smdistributed(distribution["smdistributed"])
-    inner = {**distribution, **distribution.get("smdistributed", {})}
+        given["smdistributed"] = distribution["smdistributed"].get("dataparallel", {})
     for name in _OPTIONS:
-        if isinstance(options := inner.get(name), dict):
-            _warn_of_options(name, options)
-    enabled = [name for name in distribution if _enabled(distribution, name)]
+        if name in given:
+            _warn_of_options(name, given[name])
+    enabled = [name for name, options in given.items() if options.get("enabled", False)]
     if elsewhere := [name for name in enabled if name in _ELSEWHERE]:
         raise ValueError(
             f"{elsewhere[0]} is not supported on this machine. Hint: use {EXAMPLE}, or the SDK."
         )
     if len(enabled) > 1:
         raise ValueError(f"Cannot use more than 1 distribution strategy: {', '.join(enabled)}")
-    if not enabled:
-        return Launch()
-    return _READERS[enabled[0]](distribution[enabled[0]], instance_type)
+    return _added(enabled[0], given[enabled[0]], instance_type) if enabled else {}
 
 
 def _check_smdistributed(given: object) -> None:
@@ -103,66 +99,46 @@ def _check_smdistributed(given: object) -> None:
 
 def _warn_of_options(name: str, options: Mapping[str, Any]) -> None:
     """Warn of unknown options, which the SDK ignores silently."""
-    warn_of_unknown(map(str, options), _OPTIONS[name], name)
+    shown = "dataparallel" if name == "smdistributed" else name
+    warn_of_unknown(map(str, options), _OPTIONS[name], shown)
     enabled = options.get("enabled")
     if isinstance(enabled, str) and enabled.lower() == "false":
         log.warning(
-            "%s: enabled=%r is a string, which counts as True, as in the SDK", name, enabled
+            "%s: enabled=%r is a string, which counts as True, as in the SDK", shown, enabled
         )
 
 
-def _enabled(distribution: Mapping[str, Any], name: str) -> bool:
-    options = distribution[name]
-    if name == "smdistributed":
-        options = options.get("dataparallel", {})
-    return isinstance(options, dict) and bool(options.get("enabled", False))
+def _added(name: str, options: Mapping[str, Any], instance_type: str) -> dict[str, Any]:
+    """The hyperparameters of an enabled distribution."""
+    prefix = _PREFIXES[name]
+    found: dict[str, Any] = {f"{prefix}_enabled": True}
+    if MPI_OPTIONS in _OPTIONS[name]:
+        found[f"{prefix}_{MPI_OPTIONS}"] = mpi_options = options.get(MPI_OPTIONS, "")
+        if not isinstance(mpi_options, str):
+            raise ValueError(f"{MPI_OPTIONS} must be a string, not {mpi_options!r}")
+    if options.get("processes_per_host") and name == "mpi":
+        found[PROCESSES] = options["processes_per_host"]
+    if name in ("smdistributed", "pytorchddp"):
+        found["sagemaker_instance_type"] = instance_type
+    return found
 
 
-def _mpi_options(options: Mapping[str, Any]) -> str:
-    given = options.get("custom_mpi_options", "")
-    if not isinstance(given, str):
-        raise ValueError(f"custom_mpi_options must be a string, not {given!r}")
-    return given
+def variables_for_mpirun(added: Mapping[str, Any]) -> dict[str, str]:
+    """The variables of `-x NAME=VALUE`; other options have no effect, without mpirun.
 
-
-def _data_parallel(options: Mapping[str, Any], instance_type: str) -> Launch:
-    mpi_options = _mpi_options(options["dataparallel"])
-    sent = {
-        f"{_DATA_PARALLEL}_enabled": True,
-        f"{_DATA_PARALLEL}_custom_mpi_options": mpi_options,
-        "sagemaker_instance_type": instance_type,
-    }
-    return Launch(True, mpi_options, sent)
-
-
-def _mpi(options: Mapping[str, Any], instance_type: str) -> Launch:
-    mpi_options = _mpi_options(options)
-    sent = {"sagemaker_mpi_enabled": True, "sagemaker_mpi_custom_mpi_options": mpi_options}
-    if processes := options.get("processes_per_host"):
-        sent[PROCESSES] = processes
-    return Launch(True, mpi_options, sent)
-
-
-def _torch(options: Mapping[str, Any], instance_type: str) -> Launch:
-    return Launch(True, "", {"sagemaker_torch_distributed_enabled": True})
-
-
-def _ddp(options: Mapping[str, Any], instance_type: str) -> Launch:
-    sent = {"sagemaker_pytorch_ddp_enabled": True, "sagemaker_instance_type": instance_type}
-    return Launch(True, "", sent)
-
-
-def _as_sdk_1(given: Mapping[str, Any], instance_type: str) -> Launch:
-    """Read the hyperparameters that later SDKs make from `distribution`."""
-    if not given.get(f"{_DATA_PARALLEL}_enabled"):
-        return Launch()
-    options = {"custom_mpi_options": given.get(f"{_DATA_PARALLEL}_custom_mpi_options", "")}
-    return _data_parallel({"dataparallel": options}, instance_type)
-
-
-_READERS = {
-    "smdistributed": _data_parallel,
-    "mpi": _mpi,
-    "torch_distributed": _torch,
-    "pytorchddp": _ddp,
-}
+    Args:
+        added: The hyperparameters that the distribution has added.
+    """
+    options = next((value for name, value in added.items() if name.endswith(MPI_OPTIONS)), "")
+    words, left = options.split(), []
+    found: dict[str, str] = {}
+    while words:
+        word = words.pop(0)
+        if word == "-x" and words:
+            name, _, value = words.pop(0).partition("=")
+            found |= {name: value} if value else {}
+        else:
+            left.append(word)
+    if left:
+        log.info("custom_mpi_options without an effect on this machine: %s", " ".join(left))
+    return found

@@ -10,17 +10,19 @@ from typing import Any
 
 from sdp_plugins.launch.rank_count import count_gpus
 from sdp_plugins.sagemaker import artifacts, hyperparameters
-from sdp_plugins.sagemaker.arguments import OF_FIT, known_to
-from sdp_plugins.sagemaker.command import command_line, variables_for_mpirun
+from sdp_plugins.sagemaker.arguments import OF_FIT, known_to, warn_of_unknown
 from sdp_plugins.sagemaker.container import Container
-from sdp_plugins.sagemaker.distribution import EXAMPLE, PROCESSES, read_distribution
+from sdp_plugins.sagemaker.distribution import (
+    EXAMPLE,
+    PROCESSES,
+    added_hyperparameters,
+    variables_for_mpirun,
+)
 from sdp_plugins.sagemaker.inputs import existing, folder_of, read_channels
-from sdp_plugins.sagemaker.job_folder import job_folder
+from sdp_plugins.sagemaker.job_folder import check_name, job_folder, new_name
 from sdp_plugins.sagemaker.metrics import Metrics
-from sdp_plugins.sagemaker.names import check_name, new_name
 from sdp_plugins.sagemaker.process import run
-from sdp_plugins.sagemaker.script import write_script
-from sdp_plugins.sagemaker.suggestions import warn_of_unknown
+from sdp_plugins.sagemaker.rank import command_line, write_script
 from sdp_plugins.sagemaker.variables import variables
 
 log = logging.getLogger(__name__)
@@ -109,8 +111,8 @@ class Estimator:
         self.metrics: dict[str, list[float]] = Metrics(metric_definitions).values
         self.distribution = distribution
         self._given = dict(hyperparameters or {})
-        self._launch = read_distribution(distribution, instance_type, self._given)
-        if instance_count > 1 and not self._launch.distributed:
+        self._added = added_hyperparameters(distribution, instance_type, self._given)
+        if instance_count > 1 and not self._added:
             raise ValueError(
                 f"{instance_count} hosts would each run the whole job. Hint: {EXAMPLE}"
             )
@@ -119,13 +121,13 @@ class Estimator:
 
     def hyperparameters(self) -> dict[str, Any]:
         """The script's hyperparameters, and those that the distribution adds."""
-        return {**self._given, **self._launch.hyperparameters}
+        return {**self._given, **self._added}
 
     def set_hyperparameters(self, **more: Any) -> None:
         """Add or change hyperparameters for the next job."""
         self._given |= more
         if self.distribution is None:  # a hyperparameter may replace it
-            self._launch = read_distribution(None, self.instance_type, self._given)
+            self._added = added_hyperparameters(None, self.instance_type, self._given)
 
     def fit(
         self,
@@ -163,7 +165,7 @@ class Estimator:
             for container in containers:
                 container.prepare(source, self.dependencies)
                 write_script(container.ml.parent, *self._script_of(container))
-            processes = self._processes(containers[0]) if self._launch.distributed else 0
+            processes = self._processes(containers[0]) if self._added else 0
             ranks = max(1, processes * len(containers))
             quiet = logs in (False, None, "None")
             code, words = run(folder, ranks, processes, quiet, metrics.read)
@@ -171,7 +173,10 @@ class Estimator:
                 print(*metrics.summary(), sep="\n", end="\n" if metrics.values else "", flush=True)
             if code:
                 containers[0].fail(words)
-            self._keep(containers, output, name, failed=bool(code))
+            if not code or output:
+                archives = output or Path(tempfile.mkdtemp(prefix=f"{name}-"), "output")
+                archives.mkdir(exist_ok=True)
+                self._pack(containers, archives, failed=bool(code))
         if code:
             raise TrainingJobError(name, code, words)
 
@@ -186,14 +191,8 @@ class Estimator:
             raise ValueError(f"{PROCESSES} must be a number of 1 or more, not {given!r}")
         return given
 
-    def _keep(
-        self, containers: list[Container], output: Path | None, name: str, failed: bool
-    ) -> None:
+    def _pack(self, containers: list[Container], folder: Path, failed: bool) -> None:
         """Pack the script's output; a failed job leaves no model, as on SageMaker."""
-        if failed and output is None:
-            return
-        folder = output or Path(tempfile.mkdtemp(prefix=f"{name}-"), "output")
-        folder.mkdir(exist_ok=True)
         artifacts.pack(folder / artifacts.OUTPUT, [container.output for container in containers])
         if not failed:
             artifacts.pack(folder / artifacts.MODEL, [container.model for container in containers])
@@ -203,7 +202,7 @@ class Estimator:
         """The command line and the variables of a container's ranks."""
         given = hyperparameters.of_the_script(container.given)
         line = command_line(container.code, self._script(), hyperparameters.arguments(given))
-        of_mpirun = variables_for_mpirun(self._launch.mpi_options)
+        of_mpirun = variables_for_mpirun(self._added)
         return line, {**variables(container), **of_mpirun, **self.environment}
 
     def _source(self) -> Path:

@@ -41,9 +41,8 @@ class HuggingFace(PyTorch):
 
     Args:
         transformers_version: Ignored: the job runs with the installed version.
-        pytorch_version: Ignored; PyTorch is the default framework.
-        tensorflow_version: Selects TensorFlow; the job runs with the installed version.
-        py_version: Ignored: the job runs in this Python.
+        pytorch_version: Ignored: the job runs with the installed version.
+        tensorflow_version: Selects TensorFlow, in the installed version; the default is PyTorch.
         **arguments: The arguments of `Estimator`.
 
     Raises:
@@ -56,7 +55,6 @@ class HuggingFace(PyTorch):
         transformers_version: str | None = None,
         pytorch_version: str | None = None,
         tensorflow_version: str | None = None,
-        py_version: str | None = None,
         **arguments: Any,
     ) -> None:
         if pytorch_version is not None and tensorflow_version is not None:

@@ -1,4 +1,4 @@
-"""The `file://` addresses of channels and outputs."""
+"""The `file://` addresses of channels, outputs and dependencies."""
 
 from __future__ import annotations
 
@@ -37,20 +37,6 @@ def read_channels(inputs: str | Mapping[str, str] | None) -> dict[str, Path]:
         if not folder.is_dir():
             raise ValueError(f"channel {name!r}: there is no folder {folder}")
     return channels
-
-
-def made(address: str) -> Path:
-    """Make the folder of an output.
-
-    Raises:
-        ValueError: It cannot be made.
-    """
-    folder = folder_of(address)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"output_path {address}: {error.strerror}") from None
-    return folder
 
 
 def existing(address: str) -> Path:

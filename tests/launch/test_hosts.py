@@ -157,7 +157,7 @@ def test_strangers_who_call_first_keep_nobody_out(script: Script, tmp_path: Path
     """Agents find their place behind a crowd that says nothing, or nonsense."""
     crowd = """
     import socket, sys, time
-    port = int(sys.argv[sys.argv.index("--launcher") + 1].split("@")[0])
+    port = next(int(word.split("@")[0]) for word in sys.argv if word.endswith("@127.0.0.1"))
     calls = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
     for call in calls[::2]:
         call.sendall(b"H" + (200000).to_bytes(4, "big") + b"[" * 4000)

@@ -9,14 +9,11 @@ import pty
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from sdp_plugins.launch.error_file import RankError
 from sdp_plugins.launch.event_loop import EventLoop
-from sdp_plugins.launch.hosts.mpirun_output import MOST_PIECES, MpirunOutput
 from sdp_plugins.launch.output import BACKLOG_LIMIT, LONGEST_UNFINISHED, Sink, Stream, sinks
 from sdp_plugins.launch.report import TRACEBACK, Failure, Kind, blamed, described, excerpt
 
@@ -142,25 +139,18 @@ def test_what_cannot_be_written_is_dropped(wall: Wall) -> None:
     assert list(one.tail) == [b"x\n"] * 2
 
 
-def test_mpiruns_output_is_shown_once(wall: Wall) -> None:
+def test_hidden_output_is_shown_once(wall: Wall) -> None:
     """The supervisor may ask several times why mpirun could not start the ranks."""
-    ends = [os.pipe() for _ in range(2)]
-    loop = EventLoop(wall.sink, wall.sink)
-    mpirun: Any = SimpleNamespace(stdout=ends[0][0], stderr=ends[1][0])
-    output = MpirunOutput(loop, wall.sink, mpirun)
-    os.write(ends[0][1], b"a long story\n")
-    for _, writer in ends:
-        os.close(writer)
-    for _ in range(2 * MOST_PIECES):  # the end of the pipe evicts no text
-        output.read()
+    mpirun = Stream("[mpirun] ", wall.sink)
+    mpirun.hidden = True
+    mpirun.feed(b"a long\nstory")
+    assert wall.text() == "" and mpirun.text() == "a long\nstory"
+    mpirun.feed(b"")  # the end of the pipe
     for _ in range(2):
-        output.show()
-    assert wall.text() == "[mpirun] a long story\n"
-    assert output.text() == "a long story\n"
-    for pipe in output.pipes:
-        loop.drop_source(pipe)
-        os.close(pipe.fd)
-    loop.close()
+        mpirun.reveal()
+    mpirun.feed(b"!\n")
+    assert wall.text() == "[mpirun] a long\n[mpirun] story!\n"
+    assert mpirun.text() == "a long\nstory!\n"
 
 
 def test_what_the_reader_does_not_take_waits_in_order(wall: Wall) -> None:

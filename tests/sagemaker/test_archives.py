@@ -11,7 +11,7 @@ import pytest
 
 from sdp_plugins.sagemaker import PyTorch, TrainingJobError
 from sdp_plugins.sagemaker.artifacts import pack
-from sdp_plugins.sagemaker.names import check_name, new_name
+from sdp_plugins.sagemaker.job_folder import check_name, new_name
 from tests.sagemaker.jobs import folder_of_archives
 
 WRITE = """

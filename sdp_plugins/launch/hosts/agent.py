@@ -7,52 +7,155 @@ is the task of `sdp run`. The rank inherits the descriptors by which it talks to
 
 from __future__ import annotations
 
-import argparse
 import os
+import select
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from types import FrameType
+from typing import Any, NoReturn
 
-from sdp_plugins.core.internode import mpi_library
 from sdp_plugins.core.local_address import free_port
 from sdp_plugins.core.rank_environment import rank_environment
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.launch.binding import undo_one_core_binding
-from sdp_plugins.launch.event_loop import signals_handled
 from sdp_plugins.launch.hosts import messages
-from sdp_plugins.launch.hosts.io_forwarder import IoForwarder, Start
+from sdp_plugins.launch.output import CHUNK
+from sdp_plugins.launch.sessions import Reaper, kill_sessions
+from sdp_plugins.launch.spawn import RankProcess, child_setup, start_process
 
 CONNECT_S = 10.0
-SINGLE = "mpirun has given this process no rank"
+START_S = 120.0
+FLUSH_S = 1.0  # limit for each thread to send what is left when the rank's processes have ended
 
 
-class Options(argparse.Namespace):
-    """The command line.
+class IoForwarder:
+    """Forwards between a rank and the launcher.
 
-    Attributes:
-        launcher: The port and the addresses of the launcher.
-        master_port: MASTER_PORT on rank 0's host; 0: a free port.
-        job: Id of the job.
+    The thread that calls `serve` executes the launcher's messages. One thread forwards each pipe,
+    and one waits for the end of the rank. While the launcher does not read, these three wait for
+    it, and so does a rank that writes more.
+
+    Args:
+        connection: The connection to the launcher; the forwarder closes it.
     """
 
-    launcher: str
-    master_port: int
-    job: str
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._messages = self._received()
+        self._sending = threading.RLock()  # held from reading a pipe to sending what was read
+        self._threads: list[threading.Thread] = []
+        self._rank: RankProcess | None = None
+        self._closing = False
+        self._reaper = Reaper()
+
+    def on_sigterm(self, number: int, frame: FrameType | None) -> None:
+        """Leave when mpirun ends this agent, as if the launcher had dismissed it."""
+        with suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RD)
+
+    def ask(self, hello: Mapping[str, object]) -> Any:
+        """Introduce this agent; returns the launcher's START once all agents have connected.
+
+        Raises:
+            OSError: The launcher does not answer, or has closed the connection.
+        """
+        self._connection.settimeout(START_S)
+        self.send(messages.HELLO, hello)
+        for kind, body in self._messages:
+            if kind == messages.START:
+                self._connection.settimeout(None)
+                return messages.read_json(body)
+        raise ConnectionResetError("sdp run has closed the connection")
+
+    def _received(self) -> Iterator[tuple[bytes, bytes]]:
+        """The launcher's messages, until it dismisses this agent."""
+        inbox = messages.Inbox(messages.LONGEST)
+        while data := self._connection.recv(CHUNK):
+            yield from inbox.feed(data)
+
+    def send(self, kind: bytes, body: object) -> None:
+        """Send a message; `serve` detects a lost connection."""
+        with self._sending, suppress(OSError):
+            self._connection.sendall(messages.message(kind, body))
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Start the rank's program.
+
+        Raises:
+            OSError, subprocess.SubprocessError: It cannot be started.
+        """
+        rank = start_process(command, environment, child_setup(set()), stdin=False, inherit=True)
+        self._rank = rank
+        self._reaper.watch(rank.pid)
+        self.send(messages.STARTED, {"pid": rank.pid})
+        pipes = {rank.stdout: messages.STDOUT, rank.stderr: messages.STDERR}
+        for fd, kind in pipes.items():
+            os.set_blocking(fd, False)
+            self._run(self._forward, fd, kind)
+        self._run(self._report_end, rank, pipes)
+
+    def _run(self, function: Callable[..., object], *args: object) -> None:
+        thread = threading.Thread(target=function, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _forward(self, fd: int, kind: bytes) -> None:
+        """Forward a pipe until its end."""
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        while poll.poll() and self._forward_available(fd, kind):
+            pass
+
+    def _forward_available(self, fd: int, kind: bytes) -> bool:
+        """Forward what a pipe holds; False at its end."""
+        with self._sending:
+            try:
+                data = os.read(fd, CHUNK)
+            except BlockingIOError:
+                return True
+            if data:
+                self.send(kind, data)
+            return bool(data)
+
+    def _report_end(self, rank: RankProcess, pipes: Mapping[int, bytes]) -> None:
+        """Report the rank's end, after its output; processes that it has started may go on."""
+        os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
+        with self._sending:
+            for fd, kind in pipes.items():
+                self._forward_available(fd, kind)
+            if not self._closing:  # else it was killed, which is not its own exit code
+                exit_code, error = rank.exit_code(), rank.error_file.read()
+                self.send(messages.EXIT, {"code": exit_code, "error": error})
+
+    def serve(self) -> None:
+        """Execute the launcher's messages until it dismisses this agent, or is lost.
+
+        Raises:
+            OSError: It is lost.
+        """
+        for kind, body in self._messages:
+            if kind == messages.SIGNAL and self._rank:
+                with suppress(ProcessLookupError):
+                    self._rank.send(int(messages.read_json(body)["number"]))
+
+    def close(self) -> None:
+        """End the rank's processes, and send the rest of its output."""
+        self._closing = True
+        if self._rank:
+            kill_sessions({self._rank.pid})
+            for thread in self._threads:
+                thread.join(FLUSH_S)
+            self._rank.close()
+        self._reaper.dismiss()
+        self._connection.close()
 
 
-def parsed(given: Sequence[str]) -> Options:
-    """Parse the command line that `sdp run` has made."""
-    parser = argparse.ArgumentParser(prog="sdp run's agent", allow_abbrev=False)
-    parser.add_argument("--launcher", required=True, metavar="PORT@ADDRESS,ADDRESS")
-    parser.add_argument("--master-port", type=int, required=True)
-    parser.add_argument("--job", required=True)
-    return parser.parse_args(given, Options())
-
-
-def give_up(text: str) -> NoReturn:
+def fail(text: str) -> NoReturn:
     """End before the launcher is reached; mpirun forwards the text."""
     raise SystemExit(f"sdp run: {text}")
 
@@ -70,69 +173,54 @@ def connected(launcher: str) -> socket.socket:
             link.settimeout(None)
             messages.keep_alive(link)
             return link
-    give_up(
+    fail(
         f"{socket.gethostname()} cannot reach sdp run on port {port} ({'; '.join(reasons)}). "
         "Hint: firewalls must allow TCP between the hosts."
     )
 
 
-def variables(
-    job: str, topology: Topology, start: Start, given: Mapping[str, str]
-) -> dict[str, str]:
-    """The rank's environment.
+def run(launcher: str, master_port: int, token: str) -> int:
+    """Be the agent of one rank.
 
-    By TORCHELASTIC_RUN_ID, torch and Lightning recognize the job. But it also means that the ranks
-    do not use MPI, so it is set only if they cannot.
+    Args:
+        launcher: The port and the addresses of the launcher, PORT@ADDRESS,ADDRESS.
+        master_port: MASTER_PORT on rank 0's host; 0: a free port.
+        token: Proves that this agent belongs to the launcher's job.
     """
-    ours = {
-        "MASTER_ADDR": start.master_addr,
-        "MASTER_PORT": str(start.master_port),
-        "NODE_RANK": str(start.node),
-        "GROUP_RANK": str(start.node),
-        "GROUP_WORLD_SIZE": str(start.nodes),
-        "SDP_JOB_ID": job,
-    }
-    if not mpi_library.installed():
-        ours |= {"TORCHELASTIC_RUN_ID": job, "TORCHELASTIC_RESTART_COUNT": "0"}
-        ours["TORCHELASTIC_MAX_RESTARTS"] = "0"
-    return rank_environment(topology, {**given, **ours})
-
-
-def run(options: Options, token: str) -> int:
-    """Be the agent of one rank."""
     topology = Topology.from_env()
     if topology.source == "single":
-        give_up(f"{SINGLE}. Hint: choose the mpirun of another MPI with --mpirun.")
+        fail("mpirun has given this process no rank. Hint: choose another MPI's with --mpirun.")
     if not token:
-        give_up(f"mpirun has not forwarded {messages.TOKEN}. Hint: choose another with --mpirun.")
+        fail(f"mpirun has not forwarded {messages.TOKEN}. Hint: choose another with --mpirun.")
     if topology.source == "openmpi":
         undo_one_core_binding(os.environ)
-    forwarder = IoForwarder(connected(options.launcher))
-    hello = {"token": token, "rank": topology.rank, "host": socket.gethostname()}
+    host = socket.gethostname()
+    forwarder = IoForwarder(connected(launcher))
+    signal.signal(signal.SIGTERM, forwarder.on_sigterm)
+    hello = {"token": token, "rank": topology.rank, "host": host}
     try:
-        first = topology.rank == 0
-        hello["master_port"] = free_port("", options.master_port) if first else 0
+        hello["master_port"] = free_port("", master_port) if topology.rank == 0 else 0
     except OSError as error:
         hello["refused"] = (
-            f"MASTER_PORT {options.master_port} on {socket.gethostname()}: {error.strerror}. "
+            f"MASTER_PORT {master_port} on {host}: {error.strerror}. "
             "Hint: choose another --master-port, or leave it out to get a free port."
         )
-    with signals_handled(forwarder.on_signal, forwarder.loop):
-        try:
-            start = forwarder.ask(hello)
-            environment = variables(options.job, topology, start, os.environ)
-            forwarder.start(start.command, environment)
-            forwarder.serve()
-        except (OSError, subprocess.SubprocessError) as error:
-            forwarder.refuse(f"{socket.gethostname()} cannot start its rank: {error}")
-        finally:
-            forwarder.close()
+    try:
+        start = forwarder.ask(hello)
+        given = {**os.environ, **start["variables"]}
+        forwarder.start(start["command"], rank_environment(topology, given))
+        forwarder.serve()
+    except (OSError, subprocess.SubprocessError) as error:
+        forwarder.send(messages.REFUSED, f"{host} cannot start its rank: {error}".encode())
+    finally:
+        forwarder.close()
     return 0
 
 
 def main() -> None:
     """Entry point."""
-    for number in (signal.SIGINT, signal.SIGHUP):  # `sdp run` forwards them
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):  # `sdp run` handles them
         signal.signal(number, lambda number, frame: None)  # not SIG_IGN, which ranks inherit
     token = os.environ.pop(messages.TOKEN, "")
-    sys.exit(run(parsed(sys.argv[1:]), token))
+    launcher, master_port = sys.argv[1:]
+    sys.exit(run(launcher, int(master_port), token))

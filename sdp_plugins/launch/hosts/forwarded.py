@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from sdp_plugins.launch.clean_environment import without_place
 from sdp_plugins.launch.hosts.launch_error import LaunchError
 from sdp_plugins.launch.hosts.messages import TOKEN
-from sdp_plugins.launch.huge_pages import huge_pages
+from sdp_plugins.launch.job_environment import huge_pages, without_place
 
 NAMES = {
     "PATH",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sdp_plugins.launch.hosts.launch_error import LaunchError
@@ -14,30 +13,25 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # not an option of ssh
 _SLOTS = re.compile(r"slots\s*=\s*", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Host:
-    """A host.
-
-    Attributes:
-        name: As the user wrote it.
-        slots: Number of ranks that it takes; None if not given.
-    """
-
-    name: str
-    slots: int | None = None
+Slots = dict[str, int | None]
+"""The hosts, as the user wrote them, and how many ranks each takes; None if not given."""
 
 
-def parse_hosts(text: str) -> list[Host]:
-    """Parse `a:4,b:4` or `a,b`.
+def parse_hosts(text: str) -> Slots:
+    """Parse `a:4,b:4` or `a,b`; the slots of a repeated name are added up at its first place.
 
     Raises:
         LaunchError: The text is not a list of hosts.
     """
     parts = [part.strip() for part in text.split(",")]
-    return merged([_host(part, f"--hosts {text!r}") for part in parts if part])
+    found: Slots = {}
+    for part in parts:
+        if part:
+            _add(found, part, f"--hosts {text!r}")
+    return found
 
 
-def parse_hostfile(path: Path) -> list[Host]:
+def parse_hostfile(path: Path) -> Slots:
     """Read a file with one host per line: `a slots=4` (Open MPI), `a:4` (MPICH) or `a`.
 
     Raises:
@@ -48,12 +42,12 @@ def parse_hostfile(path: Path) -> list[Host]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not text"
         raise LaunchError(f"cannot read the hostfile {path}: {reason}") from None
-    found = []
+    found: Slots = {}
     for number, line in enumerate(lines, 1):
         text = line.partition("#")[0].strip()
         if text:
-            found.append(_host(_as_colon(text), f"{path}, line {number}: {text!r}"))
-    return merged(found)
+            _add(found, _as_colon(text), f"{path}, line {number}: {text!r}")
+    return found
 
 
 def _as_colon(text: str) -> str:
@@ -68,7 +62,8 @@ def _as_colon(text: str) -> str:
     return name if slots is None else f"{name}:{slots}"
 
 
-def _host(text: str, where: str) -> Host:
+def _add(found: Slots, text: str, where: str) -> None:
+    """Add NAME or NAME:SLOTS to the hosts found so far."""
     name, colon, slots = text.partition(":")
     if "@" in name:
         raise LaunchError(
@@ -82,28 +77,18 @@ def _host(text: str, where: str) -> Host:
         )
     if colon and not int(slots):
         raise LaunchError(f"{where}: {name} has no slot. Hint: remove it, or give it one.")
-    return Host(name, int(slots) if colon else None)
+    number = int(slots) if colon else None
+    found[name] = (found[name] or 1) + (number or 1) if name in found else number
 
 
-def merged(hosts: Sequence[Host]) -> list[Host]:
-    """Merge repeated names at their first place: `a:2,b:2,a:1` gives three slots to a."""
-    slots: dict[str, int | None] = {}
-    for host in hosts:
-        if host.name in slots:
-            slots[host.name] = (slots[host.name] or 1) + (host.slots or 1)
-        else:
-            slots[host.name] = host.slots
-    return [Host(name, number) for name, number in slots.items()]
-
-
-def placed(hosts: Sequence[Host], ranks: int | None) -> dict[str, int]:
+def placed(hosts: Mapping[str, int | None], ranks: int | None) -> dict[str, int]:
     """Assign ranks to hosts; hosts without ranks are left out.
 
     A host without a number of slots has one. If no host has a number, `ranks` are spread evenly,
     with one more on the first hosts.
 
     Args:
-        hosts: The hosts, at least one.
+        hosts: The hosts and their slots.
         ranks: Number of ranks; None: as many as there are slots.
 
     Raises:
@@ -111,13 +96,12 @@ def placed(hosts: Sequence[Host], ranks: int | None) -> dict[str, int]:
     """
     if not hosts:
         raise LaunchError("the list of hosts is empty. Hint: --hosts a:4,b:4 starts eight ranks.")
-    if ranks is not None and all(host.slots is None for host in hosts):
+    if ranks is not None and not any(hosts.values()):
         each, more = divmod(ranks, len(hosts))
         shares = [each + (i < more) for i in range(len(hosts))]
     else:
-        shares = _filled([host.slots or 1 for host in hosts], ranks)
-    names = (host.name for host in hosts)
-    return {name: share for name, share in zip(names, shares, strict=True) if share}
+        shares = _filled([slots or 1 for slots in hosts.values()], ranks)
+    return {name: share for name, share in zip(hosts, shares, strict=True) if share}
 
 
 def _filled(slots: Sequence[int], ranks: int | None) -> list[int]:

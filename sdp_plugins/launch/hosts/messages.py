@@ -19,12 +19,12 @@ STDOUT, STDERR = b"O", b"E"
 EXIT = b"X"  # JSON: the exit code and the content of the error file
 REFUSED = b"R"  # text: why it cannot start its rank
 # From the launcher.
-START = b"P"  # JSON: the fields of `Start`
+START = b"P"  # JSON: the rank's command line, and variables for it
 SIGNAL = b"K"  # JSON: a signal's number
 
 _HEAD = struct.Struct(">cI")
 LONGEST = 1 << 24
-LONGEST_OF_STRANGERS = 1 << 12  # before the token was checked
+LONGEST_HELLO = 1 << 12  # anybody can connect
 # A host that loses power sends nothing: these keep-alive settings detect it.
 _IDLE_S, _INTERVAL_S, _PROBES = 20, 5, 4
 
@@ -36,11 +36,15 @@ def message(kind: bytes, body: bytes | object = b"") -> bytes:
 
 
 class Inbox:
-    """Reassembles messages from a stream of bytes."""
+    """Reassembles messages from a stream of bytes.
 
-    def __init__(self) -> None:
+    Args:
+        longest: Limit for the bytes of a body.
+    """
+
+    def __init__(self, longest: int) -> None:
         self._data = bytearray()
-        self.longest = LONGEST_OF_STRANGERS
+        self.longest = longest
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield the kind and body of each message that `data` completes.

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from sdp_plugins.launch.hosts import addresses, forwarded, preflight
 from sdp_plugins.launch.hosts import mpirun as mpis
-from sdp_plugins.launch.hosts.command_line import mpirun_line
 from sdp_plugins.launch.hosts.host_list import parse_hostfile, parse_hosts, placed
 from sdp_plugins.launch.hosts.launch_error import LaunchError
 from sdp_plugins.launch.spawn import own_program
@@ -67,10 +66,9 @@ class Plan:
         """The command line of mpirun, for agents that connect to this port."""
         job, ours = self.job, ",".join(addresses.launchers(self.addresses))
         agent = own_program("sdp_plugins.launch.hosts.agent:main")
-        agent += ["--launcher", f"{port}@{ours}", "--job", job.job_id]
-        agent += ["--master-port", str(job.master_port)]
+        agent += [f"{port}@{ours}", str(job.master_port)]
         names = forwarded.names(self.environment, job.exported)
-        return mpirun_line(self.mpirun, self.places, names, agent)
+        return mpis.mpirun_line(self.mpirun, self.places, names, agent)
 
 
 def planned(job: HostJob) -> Plan:

@@ -1,4 +1,4 @@
-"""Removes the variables of other launchers from the environment that ranks inherit."""
+"""The environment that all ranks of a job share."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ PLACE = {
     "MASTER_PORT",
     "SDP_JOB_ID",
 }
+TUNABLES = "GLIBC_TUNABLES"
+_HUGE_PAGES = "glibc.malloc.hugetlb"
 
 
 def without_launchers(base: Mapping[str, str]) -> dict[str, str]:
@@ -45,3 +47,26 @@ def without_launchers(base: Mapping[str, str]) -> dict[str, str]:
 def without_place(base: Mapping[str, str]) -> dict[str, str]:
     """`base` without all variables that make a process a rank of a job."""
     return {name: value for name, value in without_launchers(base).items() if name not in PLACE}
+
+
+def torchelastic(job_id: str) -> dict[str, str]:
+    """The variables by which torch and Lightning recognize a job that a launcher has started."""
+    return {
+        "TORCHELASTIC_RUN_ID": job_id,
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+    }
+
+
+def huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variable that makes malloc use huge pages; a value that the user has set is kept.
+
+    Frameworks allocate new memory for the gradients of every step, and the C library returns it to
+    the kernel afterwards. Each page of 4 KiB then costs a page fault in every step; pages of 2 MiB
+    nearly remove that cost. They must be requested before a process starts. The C library before
+    glibc 2.35 ignores the request, and so does a kernel that does not allow huge pages.
+    """
+    tunables = environment.get(TUNABLES, "")
+    if _HUGE_PAGES in tunables:
+        return {TUNABLES: tunables}
+    return {TUNABLES: ":".join(filter(None, [tunables, f"{_HUGE_PAGES}=1"]))}

@@ -1,0 +1,153 @@
+"""The launcher's view of a rank on a host: a connection to the rank's agent."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+from sdp_plugins.launch.error_file import RankError, parsed
+from sdp_plugins.launch.hosts import messages
+from sdp_plugins.launch.output import CHUNK
+from sdp_plugins.launch.worker_group import RankOutput
+
+KILL_S = 5.0  # after SIGKILL, until an agent that has not answered counts as lost
+KILLED = 128 + signal.SIGKILL
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
+
+
+class RemoteRank:
+    """A rank, whose agent may not have connected yet, or may be lost.
+
+    Args:
+        output: Its streams.
+    """
+
+    def __init__(self, output: RankOutput) -> None:
+        self.host = ""  # the host's own name
+        self.address = ""  # from which its agent connected
+        self.output = output
+        self.agent: AgentConnection | None = None
+        self.pid: int | None = None
+        self.lost_at: float | None = None  # when the agent was lost without an exit code
+        self.lost_code: int | None = None  # its exit code in that case
+        self.kill_by: float | None = None
+        self._code: int | None = None
+        self._error: RankError | None = None
+
+    @property
+    def where(self) -> str:
+        """Description of its process and host, for reports."""
+        return f"pid {self.pid} on {self.host}" if self.pid else f"on {self.host}"
+
+    @property
+    def started(self) -> bool:
+        """Whether its program has been started."""
+        return self.pid is not None
+
+    def exit_code(self) -> int | None:
+        """The exit code that its agent reported, or its replacement if the agent is lost."""
+        if self._code is None and self.kill_by is not None and time.monotonic() >= self.kill_by:
+            self._code = KILLED
+        return self.lost_code if self._code is None else self._code
+
+    def error(self) -> RankError | None:
+        """The exception that ended it, as its agent reported."""
+        return self._error
+
+    def send(self, number: int) -> None:
+        """Make the agent send a signal."""
+        if number == signal.SIGKILL and self.kill_by is None:
+            self.kill_by = time.monotonic() + KILL_S
+        if self.agent and self.started:
+            self.agent.send(messages.SIGNAL, {"number": number})
+        elif not self.started and number in ENDING:
+            self.lost_code = 128 + number  # it will not start
+
+    def receive(self, kind: bytes, body: bytes) -> None:
+        """Handle a message of the agent."""
+        if kind == messages.STDOUT:
+            self.output.stdout.feed(body)
+        elif kind == messages.STDERR:
+            self.output.stderr.feed(body)
+        elif kind == messages.STARTED:
+            self.pid = int(messages.read_json(body)["pid"])
+        elif kind == messages.EXIT:
+            told = messages.read_json(body)
+            self._code, self._error = int(told["code"]), parsed(told["error"])
+
+    def held_back(self) -> bool:
+        """Whether it must wait for the reader of the launcher's output."""
+        return self.kill_by is None and any(stream.held_back() for stream in self.output)
+
+    def disconnected(self) -> None:
+        """Handle the loss of the agent."""
+        self.agent = None
+        for stream in self.output:
+            stream.flush()
+        if self._code is None:
+            self.lost_at = time.monotonic()
+
+
+class AgentConnection:
+    """A connection, which belongs to an agent once it has sent the job's token.
+
+    Args:
+        connection: The accepted connection.
+        receive: Handles the first message, and an agent's refusal.
+    """
+
+    def __init__(
+        self,
+        connection: socket.socket,
+        receive: Callable[[AgentConnection, bytes, bytes], None],
+    ) -> None:
+        connection.setblocking(False)
+        messages.keep_alive(connection)
+        self.connection = connection
+        self.fd = connection.fileno()
+        self.rank: RemoteRank | None = None
+        self.ended = False
+        self.dismissed = False
+        self.inbox = messages.Inbox(messages.LONGEST_HELLO)
+        self._receive = receive
+
+    def held_back(self) -> bool:
+        """Whether reading is paused."""
+        return self.rank is not None and not self.dismissed and self.rank.held_back()
+
+    def read_ready(self) -> bool:
+        """Handle the messages; False when the connection has ended."""
+        try:
+            self.ended = not self._take(os.read(self.fd, CHUNK))
+        except BlockingIOError:
+            pass
+        except (OSError, ValueError, KeyError, TypeError):  # lost, or not an agent
+            self.ended = True
+        if self.ended and self.rank:
+            self.rank.disconnected()
+        elif self.ended:
+            self.dismiss()
+        return not self.ended
+
+    def _take(self, data: bytes) -> bool:
+        for kind, body in self.inbox.feed(data):
+            if self.rank is None or kind == messages.REFUSED:
+                self._receive(self, kind, body)
+            else:
+                self.rank.receive(kind, body)
+        return bool(data)
+
+    def send(self, kind: bytes, body: object) -> None:
+        """Send a short message; a lost connection is detected elsewhere."""
+        with suppress(OSError):
+            self.connection.send(messages.message(kind, body))
+
+    def dismiss(self) -> None:
+        """Make the agent end its rank, send the remaining output, and exit."""
+        self.dismissed = True
+        with suppress(OSError):
+            self.connection.shutdown(socket.SHUT_WR)
