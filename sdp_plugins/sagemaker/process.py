@@ -6,29 +6,14 @@ import os
 import signal
 import subprocess
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from sdp_plugins.launch.job_environment import without_place
 from sdp_plugins.launch.spawn import child_setup, own_program
+from sdp_plugins.sagemaker.rank import without_other_jobs
 
 _LAST_LINES = 100
 _REPORT = "smddprun: "  # begins the launcher's own lines, the last ones of a failed job
-
-# SageMaker's toolkit and SMDDP set these for one job, but they may remain in a shell: a script
-# would take an old SM_CHANNEL_* for a channel of the new job.
-_OTHER_JOBS_PREFIXES = ("SM_", "SMDATAPARALLEL_")
-# Other variables with these prefixes are settings of the SDK.
-_OTHER_JOBS_NAMES = {
-    "TRAINING_JOB_NAME",
-    "TRAINING_JOB_ARN",
-    "SAGEMAKER_JOB_NAME",
-    "SAGEMAKER_PROGRAM",
-    "SAGEMAKER_SUBMIT_DIRECTORY",
-    "SAGEMAKER_BASE_DIR",
-    "SAGEMAKER_TRAINING_MODULE",
-    "SAGEMAKER_INSTANCE_TYPE",
-}
 
 
 def run(
@@ -89,12 +74,3 @@ def _pass_on(
 def _reason(lines: Iterable[str]) -> str:
     text = "".join(lines).strip()
     return text[max(text.rfind(f"\n{_REPORT}"), 0) :].strip() or "no output"
-
-
-def without_other_jobs(base: Mapping[str, str]) -> dict[str, str]:
-    """`base` without the variables of ranks and of SageMaker's jobs."""
-    return {
-        name: value
-        for name, value in without_place(base).items()
-        if not name.startswith(_OTHER_JOBS_PREFIXES) and name not in _OTHER_JOBS_NAMES
-    }

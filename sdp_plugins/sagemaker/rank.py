@@ -12,12 +12,23 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from sdp_plugins.launch.job_environment import without_place
+
 SCRIPT = "script.json"
-# Variables that launchers set for a rank.
-_OF_RANKS = (
-    *("RANK", "WORLD_SIZE", "LOCAL_", "NODE_RANK", "GROUP_", "MASTER_", "TORCHELASTIC_"),
-    *("SMDATAPARALLEL_", "SDP_JOB_ID", "SDP_LAUNCHER_PID"),
-)
+# SageMaker's toolkit and SMDDP set these for one job, but they may remain in a shell: a script
+# would take an old SM_CHANNEL_* for a channel of the new job.
+_OTHER_JOBS_PREFIXES = ("SM_", "SMDATAPARALLEL_")
+# Other variables with these prefixes are settings of the SDK.
+_OTHER_JOBS_NAMES = {
+    "TRAINING_JOB_NAME",
+    "TRAINING_JOB_ARN",
+    "SAGEMAKER_JOB_NAME",
+    "SAGEMAKER_PROGRAM",
+    "SAGEMAKER_SUBMIT_DIRECTORY",
+    "SAGEMAKER_BASE_DIR",
+    "SAGEMAKER_TRAINING_MODULE",
+    "SAGEMAKER_INSTANCE_TYPE",
+}
 
 
 def command_line(code: Path, entry_point: str, arguments: Sequence[str]) -> list[str]:
@@ -49,6 +60,15 @@ def write_script(host: Path, command: Sequence[str], variables: Mapping[str, str
     (host / SCRIPT).write_text(json.dumps([[*command], {**variables}]))
 
 
+def without_other_jobs(base: Mapping[str, str]) -> dict[str, str]:
+    """`base` without the variables of ranks and of SageMaker's jobs."""
+    return {
+        name: value
+        for name, value in without_place(base).items()
+        if not name.startswith(_OTHER_JOBS_PREFIXES) and name not in _OTHER_JOBS_NAMES
+    }
+
+
 def place(rank: int, size: int, processes: int) -> dict[str, str]:
     """The variables of a rank's place on its host.
 
@@ -73,27 +93,17 @@ def place(rank: int, size: int, processes: int) -> dict[str, str]:
     return {name: str(value) for name, value in found.items()}
 
 
-def become(job: Path, processes: int) -> None:
-    """Become this rank's script.
-
-    Args:
-        job: The job's folder.
-        processes: Ranks per host; 0: a single process that is not a rank.
-    """
+def main() -> None:
+    """Entry point: become the script of this rank; PROCESSES 0: of a process that is no rank."""
+    job, processes = Path(sys.argv[1]), int(sys.argv[2])
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     host = job / f"algo-{rank // processes + 1 if processes else 1}"
     command, variables = json.loads((host / SCRIPT).read_text())
-    env = {**os.environ, **variables}
     if processes:
-        env |= place(rank, size, processes)
+        env = {**os.environ, **variables, **place(rank, size, processes)}
     else:
-        env = {name: value for name, value in env.items() if not name.startswith(_OF_RANKS)}
+        env = without_other_jobs(os.environ) | variables
     os.chdir(host / "ml" / "code")
     paths = [os.getcwd(), env.get("PYTHONPATH", "")]
     env["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
     os.execvpe(command[0], command, env)
-
-
-def main() -> None:
-    """Entry point of a rank's process."""
-    become(Path(sys.argv[1]), int(sys.argv[2]))

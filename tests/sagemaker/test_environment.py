@@ -81,6 +81,14 @@ def test_a_ranks_variables_are_its_own_jobs(
     assert found["SAGEMAKER_ADMIN_CONFIG_OVERRIDE"] == "x" and found["SM_HP_MINE"] == "wanted"
 
 
+def test_a_single_process_keeps_the_users_variables(tmp_path: Path, source: Path) -> None:
+    """Also those that begin like a variable of a rank."""
+    given = {"LOCAL_DATA": "/data", "GROUP_NAME": "a", "MASTER_KEY": "b"}
+    found = fitted(tmp_path, source, environment=given)["alone"]["environment"]
+    assert given.items() <= found.items()
+    assert not {"LOCAL_RANK", "MASTER_ADDR", "TORCHELASTIC_RUN_ID", "SDP_JOB_ID"} & set(found)
+
+
 def test_ranks_of_two_hosts_meet_without_alarm(tmp_path: Path) -> None:
     (tmp_path / "meet.py").write_text(
         "import numpy as np\nfrom sdp_plugins.core import Group\n"
