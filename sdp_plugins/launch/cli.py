@@ -10,13 +10,13 @@ from typing import Annotated
 import typer
 
 from sdp_plugins import __version__
-from sdp_plugins.launch.hosts.launch_error import LaunchError
+from sdp_plugins.launch.hosts import LaunchError
 from sdp_plugins.launch.hosts.plan import HostJob, planned
 from sdp_plugins.launch.hosts.remote_ranks import RemoteRanks
 from sdp_plugins.launch.local_ranks import LocalRanks
 from sdp_plugins.launch.rank_count import default_rank_count
 from sdp_plugins.launch.spawn import python_line
-from sdp_plugins.launch.supervise import run_job
+from sdp_plugins.launch.supervise import Supervisor
 from sdp_plugins.launch.worker_group import WorkerGroup
 
 app = typer.Typer(
@@ -180,7 +180,7 @@ def run(
         assert ranks
         environment = {**os.environ, **traced}
         workers = LocalRanks(line, ranks, environment, threads=threads, job_id=job_id)
-    code = run_job(workers, timeout_s=timeout_s, prefix=prefix, status=status)
+    code = Supervisor(workers, timeout_s=timeout_s, prefix=prefix, status=status).run()
     if trace:
         typer.echo(f"sdp run: {merged_traces(trace, job_id)}", err=True)
     raise typer.Exit(code)

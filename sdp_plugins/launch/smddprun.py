@@ -132,7 +132,7 @@ def _start_here(name: str, options: Options, environment: dict[str, str]) -> int
     from sdp_plugins.launch.local_ranks import LocalRanks
     from sdp_plugins.launch.rank_count import default_rank_count
     from sdp_plugins.launch.spawn import own_program
-    from sdp_plugins.launch.supervise import run_job
+    from sdp_plugins.launch.supervise import Supervisor
 
     if shutil.which(options.command[0]) is None:
         hint = f" (python {options.command[0]} ...)" if options.command[0].endswith(".py") else ""
@@ -142,7 +142,7 @@ def _start_here(name: str, options: Options, environment: dict[str, str]) -> int
         _say(name, f"starts {ranks} ranks on this machine (-n sets another number)")
     environment.setdefault("PYTHONUNBUFFERED", "1")  # Python buffers output to a pipe
     in_a_rank = [*own_program(f"{__spec__.name}:smddprun"), *options.command]
-    return run_job(LocalRanks(in_a_rank, ranks, environment), program=name)
+    return Supervisor(LocalRanks(in_a_rank, ranks, environment), program=name).run()
 
 
 def _say(name: str, text: str, code: int = 0) -> int:

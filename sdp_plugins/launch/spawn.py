@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing
 from dataclasses import dataclass
 
 from sdp_plugins.launch.error_file import VARIABLE, ErrorFile, RankError, parsed
@@ -80,14 +80,12 @@ class RankProcess:
 
     def close(self) -> None:
         """Reap it and close its pipes."""
-        self.process.wait()
-        os.close(self.stdout)
-        os.close(self.stderr)
-        self.error_file.close()
+        with self.process, closing(self.error_file):
+            pass
 
 
 def child_setup(
-    mask: set[signal.Signals], farewell: signal.Signals = signal.SIGKILL
+    mask: set[signal.Signals], death_signal: signal.Signals = signal.SIGKILL
 ) -> Callable[[], None]:
     """Make the function that a rank calls before its program.
 
@@ -95,26 +93,18 @@ def child_setup(
 
     Args:
         mask: Signals that stay blocked.
-        farewell: Signal that the kernel sends when the launcher ends.
+        death_signal: Signal that the kernel sends when the launcher ends.
     """
     prctl = ctypes.CDLL(None).prctl
     launcher = os.getpid()
 
     def setup() -> None:
-        prctl(PR_SET_PDEATHSIG, int(farewell))
+        prctl(PR_SET_PDEATHSIG, int(death_signal))
         if os.getppid() != launcher:  # it ended before the kernel knew
             os._exit(1)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     return setup
-
-
-def open_pipe(reading: ExitStack, writing: ExitStack) -> tuple[int, int]:
-    """Open a pipe whose ends are closed by these stacks."""
-    reader, writer = os.pipe()
-    reading.callback(os.close, reader)
-    writing.callback(os.close, writer)
-    return reader, writer
 
 
 def start_process(
@@ -134,20 +124,22 @@ def start_process(
         stdin: Whether it inherits the launcher's stdin.
         inherit: Whether it inherits the launcher's inheritable descriptors.
     """
-    with ExitStack() as ours, ExitStack() as theirs:
-        error_file = ErrorFile()
-        ours.callback(error_file.close)
-        stdout, child_stdout = open_pipe(ours, theirs)
-        stderr, child_stderr = open_pipe(ours, theirs)
+    error_file = ErrorFile()
+    try:
         process = subprocess.Popen(
             argv,
+            bufsize=0,
             env={**environment, VARIABLE: error_file.path},
             stdin=None if stdin else subprocess.DEVNULL,
-            stdout=child_stdout,
-            stderr=child_stderr,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             start_new_session=True,
             preexec_fn=setup,
             close_fds=not inherit,
         )
-        ours.pop_all()  # the RankProcess owns them now
-    return RankProcess(process, stdout, stderr, error_file)
+    except BaseException:
+        error_file.close()
+        raise
+    assert process.stdout
+    assert process.stderr
+    return RankProcess(process, process.stdout.fileno(), process.stderr.fileno(), error_file)

@@ -15,7 +15,7 @@ from sdp_plugins.launch.event_loop import (
     signals_handled,
     signals_held_back,
 )
-from sdp_plugins.launch.output import Sink, open_standard_streams, sinks, unblock
+from sdp_plugins.launch.output import open_standard_streams, sinks, unblock
 from sdp_plugins.launch.report import Failure, Kind, blamed, described
 from sdp_plugins.launch.status import Status
 from sdp_plugins.launch.who_waits import stack_dump_signal, who_waits
@@ -32,24 +32,33 @@ BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
 class Supervisor:
-    """One job: its ranks, their output, and the steps towards their end."""
+    """One job: its ranks, their output, and the steps towards their end.
+
+    Args:
+        workers: The ranks.
+        timeout_s: Seconds after which the job is ended; None: no limit.
+        prefix: Whether every line of output begins with its rank.
+        status: Whether to show the state of each rank on a terminal.
+        program: The command that the user called; the launcher's lines begin with it.
+    """
 
     def __init__(
         self,
         workers: WorkerGroup,
-        stdout: Sink,
-        stderr: Sink,
         *,
-        timeout_s: float | None,
-        prefix: bool,
-        status: bool,
-        program: str,
+        timeout_s: float | None = None,
+        prefix: bool = True,
+        status: bool = False,
+        program: str = "sdp run",
     ) -> None:
+        open_standard_streams()
+        unblock(1)
+        unblock(2)
         self.workers = workers
         self.program = program
-        self.stdout, self.stderr = stdout, stderr
-        self.status = Status(stderr) if status and stderr.terminal else None
-        self.loop = EventLoop(stdout, stderr)
+        self.stdout, self.stderr = sinks()
+        self.status = Status(self.stderr) if status and self.stderr.terminal else None
+        self.loop = EventLoop(self.stdout, self.stderr)
         self.output = [self.streams(rank, prefix) for rank in range(workers.world_size)]
         self.running: dict[int, Rank] = {}
         self.failed: dict[int, Failure] = {}  # in order, until one rank is blamed
@@ -61,6 +70,26 @@ class Supervisor:
         self.ending: Ending | None = None  # the first condition that ended the job
         self.deadline = None if timeout_s is None else time.monotonic() + timeout_s
         self.steps: list[tuple[float, int]] = []  # times and signals for all running ranks
+
+    def run(self) -> int:
+        """Run the job to its end.
+
+        Returns:
+            The launcher's exit code: 0, that of the rank to blame (128 + n if signal n ended it),
+            124 after the time-out, or 1 if the ranks cannot be started or their output cannot be
+            written.
+        """
+        with signals_handled(self.on_signal, self.loop), closing(self.loop):
+            with closing(self):
+                try:
+                    self.start()
+                except (OSError, subprocess.SubprocessError) as error:
+                    self.ending = Ending(f"{self.program}: cannot start the ranks: {error}")
+                else:
+                    self.watch()
+            code = self.conclude()
+            self.deliver()
+            return code
 
     def streams(self, rank: int, prefix: bool) -> RankOutput:
         """Make the streams of a rank's output.
@@ -145,17 +174,13 @@ class Supervisor:
             shown = self.status.due() if self.status else None
             times = [*steps, self.deadline, self.blame_at, self.workers.due(), shown]
             self.loop.run_once(min((when for when in times if when is not None), default=None))
-            self.answer()
+            if self.asked:
+                self.asked = False
+                self.show_ranks()
             self.take_steps(time.monotonic())
             self.collect(time.monotonic())
             if self.status:
                 self.status.refresh(self.workers.ranks, self.running, time.monotonic())
-
-    def answer(self) -> None:
-        """Show what the ranks wait for, if SIGUSR1 has come."""
-        if self.asked:
-            self.asked = False
-            self.show_ranks()
 
     def show_ranks(self) -> None:
         """Print what the ranks wait for, and make each write its Python stacks.
@@ -261,44 +286,3 @@ class Supervisor:
         if ending.text:
             self.stderr.announce(ending.text)
         return ending.code
-
-
-def run_job(
-    workers: WorkerGroup,
-    *,
-    timeout_s: float | None = None,
-    prefix: bool = True,
-    status: bool = False,
-    program: str = "sdp run",
-) -> int:
-    """Run a job to its end.
-
-    Args:
-        workers: Its ranks.
-        timeout_s: Seconds after which the job is ended; None: no limit.
-        prefix: Whether every line of output begins with its rank.
-        status: Whether to show the state of each rank on a terminal.
-        program: The command that the user called; the launcher's lines begin with it.
-
-    Returns:
-        The launcher's exit code: 0, that of the rank to blame (128 + n if signal n ended it), 124
-        after the time-out, or 1 if the ranks cannot be started or their output cannot be written.
-    """
-    open_standard_streams()
-    unblock(1)
-    unblock(2)
-    supervisor = Supervisor(
-        workers, *sinks(), timeout_s=timeout_s, prefix=prefix, status=status, program=program
-    )
-    loop = supervisor.loop
-    with signals_handled(supervisor.on_signal, loop), closing(loop):
-        with closing(supervisor):
-            try:
-                supervisor.start()
-            except (OSError, subprocess.SubprocessError) as error:
-                supervisor.ending = Ending(f"{program}: cannot start the ranks: {error}")
-            else:
-                supervisor.watch()
-        code = supervisor.conclude()
-        supervisor.deliver()
-        return code

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from sdp_plugins.launch.hosts import addresses, forwarded, messages
+from sdp_plugins.launch.hosts import LaunchError, addresses, messages
 from sdp_plugins.launch.hosts.diagnosis import explained
 from sdp_plugins.launch.hosts.host_list import parse_hostfile, parse_hosts, placed
-from sdp_plugins.launch.hosts.launch_error import LaunchError
 from sdp_plugins.launch.hosts.messages import TOKEN
 from sdp_plugins.launch.hosts.mpirun import (
     INTEL_MPI,
@@ -25,6 +24,7 @@ from sdp_plugins.launch.hosts.mpirun import (
     find,
     mpirun_line,
 )
+from sdp_plugins.launch.hosts.plan import forwarded_names, mpirun_environment
 from tests.ranks import HANG_S
 
 ROOT = Path(__file__).parents[2]
@@ -112,8 +112,8 @@ def test_addresses() -> None:
     assert addresses.is_here("127.0.0.1") and not addresses.is_here("192.0.2.1")
     assert addresses.resolve("localhost") == "127.0.0.1"
     assert addresses.launchers(["127.0.0.1", "127.0.0.1"]) == ["127.0.0.1"]
-    assert addresses.first_ones(["127.0.0.1"]) == "127.0.0.1"
-    assert addresses.first_ones(["192.0.2.1", "127.0.0.1"]) == "192.0.2.1"
+    assert addresses.master_address(["127.0.0.1"]) == "127.0.0.1"
+    assert addresses.master_address(["192.0.2.1", "127.0.0.1"]) == "192.0.2.1"
     with pytest.raises(LaunchError, match=r"no host 'no-such-host\.invalid'.*Hint: "):
         addresses.resolve("no-such-host.invalid")
 
@@ -121,7 +121,7 @@ def test_addresses() -> None:
 def test_the_first_host_is_named_as_others_see_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine's own name is often that of its loopback."""
     monkeypatch.setattr(addresses, "ours_towards", lambda other: f"seen from {other}")
-    assert addresses.first_ones(["127.0.0.1", "192.0.2.7"]) == "seen from 192.0.2.7"
+    assert addresses.master_address(["127.0.0.1", "192.0.2.7"]) == "seen from 192.0.2.7"
 
 
 def test_command_lines() -> None:
@@ -154,18 +154,18 @@ def test_what_is_passed_on() -> None:
         "OMPI_COMM_WORLD_RANK": "3",
         "UCX_TLS": "tcp",
     }
-    ours = forwarded.environment(base, token="t", threads=None, exported=["HF_TOKEN", "A=b"])
-    names = forwarded.names(ours, ["HF_TOKEN", "A=b"])
+    ours = mpirun_environment(base, token="t", threads=None, exported=["HF_TOKEN", "A=b"])
+    names = forwarded_names(ours, ["HF_TOKEN", "A=b"])
     assert names == sorted(
         ["A", "GLIBC_TUNABLES", "HF_TOKEN", "PATH", "PYTHONPATH", TOKEN, "SDP_TIMEOUT_S", "UCX_TLS"]
     )
     assert list(ours)[-1] not in names  # MPICH's mpirun would lose it
     assert not {"RANK", "MASTER_ADDR", "OMPI_COMM_WORLD_RANK", "OMP_NUM_THREADS"} & set(ours)
     assert ours["AWS_SECRET_ACCESS_KEY"] == "x" and ours["A"] == "b"  # mpirun's own, here
-    threads = forwarded.environment(base, token="t", threads=3, exported=[])
-    assert threads["OMP_NUM_THREADS"] == "3" and "OMP_NUM_THREADS" in forwarded.names(threads, [])
+    threads = mpirun_environment(base, token="t", threads=3, exported=[])
+    assert threads["OMP_NUM_THREADS"] == "3" and "OMP_NUM_THREADS" in forwarded_names(threads, [])
     with pytest.raises(LaunchError, match="-x NOPE: the variable is not set here"):
-        forwarded.environment(base, token="t", threads=None, exported=["NOPE"])
+        mpirun_environment(base, token="t", threads=None, exported=["NOPE"])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 
 from sdp_plugins.core.local_address import LOOPBACK, local_address
-from sdp_plugins.launch.hosts.launch_error import LaunchError
+from sdp_plugins.launch.hosts import LaunchError
 
 
 def resolve(name: str) -> str:
@@ -51,7 +51,7 @@ def launchers(addresses: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(map(ours_towards, others))) or [LOOPBACK]
 
 
-def first_ones(addresses: Sequence[str]) -> str:
+def master_address(addresses: Sequence[str]) -> str:
     """The first address as the other hosts see it: this machine has one per network."""
     first = addresses[0]
     others = [address for address in addresses if not is_here(address)]

@@ -133,15 +133,12 @@ class IoForwarder:
                 self.send(messages.EXIT, {"code": exit_code, "error": error})
 
     def serve(self) -> None:
-        """Execute the launcher's messages until it dismisses this agent, or is lost.
-
-        Raises:
-            OSError: It is lost.
-        """
-        for kind, body in self._messages:
-            if kind == messages.SIGNAL and self._rank:
-                with suppress(ProcessLookupError):
-                    self._rank.send(int(messages.read_json(body)["number"]))
+        """Execute the launcher's messages until it dismisses this agent, or is lost."""
+        with suppress(ConnectionError, TimeoutError):
+            for kind, body in self._messages:
+                if kind == messages.SIGNAL and self._rank:
+                    with suppress(ProcessLookupError):
+                        self._rank.send(int(messages.read_json(body)["number"]))
 
     def close(self) -> None:
         """End the rank's processes, and send the rest of its output."""
@@ -166,13 +163,13 @@ def connected(launcher: str) -> socket.socket:
     reasons = []
     for address in addresses.split(","):
         try:
-            link = socket.create_connection((address, int(port)), CONNECT_S)
+            connection = socket.create_connection((address, int(port)), CONNECT_S)
         except OSError as error:
             reasons.append(f"{address}: {error.strerror or error}")
         else:
-            link.settimeout(None)
-            messages.keep_alive(link)
-            return link
+            connection.settimeout(None)
+            messages.keep_alive(connection)
+            return connection
     fail(
         f"{socket.gethostname()} cannot reach sdp run on port {port} ({'; '.join(reasons)}). "
         "Hint: firewalls must allow TCP between the hosts."

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sdp_plugins.launch.hosts.launch_error import LaunchError
+from sdp_plugins.launch.hosts import LaunchError
 
 _SLOT_COUNT = re.compile(r"[0-9]{1,6}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")  # not an option of ssh

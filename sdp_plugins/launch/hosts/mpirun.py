@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdp_plugins.launch.hosts.launch_error import LaunchError
+from sdp_plugins.launch.hosts import LaunchError
 
 ASK_S = 30.0
 OPEN_MPI, MPICH, INTEL_MPI = "Open MPI", "MPICH", "Intel MPI"

@@ -8,11 +8,35 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdp_plugins.launch.hosts import addresses, forwarded, preflight
+from sdp_plugins.launch.hosts import LaunchError, addresses, preflight
 from sdp_plugins.launch.hosts import mpirun as mpis
 from sdp_plugins.launch.hosts.host_list import parse_hostfile, parse_hosts, placed
-from sdp_plugins.launch.hosts.launch_error import LaunchError
+from sdp_plugins.launch.hosts.messages import TOKEN
+from sdp_plugins.launch.job_environment import huge_pages, without_place
 from sdp_plugins.launch.spawn import own_program
+
+# The variables that ranks on other hosts get from here. mpirun's command line has only their names,
+# and mpirun sends the values over its connections: everybody on a host can read command lines.
+# Other variables are not sent, because an environment may hold passwords; `-x NAME` adds one.
+FORWARDED = {
+    "PATH",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "VIRTUAL_ENV",
+    "GLIBC_TUNABLES",
+    "LANG",
+    "TZ",
+    TOKEN,
+}
+FORWARDED_PREFIXES = (
+    *("SDP_", "PYTHON", "LC_"),
+    *("OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "NUMEXPR_"),  # threads
+    *("TORCH", "PYTORCH", "GLOO_", "NCCL_", "KERAS_", "TF_", "XLA_", "JAX_"),
+    *("OMPI_MCA_", "PRTE_MCA_", "PMIX_MCA_", "MPIR_CVAR_", "MPICH_", "I_MPI_", "MPI4PY_"),
+    *("UCX_", "FI_"),
+)
+# MPICH's mpirun (5.0), given a list of names, loses the last variable of its environment.
+_LAST = "SDP_LAUNCH_END"
 
 
 @dataclass(frozen=True)
@@ -67,7 +91,7 @@ class Plan:
         job, ours = self.job, ",".join(addresses.launchers(self.addresses))
         agent = own_program("sdp_plugins.launch.hosts.agent:main")
         agent += [f"{port}@{ours}", str(job.master_port)]
-        names = forwarded.names(self.environment, job.exported)
+        names = forwarded_names(self.environment, job.exported)
         return mpis.mpirun_line(self.mpirun, self.places, names, agent)
 
 
@@ -81,7 +105,7 @@ def planned(job: HostJob) -> Plan:
         raise LaunchError("--hosts and --hostfile are two lists of hosts. Hint: give one.")
     listed = parse_hostfile(job.hostfile) if job.hostfile else parse_hosts(job.hosts)
     places, token = placed(listed, job.ranks), secrets.token_hex(16)
-    environment = forwarded.environment(
+    environment = mpirun_environment(
         os.environ, token=token, threads=job.threads, exported=job.exported
     )
     found = [addresses.resolve(host) for host in places]
@@ -89,3 +113,35 @@ def planned(job: HostJob) -> Plan:
     others = [h for h, a in zip(places, found, strict=True) if not addresses.is_here(a)]
     preflight.check(mpirun, others, environment)
     return Plan(job, places, mpirun, found, environment, token)
+
+
+def mpirun_environment(
+    base: Mapping[str, str], *, token: str, threads: int | None, exported: Sequence[str]
+) -> dict[str, str]:
+    """The environment of mpirun, and so of the ranks on this machine.
+
+    Args:
+        base: This process's environment.
+        token: Proves that an agent belongs to this job.
+        threads: OMP_NUM_THREADS; None: no change.
+        exported: NAME or NAME=VALUE, the user's `-x`.
+    """
+    kept = without_place(base) | huge_pages(base)
+    if threads is not None:
+        kept["OMP_NUM_THREADS"] = str(threads)
+    for text in exported:
+        name, equals, value = text.partition("=")
+        if equals:
+            kept[name] = value
+        elif name not in kept:
+            raise LaunchError(f"-x {name}: the variable is not set here. Hint: -x {name}=VALUE.")
+    return kept | {TOKEN: token, _LAST: ""}
+
+
+def forwarded_names(environment: Mapping[str, str], exported: Sequence[str]) -> list[str]:
+    """The names of the variables that mpirun forwards."""
+    asked = {text.partition("=")[0] for text in exported}
+    chosen = {
+        n for n in environment if n in FORWARDED or n in asked or n.startswith(FORWARDED_PREFIXES)
+    }
+    return sorted(chosen - {_LAST})

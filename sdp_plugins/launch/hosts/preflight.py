@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import sdp_plugins
+from sdp_plugins.launch.hosts import LaunchError
 from sdp_plugins.launch.hosts.diagnosis import explained
-from sdp_plugins.launch.hosts.launch_error import LaunchError
 from sdp_plugins.launch.hosts.mpirun import OPEN_MPI, Mpirun
 from sdp_plugins.launch.sessions import kill_sessions
 from sdp_plugins.launch.spawn import child_setup
@@ -62,8 +62,7 @@ def check(mpirun: Mpirun, hosts: Sequence[str], environment: Mapping[str, str]) 
     if program is None:
         return
     for first in range(0, len(hosts), AT_ONCE):
-        if text := complaint(program, hosts[first : first + AT_ONCE], environment):
-            raise LaunchError(text)
+        check_together(program, hosts[first : first + AT_ONCE], environment)
 
 
 def question(environment: Mapping[str, str]) -> str:
@@ -74,29 +73,43 @@ def question(environment: Mapping[str, str]) -> str:
     return shlex.join(["env", f"PYTHONPATH={path}", *python] if path else python)
 
 
-def complaint(program: Sequence[str], hosts: Sequence[str], environment: Mapping[str, str]) -> str:
-    """The first error among some hosts, all checked at once; empty if there is none."""
+def check_together(
+    program: Sequence[str], hosts: Sequence[str], environment: Mapping[str, str]
+) -> None:
+    """Check some hosts, all at once; raises for the first that fails."""
     with ExitStack() as started:
         try:
             asked = {host: started.enter_context(ask(program, host, environment)) for host in hosts}
         except OSError as error:
-            return (
+            raise LaunchError(
                 f"{program[0]!r}, by which mpirun reaches other hosts, cannot be started "
                 f"({error.strerror}). Hint: apt-get install openssh-client."
-            )
+            ) from None
         end = time.monotonic() + ANSWER_S
         for host, process in asked.items():
             try:
                 output, errors = process.communicate(timeout=max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
-                return (
+                raise LaunchError(
                     f"{host} does not answer {program[0]} in {ANSWER_S:.0f} s. Hint: run "
                     f"`{program[0]} {host}` by hand."
+                ) from None
+            if process.returncode:
+                words = errors.strip() or output.strip() or f"exit code {process.returncode}"
+                raise LaunchError(explained(words, host) or _unexplained(program[0], host, words))
+            version = (output.split() or ["?"])[-1]
+            if version != sdp_plugins.__version__:
+                raise LaunchError(
+                    f"{host} has sdp-plugins {version}, this host {sdp_plugins.__version__}. "
+                    "Hint: install the same version on all hosts."
                 )
-            done = subprocess.CompletedProcess(program, process.returncode, output, errors)
-            if text := _judged(program[0], host, done):
-                return text
-    return ""
+
+
+def _unexplained(program: str, host: str, words: str) -> str:
+    return (
+        f"{program} {host} fails: {words.splitlines()[-1]}. Hint: make "
+        f"`{program} {host} true` work without a password."
+    )
 
 
 @contextmanager
@@ -123,19 +136,3 @@ def ask(
     finally:
         kill_sessions({process.pid})
         process.communicate()
-
-
-def _judged(program: str, host: str, done: subprocess.CompletedProcess[str]) -> str:
-    if done.returncode:
-        words = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
-        return explained(words, host) or (
-            f"{program} {host} fails: {words.splitlines()[-1]}. Hint: make "
-            f"`{program} {host} true` work without a password."
-        )
-    version = (done.stdout.split() or ["?"])[-1]
-    if version != sdp_plugins.__version__:
-        return (
-            f"{host} has sdp-plugins {version}, this host {sdp_plugins.__version__}. Hint: install "
-            "the same version on all hosts."
-        )
-    return ""

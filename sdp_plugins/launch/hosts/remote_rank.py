@@ -33,9 +33,8 @@ class RemoteRank:
         self.agent: AgentConnection | None = None
         self.pid: int | None = None
         self.lost_at: float | None = None  # when the agent was lost without an exit code
-        self.lost_code: int | None = None  # its exit code in that case
+        self.code: int | None = None  # its exit code, or the replacement if the agent is lost
         self.kill_by: float | None = None
-        self._code: int | None = None
         self._error: RankError | None = None
 
     @property
@@ -50,9 +49,9 @@ class RemoteRank:
 
     def exit_code(self) -> int | None:
         """The exit code that its agent reported, or its replacement if the agent is lost."""
-        if self._code is None and self.kill_by is not None and time.monotonic() >= self.kill_by:
-            self._code = KILLED
-        return self.lost_code if self._code is None else self._code
+        if self.code is None and self.kill_by is not None and time.monotonic() >= self.kill_by:
+            self.code = KILLED
+        return self.code
 
     def error(self) -> RankError | None:
         """The exception that ended it, as its agent reported."""
@@ -65,7 +64,7 @@ class RemoteRank:
         if self.agent and self.started:
             self.agent.send(messages.SIGNAL, {"number": number})
         elif not self.started and number in ENDING:
-            self.lost_code = 128 + number  # it will not start
+            self.code = 128 + number  # it will not start
 
     def receive(self, kind: bytes, body: bytes) -> None:
         """Handle a message of the agent."""
@@ -77,7 +76,7 @@ class RemoteRank:
             self.pid = int(messages.read_json(body)["pid"])
         elif kind == messages.EXIT:
             told = messages.read_json(body)
-            self._code, self._error = int(told["code"]), parsed(told["error"])
+            self.code, self._error = int(told["code"]), parsed(told["error"])
 
     def held_back(self) -> bool:
         """Whether it must wait for the reader of the launcher's output."""
@@ -88,7 +87,7 @@ class RemoteRank:
         self.agent = None
         for stream in self.output:
             stream.flush()
-        if self._code is None:
+        if self.code is None:
             self.lost_at = time.monotonic()
 
 

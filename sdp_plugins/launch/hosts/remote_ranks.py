@@ -130,7 +130,7 @@ class RemoteRanks(WorkerGroup):
         places = [(rank.host, rank.address) for rank in self.ranks]
         nodes = list(dict.fromkeys(places))
         shared = {
-            "MASTER_ADDR": addresses.first_ones([address for _, address in places]),
+            "MASTER_ADDR": addresses.master_address([address for _, address in places]),
             "MASTER_PORT": str(self.master_port),
             "GROUP_WORLD_SIZE": str(len(nodes)),
             "SDP_JOB_ID": self.plan.job.job_id,
@@ -157,7 +157,8 @@ class RemoteRanks(WorkerGroup):
         code = self.mpirun.exit_code()
         not_started = code is not None and self.connected < self.world_size
         for rank in self.ranks if not_started else self._lost(code).values():
-            rank.lost_code = code or 1
+            if rank.code is None:
+                rank.code = code or 1
 
     def _lost(self, code: int | None) -> dict[int, RemoteRank]:
         """The ranks whose agents were lost, once mpirun has ended or had time to report."""
