@@ -147,13 +147,3 @@ def signals_handled(handler: Handler, loop: EventLoop) -> Iterator[None]:
             signal.signal(number, previous)
         os.close(reader)
         os.close(writer)
-
-
-@contextmanager
-def signals_held_back() -> Iterator[set[signal.Signals]]:
-    """Block signals for the duration; yields the previous mask, which children restore."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-    try:
-        yield {signal.Signals(number) for number in before}
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)

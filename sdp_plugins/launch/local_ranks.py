@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import signal
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sdp_plugins.core.local_address import free_port
 from sdp_plugins.launch.event_loop import EventLoop
@@ -47,7 +46,7 @@ class LocalRanks(WorkerGroup):
         self,
         loop: EventLoop,
         output: Sequence[RankOutput],
-        mask: set[signal.Signals],
+        mask: Iterable[int],
         is_over: Callable[[], bool],
     ) -> bool:
         """Start all ranks; False if the job ended before all were started."""

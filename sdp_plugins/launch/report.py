@@ -18,7 +18,7 @@ IGNORED = "Exception ignored "
 CHAINED = re.compile(
     r"^(\[rank\d+\]: ?)?(During handling of|The above exception was)", re.MULTILINE
 )
-HINTS = {
+HINTS: dict[signal.Signals | None, str] = {
     signal.SIGKILL: "Hint: if nobody killed it, the machine ran out of memory: see `dmesg`.",
     signal.SIGBUS: "Hint: /dev/shm may be full: see `df /dev/shm`.",
     signal.SIGSEGV: "Hint: set PYTHONFAULTHANDLER=1 to see the Python stack of a crash.",
@@ -45,11 +45,6 @@ def how_it_ended(code: int) -> str:
     """Describe an exit code."""
     number = killed_by(code)
     return f"killed by {number.name}" if number else f"exit code {code}"
-
-
-def hint(code: int) -> str:
-    """The hint for an exit code; empty if there is none."""
-    return next((text for number, text in HINTS.items() if code == 128 + number), "")
 
 
 def lines_of(tail: Sequence[bytes]) -> list[str]:
@@ -168,6 +163,6 @@ def described(
             f"failed: {how_it_ended(failure.code)}"
         )
     how += f", after rank {listed(ended)} had ended without an error." if ended else "."
-    lines, text = failure.lines, hint(failure.code)
+    lines, text = failure.lines, HINTS.get(killed_by(failure.code), "")
     head = how + (" The end of its stderr:" if lines else " It wrote nothing to stderr.")
     return "\n".join(["", head, *lines, *([text] if text else [])])

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -85,7 +85,7 @@ class RankProcess:
 
 
 def child_setup(
-    mask: set[signal.Signals], death_signal: signal.Signals = signal.SIGKILL
+    mask: Iterable[int], death_signal: signal.Signals = signal.SIGKILL
 ) -> Callable[[], None]:
     """Make the function that a rank calls before its program.
 

@@ -8,13 +8,7 @@ import time
 from contextlib import closing, suppress
 from types import FrameType
 
-from sdp_plugins.launch.event_loop import (
-    ASKED,
-    FORWARDED,
-    EventLoop,
-    signals_handled,
-    signals_held_back,
-)
+from sdp_plugins.launch.event_loop import ASKED, FORWARDED, EventLoop, signals_handled
 from sdp_plugins.launch.output import open_standard_streams, sinks, unblock
 from sdp_plugins.launch.report import Failure, Kind, blamed, described
 from sdp_plugins.launch.status import Status
@@ -104,9 +98,12 @@ class Supervisor:
 
     def start(self) -> None:
         """Start all ranks, unless the job ends before."""
-        with signals_held_back() as mask:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+        try:
             complete = self.workers.start(self.loop, self.output, mask, self.is_over)
             self.running = dict(enumerate(self.workers.ranks))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if not complete and self.signals:
             self.ending = Ending("", 128 + self.signals[0])
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -70,7 +69,7 @@ class WorkerGroup(ABC):
         self,
         loop: EventLoop,
         output: Sequence[RankOutput],
-        mask: set[signal.Signals],
+        mask: Iterable[int],
         is_over: Callable[[], bool],
     ) -> bool:
         """Start all ranks, or begin to.

@@ -7,7 +7,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 from sdp_plugins.core.local_address import LOOPBACK
@@ -53,7 +53,7 @@ class RemoteRanks(WorkerGroup):
         self,
         loop: EventLoop,
         output: Sequence[RankOutput],
-        mask: set[signal.Signals],
+        mask: Iterable[int],
         is_over: Callable[[], bool],
     ) -> bool:
         """Start mpirun; the ranks follow."""
