@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdp_plugins.core.internode.costs import Costs, choose
-from sdp_plugins.core.internode.headers import DIRECT, distances
+from sdp_plugins.core.internode.headers import rounds
 from sdp_plugins.core.internode.plan import Algorithm, Plan, levels
 
 Times = NDArray[np.float64]
@@ -52,13 +52,9 @@ def meet(times: Times, members: NDArray[np.intp]) -> Times:
 
 
 def agreement_s(costs: Costs, nodes: int) -> float:
-    """Return the seconds for the nodes' first ranks to exchange which operation was called.
-
-    Up to ``DIRECT`` nodes, each tells all others; beyond that, each tells one in each round.
-    """
-    if nodes <= DIRECT:
-        return costs.seconds(Plan(Algorithm.recursive_multiplying, (nodes,)), 0)
-    return len(distances(nodes)) * costs.seconds(Plan(Algorithm.recursive_multiplying, (2,)), 0)
+    """Return the seconds for the nodes' first ranks to exchange which operation was called."""
+    messages = [len(blocks) for blocks in rounds(nodes)]
+    return sum(costs.seconds(Plan(Algorithm.recursive_multiplying, (n + 1,)), 0) for n in messages)
 
 
 def split_seconds(costs: Costs, plan: Plan, nbytes: int) -> tuple[float, float]:

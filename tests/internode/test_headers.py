@@ -1,8 +1,7 @@
-"""More nodes than compare what they call with each other directly; three to six play as many."""
+"""More nodes than exchange headers in one round; three to six nodes with radix 2 play as many."""
 
 from __future__ import annotations
 
-import random
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -26,9 +25,9 @@ LIMIT_S = 2.0
 
 
 @contextmanager
-def none_direct() -> Iterator[None]:
-    """Have two nodes be too many to compare directly."""
-    with mock.patch.object(headers, "DIRECT", 1), mock.patch.object(all_reduce, "DIRECT", 1):
+def radix_two() -> Iterator[None]:
+    """Have more than two nodes exchange headers in several rounds."""
+    with mock.patch.object(headers, "RADIX", 2), mock.patch.object(all_reduce, "RADIX", 2):
         yield
 
 
@@ -37,26 +36,24 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("stores"))
 
 
-def test_all_know_the_first_and_the_first_that_differs() -> None:
-    draw = random.Random(1)
-    for nodes in range(2, 40):
-        differing = draw.sample(range(nodes), draw.randrange(min(nodes, 4)))
-        said = {node: b"%d" % (node in differing) for node in range(nodes)}
-        known = [{node: said[node]} for node in range(nodes)]
-        for distance in headers.distances(nodes):
-            known = [
-                headers.first_two(known[node] | known[node - distance]) for node in range(nodes)
-            ]
-        assert known == [headers.first_two(said)] * nodes
-        assert len(known[0]) == len(set(said.values()))
-        assert 2 ** len(headers.distances(nodes)) in range(nodes, 2 * nodes)
+@pytest.mark.parametrize("nodes", [*range(2, 40), 255, 256, 257, 1000, 4096])
+def test_the_rounds_spread_all_headers(nodes: int) -> None:
+    held, found = 1, headers.rounds(nodes)
+    for blocks in found:
+        assert len(blocks) < headers.RADIX
+        received = [at for distance, n in blocks for at in range(distance, distance + n)]
+        assert received == list(range(held, held + len(received)))
+        assert all(n <= held for _, n in blocks), "a round sends what was received before it"
+        held += len(received)
+    assert held == nodes
+    assert len(found) == 1 + (nodes > 16) + (nodes > 256)
 
 
 def call_two_sizes(rank: int, world: int, layout: str, root: str, less_first: bool) -> None:
     nodes = NODES[layout]
     count = len(set(nodes))
     first = nodes[rank] < count // 2
-    with none_direct(), meet(layout, root, "g") as group:
+    with radix_two(), meet(layout, root, "g") as group:
         data = np.ones(2_000_000, np.float32)
         with only(Plan(Algorithm.sharded, (count,), 64 * 2**20)):
             group.all_reduce(data)
@@ -70,14 +67,16 @@ def test_halves_that_call_another_size(
 ) -> None:
     """Data of different sizes would end gloo's processes."""
     nodes = NODES[layout]
-    count = len(set(nodes))
-    other = count // 2
-    named = {0, other} if count > 2 else {other}  # of two nodes all is known
-    blamed = tuple(rank for rank, node in enumerate(nodes) if node in named)
+    other = len(set(nodes)) // 2
+    lower, upper = (
+        [rank for rank, node in enumerate(nodes) if (node < other) is half]
+        for half in (True, False)
+    )
+    blamed = tuple(lower if len(lower) < len(upper) else upper)
     sizes = (500_000, 2_000_000) if less_first else (2_000_000, 500_000)
     text = (
-        rf"ranks disagree: ranks? [\d, -]+ on node0: all_reduce #2 float32\[{sizes[0]}\] sum; "
-        rf"ranks? [\d, -]+ on node{other}: all_reduce #2 float32\[{sizes[1]}\] sum"
+        rf"ranks disagree: ranks? [\d, -]+ on node0\b[^:]*: all_reduce #2 float32\[{sizes[0]}\] "
+        rf"sum; ranks? [\d, -]+ on node{other}\b[^:]*: all_reduce #2 float32\[{sizes[1]}\] sum"
     )
     with start_pooled(len(nodes), call_two_sizes, layout, str(tmp_path), less_first) as ranks:
         found = [rank.outcome() for rank in ranks]
@@ -91,7 +90,7 @@ def test_halves_that_call_another_size(
 def leave_one_out(
     rank: int, world: int, layout: str, root: str, operation: str, victim: int
 ) -> None:
-    with none_direct(), meet(layout, root, "g") as group:
+    with radix_two(), meet(layout, root, "g") as group:
         data = np.ones(100_000, np.float32)
         group.all_reduce(data)
         assert (data == world).all()
@@ -127,10 +126,10 @@ def test_a_rank_that_does_not_come(
             assert re.search(rf"rank {victim}\b.* did not a", str(outcome.error)), outcome.error
 
 
-def run_none_direct(
+def run_radix_two(
     rank: int, world: int, run: Callable[..., list[str]], *arguments: object
 ) -> list[str]:
-    with none_direct():
+    with radix_two():
         return run(rank, world, *arguments)
 
 
@@ -139,18 +138,18 @@ def test_collectives(rank_pool: Pool, root: str, layout: str) -> None:
     pool = rank_pool(len(NODES[layout]))
     for run in (reduce_all, move_all):
         for count in (1000, 400_003):
-            found = pool.run(run_none_direct, run, layout, root, "float32", count)
+            found = pool.run(run_radix_two, run, layout, root, "float32", count)
             assert found == [[]] * len(NODES[layout])
 
 
 def test_random_program(rank_pool: Pool, root: str) -> None:
-    assert rank_pool(3).run(run_none_direct, run_program, "3x1", root) == [[]] * 3
+    assert rank_pool(3).run(run_radix_two, run_program, "3x1", root) == [[]] * 3
 
 
 def meet_at_barriers(rank: int, world: int, layout: str, root: str) -> list[tuple[float, float]]:
     """When this rank has come to each of some barriers, and left it."""
     times = []
-    with none_direct(), meet(layout, root, "g") as group:
+    with radix_two(), meet(layout, root, "g") as group:
         for late in range(world):
             time.sleep(0.1 * (rank == late))
             came_s = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import _native
 from .agreement import await_leader
-from .headers import DIRECT
+from .headers import RADIX
 from .operation import Operation
 from .pipeline import Pipeline
 from .plan import Algorithm
@@ -39,6 +39,6 @@ def can_follow(operation: Operation) -> bool:
     """Whether an operation's first segments can be sent before the previous operation ends."""
     if operation.request.op is not _native.Op.all_reduce or operation.request.count == 0:
         return False
-    if operation.context.nodes.count > DIRECT:  # each round of headers needs a wait
+    if operation.context.nodes.count > RADIX:  # each round of headers needs a wait
         return False
     return plan_of(operation).algorithm is Algorithm.sharded
