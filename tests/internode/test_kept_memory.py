@@ -133,7 +133,7 @@ def test_memory_of_an_operation_that_nobody_waits_for_is_kept(
 
 
 def wait_for_sizes(rank: int, world: int, root: str) -> list[bool]:
-    """Rank 1 stalls before it tells its sizes: rank 0 receives into memory of `compare_sizes`."""
+    """Rank 1 stalls before it tells its sizes: rank 0 receives into memory of `_compare_sizes`."""
     group = meet("2x1", root, "g")
     group.timeout_s = LIMIT_S
     seen: list[weakref.ref[Any]] = []
@@ -146,7 +146,7 @@ def wait_for_sizes(rank: int, world: int, root: str) -> list[bool]:
 
     outputs = [np.ones(5) for _ in range(world)]
     stall = mock.Mock(side_effect=lambda *args, **options: time.sleep(WAIT_S))
-    with mock.patch.object(gathers, "compare_sizes", stall) if rank else messages_that_stay(True):
+    with mock.patch.object(gathers, "_compare_sizes", stall) if rank else messages_that_stay(True):
         try:
             with mock.patch.object(native, "address", watched):
                 group.all_gather_uneven(outputs, np.ones(5))

@@ -20,9 +20,9 @@ from sdp_plugins.core.internode.posted import (
 
 
 def matching_of(*remote: int) -> Matching:
-    context = SimpleNamespace(rank=0, local_ranks=(0,), native=mock.Mock())
+    context = SimpleNamespace(rank=0, local_ranks=(0,), remote_ranks=remote, native=mock.Mock())
     context.native.gone.return_value = []
-    return Matching(context, remote)  # type: ignore[arg-type]
+    return Matching(context)  # type: ignore[arg-type]
 
 
 def receive(source: int, tag: int, *, served_here: bool = False) -> Any:

@@ -30,6 +30,7 @@ class GroupContext:
         local_rank: Index of this rank among the ranks of its node.
         local_ranks: The ranks of this node.
         other_nodes: Indices of the other nodes, starting behind this one.
+        remote_ranks: The ranks of the other nodes, in this order.
         channels: One channel for each stream of the collectives' messages.
     """
 
@@ -52,11 +53,14 @@ class GroupContext:
                 for stream in (Stream.inner_levels, Stream.results, Stream.headers)
             },
         }
-        self._n_overdue = 0
-        self._overdue_lock = threading.Lock()
         self.other_nodes = tuple(
             (self.node + step) % self.nodes.count for step in range(1, self.nodes.count)
         )
+        self.remote_ranks = tuple(
+            rank for node in self.other_nodes for rank in self.nodes.members[node]
+        )
+        self._n_overdue = 0
+        self._overdue_lock = threading.Lock()
 
     @property
     def is_node_leader(self) -> bool:

@@ -22,14 +22,13 @@ class Matching:
 
     Args:
         context: The group.
-        remote: The ranks of other nodes.
     """
 
-    def __init__(self, context: GroupContext, remote: Collection[int]) -> None:
+    def __init__(self, context: GroupContext) -> None:
         self.lock = threading.RLock()
         self.stopping = False
         self._context = context
-        self._wanted = {rank: threading.Condition(self.lock) for rank in remote}
+        self._wanted = {rank: threading.Condition(self.lock) for rank in context.remote_ranks}
         self._waiting: list[PostedReceive] = []
         self._unexpected: list[UnexpectedMessage] = []  # in order of arrival
         self._left: list[int] = []  # ranks that have closed the group

@@ -32,10 +32,7 @@ class Messages:
         self._context = context
         self._fail = fail
         self._seq = 0
-        nodes = context.nodes
-        remote = [rank for node in context.other_nodes for rank in nodes.members[node]]
-        self._matching = Matching(context, remote)
-        self._remote = remote
+        self._matching = Matching(context)
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
         self._channels: list[Channel[Any]] = []
@@ -58,7 +55,7 @@ class Messages:
             post = self._from_any(operation) if request.peer == ANY else self._from_one(operation)
             request.work = post.work
             message = self._matching.add(post)
-            for peer in self._remote if request.peer == ANY else (request.peer,):
+            for peer in self._context.remote_ranks if request.peer == ANY else (request.peer,):
                 self._start_receiver(peer)
         if message is not None:
             self._deliver(message, post)
