@@ -8,9 +8,9 @@ level have sent theirs and the previous segment has completed hop h:
 
     t[segment, h] = max(max over members of t[segment, h - 1] + hop, t[segment - 1, h] + stage)
 
-A stage takes the same time in every hop. The last segment therefore completes hop h either one hop
-after the level's last member completed hop h - 1 with *its* last segment, or all stages after the
-hop was free. One ``max`` per hop is therefore exact for any number of segments.
+A stage takes the same time in every hop. The last segment therefore completes hop h one hop after
+the level's last member completed hop h - 1 with *its* last segment. That is exact for any number of
+segments.
 """
 
 from __future__ import annotations
@@ -75,8 +75,7 @@ class Exchange:
 
     With M nodes, S bytes and radices r1 ... rk: 2k hops and 2S(M-1)/M bytes over every link in each
     direction (an exchange), or k hops and S(r1 - 1 + ... + rk - 1) bytes (a swap), whichever takes
-    less. Exchanges share the link: a bucket's first segments use the hops that the previous
-    bucket's last segments have left. A swap has the link to itself.
+    less.
 
     Args:
         costs: The costs of the network and the nodes.
@@ -87,8 +86,8 @@ class Exchange:
         self.costs = costs
         self._nodes = nodes
         self._agreement_s = agreement_s(costs, nodes)
-        self._free: list[Times] = [np.zeros(nodes)]
-        """When the previous bucket was reduced in the node, and when it completed each hop."""
+        self._done: Times = np.zeros(nodes)
+        """When every node has the sum of the previous bucket."""
 
     def plan(self, nbytes: int) -> Plan:
         """Return a bucket's plan: groups plan with the default costs, whatever their network."""
@@ -108,21 +107,9 @@ class Exchange:
         hops = groups(plan)
         if plan.algorithm is Algorithm.sharded:
             hops += hops[::-1]  # the gather takes the scatter's hops in reverse
-        free = self._free_hops(plan, len(hops))
         busy_s, hop_s = split_seconds(self.costs, plan, nbytes)
-        through = [np.maximum(ready + self._agreement_s, free[0]) + busy_s]
-        for members, free_hop in zip(hops, free[1:], strict=True):
-            through.append(np.maximum(meet(through[-1], members) + hop_s, free_hop + busy_s))
-        self._free = through if plan.algorithm is Algorithm.sharded else through[-1:]
-        return through[-1]
-
-    def _free_hops(self, plan: Plan, hops: int) -> list[Times]:
-        """Return when a bucket may be reduced in the node, and when it may use each hop.
-
-        Behind an exchange with another number of hops, hops are aligned by their distance from the
-        end.
-        """
-        if plan.algorithm is Algorithm.recursive_multiplying:
-            return [self._free[-1]] * (hops + 1)
-        skipped = len(self._free) - (hops + 1)
-        return [self._free[max(0, skipped + hop)] for hop in range(hops + 1)]
+        done = np.maximum(ready, self._done) + self._agreement_s + busy_s
+        for members in hops:
+            done = meet(done, members) + hop_s
+        self._done = done
+        return done

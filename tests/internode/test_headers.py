@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sdp_plugins.core import CollectiveMismatchError, CollectiveTimeoutError
-from sdp_plugins.core.internode import all_reduce, headers
+from sdp_plugins.core.internode import headers
 from sdp_plugins.core.internode.plan import Algorithm, Plan
 from tests.internode.spanning import LAYOUTS, LAYOUTS_OF_PLANS, TIMEOUT_S, meet, only
 from tests.internode.test_collectives import move_all, reduce_all, run_program
@@ -27,7 +27,7 @@ LIMIT_S = 2.0
 @contextmanager
 def radix_two() -> Iterator[None]:
     """Have more than two nodes exchange headers in several rounds."""
-    with mock.patch.object(headers, "RADIX", 2), mock.patch.object(all_reduce, "RADIX", 2):
+    with mock.patch.object(headers, "RADIX", 2):
         yield
 
 

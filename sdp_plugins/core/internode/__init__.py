@@ -9,8 +9,8 @@ Layers, each of which imports only those before it:
 - ``operation``: one operation while it runs on this rank; ``headers`` and ``agreement``: the check
   that all ranks call the same operation.
 - The programs, each a fixed sequence of steps and messages: ``all_reduce`` (by
-  ``recursive_multiplying``, or ``sharded_reduction`` in a ``pipeline``), ``reduce_scatter``,
-  ``broadcast``, ``gathers``.
+  ``recursive_multiplying`` or ``sharded_reduction``), ``reduce_scatter``, ``broadcast``,
+  ``gathers``.
 - ``engine``: runs programs in order; ``messages``: sends and receives.
 - ``spanning_group``: the interface that ``Group`` uses.
 """

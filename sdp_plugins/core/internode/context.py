@@ -50,7 +50,7 @@ class GroupContext:
             Stream.data: self.channel,
             **{
                 stream: self.channel.branch(stream)
-                for stream in (Stream.inner_levels, Stream.results, Stream.headers)
+                for stream in (Stream.inner_levels, Stream.results)
             },
         }
         self.other_nodes = tuple(
@@ -74,10 +74,7 @@ class GroupContext:
         return _native.address(self.pools[name])
 
     def trim(self, most_nbytes: int) -> None:
-        """Free scratch memory above `most_nbytes`.
-
-        The largest pools go first: headers in flight lie in small ones.
-        """
+        """Free scratch memory above `most_nbytes`, the largest first; no message uses any."""
         held = sum(pool.nbytes for pool in self.pools.values())
         for name, pool in sorted(self.pools.items(), key=lambda item: -item[1].nbytes):
             if held <= most_nbytes:

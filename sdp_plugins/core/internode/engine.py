@@ -15,7 +15,7 @@ from ..errors import SdpError, name_error
 from . import all_reduce as reductions
 from . import broadcast as broadcasts
 from . import gathers
-from .agreement import Agreement, all_agree
+from .agreement import agree
 from .context import GroupContext
 from .failure_message import FailureMessage, native_failure
 from .leaked import abandon
@@ -46,20 +46,12 @@ class Task:
     Attributes:
         operation: The operation.
         work: The caller's handle.
-        program: Carries out the operation.
-        track: Its record; None: an internal operation, which the group does not count.
-        follows: Whether it may begin before the operation ahead has ended; None: not determined
-            yet.
+        track: Its record.
     """
 
     operation: Operation
     work: _native.Work
-    program: Callable[[Operation], None]
-    track: Track | None
-    follows: bool | None = None
-
-    def __post_init__(self) -> None:
-        self.agreement = Agreement(self.operation)
+    track: Track
 
 
 class Engine:
@@ -74,7 +66,6 @@ class Engine:
     def __init__(self, context: GroupContext) -> None:
         self._context = context
         self._queue: deque[Task] = deque()
-        self._running: list[Task] = []
         self._changed = threading.Condition(threading.RLock())
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -91,25 +82,20 @@ class Engine:
         """Number of operations issued so far."""
         return self._issued
 
-    def submit(
-        self, request: _native.Request, program: Callable[[Operation], None] | None = None
-    ) -> _native.Work:
-        """Queue an operation; an internal one, which is not counted, brings its own `program`."""
+    def submit(self, request: _native.Request) -> _native.Work:
+        """Queue an operation."""
         work = _native.Work()
         with self._changed:
             if self._stopping:
                 raise self._context.closed_error()
             self._start()
-            track = self._track(request) if program is None else None
-            operation = Operation(self._context, request, self._issued, queue=self)
+            self._issued += 1
+            track = Track(self._context, request, self._issued)
+            operation = Operation(self._context, request, self._issued)
             request.work = work
-            self._queue.append(Task(operation, work, program or PROGRAMS[request.op], track))
+            self._queue.append(Task(operation, work, track))
             self._changed.notify()
         return work
-
-    def _track(self, request: _native.Request) -> Track:
-        self._issued += 1
-        return Track(self._context, request, self._issued)
 
     def send_failure(self, message: FailureMessage) -> None:
         """Have the engine's thread, which may use the network, send a message to other nodes."""
@@ -145,112 +131,43 @@ class Engine:
                 while not (self._queue or self._stopping or self._message):
                     self._changed.wait()
                 message, self._message = self._message, None
-                if not self._queue and not message:
+                task = self._queue.popleft() if self._queue and not message else None
+                if task is None and message is None:
                     return
-            if message:
+            if message is not None:
                 self._send_failure(message)
-            elif task := self._head():
-                try:
-                    self._run(task)
-                except BaseException as error:
-                    self._fail_running(task, error)
+            elif task is not None:
+                self._run_or_fail(task)
+                task = None  # its memory is the caller's
 
-    def _run(self, task: Task) -> None:
+    def _run_or_fail(self, task: Task) -> None:
         known = self._failure or self._context.native.failure()
         if isinstance(known, SdpError):
-            self._queue.popleft()
             self._end(task, known)
             return
-        self._begin(task)
-        task.agreement.reach()
-        task.program(task.operation)
-        for done in self._running[:]:
-            self._finish(done)
-        self._context.trim(MOST_KEPT_NBYTES)
+        try:
+            self._run(task)
+        except BaseException as error:
+            failure = self.fail(task.operation, error)  # tells the other ranks first
+            # The traceback holds the memory of the steps that failed.
+            memory = (*self._context.pools.values(), task.operation, error)
+            self.abandoned = abandon(task.operation, *memory) or self.abandoned
+            self._end(task, failure)
 
-    def _fail_running(self, task: Task, error: BaseException) -> None:
-        """Fail the group and the running operations; the thread then fails the queued ones."""
-        failure = self.fail(self._cause_of(task, error), error)  # tells the other ranks first
-        running, self._running = self._running, []
-        for broken in running:
-            self._end(broken, failure, error)
-
-    def _cause_of(self, task: Task, error: BaseException) -> Operation:
-        """The running operation that failed."""
-        operations = [running.operation for running in self._running or [task]]
-        seq = error.seq if isinstance(error, SdpError) else None
-        return next((found for found in operations if found.seq == seq), operations[0])
-
-    def _end(self, task: Task, failure: SdpError, error: BaseException | None = None) -> None:
-        """Fail an operation; even one that has not begun may have headers in flight.
-
-        The traceback of `error` holds the memory of the steps that failed.
-        """
-        memory = (*self._context.pools.values(), task.operation, error)
-        self.abandoned = abandon(task.operation, *memory) or self.abandoned
-        self._record(task, failure)
-        task.work.fail(native_failure(failure, group=self._context.native.token))
-
-    def _record(self, task: Task, failure: SdpError | None = None) -> None:
-        if task.track is not None:
-            task.track.end(task.work, failure)
-
-    def _head(self) -> Task | None:
-        return self._queue[0] if self._queue else None
-
-    def _begin(self, task: Task) -> None:
-        self._queue.popleft()
-        if task.track is not None:
-            task.track.start()
-        self._running.append(task)
-
-    def _finish(self, task: Task) -> None:
+    def _run(self, task: Task) -> None:
         operation = task.operation
+        task.track.start()
+        agree(operation)
+        PROGRAMS[operation.request.op](operation)
         operation.end()
-        if task.track is not None:
-            self._context.last_completed = operation.signature
-        self._running.remove(task)
-        self._record(task)
+        self._context.trim(MOST_KEPT_NBYTES)
+        self._context.last_completed = operation.signature
+        task.track.end(task.work)
         task.work.finish()
 
-    # ---- for the running operation, in this thread: see ``Queue`` ------------------------------
-
-    def _can_follow(self, task: Task) -> bool:
-        if task.follows is None:  # cached: every stage needs it
-            task.follows = reductions.can_follow(task.operation)
-        return task.follows
-
-    def announce_next(self) -> None:
-        """Exchange headers of the next operation with other nodes, if it can follow."""
-        task = self._head() if self._context.is_node_leader else None
-        if task is not None and self._can_follow(task):
-            task.agreement.announce()
-
-    def begin_next(self, operation: Operation) -> Operation | None:
-        """Begin the next operation, if all of this node's ranks have called it.
-
-        The leader must also know that the other nodes call the same operation. An operation
-        cannot begin if its memory overlaps that of a running one.
-        """
-        task = self._head()
-        ready = False
-        if task is not None and self._can_follow(task):
-            request = task.operation.request
-            ready = not any(request.overlaps(other.operation.request) for other in self._running)
-            if ready and self._context.is_node_leader:
-                ready = task.agreement.announce()
-        if not all_agree(operation, ready) or task is None:
-            return None
-        self._begin(task)
-        task.agreement.reach()
-        return task.operation
-
-    def finish(self, operation: Operation) -> None:
-        """End an operation while the operations behind it still run."""
-        for task in [task for task in self._running if task.operation is operation]:
-            self._finish(task)
-
-    # --------------------------------------------------------------------------------------------
+    def _end(self, task: Task, failure: SdpError) -> None:
+        task.track.end(task.work, failure)
+        task.work.fail(native_failure(failure, group=self._context.native.token))
 
     def fail(self, operation: Operation, error: BaseException) -> SdpError:
         """Fail the group on all nodes; returns the error for the operation's caller.

@@ -16,9 +16,8 @@ import struct
 from collections.abc import Collection, Iterable
 
 from .. import _native
-from ..errors import CollectiveMismatchError
+from ..errors import CollectiveMismatchError, SdpError
 from .operation import Operation
-from .transport import Pending, Stream
 
 RADIX = 16
 _MOST_NAMED = 16
@@ -29,101 +28,73 @@ _HEADER = struct.Struct("<QiiiiIQQ")
 """The fields that must be equal, and the number of elements, which may differ."""
 
 
-class Headers:
-    """The headers of one operation; the messages start with the constructor.
+def compare(operation: Operation) -> None:
+    """Exchange headers with the leaders of all other nodes, and compare them.
+
+    Raises:
+        CollectiveMismatchError: They differ.
+    """
+    headers = _gathered(operation)
+    parties: dict[bytes, list[int]] = {}
+    for node, header in sorted(headers.items()):  # sizes in titles may differ
+        parties.setdefault(header[:_COMPARED], []).append(node)
+    if len(parties) > 1:
+        raise _mismatch(operation, headers, list(parties.values()))
+
+
+def _gathered(operation: Operation) -> dict[int, bytes]:
+    """All-gather the headers; returns them by node.
+
+    The neighbours of a node that does not arrive wait in the first round. Other nodes may wait for
+    these neighbours in a later round, so later rounds get one more grace period, as data does.
+    """
+    nodes, node, size = operation.context.nodes, operation.context.node, _HEADER.size
+
+    def leader(distance: int) -> int:
+        return nodes.members[(node + distance) % nodes.count][0]
+
+    # The n-th header here is that of the n-th node before this one.
+    room = operation.context.scratch("headers", nodes.count * size)
+    ctypes.memmove(room, _pack(operation), size)
+    # Posted for all rounds at once: a node that is ahead need not wait for a slower one.
+    arriving = [
+        [operation.receive(leader(-at), room + at * size, n * size) for at, n in blocks]
+        for blocks in rounds(nodes.count)
+    ]
+    for number, blocks in enumerate(rounds(nodes.count)):
+        leaving = [operation.send(leader(distance), room, n * size) for distance, n in blocks]
+        operation.wait(arriving[number] + leaving, hop=min(number, 1))
+    packed = ctypes.string_at(room, nodes.count * size)
+    return {
+        (node - before) % nodes.count: packed[before * size : (before + 1) * size]
+        for before in range(nodes.count)
+    }
+
+
+def _mismatch(
+    operation: Operation, headers: dict[int, bytes], parties: list[list[int]]
+) -> SdpError:
+    """Compose the error for nodes that call different operations.
 
     Args:
-        operation: The operation.
+        operation: This rank's operation.
+        headers: The headers by node.
+        parties: The nodes that agree with each other.
     """
+    context = operation.context
+    nodes, global_ranks = context.nodes, context.global_ranks
 
-    def __init__(self, operation: Operation) -> None:
-        self._operation = operation
-        nodes, size = operation.context.nodes.count, _HEADER.size
-        # The n-th header here is that of the n-th node before this one.
-        self._room = _room(operation, nodes * size)
-        self._rounds = rounds(nodes)
-        ctypes.memmove(self._room, _pack(operation), size)
-        # Posted for all rounds at once: a node that is ahead need not wait for a slower one.
-        self._messages: list[list[Pending | None]] = [
-            [
-                operation.receive(
-                    self._leader(-distance), self._room + distance * size, n * size, Stream.headers
-                )
-                for distance, n in blocks
-            ]
-            for blocks in self._rounds
-        ]
-        self._send(0)
+    def ranks_on(party: Iterable[int]) -> list[int]:
+        return [rank for node in party for rank in nodes.members[node]]
 
-    def _send(self, number: int) -> None:
-        self._messages[number] += [
-            self._operation.send(
-                self._leader(distance), self._room, n * _HEADER.size, Stream.headers
-            )
-            for distance, n in self._rounds[number]
-        ]
-
-    def arrived(self) -> bool:
-        """Whether all headers are known to have arrived and to agree; never with two rounds."""
-        one_round = len(self._rounds) == 1
-        done = one_round and self._operation.done(self._messages[0], Stream.headers)
-        return done and len(self._parties()) == 1
-
-    def compare(self) -> None:
-        """Wait for all headers and compare them.
-
-        The neighbours of a node that does not arrive wait in the first round. Other nodes may wait
-        for these neighbours in a later round, so later rounds get one more grace period, as
-        data does.
-
-        Raises:
-            CollectiveMismatchError: They differ.
-        """
-        for number, messages in enumerate(self._messages):
-            if number > 0:
-                self._send(number)
-            self._operation.wait(messages, Stream.headers, hop=min(number, 1))
-        parties = self._parties()
-        if len(parties) > 1:
-            self._disagree(parties)
-
-    def _read(self) -> dict[int, bytes]:
-        """All headers by node, once they have arrived."""
-        context, size = self._operation.context, _HEADER.size
-        return {
-            (context.node - before) % context.nodes.count: ctypes.string_at(
-                self._room + before * size, size
-            )
-            for before in range(context.nodes.count)
-        }
-
-    def _parties(self) -> list[dict[int, bytes]]:
-        """The headers by node, of the nodes that agree with each other; the lowest node first."""
-        parties: dict[bytes, dict[int, bytes]] = {}
-        for node, header in sorted(self._read().items()):  # sizes in titles may differ
-            parties.setdefault(header[:_COMPARED], {})[node] = header
-        return list(parties.values())
-
-    def _disagree(self, parties: list[dict[int, bytes]]) -> None:
-        operation, nodes = self._operation, self._operation.context.nodes
-        ranks = operation.context.global_ranks
-        words = "; ".join(
-            f"{nodes.name(self._ranks_on([*party][:_MOST_NAMED]))}{_more(party)}: "
-            f"{_title(party[min(party)], ranks)}"
-            for party in parties[:_MOST_NAMED]
-        )
-        largest = max(parties, key=len)
-        blamed = [node for party in parties if party is not largest for node in party]
-        raise operation.error(
-            CollectiveMismatchError, f"ranks disagree: {words}", self._ranks_on(blamed)
-        )
-
-    def _ranks_on(self, nodes: Iterable[int]) -> list[int]:
-        return [rank for node in nodes for rank in self._operation.context.nodes.members[node]]
-
-    def _leader(self, distance: int) -> int:
-        context = self._operation.context
-        return context.nodes.members[(context.node + distance) % context.nodes.count][0]
+    words = "; ".join(
+        f"{nodes.name(ranks_on(party[:_MOST_NAMED]))}{_more(party)}: "
+        f"{_title(headers[party[0]], global_ranks)}"
+        for party in parties[:_MOST_NAMED]
+    )
+    largest = max(parties, key=len)
+    blamed = ranks_on(node for party in parties if party is not largest for node in party)
+    return operation.error(CollectiveMismatchError, f"ranks disagree: {words}", blamed)
 
 
 def rounds(nodes: int) -> list[list[tuple[int, int]]]:
@@ -138,11 +109,6 @@ def rounds(nodes: int) -> list[list[tuple[int, int]]]:
 
 def _more(nodes: Collection[int]) -> str:
     return f" and {len(nodes) - _MOST_NAMED} more nodes" if len(nodes) > _MOST_NAMED else ""
-
-
-def _room(operation: Operation, nbytes: int) -> int:
-    """Memory for headers; alternates, because those of the next operation may be in flight too."""
-    return operation.context.scratch(f"headers{operation.seq % 2}", nbytes)
 
 
 def _pack(operation: Operation) -> bytes:

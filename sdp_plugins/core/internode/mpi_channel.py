@@ -93,13 +93,6 @@ class MpiChannel:
         except self._mpi.error as error:
             raise WireError(str(error)) from error
 
-    def done(self, pending: Sequence[Message]) -> bool:
-        """Whether all messages are done; makes progress."""
-        try:
-            return self._mpi.test_all([message.request for message in pending])
-        except self._mpi.error as error:
-            raise WireError(str(error)) from error
-
     def late(self, pending: Sequence[Message]) -> set[int]:
         """The peers whose messages are not done."""
         with self._mpi.lock:

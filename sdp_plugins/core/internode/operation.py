@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from .. import _native
 from ..errors import CollectiveTimeoutError, PeerLostError, SdpError, fill
@@ -19,19 +18,6 @@ Piece = tuple[int, int]
 LOOK_EVERY_S = 0.05
 
 
-class Queue(Protocol):
-    """The operations of a group, in order."""
-
-    def announce_next(self) -> None:
-        """Tell other nodes of the next operation, if it can begin before this one has ended."""
-
-    def begin_next(self, operation: Operation) -> Operation | None:
-        """Begin the next operation, if all of this node's ranks can; None: they cannot yet."""
-
-    def finish(self, operation: Operation) -> None:
-        """End an operation while those behind it still run."""
-
-
 class Operation:
     """The interface for programs: steps on this node, messages to others, waits with a deadline.
 
@@ -40,7 +26,6 @@ class Operation:
         request: The operation's description.
         seq: The operation's number.
         channels: Channels of its messages by stream; None: those of the group's collectives.
-        queue: The queue from which later operations may begin before this one has ended.
     """
 
     def __init__(
@@ -49,12 +34,10 @@ class Operation:
         request: _native.Request,
         seq: int,
         channels: Mapping[Stream, Channel[Any]] | None = None,
-        queue: Queue | None = None,
     ) -> None:
         self.context = context
         self.request = request
         self.seq = seq
-        self.queue = queue
         self.itemsize = _native.itemsize(request.dtype)
         self.name = request.op.name
         self.signature = request.signature(seq)
@@ -176,13 +159,6 @@ class Operation:
             raise self.lost_error(error, tuple(peers)) from error
         done = set(map(id, pending))
         self._in_flight[stream] = [m for m in self._in_flight[stream] if id(m) not in done]
-
-    def done(self, messages: Sequence[Pending | None], stream: Stream = Stream.data) -> bool:
-        """Whether messages of one stream are done; does not wait."""
-        pending = [message for message in messages if message is not None]
-        with suppress(WireError):  # `wait` raises it
-            return self._channels[stream].done(pending)
-        return False
 
     def abandon(self) -> bool:
         """Give up all messages after a failure; returns whether some are still in flight."""

@@ -3,12 +3,11 @@
 The ranks of a node reduce a segment among themselves, so that rail l holds the node's sum of the
 segment's l-th part. The ranks of a rail exchange these sums between nodes, level by level of the
 plan, and collect the results through the same levels in reverse order. Then the ranks of the node
-gather the results of all rails. ``pipeline`` overlaps the segments.
+gather the results of all rails. The segments form a pipeline: while one is on the wire, the next is
+reduced in the node and the previous one is gathered.
 """
 
 from __future__ import annotations
-
-from collections.abc import Iterator
 
 from .. import _native
 from .operation import Operation, Piece
@@ -18,10 +17,12 @@ from .transport import Pending, Stream
 from .wire_format import WireFormat
 
 Op = _native.Op
+PREPARED = 1
+"""Number of segments ahead of the launched ones whose receives are posted."""
 
 
 class ShardedReduction:
-    """The state that the segments of one operation share.
+    """One reduction, and the state that its segments share.
 
     Args:
         operation: The operation.
@@ -47,11 +48,27 @@ class ShardedReduction:
         operation.deadlines.hops = plan.hops
         self.rail = [ranks[context.local_rank % self.rails] for ranks in context.nodes.members]
 
-    def segments(self) -> Iterator[Segment]:
-        """Yield the segments of the buffer in order."""
+    def run(self) -> None:
+        """Run all segments, each one stage behind the one before.
+
+        All nodes wait for the segments in the same order. Otherwise two nodes could each wait for a
+        message that the other sends only after its own wait.
+        """
+        hops = self.plan.hops
+        slots = hops + 1 + PREPARED  # segments whose messages are in flight at a time
         parts = segments(self.plan, self.operation.request.count, self.operation.itemsize)
-        for begin, length in parts:
-            yield Segment(self, begin, length)
+        running = [
+            Segment(self, begin, length, number % slots)
+            for number, (begin, length) in enumerate(parts)
+        ]
+        for segment in running[:PREPARED]:
+            segment.prepare()
+        for launched in range(len(running) + hops):
+            for segment in running[launched + PREPARED : launched + PREPARED + 1]:
+                segment.prepare()
+            for number in range(launched, launched - hops - 1, -1):
+                if 0 <= number < len(running):
+                    running[number].advance()
 
 
 class Segment:
@@ -61,9 +78,10 @@ class Segment:
         reduction: The reduction.
         begin: The segment's first element.
         count: Its number of elements.
+        slot: Number of its scratch memory, which no other segment in flight uses.
     """
 
-    def __init__(self, reduction: ShardedReduction, begin: int, count: int) -> None:
+    def __init__(self, reduction: ShardedReduction, begin: int, count: int, slot: int) -> None:
         self.of = reduction
         self._begin, self._count = begin, count
         operation, context = reduction.operation, reduction.operation.context
@@ -74,13 +92,7 @@ class Segment:
         self._itemsize = operation.itemsize
         self._on_the_way: list[list[Pending | None]] = []  # by stage
         self._stage = 0
-        self.slot = 0
-        """Number of the memory that it uses; no other segment in flight uses the same."""
-
-    @property
-    def done(self) -> bool:
-        """Whether the result is in the buffer."""
-        return self._stage > self.of.plan.hops
+        self._slot = slot
 
     def prepare(self) -> None:
         """Post all receives of the segment, long before its messages arrive.
@@ -92,7 +104,7 @@ class Segment:
         """
         of, form = self.of, self.of.form
         self._flat = of.buffer.flat(
-            of.operation, f"flat{self.slot}", self._begin, self._count, copy=not of.keeps
+            of.operation, f"flat{self._slot}", self._begin, self._count, copy=not of.keeps
         )
         if not of.exchanges:
             return
@@ -129,7 +141,7 @@ class Segment:
         self.of.operation.wait(self._on_the_way[self._stage - 1], stream, hop=self._stage)
 
     def _scratch(self, name: str, elements: int, size: int) -> int:
-        return self.of.operation.context.scratch(f"{name}{self.slot}", elements * size)
+        return self.of.operation.context.scratch(f"{name}{self._slot}", elements * size)
 
     def _room_for(self, depth: int) -> list[int]:
         """Addresses for the members' sums of this rank's part; its own address stays unused."""
@@ -162,12 +174,8 @@ class Segment:
 
     def _reduce_node(self) -> None:
         """Reduce the segment among this node's ranks."""
-        of, operation, context, form = (
-            self.of,
-            self.of.operation,
-            self.of.operation.context,
-            self.of.form,
-        )
+        of, form, operation = self.of, self.of.form, self.of.operation
+        context = operation.context
         at = self._flat + self._first * self._itemsize
         if len(context.local_ranks) > 1 or not form.sums_are_values:
             sends = [(self._flat + begin * self._itemsize, n) for begin, n in self._rails]
@@ -213,12 +221,8 @@ class Segment:
 
     def _gather_node(self) -> None:
         """Gather the results of all rails within the node."""
-        of, operation, context, form = (
-            self.of,
-            self.of.operation,
-            self.of.operation.context,
-            self.of.form,
-        )
+        of, form, operation = self.of, self.of.form, self.of.operation
+        context = operation.context
         if not of.node_keeps:
             return
         if form.narrows_results and of.exchanges:

@@ -15,19 +15,17 @@ from ..rendezvous.exchange import Exchange
 class Stream(IntEnum):
     """Purpose of messages; those of one stream arrive in order.
 
-    A message counts as done only after those before it in its stream. Messages that may be sent
-    ahead of the rest of an operation therefore have a stream of their own.
+    A message counts as done only after those before it in its stream. Messages of a reduction's
+    segments that overtake those of others therefore have streams of their own.
     """
 
     data = 0
-    """Data of collectives, except for the streams below."""
+    """Headers and data of collectives, except for the streams below."""
     inner_levels = 1
     """Partial sums of a reduction's later levels."""
     results = 2
     """A reduction's results."""
-    headers = 3
-    """Headers, which describe the next call."""
-    point_to_point = 4
+    point_to_point = 3
     """Sends and receives."""
 
 
@@ -65,13 +63,6 @@ class Channel(Protocol[M]):
         Args:
             pending: The messages.
             watch: Called at least every 50 ms; raises to give up.
-
-        Raises:
-            WireError: A connection broke.
-        """
-
-    def done(self, pending: Sequence[M]) -> bool:
-        """Whether all messages are done, as far as is known.
 
         Raises:
             WireError: A connection broke.
