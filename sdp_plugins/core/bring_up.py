@@ -18,7 +18,7 @@ from .process_identity import clock_id, process_identity
 from .rank_info import RankInfo, group_token, pid_namespace
 from .rank_names import RankNames, printable
 from .rendezvous import Exchange, Rendezvous, meet
-from .rendezvous.failure import Reason, ReasonError
+from .rendezvous.failure import RendezvousFailure
 from .stack_dump import dump_on_signal
 from .topology import Topology, place_in_job
 
@@ -130,14 +130,14 @@ def _agree(rendezvous: Rendezvous, exchange: Exchange, network: Network, config:
     blobs = exchange(setting.encode(), context.deadline.remaining_s)
     others = [rank for rank, blob in enumerate(blobs) if blob != setting.encode()]
     if others:
-        refusal = ReasonError.refused(
+        refusal = RendezvousFailure.refused(
             f"this rank would use {setting} between nodes, but {context.names.list(others)} "
             f"{printable(blobs[others[0]].decode(errors='replace'), _MOST_CHARS)}",
             "SDP_INTERNODE and SDP_WIRE_DTYPE must be equal on all ranks, and mpirun has to "
             "start all or none",
             others,
         )
-        raise context.error(refusal.reason)
+        raise context.error(refusal)
 
 
 def _rank_info(rendezvous: Rendezvous, name: str, place: Topology | None) -> RankInfo:
@@ -187,14 +187,14 @@ def _share_memory(
     return native
 
 
-def _no_network(rank: int, nodes: Nodes) -> Reason:
+def _no_network(rank: int, nodes: Nodes) -> RendezvousFailure:
     here = nodes.node_of(rank)
     others = [r for node, ranks in enumerate(nodes.members) if node != here for r in ranks]
-    return ReasonError.refused(
+    return RendezvousFailure.refused(
         f"{nodes.name(others)} and this rank on {nodes.hosts[here]} share no memory, and there is "
         "no network between them",
         "several nodes need MPI (pip install mpi4py mpich, start with mpirun) or PyTorch; on "
         "one machine run all ranks in one network namespace (containers: one pod, or "
         "--network=host)",
         others,
-    ).reason
+    )

@@ -18,7 +18,7 @@ from sdp_plugins.core.rank_names import DEFAULT, RankNames
 from sdp_plugins.core.rendezvous.context import RendezvousContext
 from sdp_plugins.core.rendezvous.deadline import Deadline
 from sdp_plugins.core.rendezvous.exchange import store_failures
-from sdp_plugins.core.rendezvous.failure import ReasonError
+from sdp_plugins.core.rendezvous.failure import RendezvousFailure
 from sdp_plugins.torch.gloo_network import GlooNetwork
 from sdp_plugins.torch.group_properties import GroupProperties
 from sdp_plugins.torch.options import group_seconds
@@ -101,7 +101,7 @@ class Rendezvous:
             if ended:
                 lost = [self._members.index(one) for one in ended]
                 what = f"{self._context.names.list(lost)} ended before the group was made"
-                return self._context.error(ReasonError.lost(what, lost).reason)
+                return self._context.error(RendezvousFailure.lost(what, lost))
         return None
 
 

@@ -13,7 +13,7 @@ from sdp_plugins.core.rendezvous.announcement import Announcement
 from sdp_plugins.core.rendezvous.bootstrap_messages import Hello, unpack_table
 from sdp_plugins.core.rendezvous.context import RendezvousContext
 from sdp_plugins.core.rendezvous.deadline import Deadline
-from sdp_plugins.core.rendezvous.failure import Reason, ReasonError
+from sdp_plugins.core.rendezvous.failure import RendezvousFailure
 from sdp_plugins.core.rendezvous.messages import (
     Introduction,
     MessageKind,
@@ -31,7 +31,7 @@ class NeverError(Exception):
 
 
 TABLE = b"\1\0\0\0a" + b"\0\0\0\0" + b"\3\0\0\0ccc"
-REASON = ReasonError.lost("rank 2 (pid 17) ended", [2]).reason
+FAILURE = RendezvousFailure.lost("rank 2 (pid 17) ended", [2])
 
 
 def read_hello(data: bytes) -> object:
@@ -40,15 +40,15 @@ def read_hello(data: bytes) -> object:
     return Hello.unpack(content)
 
 
-def read_reason(data: bytes) -> object:
+def read_failure(data: bytes) -> object:
     """As a rank that is told of it; the error can be shown, too."""
-    reason = Reason.unpack(data)
-    return str(RendezvousContext(0, NAMES, Deadline(1.0)).error(reason))
+    failure = RendezvousFailure.unpack(data)
+    return str(RendezvousContext(0, NAMES, Deadline(1.0)).error(failure))
 
 
 READERS: dict[str, tuple[bytes, Callable[[bytes], object], type[Exception]]] = {
     "announcement": (Announcement.new(1, WORLD).pack(), Announcement.unpack, ValueError),
-    "reason": (REASON.pack(), read_reason, ValueError),
+    "failure": (FAILURE.pack(), read_failure, ValueError),
     "introduction": (
         Introduction(1, b"n" * 16, b"m" * 16).pack(),
         lambda data: Packet(data).parse(),
@@ -60,7 +60,7 @@ READERS: dict[str, tuple[bytes, Callable[[bytes], object], type[Exception]]] = {
         ValueError,
     ),
     "message": (
-        pack_message(MessageKind.ABORT, REASON.pack()),
+        pack_message(MessageKind.ABORT, FAILURE.pack()),
         lambda data: Packet(data).parse(),
         ValueError,
     ),

@@ -10,7 +10,7 @@ from sdp_plugins.core.rendezvous.bootstrap_messages import (
     pack_table,
     unpack_table,
 )
-from sdp_plugins.core.rendezvous.failure import Kind, Reason
+from sdp_plugins.core.rendezvous.failure import Kind, RendezvousFailure
 from sdp_plugins.core.rendezvous.messages import (
     MessageKind,
     Packet,
@@ -39,23 +39,23 @@ def test_tables(table: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize(
-    "reason",
+    "failure",
     [
-        Reason(Kind.LOST, (3, 5), "what", "hint"),
-        Reason(Kind.REFUSED, (), "", ""),
-        Reason(Kind.MISSING, tuple(range(1000)), "ä" * 1000, "h" * 2000),
+        RendezvousFailure(Kind.LOST, "what", "hint", (3, 5)),
+        RendezvousFailure(Kind.REFUSED, "", ""),
+        RendezvousFailure(Kind.MISSING, "ä" * 1000, "h" * 2000, range(1000)),
     ],
 )
-def test_reasons(reason: Reason) -> None:
-    assert Reason.unpack(reason.pack()) == reason
-    for wrong in (b"", reason.pack()[:-1] or b"x", reason.pack() + b"x", b"\xff" * 20):
+def test_failures(failure: RendezvousFailure) -> None:
+    assert vars(RendezvousFailure.unpack(failure.pack())) == vars(failure)
+    for wrong in (b"", failure.pack()[:-1] or b"x", failure.pack() + b"x", b"\xff" * 20):
         with pytest.raises(ValueError):
-            Reason.unpack(wrong)
+            RendezvousFailure.unpack(wrong)
 
 
-def test_long_reasons_are_cut() -> None:
-    reason = Reason(Kind.MISSING, tuple(range(10_000)), "w" * 9000, "h" * 9000)
-    again = Reason.unpack(reason.pack())
-    assert again.ranks == reason.ranks[: len(again.ranks)]
+def test_long_failures_are_cut() -> None:
+    failure = RendezvousFailure(Kind.MISSING, "w" * 9000, "h" * 9000, range(10_000))
+    again = RendezvousFailure.unpack(failure.pack())
+    assert again.ranks == failure.ranks[: len(again.ranks)]
     assert len(again.ranks) >= 1000
-    assert len(reason.pack()) < 32 * 1024
+    assert len(failure.pack()) < 32 * 1024

@@ -14,7 +14,7 @@ import pytest
 from sdp_plugins.core.errors import (
     RendezvousError,
 )
-from sdp_plugins.core.rendezvous.failure import Kind, Reason
+from sdp_plugins.core.rendezvous.failure import Kind, RendezvousFailure
 from sdp_plugins.core.rendezvous.messages import (
     MAX_NBYTES,
     MessageKind,
@@ -81,7 +81,7 @@ def test_other_users_are_refused(start_pooled: Start, name: str) -> None:
                     sock.send(STRANGE[name])
             kind, content = receive_message(sock).parse()
         assert kind is MessageKind.ABORT
-        reason = Reason.unpack(content)
+        reason = RendezvousFailure.unpack(content)
         assert reason.kind is Kind.REFUSED
         assert f"of user {NOBODY} is not of user 0" in reason.what
         go_rank(ranks, 1)

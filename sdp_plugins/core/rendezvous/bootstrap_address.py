@@ -15,7 +15,7 @@ import time
 from enum import Enum
 
 from .deadline import Deadline
-from .failure import ReasonError
+from .failure import RendezvousFailure
 from .peer_process import close_listener, credentials, has_ended
 
 _CANDIDATES = 4
@@ -46,7 +46,7 @@ def listen(addresses: list[bytes], deadline: Deadline) -> socket.socket:
     """Listen on the first free address; waits while another live process of this user has one.
 
     Raises:
-        ReasonError: It did not end before the deadline.
+        RendezvousFailure: It did not end before the deadline.
     """
     while True:
         holder = ""
@@ -58,7 +58,7 @@ def listen(addresses: list[bytes], deadline: Deadline) -> socket.socket:
             if who in (Holder.OURS, Holder.BUSY):
                 break  # ranks would find that process first, so another address is useless
         if deadline.expired:
-            raise ReasonError.refused(
+            raise RendezvousFailure.refused(
                 f"the address of rank 0 was held by {holder} for {deadline.allowed}",
                 "another job with the same id is starting on this host: give each its own "
                 "SDP_JOB_ID",

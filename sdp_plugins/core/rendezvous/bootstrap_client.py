@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from .bootstrap_address import find
 from .bootstrap_messages import PART_NBYTES, Hello, unpack_table
 from .context import RendezvousContext
-from .failure import NODES_HINT, ONE_JOB_HINT, Reason, ReasonError
+from .failure import NODES_HINT, ONE_JOB_HINT, RendezvousFailure
 from .messages import MessageKind, Packet, VersionError, receive_message, send_message
 from .peer_process import has_ended, is_readable, open_pidfd
 
@@ -29,7 +29,7 @@ def join(addresses: list[bytes], blob: bytes, context: RendezvousContext) -> lis
     """Send rank 0 this rank's blob; return the blobs of all ranks.
 
     Raises:
-        ReasonError: Rank 0 refuses this rank, or does not answer.
+        RendezvousFailure: Rank 0 refuses this rank, or does not answer.
     """
     deadline = context.deadline
     retry_s = _FIRST_RETRY_S
@@ -42,7 +42,7 @@ def join(addresses: list[bytes], blob: bytes, context: RendezvousContext) -> lis
                 except _RootLeftError:
                     found = "rank 0 went away"
         if deadline.expired:
-            raise ReasonError.missing(
+            raise RendezvousFailure.missing(
                 f"rank 0 did not arrive in {deadline.allowed} ({found})",
                 f"check that it was started, on this node; {ONE_JOB_HINT}; {NODES_HINT}",
                 [0],
@@ -105,12 +105,12 @@ class _Connection:
             try:
                 return self._take(packet)
             except VersionError as error:
-                raise ReasonError.refused(
+                raise RendezvousFailure.refused(
                     f"rank 0 uses {error}, rank {self._context.rank} another one",
                     "install the same version of sdp_plugins for all ranks",
                 ) from error
             except ValueError as error:
-                raise ReasonError.refused(
+                raise RendezvousFailure.refused(
                     f"rank 0 sent invalid data ({error})", ONE_JOB_HINT, [0]
                 ) from error
 
@@ -124,7 +124,7 @@ class _Connection:
                 return None
             return unpack_table(b"".join(self._table), self._context.world_size)
         if kind is MessageKind.ABORT:
-            raise ReasonError(Reason.unpack(content))
+            raise RendezvousFailure.unpack(content)
         if kind is not MessageKind.WELCOME:
             raise ValueError(f"unexpected {kind.name}")
         self._welcome = True
@@ -132,12 +132,12 @@ class _Connection:
 
     def _gone(self) -> Exception:
         if self._welcome or has_ended(self._sock):
-            return ReasonError.lost("rank 0 ended before all ranks had arrived", [0])
+            return RendezvousFailure.lost("rank 0 ended before all ranks had arrived", [0])
         return _RootLeftError()
 
-    def _no_answer(self) -> ReasonError:
+    def _no_answer(self) -> RendezvousFailure:
         allowed = self._context.deadline.allowed
-        return ReasonError.missing(
+        return RendezvousFailure.missing(
             f"rank 0 did not answer in {allowed}",
             "its process is there but does not run: is it stopped, or starved of CPU time?",
             [0],

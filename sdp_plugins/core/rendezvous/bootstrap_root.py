@@ -15,7 +15,7 @@ from ..errors import name_ranks
 from .bootstrap_messages import Hello, pack_table
 from .context import RendezvousContext
 from .deadline import Deadline
-from .failure import NODES_HINT, ONE_JOB_HINT, Kind, Reason, ReasonError
+from .failure import NODES_HINT, ONE_JOB_HINT, RendezvousFailure
 from .messages import (
     MessageKind,
     Packet,
@@ -67,11 +67,11 @@ class BootstrapRoot:
         """Wait for all other ranks, and send the table to all.
 
         Raises:
-            ReasonError: The exchange failed; the connected ranks know the reason.
+            RendezvousFailure: The exchange failed; the connected ranks know the reason.
         """
         try:
             return self._gather(blob)
-        except ReasonError as failed:
+        except RendezvousFailure as failed:
             close_listener(self._listener)
             # Whoever is refused has not become a rank here, and has to know too.
             self._send(_abort(failed), self._clients, Deadline(_TELL_S))
@@ -89,7 +89,7 @@ class BootstrapRoot:
             for part in pack_table(blobs):
                 self._send(part, self._by_rank.values(), self._context.deadline)
         except OSError as error:
-            raise ReasonError.system(error) from error
+            raise RendezvousFailure.system(error) from error
         return blobs
 
     def _hellos(self) -> list[Hello]:
@@ -106,7 +106,7 @@ class BootstrapRoot:
                 elif key.data in self._clients:  # else it was dropped in this round
                     self._receive_from(key.data, ended=key.fd == key.data.pidfd)
             if deadline.expired and len(self._by_rank) < self._context.world_size - 1:
-                raise ReasonError(self._missing())
+                raise self._missing()
 
     def _accept(self) -> None:
         for sock, peer in accepted(self._listener, _ACCEPTS_AT_ONCE):
@@ -116,7 +116,9 @@ class BootstrapRoot:
             what = f"process {peer.pid} of user {peer.uid} is not of user {os.geteuid()}"
             _LOG.warning("rendezvous '%s': refused %s", self._context.names.group, what)
             with sock, suppress(OSError):
-                send_message(sock, _abort(ReasonError.refused(what, "run all ranks as one user")))
+                send_message(
+                    sock, _abort(RendezvousFailure.refused(what, "run all ranks as one user"))
+                )
 
     def _admit(self, sock: socket.socket, peer: Credentials) -> None:
         client = _Client(sock, peer, open_pidfd(sock))
@@ -146,7 +148,7 @@ class BootstrapRoot:
                 raise ValueError(f"{kind.name} in place of a hello")
             hello = Hello.unpack(content)
         except VersionError as error:
-            raise ReasonError.refused(
+            raise RendezvousFailure.refused(
                 f"process {client.peer.pid} uses {error}, rank 0 another one",
                 "install the same version of sdp_plugins for all ranks",
             ) from error
@@ -163,19 +165,19 @@ class BootstrapRoot:
         world_size = self._context.world_size
         pid = client.peer.pid
         if hello.world_size != world_size:
-            raise ReasonError.refused(
+            raise RendezvousFailure.refused(
                 f"rank {hello.rank} (pid {pid}) was started with world size {hello.world_size}, "
                 f"rank 0 with {world_size}",
                 ONE_JOB_HINT,
                 [hello.rank],
             )
         if not 0 < hello.rank < world_size:
-            raise ReasonError.refused(
+            raise RendezvousFailure.refused(
                 f"process {pid} claims rank {hello.rank} of {world_size}", ONE_JOB_HINT
             )
         if hello.rank in self._by_rank:
             other = self._by_rank[hello.rank].peer.pid
-            raise ReasonError.refused(
+            raise RendezvousFailure.refused(
                 f"processes {other} and {pid} both claim rank {hello.rank}",
                 ONE_JOB_HINT,
                 [hello.rank],
@@ -190,17 +192,17 @@ class BootstrapRoot:
         self._drop(client)
         if client.hello is not None:
             rank = client.hello.rank
-            raise ReasonError.lost(
+            raise RendezvousFailure.lost(
                 f"rank {rank} (pid {client.peer.pid}) ended before all ranks had arrived", [rank]
             )
 
-    def _missing(self) -> Reason:
+    def _missing(self) -> RendezvousFailure:
         world_size = self._context.world_size
-        ranks = tuple(sorted(set(range(1, world_size)) - self._by_rank.keys()))
+        ranks = sorted(set(range(1, world_size)) - self._by_rank.keys())
         allowed = self._context.deadline.allowed
         what = f"{name_ranks(ranks)} did not arrive in {allowed}"
         hint = f"check that they were started, on this node; {ONE_JOB_HINT}; {NODES_HINT}"
-        return Reason(Kind.MISSING, ranks, what, hint)
+        return RendezvousFailure.missing(what, hint, ranks)
 
     def _send(self, message: bytes, clients: Iterable[_Client], end: Deadline) -> None:
         """Send to all side by side; one that has ended is for the next step to notice."""
@@ -225,8 +227,8 @@ class BootstrapRoot:
             client.close()
 
 
-def _abort(failed: ReasonError) -> bytes:
-    return pack_message(MessageKind.ABORT, failed.reason.pack())
+def _abort(failed: RendezvousFailure) -> bytes:
+    return pack_message(MessageKind.ABORT, failed.pack())
 
 
 def _sent(sock: socket.socket, message: bytes) -> bool:

@@ -14,7 +14,7 @@ from .bootstrap_address import BACKLOG
 from .context import RendezvousContext
 from .deadline import Deadline
 from .exchange import Exchange
-from .failure import ONE_JOB_HINT, SAME_ORDER_HINT, ReasonError
+from .failure import ONE_JOB_HINT, SAME_ORDER_HINT, RendezvousFailure
 from .links import Links
 from .mesh_connector import MeshConnector
 from .peer_process import close_listener
@@ -67,7 +67,7 @@ class Rendezvous:
             RendezvousError: A rank is of another user.
         """
         if len(members) == 1 or self.listener is None:
-            return Links(0, 1, [segment_fd], [-1], [-1], [self.table[members[0]].pid])
+            return Links([segment_fd], [-1], [-1])
         with self.context.raising_errors():
             board = MeshConnector(self.listener, self.table, members, segment_fd, self.context)
             return board.run()
@@ -117,13 +117,13 @@ def _read(blobs: list[bytes], me: Announcement) -> list[Announcement]:
     try:
         table = [Announcement.unpack(bytes(blob)) for blob in blobs]
     except ValueError as error:
-        raise ReasonError.refused(
+        raise RendezvousFailure.refused(
             f"the exchange returned {error}", "use the same version of sdp_plugins for all ranks"
         ) from error
     expected = [(rank, me.world_size) for rank in range(me.world_size)]
     if [(a.rank, a.world_size) for a in table] != expected or table[me.rank] != me:
         met = ", ".join(sorted({f"rank {a.rank} of {a.world_size}" for a in table}))
-        raise ReasonError.refused(
+        raise RendezvousFailure.refused(
             f"the exchange mixed up the ranks of several groups ({met})",
             f"{SAME_ORDER_HINT}; {ONE_JOB_HINT}",
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ..errors import PeerLostError, RendezvousError, RendezvousTimeoutError, SdpError
 from ..rank_names import RankNames
 from .deadline import Deadline
-from .failure import Kind, Reason, ReasonError
+from .failure import Kind, RendezvousFailure
 
 OP = "rendezvous"
 _ERRORS: dict[Kind, type[SdpError]] = {
@@ -40,16 +40,16 @@ class RendezvousContext:
 
     @contextmanager
     def raising_errors(self) -> Iterator[None]:
-        """Raise reasons, and failed system calls, as errors of this rank."""
+        """Raise failures, and failed system calls, as errors of this rank."""
         try:
             yield
-        except ReasonError as failed:
-            raise self.error(failed.reason) from failed.__cause__
+        except RendezvousFailure as failed:
+            raise self.error(failed) from failed.__cause__
         except OSError as error:
-            raise self.error(ReasonError.system(error).reason) from error
+            raise self.error(RendezvousFailure.system(error)) from error
 
-    def error(self, reason: Reason) -> SdpError:
-        """The error that this rank raises for a reason."""
-        text = f"{self.names.error_prefix(self.rank)}{OP}: {reason.what}. Hint: {reason.hint}."
+    def error(self, failure: RendezvousFailure) -> SdpError:
+        """The error that this rank raises for a failure."""
+        text = f"{self.names.error_prefix(self.rank)}{OP}: {failure.what}. Hint: {failure.hint}."
         elapsed_s = self.deadline.elapsed_s
-        return _ERRORS[reason.kind](text, ranks=reason.ranks, op=OP, elapsed_s=elapsed_s)
+        return _ERRORS[failure.kind](text, ranks=failure.ranks, op=OP, elapsed_s=elapsed_s)

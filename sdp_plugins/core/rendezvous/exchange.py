@@ -10,7 +10,7 @@ from ..rank_names import RankNames
 from ..store import Store
 from .context import RendezvousContext
 from .deadline import Deadline
-from .failure import ONE_JOB_HINT, ReasonError
+from .failure import ONE_JOB_HINT, RendezvousFailure
 
 Exchange = Callable[[bytes, float], list[bytes]]
 """All-gathers one small blob per rank: ``exchange(blob, timeout_s)`` returns them in rank order."""
@@ -70,7 +70,7 @@ class StoreExchange:
             else:
                 blobs.append(found)
         if missing:
-            raise ReasonError.missing(
+            raise RendezvousFailure.missing(
                 f"{self.names.list(missing)} did not arrive in {deadline.allowed}",
                 "all ranks of a group must make it, and make their groups in the same order; "
                 f"check that they were started; {ONE_JOB_HINT}",
@@ -87,14 +87,13 @@ class StoreExchange:
 
 @contextmanager
 def store_failures(context: RendezvousContext) -> Iterator[None]:
-    """Turn exceptions of a framework's store, and reasons, into errors of this rank."""
-    try:
-        yield
-    except SdpError:
-        raise  # it says all
-    except ReasonError as failed:
-        raise context.error(failed.reason) from failed.__cause__
-    except Exception as error:
-        what = f"the store failed ({type(error).__name__}: {error})"
-        hint = "the process that serves it has probably ended; see that process's output"
-        raise context.error(ReasonError.refused(what, hint).reason) from error
+    """Turn exceptions of a framework's store, and failures, into errors of this rank."""
+    with context.raising_errors():
+        try:
+            yield
+        except (SdpError, RendezvousFailure):
+            raise  # it says all
+        except Exception as error:
+            what = f"the store failed ({type(error).__name__}: {error})"
+            hint = "the process that serves it has probably ended; see that process's output"
+            raise RendezvousFailure.refused(what, hint) from error

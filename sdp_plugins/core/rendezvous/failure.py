@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import IntEnum
 
 ONE_JOB_HINT = (
@@ -34,65 +33,57 @@ class Kind(IntEnum):
     MISSING = 3
 
 
-@dataclass(frozen=True)
-class Reason:
+class RendezvousFailure(Exception):  # noqa: N818
     """Why a rendezvous failed, independent of the rank that reports it.
+
+    `RendezvousContext` tells the other ranks, and raises the error of this one.
 
     Attributes:
         kind: Kind of the failure.
-        ranks: The ranks that are to blame or missing.
         what: The cause, a clause of the message.
         hint: The remedy.
+        ranks: The ranks that are to blame or missing.
     """
 
-    kind: Kind
-    ranks: tuple[int, ...]
-    what: str
-    hint: str
+    def __init__(self, kind: Kind, what: str, hint: str, ranks: Iterable[int] = ()) -> None:
+        super().__init__(what)
+        self.kind, self.what, self.hint, self.ranks = kind, what, hint, tuple(ranks)
 
     def pack(self) -> bytes:
-        """Return the reason as bytes, long ones shortened."""
-        fields = (self.kind, self.ranks[:_MAX_RANKS], self.what[:_MAX_TEXT], self.hint[:_MAX_TEXT])
-        return json.dumps(fields).encode()
+        """Return the failure as bytes, long ones shortened."""
+        what, hint, ranks = self.what[:_MAX_TEXT], self.hint[:_MAX_TEXT], self.ranks[:_MAX_RANKS]
+        return json.dumps((self.kind, what, hint, ranks)).encode()
 
     @classmethod
-    def unpack(cls, data: bytes) -> Reason:
+    def unpack(cls, data: bytes) -> RendezvousFailure:
         """Read what ``pack`` wrote.
 
         Raises:
             ValueError: The bytes are something else.
         """
         try:
-            kind, ranks, what, hint = json.loads(data)
-            return cls(Kind(kind), tuple(map(int, ranks)), str(what), str(hint))
+            kind, what, hint, ranks = json.loads(data)
+            return cls(Kind(kind), str(what), str(hint), map(int, ranks))
         except (ValueError, TypeError, OverflowError, RecursionError):
-            raise ValueError("not a reason") from None
-
-
-class ReasonError(Exception):
-    """Carries a reason to the code that tells the other ranks and raises the error."""
-
-    def __init__(self, reason: Reason) -> None:
-        super().__init__(reason.what)
-        self.reason = reason
+            raise ValueError("not a failure") from None
 
     @classmethod
-    def refused(cls, what: str, hint: str, ranks: Iterable[int] = ()) -> ReasonError:
+    def refused(cls, what: str, hint: str, ranks: Iterable[int] = ()) -> RendezvousFailure:
         """The ranks must not or cannot form a group."""
-        return cls(Reason(Kind.REFUSED, tuple(ranks), what, hint))
+        return cls(Kind.REFUSED, what, hint, ranks)
 
     @classmethod
-    def lost(cls, what: str, ranks: Iterable[int]) -> ReasonError:
+    def lost(cls, what: str, ranks: Iterable[int]) -> RendezvousFailure:
         """Processes have ended."""
-        return cls(Reason(Kind.LOST, tuple(ranks), what, LOST_HINT))
+        return cls(Kind.LOST, what, LOST_HINT, ranks)
 
     @classmethod
-    def missing(cls, what: str, hint: str, ranks: Iterable[int]) -> ReasonError:
+    def missing(cls, what: str, hint: str, ranks: Iterable[int]) -> RendezvousFailure:
         """Ranks did not come in time."""
-        return cls(Reason(Kind.MISSING, tuple(ranks), what, hint))
+        return cls(Kind.MISSING, what, hint, ranks)
 
     @classmethod
-    def system(cls, error: OSError) -> ReasonError:
+    def system(cls, error: OSError) -> RendezvousFailure:
         """This process failed, and no peer is to blame."""
         hint = "see the system's limits for this process"
         if error.errno in (errno.EMFILE, errno.ENFILE):

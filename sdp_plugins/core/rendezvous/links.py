@@ -11,19 +11,13 @@ class Links(NamedTuple):
     All descriptors, the rank's own segment included, are the caller's to close.
 
     Attributes:
-        rank: This rank's index on its node.
-        world_size: Number of ranks there.
         segment_fds: Every rank's segment; this rank's own at its own index.
         sockets: One ``SOCK_SEQPACKET`` Unix socket per peer, non-blocking and close-on-exec; -1 at
             the own index. Nothing unread is in them but what the peer sent after its ``connect``.
         pidfds: Descriptors that become readable when the peer's process ends; -1 at the own index
             and where the kernel gives none.
-        pids: Process ids, in this process's pid namespace where visible there.
     """
 
-    rank: int
-    world_size: int
     segment_fds: list[int]
     sockets: list[int]
     pidfds: list[int]
-    pids: list[int]

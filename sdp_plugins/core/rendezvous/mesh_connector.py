@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from ..process_identity import process_identity, process_state
 from .announcement import Announcement
 from .context import RendezvousContext
-from .failure import ONE_JOB_HINT, Reason, ReasonError
+from .failure import ONE_JOB_HINT, RendezvousFailure
 from .links import Links
 from .mesh_peer import MeshPeer, hang_up
 from .messages import Introduction, MessageKind, Packet, receive_message
@@ -74,15 +74,15 @@ class MeshConnector:
         """Connect with all peers.
 
         Raises:
-            ReasonError: Connecting failed; the peers know the reason.
+            RendezvousFailure: Connecting failed; the peers know the reason.
         """
         try:
             return self._connect()
-        except ReasonError as failed:
-            self._abort(failed.reason)
+        except RendezvousFailure as failed:
+            self._abort(failed)
             raise
         except OSError as error:
-            self._abort(ReasonError.system(error).reason)
+            self._abort(RendezvousFailure.system(error))
             raise
         finally:
             self._close()
@@ -125,11 +125,11 @@ class MeshConnector:
             if source is not None and source != -1:
                 self._selector.unregister(source)
 
-    def _abort(self, reason: Reason) -> None:
+    def _abort(self, failure: RendezvousFailure) -> None:
         # A peer that is done on both sides may have returned, and uses the link.
         for rank in self._not_done if self._sent_done else self._peers:
             try:
-                self._peers[rank].send(MessageKind.ABORT, reason.pack())
+                self._peers[rank].send(MessageKind.ABORT, failure.pack())
             except OSError as error:
                 _LOG.debug("could not tell rank %d: %s", rank, error)
 
@@ -146,7 +146,7 @@ class MeshConnector:
             if end.expired:
                 allowed = self._context.deadline.allowed
                 what = f"{self._context.names.list(missing)} did not {what} in {allowed}"
-                raise ReasonError.missing(what, _STOPPED_HINT, missing)
+                raise RendezvousFailure.missing(what, _STOPPED_HINT, missing)
             retry = self._retry()
             self._serve(min(end.wait_s, _RETRY_S) if retry else end.wait_s)
 
@@ -248,7 +248,7 @@ class MeshConnector:
             try:
                 self._take(peer, *packet.parse())
             except ValueError as error:
-                raise ReasonError.refused(
+                raise RendezvousFailure.refused(
                     f"{self._context.names.list([peer.rank])} sent invalid data ({error})",
                     ONE_JOB_HINT,
                     [peer.rank],
@@ -256,7 +256,7 @@ class MeshConnector:
 
     def _take(self, peer: MeshPeer, kind: MessageKind, content: bytes) -> None:
         if kind is MessageKind.ABORT:
-            raise ReasonError(Reason.unpack(content))
+            raise RendezvousFailure.unpack(content)
         if kind is MessageKind.DONE:
             peer.done = True
             self._not_done.discard(peer.rank)
@@ -266,17 +266,15 @@ class MeshConnector:
 
     def _links(self) -> Links:
         me, n = self._me, len(self._members)
-        own = self._members.index(me.rank)
-        links = Links(own, n, [-1] * n, [-1] * n, [-1] * n, [0] * n)
-        links.segment_fds[own], links.pids[own] = self._segment_fd, me.pid
+        links = Links([-1] * n, [-1] * n, [-1] * n)
+        links.segment_fds[self._members.index(me.rank)] = self._segment_fd
         for rank, peer in self._peers.items():
             at = self._members.index(rank)
             links.sockets[at] = peer.detach_link(me.rank)
             links.segment_fds[at], links.pidfds[at] = peer.detach_fds()
-            links.pids[at] = peer.pid
         return links
 
-    def _lost(self, ranks: set[int]) -> ReasonError:
+    def _lost(self, ranks: set[int]) -> RendezvousFailure:
         for rank in sorted(ranks):
             if self._peers[rank].announcement.uid != self._me.uid:
                 return self._peers[rank].other_user()  # probably why it refused this rank
@@ -284,7 +282,7 @@ class MeshConnector:
         running = any(process_state(process_identity(pid)) for pid in pids)
         what = "gave up, or ended," if running else "ended"
         shown = ", ".join(map(str, pids))
-        return ReasonError.lost(
+        return RendezvousFailure.lost(
             f"{self._context.names.list(ranks)} (pid {shown}) {what} while the ranks were "
             "connecting",
             ranks,

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from .announcement import Announcement
-from .failure import ReasonError
+from .failure import RendezvousFailure
 from .messages import Introduction, MessageKind, pack_message, send_message
 from .peer_process import credentials, is_readable, open_pidfd
 
@@ -22,7 +22,6 @@ class MeshPeer:
         outgoing: The connection that this rank opened: it only sends there.
         incoming: The connection that the peer opened: this rank only receives there.
         pidfd: Descriptor of its process, -1 if there is none.
-        pid: Its process id in this pid namespace.
         segment_fd: Its segment, -1 before its introduction.
         done: Whether it has received all introductions.
     """
@@ -31,7 +30,6 @@ class MeshPeer:
     outgoing: socket.socket | None = None
     incoming: socket.socket | None = None
     pidfd: int = -1
-    pid: int = 0
     segment_fd: int = -1
     done: bool = False
     _outbox: list[tuple[bytes, int]] = field(default_factory=list)
@@ -54,7 +52,7 @@ class MeshPeer:
 
         Raises:
             ConnectionRefusedError: Nobody listens there.
-            ReasonError: Somebody else does.
+            RendezvousFailure: Somebody else does.
         """
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -123,18 +121,16 @@ class MeshPeer:
             if fd >= 0:
                 os.close(fd)
 
-    def other_user(self) -> ReasonError:
+    def other_user(self) -> RendezvousFailure:
         """Return the reason to refuse a peer of another user."""
-        return ReasonError.refused(
+        return RendezvousFailure.refused(
             f"rank {self.rank} runs as user {self.announcement.uid}, this rank as {os.geteuid()}",
             "run all ranks as one user",
             [self.rank],
         )
 
     def _check(self, sock: socket.socket) -> None:
-        peer = credentials(sock)
-        self.pid = peer.pid or self.announcement.pid
-        if not peer.is_ours:
+        if not credentials(sock).is_ours:
             raise self.other_user()
 
 
