@@ -228,7 +228,8 @@ class Collectives:
     ) -> Work | None:
         """Send to one rank. Done when the receiver, or the channel to it, has taken the bytes."""
         source = as_buffer(buffer, writable=False)
-        work = self.issuer.post(self.issuer.message(Op.send, source, dst, tag, timeout_s), source)
+        request = self.issuer.message(Op.send, source, dst, tag, timeout_s)
+        work = self.issuer.submit(request, (source,))
         if async_op:
             return work
         work.wait()
@@ -253,7 +254,8 @@ class Collectives:
                 f"recv: source {src} is not another rank of this group of {self.world_size}"
             )
         peer = -1 if src is None else src
-        work = self.issuer.post(self.issuer.message(Op.recv, target, peer, tag, timeout_s), target)
+        request = self.issuer.message(Op.recv, target, peer, tag, timeout_s)
+        work = self.issuer.submit(request, (target,))
         if not async_op:
             work.wait()
         return work

@@ -77,7 +77,7 @@ class Group(Collectives):
         self._network = network
         self._closed = False
         local_size = len(nodes.members[nodes.node_of(info.rank)])
-        self._open = OpenGroup(info.name, info, local, local_size, config)
+        self._open = OpenGroup(info, local, local_size, config)
         issuer = Issuer(membership, timeout_s, weakref.ref(self._open))
         super().__init__(issuer, info.rank, nodes.world_size)
         open_groups.add(self._open)

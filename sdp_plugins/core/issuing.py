@@ -133,10 +133,6 @@ class Issuer:
             raise
         return None
 
-    def post(self, request: _native.Request, buffer: Buffer) -> Work:
-        """Start a send or a receive."""
-        return self.submit(request, (buffer,))
-
     def submit(self, request: _native.Request, buffers: Sequence[Buffer]) -> Work:
         """Start an operation; hold its memory until it is done, even if the handle is dropped."""
         held = list(buffers)

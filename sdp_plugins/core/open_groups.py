@@ -25,22 +25,16 @@ class OpenGroup:
     """A group that is open in this process.
 
     Args:
-        name: The group's name.
-        info: This rank of it.
+        info: This rank of the group.
         native: Runs the operations of this node's ranks.
         local_size: Number of ranks on this node.
         config: The group's settings.
     """
 
     def __init__(
-        self,
-        name: str,
-        info: RankInfo,
-        native: _native.NativeGroup,
-        local_size: int,
-        config: Config,
+        self, info: RankInfo, native: _native.NativeGroup, local_size: int, config: Config
     ) -> None:
-        self.name = name
+        self.name = info.name
         self.info = info
         self.native = native
         self.local_size = local_size

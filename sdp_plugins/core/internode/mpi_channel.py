@@ -49,7 +49,7 @@ class MpiChannel:
         own = nodes.members[nodes.node_of(rank)]
         self._remote = [r for r in range(len(world_ranks)) if r not in own]
         self._received = bytearray(FAILURE_MESSAGE_NBYTES)
-        self._has_notice = False
+        self._has_failure = False
         self._sent_failures: list[Any] = []
         self._closed = False
         with mpi.lock:
@@ -155,22 +155,22 @@ class MpiChannel:
     def received_failure(self) -> bytes | None:
         """The message of another rank, if one has arrived."""
         with self._mpi.lock:
-            if not self._has_notice and not self._closed and not self._mpi.ended:
-                self._has_notice = bool(self._failure_request.Test())
-        if self._has_notice:
+            if not self._has_failure and not self._closed and not self._mpi.ended:
+                self._has_failure = bool(self._failure_request.Test())
+        if self._has_failure:
             self._mpi.failed = True
             return bytes(self._received)
         return None
 
     def close(self, *, abandon: bool) -> None:
-        """Cancel the receive of notices; with `abandon` also keep MPI from being finalized."""
+        """Cancel the receive of failure messages; with `abandon` also keep MPI from being finalized."""
         if os.getpid() != self._mpi.pid:
             return
         with self._mpi.lock:
             if self._closed or self._mpi.ended:
                 return
             self._closed = True
-            if self._failure_request is not None and not self._has_notice:
+            if self._failure_request is not None and not self._has_failure:
                 self._failure_request.Cancel()
                 self._failure_request.Wait()
             if abandon:

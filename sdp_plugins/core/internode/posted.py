@@ -15,7 +15,7 @@ from .failure_message import native_failure
 from .operation import Operation
 from .traced import Track
 
-_ENVELOPE = struct.Struct("<QQII")
+_ENVELOPE = struct.Struct("<QII")
 ANY = -1
 
 
@@ -24,13 +24,11 @@ class Envelope:
     """The header before the data of each message.
 
     Attributes:
-        number: Number of the message among those from its sender to its receiver.
         nbytes: Bytes of its data.
         dtype: Type of its data.
         tag: Its tag.
     """
 
-    number: int
     nbytes: int
     dtype: int
     tag: int
@@ -39,7 +37,7 @@ class Envelope:
 
     def pack(self) -> bytearray:
         """Encode as bytes."""
-        return bytearray(_ENVELOPE.pack(self.number, self.nbytes, self.dtype, self.tag))
+        return bytearray(_ENVELOPE.pack(self.nbytes, self.dtype, self.tag))
 
     @classmethod
     def unpack(cls, data: bytearray) -> Envelope:

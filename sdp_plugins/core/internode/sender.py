@@ -34,7 +34,6 @@ class Sender:
         self._changed = threading.Condition()
         self.thread: threading.Thread | None = None
         self._stopping = False
-        self._sent = 0
         self.abandoned = False
         """Whether messages were in flight when one failed."""
 
@@ -85,9 +84,8 @@ class Sender:
 
     def _send(self, post: Posted) -> None:
         operation, ((address, count),) = post.operation, post.operation.request.sends
-        self._sent += 1
         nbytes, request = count * operation.itemsize, operation.request
-        head = Envelope(self._sent, nbytes, int(request.dtype), request.tag).pack()
+        head = Envelope(nbytes, int(request.dtype), request.tag).pack()
         operation.wait(
             [
                 operation.send(request.peer, _native.address(head), len(head)),

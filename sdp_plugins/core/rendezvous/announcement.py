@@ -8,7 +8,8 @@ import socket
 import struct
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+
+from ..process_identity import clock_id
 
 ANNOUNCEMENT_NBYTES = 256
 """Every announcement has this size, so that a plain all_gather can exchange them."""
@@ -25,7 +26,7 @@ class Place:
     Used to explain a failure, never to predict one.
 
     Attributes:
-        boot_id: The running kernel.
+        boot_id: The running kernel; the host's name if that is unknown.
         network: Inode of the network namespace.
         host: Host name.
     """
@@ -36,13 +37,11 @@ class Place:
 
     @classmethod
     def here(cls) -> Place:
-        """Return the place of this process; unknown fields are empty."""
-        boot_id, network = "", 0
+        """Return the place of this process; an unknown network is 0."""
+        network = 0
         with suppress(OSError):
-            boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:36]
-        with suppress(OSError):
-            network = Path("/proc/self/ns/net").stat().st_ino
-        return cls(boot_id, network, _fit(socket.gethostname()).decode(errors="replace"))
+            network = os.stat("/proc/self/ns/net").st_ino
+        return cls(clock_id()[:36], network, _fit(socket.gethostname()).decode(errors="replace"))
 
 
 @dataclass(frozen=True)
