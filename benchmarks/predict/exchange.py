@@ -20,8 +20,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from sdp_plugins.core.internode.agreement import rounds
 from sdp_plugins.core.internode.costs import Costs, choose
-from sdp_plugins.core.internode.headers import rounds
 from sdp_plugins.core.internode.plan import Algorithm, Plan, levels
 
 Times = NDArray[np.float64]

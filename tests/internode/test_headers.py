@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from sdp_plugins.core import CollectiveMismatchError, CollectiveTimeoutError
-from sdp_plugins.core.internode import headers
+from sdp_plugins.core.internode import agreement
 from sdp_plugins.core.internode.plan import Algorithm, Plan
 from tests.internode.spanning import LAYOUTS, LAYOUTS_OF_PLANS, TIMEOUT_S, meet, only
 from tests.internode.test_collectives import move_all, reduce_all, run_program
@@ -27,7 +27,7 @@ LIMIT_S = 2.0
 @contextmanager
 def radix_two() -> Iterator[None]:
     """Have more than two nodes exchange headers in several rounds."""
-    with mock.patch.object(headers, "RADIX", 2):
+    with mock.patch.object(agreement, "RADIX", 2):
         yield
 
 
@@ -38,9 +38,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize("nodes", [*range(2, 40), 255, 256, 257, 1000, 4096])
 def test_the_rounds_spread_all_headers(nodes: int) -> None:
-    held, found = 1, headers.rounds(nodes)
+    held, found = 1, agreement.rounds(nodes)
     for blocks in found:
-        assert len(blocks) < headers.RADIX
+        assert len(blocks) < agreement.RADIX
         received = [at for distance, n in blocks for at in range(distance, distance + n)]
         assert received == list(range(held, held + len(received)))
         assert all(n <= held for _, n in blocks), "a round sends what was received before it"

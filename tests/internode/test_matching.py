@@ -67,8 +67,7 @@ def test_what_a_rank_of_this_node_has_served_is_passed_over() -> None:
 def test_unexpected_messages_are_found_in_order() -> None:
     matching = matching_of(1, 2)
     messages = [
-        UnexpectedMessage(source, Envelope(8, 0, 5), np.zeros(8, np.uint8))
-        for source in (2, 1, 1)
+        UnexpectedMessage(source, Envelope(8, 0, 5), np.zeros(8, np.uint8)) for source in (2, 1, 1)
     ]
     for message in messages:
         assert matching.keep_unexpected(message) is None

@@ -6,8 +6,8 @@ Layers, each of which imports only those before it:
 - ``plan`` and ``costs``: the algorithm of a reduction, its parameters, and how long it takes.
 - ``context``, ``deadlines``, ``failure_message``: the state of a group, the deadlines of an
   operation, and the message that reports a failure to other nodes.
-- ``operation``: one operation while it runs on this rank; ``headers`` and ``agreement``: the check
-  that all ranks call the same operation.
+- ``operation``: one operation while it runs on this rank; ``agreement``: the check that all ranks
+  call the same operation.
 - The programs, each a fixed sequence of steps and messages: ``all_reduce`` (by
   ``recursive_multiplying`` or ``sharded_reduction``), ``reduce_scatter``, ``broadcast``,
   ``gathers``.

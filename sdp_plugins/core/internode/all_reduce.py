@@ -10,23 +10,13 @@ from .recursive_multiplying import RecursiveMultiplying
 from .sharded_reduction import ShardedReduction
 
 
-def all_reduce(operation: Operation, keep: frozenset[int] | None = None) -> None:
-    """Run all_reduce.
-
-    Args:
-        operation: The operation.
-        keep: Ranks that need the result; None: all. Buffers of other ranks do not change.
-    """
-    plan = plan_of(operation, direct=keep is not None)
+def all_reduce(operation: Operation) -> None:
+    """Run all_reduce, or reduce: an all_reduce whose result only the root keeps."""
+    plan = plan_of(operation)
     if operation.request.count == 0:
         return
     if plan.algorithm is Algorithm.sharded:
         await_leader(operation)
-        ShardedReduction(operation, plan, keep).run()
+        ShardedReduction(operation, plan).run()
     else:
-        RecursiveMultiplying(operation, plan, keep).run()
-
-
-def reduce(operation: Operation) -> None:
-    """Run reduce: an all_reduce whose result only the root keeps."""
-    all_reduce(operation, frozenset({operation.request.root}))
+        RecursiveMultiplying(operation, plan).run()

@@ -36,17 +36,10 @@ def route(node: int, root: int, nodes: int, *, chain: bool) -> Route:
     else:
         low = at & -at if at else 1 << (nodes - 1).bit_length()
         parent = at - low
-        children = [at + step for step in _halves(low) if at + step < nodes]
+        steps = [1 << bit for bit in reversed(range(low.bit_length() - 1))]
+        children = [at + step for step in steps if at + step < nodes]
     to_node = [(child + root) % nodes for child in children]
     return Route((parent + root) % nodes if at else None, tuple(to_node))
-
-
-def _halves(low: int) -> list[int]:
-    steps = []
-    while low > 1:
-        low //= 2
-        steps.append(low)
-    return steps
 
 
 def broadcast(operation: Operation) -> None:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from .. import _native
 from ..errors import SdpError, name_error
-from . import all_reduce as reductions
 from . import broadcast as broadcasts
 from . import gathers
 from .agreement import agree
+from .all_reduce import all_reduce
 from .context import GroupContext
 from .failure_message import FailureMessage, native_failure
 from .leaked import abandon
@@ -25,8 +25,8 @@ from .traced import Track
 
 Op = _native.Op
 PROGRAMS: dict[_native.Op, Callable[[Operation], None]] = {
-    Op.all_reduce: reductions.all_reduce,
-    Op.reduce: reductions.reduce,
+    Op.all_reduce: all_reduce,
+    Op.reduce: all_reduce,
     Op.reduce_scatter: reduce_scatter,
     Op.broadcast: broadcasts.broadcast,
     Op.barrier: broadcasts.barrier,

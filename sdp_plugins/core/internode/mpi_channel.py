@@ -163,7 +163,7 @@ class MpiChannel:
         return None
 
     def close(self, *, abandon: bool) -> None:
-        """Cancel the receive of failure messages; with `abandon` also keep MPI from being finalized."""
+        """Cancel the receive of failures; with `abandon` also keep MPI from being finalized."""
         if os.getpid() != self._mpi.pid:
             return
         with self._mpi.lock:

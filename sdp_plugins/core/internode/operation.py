@@ -47,6 +47,11 @@ class Operation:
         self._in_flight: dict[Stream, list[Pending]] = {}
         self._overdue = False
 
+    @property
+    def keeps_result(self) -> bool:
+        """Whether a reduction changes this rank's buffer."""
+        return self.request.op is not _native.Op.reduce or self.request.root == self.context.rank
+
     # ---- this node -----------------------------------------------------------------------------
 
     def step(

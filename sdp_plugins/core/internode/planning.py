@@ -17,31 +17,24 @@ The limit is fixed and does not depend on costs, because narrowing changes the r
 """
 
 
-def plan_of(operation: Operation, *, direct: bool = False) -> Plan:
-    """The plan of a reduction, the same on all ranks.
-
-    Args:
-        operation: The operation.
-        direct: Whether the plan must have one level.
-    """
+def plan_of(operation: Operation) -> Plan:
+    """The plan of a reduction, the same on all ranks."""
     nbytes = operation.request.count * operation.itemsize
-    return _plan(
-        operation.context, nbytes, narrows=WireFormat(operation).wire is not None, direct=direct
-    )
+    narrows = WireFormat(operation).wire is not None
+    return _plan(operation.context, operation.request.op, nbytes, narrows=narrows)
 
 
 def explain(context: GroupContext, op: _native.Op, nbytes: int) -> str:
     """Describe how an operation on `nbytes` bytes exchanges data between nodes."""
     if op not in (_native.Op.all_reduce, _native.Op.reduce):
         return "every rank's data goes straight to the nodes that need it, once"
-    narrows = context.wire_dtype is not None
-    return str(_plan(context, nbytes, narrows=narrows, direct=op is _native.Op.reduce))
+    return str(_plan(context, op, nbytes, narrows=context.wire_dtype is not None))
 
 
-def _plan(context: GroupContext, nbytes: int, *, narrows: bool, direct: bool) -> Plan:
+def _plan(context: GroupContext, op: _native.Op, nbytes: int, *, narrows: bool) -> Plan:
+    direct = narrows or op is _native.Op.reduce  # each further level would round once more
     algorithm = None
-    if narrows:  # each further level would round once more
-        direct = True
+    if narrows:
         algorithm = (
             Algorithm.recursive_multiplying if nbytes <= NARROW_NBYTES else Algorithm.sharded
         )

@@ -17,12 +17,10 @@ class RecursiveMultiplying:
     Args:
         operation: The operation.
         plan: The plan.
-        keep: Ranks that need the result; None: all. Buffers of other ranks do not change.
     """
 
-    def __init__(self, operation: Operation, plan: Plan, keep: frozenset[int] | None) -> None:
+    def __init__(self, operation: Operation, plan: Plan) -> None:
         self._operation = operation
-        self._keep = keep
         self._form = WireFormat(operation, as_it_is=True)
         self._levels = levels(plan, operation.context.node, operation.request.count)
         operation.deadlines.hops = len(self._levels)
@@ -44,7 +42,7 @@ class RecursiveMultiplying:
             partials = self._partials(self._levels[-1], partial, len(self._levels))
             self._form.total(partials, result, count)
         operation.step(Op.broadcast, (), [(result, count)], root=0)
-        if self._keep is None or context.rank in self._keep:
+        if operation.keeps_result:
             buffer.write(0, count, result)
 
     def _partials(self, level: Level, partial: int, hop: int) -> list[int]:

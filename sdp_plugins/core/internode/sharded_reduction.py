@@ -26,23 +26,22 @@ class ShardedReduction:
 
     Args:
         operation: The operation.
-        plan: The plan; of one level if `keep` is given.
-        keep: Ranks that need the result; None: all. Buffers of other ranks do not change.
+        plan: The plan; of one level for reduce.
     """
 
-    def __init__(
-        self, operation: Operation, plan: Plan, keep: frozenset[int] | None = None
-    ) -> None:
-        context = operation.context
+    def __init__(self, operation: Operation, plan: Plan) -> None:
+        context, request = operation.context, operation.request
         self.operation = operation
         self.plan = plan
         self.form = WireFormat(operation)
-        self.keeps = keep is None or context.rank in keep
-        self.keeping_nodes = frozenset(
-            range(context.nodes.count) if keep is None else map(context.nodes.node_of, keep)
+        self.keeping_nodes = (
+            (context.nodes.node_of(request.root),)
+            if request.op is Op.reduce
+            else range(context.nodes.count)
         )
+        """The nodes with ranks that keep the result."""
         self.node_keeps = context.node in self.keeping_nodes
-        self.buffer = Scattered(operation.request.recvs, operation.itemsize)
+        self.buffer = Scattered(request.recvs, operation.itemsize)
         self.rails = context.nodes.rails
         self.exchanges = context.local_rank < self.rails
         operation.deadlines.hops = plan.hops
@@ -104,7 +103,11 @@ class Segment:
         """
         of, form = self.of, self.of.form
         self._flat = of.buffer.flat(
-            of.operation, f"flat{self._slot}", self._begin, self._count, copy=not of.keeps
+            of.operation,
+            f"flat{self._slot}",
+            self._begin,
+            self._count,
+            copy=not of.operation.keeps_result,
         )
         if not of.exchanges:
             return
@@ -232,7 +235,7 @@ class Segment:
             recvs += [(self._flat, 0)] * (len(context.local_ranks) - of.rails)
             mine: Piece = recvs[context.local_rank]
             operation.step(Op.all_gather, [mine], recvs)
-        if of.keeps:
+        if operation.keeps_result:
             of.buffer.write(self._begin, self._count, self._flat)
 
 
