@@ -6,7 +6,7 @@ from .agreement import await_leader
 from .operation import Operation
 from .plan import Algorithm
 from .planning import plan_of
-from .recursive_multiplying import RecursiveMultiplying
+from .recursive_multiplying import reduce_by_recursive_multiplying
 from .sharded_reduction import ShardedReduction
 
 
@@ -19,4 +19,4 @@ def all_reduce(operation: Operation) -> None:
         await_leader(operation)
         ShardedReduction(operation, plan).run()
     else:
-        RecursiveMultiplying(operation, plan).run()
+        reduce_by_recursive_multiplying(operation, plan)
