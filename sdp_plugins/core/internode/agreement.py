@@ -58,7 +58,14 @@ def _compare(operation: Operation) -> None:
     Raises:
         CollectiveMismatchError: They differ.
     """
-    headers = _gathered(operation)
+    size, nodes, node = _HEADER.size, operation.context.nodes, operation.context.node
+    packed = _gathered(operation)
+    if packed == packed[:size] * nodes.count:
+        return
+    headers = {
+        (node - before) % nodes.count: packed[before * size : (before + 1) * size]
+        for before in range(nodes.count)
+    }
     parties: dict[bytes, list[int]] = {}
     for node, header in sorted(headers.items()):  # sizes in titles may differ
         parties.setdefault(header[:_COMPARED], []).append(node)
@@ -66,8 +73,8 @@ def _compare(operation: Operation) -> None:
         raise _mismatch(operation, headers, list(parties.values()))
 
 
-def _gathered(operation: Operation) -> dict[int, bytes]:
-    """All-gather the headers; returns them by node.
+def _gathered(operation: Operation) -> bytes:
+    """All-gather the headers; returns this node's, that of the node before it, and so on.
 
     The neighbours of a node that does not arrive wait in the first round. Other nodes may wait for
     these neighbours in a later round, so later rounds get one more grace period, as data does.
@@ -77,7 +84,6 @@ def _gathered(operation: Operation) -> dict[int, bytes]:
     def leader(distance: int) -> int:
         return nodes.members[(node + distance) % nodes.count][0]
 
-    # The n-th header here is that of the n-th node before this one.
     room = operation.context.scratch("headers", nodes.count * size)
     ctypes.memmove(room, _pack(operation), size)
     # Posted for all rounds at once: a node that is ahead need not wait for a slower one.
@@ -88,11 +94,7 @@ def _gathered(operation: Operation) -> dict[int, bytes]:
     for number, blocks in enumerate(rounds(nodes.count)):
         leaving = [operation.send(leader(distance), room, n * size) for distance, n in blocks]
         operation.wait(arriving[number] + leaving, hop=min(number, 1))
-    packed = ctypes.string_at(room, nodes.count * size)
-    return {
-        (node - before) % nodes.count: packed[before * size : (before + 1) * size]
-        for before in range(nodes.count)
-    }
+    return ctypes.string_at(room, nodes.count * size)
 
 
 def _mismatch(
