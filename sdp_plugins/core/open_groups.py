@@ -39,6 +39,16 @@ class OpenGroup:
         self.native = native
         self.local_size = local_size
         self.config = config
+        self._failure: str | None = None  # the native group forgets it when it closes
+
+    @property
+    def failure(self) -> str:
+        """Why the group has failed, or had failed when it closed; empty if it has not."""
+        return self._failure if self._failure is not None else str(self.native.failure() or "")
+
+    def keep_failure(self) -> None:
+        """Keep `failure` beyond the group's end."""
+        self._failure = self.failure
 
     def describe(self, text: str) -> None:
         """Add words to the name that messages and the flight recorder show."""
@@ -56,9 +66,6 @@ class GroupObserver:
 
     def opened(self, group: OpenGroup) -> None:
         """A group was made, or was open when this observer was added."""
-
-    def closing(self, group: OpenGroup) -> None:
-        """A group is about to close."""
 
     def closed(self, group: OpenGroup) -> None:
         """A group has closed."""
@@ -131,8 +138,8 @@ class OpenGroups:
     @contextmanager
     def closing(self, group: OpenGroup) -> Iterator[None]:
         """The group closes in this block."""
-        for observer in self._observers if group in self else ():
-            observer.closing(group)
+        if group in self:
+            group.keep_failure()
         yield
         with self._lock:
             if group not in self._groups:  # a forked child's parent has it, or it was closed before

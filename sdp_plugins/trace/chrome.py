@@ -36,8 +36,8 @@ class RecordedGroup:
     info: RankInfo
     number: int
     label: str
-    events: Sequence[TraceEvent]
-    dropped: int
+    events: Sequence[TraceEvent] = ()
+    dropped: int = 0
     failure: str = ""
     read: int = 0
 

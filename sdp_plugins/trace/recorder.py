@@ -11,7 +11,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,34 +33,6 @@ Write = Callable[[int, dict[str, Any]], Path]
 """Writes the trace of a rank; returns its path."""
 
 
-@dataclass(eq=False)
-class TracedGroup:
-    """A group that is open in this process.
-
-    Attributes:
-        group: The group.
-        number: See ``RecordedGroup``; 0: no trace is being recorded.
-        label: See ``RecordedGroup``.
-        failure: Why the group failed, known when it closes; empty if it did not.
-    """
-
-    group: OpenGroup
-    number: int = 0
-    label: str = ""
-    failure: str = ""
-
-    def recorded(self, failure: str) -> RecordedGroup:
-        """What was recorded so far."""
-        packed, dropped = self.group.native.trace_events()
-        name, info, events = self.group.name, self.group.info, [*unpack(packed)]
-        return RecordedGroup(name, info, self.number, self.label, events, dropped, failure)
-
-    def failure_now(self) -> str:
-        """Why the group has failed; unknown for a closed group."""
-        error = self.group.native.failure()
-        return "" if error is None else str(error)
-
-
 def in_folder(folder: str | os.PathLike[str]) -> Write:
     """Write ``rank-00003.json`` in a folder."""
 
@@ -79,7 +51,7 @@ class TraceRecorder(GroupObserver):
 
     def _start_anew(self) -> None:
         self._lock = threading.RLock()  # a signal handler or a finalizer may close a group
-        self._open: list[TracedGroup] = []
+        self._open: dict[OpenGroup, RecordedGroup] = {}  # without events, which the groups hold
         self._made: Counter[tuple[str, tuple[int, ...] | None]] = Counter()  # groups in the trace
         self._labels: Counter[str] = Counter()
         self._write: Write | None = None
@@ -115,40 +87,32 @@ class TraceRecorder(GroupObserver):
             self._written = False
             place = group.info.world_size, group.info.rank
             self._largest = max(self._largest, place, key=lambda place: place[0])
-            traced = TracedGroup(group)
-            self._open.append(traced)
-            if self._write is not None:
+            if self.on:
                 self._place = place_in_job() or self._place  # the script may have set it since
-                self._record(traced)
+                self._record(group)
             elif group.config.trace is not None:
                 self._start(in_folder(group.config.trace), lasts=True)
 
-    def _record(self, traced: TracedGroup) -> None:
+    def _record(self, group: OpenGroup) -> None:
         """Record a group, as the n-th of its name in this trace."""
-        name, members = traced.group.name, traced.group.info.members
+        if group in self._open:
+            return
+        name, members = group.name, group.info.members
         self._made[name, members] += 1
         self._labels[name] += 1
-        traced.number, shown = self._made[name, members], self._labels[name]
-        traced.label = name if shown == 1 else f"{name} ({shown})"
-        traced.group.native.start_trace()
-
-    def closing(self, group: OpenGroup) -> None:
-        """Keep why the group failed, which is unknown once it is closed."""
-        with self._lock:
-            for traced in self._open if self.on else ():
-                if traced.group is group:
-                    traced.failure = traced.failure_now()
+        number, shown = self._made[name, members], self._labels[name]
+        label = name if shown == 1 else f"{name} ({shown})"
+        self._open[group] = RecordedGroup(name, group.info, number, label)
+        group.native.start_trace()
 
     def closed(self, group: OpenGroup) -> None:
         """Keep the group's record; write the trace when the last group closes."""
         with self._lock:
-            for traced in [traced for traced in self._open if traced.group is group]:
-                self._open.remove(traced)
-                if self._write is None:
-                    return
-                self._written = False
-                self._keep(traced.recorded(traced.failure))
-                group.native.stop_trace()
+            if group not in self._open:
+                return
+            self._written = False
+            self._keep(_recorded(group, self._open.pop(group)))
+            group.native.stop_trace()
             if self._lasts and not self._open:
                 self._write_or_warn()
 
@@ -170,7 +134,7 @@ class TraceRecorder(GroupObserver):
         """Write the trace: the launcher may end this process at any moment."""
         if not self.lasts:
             return
-        failures = sum(bool(traced.failure_now()) for traced in self._open)
+        failures = sum(bool(group.failure) for group in tuple(self._open))
         if failures > self._failures:  # later operations fail for the same cause
             self._failures = failures
             self._write_or_warn()
@@ -185,7 +149,7 @@ class TraceRecorder(GroupObserver):
         """
         open_groups.observe(self)
         with self._lock:
-            if self._write is not None:
+            if self.on:
                 raise RuntimeError(
                     "a trace is being recorded already. Hint: call stop(), or unset SDP_TRACE."
                 )
@@ -200,8 +164,9 @@ class TraceRecorder(GroupObserver):
         self._made.clear()
         self._labels.clear()
         self._place = place_in_job()
-        for traced in self._open:
-            self._record(traced)
+        self._open.clear()
+        for group in open_groups:
+            self._record(group)
         atexit.unregister(self._at_exit)
         atexit.register(self._at_exit)
 
@@ -210,12 +175,13 @@ class TraceRecorder(GroupObserver):
         if not self.on:
             return None
         with self._lock:
-            for traced in self._open:
-                traced.group.native.stop_trace()
+            for group in tuple(self._open):
+                group.native.stop_trace()
             try:
                 return self._write_now()
             finally:
                 self._write = None
+                self._open.clear()
 
     def add_span(self, name: str, begin_ns: int, end_ns: int) -> None:
         """Add a span of the program; times are those of ``time.monotonic_ns()``."""
@@ -237,8 +203,8 @@ class TraceRecorder(GroupObserver):
 
     def _write_now(self) -> Path:
         assert self._write is not None
-        open_ = (traced.recorded(traced.failure_now()) for traced in self._open)
-        trace = self._trace([*self._closed, *open_])
+        closed, open_ = tuple(self._closed), tuple(self._open.items())  # a finalizer may close one
+        trace = self._trace([*closed, *(_recorded(group, kept) for group, kept in open_)])
         path = self._write(trace["otherData"]["rank"], trace)
         self._written = True
         return path
@@ -276,6 +242,13 @@ class TraceRecorder(GroupObserver):
         }
         events = draw(rank, host, groups, list(self._spans))
         return {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
+
+
+def _recorded(group: OpenGroup, kept: RecordedGroup) -> RecordedGroup:
+    """What was recorded of a group so far."""
+    packed, dropped = group.native.trace_events()
+    events = [*unpack(packed)]
+    return replace(kept, info=group.info, events=events, dropped=dropped, failure=group.failure)
 
 
 trace_recorder = TraceRecorder()
