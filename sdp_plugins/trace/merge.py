@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
 
 from sdp_plugins.trace import trace_file
 from sdp_plugins.trace.clocks import Offset, align
@@ -22,21 +21,17 @@ from sdp_plugins.trace.rank_trace import RankTrace
 from sdp_plugins.trace.summary import summary
 
 
-class Merged(NamedTuple):
-    """Path and summary of the merged trace."""
-
-    path: Path
-    summary: str
-
-
-def merge(folder: str | Path, job: str = "") -> Merged:
-    """Merge the traces in a folder.
+def merge(folder: str | Path, job: str = "") -> str:
+    """Merge the traces in a folder into its file ``trace.json``.
 
     Each rank's file is read twice and none is kept: a million slices do not fit into memory.
 
     Args:
         folder: The folder of the traces.
         job: SDP_JOB_ID of the job, or its short name; may be empty if there is only one job.
+
+    Returns:
+        The summary, for a terminal.
 
     Raises:
         FileNotFoundError: The folder has no traces.
@@ -56,16 +51,16 @@ def merge(folder: str | Path, job: str = "") -> Merged:
     verdicts = compared(traces)
     about = _about(traces, offsets, origin) | {"left_out": [path.name for path in left]}
     trace_file.write(path, about, _events(traces, verdicts))
-    return Merged(path, summary(traces, verdicts, about))
+    return summary(traces, verdicts, about)
 
 
 def described(folder: Path, job: str = "") -> str:
     """Merge the traces in a folder; returns path and summary as text, or the error."""
     try:
-        merged = merge(folder, job)
+        text = merge(folder, job)
     except (OSError, ValueError) as error:
         return f"there is no trace: {error}"
-    return f"{merged.path}: open it in https://ui.perfetto.dev\n{merged.summary}"
+    return f"{folder / MERGED}: open it in https://ui.perfetto.dev\n{text}"
 
 
 def _about(traces: list[RankTrace], offsets: dict[str, Offset], origin: float) -> Json:
@@ -102,12 +97,11 @@ def main(arguments: Sequence[str]) -> int:
         print(__doc__.strip(), file=sys.stderr)
         return 2
     try:
-        merged = merge(*arguments)
+        print(merge(*arguments))
     except (OSError, ValueError) as error:
         print(f"trace: {error}", file=sys.stderr)
         return 1
-    print(merged.summary)
-    print(f"\n{merged.path}: open it in https://ui.perfetto.dev")
+    print(f"\n{Path(arguments[0]) / MERGED}: open it in https://ui.perfetto.dev")
     return 0
 
 

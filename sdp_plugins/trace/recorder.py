@@ -22,7 +22,7 @@ from sdp_plugins.core.topology import Topology, place_in_job
 from sdp_plugins.core.trace_event import unpack
 from sdp_plugins.trace import trace_file
 from sdp_plugins.trace.chrome import RecordedGroup, Span, draw
-from sdp_plugins.trace.file_names import free_path
+from sdp_plugins.trace.folder import free_path
 
 MOST_SPANS = _native.TRACE_EVENTS
 MOST_OF_CLOSED_GROUPS = _native.TRACE_EVENTS

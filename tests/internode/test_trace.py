@@ -36,7 +36,8 @@ def run_some(rank: int, world: int, root: str) -> None:
 
 def test_operations_across_nodes(rank_pool: Pool, tmp_path: Path) -> None:
     rank_pool(3).run(run_some, str(tmp_path))
-    found = json.loads(merge(tmp_path / "trace").path.read_text())
+    merge(tmp_path / "trace")
+    found = json.loads((tmp_path / "trace" / "trace.json").read_text())
     check(found)
     for rank in range(3):
         mine = [event for event in found["traceEvents"] if event["pid"] == rank]

@@ -21,7 +21,8 @@ from sdp_plugins.core import (
     SdpError,
 )
 from sdp_plugins.core.process_identity import clock_id, process_identity
-from sdp_plugins.trace import file_names, trace_file
+from sdp_plugins.trace import trace_file
+from sdp_plugins.trace.folder import free_path
 from tests.core.test_fork import in_child
 from tests.faults import gave_up, stay_away
 from tests.ranks import HANG_S, Pool, run_ranks, start_ranks
@@ -84,7 +85,7 @@ def test_which_files_are_replaced(tmp_path: Path) -> None:
             path.write_text("{}")
         else:
             trace_file.write(path, there, [])
-        return file_names.free_path(tmp_path, me).name
+        return free_path(tmp_path, me).name
 
     me, plain = about("id:mine"), "rank-00000.json"
     other = f"rank-00000.{trace_file.job_token(me)}.json"
