@@ -16,12 +16,12 @@ from .collectives import Collectives
 from .config import Config
 from .dtypes import DType
 from .errors import SdpError, is_news, name_error
-from .forming import Forming
 from .internode.choice import for_environment, mpi_is_there
 from .internode.mpi import MpiNetwork
 from .internode.transport import Network
 from .issuing import Issuer
 from .open_groups import OpenGroup, open_groups
+from .rank_info import Forming
 from .rank_names import DEFAULT, RankNames
 from .rendezvous import Exchange, StoreExchange
 from .store import Store
@@ -172,8 +172,7 @@ class Group(Collectives):
     ) -> Group:
         if timeout_s is None:
             timeout_s = config.wait_s
-        forming = Forming(names.group, names.world_size, time.monotonic_ns(), names.global_ranks)
-        with open_groups.forming(forming, config):
+        with open_groups.forming(Forming(names, time.monotonic_ns()), config):
             membership = bring_up(rank, names, exchange, timeout_s, config, network)
         return cls(membership, timeout_s, config, network)
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from . import _native
     from .config import Config
-    from .forming import Forming
-    from .rank_info import RankInfo
+    from .rank_info import Forming, RankInfo
 
 
 class OpenGroup:

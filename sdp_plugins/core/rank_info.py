@@ -1,4 +1,4 @@
-"""Identifies the rank and group of a segment, for readers outside of the group."""
+"""What a segment says of its rank to readers outside of the group."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from . import _native
 from .rank_names import RankNames
 
 MOST_CHARS = 200  # of a name in a segment
+_MOST_MEMBERS_CHARS = 120  # of the 248 bytes for a Forming; the rest is for the name
 
 
 class RankInfo(NamedTuple):
@@ -73,6 +74,31 @@ class RankInfo(NamedTuple):
         if len(text) >= _native.FLIGHT_RANK_INFO_BYTES:  # members in no order
             text = json.dumps(short._replace(members=None).to_json()).encode()
         return text
+
+
+class Forming(NamedTuple):
+    """A group that the rank's process is making, and that has no segment yet.
+
+    Attributes:
+        names: The names of the group and its ranks.
+        since_ns: When this process began, by CLOCK_MONOTONIC.
+    """
+
+    names: RankNames
+    since_ns: int
+
+    def to_json(self) -> list[Any]:
+        """The fields, as report files hold them."""
+        names = self.names
+        return [names.group, names.world_size, self.since_ns, to_runs(names.global_ranks or ())]
+
+    def pack(self) -> bytes:
+        """The text for the segment; a long name is cut, many members are left out."""
+        name, size, _, runs = self.to_json()
+        members = json.dumps(runs, separators=(",", ":"))
+        if len(members) > _MOST_MEMBERS_CHARS:
+            members = "[]"
+        return f"{size} {members} {name[:MOST_CHARS]}".encode(errors="replace")
 
 
 def group_token(announcements: Iterable[bytes]) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from sdp_plugins.flight.rank_snapshot import RankSnapshot
+from sdp_plugins.trace import trace_file
 from sdp_plugins.trace.chrome import RecordedGroup, draw
-from sdp_plugins.trace.trace_file import replacing
 
 
 def write(path: Path, snapshots: Sequence[RankSnapshot]) -> None:
@@ -22,10 +21,9 @@ def write(path: Path, snapshots: Sequence[RankSnapshot]) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    events = [event for rank in _by_rank(snapshots) for event in _events(rank)]
+    events = (event for rank in _by_rank(snapshots) for event in _events(rank))
     about = {"job": snapshots[0].info.job, "from": "the flight recorder"}
-    with replacing(path) as file:
-        json.dump({"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}, file)
+    trace_file.write(path, about, events)
 
 
 def _by_rank(snapshots: Sequence[RankSnapshot]) -> list[list[RankSnapshot]]:

@@ -58,7 +58,7 @@ def _forming(state: RankState) -> str:
     if state.forming is None:
         return ""
     time = format_duration(state.at_ns - state.forming.since_ns)
-    return f"has waited {time} for the others to make group {state.forming.name}"
+    return f"has waited {time} for the others to make group {state.forming.names.group}"
 
 
 def _in_another_group(state: RankState, token: int, groups: Groups) -> str:

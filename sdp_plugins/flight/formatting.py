@@ -1,4 +1,4 @@
-"""How reports write operations, ranks and durations: as error messages do."""
+"""How reports write operations and durations: as error messages do."""
 
 from __future__ import annotations
 
@@ -27,11 +27,6 @@ def _peer(event: TraceEvent, info: RankInfo) -> str:
     towards = "to" if event.op == _native.Op.send.value else "from"
     peer = "any rank" if event.peer < 0 else f"rank {info.global_rank_of(event.peer)}"
     return f"{towards} {peer} tag {event.tag}"
-
-
-def format_ranks(ranks: tuple[int, ...], info: RankInfo) -> str:
-    """Ranks of a group, by their numbers in the job where these are known."""
-    return info.names.list(ranks)
 
 
 def format_duration(nanoseconds: int) -> str:

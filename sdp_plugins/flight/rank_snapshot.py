@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sdp_plugins.core import _native
-from sdp_plugins.core.forming import Forming
 from sdp_plugins.core.process_identity import clock_id, process_state
-from sdp_plugins.core.rank_info import RankInfo, pid_namespace, to_runs
+from sdp_plugins.core.rank_info import Forming, RankInfo, pid_namespace
 from sdp_plugins.core.rank_names import printable
 from sdp_plugins.core.trace_event import ASYNC, COMPARE, FAILED, NBYTES, STEP, TraceEvent, unpack
 from sdp_plugins.flight.untrusted import (
@@ -69,7 +68,7 @@ class RankSnapshot(NamedTuple):
 
     def to_json(self) -> dict[str, Any]:
         """The fields, as a report file holds them."""
-        forming = self.forming and [*self.forming[:-1], to_runs(self.forming.members or ())]
+        forming = self.forming and self.forming.to_json()
         return self._asdict() | {"info": self.info.to_json(), "forming": forming}
 
     @classmethod
@@ -77,21 +76,18 @@ class RankSnapshot(NamedTuple):
         """Read what `to_json` has written.
 
         Raises:
-            ValueError: It was something else.
+            ValueError, TypeError, KeyError: It was something else.
         """
-        try:
-            fields = {**found, "info": rank_info_from_json(found["info"])}
-            fields["forming"] = forming_from_json(fields["forming"])
-            for name in cls._fields[-_N_RINGS:]:
-                fields[name] = tuple(map(_event, fields[name]))
-            snapshot = cls(**fields)
-        except (TypeError, KeyError) as error:
-            raise ValueError("it is not a report of the flight recorder") from error
+        fields = {**found, "info": rank_info_from_json(found["info"])}
+        fields["forming"] = forming_from_json(fields["forming"])
+        for name in cls._fields[-_N_RINGS:]:
+            fields[name] = tuple(map(_event, fields[name]))
+        snapshot = cls(**fields)
         numbers = (snapshot.read_ns, snapshot.read_unix_ns, snapshot.step)
         sane = all(type(n) is int and 0 <= n <= _MOST_NS for n in numbers)
         known = snapshot.state in STATES and snapshot.liveness in LIVENESS
         if not (sane and known and type(snapshot.cause) is str):
-            raise ValueError("it is not a report of the flight recorder")
+            raise ValueError("it is no snapshot of a rank")
         return snapshot._replace(cause=printable(snapshot.cause, _MOST_CAUSE))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from sdp_plugins.core.forming import Forming
+from sdp_plugins.core.rank_info import Forming
 from sdp_plugins.core.trace_event import FAILED, TraceEvent
 from sdp_plugins.flight.rank_snapshot import RankSnapshot
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from sdp_plugins.flight.describe_rank import Groups, describe_rank, last_operation
-from sdp_plugins.flight.formatting import format_duration, format_ranks
+from sdp_plugins.flight.formatting import format_duration
 from sdp_plugins.flight.forming_lines import forming_lines
 from sdp_plugins.flight.rank_snapshot import RankSnapshot
 from sdp_plugins.flight.rank_state import RankState, rank_states
@@ -108,7 +108,7 @@ def _failures(group: Mapping[int, RankState]) -> Iterator[str]:
             causes.setdefault(state.snapshot.cause, []).append(state.rank)
     for cause, those in causes.items():
         info = group[those[0]].snapshot.info
-        yield f"  failed on {format_ranks(tuple(those), info)}: {cause}"
+        yield f"  failed on {info.names.list(those)}: {cause}"
 
 
 def _wait(wait: Wait, group: Mapping[int, RankState]) -> str:
@@ -116,12 +116,12 @@ def _wait(wait: Wait, group: Mapping[int, RankState]) -> str:
     text = _WAITS[wait.kind].format(
         time=format_duration(wait.since_ns),
         what=wait.what,
-        targets=format_ranks(wait.targets, info),
+        targets=info.names.list(wait.targets),
     )
     if len(wait.ranks) == 1:
         text = text.replace("have ", "has ", 1)
         text = text.replace("and wait for", "and waits for", 1)
-    return f"{format_ranks(wait.ranks, info)} {text}"
+    return f"{info.names.list(wait.ranks)} {text}"
 
 
 def _idle(group: Mapping[int, RankState]) -> str:

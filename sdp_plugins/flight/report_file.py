@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from sdp_plugins.flight.rank_snapshot import RankSnapshot, latest
 from sdp_plugins.trace import trace_file
@@ -59,17 +58,9 @@ def _files(paths: Sequence[Path]) -> list[Path]:
 
 def _read(path: Path) -> list[RankSnapshot]:
     try:
-        found = _json_of(path.read_text())
-        if not isinstance(found, dict) or found.get("format") != FORMAT:
-            raise ValueError("it is not a report of the flight recorder")
-        return [RankSnapshot.from_json(snapshot) for snapshot in found.get("ranks", ())]
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{path}: {error}") from error
-
-
-def _json_of(text: str) -> Any:
-    """What a text says; None if it is no JSON."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError:
-        return None
+        found = json.loads(path.read_text())
+        if found["format"] != FORMAT:
+            raise ValueError(f"its format is not {FORMAT}")
+        return [RankSnapshot.from_json(snapshot) for snapshot in found["ranks"]]
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"{path}: it is not a report of the flight recorder") from error

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sdp_plugins.core.forming import Forming
-from sdp_plugins.core.rank_info import MOST_CHARS, RankInfo
-from sdp_plugins.core.rank_names import printable
+from sdp_plugins.core.rank_info import MOST_CHARS, Forming, RankInfo
+from sdp_plugins.core.rank_names import RankNames, printable
 
 MOST_RANKS = 1 << 20
 _MOST_NS = 2**63 - 1
@@ -63,20 +62,18 @@ def forming_from_text(since_ns: int, text: bytes) -> Forming | None:
 
 
 def forming_from_json(found: Any) -> Forming | None:
-    """Read the fields of a ``Forming`` from a report file; None if there is none.
+    """Read what ``Forming.to_json`` has written; None if there was none.
 
     Raises:
-        ValueError: It is something else.
+        ValueError, TypeError: It is something else.
     """
     if found is None:
         return None
-    if not isinstance(found, list) or len(found) != len(Forming._fields):
+    name, size, since_ns, members = found
+    name, size = checked("name", str, name), checked("world_size", int, size)
+    if not (0 < size <= MOST_RANKS and 0 < checked("since_ns", int, since_ns) <= _MOST_NS):
         raise ValueError("it does not describe a group that is being made")
-    name, size = checked("name", str, found[0]), checked("world_size", int, found[1])
-    since_ns = checked("since_ns", int, found[2])
-    if not (0 < size <= MOST_RANKS and 0 < since_ns <= _MOST_NS):
-        raise ValueError("it does not describe a group that is being made")
-    return Forming(name, size, since_ns, from_runs(found[3], size))
+    return Forming(RankNames(name, size, from_runs(members, size)), since_ns)
 
 
 def checked(name: str, kind: type, value: Any) -> Any:

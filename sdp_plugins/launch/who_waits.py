@@ -38,7 +38,6 @@ def who_waits() -> str:
 
 def long_waits() -> dict[int, Waiting]:
     """The ranks on this machine that have waited for long, by their number in the job."""
-    from sdp_plugins.flight.formatting import format_ranks
     from sdp_plugins.flight.jobs import find_jobs, match_jobs
     from sdp_plugins.flight.report import groups_of
     from sdp_plugins.flight.segments import read_segments
@@ -50,7 +49,7 @@ def long_waits() -> dict[int, Waiting]:
             for wait in waits(group):
                 for rank in wait.ranks:
                     info = group[rank].snapshot.info
-                    whom = f" for {format_ranks(wait.targets, info)}" if wait.targets else ""
+                    whom = f" for {info.names.list(wait.targets)}" if wait.targets else ""
                     one = Waiting(f"waits{whom} in {wait.what}", wait.since_ns / 1e9)
                     if wait.since_ns >= LONG_NS:
                         longer = [found.get(info.global_rank, one), one]
