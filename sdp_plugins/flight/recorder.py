@@ -76,9 +76,9 @@ class FlightRecorder(GroupObserver):
     def rendezvous_failed(self, error: Exception) -> None:
         """Add which ranks have come to the rendezvous, and what the others are doing."""
         with self._lock:
-            if not any(open_groups):
+            largest = _largest_group()
+            if largest is None:
                 return
-            largest = max(open_groups, key=lambda group: group.info.world_size)
             snapshots, _ = _read(largest)
             lines = forming_lines(groups_of(snapshots)) + _write_report(largest, snapshots)
             if lines:
@@ -87,12 +87,12 @@ class FlightRecorder(GroupObserver):
     def show(self) -> None:
         """Write to stderr what the ranks of this node wait for, now."""
         with self._lock:
-            if not any(open_groups):  # the last one is being closed
+            largest = _largest_group()
+            if largest is None:  # the last one is being closed
                 return
-            largest = max((g.info for g in open_groups), key=lambda info: info.world_size)
-            snapshots = [snapshot for group in open_groups for snapshot in read_group(group)]
-            lines = report(snapshots + _other_groups(snapshots))
-        who = f"rank {largest.global_rank} (pid {os.getpid()})"
+            snapshots, _ = _read(largest, limited=False)
+            lines = report(snapshots)
+        who = f"rank {largest.info.global_rank} (pid {os.getpid()})"
         head = f"{who}, SIGUSR1: this node's ranks at the moment"
         os.write(2, "".join(f"{line}\n" for line in (head, *lines)).encode())
 
@@ -120,22 +120,24 @@ def _explain(group: OpenGroup) -> tuple[list[RankSnapshot], list[str]]:
     return snapshots, lines
 
 
-def _read(first: OpenGroup) -> tuple[list[RankSnapshot], int]:
+def _largest_group() -> OpenGroup | None:
+    return max(open_groups, key=lambda group: group.info.world_size, default=None)
+
+
+def _read(first: OpenGroup, *, limited: bool = True) -> tuple[list[RankSnapshot], int]:
     """Read a group, then others; returns the snapshots and the number of groups left out.
 
-    This delays the error, so it has a limit, unless a report file is wanted: that has all groups.
+    This delays an error, so it has a limit, unless a report file is wanted: that has all groups.
     """
     others = [group for group in open_groups if group is not first]
-    end = None if first.config.flight_dir else time.monotonic() + READ_S
+    end = time.monotonic() + READ_S if limited and not first.config.flight_dir else None
     snapshots = read_group(first)
     while others and (end is None or time.monotonic() < end):
         snapshots += read_group(others.pop(0))
     return snapshots + _other_groups(snapshots, end), len(others)
 
 
-def _other_groups(
-    snapshots: Sequence[RankSnapshot], end: float | None = None
-) -> list[RankSnapshot]:
+def _other_groups(snapshots: Sequence[RankSnapshot], end: float | None) -> list[RankSnapshot]:
     """Snapshots of awaited ranks in groups of which this rank is not a member."""
     awaited = {
         group[rank].snapshot.info.pid

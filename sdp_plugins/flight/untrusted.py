@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 
 from sdp_plugins.core.rank_info import MOST_CHARS, Forming, RankInfo
 from sdp_plugins.core.rank_names import RankNames, printable
 
 MOST_RANKS = 1 << 20
 _MOST_NS = 2**63 - 1
-_KINDS: dict[str, type] = {
-    "token": int,
-    "name": str,
-    "rank": int,
-    "world_size": int,
-    "job": str,
-    "process": str,
-    "pid_namespace": int,
-    "host": str,
-    "clock": str,
-}
+_KINDS = {name: kind for name, kind in get_type_hints(RankInfo).items() if name != "members"}
 
 
 def rank_info_from_text(text: bytes) -> RankInfo:
