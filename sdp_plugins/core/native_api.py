@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
+
 import numpy as np
 
 from . import _native
 from .group import Group
+from .native_build import CompileError
+
+log = logging.getLogger("sdp_plugins.core")
 
 
 def api() -> int:
@@ -25,6 +31,17 @@ def all_agree(group: Group, available: bool) -> bool:
     return bool(everyone_has_it[0])
 
 
-def agreed_endpoint(group: Group, available: bool) -> int | None:
-    """A group's endpoint if native operations are available on all ranks."""
+def agreed_endpoint(group: Group, compiled: Callable[[], object]) -> int | None:
+    """A group's endpoint if all ranks have an operation; otherwise it is logged why not.
+
+    Args:
+        group: The ranks.
+        compiled: Compiles and loads the operation, or raises ``CompileError``.
+    """
+    try:
+        compiled()
+        available = True
+    except CompileError as error:
+        log.warning("tensors are copied by Python functions, which is slower: %s", error)
+        available = False
     return endpoint(group) if all_agree(group, available) else None

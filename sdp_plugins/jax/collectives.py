@@ -9,7 +9,6 @@ the turn, to the next call.
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import version
@@ -27,7 +26,6 @@ from sdp_plugins.core.buckets import buckets
 from sdp_plugins.core.config import Config
 from sdp_plugins.core.tensor_lists import FusedAllReduce, gather_uneven
 
-log = logging.getLogger("sdp_plugins.jax")
 SOURCE = Path(__file__).with_name("csrc") / "all_reduce_ffi.cc"
 TARGET = "sdp_all_reduce"
 
@@ -46,16 +44,6 @@ def register() -> None:
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(handler), platform="cpu")
 
 
-def available() -> bool:
-    """Return whether the call can be used; log the reason once if not."""
-    try:
-        register()
-    except native_build.CompileError as error:
-        log.warning("arrays are copied by callbacks, which is slower: %s", error)
-        return False
-    return True
-
-
 class Collectives:
     """A group's collectives on arrays."""
 
@@ -64,7 +52,7 @@ class Collectives:
         self._group = group
         self._reduce = FusedAllReduce(group)
         self._threshold = Config.from_env().fusion_bytes
-        self._endpoint = native_api.agreed_endpoint(group, available())
+        self._endpoint = native_api.agreed_endpoint(group, register)
 
     def all_reduce(self, arrays: Sequence[Any], op: str, turn: Any) -> tuple[list[Any], Any]:
         """Reduce lists of arrays.

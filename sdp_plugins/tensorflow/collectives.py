@@ -28,15 +28,19 @@ _LAST = "_sdp_last_collective"
 
 
 class Collectives:
-    """A group's collectives on tensors."""
+    """A group's collectives on tensors.
+
+    Attributes:
+        group: The group.
+    """
 
     def __init__(self, group: Group) -> None:
         """Use the compiled operation if all ranks have it."""
-        self._group = group
+        self.group = group
         self._reduce = FusedAllReduce(group)
         self._threshold = Config.from_env().fusion_bytes
         self._turn = tf.Variable(0, trainable=False, dtype=tf.int64, name="smddp_turn")
-        self._endpoint = native_api.agreed_endpoint(group, operations.available())
+        self._endpoint = native_api.agreed_endpoint(group, operations.all_reduce)
 
     def all_reduce(self, tensors: Sequence[Any], op: str, factor: Any = 1.0) -> list[Any]:
         """Reduce lists of tensors.
@@ -76,7 +80,7 @@ class Collectives:
             op=int(Op.all_reduce),
             dtype=int(DType.parse(tensors[0].dtype.name).native),
             reduce_op=int(ReduceOp.parse(op).native),
-            timeout_s=self._group.timeout_s,
+            timeout_s=self.group.timeout_s,
         )
         return reduced
 
@@ -94,11 +98,48 @@ class Collectives:
         types = [tensor.dtype for tensor in tensors]
         return list(self._in_turn(partial(_by_host, reduce, [factor, *tensors], types)))
 
+    def all_reduce_gradients(
+        self,
+        gradients: Sequence[Any],
+        op: str,
+        factor: Any = 1.0,
+        gather: Callable[[Any], Any] | None = None,
+    ) -> list[Any]:
+        """Reduce gradients, those of the last layers first: they are computed first.
+
+        Args:
+            gradients: Tensors, or ``tf.IndexedSlices``, which stay sparse.
+            op: ``sum`` or ``avg``; without slices also ``min`` or ``max``.
+            factor: As for ``all_reduce``.
+            gather: Gathers all ranks' slices; None: ``all_gather_slices``.
+        """
+        found: dict[int, Any] = {}
+        dense: list[int] = []
+        for index in reversed(range(len(gradients))):
+            if isinstance(gradients[index], tf.IndexedSlices):
+                slices = self._weighted(gradients[index], op, factor)
+                found[index] = (gather or self.all_gather_slices)(slices)
+            else:
+                dense.append(index)
+        if dense:
+            reduced = self.all_reduce([gradients[index] for index in dense], op, factor)
+            found.update(zip(dense, reduced, strict=True))
+        return [found[index] for index in range(len(gradients))]
+
+    def _weighted(self, slices: Any, op: str, factor: Any) -> Any:
+        """Return the slices whose sum over the ranks is the reduction; zeros if they count 0."""
+        weight = tf.cast(factor, slices.values.dtype)
+        if op == "avg":
+            weight /= self.group.world_size
+        values = slices.values * weight
+        values = tf.where(tf.not_equal(weight, 0), values, tf.zeros_like(values))
+        return tf.IndexedSlices(values, slices.indices, slices.dense_shape)
+
     def all_gather(self, tensors: Sequence[Any]) -> list[Any]:
         """Concatenate the ranks' tensors along the first axis, whose length may differ."""
 
         def gather(*arrays: Any) -> list[np.ndarray[Any, Any]]:
-            return [gather_uneven(self._group, array) for array in arrays]
+            return [gather_uneven(self.group, array) for array in arrays]
 
         types = [tensor.dtype for tensor in tensors]
         gathered = self._in_turn(partial(_by_host, gather, tensors, types))
@@ -116,14 +157,14 @@ class Collectives:
         """
 
         def gather(values: Any, indices: Any) -> list[np.ndarray[Any, Any]]:
-            everyones = gather_uneven(self._group, indices)
+            everyones = gather_uneven(self.group, indices)
             if may_be_shared:
-                same = np.array_equal(everyones, np.tile(indices, self._group.world_size))
-                if native_api.all_agree(self._group, same):
+                same = np.array_equal(everyones, np.tile(indices, self.group.world_size))
+                if native_api.all_agree(self.group, same):
                     total = np.array(values)
                     self._reduce([total], "sum")
                     return [total, np.array(indices)]
-            return [gather_uneven(self._group, values), everyones]
+            return [gather_uneven(self.group, values), everyones]
 
         types = [slices.values.dtype, slices.indices.dtype]
         tensors = [slices.values, slices.indices]
@@ -139,7 +180,7 @@ class Collectives:
             copies = [np.array(array) for array in arrays]
             for copy in copies:
                 if copy.size:
-                    self._group.broadcast(copy.reshape(-1).view(np.uint8), root)
+                    self.group.broadcast(copy.reshape(-1).view(np.uint8), root)
             return copies
 
         types = [tensor.dtype for tensor in tensors]

@@ -9,14 +9,13 @@ MultiWorkerMirroredStrategy.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from . import datasets
 from . import tf_internals as internals
-from .job import Job
+from .collectives import Collectives
 
 REFUSED = (
     "model.fit, evaluate and predict do not work under the strategy of a loop of one's own: "
@@ -29,11 +28,11 @@ _UNREDUCED = (tf.bool, tf.string)
 class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc]
     """Implements ``tf.distribute.StrategyExtended``: this rank, one replica of ``world_size``."""
 
-    def __init__(self, strategy: Any, job: Job) -> None:
+    def __init__(self, strategy: Any, collectives: Collectives) -> None:
         """Use the collectives of a job."""
         super().__init__(strategy)
-        self.job = job
-        self._rank, self._ranks = job.group.rank, job.group.world_size
+        self._collectives = collectives
+        self._rank, self._ranks = collectives.group.rank, collectives.group.world_size
         devices = tf.config.list_logical_devices("GPU") or tf.config.list_logical_devices("CPU")
         self._device = f"/job:localhost/replica:0/task:0{devices[0].name}"
 
@@ -47,7 +46,9 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
         # Keras runs this check on one replica only. If the ranks' answers differed, some would
         # reduce gradients while the others skip the step.
         if getattr(fn, "__qualname__", "") == internals.FINITE_CHECK:
-            (bad,) = self._all_reduce([tf.cast(tf.logical_not(result), tf.int32)], mean=False)
+            bad = self._reduce_to(
+                tf.distribute.ReduceOp.SUM, tf.cast(tf.logical_not(result), tf.int32), None, None
+            )
             result = tf.equal(bad, 0)
         return result
 
@@ -72,34 +73,20 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
         return tf.nest.pack_sequence_as(value, reduced)
 
     def _batch_reduce_to(self, reduce_op: Any, pairs: Any, options: Any) -> list[Any]:
-        """Reduce the last values first: gradients of the last layers are computed first."""
         mean = reduce_op == tf.distribute.ReduceOp.MEAN
-        found: dict[int, Any] = {}
-        dense: dict[int, Any] = {}
-        for index in reversed(range(len(pairs))):
-            value = internals.local(pairs[index][0])
-            if isinstance(value, tf.IndexedSlices):
-                found[index] = self._reduce_slices(value, mean)
-            elif mean and internals.is_mirrored(pairs[index][0]):
-                found[index] = tf.identity(value)  # bitwise identical on all ranks
-            else:
-                dense[index] = tf.convert_to_tensor(value)
-        found.update(zip(dense, self._all_reduce([*dense.values()], mean), strict=True))
-        return [found[index] for index in range(len(pairs))]
-
-    def _all_reduce(self, tensors: Sequence[Any], mean: bool, factor: float = 1.0) -> Sequence[Any]:
-        if self._ranks == 1 or not tensors:
-            return tensors
-        return self.job.collectives.all_reduce(tensors, "avg" if mean else "sum", factor)
-
-    def _reduce_slices(self, slices: Any, mean: bool) -> Any:
+        found = [_tensor(internals.local(value)) for value, _ in pairs]
         if self._ranks == 1:
-            return slices
-        by = 1 / self._ranks if mean else 1
-        values = slices.values * tf.cast(by, slices.values.dtype)
-        return self.job.collectives.all_gather_slices(
-            tf.IndexedSlices(values, slices.indices, slices.dense_shape)
+            return found
+        # The mean of a mirrored variable is its value, bitwise identical on all ranks.
+        indices = [
+            i for i, (value, _) in enumerate(pairs) if not (mean and internals.is_mirrored(value))
+        ]
+        reduced = self._collectives.all_reduce_gradients(
+            [found[index] for index in indices], "avg" if mean else "sum"
         )
+        for index, value in zip(indices, reduced, strict=True):
+            found[index] = value
+        return found
 
     def _gather_to_implementation(self, value: Any, destinations: Any, axis: int, _: Any) -> Any:
         tensor = tf.convert_to_tensor(internals.local(value))
@@ -110,7 +97,7 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
         order = list(range(tensor.shape.rank))
         order[0], order[axis] = order[axis], order[0]
         rows = tensor if order[0] == 0 else tf.transpose(tensor, order)
-        (whole,) = self.job.collectives.all_gather([rows])
+        (whole,) = self._collectives.all_gather([rows])
         return whole if order[0] == 0 else tf.transpose(whole, order)
 
     def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
@@ -119,9 +106,9 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
             return tensor
         tensor = tf.convert_to_tensor(tensor)
         if tensor.dtype in _UNREDUCED:
-            return self.job.collectives.broadcast([tensor], 0)[0]
+            return self._collectives.broadcast([tensor], 0)[0]
         # Within steps the operation is faster than a NumPy call.
-        return self._all_reduce([tensor], False, 1.0 if self._rank == 0 else 0.0)[0]
+        return self._collectives.all_reduce([tensor], "sum", 1.0 if self._rank == 0 else 0.0)[0]
 
     # ---- variables -----------------------------------------------------------------------------
 
@@ -139,7 +126,7 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
 
         def value() -> Any:
             tensor = tf.convert_to_tensor(given() if callable(given) else given, dtype=dtype)
-            return self.job.collectives.broadcast([tensor], 0)[0]
+            return self._collectives.broadcast([tensor], 0)[0]
 
         if given is None or self._ranks == 1:
             return given
@@ -166,7 +153,7 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
         if _caller() == internals.KERAS_TRAINER:
             raise RuntimeError(REFUSED)
-        return datasets.distributed(dataset, self.job.group)
+        return datasets.distributed(dataset, self._collectives.group)
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
         return dataset_fn(tf.distribute.InputContext(self._ranks, self._rank, self._ranks))
@@ -217,6 +204,10 @@ class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc
         return self._rank == 0
 
     should_save_summary = should_checkpoint
+
+
+def _tensor(value: Any) -> Any:
+    return value if isinstance(value, tf.IndexedSlices) else tf.convert_to_tensor(value)
 
 
 def _caller() -> str:

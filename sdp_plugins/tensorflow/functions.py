@@ -37,22 +37,22 @@ def shutdown() -> None:
 
 def size() -> int:
     """Return the number of ranks."""
-    return current.job.group.world_size
+    return current.collectives.group.world_size
 
 
 def rank() -> int:
     """Return this process's rank."""
-    return current.job.group.rank
+    return current.collectives.group.rank
 
 
 def local_size() -> int:
     """Return the number of ranks on this node."""
-    return current.job.group.local_size
+    return current.collectives.group.local_size
 
 
 def local_rank() -> int:
     """Return the rank among the ranks of this node."""
-    return current.job.group.local_rank
+    return current.collectives.group.local_rank
 
 
 def allreduce(
@@ -108,32 +108,24 @@ def reduce_all(
     Raises:
         ValueError: The reduction does not support slices.
     """
-    collectives, ranks = current.job.collectives, size()
-    found: dict[int, Any] = {}
-    dense: dict[int, tuple[Any, Any]] = {}
-    for index in reversed(range(len(tensors))):
-        tensor = tensors[index]
-        if tensor is None:
-            continue
-        if isinstance(tensor, tf.IndexedSlices) and not sparse_as_dense:
-            if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-                raise ValueError(f"sparse gradients have no {op.name}. Hint: sparse_as_dense=True.")
-            by = 1 / ranks if op is ReduceOp.AVERAGE else 1.0
-            found[index] = collectives.all_gather_slices(
-                tf.IndexedSlices(tensor.values * by, tensor.indices, tensor.dense_shape)
-            )
-        else:
-            dense[index] = compression.compress(tf.convert_to_tensor(tensor))
-    if dense:
-        reduced = collectives.all_reduce([tensor for tensor, _ in dense.values()], op.value)
-        for (index, (_, context)), tensor in zip(dense.items(), reduced, strict=True):
-            found[index] = compression.decompress(tensor, context)
+    given = {index: tensor for index, tensor in enumerate(tensors) if tensor is not None}
+    contexts: dict[int, Any] = {}
+    for index, tensor in given.items():
+        if not isinstance(tensor, tf.IndexedSlices) or sparse_as_dense:
+            sent = compression.compress(tf.convert_to_tensor(tensor))
+            given[index], contexts[index] = sent
+        elif op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
+            raise ValueError(f"sparse gradients have no {op.name}. Hint: sparse_as_dense=True.")
+    reduced = current.collectives.all_reduce_gradients([*given.values()], op.value)
+    found = dict(zip(given, reduced, strict=True))
+    for index, context in contexts.items():
+        found[index] = compression.decompress(found[index], context)
     return [found.get(index) for index in range(len(tensors))]
 
 
 def broadcast(tensor: Any, root_rank: int) -> Any:
     """Copy a tensor of one rank to all ranks."""
-    return current.job.collectives.broadcast([tf.convert_to_tensor(tensor)], root_rank)[0]
+    return current.collectives.broadcast([tf.convert_to_tensor(tensor)], root_rank)[0]
 
 
 def broadcast_variables(variables: Iterable[Any], root_rank: int) -> Any:
@@ -148,7 +140,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int) -> Any:
     """
     variables = list(variables)
     values = [tf.convert_to_tensor(variable) for variable in variables]
-    sent = current.job.collectives.broadcast(values, root_rank) if values else []
+    sent = current.collectives.broadcast(values, root_rank) if values else []
     return tf.group(
         *(variable.assign(value) for variable, value in zip(variables, sent, strict=True))
     )

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from sdp_plugins.core import Group
 
 from .collectives import Collectives
-
-
-@dataclass
-class Job:
-    """A group, and its collectives on tensors."""
-
-    group: Group
-    collectives: Collectives
 
 
 class Current:
     """This process's job, if there is one."""
 
     def __init__(self) -> None:
-        self._job: Job | None = None
+        self._collectives: Collectives | None = None
 
     def begin(self, group: Group | None = None) -> None:
         """Connect to the other ranks.
@@ -29,41 +19,41 @@ class Current:
         Raises:
             RuntimeError: The ranks are already connected.
         """
-        if self._job is not None:
+        if self._collectives is not None:
             raise RuntimeError(
                 "init() called more than once. smdistributed.dataparallel is already initialized."
             )
         group = Group.from_env(name="tensorflow") if group is None else group
-        self._job = Job(group, Collectives(group))
+        self._collectives = Collectives(group)
 
-    def join(self, group: Group | None = None) -> Job:
-        """Return the job; begin one if there is none.
+    def join(self, group: Group | None = None) -> Collectives:
+        """Return the job's collectives; begin a job if there is none.
 
         Raises:
             RuntimeError: The job has another group.
         """
-        if self._job is None:
+        if self._collectives is None:
             self.begin(group)
-        elif group is not None and group is not self._job.group:
+        elif group is not None and group is not self.collectives.group:
             raise RuntimeError("the job has another group. Hint: call shutdown() before.")
-        return self.job
+        return self.collectives
 
     def end(self) -> None:
         """Leave the job; without a job nothing happens."""
-        job, self._job = self._job, None
-        if job is not None:
-            job.group.close()
+        ending, self._collectives = self._collectives, None
+        if ending is not None:
+            ending.group.close()
 
     @property
-    def job(self) -> Job:
-        """The job.
+    def collectives(self) -> Collectives:
+        """The collectives of the job, which have its group.
 
         Raises:
             RuntimeError: There is no job.
         """
-        if self._job is None:
+        if self._collectives is None:
             raise RuntimeError("this needs a job. Hint: call init() before.")
-        return self._job
+        return self._collectives
 
 
 current = Current()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -14,7 +13,6 @@ import tensorflow as tf
 from sdp_plugins.core import native_api, native_build
 from sdp_plugins.core.native_build import CompileError
 
-log = logging.getLogger("sdp_plugins.tensorflow")
 _SOURCE = Path(__file__).with_name("csrc") / "all_reduce_op.cc"
 
 
@@ -38,13 +36,3 @@ def all_reduce() -> Callable[..., Any]:
     ctypes.CDLL(str(library)).sdp_use_api(ctypes.c_void_p(native_api.api()))
     operation: Callable[..., Any] = module.sdp_all_reduce
     return operation
-
-
-def available() -> bool:
-    """Return whether the operation can be used; log the reason once if not."""
-    try:
-        all_reduce()
-    except CompileError as error:
-        log.warning("tensors are copied by NumPy functions, which is slower: %s", error)
-        return False
-    return True

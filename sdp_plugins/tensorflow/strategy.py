@@ -47,9 +47,9 @@ class SMDDPStrategy(tf.distribute.Strategy):  # type: ignore[misc]
         Raises:
             RuntimeError: `group` is not the group of the current job.
         """
-        job = current.join(group)
-        self.group = job.group
-        super().__init__(OneReplica(self, job))
+        collectives = current.join(group)
+        self.group = collectives.group
+        super().__init__(OneReplica(self, collectives))
         if self.group.world_size == 1:
             log.info("one rank only: nothing is communicated. To start more: sdp run -n 2 ...")
 

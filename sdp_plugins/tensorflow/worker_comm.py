@@ -46,4 +46,4 @@ class WorkerComm:
 
 def get_worker_comm() -> WorkerComm:
     """Return a communicator for Python objects among all ranks."""
-    return WorkerComm(current.job.group)
+    return WorkerComm(current.collectives.group)

@@ -105,7 +105,7 @@ SMALL_BUFFERS = {"SDP_FUSION_MB": "0.0010986328125"}  # 1152 bytes
 def test_all_types_in_several_buffers(rank: int, world: int) -> Any:
     """Weighted."""
     with job():
-        collectives = current.job.collectives
+        collectives = current.collectives
 
         def work(factor: Any) -> dict[str, Any]:
             numbers = tf.range(130) % 7 + rank
@@ -128,7 +128,7 @@ def test_all_types_in_several_buffers(rank: int, world: int) -> Any:
 def test_a_rank_without_rows_has_zeros(rank: int, world: int) -> None:
     """Its numbers do not count, and are none."""
     with job():
-        collectives = current.job.collectives
+        collectives = current.collectives
 
         @tf.function
         def work(factor: Any) -> Any:

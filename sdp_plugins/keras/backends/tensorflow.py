@@ -6,6 +6,7 @@ import logging
 import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,20 +53,9 @@ class TensorFlowBackend(Backend):
 
     def average_gradients(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
         """Average gradients, last layers first; sparse gradients stay sparse."""
-        sparse = {i: grad for i, grad in enumerate(grads) if isinstance(grad, tf.IndexedSlices)}
-        averaged = {i: self._average_slices(grad, shard) for i, grad in sparse.items()}
-        dense = [i for i in reversed(range(len(grads))) if i not in sparse]
-        if dense:
-            tensors = [grads[i] for i in dense]
-            reduced = self._collectives.all_reduce(tensors, "avg", factor_of(shard))
-            averaged.update(zip(dense, reduced, strict=True))
-        return [averaged[i] for i in range(len(grads))]
-
-    def _average_slices(self, grad: Any, shard: BatchShard | None) -> Any:
-        weight = tf.cast(factor_of(shard), grad.values.dtype) / self._world_size
-        ours = tf.where(weight > 0, grad.values * weight, tf.zeros_like(grad.values))
-        weighted = tf.IndexedSlices(ours, grad.indices, grad.dense_shape)
-        return gather_slices(self._collectives, weighted, None if shard is None else shard.batch)
+        batch = None if shard is None else shard.batch
+        gather = partial(gather_slices, self._collectives, batch=batch)
+        return self._collectives.all_reduce_gradients(grads, "avg", factor_of(shard), gather)
 
     def all_reduce(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the sum over ranks of each tensor."""

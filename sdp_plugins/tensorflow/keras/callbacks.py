@@ -37,5 +37,5 @@ class MetricAverageCallback(tf.keras.callbacks.Callback):  # type: ignore[misc]
         names = sorted(name for name, value in (logs or {}).items() if np.ndim(value) == 0)
         if logs and names:
             values = np.array([float(logs[name]) for name in names])
-            current.job.group.all_reduce(values, "avg")
+            current.collectives.group.all_reduce(values, "avg")
             logs.update(zip(names, values.tolist(), strict=True))
