@@ -21,7 +21,6 @@ import numpy as np
 from jax.experimental import io_callback
 
 from sdp_plugins.core import DType, Group, ReduceOp, native_api, native_build
-from sdp_plugins.core._native import Op
 from sdp_plugins.core.buckets import buckets
 from sdp_plugins.core.config import Config
 from sdp_plugins.core.tensor_lists import FusedAllReduce, gather_uneven
@@ -95,7 +94,6 @@ class Collectives:
             *operands,
             api=np.int64(native_api.api()),
             endpoint=np.int64(self._endpoint),
-            op=np.int32(int(Op.all_reduce)),
             dtype=np.int32(int(DType.parse(arrays[0].dtype.name).native)),
             reduce_op=np.int32(int(ReduceOp.parse(op).native)),
             timeout_s=np.float64(self._group.timeout_s),

@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 
 from sdp_plugins.core import DType, Group, ReduceOp, native_api
-from sdp_plugins.core._native import Op
 from sdp_plugins.core.buckets import buckets
 from sdp_plugins.core.config import Config
 from sdp_plugins.core.tensor_lists import FusedAllReduce, gather_uneven
@@ -77,7 +76,6 @@ class Collectives:
             factor=factor,
             tensors=tensors,
             endpoint=self._endpoint,
-            op=int(Op.all_reduce),
             dtype=int(DType.parse(tensors[0].dtype.name).native),
             reduce_op=int(ReduceOp.parse(op).native),
             timeout_s=self.group.timeout_s,

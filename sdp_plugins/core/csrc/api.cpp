@@ -8,34 +8,23 @@
 namespace sdp {
 namespace {
 
-std::vector<Piece> pieces(const SdpPiece* first, std::size_t count) {
-  std::vector<Piece> found;
-  found.reserve(count);
-  for (std::size_t i = 0; i < count; ++i) {
-    found.push_back({static_cast<std::byte*>(first[i].data), first[i].count});
-  }
-  return found;
-}
-
-Request request(const SdpCall& call) {
+Request request(const SdpAllReduceCall& call) {
   Request made;
-  made.op = static_cast<Op>(call.op);
+  made.op = Op::all_reduce;
   made.dtype = static_cast<DType>(call.dtype);
   made.reduce_op = static_cast<ReduceOp>(call.reduce_op);
   made.timeout_s = call.timeout_s;
-  made.sends = pieces(call.sends, call.n_sends);
-  made.recvs = pieces(call.recvs, call.n_recvs);
-  if (made.op == Op::all_reduce) {
-    std::vector<std::uint64_t> counts;
-    for (const Piece& piece : made.recvs) counts.push_back(piece.count);
-    made.layout = layout_of(counts);
+  std::vector<std::uint64_t> counts;
+  for (std::size_t i = 0; i < call.n_pieces; ++i) {
+    made.recvs.push_back({static_cast<std::byte*>(call.pieces[i].data), call.pieces[i].count});
+    counts.push_back(call.pieces[i].count);
   }
+  made.layout = layout_of(counts);
   return made;
 }
 
-// Runs `body`; returns 0, or 1 and the text of its exception.
-template <class Body>
-int guarded(char* error, std::size_t error_size, const Body& body) {
+int all_reduce(const SdpAllReduceCall* call, SdpDone done, void* context, char* error,
+               std::size_t error_size) {
   const auto refuse = [&](const char* text) {
     if (error_size == 0) return 1;
     std::strncpy(error, text, error_size - 1);
@@ -43,7 +32,9 @@ int guarded(char* error, std::size_t error_size, const Body& body) {
     return 1;
   };
   try {
-    body();
+    call->endpoint->submit(request(*call))->then([done, context](const Failure* failure) {
+      done(context, failure != nullptr ? failure->what() : nullptr);
+    });
     return 0;
   } catch (const std::exception& failure) {
     return refuse(failure.what());
@@ -51,44 +42,18 @@ int guarded(char* error, std::size_t error_size, const Body& body) {
     return refuse("an exception of unknown type");
   }
 }
-
-int run(const SdpCall* call, char* error, std::size_t error_size) {
-  return guarded(error, error_size, [&] { call->endpoint->run(request(*call)); });
-}
-
-int submit(const SdpCall* call, SdpDone done, void* context, char* error, std::size_t error_size) {
-  return guarded(error, error_size, [&] {
-    call->endpoint->submit(request(*call))->then([done, context](const Failure* failure) {
-      done(context, failure != nullptr ? failure->what() : nullptr);
-    });
-  });
-}
-
-std::shared_ptr<Engine> alive(const std::weak_ptr<Engine>& engine) {
-  if (auto held = engine.lock()) return held;
-  throw Failure(FailureKind::closed, "the group is closed", {}, Hint::compile_again)
-      .compose("", RankNames(), 0);
-}
 }  // namespace
 
 SdpEndpoint* make_endpoint(const std::shared_ptr<Engine>& engine) {
-  const std::weak_ptr<Engine> weak = engine;
-  return new SdpEndpoint{
-      [weak](Request request) { alive(weak)->run(std::move(request), [] {}); },
-      [weak](Request request) { return alive(weak)->submit(std::move(request)); }};
-}
-
-SdpEndpoint* make_endpoint(std::function<std::shared_ptr<Work>(Request)> submit) {
-  const auto run = [submit](Request request) {
-    const std::shared_ptr<Work> work = submit(std::move(request));
-    while (!work->wait(3600)) {  // the operation has its own time-out
-    }
-  };
-  return new SdpEndpoint{run, std::move(submit)};
+  return new SdpEndpoint{[weak = std::weak_ptr(engine)](Request request) {
+    if (const auto held = weak.lock()) return held->submit(std::move(request));
+    throw Failure(FailureKind::closed, "the group is closed", {}, Hint::compile_again)
+        .compose("", RankNames(), 0);
+  }};
 }
 
 const SdpApi* api() {
-  static constexpr SdpApi table{SDP_API_VERSION, run, submit};
+  static constexpr SdpApi table{all_reduce};
   return &table;
 }
 }  // namespace sdp

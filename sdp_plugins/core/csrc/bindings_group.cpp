@@ -205,10 +205,10 @@ void bind_group(nb::module_& m) {
       [](nb::object submit) {
         // Neither `submit` nor the endpoint is ever freed, see SdpEndpoint.
         const nb::handle held = submit.release();
-        return reinterpret_cast<std::uintptr_t>(make_endpoint([held](const Request& request) {
+        return reinterpret_cast<std::uintptr_t>(new SdpEndpoint{[held](const Request& request) {
           const nb::gil_scoped_acquire gil;
           return nb::cast<std::shared_ptr<Work>>(held(request));
-        }));
+        }});
       },
       "submit"_a, "An SdpEndpoint of a group whose operations are not the native group's own.");
 

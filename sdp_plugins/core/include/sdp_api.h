@@ -12,8 +12,6 @@
 extern "C" {
 #endif
 
-#define SDP_API_VERSION 1
-
 /* A group's way in. Lives as long as the process; once its group is closed, all calls fail. */
 typedef struct SdpEndpoint SdpEndpoint;
 
@@ -23,31 +21,26 @@ typedef struct SdpPiece {
   uint64_t count;
 } SdpPiece;
 
-/* A collective on pieces of one type. Numbers are those of DType, ReduceOp and Op of the core. The
- * ranks' pieces of an all_reduce count as one buffer, pieces laid end to end; ranks must agree in
- * each piece's length. */
-typedef struct SdpCall {
+/* An all_reduce in place on pieces of one type, which count as one buffer: the ranks must agree in
+ * each piece's length. Numbers are those of DType and ReduceOp of the core. */
+typedef struct SdpAllReduceCall {
   SdpEndpoint* endpoint;
-  int32_t op;
   int32_t dtype;
   int32_t reduce_op;
-  const SdpPiece* sends;
-  size_t n_sends;
-  const SdpPiece* recvs;
-  size_t n_recvs;
+  const SdpPiece* pieces;
+  size_t n_pieces;
   double timeout_s;
-} SdpCall;
+} SdpAllReduceCall;
 
 /* `error`: the message of the failure, valid during the call; NULL after success. */
 typedef void (*SdpDone)(void* context, const char* error);
 
 typedef struct SdpApi {
-  uint32_t version;
-  /* Blocks until done. 0, or else `error` holds the message, cut to `error_size`. */
-  int (*run)(const SdpCall* call, char* error, size_t error_size);
-  /* Queues the collective. 0, and `done` is called once, from another thread; the pieces' memory
-   * belongs to the operation until then. Or as above, and `done` is never called. */
-  int (*submit)(const SdpCall* call, SdpDone done, void* context, char* error, size_t error_size);
+  /* Queues the operation. Returns 0, and `done` is called once, from another thread; the pieces'
+   * memory belongs to the operation until then. Or else `error` holds the message, cut to
+   * `error_size`, and `done` is never called. */
+  int (*all_reduce)(const SdpAllReduceCall* call, SdpDone done, void* context, char* error,
+                    size_t error_size);
 } SdpApi;
 
 #ifdef __cplusplus

@@ -75,8 +75,8 @@ xla::ffi::Future Failed(xla::ffi::Error error) {
 }
 
 /* Results are meant to be aliases of operands; where XLA could not make them so, it copies. */
-xla::ffi::Future AllReduce(int64_t api, int64_t endpoint, int32_t op, int32_t dtype,
-                           int32_t reduce_op, double timeout_s, xla::ffi::RemainingArgs args,
+xla::ffi::Future AllReduce(int64_t api, int64_t endpoint, int32_t dtype, int32_t reduce_op,
+                           double timeout_s, xla::ffi::RemainingArgs args,
                            xla::ffi::RemainingRets rets) {
   std::vector<SdpPiece> pieces;
   for (size_t i = 0; i < rets.size(); ++i) {
@@ -90,20 +90,17 @@ xla::ffi::Future AllReduce(int64_t api, int64_t endpoint, int32_t op, int32_t dt
     }
     if (i + 1 < rets.size()) pieces.push_back({to.untyped_data(), to.element_count()});
   }
-  const SdpCall call{reinterpret_cast<SdpEndpoint*>(endpoint),
-                     op,
-                     dtype,
-                     reduce_op,
-                     nullptr,
-                     0,
-                     pieces.data(),
-                     pieces.size(),
-                     timeout_s};
+  const SdpAllReduceCall call{reinterpret_cast<SdpEndpoint*>(endpoint),
+                              dtype,
+                              reduce_op,
+                              pieces.data(),
+                              pieces.size(),
+                              timeout_s};
   auto* promise = new xla::ffi::Promise;
   xla::ffi::Future future(*promise);
   char error[2048];
-  if (reinterpret_cast<const SdpApi*>(api)->submit(&call, Finish, promise, error, sizeof error) !=
-      0) {
+  if (reinterpret_cast<const SdpApi*>(api)->all_reduce(&call, Finish, promise, error,
+                                                       sizeof error) != 0) {
     Finish(promise, error);
   }
   return future;
@@ -115,7 +112,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(SdpAllReduce, AllReduce,
                               xla::ffi::Ffi::Bind()
                                   .Attr<int64_t>("api")
                                   .Attr<int64_t>("endpoint")
-                                  .Attr<int32_t>("op")
                                   .Attr<int32_t>("dtype")
                                   .Attr<int32_t>("reduce_op")
                                   .Attr<double>("timeout_s")

@@ -45,7 +45,6 @@ class AllReduceOp : public tf::AsyncOpKernel {
  public:
   explicit AllReduceOp(tf::OpKernelConstruction* context) : tf::AsyncOpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("endpoint", &endpoint_));
-    OP_REQUIRES_OK(context, context->GetAttr("op", &op_));
     OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
     OP_REQUIRES_OK(context, context->GetAttr("reduce_op", &reduce_op_));
     OP_REQUIRES_OK(context, context->GetAttr("timeout_s", &timeout_s_));
@@ -66,18 +65,15 @@ class AllReduceOp : public tf::AsyncOpKernel {
       weigh(output, factor);
       pieces.push_back({output->data(), static_cast<uint64_t>(output->NumElements())});
     }
-    const SdpCall call{reinterpret_cast<SdpEndpoint*>(endpoint_),
-                       static_cast<int32_t>(op_),
-                       static_cast<int32_t>(dtype_),
-                       static_cast<int32_t>(reduce_op_),
-                       nullptr,
-                       0,
-                       pieces.data(),
-                       pieces.size(),
-                       timeout_s_};
+    const SdpAllReduceCall call{reinterpret_cast<SdpEndpoint*>(endpoint_),
+                                static_cast<int32_t>(dtype_),
+                                static_cast<int32_t>(reduce_op_),
+                                pieces.data(),
+                                pieces.size(),
+                                timeout_s_};
     auto* waiting = new Waiting{context, std::move(done)};
     char error[2048];
-    if (api->submit(&call, &AllReduceOp::Finish, waiting, error, sizeof error) != 0) {
+    if (api->all_reduce(&call, &AllReduceOp::Finish, waiting, error, sizeof error) != 0) {
       Finish(waiting, error);
     }
   }
@@ -94,7 +90,7 @@ class AllReduceOp : public tf::AsyncOpKernel {
     delete held;
   }
 
-  tf::int64 endpoint_ = 0, op_ = 0, dtype_ = 0, reduce_op_ = 0;
+  tf::int64 endpoint_ = 0, dtype_ = 0, reduce_op_ = 0;
   float timeout_s_ = 0;
 };
 }  // namespace
@@ -110,7 +106,6 @@ REGISTER_OP("SdpAllReduce")
     .Attr("N: int >= 1")
     .Attr("T: {half, bfloat16, float, double, int8, int16, int32, int64, uint8}")
     .Attr("endpoint: int")
-    .Attr("op: int")
     .Attr("dtype: int")
     .Attr("reduce_op: int")
     .Attr("timeout_s: float")
