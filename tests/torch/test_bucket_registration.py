@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -81,8 +82,8 @@ def test_the_second_sighting_of_a_bucket_registers(rank_pool: Any) -> None:
     rank_pool(2).run(run_buckets)
 
 
-def run_without_registration(rank: int, world: int) -> Any:
-    with process_group() as group:
+def run_with_switch(rank: int, world: int, switch: str) -> Any:
+    with mock.patch.dict(os.environ, {"SDP_REGISTER": switch}), process_group() as group:
         tensor = torch.empty(BIG)
         share(tensor)
         paths = {reduce(tensor, rank, world) for _ in range(3)}
@@ -92,10 +93,7 @@ def run_without_registration(rank: int, world: int) -> Any:
 
 
 def test_the_switch_changes_no_result(rank_pool: Any) -> None:
-    from tests.ranks import run_ranks
-
-    on = rank_pool(2).run(run_without_registration)
-    off = run_ranks(2, run_without_registration, env={"SDP_REGISTER": "0"})
+    on, off = (rank_pool(2).run(run_with_switch, switch) for switch in ("1", "0"))
     assert [paths for _, paths, _ in on] == [{"zero-copy"}] * 2
     assert [paths for _, paths, _ in off] == [{"staged"}] * 2
     assert_same([parameters for parameters, *_ in on], [parameters for parameters, *_ in off])

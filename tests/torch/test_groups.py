@@ -11,6 +11,7 @@ import weakref
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ import torch.distributed as dist
 
 from sdp_plugins.core import SdpError
 from tests.leaks import no_leaks
-from tests.ranks import HANG_S, free_port, run_ranks
+from tests.ranks import HANG_S, free_port
 from tests.torch.jobs import assert_same, process_group, total, values
 
 
@@ -29,17 +30,17 @@ def reduce(rank: int, world: int, group: Any = None) -> None:
     assert_same(tensor, total(world, 50))
 
 
-def run_time_outs(rank: int, world: int, expected_s: float) -> None:
-    with process_group() as group:
+def run_time_outs(rank: int, world: int, setting: str | None, expected_s: float) -> None:
+    with mock.patch.dict(os.environ, {"SDP_TIMEOUT_S": setting or ""}), process_group() as group:
         assert group.options._timeout == timedelta(seconds=expected_s)
         given = dist.new_group(timeout=timedelta(seconds=7))
         assert given.options._timeout == timedelta(seconds=7)
 
 
 @pytest.mark.parametrize(("setting", "expected_s"), [(None, 1800), ("45", 45)])
-def test_who_sets_the_time_out(setting: str | None, expected_s: float) -> None:
+def test_who_sets_the_time_out(rank_pool: Any, setting: str | None, expected_s: float) -> None:
     """What the script gives; else SDP_TIMEOUT_S; else torch's default."""
-    run_ranks(1, run_time_outs, expected_s, env={"SDP_TIMEOUT_S": setting})
+    rank_pool(2).run(run_time_outs, setting, expected_s)
 
 
 def run_names(rank: int, world: int) -> None:
