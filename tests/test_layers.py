@@ -73,7 +73,7 @@ BY_NAME = {
 ENVIRONMENT = {
     "core/config.py": "the settings",
     "core/environment.py": "hands it to those who take it apart",
-    "torch/mpi_environment.py": "sets torchrun's variables where mpirun has set its own only",
+    "torch/mpi_environment.py": "sets torchrun's variables for mpirun's ranks",
     "launch/cli.py": "prepares the ranks' environment",
     "launch/hosts/plan.py": "prepares the ranks' environment",
     "launch/hosts/agent.py": "completes that of the rank which it starts",
@@ -83,7 +83,7 @@ ENVIRONMENT = {
     "sagemaker/driver/smddp_driver.py": "is told by it what to start",
     "lightning/launcher.py": "marks the processes that Lightning starts",
     "lightning/parent_watch.py": "finds that mark",
-    "lightning/environment.py": "sets torchrun's variables where mpirun has set its own only",
+    "lightning/cluster_environment.py": "sets torchrun's variables for mpirun's ranks",
 }
 
 # Objects that live as long as the process and change, and why no narrower owner will do. What a

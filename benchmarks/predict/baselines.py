@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.predict.exchange import Times
-from sdp_plugins.core.internode.costs import Costs
+from sdp_plugins.core.internode.cost_model import Costs
 from sdp_plugins.core.internode.plan import Algorithm, Plan
 
 

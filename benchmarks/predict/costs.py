@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sdp_plugins.core.internode.costs import Costs
+from sdp_plugins.core.internode.cost_model import Costs
 
 ASSUMED = Costs(latency_s=25e-6, post_s=5e-6, message_s=50e-6, byte_s=8e-9 / 100, node_byte_s=1e-10)
 """A cluster with links of 100 Gbit/s, whose nodes reduce 10 GB/s: what eight ranks leave of

@@ -21,7 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sdp_plugins.core.internode.agreement import rounds
-from sdp_plugins.core.internode.costs import Costs, choose
+from sdp_plugins.core.internode.algorithm_choice import choose
+from sdp_plugins.core.internode.cost_model import Costs
 from sdp_plugins.core.internode.plan import Algorithm, Plan, levels
 
 Times = NDArray[np.float64]

@@ -14,7 +14,7 @@ from matplotlib.ticker import NullLocator, PercentFormatter
 from benchmarks.plot import COLOURS, MARKERS
 from benchmarks.predict.costs import described
 from benchmarks.predict.simulation import Row, Setting
-from sdp_plugins.core.internode.costs import Costs
+from sdp_plugins.core.internode.cost_model import Costs
 
 
 def draw(rows: Sequence[Row], setting: Setting, costs: Costs, path: Path) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.predict.baselines import Ring, Servers
 from benchmarks.predict.exchange import Exchange, Times
 from benchmarks.predict.gradients import Release, buckets, one_by_one, releases, sizes_of
-from sdp_plugins.core.internode.costs import Costs
+from sdp_plugins.core.internode.cost_model import Costs
 from sdp_plugins.core.internode.plan import Plan
 
 

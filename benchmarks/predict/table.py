@@ -14,7 +14,7 @@ from benchmarks.predict.costs import described
 from benchmarks.predict.gradients import buckets, sizes_of
 from benchmarks.predict.simulation import Row, Setting
 from benchmarks.units import format_size
-from sdp_plugins.core.internode.costs import Costs
+from sdp_plugins.core.internode.cost_model import Costs
 from sdp_plugins.core.internode.plan import Algorithm, Plan
 
 

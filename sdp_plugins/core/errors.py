@@ -211,16 +211,3 @@ def name_error(error: BaseException) -> str:
     first = text.strip().splitlines()[0] if text.strip() else ""
     whole = f"{type(error).__name__}: {first}" if first else type(error).__name__
     return whole if len(whole) <= _REASON_CHARS else f"{whole[: _REASON_CHARS - 3]}..."
-
-
-def name_ranks(ranks: Iterable[int]) -> str:
-    """Write ranks for a message, runs of three and more as a range: ``ranks 1, 4-6``."""
-    ordered = sorted(set(ranks))
-    runs: list[list[int]] = []
-    for rank in ordered:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"{'rank' if len(ordered) == 1 else 'ranks'} {', '.join(parts) or '(none)'}"

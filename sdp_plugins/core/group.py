@@ -11,15 +11,15 @@ from types import TracebackType
 import numpy as np
 
 from . import _native
-from .bring_up import Membership, bring_up, n_exchanges
 from .collectives import Collectives
 from .config import Config
 from .dtypes import DType
 from .errors import SdpError, is_news, name_error
-from .internode.choice import for_environment, mpi_is_there
+from .group_creation import Membership, bring_up, n_exchanges
+from .in_flight import Issuer
 from .internode.mpi import MpiNetwork
+from .internode.network_choice import for_environment, mpi_is_there
 from .internode.transport import Network
-from .issuing import Issuer
 from .open_groups import OpenGroup, open_groups
 from .rank_info import Forming
 from .rank_names import DEFAULT, RankNames

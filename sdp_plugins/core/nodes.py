@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from .errors import name_ranks
+from .rank_names import name_ranks
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .errors import name_ranks
-
 DEFAULT = "default"
 """Default name of the group of all ranks of a job."""
 _MOST_CHARS = 60
@@ -15,6 +13,19 @@ _MOST_CHARS = 60
 def printable(text: str, most: int) -> str:
     """Make a peer's text safe for one line of a terminal, and cut it."""
     return "".join(c if c.isprintable() else "?" for c in text[:most])
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """Write ranks for a message, runs of three and more as a range: ``ranks 1, 4-6``."""
+    ordered = sorted(set(ranks))
+    runs: list[list[int]] = []
+    for rank in ordered:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"{'rank' if len(ordered) == 1 else 'ranks'} {', '.join(parts) or '(none)'}"
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .environment import environment
-from .launchers import (
+from .launcher_variables import (
     ENVIRONMENT,
     HYDRA,
     OPEN_MPI,
@@ -17,6 +17,7 @@ from .launchers import (
     Launcher,
     Placement,
     first_set,
+    launchers_of_ranks,
     slurm_step,
 )
 from .process_identity import launcher_identity, process_identity
@@ -124,22 +125,7 @@ def _candidates(env: Environment) -> list[Launcher]:
     """Return the launchers whose variables are relevant, strongest first."""
     if ENVIRONMENT.read(env).complete:
         return [ENVIRONMENT]
-    return [ENVIRONMENT, *_launchers_of_ranks(env)]
-
-
-def _launchers_of_ranks(env: Environment) -> list[Launcher]:
-    """Return the launchers other than RANK and WORLD_SIZE, strongest first."""
-    if slurm_step(env) is None:
-        return [OPEN_MPI, HYDRA, PMIX]
-    slurm, hydra = SLURM.read(env), HYDRA.read(env)
-    # srun sets PMI_ variables itself and they agree. hydra starts one proxy per node with srun; its
-    # ranks inherit the proxy's Slurm variables, and only PMI's are theirs.
-    if hydra.complete and hydra.contradicts(slurm):
-        return [OPEN_MPI, HYDRA, PMIX]
-    # The same holds for Open MPI's daemons.
-    if OPEN_MPI.read(env).complete:
-        return [OPEN_MPI, HYDRA, PMIX]
-    return [SLURM, PMIX]
+    return [ENVIRONMENT, *launchers_of_ranks(env)]
 
 
 def _rivals(winner: Launcher, env: Environment) -> list[tuple[Launcher, Placement]]:
@@ -230,7 +216,7 @@ def _job_key(
         return key
     # Variables that a script derived from a launcher's: every job may have the same port, so the
     # launcher's own ids join in. Sizes decide, which are equal on all ranks.
-    for other in _launchers_of_ranks(env):
+    for other in launchers_of_ranks(env):
         if other is not PMIX and other.read(env).size == place.size:
             return f"{key}:{_launcher_key(other, env, identify)}"
     if port:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from sdp_plugins.flight import chrome, report_file
 from sdp_plugins.flight.jobs import Job, find_jobs, match_jobs
-from sdp_plugins.flight.report import report
 from sdp_plugins.flight.segments import read_segments
 from sdp_plugins.flight.table import table
+from sdp_plugins.flight.wait_report import report
 
 
 class NoSuchJobError(Exception):

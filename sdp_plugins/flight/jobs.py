@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sdp_plugins.core.errors import name_ranks
 from sdp_plugins.core.process_identity import parents, process_command
-from sdp_plugins.core.rank_names import printable
+from sdp_plugins.core.rank_names import name_ranks, printable
 from sdp_plugins.flight.rank_snapshot import RankSnapshot, liveness
 
 _MOST_CHARS = 60

@@ -14,9 +14,9 @@ from sdp_plugins.core.open_groups import GroupObserver, OpenGroup, open_groups
 from sdp_plugins.flight import report_file
 from sdp_plugins.flight.forming_lines import forming_lines
 from sdp_plugins.flight.rank_snapshot import RankSnapshot, liveness, parse
-from sdp_plugins.flight.report import error_lines, groups_of, report
 from sdp_plugins.flight.report_signal import ReportSignal
 from sdp_plugins.flight.segments import read_processes
+from sdp_plugins.flight.wait_report import error_lines, groups_of, report
 from sdp_plugins.flight.waits import waits
 
 _HEAD = "The flight recorder, of this node's ranks:"

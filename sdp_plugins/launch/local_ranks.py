@@ -6,7 +6,7 @@ import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from sdp_plugins.core.local_address import free_port
+from sdp_plugins.core.addresses_and_ports import free_port
 from sdp_plugins.launch.event_loop import EventLoop
 from sdp_plugins.launch.job_environment import huge_pages, torchelastic, without_launchers
 from sdp_plugins.launch.sessions import Reaper, kill_sessions

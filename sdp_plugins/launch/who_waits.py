@@ -26,8 +26,8 @@ class Waiting(NamedTuple):
 def who_waits() -> str:
     """Which ranks on this machine wait for which others."""
     from sdp_plugins.flight.jobs import find_jobs, match_jobs
-    from sdp_plugins.flight.report import report
     from sdp_plugins.flight.segments import read_segments
+    from sdp_plugins.flight.wait_report import report
 
     mine = match_jobs(find_jobs(read_segments().snapshots), str(os.getpid()))
     if not mine:
@@ -39,8 +39,8 @@ def who_waits() -> str:
 def long_waits() -> dict[int, Waiting]:
     """The ranks on this machine that have waited for long, by their number in the job."""
     from sdp_plugins.flight.jobs import find_jobs, match_jobs
-    from sdp_plugins.flight.report import groups_of
     from sdp_plugins.flight.segments import read_segments
+    from sdp_plugins.flight.wait_report import groups_of
     from sdp_plugins.flight.waits import waits
 
     found: dict[int, Waiting] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from sdp_plugins.core.errors import is_news
-from sdp_plugins.lightning.environment import for_this_launch
+from sdp_plugins.lightning.cluster_environment import for_this_launch
 from sdp_plugins.lightning.launcher import watched
 from sdp_plugins.lightning.namespaces import FABRIC, TRAINER, LightningClass, concrete_class
 from sdp_plugins.lightning.parent_watch import ParentWatch

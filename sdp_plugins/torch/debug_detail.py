@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributed import DebugLevel, get_debug_level
 
 from sdp_plugins.core import CollectiveMismatchError, Group
-from sdp_plugins.core.errors import name_ranks
+from sdp_plugins.core.rank_names import name_ranks
 
 
 def is_on() -> bool:

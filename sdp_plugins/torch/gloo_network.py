@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store
 
 from sdp_plugins.core import RendezvousError
+from sdp_plugins.core.addresses_and_ports import local_address
 from sdp_plugins.core.environment import environment
-from sdp_plugins.core.local_address import local_address
 from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.rendezvous import Exchange

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from sdp_plugins.core import ReduceOp
 from sdp_plugins.torch.bucket_registration import MIN_BYTES
-from sdp_plugins.torch.ddp_caller import called_by_reducer, joining, wait_in_python
+from sdp_plugins.torch.ddp_reducer import called_by_reducer, joining, wait_in_python
 from sdp_plugins.torch.internals import count_modes, profiling
-from sdp_plugins.torch.operators import dispatched, has_own_dispatch, through_operators
 from sdp_plugins.torch.options import CallOptions, Launch, Options, op_and_options, root_and_options
 from sdp_plugins.torch.process_group_base import ProcessGroupBase
 from sdp_plugins.torch.reduce_ops import core_op
@@ -32,6 +31,7 @@ from sdp_plugins.torch.tensors import (
     same_dtype,
     to_reduce,
 )
+from sdp_plugins.torch.torch_dispatch import dispatched, has_own_dispatch, through_operators
 from sdp_plugins.torch.work import Work
 
 

@@ -11,14 +11,14 @@ import torch.distributed as dist
 
 from sdp_plugins.core import Group, PeerLostError, SdpError
 from sdp_plugins.core.config import Config
-from sdp_plugins.core.internode.choice import mpi_is_there
 from sdp_plugins.core.internode.mpi import MpiNetwork
+from sdp_plugins.core.internode.network_choice import mpi_is_there
 from sdp_plugins.core.internode.transport import Network
 from sdp_plugins.core.rank_names import DEFAULT, RankNames
 from sdp_plugins.core.rendezvous.context import RendezvousContext
 from sdp_plugins.core.rendezvous.deadline import Deadline
-from sdp_plugins.core.rendezvous.exchange import store_failures
 from sdp_plugins.core.rendezvous.failure import RendezvousFailure
+from sdp_plugins.core.rendezvous.store_exchange import store_failures
 from sdp_plugins.torch.gloo_network import GlooNetwork
 from sdp_plugins.torch.group_properties import GroupProperties
 from sdp_plugins.torch.options import group_seconds

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sdp_plugins.core import CollectiveMismatchError, Group, SdpError
-from sdp_plugins.core.errors import name_ranks
 from sdp_plugins.core.nodes import tree
+from sdp_plugins.core.rank_names import name_ranks
 from sdp_plugins.torch.tensors import DTYPES, on_cpu, to_move
 
 SUMMABLE = [dtype for dtype in DTYPES if dtype != torch.bool]

@@ -18,7 +18,8 @@ from benchmarks.predict.exchange import Exchange, agreement_s, groups, meet, spl
 from benchmarks.predict.gradients import MODELS, Release, buckets, one_by_one, releases, sizes_of
 from benchmarks.predict.simulation import Setting, compute_times, mean_step_s, run, scales, step
 from benchmarks.predict.table import brief
-from sdp_plugins.core.internode.costs import Costs, candidates, choose
+from sdp_plugins.core.internode.algorithm_choice import candidates, choose
+from sdp_plugins.core.internode.cost_model import Costs
 from sdp_plugins.core.internode.plan import Algorithm, Plan, factorings, levels, segments
 
 MIB = 2**20

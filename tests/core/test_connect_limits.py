@@ -8,9 +8,9 @@ import resource
 import socket
 from typing import Any
 
-from sdp_plugins.core.bring_up import bring_up
 from sdp_plugins.core.config import Config
 from sdp_plugins.core.errors import PeerLostError, RendezvousError
+from sdp_plugins.core.group_creation import bring_up
 from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.rendezvous import (
     mesh_peer,

@@ -13,8 +13,8 @@ import numpy as np
 
 from sdp_plugins.core import Group, SdpError
 from sdp_plugins.flight.jobs import Job, find_jobs, match_jobs
-from sdp_plugins.flight.report import report
 from sdp_plugins.flight.segments import read_segments
+from sdp_plugins.flight.wait_report import report
 from tests.core.rendezvous_cases import FileStore
 from tests.ranks import HANG_S, Ranks, say
 

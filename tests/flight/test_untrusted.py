@@ -25,9 +25,9 @@ from sdp_plugins.flight import report_file
 from sdp_plugins.flight.jobs import find_jobs, match_jobs
 from sdp_plugins.flight.rank_snapshot import RankSnapshot, latest, parse
 from sdp_plugins.flight.recorder import flight_recorder
-from sdp_plugins.flight.report import report
 from sdp_plugins.flight.segments import read_segments
 from sdp_plugins.flight.untrusted import rank_info_from_json, rank_info_from_text
+from sdp_plugins.flight.wait_report import report
 from tests.ranks import Pool
 
 INFO = RankInfo(7, "g", 1, 3, (4, 5, 9), "id:x", "123@456", 1, "here", "a clock")

@@ -10,7 +10,7 @@ from unittest import mock
 import torch.distributed as dist
 
 from sdp_plugins.core import Group
-from sdp_plugins.core.internode import costs as choosing
+from sdp_plugins.core.internode import cost_model as choosing
 from sdp_plugins.core.internode.plan import Plan
 from sdp_plugins.core.rendezvous import announcement
 from sdp_plugins.torch.gloo_network import GlooNetwork

@@ -11,7 +11,7 @@ import pytest
 from sdp_plugins.core import CollectiveTimeoutError
 from sdp_plugins.flight import report_file
 from sdp_plugins.flight.rank_snapshot import RankSnapshot
-from sdp_plugins.flight.report import report
+from sdp_plugins.flight.wait_report import report
 from tests.faults import gave_up, stay_away
 from tests.flight.cases import LONG_S, job_of, until_seen
 from tests.internode.spanning import meet

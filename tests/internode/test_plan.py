@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.predict.costs import described
-from sdp_plugins.core.internode.costs import (
+from sdp_plugins.core.internode.algorithm_choice import (
     MOST_MULTIPLIED_NBYTES,
     SEGMENTS,
-    Costs,
     candidates,
     choose,
 )
+from sdp_plugins.core.internode.cost_model import Costs
 from sdp_plugins.core.internode.plan import (
     Algorithm,
     Level,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from .agreement import await_leader
+from .algorithm_choice import plan_of
 from .operation import Operation
 from .plan import Algorithm
-from .planning import plan_of
 from .recursive_multiplying import reduce_by_recursive_multiplying
 from .sharded_reduction import ShardedReduction
 

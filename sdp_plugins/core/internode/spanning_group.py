@@ -14,12 +14,12 @@ from typing import Any
 from .. import _native
 from ..errors import is_news, name_error
 from ..nodes import Nodes
+from .algorithm_choice import explain
 from .context import GroupContext
 from .engine import END_LIMIT_S, Engine, wait_uninterrupted
 from .failure_message import FailureMessage, encodable
 from .leaked import leak
 from .messages import Messages
-from .planning import explain
 from .transport import Channel
 
 _open: weakref.WeakSet[SpanningGroup] = weakref.WeakSet()

@@ -9,7 +9,7 @@ from enum import IntEnum
 from typing import Any, Protocol, TypeVar
 
 from ..nodes import Nodes
-from ..rendezvous.exchange import Exchange
+from ..rendezvous.store_exchange import Exchange
 
 
 class Stream(IntEnum):

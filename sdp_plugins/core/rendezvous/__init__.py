@@ -9,8 +9,8 @@ shared-memory segments.
 from .announcement import ANNOUNCEMENT_NBYTES
 from .connect import Rendezvous, meet
 from .env_exchange import EnvExchange
-from .exchange import Exchange, StoreExchange
 from .links import Links
+from .store_exchange import Exchange, StoreExchange
 
 __all__ = [
     "ANNOUNCEMENT_NBYTES",

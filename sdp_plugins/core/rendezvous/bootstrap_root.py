@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from ..errors import name_ranks
+from ..rank_names import name_ranks
 from .bootstrap_messages import Hello, pack_table
 from .context import RendezvousContext
 from .deadline import Deadline

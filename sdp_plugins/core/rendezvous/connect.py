@@ -13,11 +13,11 @@ from .announcement import Announcement
 from .bootstrap_address import BACKLOG
 from .context import RendezvousContext
 from .deadline import Deadline
-from .exchange import Exchange
 from .failure import ONE_JOB_HINT, SAME_ORDER_HINT, RendezvousFailure
 from .links import Links
 from .mesh_connector import MeshConnector
 from .peer_process import close_listener
+from .store_exchange import Exchange
 
 
 @dataclass

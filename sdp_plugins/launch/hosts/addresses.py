@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 
-from sdp_plugins.core.local_address import LOOPBACK, local_address
+from sdp_plugins.core.addresses_and_ports import LOOPBACK, local_address
 from sdp_plugins.launch.hosts import LaunchError
 
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from sdp_plugins.core.local_address import free_port
+from sdp_plugins.core.addresses_and_ports import free_port
 from sdp_plugins.core.rank_environment import rank_environment
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.launch.binding import undo_one_core_binding

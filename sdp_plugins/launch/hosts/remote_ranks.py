@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
-from sdp_plugins.core.local_address import LOOPBACK
+from sdp_plugins.core.addresses_and_ports import LOOPBACK
 from sdp_plugins.launch.event_loop import EventLoop
 from sdp_plugins.launch.hosts import addresses, messages
 from sdp_plugins.launch.hosts.diagnosis import explained

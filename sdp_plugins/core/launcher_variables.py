@@ -1,4 +1,4 @@
-"""The variables by which launchers give a process its place, and their parsers."""
+"""The variables by which launchers give a process its place, their parsers and precedence."""
 
 from __future__ import annotations
 
@@ -162,3 +162,18 @@ def _slurm_tasks_on_node(env: Environment, node: int | None) -> int | None:
         if node < 0:
             return int(tasks)
     return None
+
+
+def launchers_of_ranks(env: Environment) -> list[Launcher]:
+    """Return the launchers other than RANK and WORLD_SIZE, strongest first."""
+    if slurm_step(env) is None:
+        return [OPEN_MPI, HYDRA, PMIX]
+    slurm, hydra = SLURM.read(env), HYDRA.read(env)
+    # srun sets PMI_ variables itself and they agree. hydra starts one proxy per node with srun; its
+    # ranks inherit the proxy's Slurm variables, and only PMI's are theirs.
+    if hydra.complete and hydra.contradicts(slurm):
+        return [OPEN_MPI, HYDRA, PMIX]
+    # The same holds for Open MPI's daemons.
+    if OPEN_MPI.read(env).complete:
+        return [OPEN_MPI, HYDRA, PMIX]
+    return [SLURM, PMIX]

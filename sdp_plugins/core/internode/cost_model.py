@@ -1,21 +1,11 @@
-"""Estimates how long a plan takes, and chooses the fastest plan; arithmetic only."""
+"""Estimates how long a plan takes; arithmetic only."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 
-from .plan import Algorithm, Plan, factorings
+from .plan import Algorithm, Plan
 
-MIB = 2**20
-SEGMENTS = tuple(MIB // 4 << shift for shift in range(7))
-"""Lengths of segments in bytes, from 256 KiB to 16 MiB."""
-MOST_MULTIPLIED_NBYTES = 4 * MIB
-"""Largest buffer for recursive multiplying.
-
-It needs memory for all members of a level, and one rank of a node sums alone.
-"""
 RAMP = 1 / 16
 """Time that the first and the last segment add per hop, in stages.
 
@@ -72,45 +62,3 @@ class Costs:
         wire_s = plan.sent(segment) * self.byte_s
         work_s = plan.messages * self.message_s + segment * self.node_byte_s
         return max(wire_s, wire_s / 2 + work_s)
-
-
-def candidates(
-    nodes: int, algorithm: Algorithm | None = None, *, direct: bool = False
-) -> Iterator[Plan]:
-    """Yield all plans for a number of nodes.
-
-    Args:
-        nodes: Number of nodes.
-        algorithm: The only algorithm to consider; None: all.
-        direct: Whether to yield only plans of one level.
-    """
-    for radices in factorings(nodes)[: 1 if direct else None]:
-        if algorithm is not Algorithm.sharded:
-            yield Plan(Algorithm.recursive_multiplying, radices)
-        if algorithm is not Algorithm.recursive_multiplying:
-            for segment in SEGMENTS:
-                yield Plan(Algorithm.sharded, radices, segment)
-
-
-@lru_cache(maxsize=4096)
-def choose(
-    costs: Costs,
-    nodes: int,
-    nbytes: int,
-    *,
-    algorithm: Algorithm | None = None,
-    direct: bool = False,
-) -> Plan:
-    """Return the fastest plan.
-
-    Args:
-        costs: Costs of the network; equal on all ranks.
-        nodes: Number of nodes, 2 or more.
-        nbytes: Size of the buffer.
-        algorithm: The only algorithm to consider; None: all.
-        direct: Whether the plan must have one level.
-    """
-    if algorithm is None and nbytes > MOST_MULTIPLIED_NBYTES:
-        algorithm = Algorithm.sharded
-    plans = candidates(nodes, algorithm, direct=direct)
-    return min(plans, key=lambda plan: costs.seconds(plan, nbytes))

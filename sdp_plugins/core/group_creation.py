@@ -22,22 +22,7 @@ from .rendezvous.failure import RendezvousFailure
 from .stack_dump import dump_on_signal
 from .topology import Topology, place_in_job
 
-_PIECE_NBYTES = 256 * 1024
-_SLOTS = 3
-_MOST_STAGING_NBYTES = 24 * 2**20
 _MOST_CHARS = 60
-
-
-def staging_nbytes(config: Config, world_size: int) -> int:
-    """Size of each rank's staging area.
-
-    A piece of 256 KiB per rank in each of the three slots fits a core's second-level cache: with
-    two ranks, pieces twice as large are 15 % slower, and half as large no faster. The total is at
-    most one bucket of DDP.
-    """
-    if config.staging_bytes is not None:
-        return config.staging_bytes
-    return min(_SLOTS * _PIECE_NBYTES * world_size, _MOST_STAGING_NBYTES)
 
 
 @dataclass(frozen=True)
@@ -161,7 +146,7 @@ def _share_memory(
 ) -> _native.NativeGroup:
     context = rendezvous.context
     index, size = members.index(context.rank), len(members)
-    staging = staging_nbytes(config, size)
+    staging = config.staging_nbytes(size)
     segment = os.memfd_create(f"sdp-{info.name}"[:200], os.MFD_CLOEXEC)
     try:
         at = _native.initialize_segment(segment, index, size, staging)

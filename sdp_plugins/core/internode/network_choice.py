@@ -6,7 +6,7 @@ import warnings
 
 from ..config import Config
 from ..environment import environment
-from ..launchers import ENVIRONMENT, HYDRA, OPEN_MPI, PMIX, Environment, first_set
+from ..launcher_variables import ENVIRONMENT, HYDRA, OPEN_MPI, PMIX, Environment, first_set
 from ..rendezvous import EnvExchange, Exchange
 from ..rendezvous.failure import NODES_HINT
 from ..topology import Topology

@@ -9,10 +9,10 @@ from functools import cached_property
 from weakref import ReferenceType, ref
 
 from . import _native
-from .bring_up import Membership
 from .buffers import Buffer
 from .dtypes import DType, ReduceOp
 from .endpoint import Endpoint
+from .group_creation import Membership
 from .open_groups import OpenGroup, open_groups
 from .work import Work
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from sdp_plugins.core.topology import Topology
-from sdp_plugins.lightning.environment import for_this_launch
+from sdp_plugins.lightning.cluster_environment import for_this_launch
 from sdp_plugins.lightning.mpi_detection import survive_missing_mpi
 from sdp_plugins.lightning.namespaces import MODULES, strategy_class
 from tests.lightning import cases
