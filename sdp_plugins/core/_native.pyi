@@ -90,9 +90,6 @@ class OpSignature:
     def title(self, global_ranks: Sequence[int] = []) -> str:
         """Such as `all_reduce #7 float32[25] sum`."""
 
-    def numbered(self, seq: int) -> OpSignature:
-        """The same, of an operation of this number."""
-
     def with_global_ranks(self, global_ranks: Sequence[int]) -> OpSignature:
         """The same, with root and peer as the job numbers them."""
 

@@ -5,7 +5,7 @@
 // segments at other addresses, and ThreadSanitizer, which knows addresses only, would find no race
 // between ranks. Here the same part of a file has one address for all of them: every access of one
 // rank to what another one writes (records, splits, payloads, slots, rings, registered memory, the
-// cause of a failure) is checked against the release/acquire pairs of Signal, RingControl and
+// cause of a failure) is checked against the release/acquire pairs of FutexCounter, RingControl and
 // Header::state. What it still cannot see: fences (they order only who is woken), the kernel's side
 // of a futex, and reorderings that another processor might do.
 //

@@ -455,7 +455,7 @@ TEST(operations_go_on_when_the_step_counter_wraps) {
       Ints buffer = data(r, 0, 9001);
       const Request made = ranks::in_place(Op::all_reduce, DType::int32, ranks::piece(buffer));
       const OpSignature nothing;
-      Operation op({mine, regions, best_kernels(), patience, nothing, now_s()}, made, seq, step);
+      Operation op({mine, regions, patience, nothing, now_s()}, made, seq, step);
       all_reduce(op);
       if (buffer != sum(kSize, 0, 9001)) return false;
     }

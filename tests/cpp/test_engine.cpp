@@ -210,7 +210,8 @@ TEST(an_interrupt_in_the_queue_waits_for_the_engine_to_let_go) {
   } catch (const Interrupted&) {
   }
   CHECK(first->completed());  // the engine has nothing of ours any more
-  CHECK_EQ(world[0].communicator->peers().own().record(2).seq, 0);  // nor has it begun anything
+  CHECK_EQ(world[0].communicator->peers().own().announcement(2).seq,
+           0);  // nor has it begun anything
   CHECK_THROWS(world[0].run(barrier()), Failure, "interrupted");
 }
 

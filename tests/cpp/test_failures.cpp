@@ -217,7 +217,7 @@ TEST(a_rank_that_stalls_on_the_way_is_named) {
     if (r == 1) {
       while (world[0].header().step.value.load() == 0) std::this_thread::yield();
       Peers& peers = rank.communicator->peers();
-      peers.own().record(1) = peers.segment(0).record(1);
+      peers.own().announcement(1) = peers.segment(0).announcement(1);
       rank.header().step.publish(1);
       return;
     }
@@ -301,7 +301,8 @@ TEST(a_process_that_is_killed_is_missed_at_once) {
                             }
                           }};
   try {
-    communicator.run(barrier(), patience);
+    OperationRecord record(communicator.flight(), communicator.trace(), barrier(), 1, nullptr);
+    communicator.run(barrier(), patience, record);
     CHECK(false);
   } catch (const Failure& failure) {
     check_failure(failure, FailureKind::peer_lost, {1}, "barrier #1: rank 1 ended while needed");

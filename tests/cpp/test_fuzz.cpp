@@ -83,7 +83,7 @@ std::vector<Range> reachable(World& world) {
   const Segment& theirs = peers.own();
   std::vector<Range> all;
   for (std::uint64_t parity : {0, 1}) {
-    for (int times = 0; times < 4; ++times) all.push_back(range(theirs.record(parity)));
+    for (int times = 0; times < 4; ++times) all.push_back(range(theirs.announcement(parity)));
     all.push_back({reinterpret_cast<std::byte*>(theirs.splits(parity)), 2 * sizeof(std::uint64_t)});
     all.push_back(
         {reinterpret_cast<std::byte*>(theirs.expected(parity)), 2 * sizeof(std::uint64_t)});
@@ -194,13 +194,9 @@ Request any_collective(Buffers& buffers, Draw& draw) {
 void announce(World& world, const Request& request, Draw& draw) {
   const Segment& theirs = world[1].communicator->peers().own();
   const bool in_place = request.sends.empty();
-  Record record{};
+  Announcement record{};
   record.seq = 1;
-  record.op = request.op;
-  record.dtype = request.dtype;
-  record.reduce_op = request.reduce_op;
-  record.root = request.root;
-  record.count = request.count();
+  record.operation = request.signature();
   std::size_t nbytes = 0, piece = 0;
   for (const Piece& part : in_place ? request.recvs : request.sends) {
     theirs.splits(1)[piece++] = part.count;
@@ -211,7 +207,7 @@ void announce(World& world, const Request& request, Draw& draw) {
   for (const Piece& part : request.recvs) theirs.expected(1)[piece++] = part.count;
   record.inlined = nbytes <= kInlineBytes;
   record.registered = below(draw, 8) == 0;
-  theirs.record(1) = record;
+  theirs.announcement(1) = record;
 }
 
 std::size_t any_count(Draw& draw) {
@@ -323,7 +319,7 @@ TEST(messages_about_registered_memory) {
     request.timeout_s = kPatienceS;
     announce(world, request, draw);
     for (std::uint64_t n = below(draw, 5); n > 0; --n) send_letter(world, draw);
-    Record& record = world[1].communicator->peers().own().record(1);
+    Announcement& record = world[1].communicator->peers().own().announcement(1);
     record.registered = 1;
     record.pieces = 0;
     record.region = below(draw, 4) ? below(draw, 3) : word(draw);

@@ -1,6 +1,6 @@
-// A peer may have written anything: into its record and splits, its header, its rings, its messages
-// about registered memory. Whatever it is, this rank gets a Failure in time and touches nothing
-// that is not its own. (Around every mapping lies forbidden memory: shared_mappings.cpp.)
+// A peer may have written anything: into its announcement and splits, its header, its rings, its
+// messages about registered memory. Whatever it is, this rank gets a Failure in time and touches
+// nothing that is not its own. (Around every mapping lies forbidden memory: shared_mappings.cpp.)
 //
 // Rank 0 runs as usual. Rank 1 is played by the test.
 #include <fcntl.h>
@@ -23,20 +23,16 @@ constexpr std::uint64_t kMost = ~std::uint64_t{0};
 constexpr std::size_t kLarge = 20'000;  // elements of 4 bytes that do not travel inline
 
 // What rank 1 would have announced, had it been honest, and what it showed.
-struct Announcement {
-  Record record{};
+struct Announced {
+  Announcement announcement{};
   std::vector<std::uint64_t> splits, expected;
 };
 
 // `request`: rank 0's. Rank 1 plays the same part.
-Announcement honest(const Request& request) {
-  Announcement made;
-  made.record.seq = 1;
-  made.record.op = request.op;
-  made.record.dtype = request.dtype;
-  made.record.reduce_op = request.reduce_op;
-  made.record.root = request.root;
-  made.record.count = request.count();
+Announced honest(const Request& request) {
+  Announced made;
+  made.announcement.seq = 1;
+  made.announcement.operation = request.signature();
   const bool in_place = request.op == Op::all_reduce;
   std::size_t nbytes = 0;
   for (const Piece& piece : in_place ? request.recvs : request.sends) {
@@ -44,18 +40,18 @@ Announcement honest(const Request& request) {
     nbytes += piece.count * itemsize(request.dtype);
   }
   for (const Piece& piece : request.recvs) made.expected.push_back(piece.count);
-  made.record.pieces = static_cast<std::uint16_t>(made.splits.size());
-  made.record.inlined = nbytes <= kInlineBytes;
+  made.announcement.pieces = static_cast<std::uint16_t>(made.splits.size());
+  made.announcement.inlined = nbytes <= kInlineBytes;
   // A large all_reduce has no use for pieces.
-  if (in_place && made.record.inlined == 0) made.record.pieces = 0;
+  if (in_place && made.announcement.inlined == 0) made.announcement.pieces = 0;
   return made;
 }
 
 // Rank 0 runs `request` with a rank 1 that announced this and then goes on as if all were well.
-std::optional<Failure> meet(Request request, const Announcement& announced) {
+std::optional<Failure> meet(Request request, const Announced& announced) {
   World world(2);
   const Segment& theirs = world[1].communicator->peers().own();
-  theirs.record(1) = announced.record;
+  theirs.announcement(1) = announced.announcement;
   std::copy(announced.splits.begin(), announced.splits.end(), theirs.splits(1));
   std::copy(announced.expected.begin(), announced.expected.end(), theirs.expected(1));
   theirs.header().step.publish(1'000);
@@ -113,7 +109,7 @@ void expect_mismatch(Make make, Change&& change, const std::string& part = "") {
   for (std::size_t count : {std::size_t{5}, kLarge}) {
     Buffers buffers(count);
     const Request request = make(buffers);
-    Announcement announced = honest(request);
+    Announced announced = honest(request);
     change(announced);
     expect(meet(request, announced), FailureKind::mismatch, part);
   }
@@ -133,21 +129,22 @@ TEST(an_honest_announcement_passes) {
 TEST(wrong_numbers_of_pieces) {
   for (Make make : {gathering, exchanging, reducing_pieces}) {
     for (int pieces : {0, 3, 200, 65535}) {
-      expect_mismatch(
-          make, [&](Announcement& one) { one.record.pieces = static_cast<std::uint16_t>(pieces); });
+      expect_mismatch(make, [&](Announced& one) {
+        one.announcement.pieces = static_cast<std::uint16_t>(pieces);
+      });
     }
   }
-  expect_mismatch(exchanging, [](Announcement& one) { one.record.pieces = 1; });
-  expect_mismatch(reducing_pieces, [](Announcement& one) { one.record.pieces = 1; });
+  expect_mismatch(exchanging, [](Announced& one) { one.announcement.pieces = 1; });
+  expect_mismatch(reducing_pieces, [](Announced& one) { one.announcement.pieces = 1; });
 }
 
 TEST(absurd_lengths) {
   for (Make make : {gathering, exchanging, reducing_pieces}) {
     for (std::uint64_t length : {kHuge, kMost, kMost / 4, std::uint64_t{1} << 40}) {
       for (std::size_t which : {0, 1}) {
-        expect_mismatch(make, [&](Announcement& one) {
+        expect_mismatch(make, [&](Announced& one) {
           one.splits[which % one.splits.size()] = length;
-          one.record.count = length;
+          one.announcement.operation.count = length;
         });
       }
     }
@@ -159,10 +156,10 @@ TEST(a_broadcast_of_another_length_than_announced) {
     Buffers buffers(5);
     Request request = ranks::in_place(Op::broadcast, DType::int32, ranks::piece(buffers.a));
     request.root = 1;
-    Announcement announced = honest(request);
+    Announced announced = honest(request);
     announced.splits = {length};
-    announced.record.pieces = 1;
-    announced.record.inlined = 1;
+    announced.announcement.pieces = 1;
+    announced.announcement.inlined = 1;
     expect(meet(request, announced), FailureKind::mismatch, "impossible pieces");
   }
 }
@@ -170,8 +167,8 @@ TEST(a_broadcast_of_another_length_than_announced) {
 // The first length sends the reader of the second piece far away; the sum wraps to what is
 // expected.
 TEST(lengths_whose_sum_wraps_around) {
-  expect_mismatch(exchanging, [](Announcement& one) { one.splits = {one.splits[0], kMost}; });
-  expect_mismatch(exchanging, [](Announcement& one) {
+  expect_mismatch(exchanging, [](Announced& one) { one.splits = {one.splits[0], kMost}; });
+  expect_mismatch(exchanging, [](Announced& one) {
     one.splits = {one.splits[0] + kHuge * 2, one.splits[1]};
     one.expected[1] = one.splits[0];
   });
@@ -181,9 +178,9 @@ TEST(lengths_whose_sum_wraps_around) {
 TEST(a_wrong_length_for_itself) {
   for (std::uint64_t length : {kHuge, kMost, std::uint64_t{100'000}}) {
     Buffers buffers(5);
-    Announcement announced = honest(exchanging(buffers));
+    Announced announced = honest(exchanging(buffers));
     announced.splits[1] = announced.expected[1] = length;
-    announced.record.count = length;
+    announced.announcement.operation.count = length;
     expect(meet(exchanging(buffers), announced), FailureKind::mismatch, "");
   }
 }
@@ -194,10 +191,10 @@ TEST(a_wrong_length_before_the_piece_that_is_read) {
     World world(2);
     Buffers buffers(5);
     Request request = exchanging(buffers);
-    Announcement announced = honest(request);
-    announced.splits[0] = announced.expected[0] = announced.record.count = length;
+    Announced announced = honest(request);
+    announced.splits[0] = announced.expected[0] = announced.announcement.operation.count = length;
     const Segment& theirs = world[0].communicator->peers().own();
-    theirs.record(1) = announced.record;
+    theirs.announcement(1) = announced.announcement;
     std::copy(announced.splits.begin(), announced.splits.end(), theirs.splits(1));
     std::copy(announced.expected.begin(), announced.expected.end(), theirs.expected(1));
     theirs.header().step.publish(1'000);
@@ -206,8 +203,8 @@ TEST(a_wrong_length_before_the_piece_that_is_read) {
 }
 
 TEST(lengths_of_reductions_that_are_not_the_announced_count) {
-  expect_mismatch(reducing_pieces, [](Announcement& one) { one.splits[0] = 1; });
-  expect_mismatch(reducing_pieces, [](Announcement& one) { one.splits[1] += 1; });
+  expect_mismatch(reducing_pieces, [](Announced& one) { one.splits[0] = 1; });
+  expect_mismatch(reducing_pieces, [](Announced& one) { one.splits[1] += 1; });
 }
 
 TEST(flags_that_are_neither_true_nor_false) {
@@ -215,9 +212,9 @@ TEST(flags_that_are_neither_true_nor_false) {
     for (Make make : {gathering, exchanging, reducing, reducing_pieces}) {
       for (std::size_t count : {std::size_t{5}, kLarge}) {
         Buffers buffers(count);
-        Announcement announced = honest(make(buffers));
-        std::memset(&announced.record.inlined, flag, 1);
-        std::memset(&announced.record.registered, flag, 1);
+        Announced announced = honest(make(buffers));
+        std::memset(&announced.announcement.inlined, flag, 1);
+        std::memset(&announced.announcement.registered, flag, 1);
         meet(make(buffers), announced);  // may fail or time out, must come back
       }
     }
@@ -230,8 +227,8 @@ TEST(a_payload_that_is_not_where_it_should_be) {
     for (std::size_t count : {std::size_t{5}, kLarge}) {
       for (int flag : {0, 1}) {
         Buffers buffers(count);
-        Announcement announced = honest(make(buffers));
-        announced.record.inlined = flag;
+        Announced announced = honest(make(buffers));
+        announced.announcement.inlined = flag;
         meet(make(buffers), announced);  // wrong data, perhaps, but in bounds
       }
     }
@@ -241,16 +238,20 @@ TEST(a_payload_that_is_not_where_it_should_be) {
 TEST(garbage_instead_of_a_record) {
   for (int byte : {0x00, 0x7f, 0x80, 0xff}) {
     expect_mismatch(
-        reducing, [&](Announcement& one) { std::memset(&one.record, byte, sizeof one.record); },
+        reducing,
+        [&](Announced& one) { std::memset(&one.announcement, byte, sizeof one.announcement); },
         "ranks disagree: rank 0: all_reduce #1 int32[");
   }
 }
 
 TEST(types_and_operations_that_do_not_exist) {
-  expect_mismatch(reducing, [](Announcement& one) { one.record.op = static_cast<Op>(250); });
-  expect_mismatch(reducing, [](Announcement& one) { one.record.dtype = static_cast<DType>(99); });
   expect_mismatch(reducing,
-                  [](Announcement& one) { one.record.reduce_op = static_cast<ReduceOp>(77); });
+                  [](Announced& one) { one.announcement.operation.op = static_cast<Op>(250); });
+  expect_mismatch(
+      reducing, [](Announced& one) { one.announcement.operation.dtype = static_cast<DType>(99); });
+  expect_mismatch(reducing, [](Announced& one) {
+    one.announcement.operation.reduce_op = static_cast<ReduceOp>(77);
+  });
 }
 
 // ---- registered memory
@@ -273,14 +274,14 @@ std::optional<Failure> meet_region(const void* message, std::size_t nbytes, int 
   send_message(world[1].communicator->peers().socket(0), message, nbytes, file);
   const Segment& theirs = world[1].communicator->peers().own();
   Request request = ranks::in_place(Op::all_reduce, DType::int32, {memory.data, kLarge});
-  Record& record = theirs.record(1);
-  record = honest(request).record;
-  record.inlined = false;
-  record.pieces = 0;
-  record.registered = true;
-  record.region = place.region;
-  record.offset = place.offset;
-  record.region_version = 1;
+  Announcement& announcement = theirs.announcement(1);
+  announcement = honest(request).announcement;
+  announcement.inlined = false;
+  announcement.pieces = 0;
+  announcement.registered = true;
+  announcement.region = place.region;
+  announcement.offset = place.offset;
+  announcement.region_version = 1;
   theirs.header().step.publish(1'000);
   request.timeout_s = 0.3;
   try {

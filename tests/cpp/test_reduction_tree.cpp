@@ -46,7 +46,7 @@ std::string tree_over(std::size_t n_sources) {
   std::byte result{};
   std::byte* const output = &result;
   recording = &tree;
-  Reducer(tree_kernel, DType::uint8, ReduceOp::sum).run(sources, {&output, 1}, 1);
+  Reducer(DType::uint8, ReduceOp::sum, {}, tree_kernel).run(sources, {&output, 1}, 1);
   recording = nullptr;
   return tree.texts[static_cast<std::size_t>(result)];
 }
@@ -56,7 +56,7 @@ reference::Bytes reduce_in_steps(DType dtype, ReduceOp op,
                                  const std::vector<reference::Bytes>& data, std::size_t step) {
   const std::size_t item = itemsize(dtype);
   reference::Bytes result(data[0].size());
-  Reducer reducer(best_kernels(), dtype, op);
+  Reducer reducer(dtype, op);
   const std::size_t count = result.size() / item;
   for (std::size_t at = 0; at < count; at += step) {
     std::vector<const std::byte*> sources;
@@ -110,12 +110,12 @@ TEST(sixteen_bit_floats_are_rounded_once) {
   for (const auto& value : values) sources.push_back(reinterpret_cast<const std::byte*>(&value));
   std::uint16_t result = 0;
   auto* const output = reinterpret_cast<std::byte*>(&result);
-  Reducer(best_kernels(), DType::float16, ReduceOp::sum).run(sources, {&output, 1}, 1);
+  Reducer(DType::float16, ReduceOp::sum).run(sources, {&output, 1}, 1);
   CHECK_EQ(reference::decode(reference::kFloat16, result), 2050.0);
 }
 
 TEST(no_elements_need_no_memory) {
   const std::byte* const sources[] = {nullptr, nullptr};
   std::byte* const output = nullptr;
-  Reducer(best_kernels(), DType::float32, ReduceOp::sum).run(sources, {&output, 1}, 0);
+  Reducer(DType::float32, ReduceOp::sum).run(sources, {&output, 1}, 0);
 }

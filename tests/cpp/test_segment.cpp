@@ -19,7 +19,8 @@ struct Area {
 std::vector<Area> areas(const Layout& layout, int world_size) {
   const auto world = static_cast<std::size_t>(world_size);
   std::vector<Area> all{{0, sizeof(Header), alignof(Header)}};
-  for (int parity : {0, 1}) all.push_back({layout.record(parity), sizeof(Record), kAlign});
+  for (int parity : {0, 1})
+    all.push_back({layout.announcement(parity), sizeof(Announcement), kAlign});
   for (int parity : {0, 1}) all.push_back({layout.splits(parity), world * 8, kAlign});
   for (int parity : {0, 1}) all.push_back({layout.inline_payload(parity), kInlineBytes, kAlign});
   for (int slot = 0; slot < kSlots; ++slot) {

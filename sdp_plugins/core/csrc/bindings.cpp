@@ -11,6 +11,17 @@
 #include "path_choice.hpp"
 
 namespace sdp {
+namespace {
+template <class Enum>
+void bind_enum(nb::module_& m, const char* type, int values) {
+  nb::enum_<Enum> bound(m, type, nb::is_arithmetic());
+  for (int i = 0; i < values; ++i) {
+    const auto value = static_cast<Enum>(i);
+    bound.value(name(value).data(), value);
+  }
+}
+}  // namespace
+
 nb::bytes as_bytes(const std::vector<std::byte>& data) {
   return nb::bytes(data.data(), data.size());
 }
@@ -36,22 +47,9 @@ NB_MODULE(_native, m) {
   nb::register_exception_translator(translate);
   nb::set_leak_warnings(false);  // frameworks keep groups in globals until the interpreter ends
 
-  nb::enum_<DType> dtype(m, "DType", nb::is_arithmetic());
-  for (int i = 0; i < kDTypes; ++i) {
-    const auto value = static_cast<DType>(i);
-    dtype.value(name(value).data(), value);
-  }
-  nb::enum_<ReduceOp> reduce_op(m, "ReduceOp", nb::is_arithmetic());
-  for (int i = 0; i < kReduceOps; ++i) {
-    const auto value = static_cast<ReduceOp>(i);
-    reduce_op.value(name(value).data(), value);
-  }
-  nb::enum_<Op> op(m, "Op", nb::is_arithmetic());
-  for (int i = 0; i < kOps; ++i) {
-    const auto value = static_cast<Op>(i);
-    op.value(name(value).data(), value);
-  }
-
+  bind_enum<DType>(m, "DType", kDTypes);
+  bind_enum<ReduceOp>(m, "ReduceOp", kReduceOps);
+  bind_enum<Op>(m, "Op", kOps);
   bind_failures(m);
   bind_requests(m);
   bind_reductions(m);

@@ -57,6 +57,9 @@ class WithoutGil {
   PyThreadState* state_;
 };
 
+// For functions that wait, or that may call other frameworks' callbacks.
+inline constexpr nb::call_guard<WithoutGil> no_gil;
+
 // Runs Python's signal handlers (Ctrl-C) while the caller waits. Python runs them on the main
 // thread only. Another thread must not take the GIL: the interpreter would end it at shutdown.
 void check_signals();

@@ -7,21 +7,22 @@
 
 namespace sdp {
 namespace {
-// In the order of the tuples that notices between nodes carry.
+// As tuples, in which form messages between nodes carry a signature.
 using SignatureFields =
     std::tuple<std::uint8_t, std::uint8_t, std::uint8_t, std::int32_t, std::int32_t, std::uint32_t,
                std::uint32_t, std::uint64_t, std::uint64_t>;
 
-SignatureFields fields_of(const OpSignature& s) {
-  return {static_cast<std::uint8_t>(s.op),
-          static_cast<std::uint8_t>(s.dtype),
-          static_cast<std::uint8_t>(s.reduce_op),
-          s.root,
-          s.peer,
-          s.tag,
-          s.layout,
-          s.count,
-          s.seq};
+SignatureFields fields_of(const OpSignature& signature) {
+  const auto& [op, dtype, reduce_op, root, peer, tag, layout, count, seq] = signature;
+  return {static_cast<std::uint8_t>(op),
+          static_cast<std::uint8_t>(dtype),
+          static_cast<std::uint8_t>(reduce_op),
+          root,
+          peer,
+          tag,
+          layout,
+          count,
+          seq};
 }
 
 OpSignature signature_of(const SignatureFields& fields) {
@@ -45,9 +46,8 @@ nb::object decoded(std::string_view text) {
 
 void bind_signature(nb::module_& m) {
   nb::class_<OpSignature>(m, "OpSignature", "What identifies an operation in messages.")
-      .def_static(
-          "of", [](const SignatureFields& fields) { return signature_of(fields); }, "fields"_a,
-          "Of what `fields` has returned, here or on another node.")
+      .def_static("of", &signature_of, "fields"_a,
+                  "Of what `fields` has returned, here or on another node.")
       .def_prop_ro("fields", &fields_of)
       .def_prop_ro("number", &OpSignature::number, "Such as `all_reduce #7`.")
       .def(
@@ -56,13 +56,6 @@ void bind_signature(nb::module_& m) {
             return signature.title(RankNames(std::move(global_ranks)));
           },
           "global_ranks"_a = std::vector<int>(), "Such as `all_reduce #7 float32[25] sum`.")
-      .def(
-          "numbered",
-          [](OpSignature signature, std::uint64_t seq) {
-            signature.seq = seq;
-            return signature;
-          },
-          "seq"_a, "The same, of an operation of this number.")
       .def(
           "with_global_ranks",
           [](const OpSignature& signature, std::vector<int> global_ranks) {
@@ -131,9 +124,7 @@ void bind_failure(nb::module_& m) {
           "summary"_a, "text"_a, "global_ranks"_a, "global_origin_rank"_a,
           "Takes over a text that was composed elsewhere.");
 }
-}  // namespace
 
-namespace {
 // Observers add to the error which rank waited for which. Their exceptions must not hide the error.
 void tell_observers(const nb::object& error, std::uint64_t group) {
   try {
@@ -178,26 +169,14 @@ void bind_failures(nb::module_& m) {
   nb::class_<Work>(m, "Work", "A handle on an operation that an engine will finish.")
       .def(nb::init<>())
       .def(
-          "finish",
-          [](Work& work, int source_rank) {
-            const WithoutGil released;  // callbacks may belong to other frameworks
-            work.finish(std::nullopt, source_rank);
-          },
-          "source_rank"_a = -1, "Done; called once, by whoever ran the operation.")
+          "finish", [](Work& work, int source_rank) { work.finish(std::nullopt, source_rank); },
+          no_gil, "source_rank"_a = -1, "Done; called once, by whoever ran the operation.")
       .def(
-          "fail",
-          [](Work& work, const Failure& failure) {
-            const WithoutGil released;
-            work.finish(failure);
-          },
+          "fail", [](Work& work, const Failure& failure) { work.finish(failure); }, no_gil,
           "failure"_a, "Done, with a failure.")
       .def(
-          "wait",
-          [](Work& work, double timeout_s) {
-            const WithoutGil released;
-            return work.wait(timeout_s, check_signals);
-          },
-          "timeout_s"_a,
+          "wait", [](Work& work, double timeout_s) { return work.wait(timeout_s, check_signals); },
+          no_gil, "timeout_s"_a,
           "True when done, False after the time-out; raises the operation's failure.")
       .def("completed", &Work::completed)
       .def(
@@ -223,12 +202,6 @@ void bind_failures(nb::module_& m) {
       .def("set", &CompletionSignal::set)
       .def("set_after", &CompletionSignal::set_after, "work"_a,
            "Sets it once the work is done, which may be now; takes no GIL for that.")
-      .def(
-          "wait",
-          [](const CompletionSignal& signal) {
-            const WithoutGil released;
-            signal.wait();
-          },
-          "Waits until it is set, and clears it.");
+      .def("wait", &CompletionSignal::wait, no_gil, "Waits until it is set, and clears it.");
 }
 }  // namespace sdp

@@ -31,19 +31,16 @@ class NativeGroup {
 
   void run(const Request& request) {
     check(request);
-    const WithoutGil released;
     engine_->run(request, check_signals);
   }
   std::shared_ptr<Work> submit(Request& request) {
     check(request);
     const bool is_message = request.op == Op::send || request.op == Op::recv;
-    const WithoutGil released;
     request.work = is_message ? point_to_point_->submit(request) : engine_->submit(request);
     return request.work;
   }
   void check_peers(const OpSignature& operation, const std::optional<OpSignature>& last_completed,
                    double elapsed_s) {
-    const WithoutGil released;
     communicator_->check_peers(operation, last_completed.value_or(OpSignature{}), elapsed_s);
   }
   void set_waiting_remote(bool waits) {
@@ -51,13 +48,9 @@ class NativeGroup {
   }
   void fail(const Failure& failure) { communicator_->fail(failure); }
   std::optional<EventRing::Ticket> take_back(const Work& work) {
-    const WithoutGil released;
     return point_to_point_->take_back(work);
   }
-  void others_have_left() {
-    const WithoutGil released;
-    point_to_point_->others_have_left();
-  }
+  void others_have_left() { point_to_point_->others_have_left(); }
   std::vector<int> gone() const {
     std::vector<int> ranks;
     for (const auto& [rank, why] : communicator_->peers().gone()) {
@@ -125,7 +118,6 @@ class NativeGroup {
     return as_bytes(copy_flight(communicator_->peers().segment(rank)));
   }
   void close() {
-    const WithoutGil released;
     engine_->close();
     point_to_point_->close();
   }
@@ -143,14 +135,21 @@ class NativeGroup {
   }
   // An unsupported pair (dtype, op) is the caller's error and must not fail the group.
   void check(const Request& request) const {
-    if (reduces(request.op))
-      checked_kernel(communicator_->kernels(), request.dtype, request.reduce_op);
+    if (reduces(request.op)) checked_kernel(request.dtype, request.reduce_op);
   }
 
   std::shared_ptr<Communicator> communicator_;
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<PointToPoint> point_to_point_;
 };
+
+// Calls Python's `submit`, which is borrowed.
+FusionBuffer::Submit calling(nb::handle submit) {
+  return [submit](const Request& request) {
+    const nb::gil_scoped_acquire gil;
+    return nb::cast<std::shared_ptr<Work>>(submit(request));
+  };
+}
 
 class NativeFusionBuffer {
  public:
@@ -161,8 +160,9 @@ class NativeFusionBuffer {
     std::vector<TensorSpec> specs;
     for (const auto& [count, dtype] : tensors) specs.push_back({count, dtype});
     buffer_ = std::make_unique<FusionBuffer>(
-        group.communicator(), submit_.is_none() ? FusionBuffer::to(group.engine()) : to(submit_),
-        std::move(specs), FusionBuffer::Settings{threshold_bytes, op, timeout_s});
+        group.communicator(),
+        submit_.is_none() ? FusionBuffer::to(group.engine()) : calling(submit_), std::move(specs),
+        FusionBuffer::Settings{threshold_bytes, op, timeout_s});
   }
   ~NativeFusionBuffer() {
     if (buffer_ && !buffer_->ours()) (void)buffer_.release();  // see ~NativeGroup
@@ -171,13 +171,9 @@ class NativeFusionBuffer {
     buffer_.reset();
   }
   void ready(std::size_t tensor, std::uintptr_t address) {
-    const WithoutGil released;
     buffer_->ready(tensor, reinterpret_cast<std::byte*>(address));
   }
-  void finish() {
-    const WithoutGil released;
-    buffer_->finish(check_signals);
-  }
+  void finish() { buffer_->finish(check_signals); }
   std::vector<std::vector<std::size_t>> buckets() const {
     std::vector<std::vector<std::size_t>> tensors;
     for (const auto& bucket : buffer_->plan().buckets()) tensors.push_back(bucket.tensors);
@@ -185,12 +181,6 @@ class NativeFusionBuffer {
   }
 
  private:
-  static FusionBuffer::Submit to(nb::handle submit) {
-    return [submit](const Request& request) {
-      const nb::gil_scoped_acquire gil;
-      return nb::cast<std::shared_ptr<Work>>(submit(request));
-    };
-  }
   nb::object submit_;  // outlives the buffer, whose destructor runs without the GIL
   std::unique_ptr<FusionBuffer> buffer_;
 };
@@ -204,11 +194,7 @@ void bind_group(nb::module_& m) {
       "make_endpoint",
       [](nb::object submit) {
         // Neither `submit` nor the endpoint is ever freed, see SdpEndpoint.
-        const nb::handle held = submit.release();
-        return reinterpret_cast<std::uintptr_t>(new SdpEndpoint{[held](const Request& request) {
-          const nb::gil_scoped_acquire gil;
-          return nb::cast<std::shared_ptr<Work>>(held(request));
-        }});
+        return reinterpret_cast<std::uintptr_t>(new SdpEndpoint{calling(submit.release())});
       },
       "submit"_a, "An SdpEndpoint of a group whose operations are not the native group's own.");
 
@@ -221,19 +207,20 @@ void bind_group(nb::module_& m) {
            "Takes ownership of all file descriptors, also if it raises. `ids`: the ranks' places, "
            "where they are one node's share of a group of `group_size`. `global_ranks`: by which "
            "messages call the group's ranks, if not by these.")
-      .def("run", &NativeGroup::run, "request"_a, "Blocks until the collective is done.")
-      .def("submit", &NativeGroup::submit, "request"_a,
+      .def("run", &NativeGroup::run, no_gil, "request"_a, "Blocks until the collective is done.")
+      .def("submit", &NativeGroup::submit, no_gil, "request"_a,
            "Queues a collective, or posts a send or a receive.")
-      .def("check_peers", &NativeGroup::check_peers, "operation"_a, "last_completed"_a.none(),
-           "elapsed_s"_a, "Raises if a rank here has failed or ended, without waiting.")
+      .def("check_peers", &NativeGroup::check_peers, no_gil, "operation"_a,
+           "last_completed"_a.none(), "elapsed_s"_a,
+           "Raises if a rank here has failed or ended, without waiting.")
       .def("set_waiting_remote", &NativeGroup::set_waiting_remote, "waits"_a,
            "Says whether this rank waits for one of another node; those here are patient then.")
       .def("fail", &NativeGroup::fail, "failure"_a,
            "Fails the group for a reason found elsewhere; the first one stays.")
-      .def("take_back", &NativeGroup::take_back, "work"_a,
+      .def("take_back", &NativeGroup::take_back, no_gil, "work"_a,
            "Ends a receive that no message has come for: its work is the caller's to finish. The "
            "ticket of its record; None if a message has come.")
-      .def("others_have_left", &NativeGroup::others_have_left,
+      .def("others_have_left", &NativeGroup::others_have_left, no_gil,
            "Says that no rank of another node sends any more.")
       .def("ended", &NativeGroup::ended, "The ranks of this node whose processes have ended.")
       .def("gone", &NativeGroup::gone, "The ranks of this node that have ended or left.")
@@ -269,7 +256,7 @@ void bind_group(nb::module_& m) {
            "Shows that this process is making another group, since when; 0: none.")
       .def("flight", &NativeGroup::flight, "rank"_a,
            "What a rank of this node shows of itself and its last operations: see FlightHead.")
-      .def("close", &NativeGroup::close)
+      .def("close", &NativeGroup::close, no_gil)
       .def(
           "endpoint",
           [](const NativeGroup& group) {
@@ -291,8 +278,8 @@ void bind_group(nb::module_& m) {
            "group"_a, "tensors"_a, "threshold_bytes"_a, "op"_a, "timeout_s"_a,
            "submit"_a = nb::none(),
            "`submit`: takes the buffers' operations, where they are not the native group's own.")
-      .def("ready", &NativeFusionBuffer::ready, "tensor"_a, "address"_a)
-      .def("finish", &NativeFusionBuffer::finish)
+      .def("ready", &NativeFusionBuffer::ready, no_gil, "tensor"_a, "address"_a)
+      .def("finish", &NativeFusionBuffer::finish, no_gil)
       .def("buckets", &NativeFusionBuffer::buckets, "Indices of the tensors in each buffer.");
 }
 }  // namespace sdp

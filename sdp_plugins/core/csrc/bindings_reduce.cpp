@@ -14,9 +14,7 @@ void bind_reductions(nb::module_& m) {
         "Whether all ranks' buffers have one length.");
   m.def(
       "accumulator_size",
-      [](DType dtype, ReduceOp op) {
-        return checked_kernel(best_kernels(), dtype, op).accumulator_size;
-      },
+      [](DType dtype, ReduceOp op) { return checked_kernel(dtype, op).accumulator_size; },
       "dtype"_a, "op"_a, "Bytes in which a reduction keeps an element until it is complete.");
   m.def(
       "combine",
@@ -27,7 +25,7 @@ void bind_reductions(nb::module_& m) {
         for (std::uintptr_t source : sources)
           from.push_back(reinterpret_cast<const std::byte*>(source));
         auto* const to = reinterpret_cast<std::byte*>(target);
-        Reducer reducer(best_kernels(), dtype, op, std::vector<double>(sources.size(), 1.0));
+        Reducer reducer(dtype, op, std::vector<double>(sources.size(), 1.0));
         const WithoutGil released;
         reducer.run(from, {&to, 1}, count, {from_accumulators, to_accumulators, divisor});
       },
@@ -38,7 +36,7 @@ void bind_reductions(nb::module_& m) {
   m.def(
       "narrow",
       [](DType to, std::uintptr_t target, std::uintptr_t source, std::size_t count) {
-        const Kernel kernel = checked_kernel(best_kernels(), to, ReduceOp::sum);
+        const Kernel kernel = checked_kernel(to, ReduceOp::sum);
         const WithoutGil released;
         kernel.store(reinterpret_cast<void*>(target), reinterpret_cast<const void*>(source), count,
                      1);
@@ -47,7 +45,7 @@ void bind_reductions(nb::module_& m) {
   m.def(
       "widen",
       [](DType from, std::uintptr_t target, std::uintptr_t source, std::size_t count) {
-        const Kernel kernel = checked_kernel(best_kernels(), from, ReduceOp::sum);
+        const Kernel kernel = checked_kernel(from, ReduceOp::sum);
         const WithoutGil released;
         kernel.load(reinterpret_cast<void*>(target), reinterpret_cast<const void*>(source), count,
                     1.0);

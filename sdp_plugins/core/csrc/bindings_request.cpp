@@ -58,8 +58,7 @@ void bind_requests(nb::module_& m) {
       .def(
           "validate",
           [](const Request& request, int rank, int world_size) {
-            if (reduces(request.op))
-              checked_kernel(best_kernels(), request.dtype, request.reduce_op);
+            if (reduces(request.op)) checked_kernel(request.dtype, request.reduce_op);
             request.validate(rank, world_size);
           },
           "rank"_a, "world_size"_a, "Raises for what can be seen without any other rank.")

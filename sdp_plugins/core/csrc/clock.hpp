@@ -13,8 +13,6 @@ inline std::int64_t now_ns() {
 }
 
 inline double now_s() {
-  timespec now{};
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+  return 1e-9 * static_cast<double>(now_ns());
 }
 }  // namespace sdp

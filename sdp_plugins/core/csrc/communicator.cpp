@@ -8,7 +8,6 @@
 #include <cstring>
 
 #include "collectives/collectives.hpp"
-#include "reduction_tree.hpp"
 
 namespace sdp {
 namespace {
@@ -49,7 +48,6 @@ void dispatch(Operation& op) {
 Communicator::Communicator(Links links, std::size_t staging_bytes)
     : peers_(std::move(links), staging_bytes),
       regions_(peers_),
-      kernels_(best_kernels()),
       owner_pid_(getpid()),
       oversubscribed_(peers_.world_size() > allowed_cores()),
       flight_(peers_.own().flight(), owner_pid_) {}
@@ -64,36 +62,29 @@ Communicator::~Communicator() {
   close();
 }
 
-void Communicator::run(const Request& request, const Patience& patience, RunRecord* record) {
-  throw_if_failed();
-  const Operation::Context context{peers_,
-                                   regions_,
-                                   kernels_,
-                                   patience,
-                                   last_completed_,
-                                   record != nullptr ? record->started_s() : now_s(),
-                                   record != nullptr ? record->traced() : nullptr};
-  Operation op(context, request, ++seq_, step_);
-  if (record != nullptr) record->begin(op.shown_seq());
-  const auto note = [record](const Failure& failure) {
-    if (record != nullptr) record->fail(failure);
+void Communicator::run(const Request& request, const Patience& patience, OperationRecord& record) {
+  const auto ended = [&](const Failure& failure) {
+    const Failure cause = fail(failure);  // first: until then, the flight recorder shows the wait
+    record.end(&failure);
+    return cause;
   };
+  if (const auto why = failure()) throw ended(*why);
+  record.begin();
+  const Operation::Context context{peers_,          regions_,           patience,
+                                   last_completed_, record.started_s(), record.traced()};
+  Operation op(context, request, ++seq_, step_);
   try {
     dispatch(op);
   } catch (const Failure& failure) {
-    note(failure);
-    throw fail(failure);
+    throw ended(failure);
   } catch (const Interrupted&) {
-    const Failure failure = interruption(op.signature());
-    note(failure);
-    fail(failure);
+    ended(interruption(op.signature()));
     throw;
   } catch (const std::exception& error) {  // such as bad_alloc
-    const Failure failure(FailureKind::aborted, error.what(), {id()});
-    note(failure);
-    throw fail(failure);
+    throw ended(Failure(FailureKind::aborted, error.what(), {id()}));
   }
-  if (record != nullptr) record->set_path(static_cast<std::uint8_t>(op.path()));
+  record.event.path = static_cast<std::uint8_t>(op.path());
+  record.end();
   last_path_.store(op.path());
   last_completed_ = {.op = request.op, .seq = op.shown_seq()};
 }
@@ -140,13 +131,9 @@ void Communicator::check_peers(const OpSignature& operation, const OpSignature& 
                                double elapsed_s) {
   throw_if_failed();
   const auto raise = [&](Failure why) { throw fail(why.in(operation, last_completed, elapsed_s)); };
-  std::vector<int> lost;
-  for (int r : peers_.dead()) {
-    if (peers_.unreported(r)) lost.push_back(peers_.id(r));
-  }
-  if (!lost.empty()) raise(peers_.ended(lost));
+  if (const auto crashed = peers_.crashed(); !crashed.empty()) raise(peers_.ended(crashed));
   for (int r = 0; r < world_size(); ++r) {
-    if (r == rank() || !peers_.failed(r)) continue;
+    if (r == rank() || peers_.state(r) != PeerState::failed) continue;
     if (const auto cause = peers_.gave_up(r)) raise(*cause);
   }
 }

@@ -8,9 +8,9 @@
 #include <string>
 
 #include "operation.hpp"
+#include "operation_record.hpp"
 #include "peers.hpp"
 #include "regions.hpp"
-#include "run_record.hpp"
 
 namespace sdp {
 
@@ -23,11 +23,10 @@ class Communicator {
   int world_size() const { return peers_.world_size(); }
   Peers& peers() { return peers_; }
   Regions& regions() { return regions_; }
-  KernelTable kernels() const { return kernels_; }
 
   // Runs a collective; one thread at a time. Throws Failure; the first one stays the group's cause.
-  // `record`: records the operation; may be null.
-  void run(const Request& request, const Patience& patience, RunRecord* record = nullptr);
+  // Begins and ends the operation's record.
+  void run(const Request& request, const Patience& patience, OperationRecord& record);
   Trace& trace() { return trace_; }
   Flight& flight() { return flight_; }
 
@@ -65,7 +64,6 @@ class Communicator {
 
   Peers peers_;
   Regions regions_;
-  const KernelTable kernels_;
   const int owner_pid_;
   bool oversubscribed_;  // the node has more ranks than cores that this process may use
   std::uint64_t seq_ = 0;

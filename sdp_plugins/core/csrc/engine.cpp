@@ -26,8 +26,7 @@ void Engine::run(const Request& request, const std::function<void()>& interrupt)
     return;
   }
   busy_ = true;
-  ++issued_;
-  const QueuedRun place{communicator_->flight().reserve(request.part.has_value()), issued_};
+  OperationRecord record = record_of(request, nullptr);
   caller_ = std::this_thread::get_id();
   lock.unlock();
   Patience patience{foreground_.spin, [&] {
@@ -42,8 +41,7 @@ void Engine::run(const Request& request, const std::function<void()>& interrupt)
     changed_.notify_all();
   };
   try {
-    RunRecord record(communicator_->flight(), communicator_->trace(), request, nullptr, place);
-    communicator_->run(request, patience, &record);
+    communicator_->run(request, patience, record);
   } catch (...) {
     release();
     throw;
@@ -88,13 +86,15 @@ std::shared_ptr<Work> Engine::enqueue(Request request) {
   auto work = std::make_shared<Work>();
   if (stopping_) communicator_->throw_if_failed();
   if (!thread_.started()) thread_.start([this] { loop(); }, "sdp-engine");  // may throw
-  request.issued_ns = now_ns();
-  ++issued_;
-  const std::uint64_t seq = request.part ? request.part->operation.seq : issued_.load();
-  const QueuedRun queued = QueuedRun::record(communicator_->flight(), request, seq);
-  queue_.push_back({std::move(request), work, queued});
+  OperationRecord record = record_of(request, work.get());
+  record.issue();
+  queue_.push_back({std::move(request), work, record});
   changed_.notify_all();
   return work;
+}
+
+OperationRecord Engine::record_of(const Request& request, const Work* work) {
+  return {communicator_->flight(), communicator_->trace(), request, ++issued_, work};
 }
 
 void Engine::loop() {
@@ -112,9 +112,7 @@ void Engine::loop() {
     lock.unlock();
     std::optional<Failure> failure;
     try {
-      RunRecord record(communicator_->flight(), communicator_->trace(), item.request,
-                       item.work.get(), item.queued);
-      communicator_->run(item.request, background_, &record);
+      communicator_->run(item.request, background_, item.record);
     } catch (const Failure& error) {
       failure = error;
     } catch (const std::exception& error) {

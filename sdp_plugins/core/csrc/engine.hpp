@@ -38,12 +38,13 @@ class Engine {
   struct Item {
     Request request;
     std::shared_ptr<Work> work;
-    QueuedRun queued;
+    OperationRecord record;
   };
   void wait_for_queue(Work& work, const Request& request,
                       const std::function<void()>& interrupt) const;
-  void refuse_reentry(const Request& request) const;  // with the lock held
-  std::shared_ptr<Work> enqueue(Request request);     // with the lock held
+  void refuse_reentry(const Request& request) const;                    // with the lock held
+  std::shared_ptr<Work> enqueue(Request request);                       // with the lock held
+  OperationRecord record_of(const Request& request, const Work* work);  // numbers the operation
   void loop();
 
   std::shared_ptr<Communicator> communicator_;

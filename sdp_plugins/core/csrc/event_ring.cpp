@@ -6,24 +6,11 @@ namespace sdp {
 namespace {
 constexpr int kVersionBits = 8;
 using Words = std::array<std::uint64_t, EventSlot::kWords>;
-// The words of an event that change when it ends.
-constexpr std::size_t kEndWords[] = {
-    offsetof(TraceEvent, finished_ns) / 8,
-    offsetof(TraceEvent, blamed) / 8,
-    offsetof(TraceEvent, flags) / 8,
-    offsetof(TraceEvent, path) / 8,
-};
 }  // namespace
 
 bool EventRing::is_there(Ticket ticket) const {
   const std::uint64_t index = (ticket >> kVersionBits) - 1;
   return ticket != 0 && next_->load(std::memory_order_relaxed) - index <= capacity_;
-}
-
-EventRing::Ticket EventRing::reserve() {
-  const std::uint64_t index = next_->load(std::memory_order_relaxed);
-  next_->store(index + 1, std::memory_order_relaxed);
-  return (index + 1) << kVersionBits;
 }
 
 void EventRing::write(const TraceEvent& event, Ticket& ticket) {
@@ -39,15 +26,6 @@ void EventRing::write(const TraceEvent& event, Ticket& ticket) {
   for (std::size_t i = 0; i < words.size(); ++i) {
     to.words[i].store(words[i], std::memory_order_release);
   }
-  to.stamp.store(ticket, std::memory_order_release);
-}
-
-void EventRing::end(const TraceEvent& event, Ticket& ticket) {
-  if (!is_there(ticket)) return write(event, ticket);
-  EventSlot& to = slot((++ticket >> kVersionBits) - 1);
-  const auto words = std::bit_cast<Words>(event);
-  to.stamp.store(0, std::memory_order_relaxed);
-  for (std::size_t i : kEndWords) to.words[i].store(words[i], std::memory_order_release);
   to.stamp.store(ticket, std::memory_order_release);
 }
 

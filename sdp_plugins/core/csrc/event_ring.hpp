@@ -31,13 +31,8 @@ class EventRing {
   EventRing(std::atomic<std::uint64_t>& next, EventSlot* slots, std::size_t capacity)
       : next_(&next), slots_(slots), capacity_(capacity) {}
 
-  // Reserves a slot for an event that is written later. For callers that hold a lock; cheaper than
-  // a slot from `write`.
-  Ticket reserve();
   // Writes an event; overwrites its last version if the ring still has it.
   void write(const TraceEvent& event, Ticket& ticket);
-  // As `write`, for an event that has only ended since: writes fewer words.
-  void end(const TraceEvent& event, Ticket& ticket);
   std::uint64_t next() const { return next_->load(std::memory_order_acquire); }
   // Reads the event of this index; false if it is not there or is being written.
   bool read(std::uint64_t index, TraceEvent& event) const;

@@ -32,8 +32,6 @@ void FailureRecord::set(const Failure& failure, const RankNames& names, int rank
   const auto& failed = is_repeat != 0 ? failure.origin_operation : failure.operation;
   has_operation = failed.has_value();
   if (failed) operation = is_repeat != 0 ? *failed : failed->with_global_ranks(names);
-  last_completed = failure.last_completed;
-  elapsed_s = failure.elapsed_s;
   const std::size_t length = fitting(failure.cause, kMostBytes - 1);
   std::memcpy(cause, failure.cause.data(), length);
   cause[length] = '\0';

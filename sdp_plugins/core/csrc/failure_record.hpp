@@ -17,9 +17,7 @@ struct FailureRecord {
   std::int32_t ranks[kMostRanks];  // to blame; -1 ends the list
   std::uint8_t is_repeat;          // of another rank's failure
   std::uint8_t has_operation;
-  OpSignature operation;       // that failed at the origin; with global ranks
-  OpSignature last_completed;  // by the rank that wrote this record
-  double elapsed_s;
+  OpSignature operation;   // that failed at the origin; with global ranks
   char cause[kMostBytes];  // ends with a 0
 
   void set(const Failure& failure, const RankNames& names, int rank);

@@ -37,14 +37,6 @@ void Flight::write(const TraceEvent& event, EventRing::Ticket& ticket) {
   if (on()) ring_of(event).write(event, ticket);
 }
 
-EventRing::Ticket Flight::reserve(bool step) {
-  return on() ? (step ? steps_ : operations_).reserve() : 0;
-}
-
-void Flight::end(const TraceEvent& event, EventRing::Ticket& ticket) {
-  if (on()) ring_of(event).end(event, ticket);
-}
-
 void Flight::show_forming(std::string_view text, std::uint64_t since_ns) {
   std::array<char, FlightForming::kTextBytes> cut{};
   text.copy(cut.data(), cut.size());

@@ -16,9 +16,6 @@ class Flight {
  public:
   Flight(FlightArea& area, int owner_pid);
   void write(const TraceEvent& event, EventRing::Ticket& ticket);
-  // For a collective, as in EventRing. The caller holds the engine's lock.
-  EventRing::Ticket reserve(bool step);
-  void end(const TraceEvent& event, EventRing::Ticket& ticket);
   // Shows the group that is being formed: a text, truncated to fit, and since when; 0: none.
   void show_forming(std::string_view text, std::uint64_t since_ns);
   std::uint32_t this_thread() const;  // asks the kernel once per thread

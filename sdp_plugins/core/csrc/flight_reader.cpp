@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <limits>
 
@@ -24,14 +25,13 @@ FlightHead head_of(const Header& header) {
   return head;
 }
 
-// Copies a consistent snapshot of the words; the stamp is 0 if they are being written.
-template <class Words>
-void copy_stamped(const std::atomic<std::uint64_t>& stamp, const Words& words, std::uint64_t* to) {
-  to[0] = stamp.load(std::memory_order_acquire);
-  for (std::size_t i = 0; i < words.size(); ++i) {
-    to[i + 1] = words[i].load(std::memory_order_acquire);
+// Copies memory that others write to. Acquire: whoever has read a new word of a slot also reads the
+// slot's new stamp.
+void read_words(const std::byte* from, std::uint64_t* to, std::size_t nbytes) {
+  const auto* words = reinterpret_cast<const std::atomic<std::uint64_t>*>(from);
+  for (std::size_t i = 0; i < nbytes / sizeof *to; ++i) {
+    to[i] = words[i].load(std::memory_order_acquire);
   }
-  if (stamp.load(std::memory_order_relaxed) != to[0]) to[0] = 0;
 }
 
 void read_exactly(int fd, void* to, std::size_t nbytes, std::uint64_t offset) {
@@ -45,38 +45,43 @@ void read_exactly(int fd, void* to, std::size_t nbytes, std::uint64_t offset) {
   }
 }
 
-std::vector<std::byte> joined(const FlightHead& head, const char* rank_info) {
+// `read(to, nbytes, offset)` reads a part of the FlightArea.
+template <class Read>
+std::vector<std::byte> consistent_copy(const FlightHead& head, const Read& read) {
+  constexpr std::size_t kWord = sizeof(std::uint64_t);
   std::vector<std::byte> whole(sizeof head + sizeof(FlightArea));
   std::memcpy(whole.data(), &head, sizeof head);
-  std::memcpy(whole.data() + sizeof head, rank_info, FlightArea::kRankInfoBytes);
+  auto* const words = reinterpret_cast<std::uint64_t*>(whole.data() + sizeof head);
+  std::size_t at = 0;  // in words
+  const auto copy = [&](std::size_t count) {
+    read(words + at, count * kWord, at * kWord);
+    at += count;
+  };
+  // Data whose stamp is the same before and after are consistent; else the stamp becomes 0.
+  const auto copy_stamped = [&](std::size_t count) {
+    std::uint64_t before = 0, after = 0;
+    const std::size_t stamp = at;
+    read(&before, kWord, stamp * kWord);
+    copy(1 + count);
+    read(&after, kWord, stamp * kWord);
+    words[stamp] = before == after ? after : 0;
+  };
+  copy(FlightArea::kRankInfoBytes / kWord);
+  copy_stamped(FlightForming::kWords);
+  copy(sizeof(FlightRings::next) / kWord);
+  while (at < sizeof(FlightArea) / kWord) copy_stamped(EventSlot::kWords);
   return whole;
-}
-// Address of the FlightForming, which the rings follow.
-std::uint64_t* forming_in(std::vector<std::byte>& whole) {
-  return reinterpret_cast<std::uint64_t*>(whole.data() + sizeof(FlightHead) +
-                                          FlightArea::kRankInfoBytes);
 }
 }  // namespace
 
 std::vector<std::byte> copy_flight(const Segment& segment) {
-  const FlightArea& area = segment.flight();
-  std::vector<std::byte> whole = joined(head_of(segment.header()), area.rank_info);
-  std::uint64_t* to = forming_in(whole);
-  copy_stamped(area.forming.since_ns, area.forming.text, to);
-  to += 1 + FlightForming::kWords;
-  for (const auto& next : area.rings.next) *to++ = next.load(std::memory_order_acquire);
-  const auto copy = [&to](const EventSlot* slots, std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i, to += EventSlot::kWords + 1) {
-      copy_stamped(slots[i].stamp, slots[i].words, to);
-    }
-  };
-  copy(area.rings.operations, FlightRings::kOperations);
-  copy(area.rings.messages, FlightRings::kMessages);
-  copy(area.rings.steps, FlightRings::kSteps);
-  return whole;
+  const auto* area = reinterpret_cast<const std::byte*>(&segment.flight());
+  return consistent_copy(head_of(segment.header()),
+                         [&](std::uint64_t* to, std::size_t nbytes, std::size_t offset) {
+                           read_words(area + offset, to, nbytes);
+                         });
 }
 
-// Reads stamps before and after the data: data whose stamp is the same both times are consistent.
 std::vector<std::byte> read_flight(int fd) {
   alignas(Header) std::byte raw[sizeof(Header)];
   read_exactly(fd, raw, sizeof raw, 0);
@@ -88,24 +93,9 @@ std::vector<std::byte> read_flight(int fd) {
   if (at > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()) - sizeof(FlightArea)) {
     throw Failure(FailureKind::mismatch, "a segment has no flight record");
   }
-  std::vector<char> rank_info(FlightArea::kRankInfoBytes);
-  read_exactly(fd, rank_info.data(), rank_info.size(), at);
-  std::vector<std::byte> whole = joined(head_of(header), rank_info.data());
-  constexpr std::size_t kNbytes = sizeof(FlightForming) + sizeof(FlightRings);
-  std::vector<std::uint64_t> before(kNbytes / 8), after(before.size());
-  std::uint64_t* words = forming_in(whole);
-  for (void* to : {static_cast<void*>(before.data()), static_cast<void*>(words),
-                   static_cast<void*>(after.data())}) {
-    read_exactly(fd, to, kNbytes, at + rank_info.size());
-  }
-  const auto compare = [&](std::size_t stamp) {
-    if (before[stamp] != after[stamp]) words[stamp] = 0;
-  };
-  compare(0);
-  for (std::size_t slot = 1 + FlightForming::kWords + 3; slot < before.size();
-       slot += EventSlot::kWords + 1) {
-    compare(slot);
-  }
-  return whole;
+  return consistent_copy(head_of(header),
+                         [&](std::uint64_t* to, std::size_t nbytes, std::size_t offset) {
+                           read_exactly(fd, to, nbytes, at + offset);
+                         });
 }
 }  // namespace sdp

@@ -17,7 +17,7 @@ FusionBuffer::FusionBuffer(std::shared_ptr<Communicator> communicator, Submit su
       plan_(tensors_, settings.threshold_bytes) {
   communicator_->throw_if_failed();
   for (const auto& bucket : plan_.buckets()) {
-    checked_kernel(communicator_->kernels(), bucket.dtype, settings_.op);
+    checked_kernel(bucket.dtype, settings_.op);
   }
   start_over();
 }

@@ -17,7 +17,8 @@ bool has_f16c() {
 
 KernelTable best_kernels() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2") && has_f16c()) return kernel_avx2;
+  static const bool has_avx2 = __builtin_cpu_supports("avx2") && has_f16c();
+  if (has_avx2) return kernel_avx2;
 #endif
   return kernel_baseline;
 }

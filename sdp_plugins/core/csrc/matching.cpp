@@ -47,7 +47,7 @@ std::optional<EventRing::Ticket> Matching::take_back(const Work& work) {
     return receive.work.get() == &work && !receive.matched;
   });
   if (at == posted_.end()) return std::nullopt;
-  return remove(*at).ticket;
+  return remove(*at).record.ticket();
 }
 
 std::optional<UnexpectedMessage> Matching::take_unexpected(const PendingMessage& receive) {

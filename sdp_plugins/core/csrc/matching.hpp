@@ -9,7 +9,7 @@
 #include <optional>
 #include <vector>
 
-#include "event_ring.hpp"
+#include "operation_record.hpp"
 #include "request.hpp"
 #include "work.hpp"
 
@@ -26,12 +26,9 @@ struct Envelope {
 struct PendingMessage {
   Request request;
   std::shared_ptr<Work> work;
-  std::uint64_t seq;
-  double started_s;
-  std::uint64_t moved = 0;     // bytes, including the envelope of a send
-  bool matched = false;        // for a receive: its message has begun to arrive
-  std::int64_t moving_ns = 0;  // time of the first bytes; 0: none yet
-  EventRing::Ticket ticket = 0;
+  OperationRecord record;   // begins with the first bytes
+  std::uint64_t moved = 0;  // bytes, including the envelope of a send
+  bool matched = false;     // for a receive: its message has begun to arrive
 };
 
 // A message that arrived before its receive was posted.

@@ -9,10 +9,7 @@ namespace {
 std::size_t ring_used(std::uint64_t head, std::uint64_t tail, const Peers& peers, int peer) {
   const std::uint64_t used = head - tail;
   if (used <= kRingBytes) return used;
-  const std::vector<int> blamed{peers.id(peer)};
-  throw Failure(FailureKind::mismatch,
-                peers.names().list(blamed) + " has put the channel to this rank out of order",
-                blamed);
+  throw peers.blame(FailureKind::mismatch, peer, " has put the channel to this rank out of order");
 }
 }  // namespace
 

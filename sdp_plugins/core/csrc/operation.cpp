@@ -6,21 +6,16 @@ namespace sdp {
 namespace {
 constexpr std::uint32_t kSliceUs = 25'000;  // a lost peer is detected within this time
 
-std::string describe(const Record& record, const RankNames& names) {
-  OpSignature signature;
-  signature.op = record.op;
-  signature.dtype = record.dtype;
-  signature.reduce_op = record.reduce_op;
-  signature.root = record.root;
-  signature.count = record.count;
-  signature.seq = record.shown_seq;
-  std::string text = signature.title(names);
-  if (record.layout != 0) text += " of fusion layout " + std::to_string(record.layout);
+std::string describe(const OpSignature& operation, const RankNames& names) {
+  std::string text = operation.title(names);
+  if (operation.layout != 0) text += " of fusion layout " + std::to_string(operation.layout);
   return text;
 }
 
-bool agree(const Record& a, const Record& b) {
-  if (a.seq != b.seq || a.op != b.op) return false;
+bool agree(const Announcement& announced, const Announcement& other) {
+  const OpSignature& a = announced.operation;
+  const OpSignature& b = other.operation;
+  if (announced.seq != other.seq || a.op != b.op) return false;
   if (a.op == Op::barrier) return true;
   return a.dtype == b.dtype && a.layout == b.layout &&
          (!reduces(a.op) || a.reduce_op == b.reduce_op) && (!is_rooted(a.op) || a.root == b.root) &&
@@ -50,29 +45,23 @@ Operation::Operation(const Context& context, const Request& request, std::uint64
 std::vector<double> Operation::factors() const {
   std::vector<double> all;
   if (request_.reduce_op == ReduceOp::premul_sum) {
-    for (int r = 0; r < world_size(); ++r) all.push_back(record(r).factor);
+    for (int r = 0; r < world_size(); ++r) all.push_back(announced(r).factor);
   }
   return all;
 }
 
-Record Operation::announcement() const {
-  Record record{};
-  record.seq = seq_;
-  record.shown_seq = shown_seq();
-  record.op = request_.op;
-  record.dtype = request_.dtype;
-  record.reduce_op = request_.reduce_op;
-  record.root = request_.root;
-  record.layout = request_.layout;
-  record.factor = request_.factor;
-  record.count = request_.count();
-  return record;
+Announcement Operation::announcement() const {
+  Announcement made{};
+  made.seq = seq_;
+  made.operation = request_.signature(shown_seq());
+  made.factor = request_.factor;
+  return made;
 }
 
-void Operation::arrive(Record announced) {
-  announced.region_version = regions().version();
-  if (context_.event != nullptr) announced.arrived_ns = now_ns();
-  own().record(seq_) = announced;
+void Operation::arrive(Announcement announcement) {
+  announcement.region_version = regions().version();
+  if (context_.event != nullptr) announcement.arrived_ns = now_ns();
+  own().announcement(seq_) = announcement;
   publish();
   try {
     await_all();
@@ -81,27 +70,45 @@ void Operation::arrive(Record announced) {
     throw;
   }
   if (context_.event != nullptr) note_last_arrival();
-  compare_records();
+  compare_announcements();
   // In every operation: unmaps regions that peers have withdrawn, whichever operation runs next.
   for (int r = 0; r < world_size(); ++r) {
-    if (r != rank()) regions().sync(r, record(r).region_version);
+    if (r != rank()) regions().sync(r, announced(r).region_version);
   }
+}
+
+void Operation::announce_memory(Announcement& announcement, std::span<const Piece> pieces) const {
+  const std::byte* begin = nullptr;
+  const std::byte* end = nullptr;
+  for (const Piece& piece : pieces) {
+    if (piece.count == 0) continue;
+    if (begin == nullptr) begin = end = piece.data;
+    if (piece.data != end) return;
+    end += piece.count * itemsize_;
+  }
+  announcement.registered = begin == nullptr;  // there is nothing to map
+  if (begin == nullptr) return;
+  const auto place = regions().find(begin, static_cast<std::uint64_t>(end - begin));
+  if (!place) return;
+  announcement.registered = 1;
+  announcement.region = place->region;
+  announcement.offset = place->offset;
 }
 
 // A peer that has failed since its announcement may have freed the memory: its failure is thrown.
 std::byte* Operation::memory_of(int rank, std::uint64_t nbytes) const {
-  const RegionPlace place{record(rank).region, record(rank).offset};
+  const RegionPlace place{announced(rank).region, announced(rank).offset};
   if (std::byte* memory = regions().address(rank, place, nbytes)) return memory;
   check_peers(step_ + 1);
-  fail(FailureKind::mismatch,
-       names().list({id(rank)}) + " announced memory that it has not registered", {id(rank)});
+  fail(context_.peers.blame(FailureKind::mismatch, rank,
+                            " announced memory that it has not registered", Hint::other_call));
 }
 
 // Exact, because all ranks of the node share one clock; unknown if a rank does not trace.
 void Operation::note_last_arrival() const {
   TraceEvent& event = *context_.event;
   for (int r = 0; r < world_size(); ++r) {
-    const std::int64_t arrived_ns = record(r).arrived_ns;
+    const std::int64_t arrived_ns = announced(r).arrived_ns;
     if (arrived_ns == 0) {
       event.arrived_ns = 0;
       event.last_rank = -1;
@@ -132,14 +139,14 @@ void Operation::await(std::uint32_t step) {
 }
 
 void Operation::await_rank(int rank, std::uint32_t step) {
-  Signal& signal = segment(rank).header().step;
-  if (spin_until(signal, step, context_.patience.spin)) return;
+  FutexCounter& counter = segment(rank).header().step;
+  if (spin_until(counter, step, context_.patience.spin)) return;
   while (true) {
-    const std::uint32_t seen = signal.value.load(std::memory_order_acquire);
+    const std::uint32_t seen = counter.value.load(std::memory_order_acquire);
     if (static_cast<std::int32_t>(seen - step) >= 0) return;
     const double left_s = limit_s(step) - (now_s() - started_s_);
-    signal.sleep(seen, static_cast<std::uint32_t>(std::clamp(left_s * 1e6, 1.0, 1.0 * kSliceUs)));
-    if (signal.reached(step)) return;
+    counter.sleep(seen, static_cast<std::uint32_t>(std::clamp(left_s * 1e6, 1.0, 1.0 * kSliceUs)));
+    if (counter.reached(step)) return;
     if (context_.patience.interrupt) context_.patience.interrupt();
     check_peers(step);
     if (now_s() - started_s_ > limit_s(step)) time_out(step);
@@ -170,21 +177,16 @@ std::vector<int> Operation::missing(std::uint32_t step) const {
 // consequence, and is checked second. A failed rank ends the wait even if it has published this
 // step: the next operation would fail anyway.
 void Operation::check_peers(std::uint32_t step) const {
-  std::vector<int> lost;
-  for (int r : context_.peers.dead()) {
-    const bool needed = !segment(r).header().step.reached(step);
-    if (needed && context_.peers.unreported(r)) lost.push_back(r);
-  }
-  if (!lost.empty()) {
-    fail(context_.peers.ended(context_.peers.ids(lost)));
-  }
+  const Peers& peers = context_.peers;
+  std::vector<int> lost = peers.crashed();
+  std::erase_if(lost, [&](int r) { return segment(r).header().step.reached(step); });
+  if (!lost.empty()) fail(peers.ended(lost));
   for (int r = 0; r < world_size(); ++r) {
     if (r == rank()) continue;
     // Read before the counter: a rank that is done with this step may leave at any time.
-    const auto cause = context_.peers.gave_up(r);
-    if (cause && (context_.peers.failed(r) || !segment(r).header().step.reached(step))) {
-      fail(*cause);
-    }
+    const auto cause = peers.gave_up(r);
+    const bool failed = peers.state(r) == PeerState::failed;
+    if (cause && (failed || !segment(r).header().step.reached(step))) fail(*cause);
   }
 }
 
@@ -192,11 +194,10 @@ void Operation::check_peers(std::uint32_t step) const {
 // instead of the mismatch. (After a time-out or a mismatch the announcements are the cause.)
 void Operation::check_withdrawn() const {
   for (int r = 0; r < world_size(); ++r) {
-    if (r == rank() || !context_.peers.failed(r)) continue;
+    if (r == rank() || context_.peers.state(r) != PeerState::failed) continue;
     const auto cause = context_.peers.gave_up(r);
-    if (cause->kind == FailureKind::aborted || cause->kind == FailureKind::peer_lost) {
-      fail(*cause);
-    }
+    if (!cause) continue;  // it has overwritten its state
+    if (cause->kind == FailureKind::aborted || cause->kind == FailureKind::peer_lost) fail(*cause);
   }
 }
 
@@ -207,30 +208,32 @@ void Operation::time_out(std::uint32_t step) const {
   std::string what = names().list(ids);
   what += step == arrival_step_ ? " did not arrive in " : " arrived, but stalled for ";
   what += seconds(request_.timeout_s);
-  const Record& previous = segment(late[0]).record(seq_ - 1);
+  const Announcement& previous = segment(late[0]).announcement(seq_ - 1);
   if (step == arrival_step_ && !request_.part && seq_ > 1 && previous.seq + 1 == seq_) {
-    what += "; " + names().list({ids[0]}) + " last announced " + describe(previous, names());
+    what +=
+        "; " + names().list({ids[0]}) + " last announced " + describe(previous.operation, names());
   }
   if (step == arrival_step_) {
-    const Announcements table = disagreement(late);
+    const Parties table = disagreement(late);
     if (!table.empty()) what += "; those that came disagree:" + in_words(table, names());
   }
   fail(FailureKind::timeout, what, ids);
 }
 
-// The distinct announcements, each with the ids of the ranks that made it; empty if all agree.
-Operation::Announcements Operation::disagreement(const std::vector<int>& absent) const {
-  const Record& mine = record(rank());
+// The distinct announcements in words, each with the ids of the ranks that made it; empty if all
+// agree.
+Operation::Parties Operation::disagreement(const std::vector<int>& absent) const {
+  const Announcement& mine = announced(rank());
   std::vector<int> ranks;
   ranks.reserve(static_cast<std::size_t>(world_size()));  // every operation runs this
   for (int r = 0; r < world_size(); ++r) {
     if (std::find(absent.begin(), absent.end(), r) == absent.end()) ranks.push_back(r);
   }
-  const auto agrees = [&](int r) { return agree(mine, record(r)); };
-  Announcements table;
+  const auto agrees = [&](int r) { return agree(mine, announced(r)); };
+  Parties table;
   if (std::all_of(ranks.begin(), ranks.end(), agrees)) return table;
   for (int r : ranks) {
-    const std::string text = describe(record(r), names());
+    const std::string text = describe(announced(r).operation, names());
     const auto same =
         std::find_if(table.begin(), table.end(), [&](auto& row) { return row.first == text; });
     if (same == table.end()) {
@@ -242,8 +245,8 @@ Operation::Announcements Operation::disagreement(const std::vector<int>& absent)
   return table;
 }
 
-void Operation::compare_records() const {
-  const Announcements table = disagreement({});
+void Operation::compare_announcements() const {
+  const Parties table = disagreement({});
   if (table.empty()) return;
   check_withdrawn();
   // To blame: all ranks outside of the largest party (the first one among equals).

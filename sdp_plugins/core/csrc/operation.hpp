@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "kernels.hpp"
 #include "path_choice.hpp"
 #include "peers.hpp"
 #include "regions.hpp"
@@ -30,7 +29,6 @@ class Operation {
   struct Context {
     Peers& peers;
     Regions& regions;
-    KernelTable kernels;
     const Patience& patience;
     const OpSignature& last_completed;
     double started_s;             // when this operation began
@@ -40,26 +38,28 @@ class Operation {
   Operation(const Context& context, const Request& request, std::uint64_t seq, std::uint32_t& step);
 
   const Request& request() const { return request_; }
+  const Peers& peers() const { return context_.peers; }
   int rank() const { return context_.peers.rank(); }
   int world_size() const { return context_.peers.world_size(); }
   int id(int rank) const { return context_.peers.id(rank); }  // its number in failures
   const RankNames& names() const { return context_.peers.names(); }
   std::size_t itemsize() const { return itemsize_; }
   Regions& regions() const { return context_.regions; }
-  KernelTable kernels() const { return context_.kernels; }
   const Segment& segment(int rank) const { return context_.peers.segment(rank); }
   const Segment& own() const { return context_.peers.own(); }
   std::size_t slot_bytes() const { return context_.peers.layout().slot_bytes(); }
-  const Record& record(int rank) const { return segment(rank).record(seq_); }
+  const Announcement& announced(int rank) const { return segment(rank).announcement(seq_); }
   std::uint64_t seq() const { return seq_; }
   std::uint64_t shown_seq() const { return request_.part ? request_.part->operation.seq : seq_; }
   // For messages; if this is a part of a larger operation, the signature of that one.
   OpSignature signature() const;
   std::vector<double> factors() const;  // of all ranks, for PREMUL_SUM
 
-  Record announcement() const;  // the fields that all collectives announce
+  Announcement announcement() const;  // the fields that all collectives announce
+  // Adds the place of the pieces if they are one run of registered memory.
+  void announce_memory(Announcement& announcement, std::span<const Piece> pieces) const;
   // Announces this operation, waits for all ranks, and throws Failure(mismatch) unless they agree.
-  void arrive(Record announced);
+  void arrive(Announcement announcement);
   // Address in this process of the `nbytes` of registered memory that a peer has announced.
   std::byte* memory_of(int rank, std::uint64_t nbytes) const;
 
@@ -92,9 +92,9 @@ class Operation {
  private:
   void await_rank(int rank, std::uint32_t step);
   void check_peers(std::uint32_t step) const;
-  using Announcements = std::vector<std::pair<std::string, std::vector<int>>>;
-  Announcements disagreement(const std::vector<int>& absent) const;
-  void compare_records() const;
+  using Parties = std::vector<std::pair<std::string, std::vector<int>>>;
+  Parties disagreement(const std::vector<int>& absent) const;
+  void compare_announcements() const;
   void check_withdrawn() const;
   void note_last_arrival() const;
   void note_absence() const;

@@ -59,8 +59,8 @@ Peers::Peers(Links links, std::size_t staging_bytes)
     const auto& header = *reinterpret_cast<const Header*>(start.data());
     if (header.magic != kMagic || header.rank != r || header.world_size != world_size_ ||
         header.staging_bytes != staging_bytes) {
-      Failure failure(FailureKind::mismatch, names_.list({id(r)}) + " has another memory layout",
-                      {id(r)}, Hint::one_version);
+      Failure failure =
+          blame(FailureKind::mismatch, r, " has another memory layout", Hint::one_version);
       failure.op = "rendezvous";
       throw composed(failure);
     }
@@ -114,44 +114,37 @@ std::vector<int> Peers::dead() const {
 }
 
 std::optional<Failure> Peers::gave_up(int rank) const {
-  const Header& header = segment(rank).header();
-  const PeerState state = header.state.load(std::memory_order_acquire);
-  if (state == PeerState::open) return std::nullopt;
-  if (state == PeerState::left) {
-    return Failure(FailureKind::peer_lost,
-                   names_.list({id(rank)}) + " has closed the group while it was needed",
-                   {id(rank)}, default_hint(FailureKind::peer_lost));
+  const PeerState why = state(rank);
+  if (why == PeerState::open) return std::nullopt;
+  if (why == PeerState::left) {
+    return blame(FailureKind::peer_lost, rank, " has closed the group while it was needed",
+                 default_hint(FailureKind::peer_lost));
   }
-  return header.failure.repeated(id(rank), id(rank_), group_size_);
+  return segment(rank).header().failure.repeated(id(rank), id(rank_), group_size_);
 }
 
-Failure Peers::ended(const std::vector<int>& ids) const {
-  return {FailureKind::peer_lost, names_.list(ids) + " ended while needed", ids,
+Failure Peers::ended(const std::vector<int>& ranks) const {
+  return {FailureKind::peer_lost, names_.list(ids(ranks)) + " ended while needed", ids(ranks),
           default_hint(FailureKind::peer_lost)};
+}
+
+Failure Peers::blame(FailureKind kind, int rank, const std::string& did, Hint hint) const {
+  return {kind, names_.list({id(rank)}) + did, {id(rank)}, hint};
 }
 
 Failure Peers::composed(Failure failure) const {
   return failure.compose(error_prefix(), names_, id(rank_));
 }
 
-bool Peers::left(int rank) const {
-  return segment(rank).header().state.load(std::memory_order_acquire) == PeerState::left;
-}
-
-bool Peers::failed(int rank) const {
-  return segment(rank).header().state.load(std::memory_order_acquire) == PeerState::failed;
-}
-
-bool Peers::unreported(int rank) const {
-  return segment(rank).header().state.load(std::memory_order_acquire) == PeerState::open;
+std::vector<int> Peers::crashed() const {
+  std::vector<int> ranks = dead();
+  std::erase_if(ranks, [&](int r) { return state(r) != PeerState::open; });
+  return ranks;
 }
 
 std::map<int, Failure> Peers::gone() const {
   std::map<int, Failure> why;
-  for (int r : dead()) {
-    if (!unreported(r)) continue;  // it has reported why
-    why.try_emplace(r, ended({id(r)}));
-  }
+  for (int r : crashed()) why.try_emplace(r, ended({r}));
   for (int r = 0; r < world_size_; ++r) {
     if (r == rank_) continue;
     if (const auto cause = gave_up(r)) why.try_emplace(r, *cause);
@@ -159,7 +152,7 @@ std::map<int, Failure> Peers::gone() const {
   return why;
 }
 
-void Peers::say(PeerState state) {
+void Peers::set_state(PeerState state) {
   Header& header = own().header();
   header.state.store(state, std::memory_order_release);
   header.step.wake();
@@ -169,7 +162,7 @@ void Peers::say(PeerState state) {
 
 void Peers::leave() {
   const std::lock_guard lock(state_mutex_);
-  if (own().header().state.load() == PeerState::open) say(PeerState::left);
+  if (own().header().state.load() == PeerState::open) set_state(PeerState::left);
 }
 
 void Peers::give_up(const Failure& cause) {
@@ -177,6 +170,6 @@ void Peers::give_up(const Failure& cause) {
   Header& header = own().header();
   if (header.state.load() == PeerState::failed) return;
   header.failure.set(cause, names_, id(rank_));
-  say(PeerState::failed);
+  set_state(PeerState::failed);
 }
 }  // namespace sdp

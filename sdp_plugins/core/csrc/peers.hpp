@@ -52,21 +52,27 @@ class Peers {
   // Why `rank` cannot make progress any more although its process may be alive; nullopt if it can.
   // If `rank` repeats the failure of another rank, the origin is the other rank.
   std::optional<Failure> gave_up(int rank) const;
-  Failure ended(const std::vector<int>& ids) const;  // these ranks' processes have ended
+  Failure ended(const std::vector<int>& ranks) const;  // these ranks' processes have ended
+  // A failure that blames this rank: `did` follows its name.
+  Failure blame(FailureKind kind, int rank, const std::string& did, Hint hint = Hint::none) const;
   // The failure with its text as composed by this rank.
   Failure composed(Failure failure) const;
-  bool left(int rank) const;        // has closed the group normally
-  bool unreported(int rank) const;  // has neither left nor failed: if it is dead, it crashed
-  bool failed(int rank) const;      // has given up after a failure: the whole group is unusable
-  // `dead` and `gave_up` together. Everything that a rank wrote before it ended is visible once it
-  // is listed here.
+  // `left`: has closed the group normally. `failed`: has given up after a failure, so that the
+  // whole group is unusable.
+  PeerState state(int rank) const {
+    return segment(rank).header().state.load(std::memory_order_acquire);
+  }
+  // Dead ranks that have neither left nor failed, so that they have crashed.
+  std::vector<int> crashed() const;
+  // `crashed` and `gave_up` together. Everything that a rank wrote before it ended is visible once
+  // it is listed here.
   std::map<int, Failure> gone() const;
 
   void leave();                        // closes this rank normally
   void give_up(const Failure& cause);  // tells all peers the cause; the first cause stays
 
  private:
-  void say(PeerState state);
+  void set_state(PeerState state);
 
   int rank_, world_size_;
   std::vector<int> ids_;

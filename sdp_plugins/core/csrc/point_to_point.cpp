@@ -20,13 +20,13 @@ bool plausible(std::uint64_t nbytes, DType dtype) {
 // While a caller polls for messages itself, the bell wakes no thread.
 class Polling {
  public:
-  explicit Polling(Signal& bell) : bell_(bell) { bell_.pollers.fetch_add(1); }
+  explicit Polling(FutexCounter& bell) : bell_(bell) { bell_.pollers.fetch_add(1); }
   ~Polling() { bell_.pollers.fetch_sub(1); }
   Polling(const Polling&) = delete;
   Polling& operator=(const Polling&) = delete;
 
  private:
-  Signal& bell_;
+  FutexCounter& bell_;
 };
 }  // namespace
 
@@ -45,7 +45,9 @@ PointToPoint::~PointToPoint() {
 std::shared_ptr<Work> PointToPoint::submit(Request request) {
   request.validate(communicator_->rank(), communicator_->world_size());
   communicator_->throw_if_failed();  // first: in a forked child the lock may be held forever
-  auto work = std::make_shared<Work>(weak_from_this());
+  auto work = std::make_shared<Work>([self = weak_from_this()](const Work& waited) {
+    if (const auto alive = self.lock()) alive->drive(waited);
+  });
   const int peer = request.peer;
   {
     const std::lock_guard lock(mutex_);
@@ -63,11 +65,11 @@ std::shared_ptr<Work> PointToPoint::submit(Request request) {
 void PointToPoint::post(Request request, const std::shared_ptr<Work>& work) {
   communicator_->throw_if_failed();  // with the lock held: a failure may leave rings inconsistent
   if (!thread_.started()) thread_.start([this] { loop(); }, "sdp-p2p");
-  request.issued_ns = now_ns();
-  const double started_s = 1e-9 * static_cast<double>(request.issued_ns);
   const std::uint64_t seq = request.seq != 0 ? request.seq : ++seq_;
-  PendingMessage pending{std::move(request), work, seq, started_s};
-  communicator_->flight().write(event_of(pending), pending.ticket);
+  OperationRecord record(communicator_->flight(), communicator_->trace(), request, seq, work.get());
+  if (request.peer >= 0) record.event.peer = communicator_->peers().id(request.peer);
+  record.issue();
+  PendingMessage pending{std::move(request), work, record};
   if (pending.request.op == Op::send) {
     sends_[static_cast<std::size_t>(pending.request.peer)].push_back(std::move(pending));
   } else {
@@ -78,7 +80,7 @@ void PointToPoint::post(Request request, const std::shared_ptr<Work>& work) {
 // Moves bytes while the peers are quick, as a collective's caller does. Then leaves the rest to the
 // background thread, which also checks the peers and the deadlines.
 void PointToPoint::drive(const Work& work) {
-  Signal& bell = communicator_->peers().own().header().bell;
+  FutexCounter& bell = communicator_->peers().own().header().bell;
   const double end_s = now_s() + kDriveS;
   std::uint32_t seen = 0;
   for (const Polling polling(bell); true;) {
@@ -121,38 +123,10 @@ void PointToPoint::post_receive(PendingMessage receive) {
   matching_.post(std::move(receive));
 }
 
-TraceEvent PointToPoint::event_of(const PendingMessage& pending) const {
-  TraceEvent event = TraceEvent::of(pending.request);
-  event.seq = pending.seq;
-  event.started_ns = pending.moving_ns;
-  if (event.peer >= 0) event.peer = communicator_->peers().id(event.peer);
-  event.flags |= TraceEvent::kAsync;
-  return event;
-}
-
-// Records that the first bytes of a message move.
-void PointToPoint::begin(PendingMessage& pending) {
-  if (pending.moving_ns != 0) return;
-  pending.moving_ns = now_ns();
-  communicator_->flight().write(event_of(pending), pending.ticket);
-}
-
-void PointToPoint::finish(const PendingMessage& pending, const std::optional<Failure>& failure,
+void PointToPoint::finish(PendingMessage& pending, const std::optional<Failure>& failure,
                           int source) {
-  TraceEvent event = event_of(pending);
-  event.finished_ns = now_ns();
-  if (event.started_ns == 0) event.started_ns = event.finished_ns;
-  if (source >= 0) source = event.peer = communicator_->peers().id(source);
-  if (failure) event.flags |= TraceEvent::kFailed;
-  if (failure && !failure->ranks.empty()) event.blamed = failure->ranks[0];
-  event.thread = communicator_->flight().this_thread();
-  EventRing::Ticket ticket = pending.ticket;
-  communicator_->flight().write(event, ticket);
-  if (communicator_->trace().on()) {
-    event.waited_ns = pending.work->waiter().since_ns;
-    event.waiter = pending.work->waiter().thread;
-    communicator_->trace().add(event);
-  }
+  if (source >= 0) source = pending.record.event.peer = communicator_->peers().id(source);
+  pending.record.end(failure ? &*failure : nullptr);
   pending.work->finish(failure, source);
 }
 
@@ -168,7 +142,7 @@ void PointToPoint::close() {
 }
 
 void PointToPoint::loop() {
-  Signal& bell = communicator_->peers().own().header().bell;
+  FutexCounter& bell = communicator_->peers().own().header().bell;
   int idle = 0;
   double watch_s = now_s() + kWatchS;
   while (true) {
@@ -224,7 +198,7 @@ bool PointToPoint::progress_send(int dst) {
       const std::size_t n =
           rings_.write(dst, reinterpret_cast<const std::byte*>(&envelope) + send.moved,
                        sizeof envelope - send.moved);
-      if (n > 0) begin(send);
+      if (n > 0) send.record.begin();
       send.moved += n;
       moved = moved || n > 0;
       if (send.moved < sizeof envelope) return moved;
@@ -234,7 +208,7 @@ bool PointToPoint::progress_send(int dst) {
     send.moved += n;
     moved = moved || n > 0;
     if (done + n < envelope.nbytes) return moved;
-    const PendingMessage done_now = std::move(send);
+    PendingMessage done_now = std::move(send);
     queue.pop_front();
     finish(done_now, std::nullopt, -1);
     moved = true;
@@ -270,14 +244,12 @@ bool PointToPoint::begin_message(int src) {
   if (rings_.readable(src) < sizeof envelope || !matching_.wants(src)) return false;
   rings_.read(src, reinterpret_cast<std::byte*>(&envelope), sizeof envelope);
   if (!plausible(envelope.nbytes, envelope.dtype)) {
-    const std::vector<int> blamed{communicator_->peers().id(src)};
-    throw Failure(FailureKind::mismatch,
-                  communicator_->names().list(blamed) + " sent a malformed message", blamed);
+    throw communicator_->peers().blame(FailureKind::mismatch, src, " sent a malformed message");
   }
   PendingMessage* const target = matching_.match(src, envelope.tag);
   if (target != nullptr) {
     check_size(*target, src, envelope);
-    begin(*target);
+    target->record.begin();
   }
   incoming_[static_cast<std::size_t>(src)] = Incoming{true, envelope, 0, target, {}};
   return true;
@@ -287,18 +259,17 @@ void PointToPoint::check_size(const PendingMessage& receive, int src,
                               const Envelope& envelope) const {
   const std::uint64_t room = receive.request.recvs[0].count * itemsize(receive.request.dtype);
   if (envelope.nbytes == room && envelope.dtype == receive.request.dtype) return;
-  const std::vector<int> blamed{communicator_->peers().id(src)};
   const std::uint64_t count = envelope.nbytes / std::max<std::size_t>(1, itemsize(envelope.dtype));
-  fail(receive, {FailureKind::mismatch,
-                 communicator_->names().list(blamed) + " sends " +
-                     std::string(name(envelope.dtype)) + "[" + std::to_string(count) + "]",
-                 blamed, Hint::other_message});
+  const std::string sent = std::string(name(envelope.dtype)) + "[" + std::to_string(count) + "]";
+  fail(receive, communicator_->peers().blame(FailureKind::mismatch, src, " sends " + sent,
+                                             Hint::other_message));
 }
 
 void PointToPoint::finish_message(int src) {
   Incoming message = std::exchange(incoming_[static_cast<std::size_t>(src)], Incoming{});
   if (message.target != nullptr) {
-    finish(matching_.remove(*message.target), std::nullopt, src);
+    PendingMessage receive = matching_.remove(*message.target);
+    finish(receive, std::nullopt, src);
     return;
   }
   UnexpectedMessage aside{src, message.envelope, std::move(message.aside)};
@@ -317,7 +288,7 @@ void PointToPoint::deliver(PendingMessage& receive, const UnexpectedMessage& mes
   if (!message.bytes.empty()) {
     std::memcpy(receive.request.recvs[0].data, message.bytes.data(), message.bytes.size());
   }
-  begin(receive);
+  receive.record.begin();
   finish(receive, std::nullopt, message.source);
 }
 
@@ -336,12 +307,13 @@ void PointToPoint::check_one(const PendingMessage& pending,
   const int peer = pending.request.peer;
   const bool all_gone = others_left_ && gone.size() + 1 == sends_.size();
   for (const auto& [rank, why] : gone) {
-    const bool any = peer < 0 && (all_gone || !communicator_->peers().left(rank));
+    const bool any =
+        peer < 0 && (all_gone || communicator_->peers().state(rank) != PeerState::left);
     if (any || peer == rank) fail(pending, why);
   }
   // If ranks of other nodes may send, the thread that receives from them checks the deadline.
   const bool ours = peer >= 0 || others_left_;
-  if (ours && now_s() - pending.started_s > pending.request.timeout_s) {
+  if (ours && now_s() - pending.record.issued_s() > pending.request.timeout_s) {
     std::vector<int> blamed;
     for (int r = 0; r < communicator_->world_size(); ++r) {
       const bool any = peer < 0 && r != communicator_->rank() && !gone.contains(r);
@@ -356,17 +328,18 @@ void PointToPoint::check_one(const PendingMessage& pending,
 }
 
 void PointToPoint::fail(const PendingMessage& pending, Failure failure) const {
-  throw failure.in(pending.request.signature(pending.seq), {}, now_s() - pending.started_s);
+  throw failure.in(pending.request.signature(pending.record.event.seq), {},
+                   now_s() - pending.record.issued_s());
 }
 
 // Called with the lock held. Fails all messages with the group's first cause and returns it.
 Failure PointToPoint::fail_all(const Failure& why) {
   const Failure failure = communicator_->fail(why);
   for (auto& queue : sends_) {
-    for (const PendingMessage& send : queue) finish(send, failure, -1);
+    for (PendingMessage& send : queue) finish(send, failure, -1);
     queue.clear();
   }
-  for (const PendingMessage& receive : matching_.remove_all()) finish(receive, failure, -1);
+  for (PendingMessage& receive : matching_.remove_all()) finish(receive, failure, -1);
   for (Incoming& incoming : incoming_) incoming = Incoming{};
   return failure;
 }

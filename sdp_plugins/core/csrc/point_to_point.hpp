@@ -19,11 +19,11 @@
 
 namespace sdp {
 
-class PointToPoint : public Driver, public std::enable_shared_from_this<PointToPoint> {
+class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
  public:
   // `spin_us`: as for Engine.
   PointToPoint(std::shared_ptr<Communicator> communicator, int spin_us);
-  ~PointToPoint() override;
+  ~PointToPoint();
   std::shared_ptr<Work> submit(Request request);
   // Takes back a receive that no message has matched: its memory stays unchanged, and the caller
   // finishes its work. Returns its place in the flight recorder; nullopt if a message has matched
@@ -33,7 +33,6 @@ class PointToPoint : public Driver, public std::enable_shared_from_this<PointToP
   // from any rank wait for ranks of this node only.
   void others_have_left();
   void close();
-  void drive(const Work& work) override;
 
  private:
   // A message that is arriving: into a posted receive, or into `aside` until one is posted.
@@ -45,12 +44,11 @@ class PointToPoint : public Driver, public std::enable_shared_from_this<PointToP
     std::vector<std::byte> aside;
   };
 
+  void drive(const Work& work);
   void loop();
   bool advance(const std::function<bool()>& step);
   void post(Request request, const std::shared_ptr<Work>& work);
-  TraceEvent event_of(const PendingMessage& pending) const;
-  void begin(PendingMessage& pending);
-  void finish(const PendingMessage& pending, const std::optional<Failure>& failure, int source);
+  void finish(PendingMessage& pending, const std::optional<Failure>& failure, int source);
   void post_receive(PendingMessage receive);
   bool progress();
   bool progress_with(int peer);

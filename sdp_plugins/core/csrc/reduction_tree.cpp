@@ -11,7 +11,7 @@ namespace {
 constexpr std::size_t kBlockBytes = 8192;  // of accumulators: L1 holds two, and an element block
 }
 
-Kernel checked_kernel(KernelTable table, DType dtype, ReduceOp op) {
+Kernel checked_kernel(DType dtype, ReduceOp op, KernelTable table) {
   const Kernel kernel = table(dtype, op);
   if (kernel) return kernel;
   std::string alternatives;
@@ -25,8 +25,8 @@ Kernel checked_kernel(KernelTable table, DType dtype, ReduceOp op) {
                               ". Hint: use one of these or convert the data first.");
 }
 
-Reducer::Reducer(KernelTable table, DType dtype, ReduceOp op, std::vector<double> factors)
-    : kernel_(checked_kernel(table, dtype, op)),
+Reducer::Reducer(DType dtype, ReduceOp op, std::vector<double> factors, KernelTable table)
+    : kernel_(checked_kernel(dtype, op, table)),
       itemsize_(itemsize(dtype)),
       factors_(std::move(factors)) {}
 

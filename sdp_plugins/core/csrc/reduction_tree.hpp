@@ -18,7 +18,8 @@ class Reducer {
  public:
   // `factors`: one per source, used by PREMUL_SUM only. Throws std::invalid_argument, which names
   // alternatives, if the pair (dtype, op) is not supported.
-  Reducer(KernelTable table, DType dtype, ReduceOp op, std::vector<double> factors = {});
+  Reducer(DType dtype, ReduceOp op, std::vector<double> factors = {},
+          KernelTable table = best_kernels());
 
   // The format of sources and outputs, and the divisor of AVG (0: the number of sources).
   struct Forms {
@@ -54,5 +55,5 @@ class Reducer {
 };
 
 // Throws std::invalid_argument if the pair is not supported.
-Kernel checked_kernel(KernelTable table, DType dtype, ReduceOp op);
+Kernel checked_kernel(DType dtype, ReduceOp op, KernelTable table = best_kernels());
 }  // namespace sdp

@@ -27,10 +27,8 @@ FileDescriptor duplicate(int fd) {
   return copy;
 }
 
-[[noreturn]] void refuse(const Peers& peers, int rank, const char* what) {
-  const int id = peers.id(rank);
-  throw Failure(FailureKind::mismatch,
-                peers.names().list({id}) + " sent a " + what + " about registered memory", {id});
+Failure malformed(const Peers& peers, int rank, const std::string& what) {
+  return peers.blame(FailureKind::mismatch, rank, " sent a " + what + " about registered memory");
 }
 }  // namespace
 
@@ -157,11 +155,11 @@ void Regions::sync(int rank, std::uint64_t version) {
     }
     const bool cut = (header.msg_flags & MSG_TRUNC) != 0;
     if (cut || got != static_cast<ssize_t>(sizeof message))
-      refuse(peers_, rank, "malformed message");
+      throw malformed(peers_, rank, "malformed message");
     if (message.nbytes == 0) {
       mapped.erase(message.region);
     } else {
-      if (file.get() < 0) refuse(peers_, rank, "message without a file");
+      if (file.get() < 0) throw malformed(peers_, rank, "message without a file");
       mapped[message.region] = Mapping(file.get(), message.nbytes, message.file_offset, true);
     }
   }
@@ -173,7 +171,7 @@ std::byte* Regions::address(int rank, RegionPlace place, std::uint64_t nbytes) c
   if (found == mapped.end()) return nullptr;
   const Mapping& mapping = found->second;
   if (place.offset > mapping.nbytes() || nbytes > mapping.nbytes() - place.offset) {
-    refuse(peers_, rank, "range outside its region");
+    throw malformed(peers_, rank, "range outside its region");
   }
   return mapping.data() + place.offset;
 }

@@ -47,7 +47,6 @@ struct Request {
   std::uint64_t seq = 0;  // recv: its number in a larger group; 0: numbered by this group
   double timeout_s = 300.0;
   std::optional<Part> part = {};
-  std::int64_t issued_ns = 0;       // time of the call if it was queued
   std::shared_ptr<Work> work = {};  // for Python: set once the operation may use the memory
 
   std::uint64_t count() const;  // elements of all_reduce's buffer, else of the largest piece

@@ -8,8 +8,8 @@ constexpr std::size_t round_up(std::size_t value, std::size_t to) {
   return (value + to - 1) / to * to;
 }
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kRecordsAt = 1024;
-constexpr std::size_t kSplitsAt = kRecordsAt + 2 * kAlign;
+constexpr std::size_t kAnnouncementsAt = 1024;
+constexpr std::size_t kSplitsAt = kAnnouncementsAt + 2 * kAlign;
 }  // namespace
 
 Layout::Layout(int world_size, std::size_t staging_bytes)
@@ -19,8 +19,8 @@ Layout::Layout(int world_size, std::size_t staging_bytes)
       slot_bytes_(
           round_up(std::max<std::size_t>(staging_bytes / kSlots, 1), kAlign * world_size_)) {}
 
-std::size_t Layout::record(int parity) const {
-  return kRecordsAt + static_cast<std::size_t>(parity) * kAlign;
+std::size_t Layout::announcement(int parity) const {
+  return kAnnouncementsAt + static_cast<std::size_t>(parity) * kAlign;
 }
 std::size_t Layout::splits(int parity) const {
   return kSplitsAt + static_cast<std::size_t>(parity) * splits_bytes_;

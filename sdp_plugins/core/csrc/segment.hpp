@@ -1,6 +1,6 @@
 // The shared memory of one rank: a memory file (memfd: no name, nothing left after SIGKILL).
 //
-//   Header | Record x 2 | splits x 2 | expected x 2 | inline payload x 2 | staging slots |
+//   Header | Announcement x 2 | splits x 2 | expected x 2 | inline payload x 2 | staging slots |
 //   point-to-point rings | flight recorder
 //
 // Even and odd operations alternate between the two copies of each area before the slots. Two
@@ -14,13 +14,13 @@
 
 #include "failure_record.hpp"
 #include "flight_layout.hpp"
+#include "futex_counter.hpp"
 #include "handles.hpp"
-#include "signal.hpp"
 #include "types.hpp"
 
 namespace sdp {
 
-inline constexpr std::uint64_t kMagic = 0x37306b6c61706473;  // "sdpalk07"
+inline constexpr std::uint64_t kMagic = 0x38306b6c61706473;  // "sdpalk08"
 inline constexpr std::size_t kAlign = 128;  // two cache lines: the prefetcher's pair
 inline constexpr std::size_t kInlineBytes = 32 * 1024;
 inline constexpr int kSlots = 3;  // a slot is filled, reduced and read in three successive rounds
@@ -29,26 +29,20 @@ inline constexpr std::size_t kRingBytes = 256 * 1024;
 enum class PeerState : std::uint32_t { open, left, failed };
 
 // A rank's announcement of an operation. All ranks compare the announcements before data moves.
-struct Record {
-  std::uint64_t seq;
-  Op op;
-  DType dtype;
-  ReduceOp reduce_op;
+struct Announcement {
+  std::uint64_t seq;      // in this group
+  OpSignature operation;  // of a step: with the number of the larger group's operation
   // Flags; not bool, because a peer may have written anything.
-  std::uint8_t inlined;     // the whole payload lies in this segment's inline area
-  std::uint8_t registered;  // the buffer lies in memory that the peers can map
-  std::uint16_t pieces;     // number of pieces that the rank shows; `splits` has their lengths
-  std::int32_t root;
-  std::uint32_t layout;          // fusion buffers: hash of the tensors and their places
-  std::uint64_t count;           // elements, if all ranks must agree on them
+  std::uint8_t inlined;          // the whole payload lies in this segment's inline area
+  std::uint8_t registered;       // the buffer lies in memory that the peers can map
+  std::uint16_t pieces;          // number of pieces that the rank shows; `splits` has their lengths
   double factor;                 // PREMUL_SUM: factor of this rank's values
   std::uint64_t region;          // registered: the region
   std::uint64_t offset;          // registered: offset in the region in bytes
-  std::uint64_t shown_seq;       // the operation's number in messages
   std::uint64_t region_version;  // number of messages about regions to the peers so far
   std::int64_t arrived_ns;       // time of the rank's arrival; 0: it does not trace
 };
-static_assert(sizeof(Record) <= kAlign);
+static_assert(sizeof(Announcement) <= kAlign);
 
 struct Header {
   std::uint64_t magic;
@@ -59,8 +53,8 @@ struct Header {
   FailureRecord failure;    // of this rank; written before `state` becomes `failed`
   std::atomic<PeerState> state;
   std::atomic<std::uint32_t> waiting_remote;  // whether this rank waits for another node
-  Signal step;                                // of collectives: steps that this rank has completed
-  Signal bell;  // of send/recv: rung by peers that wrote to or read from a ring
+  FutexCounter step;                          // of collectives: steps that this rank has completed
+  FutexCounter bell;  // of send/recv: rung by peers that wrote to or read from a ring
 };
 static_assert(sizeof(Header) <= 1024);
 
@@ -75,7 +69,7 @@ struct RingControl {
 class Layout {
  public:
   Layout(int world_size, std::size_t staging_bytes);
-  std::size_t record(int parity) const;
+  std::size_t announcement(int parity) const;
   std::size_t splits(int parity) const;
   std::size_t expected(int parity) const;
   std::size_t inline_payload(int parity) const;
@@ -95,7 +89,9 @@ class Segment {
  public:
   Segment(Mapping mapping, const Layout* layout) : mapping_(std::move(mapping)), layout_(layout) {}
   Header& header() const { return *at<Header>(0); }
-  Record& record(std::uint64_t seq) const { return *at<Record>(layout_->record(seq & 1)); }
+  Announcement& announcement(std::uint64_t seq) const {
+    return *at<Announcement>(layout_->announcement(seq & 1));
+  }
   std::uint64_t* splits(std::uint64_t seq) const {
     return at<std::uint64_t>(layout_->splits(seq & 1));
   }

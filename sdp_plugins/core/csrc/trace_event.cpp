@@ -15,7 +15,6 @@ std::uint64_t total(const std::vector<Piece>& pieces) {
 
 TraceEvent TraceEvent::of(const Request& request) {
   TraceEvent event;
-  event.issued_ns = request.issued_ns;
   event.count = request.op == Op::barrier ? 0 : request.count();
   event.nbytes = std::max(total(request.sends), total(request.recvs)) * itemsize(request.dtype);
   event.peer = is_rooted(request.op) ? request.root : request.peer;

@@ -5,12 +5,12 @@
 #include <algorithm>
 #include <chrono>
 
-#include "signal.hpp"
+#include "futex_counter.hpp"
 #include "trace.hpp"
 
 namespace sdp {
 
-Work::Work(std::weak_ptr<Driver> driver) : owner_pid_(getpid()), driver_(std::move(driver)) {}
+Work::Work(Progress progress) : owner_pid_(getpid()), progress_(std::move(progress)) {}
 
 bool Work::completed() const {
   return completed_.load(std::memory_order_acquire);
@@ -41,7 +41,7 @@ bool Work::wait(double timeout_s, const std::function<void()>& interrupt) {
   if (!completed_ && waiter_.since_ns == 0) waiter_ = {now_ns(), this_thread()};
   if (!completed_) {
     lock.unlock();
-    if (const auto driver = driver_.lock()) driver->drive(*this);
+    if (progress_) progress_(*this);
     lock.lock();
   }
   while (!completed_) {

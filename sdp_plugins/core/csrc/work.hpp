@@ -14,21 +14,14 @@
 
 namespace sdp {
 
-class Work;
-
-// Makes progress on operations in a thread that waits for a work, without another thread's help.
-class Driver {
- public:
-  virtual ~Driver() = default;
-  virtual void drive(const Work& work) = 0;  // returns after a limited time; must not throw
-};
-
 // `completed` and `failure` take no lock: in a forked child, a thread that does not exist there may
 // hold it.
 class Work {
  public:
-  // `driver`: called first by a thread that waits; may be destroyed before this work.
-  explicit Work(std::weak_ptr<Driver> driver = {});
+  // `progress`: called first by a thread that waits, to move the operation on without another
+  // thread's help. Returns after a limited time; must not throw.
+  using Progress = std::function<void(const Work&)>;
+  explicit Work(Progress progress = {});
   bool completed() const;
   // The failure, if it has completed with one.
   std::optional<Failure> failure() const;
@@ -53,7 +46,7 @@ class Work {
 
  private:
   const int owner_pid_;
-  const std::weak_ptr<Driver> driver_;
+  const Progress progress_;
   mutable std::mutex mutex_;
   std::condition_variable done_;
   std::optional<Failure> failure_;  // like `source_rank_`, constant once `completed_`

@@ -4,14 +4,13 @@
 // equal shards, and rank r is the server of shard r, as in SMDDP's balanced fusion buffers: every
 // rank reads and writes the same number of bytes.
 #include <cstring>
-#include <optional>
 #include <span>
 
 #include "../reduction_tree.hpp"
 #include "../shards.hpp"
 #include "collectives.hpp"
 #include "one_hop.hpp"
-#include "scattered.hpp"
+#include "piece_list.hpp"
 
 namespace sdp {
 namespace {
@@ -37,7 +36,7 @@ class AllReduce {
 
  private:
   Reducer reducer() const {
-    return Reducer(op_.kernels(), op_.request().dtype, op_.request().reduce_op, op_.factors());
+    return Reducer(op_.request().dtype, op_.request().reduce_op, op_.factors());
   }
   Shards shards() const { return {buffer_.count(), op_.world_size(), kAlign / item_}; }
   void copy(std::byte* to, const std::byte* from, std::size_t n) const {
@@ -69,22 +68,15 @@ class AllReduce {
 
   // Announces the place of the buffer; returns whether all ranks' buffers can be mapped.
   bool announce(std::size_t nbytes) {
-    const Request& request = op_.request();
-    std::optional<RegionPlace> place;
-    if (pieces_.size() == 1) place = op_.regions().find(pieces_[0].data, nbytes);
-    Record record = op_.announcement();
-    record.registered = place.has_value();
-    if (place) {
-      record.region = place->region;
-      record.offset = place->offset;
-    }
-    op_.arrive(record);
+    Announcement announcement = op_.announcement();
+    if (pieces_.size() == 1) op_.announce_memory(announcement, pieces_);
+    op_.arrive(announcement);
 
     bool all_registered = true;
     for (int r = 0; r < op_.world_size(); ++r) {
-      all_registered = all_registered && op_.record(r).registered;
+      all_registered = all_registered && op_.announced(r).registered;
     }
-    const Path path = choose_path(request.op, false, nbytes, all_registered);
+    const Path path = choose_path(op_.request().op, false, nbytes, all_registered);
     op_.set_path(path);
     return path == Path::zero_copy;
   }
@@ -156,7 +148,7 @@ class AllReduce {
   bool keeps_;
   std::size_t item_;
   std::span<const Piece> pieces_;
-  Scattered buffer_;
+  PieceList buffer_;
 };
 }  // namespace
 

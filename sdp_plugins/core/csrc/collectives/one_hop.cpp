@@ -44,11 +44,6 @@ constexpr std::uint64_t kNothing = ~std::uint64_t{0};  // a rank takes nothing f
 constexpr std::uint64_t kMostBytes = std::numeric_limits<std::int64_t>::max();
 constexpr int kListed = 8;  // disagreements that a message spells out
 
-// Whether lengths may differ from rank to rank, so that equal records do not imply a match.
-bool lengths_may_differ(Op op) {
-  return op == Op::all_gather || op == Op::gather || op == Op::scatter || op == Op::all_to_all;
-}
-
 void announce_expected(Operation& op, std::span<const Take> takes) {
   std::uint64_t* expected = op.own().expected(op.seq());
   std::fill_n(expected, op.world_size(), kNothing);
@@ -93,16 +88,16 @@ void compare_offers(const Operation& op, const OneHop& hop) {
 
 OneHop::OneHop(Operation& op, std::span<const Piece> pieces) : op_(op), pieces_(pieces) {
   const Request& request = op.request();
-  Record record = op.announcement();
-  record.pieces = static_cast<std::uint16_t>(pieces.size());
-  record.inlined = travels_inline(total_bytes(pieces, op.itemsize()));
+  Announcement announcement = op.announcement();
+  announcement.pieces = static_cast<std::uint16_t>(pieces.size());
+  announcement.inlined = travels_inline(total_bytes(pieces, op.itemsize()));
   for (std::size_t i = 0; i < pieces.size(); ++i) op.own().splits(op.seq())[i] = pieces[i].count;
-  if (record.inlined) {
+  if (announcement.inlined) {
     show_inline();
   } else if (request.part) {
-    announce_place(record);
+    op.announce_memory(announcement, pieces);
   }
-  op.arrive(record);
+  op.arrive(announcement);
 
   std::size_t most_bytes = 0;
   bool all_registered = true;
@@ -110,12 +105,11 @@ OneHop::OneHop(Operation& op, std::span<const Piece> pieces) : op_(op), pieces_(
     const std::uint64_t* lengths = op.segment(r).splits(op.seq());
     offers_.emplace_back(lengths, lengths + pieces_shown(request, r, op.world_size()));
     if (!sound(r)) {
-      const std::vector<int> blamed{op.id(r)};
-      op.fail(FailureKind::mismatch, op.names().list(blamed) + " announced impossible pieces",
-              blamed);
+      op.fail(op.peers().blame(FailureKind::mismatch, r, " announced impossible pieces",
+                               Hint::other_call));
     }
     most_bytes = std::max(most_bytes, shown_by(r) * op.itemsize());
-    all_registered = all_registered && (op.record(r).registered != 0 || shown_by(r) == 0);
+    all_registered = all_registered && (op.announced(r).registered != 0 || shown_by(r) == 0);
     for (std::uint64_t length : offers_.back()) {
       rounds_ = std::max(rounds_, Shards::ceil_div(length, chunk(n_pieces(r))));
     }
@@ -130,25 +124,6 @@ std::uint64_t OneHop::shown_by(int rank) const {
   return std::accumulate(lengths.begin(), lengths.end(), std::uint64_t{0});
 }
 
-void OneHop::announce_place(Record& record) {
-  const std::size_t nbytes = total_bytes(pieces_, op_.itemsize());
-  record.registered = nbytes == 0;
-  if (nbytes == 0) return;
-  const std::byte* end = nullptr;
-  const std::byte* begin = nullptr;
-  for (const Piece& piece : pieces_) {
-    if (piece.count == 0) continue;
-    if (begin == nullptr) begin = piece.data;
-    if (end != nullptr && piece.data != end) return;
-    end = piece.data + piece.count * op_.itemsize();
-  }
-  const auto place = op_.regions().find(begin, nbytes);
-  if (!place) return;
-  record.registered = 1;
-  record.region = place->region;
-  record.offset = place->offset;
-}
-
 void OneHop::find_places() {
   for (int r = 0; r < op_.world_size(); ++r) {
     const std::uint64_t count = shown_by(r);
@@ -161,8 +136,8 @@ void OneHop::find_places() {
 // check.
 bool OneHop::sound(int rank) const {
   const Request& request = op_.request();
-  const bool inlined = op_.record(rank).inlined != 0;
-  if (op_.record(rank).pieces != n_pieces(rank)) return false;
+  const bool inlined = op_.announced(rank).inlined != 0;
+  if (op_.announced(rank).pieces != n_pieces(rank)) return false;
   const std::uint64_t room = (inlined ? kInlineBytes : kMostBytes) / op_.itemsize();
   std::uint64_t total = 0;
   const auto& offered = offers_[static_cast<std::size_t>(rank)];
@@ -225,7 +200,8 @@ OneHop::Part OneHop::part(int rank, std::size_t piece, std::size_t round) const 
 }
 
 void copy_exchange(Operation& op, std::span<const Piece> shown, std::span<const Take> takes) {
-  const bool compares = lengths_may_differ(op.request().op);
+  // Where lengths may differ from rank to rank, equal announcements do not imply a match.
+  const bool compares = !counts_must_agree(op.request().op) && op.request().op != Op::barrier;
   if (compares) announce_expected(op, takes);
   OneHop hop(op, shown);
   if (compares) compare_offers(op, hop);

@@ -47,7 +47,6 @@ class OneHop {
  private:
   bool sound(int rank) const;              // whether its announcement is valid
   std::uint64_t shown_by(int rank) const;  // elements
-  void announce_place(Record& record);     // of the pieces, if they are one registered run
   void find_places();                      // of all ranks' pieces
   void show(std::size_t round);
   void show_inline();

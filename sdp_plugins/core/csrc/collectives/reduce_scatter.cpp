@@ -10,7 +10,7 @@ void reduce_scatter(Operation& op) {
   const Piece output = request.recvs[0];
   const auto mine = static_cast<std::size_t>(op.rank());
   OneHop hop(op, request.sends);
-  Reducer reducer(op.kernels(), request.dtype, request.reduce_op, op.factors());
+  Reducer reducer(request.dtype, request.reduce_op, op.factors());
   std::vector<const std::byte*> sources(static_cast<std::size_t>(op.world_size()));
   const Reducer::Forms forms{.to_accumulators = request.part && request.part->accumulates};
   const std::size_t size = forms.to_accumulators ? reducer.accumulator_size() : op.itemsize();

@@ -11,9 +11,9 @@
 
 namespace sdp {
 
-class Scattered {
+class PieceList {
  public:
-  Scattered(std::span<const Piece> pieces, std::size_t itemsize)
+  PieceList(std::span<const Piece> pieces, std::size_t itemsize)
       : pieces_(pieces), itemsize_(itemsize) {
     ends_.reserve(pieces.size());
     for (const Piece& piece : pieces) ends_.push_back(count() + piece.count);

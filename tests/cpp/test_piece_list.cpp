@@ -2,14 +2,14 @@
 #include <random>
 
 #include "check.hpp"
-#include "collectives/scattered.hpp"
+#include "collectives/piece_list.hpp"
 
 using namespace sdp;
 
 namespace {
 constexpr std::size_t kItem = 2;
 
-// Pieces with gaps between them, backwards in memory: only `Scattered` can tell which is next.
+// Pieces with gaps between them, backwards in memory: only `PieceList` can tell which is next.
 class Pieces {
  public:
   explicit Pieces(const std::vector<std::size_t>& counts) {
@@ -19,12 +19,12 @@ class Pieces {
       for (std::size_t i = 0; i < count; ++i) elements_.push_back(memory_ + at_ + i * kItem);
     }
   }
-  Scattered scattered() const { return {pieces_, kItem}; }
+  PieceList list() const { return {pieces_, kItem}; }
   std::size_t count() const { return elements_.size(); }
 
   void check(Range range) const {
     std::size_t covered = 0;
-    scattered().each(range, [&](std::byte* data, std::size_t n, std::size_t done) {
+    list().each(range, [&](std::byte* data, std::size_t n, std::size_t done) {
       CHECK(n > 0);
       CHECK_EQ(done, covered);
       CHECK(done + n <= range.count);
@@ -40,7 +40,7 @@ class Pieces {
     CHECK_EQ(covered, range.count);
   }
   void check_all_ranges() const {
-    CHECK_EQ(scattered().count(), count());
+    CHECK_EQ(list().count(), count());
     for (std::size_t begin = 0; begin <= count(); ++begin) {
       for (std::size_t n = 0; begin + n <= count(); ++n) check({begin, n});
     }
@@ -83,7 +83,7 @@ TEST(empty_pieces_without_memory_are_never_visited) {
   std::byte memory[8];
   const Piece pieces[] = {{nullptr, 0}, {memory, 4}, {nullptr, 0}};
   int visits = 0;
-  Scattered(pieces, kItem).each({0, 4}, [&](std::byte* data, std::size_t n, std::size_t) {
+  PieceList(pieces, kItem).each({0, 4}, [&](std::byte* data, std::size_t n, std::size_t) {
     CHECK(data == memory);
     CHECK_EQ(n, 4);
     ++visits;

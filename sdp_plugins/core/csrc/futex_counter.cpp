@@ -1,4 +1,4 @@
-#include "signal.hpp"
+#include "futex_counter.hpp"
 
 #include <linux/futex.h>
 #include <sched.h>
@@ -24,29 +24,29 @@ void futex_wake_all(std::atomic<std::uint32_t>* word) {
 }
 }  // namespace
 
-void Signal::publish(std::uint32_t to) {
+void FutexCounter::publish(std::uint32_t to) {
   value.store(to, std::memory_order_release);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (sleepers.load(std::memory_order_relaxed) != 0) futex_wake_all(&value);
 }
 
-void Signal::bump() {
+void FutexCounter::bump() {
   value.fetch_add(1, std::memory_order_acq_rel);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   if (pollers.load(std::memory_order_relaxed) != 0) return;
   if (sleepers.load(std::memory_order_relaxed) != 0) futex_wake_all(&value);
 }
 
-void Signal::alarm() {
+void FutexCounter::alarm() {
   value.fetch_add(1, std::memory_order_acq_rel);
   wake();
 }
 
-void Signal::wake() {
+void FutexCounter::wake() {
   futex_wake_all(&value);
 }
 
-void Signal::sleep(std::uint32_t seen, std::uint32_t max_us) {
+void FutexCounter::sleep(std::uint32_t seen, std::uint32_t max_us) {
   const timespec limit{static_cast<time_t>(max_us / 1000000),
                        static_cast<long>(max_us % 1000000) * 1000};
   sleepers.fetch_add(1, std::memory_order_relaxed);
@@ -66,22 +66,22 @@ SpinPolicy SpinPolicy::background() {
   return SpinPolicy{2, 20};
 }
 
-bool spin_until(const Signal& signal, std::uint32_t target, const SpinPolicy& policy) {
-  if (signal.reached(target)) return true;
+bool spin_until(const FutexCounter& counter, std::uint32_t target, const SpinPolicy& policy) {
+  if (counter.reached(target)) return true;
   if (policy.pause_us == 0 && policy.yield_us == 0) return false;
   const double start = now_s();
   const double pause_end = start + 1e-6 * policy.pause_us;
   while (policy.pause_us > 0) {
     for (int i = 0; i < 32; ++i) {
       pause_hint();
-      if (signal.reached(target)) return true;
+      if (counter.reached(target)) return true;
     }
     if (now_s() >= pause_end) break;
   }
   const double yield_end = pause_end + 1e-6 * policy.yield_us;
   while (now_s() < yield_end) {
     sched_yield();
-    if (signal.reached(target)) return true;
+    if (counter.reached(target)) return true;
   }
   return false;
 }

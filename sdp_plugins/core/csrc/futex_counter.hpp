@@ -14,7 +14,7 @@
 
 namespace sdp {
 
-struct alignas(64) Signal {
+struct alignas(64) FutexCounter {
   std::atomic<std::uint32_t> value;
   std::atomic<std::uint32_t> sleepers;
   std::atomic<std::uint32_t> pollers;  // threads that poll: with any, `bump` wakes no sleepers
@@ -30,7 +30,7 @@ struct alignas(64) Signal {
   // Sleeps until the value differs from `seen`, a signal handler ran, or the time has passed.
   void sleep(std::uint32_t seen, std::uint32_t max_us);
 };
-static_assert(sizeof(Signal) == 64, "one cache line: no false sharing between ranks");
+static_assert(sizeof(FutexCounter) == 64, "one cache line: no false sharing between ranks");
 
 // How long to poll before sleeping. One barrier, measured with four ranks on two cores: spinning
 // only 8 ms, yielding at once 4 us; with a core per rank: spinning 0.4 us, futex 23 us.
@@ -44,5 +44,5 @@ struct SpinPolicy {
 };
 
 // Polls according to the policy; returns whether the target was reached.
-bool spin_until(const Signal& signal, std::uint32_t target, const SpinPolicy& policy);
+bool spin_until(const FutexCounter& counter, std::uint32_t target, const SpinPolicy& policy);
 }  // namespace sdp

@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "check.hpp"
-#include "signal.hpp"
+#include "futex_counter.hpp"
 
 using namespace sdp;
 
@@ -12,7 +12,7 @@ namespace {
 constexpr std::uint32_t kSecond = 1'000'000;
 
 // As Operation does it, but patient.
-void wait_for(Signal& signal, std::uint32_t target, const SpinPolicy& policy) {
+void wait_for(FutexCounter& signal, std::uint32_t target, const SpinPolicy& policy) {
   if (spin_until(signal, target, policy)) return;
   while (true) {
     const std::uint32_t seen = signal.value.load(std::memory_order_acquire);
@@ -30,7 +30,7 @@ const SpinPolicy kPolicies[] = {{0, 0},
 }  // namespace
 
 TEST(reached_compares_by_distance_also_over_the_wrap) {
-  Signal signal{};
+  FutexCounter signal{};
   for (std::uint32_t base : {0u, 1u, 0x7fffffffu, 0x80000000u, 0xfffffffeu, 0xffffffffu}) {
     signal.value = base;
     for (std::uint32_t ahead : {1u, 2u, 1000u, 0x7fffffffu}) {
@@ -43,7 +43,7 @@ TEST(reached_compares_by_distance_also_over_the_wrap) {
 
 TEST(what_was_written_before_publish_is_seen_after_the_wait) {
   for (const SpinPolicy& policy : kPolicies) {
-    Signal there{}, back{};
+    FutexCounter there{}, back{};
     std::uint32_t plain = 0;  // not atomic: ThreadSanitizer watches
     constexpr std::uint32_t kSteps = 500;
     const std::uint32_t start = 0u - kSteps / 2;  // wraps on the way
@@ -67,7 +67,7 @@ TEST(what_was_written_before_publish_is_seen_after_the_wait) {
 }
 
 TEST(sleepers_are_woken_at_once_and_counted_out) {
-  Signal signal{};
+  FutexCounter signal{};
   std::atomic<int> awake{0};
   std::vector<std::thread> sleepers;
   for (int i = 0; i < 4; ++i) {
@@ -86,7 +86,7 @@ TEST(sleepers_are_woken_at_once_and_counted_out) {
 }
 
 TEST(wake_makes_sleepers_look_again_without_progress) {
-  Signal signal{};
+  FutexCounter signal{};
   std::thread sleeper([&] { signal.sleep(0, 30 * kSecond); });
   while (signal.sleepers.load() == 0) std::this_thread::yield();
   const double start = now_s();
@@ -100,7 +100,7 @@ TEST(wake_makes_sleepers_look_again_without_progress) {
 }
 
 TEST(sleep_returns_at_once_if_the_value_has_changed_and_in_time_if_not) {
-  Signal signal{};
+  FutexCounter signal{};
   signal.value = 7;
   double start = now_s();
   signal.sleep(6, 30 * kSecond);
@@ -111,7 +111,7 @@ TEST(sleep_returns_at_once_if_the_value_has_changed_and_in_time_if_not) {
 }
 
 TEST(bumps_of_several_writers_are_all_counted) {
-  Signal bell{};
+  FutexCounter bell{};
   bell.value = 0xffffff00u;
   std::vector<std::thread> writers;
   for (int w = 0; w < 4; ++w) {
@@ -125,7 +125,7 @@ TEST(bumps_of_several_writers_are_all_counted) {
 }
 
 TEST(spinning_ends_when_the_policy_says) {
-  Signal signal{};
+  FutexCounter signal{};
   for (const SpinPolicy& policy : kPolicies) {
     const double start = now_s();
     CHECK(!spin_until(signal, 1, policy));
