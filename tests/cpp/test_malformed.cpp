@@ -239,7 +239,9 @@ TEST(garbage_instead_of_a_record) {
   for (int byte : {0x00, 0x7f, 0x80, 0xff}) {
     expect_mismatch(
         reducing,
-        [&](Announced& one) { std::memset(&one.announcement, byte, sizeof one.announcement); },
+        [&](Announced& one) {
+          std::memset(static_cast<void*>(&one.announcement), byte, sizeof one.announcement);
+        },
         "ranks disagree: rank 0: all_reduce #1 int32[");
   }
 }
