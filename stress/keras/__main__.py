@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from queue import SimpleQueue
+from tempfile import TemporaryDirectory
 
 from stress.keras.plan import Plan, case
 from stress.keras.reduce import reduced
@@ -70,12 +71,13 @@ def run(asked: argparse.Namespace) -> Summary:
     """Run all cases; print those that differ."""
     summary, runners, numbers = Summary(), SimpleQueue[Runner](), count(1)
     began = time.monotonic()
+    compiled = TemporaryDirectory()
     for _ in range(asked.jobs):
-        runners.put(
-            Runner(
-                RankPool(PROCESSES, environment(asked.backend, fast_compiler=False)), asked.spoil
-            )
-        )
+        variables = environment(asked.backend, fast_compiler=False) | {
+            "JAX_COMPILATION_CACHE_DIR": compiled.name,
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+        runners.put(Runner(RankPool(PROCESSES, variables), asked.spoil))
 
     def one(index: int, plan: Plan) -> None:
         if time.monotonic() - began > 60 * asked.minutes:
@@ -102,6 +104,7 @@ def run(asked: argparse.Namespace) -> Summary:
             done.result()
     while not runners.empty():
         runners.get().close()
+    compiled.cleanup()
     return summary
 
 

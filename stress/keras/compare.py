@@ -114,10 +114,10 @@ def unequal_ranks(results: list[Any]) -> list[Difference]:
 
 
 def is_finite(result: Any) -> bool:
-    """Return whether all weights, losses and metrics are finite."""
+    """Return whether all weights, losses and metrics are finite; predictions may be infinite."""
     return all(
         bool(np.isfinite(array).all())
-        for part in ("weights", "batches", "history")
+        for part in ("weights", "batches", "history", "evaluation")
         if part in result
         for _, array in leaves(result[part])
     )

@@ -53,7 +53,7 @@ def candidates(plan: Plan) -> Iterator[Plan]:
 def _training(plan: Plan) -> Iterator[Plan]:
     fit = plan.fit
     for name in ("validation_rows", "validation_split", "class_weight", "steps_per_execution",
-                 "run_eagerly", "steps_per_epoch"):  # fmt: skip
+                 "run_eagerly", "optimize_graph", "steps_per_epoch"):  # fmt: skip
         if name in fit and not (name == "steps_per_epoch" and fit["source"] == "generator"):
             yield with_fit(plan, **{name: None})
     if fit["source"] != "arrays":

@@ -123,7 +123,7 @@ class Runner:
         by_itself = {d.where: d.size for d in differences(again, alone, plan.dtype)}
         if by_itself and max(by_itself.values()) > CHAOS * found[0].size:
             return "unstable", f"{plan.dtype}, {plan.optimizer['name']}"
-        if any("loss_scale_optimizer" in d.where for d in found):
+        if any(d.where.endswith(("dynamic_scale", "step_counter")) for d in found):
             return "unstable", "the loss scale was lowered in other steps"
         if self._is_rounding(plan, found, alone, again):
             return "unstable", f"rounding of {plan.dtype}, {plan.optimizer['name']}"

@@ -60,6 +60,11 @@ SOURCES = {
     "jax": ("arrays", "arrays", "arrays", "arrays", "PyDataset", "generator", "tf.data"),
 }
 
+EAGER = 0.65
+"""Share of cases that run eagerly on TensorFlow, where tracing is most of a graph's time. In the
+other cases there, and on JAX, every shape of a batch costs a trace: fewer have a last, smaller
+batch, validation, evaluation or prediction."""
+
 
 def optimizer(draw: random.Random, backend: str, dtype: str) -> dict[str, Any]:
     """Return an optimizer's name and options."""
@@ -88,10 +93,14 @@ def optimizer(draw: random.Random, backend: str, dtype: str) -> dict[str, Any]:
 
 def fit(draw: random.Random, backend: str, world: int, outputs: Sequence[Output]) -> dict[str, Any]:
     """Return arguments of `compile` and `fit` by name."""
+    eager = backend == "tensorflow" and draw.random() < EAGER
+    slow = backend != "torch" and not eager
     batch_size = draw.choice([1, 3, 4, 4, 6, 6, 8, 8])
     full = draw.choice([1, 2, 2, 3])
     # The last batch is full, or so short that a rank has one row or none.
     last = draw.choice([0, 1, 1, world - 1, world, world + 1, 2 * world - 1]) % batch_size
+    if slow and draw.random() < 0.5:
+        last = 0
     source = draw.choice(SOURCES[backend])
     options: dict[str, Any] = {
         "source": source,
@@ -99,20 +108,24 @@ def fit(draw: random.Random, backend: str, world: int, outputs: Sequence[Output]
         "rows": full * batch_size + last,
         "epochs": draw.choice([1, 2, 2, 3]),
         "structure": draw.choice(["list", "dict"]),
-        "evaluate": draw.random() < 0.3,
-        "predict": draw.random() < 0.5,
+        "evaluate": draw.random() < (0.15 if slow else 0.3),
+        "predict": draw.random() < (0.25 if slow else 0.5),
     }
     weighted = any(output.sample_weight for output in outputs)
-    if draw.random() < 0.3:
+    if draw.random() < (0.15 if slow else 0.3):
         options["validation_rows"] = draw.choice([1, 5, 9])
     elif source == "arrays" and not weighted and draw.random() < 0.15 and options["rows"] > 3:
         options["validation_split"] = 0.3
-    if draw.random() < 0.2 and not weighted and len(outputs) == 1 and of_classes(outputs[0]):
+    if draw.random() < 0.5 and not weighted and takes_class_weight(options, outputs):
         options["class_weight"] = [0.5, 2.0, 1.25]
-    if backend != "torch" and draw.random() < 0.12:
-        options["steps_per_execution"] = draw.choice([2, 3])
-    elif draw.random() < 0.06:
+    if eager:
         options["run_eagerly"] = True
+    elif backend != "torch" and draw.random() < 0.12:
+        options["steps_per_execution"] = draw.choice([2, 3])
+    elif backend != "tensorflow" and draw.random() < (0.06 if backend == "torch" else 0.03):
+        options["run_eagerly"] = True
+    if backend == "tensorflow" and not eager and draw.random() < 0.3:
+        options["optimize_graph"] = True
     if source == "generator" or draw.random() < 0.05:
         options["steps_per_epoch"] = full + bool(last)
     if source == "arrays" and draw.random() < 0.06:
@@ -122,6 +135,12 @@ def fit(draw: random.Random, backend: str, world: int, outputs: Sequence[Output]
     return options
 
 
-def of_classes(output: Output) -> bool:
-    """Return whether Keras accepts class weights for an output."""
-    return output.targets in ("class", "one_hot") and output.kind == "vector"
+def takes_class_weight(options: Mapping[str, Any], outputs: Sequence[Output]) -> bool:
+    """Return whether Keras accepts class weights."""
+    return (
+        len(outputs) == 1
+        and outputs[0].targets in ("class", "one_hot")
+        and outputs[0].kind == "vector"
+        and options["structure"] == "list"
+        and options["source"] not in ("generator", "DataLoader")
+    )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
 from stress.keras import heads, training
+from stress.keras.compare import is_finite
 from stress.keras.layers import LAYERS
 from stress.keras.plan import Plan, case
 from stress.keras.reduce import candidates, reduced
@@ -59,6 +61,12 @@ def test_what_is_done_wrong_on_purpose_is_found(rank_pools: Any, spoil: str, tol
 @cache
 def many(backend: str = "tensorflow") -> list[Plan]:
     return [case(backend, 5, index) for index in range(PLANS)]
+
+
+def test_a_training_that_diverges_is_no_evidence() -> None:
+    result = {"weights": {"0 a": np.zeros(2)}, "evaluation": {"loss": np.array(0.5)}}
+    assert is_finite(result)
+    assert not is_finite(result | {"evaluation": {"loss": np.array(np.nan)}})
 
 
 def test_plans_come_from_seed_and_index_alone() -> None:
