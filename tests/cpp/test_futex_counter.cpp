@@ -4,7 +4,9 @@
 #include <thread>
 
 #include "check.hpp"
+#include "clock.hpp"
 #include "futex_counter.hpp"
+#include "spin_wait.hpp"
 
 using namespace sdp;
 

@@ -7,10 +7,10 @@
 #include <optional>
 #include <string>
 
+#include "memory_regions.hpp"
 #include "operation.hpp"
 #include "operation_record.hpp"
 #include "peers.hpp"
-#include "regions.hpp"
 
 namespace sdp {
 

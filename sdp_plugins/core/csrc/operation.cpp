@@ -1,35 +1,13 @@
 #include "operation.hpp"
 
 #include <algorithm>
+#include <numeric>
+
+#include "agreement.hpp"
 
 namespace sdp {
 namespace {
 constexpr std::uint32_t kSliceUs = 25'000;  // a lost peer is detected within this time
-
-std::string describe(const OpSignature& operation, const RankNames& names) {
-  std::string text = operation.title(names);
-  if (operation.layout != 0) text += " of fusion layout " + std::to_string(operation.layout);
-  return text;
-}
-
-bool agree(const Announcement& announced, const Announcement& other) {
-  const OpSignature& a = announced.operation;
-  const OpSignature& b = other.operation;
-  if (announced.seq != other.seq || a.op != b.op) return false;
-  if (a.op == Op::barrier) return true;
-  return a.dtype == b.dtype && a.layout == b.layout &&
-         (!reduces(a.op) || a.reduce_op == b.reduce_op) && (!is_rooted(a.op) || a.root == b.root) &&
-         (!counts_must_agree(a.op) || a.count == b.count);
-}
-std::string in_words(const std::vector<std::pair<std::string, std::vector<int>>>& table,
-                     const RankNames& names) {
-  std::string what;
-  for (const auto& [text, ranks] : table) {
-    what.append(" ").append(names.list(ranks)).append(": ").append(text).append(";");
-  }
-  what.pop_back();
-  return what;
-}
 }  // namespace
 
 Operation::Operation(const Context& context, const Request& request, std::uint64_t seq,
@@ -173,6 +151,14 @@ std::vector<int> Operation::missing(std::uint32_t step) const {
   return ranks;
 }
 
+std::vector<int> Operation::present(const std::vector<int>& missing) const {
+  std::vector<int> ranks;
+  for (int r = 0; r < world_size(); ++r) {
+    if (std::find(missing.begin(), missing.end(), r) == missing.end()) ranks.push_back(r);
+  }
+  return ranks;
+}
+
 // A process that ended without a report is the root cause; a third rank's failure may be its
 // consequence, and is checked second. A failed rank ends the wait even if it has published this
 // step: the next operation would fail anyway.
@@ -214,50 +200,19 @@ void Operation::time_out(std::uint32_t step) const {
         "; " + names().list({ids[0]}) + " last announced " + describe(previous.operation, names());
   }
   if (step == arrival_step_) {
-    const Parties table = disagreement(late);
-    if (!table.empty()) what += "; those that came disagree:" + in_words(table, names());
+    const Parties parties = disagreement(peers(), seq_, present(late));
+    if (!parties.empty()) what += "; those that came disagree:" + describe(parties, names());
   }
   fail(FailureKind::timeout, what, ids);
 }
 
-// The distinct announcements in words, each with the ids of the ranks that made it; empty if all
-// agree.
-Operation::Parties Operation::disagreement(const std::vector<int>& absent) const {
-  const Announcement& mine = announced(rank());
-  std::vector<int> ranks;
-  ranks.reserve(static_cast<std::size_t>(world_size()));  // every operation runs this
-  for (int r = 0; r < world_size(); ++r) {
-    if (std::find(absent.begin(), absent.end(), r) == absent.end()) ranks.push_back(r);
-  }
-  const auto agrees = [&](int r) { return agree(mine, announced(r)); };
-  Parties table;
-  if (std::all_of(ranks.begin(), ranks.end(), agrees)) return table;
-  for (int r : ranks) {
-    const std::string text = describe(announced(r).operation, names());
-    const auto same =
-        std::find_if(table.begin(), table.end(), [&](auto& row) { return row.first == text; });
-    if (same == table.end()) {
-      table.push_back({text, {context_.peers.id(r)}});
-    } else {
-      same->second.push_back(context_.peers.id(r));
-    }
-  }
-  return table;
-}
-
 void Operation::compare_announcements() const {
-  const Parties table = disagreement({});
-  if (table.empty()) return;
+  std::vector<int> all(static_cast<std::size_t>(world_size()));  // every operation runs this
+  std::iota(all.begin(), all.end(), 0);
+  const Parties parties = disagreement(peers(), seq_, all);
+  if (parties.empty()) return;
   check_withdrawn();
-  // To blame: all ranks outside of the largest party (the first one among equals).
-  const auto largest = std::max_element(table.begin(), table.end(), [](auto& a, auto& b) {
-    return a.second.size() < b.second.size();
-  });
-  std::vector<int> others;
-  for (auto party = table.begin(); party != table.end(); ++party) {
-    if (party != largest) others.insert(others.end(), party->second.begin(), party->second.end());
-  }
-  fail(FailureKind::mismatch, "ranks disagree:" + in_words(table, names()), others);
+  fail(FailureKind::mismatch, "ranks disagree:" + describe(parties, names()), outvoted(parties));
 }
 
 OpSignature Operation::signature() const {

@@ -10,10 +10,11 @@
 #include <utility>
 #include <vector>
 
+#include "memory_regions.hpp"
 #include "path_choice.hpp"
 #include "peers.hpp"
-#include "regions.hpp"
 #include "request.hpp"
+#include "spin_wait.hpp"
 #include "trace_event.hpp"
 
 namespace sdp {
@@ -92,14 +93,13 @@ class Operation {
  private:
   void await_rank(int rank, std::uint32_t step);
   void check_peers(std::uint32_t step) const;
-  using Parties = std::vector<std::pair<std::string, std::vector<int>>>;
-  Parties disagreement(const std::vector<int>& absent) const;
   void compare_announcements() const;
   void check_withdrawn() const;
   void note_last_arrival() const;
   void note_absence() const;
   double limit_s(std::uint32_t step) const;
   std::vector<int> missing(std::uint32_t step) const;
+  std::vector<int> present(const std::vector<int>& missing) const;
   void time_out(std::uint32_t step) const;
 
   Context context_;

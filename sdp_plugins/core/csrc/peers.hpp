@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "error.hpp"
-#include "handles.hpp"
+#include "raii.hpp"
 #include "rank_names.hpp"
 #include "segment.hpp"
 

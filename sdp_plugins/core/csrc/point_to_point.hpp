@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "communicator.hpp"
-#include "matching.hpp"
+#include "message_matching.hpp"
 #include "message_rings.hpp"
 #include "owned_thread.hpp"
 #include "work.hpp"

@@ -15,7 +15,7 @@
 #include "failure_record.hpp"
 #include "flight_layout.hpp"
 #include "futex_counter.hpp"
-#include "handles.hpp"
+#include "raii.hpp"
 #include "types.hpp"
 
 namespace sdp {

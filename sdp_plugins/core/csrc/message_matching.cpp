@@ -1,4 +1,4 @@
-#include "matching.hpp"
+#include "message_matching.hpp"
 
 #include <algorithm>
 #include <utility>

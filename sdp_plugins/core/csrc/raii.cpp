@@ -1,4 +1,4 @@
-#include "handles.hpp"
+#include "raii.hpp"
 
 #include <sys/mman.h>
 #include <sys/stat.h>

@@ -1,4 +1,4 @@
-// Owners of kernel resources: file descriptors and mappings.
+// Owners (RAII) of file descriptors and of mapped files.
 #pragma once
 
 #include <cstddef>

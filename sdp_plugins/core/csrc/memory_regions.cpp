@@ -1,4 +1,4 @@
-#include "regions.hpp"
+#include "memory_regions.hpp"
 
 #include <fcntl.h>
 #include <sys/socket.h>
