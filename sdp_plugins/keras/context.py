@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from .progress import Progress
+from .rank_consistency import Progress
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group

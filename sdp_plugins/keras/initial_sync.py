@@ -12,7 +12,7 @@ from keras import ops
 
 from sdp_plugins.core import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
-from .progress import Progress, compare_epoch
+from .rank_consistency import Progress, compare_epoch
 from .variables import broadcast, diversify, optimizers_of
 
 if TYPE_CHECKING:

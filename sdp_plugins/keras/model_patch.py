@@ -23,7 +23,7 @@ from .gradients import patch_optimizer
 from .initial_sync import InitialSync, check_same_call, sync_once
 from .metrics import patch_metrics
 from .predictions import of_all_ranks
-from .progress import Progress, explain
+from .rank_consistency import Progress, explain
 from .variables import average_partial_sums, optimizers_of
 
 log = logging.getLogger("sdp_plugins.keras")

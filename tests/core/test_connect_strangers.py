@@ -15,8 +15,8 @@ from sdp_plugins.core.rendezvous import (
     ANNOUNCEMENT_NBYTES,
 )
 from sdp_plugins.core.rendezvous.announcement import Announcement, Place
+from sdp_plugins.core.rendezvous.authentication import Introduction
 from sdp_plugins.core.rendezvous.messages import (
-    Introduction,
     MessageKind,
     pack_message,
 )

@@ -23,8 +23,8 @@ from sdp_plugins.core.errors import (
     SharedMemoryError,
     from_native,
     name_error,
-    name_ranks,
 )
+from sdp_plugins.core.rank_names import name_ranks
 from tests.ranks import HANG_S
 
 CLASSES = [

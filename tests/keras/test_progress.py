@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from sdp_plugins.keras.progress import _differs
+from sdp_plugins.keras.rank_consistency import _differs
 
 
 @pytest.mark.parametrize(

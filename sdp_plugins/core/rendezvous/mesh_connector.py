@@ -19,11 +19,12 @@ from collections.abc import Callable, Sequence
 
 from ..process_identity import process_identity, process_state
 from .announcement import Announcement
+from .authentication import Introduction
 from .context import RendezvousContext
 from .failure import ONE_JOB_HINT, RendezvousFailure
 from .links import Links
 from .mesh_peer import MeshPeer, hang_up
-from .messages import Introduction, MessageKind, Packet, receive_message
+from .messages import MessageKind, Packet, receive_message
 from .peer_process import accepted
 
 _LOG = logging.getLogger(__name__)
@@ -231,8 +232,7 @@ class MeshConnector:
         peer = self._peers.get(shown.rank)
         if peer is None or peer.incoming is not None:
             return None
-        genuine = shown.peer_nonce == self._me.nonce and shown.nonce == peer.announcement.nonce
-        return peer if genuine else None
+        return peer if shown.proves(peer.announcement, self._me) else None
 
     def _receive_from(self, peer: MeshPeer) -> None:
         """Read a peer's messages up to DONE; later data are for the user of the link."""

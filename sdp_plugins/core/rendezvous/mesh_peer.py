@@ -8,8 +8,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from .announcement import Announcement
+from .authentication import Introduction
 from .failure import RendezvousFailure
-from .messages import Introduction, MessageKind, pack_message, send_message
+from .messages import MessageKind, pack_message, send_message
 from .peer_process import credentials, is_readable, open_pidfd
 
 

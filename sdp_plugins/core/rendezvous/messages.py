@@ -18,7 +18,6 @@ MAX_NBYTES = 96 * 1024
 
 _MAGIC = b"SDPL"
 _HEAD = struct.Struct("<4sHH")
-_INTRODUCTION = struct.Struct("<I16s16s")
 _MAX_FDS = 8  # more than anyone sends: what came too much has to be closed, not cut off
 # The last one: the kernel counts descriptors on their way per user, and peers free it by receiving.
 _TRY_LATER = frozenset({errno.EAGAIN, errno.ENOBUFS, errno.ETOOMANYREFS})
@@ -40,38 +39,6 @@ class VersionError(ValueError):
 
     def __init__(self, version: int) -> None:
         super().__init__(f"protocol version {version}")
-
-
-@dataclass(frozen=True)
-class Introduction:
-    """How a rank introduces itself to a peer.
-
-    Attributes:
-        rank: The rank itself.
-        nonce: Its nonce.
-        peer_nonce: The peer's nonce.
-    """
-
-    rank: int
-    nonce: bytes
-    peer_nonce: bytes
-
-    def pack(self) -> bytes:
-        """Return the whole packet."""
-        return pack_message(
-            MessageKind.INTRODUCTION, _INTRODUCTION.pack(self.rank, self.nonce, self.peer_nonce)
-        )
-
-    @classmethod
-    def unpack(cls, content: bytes) -> Introduction:
-        """Read a packet's content.
-
-        Raises:
-            ValueError: It is not an introduction.
-        """
-        if len(content) != _INTRODUCTION.size:
-            raise ValueError("no introduction")
-        return cls(*_INTRODUCTION.unpack(content))
 
 
 @dataclass

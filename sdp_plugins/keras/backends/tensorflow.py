@@ -15,8 +15,8 @@ import tensorflow as tf
 from sdp_plugins.tensorflow.collectives import Collectives
 
 from ..batch_shard import DATA, DIGEST, OTHER_BATCHES, WHOLE, BatchShard, factor_of
-from ..normalization import weighted_gradient
 from ..steps import StatefulStep
+from ..synchronized_batch_norm import weighted_gradient
 from .base import Backend
 from .tensorflow_data import array_dataset, cut, cut_dataset, rows_to_read
 from .tensorflow_sparse import gather_slices

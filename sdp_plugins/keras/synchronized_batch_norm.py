@@ -1,9 +1,8 @@
 """BatchNormalization(synchronized=True): moments over all ranks' rows of a batch.
 
 For these moments Keras asks TensorFlow's distribution strategy for sums over ranks, but no such
-strategy is active. A rank without rows adds zeros. The gradient of a sum over ranks is also a sum
-over
-ranks: of each rank's gradient, with the weight of its loss in the mean over ranks.
+strategy is active. A rank without rows adds zeros. The gradient of a sum over ranks is also a
+sum over ranks: of each rank's gradient, with the weight of its loss in the mean over ranks.
 """
 
 from __future__ import annotations
