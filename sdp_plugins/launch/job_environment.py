@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+
+from sdp_plugins.core.addresses_and_ports import LOOPBACK, free_port
 
 # An outer launcher describes this process, not our ranks, and frameworks would read its variables:
 # Lightning prefers Slurm's to torchrun's.
@@ -70,3 +73,32 @@ def huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
     if _HUGE_PAGES in tunables:
         return {TUNABLES: tunables}
     return {TUNABLES: ":".join(filter(None, [tunables, f"{_HUGE_PAGES}=1"]))}
+
+
+def job_environment(
+    base: Mapping[str, str], world_size: int, threads: int | None, job_id: str
+) -> dict[str, str]:
+    """The variables that are equal on all ranks of a job on this machine.
+
+    Args:
+        base: The launcher's variables; those of other launchers are removed.
+        world_size: Number of ranks.
+        threads: OMP_NUM_THREADS of each rank; None: its share of the cores, unless it is set.
+        job_id: Unique id of the job.
+    """
+    environment = without_launchers(base) | {
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "GROUP_RANK": "0",
+        "GROUP_WORLD_SIZE": "1",
+        "NODE_RANK": "0",
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(free_port()),
+        "SDP_JOB_ID": job_id,
+    }
+    environment |= torchelastic(job_id)
+    if threads is not None:
+        environment["OMP_NUM_THREADS"] = str(threads)
+    share = max(1, len(os.sched_getaffinity(0)) // world_size)
+    environment.setdefault("OMP_NUM_THREADS", str(share))
+    return environment | huge_pages(environment)

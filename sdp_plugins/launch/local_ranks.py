@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from sdp_plugins.core.addresses_and_ports import free_port
 from sdp_plugins.launch.event_loop import EventLoop
-from sdp_plugins.launch.job_environment import huge_pages, torchelastic, without_launchers
+from sdp_plugins.launch.job_environment import job_environment
 from sdp_plugins.launch.sessions import Reaper, kill_sessions
 from sdp_plugins.launch.spawn import RankProcess, child_setup, start_process
 from sdp_plugins.launch.worker_group import RankOutput, WorkerGroup
@@ -51,7 +49,9 @@ class LocalRanks(WorkerGroup):
     ) -> bool:
         """Start all ranks; False if the job ended before all were started."""
         self._reaper = reaper = Reaper()
-        environment = self._job_environment()
+        environment = job_environment(
+            self._environment, self.world_size, self._threads, self._job_id
+        )
         setup = child_setup(mask)
         for number, (stdout, stderr) in enumerate(output):
             if is_over():
@@ -64,25 +64,6 @@ class LocalRanks(WorkerGroup):
             loop.read_from(rank.stdout, stdout)
             loop.read_from(rank.stderr, stderr)
         return True
-
-    def _job_environment(self) -> dict[str, str]:
-        """The variables that are equal on all ranks, without those of other launchers."""
-        kept = without_launchers(self._environment) | {
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_WORLD_SIZE": str(self.world_size),
-            "GROUP_RANK": "0",
-            "GROUP_WORLD_SIZE": "1",
-            "NODE_RANK": "0",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
-            "SDP_JOB_ID": self._job_id,
-        }
-        kept |= torchelastic(self._job_id)
-        if self._threads is not None:
-            kept["OMP_NUM_THREADS"] = str(self._threads)
-        share = max(1, len(os.sched_getaffinity(0)) // self.world_size)
-        kept.setdefault("OMP_NUM_THREADS", str(share))
-        return kept | huge_pages(kept)
 
     def kill(self) -> None:
         """Kill all processes in the ranks' sessions."""
