@@ -6,7 +6,7 @@ import logging
 from types import ModuleType
 from typing import Any
 
-from sdp_plugins.lightning.mpi_detection import survive_missing_mpi
+from sdp_plugins.lightning.missing_mpi import survive_missing_mpi
 from sdp_plugins.lightning.namespaces import strategy_class
 
 log = logging.getLogger(__name__)

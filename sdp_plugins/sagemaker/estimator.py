@@ -165,12 +165,7 @@ class Estimator:
             for container in containers:
                 container.prepare(source, self.dependencies)
                 write_script(container.ml.parent, *self._script_of(container))
-            processes = self._processes(containers[0]) if self._added else 0
-            ranks = max(1, processes * len(containers))
-            quiet = logs in (False, None, "None")
-            code, words = run(folder, ranks, processes, quiet, metrics.read)
-            if not quiet:
-                print(*metrics.summary(), sep="\n", end="\n" if metrics.values else "", flush=True)
+            code, words = self._run(folder, containers, metrics, logs in (False, None, "None"))
             if code:
                 containers[0].fail(words)
             if not code or output:
@@ -179,6 +174,17 @@ class Estimator:
                 self._pack(containers, archives, failed=bool(code))
         if code:
             raise TrainingJobError(name, code, words)
+
+    def _run(
+        self, folder: Path, containers: Sequence[Container], metrics: Metrics, quiet: bool
+    ) -> tuple[int, str]:
+        """Run the script on all hosts; its exit code, and the reason of a failure."""
+        processes = self._processes(containers[0]) if self._added else 0
+        ranks = max(1, processes * len(containers))
+        code, words = run(folder, ranks, processes, quiet, metrics.read)
+        if not quiet:
+            print(*metrics.summary(), sep="\n", end="\n" if metrics.values else "", flush=True)
+        return code, words
 
     def _processes(self, container: Container) -> int:
         """The number of ranks of a host.

@@ -12,7 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from sdp_plugins.torch.options import Options, call_options
-from sdp_plugins.torch.process_group_base import ProcessGroupBase
+from sdp_plugins.torch.process_group_lifecycle import ProcessGroupBase
 from sdp_plugins.torch.tensors import Outputs, readable, same_dtype, to_move
 from sdp_plugins.torch.torch_dispatch import dispatched
 from sdp_plugins.torch.work import Work

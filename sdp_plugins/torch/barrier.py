@@ -10,7 +10,7 @@ from datetime import timedelta
 from sdp_plugins.core import CollectiveTimeoutError
 from sdp_plugins.core.rank_names import name_ranks
 from sdp_plugins.torch.options import UNSET, Options, call_options
-from sdp_plugins.torch.process_group_base import ProcessGroupBase
+from sdp_plugins.torch.process_group_lifecycle import ProcessGroupBase
 from sdp_plugins.torch.torch_dispatch import dispatched
 from sdp_plugins.torch.work import Work
 

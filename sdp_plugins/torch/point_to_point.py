@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sdp_plugins.torch.process_group_base import ProcessGroupBase
+from sdp_plugins.torch.process_group_lifecycle import ProcessGroupBase
 from sdp_plugins.torch.profiling import begin
 from sdp_plugins.torch.tensors import Outputs, only, readable, to_move
 from sdp_plugins.torch.torch_dispatch import dispatched

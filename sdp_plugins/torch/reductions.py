@@ -19,7 +19,7 @@ from sdp_plugins.torch.bucket_registration import MIN_BYTES
 from sdp_plugins.torch.ddp_reducer import called_by_reducer, joining, wait_in_python
 from sdp_plugins.torch.internals import count_modes, profiling
 from sdp_plugins.torch.options import CallOptions, Launch, Options, op_and_options, root_and_options
-from sdp_plugins.torch.process_group_base import ProcessGroupBase
+from sdp_plugins.torch.process_group_lifecycle import ProcessGroupBase
 from sdp_plugins.torch.reduce_ops import core_op
 from sdp_plugins.torch.sparse import SparseSum, check
 from sdp_plugins.torch.tensors import (

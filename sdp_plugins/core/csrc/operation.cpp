@@ -6,10 +6,6 @@
 #include "agreement.hpp"
 
 namespace sdp {
-namespace {
-constexpr std::uint32_t kSliceUs = 25'000;  // a lost peer is detected within this time
-}  // namespace
-
 Operation::Operation(const Context& context, const Request& request, std::uint64_t seq,
                      std::uint32_t& step)
     : context_(context),
@@ -123,7 +119,8 @@ void Operation::await_rank(int rank, std::uint32_t step) {
     const std::uint32_t seen = counter.value.load(std::memory_order_acquire);
     if (static_cast<std::int32_t>(seen - step) >= 0) return;
     const double left_s = limit_s(step) - (now_s() - started_s_);
-    counter.sleep(seen, static_cast<std::uint32_t>(std::clamp(left_s * 1e6, 1.0, 1.0 * kSliceUs)));
+    counter.sleep(seen,
+                  static_cast<std::uint32_t>(std::clamp(left_s * 1e6, 1.0, 1.0 * kPeerCheckUs)));
     if (counter.reached(step)) return;
     if (context_.patience.interrupt) context_.patience.interrupt();
     check_peers(step);

@@ -14,6 +14,12 @@
 
 namespace sdp {
 
+// How often a wait for all ranks checks that their processes are alive: a lost one is noticed
+// within this time.
+constexpr std::uint32_t kPeerCheckUs = 25'000;
+// The same for a thread that waits for messages. It checks all peers, not those it needs.
+constexpr std::uint32_t kMessagePeerCheckUs = 100'000;
+
 // File descriptors from the rendezvous, one per rank. The constructor of `Peers` takes ownership.
 struct Links {
   int rank = 0;

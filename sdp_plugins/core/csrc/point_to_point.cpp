@@ -7,9 +7,7 @@
 
 namespace sdp {
 namespace {
-constexpr std::uint32_t kSliceUs = 100'000;
 constexpr double kDriveS = 0.05;  // interval at which a caller checks signals and its time-out
-constexpr double kWatchS = 0.1;   // interval at which a busy thread checks the peers
 constexpr int kSpins = 200;       // rounds without progress before sleeping: a peer may be copying
 
 bool plausible(std::uint64_t nbytes, DType dtype) {
@@ -144,7 +142,7 @@ void PointToPoint::close() {
 void PointToPoint::loop() {
   FutexCounter& bell = communicator_->peers().own().header().bell;
   int idle = 0;
-  double watch_s = now_s() + kWatchS;
+  double watch_s = now_s() + 1e-6 * kMessagePeerCheckUs;
   while (true) {
     const std::uint32_t seen = bell.value.load(std::memory_order_acquire);
     bool waiting = false;
@@ -153,7 +151,7 @@ void PointToPoint::loop() {
       stopped = stopping_;
       const double now = now_s();
       const bool watches = idle > kSpins || now > watch_s;
-      if (watches) watch_s = now + kWatchS;
+      if (watches) watch_s = now + 1e-6 * kMessagePeerCheckUs;
       if (stopping_ || watches) communicator_->throw_if_failed();
       // Determine gone ranks before the progress, which still takes the messages that they sent.
       auto gone = watches ? communicator_->peers().gone() : std::map<int, Failure>{};
@@ -169,7 +167,7 @@ void PointToPoint::loop() {
     idle = moved ? 0 : idle + 1;
     // Sleep if no message is pending, or if a polling caller moves the bytes.
     const bool driven = bell.pollers.load(std::memory_order_relaxed) != 0;
-    if (driven || idle > kSpins || !waiting) bell.sleep(seen, kSliceUs);
+    if (driven || idle > kSpins || !waiting) bell.sleep(seen, kMessagePeerCheckUs);
   }
 }
 
