@@ -10,7 +10,7 @@ from unittest import mock
 import torch.distributed as dist
 
 from sdp_plugins.core import Group
-from sdp_plugins.core.internode import cost_model as choosing
+from sdp_plugins.core.internode import algorithm_choice
 from sdp_plugins.core.internode.plan import Plan
 from sdp_plugins.core.rendezvous import announcement
 from sdp_plugins.torch.gloo_network import GlooNetwork
@@ -79,9 +79,9 @@ def only(plan: Plan) -> Iterator[None]:
     def one(*args: object, **options: object) -> Iterator[Plan]:
         yield plan
 
-    choosing.choose.cache_clear()
+    algorithm_choice.choose.cache_clear()
     try:
-        with mock.patch.object(choosing, "candidates", one):
+        with mock.patch.object(algorithm_choice, "candidates", one):
             yield
     finally:
-        choosing.choose.cache_clear()
+        algorithm_choice.choose.cache_clear()
