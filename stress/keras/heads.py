@@ -17,6 +17,8 @@ EVERYWHERE = ("vector", "sequence", "image")
 ROWS_ONLY = ("vector",)
 OF_ROWS = ("CTC", "Dice", "Tversky")
 """Losses with a number for each row, whatever the value of the head."""
+PIECEWISE_LINEAR = ("MeanAbsoluteError", "Huber", "Hinge", "CategoricalHinge")
+"""Losses, linear in places, whose gradients may cancel exactly in one process, but not on ranks."""
 REDUCTION = ("sum_over_batch_size",) * 6 + ("sum", "mean", "mean_with_sample_weight")
 
 

@@ -117,6 +117,10 @@ def trained(
         if start is not None:
             for variable, value in zip(model.trainable_variables, start.values(), strict=True):
                 variable.assign(value)
+        if world == 1:
+            # On TensorFlow, Keras would build the optimizer in the graph of the first step, and
+            # ScheduleFreeAdamW would not start from the weights.
+            model.optimizer.build(model.trainable_variables)
         result = {"start": values(model.trainable_variables)}
         train(model, plan, shapes, reverse, damage, result)
         result["weights"] = values(model.trainable_variables)
@@ -124,7 +128,7 @@ def trained(
         accumulates = "gradient_accumulation_steps" in plan.optimizer
         if not (accumulates and plan.fit["source"] == "train_on_batch"):
             # Only `fit` leaves the mean of the gradients that the ranks have accumulated.
-            result["optimizer"] = values(model.optimizer.variables, "name")
+            result["optimizer"] = values(model.optimizer.variables)
         return result
     finally:
         if strategy is not None:
@@ -210,15 +214,11 @@ def others(model: Any) -> list[Any]:
     return [v for v in model.non_trainable_variables if "seed_generator" not in v.path]
 
 
-def values(variables: Any, name: str = "path") -> dict[str, Any]:
-    """Return values by position and path.
-
-    The path of some variables of Adafactor depends on whether `fit` or its first step creates them;
-    these are compared by position and name.
-    """
+def values(variables: Any) -> dict[str, Any]:
+    """Return values by position and path."""
     arrays = [ops.convert_to_numpy(variable) for variable in variables]
     assert all(math.prod(array.shape) < 1e6 for array in arrays)
     return {
-        f"{place} {getattr(variable, name)}": np.asarray(array, np.float64)
+        f"{place} {variable.path}": np.asarray(array, np.float64)
         for place, (variable, array) in enumerate(zip(variables, arrays, strict=True))
     }

@@ -167,6 +167,9 @@ def case(backend: str, seed: int, index: int, worlds: Sequence[int] = (2, 3)) ->
     values = _values(draw, backend)
     outputs = _outputs(draw, backend, values, dtype)
     fit = training.fit(draw, backend, world, outputs)
+    if backend == "tensorflow" and any(value.options.get("shared") for value in values):
+        # A known limit: an eager step takes equal ids on all ranks for ids that no row has.
+        fit.pop("run_eagerly", None)
     return json_like(
         Plan(
             backend=backend,
@@ -176,7 +179,7 @@ def case(backend: str, seed: int, index: int, worlds: Sequence[int] = (2, 3)) ->
             form=draw.choice(["functional", "functional", "subclass", "nested"]),
             values=values,
             outputs=outputs,
-            optimizer=training.optimizer(draw, backend, dtype),
+            optimizer=training.optimizer(draw, backend, dtype, outputs),
             fit=fit,
         )
     )

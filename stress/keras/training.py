@@ -6,6 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from stress.keras import heads
+
 if TYPE_CHECKING:
     from stress.keras.plan import Output
 
@@ -66,12 +68,16 @@ other cases there, and on JAX, every shape of a batch costs a trace: fewer have 
 batch, validation, evaluation or prediction."""
 
 
-def optimizer(draw: random.Random, backend: str, dtype: str) -> dict[str, Any]:
+def optimizer(
+    draw: random.Random, backend: str, dtype: str, outputs: Sequence[Output]
+) -> dict[str, Any]:
     """Return an optimizer's name and options."""
     names = list(OPTIMIZERS)
     if dtype.startswith("mixed"):
         names = ["SGD", "Adam"]  # an optimizer that divides by small numbers shows only rounding
     name = draw.choices(names, [WEIGHTS.get(name, 1) for name in names])[0]
+    if name == "Lion" and any(output.loss in heads.PIECEWISE_LINEAR for output in outputs):
+        name = "Adam"  # Lion moves a weight as far for a gradient of 1e-10 as for one of 1
     options = {key: draw.choice(list(values)) for key, values in OPTIMIZERS[name].items()}
     if draw.random() < 0.15:
         schedule, arguments = draw.choice(SCHEDULES)
