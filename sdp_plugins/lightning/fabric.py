@@ -1,12 +1,16 @@
 """The strategy for `lightning.fabric`; its arguments are those of DDPStrategy."""
 
+from lightning.fabric import strategies
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
-from lightning.fabric.strategies import DDPStrategy
 
+from sdp_plugins.lightning.registry import add_names
 from sdp_plugins.lightning.strategy import SMDDPFabricStrategy
 
 
-class SMDDPStrategy(SMDDPFabricStrategy, DDPStrategy):
+class SMDDPStrategy(SMDDPFabricStrategy, strategies.DDPStrategy):
     """DistributedDataParallel over smddp, for `lightning.fabric`."""
 
     _elastic_environment = TorchElasticEnvironment
+
+
+add_names(strategies, SMDDPStrategy)

@@ -1,12 +1,16 @@
 """The strategy for `lightning.pytorch`; its arguments are those of DDPStrategy."""
 
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch import strategies
 
+from sdp_plugins.lightning.registry import add_names
 from sdp_plugins.lightning.strategy import SMDDPStrategy as _ForTrainer
 
 
-class SMDDPStrategy(_ForTrainer, DDPStrategy):
+class SMDDPStrategy(_ForTrainer, strategies.DDPStrategy):
     """DistributedDataParallel over smddp, for `lightning.pytorch`."""
 
     _elastic_environment = TorchElasticEnvironment
+
+
+add_names(strategies, SMDDPStrategy)

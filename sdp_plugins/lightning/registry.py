@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from types import ModuleType
 from typing import Any
 
 from sdp_plugins.lightning.missing_mpi import survive_missing_mpi
-from sdp_plugins.lightning.namespaces import strategy_class
+from sdp_plugins.lightning.namespaces import MODULES
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +23,7 @@ def register(module: ModuleType) -> None:
     """
     try:
         package = module.__name__.removesuffix(".strategies")
-        add_names(module, strategy_class(package))
+        importlib.import_module(MODULES[package])  # it adds the names
         survive_missing_mpi(package)
     except Exception:
         log.warning("strategy='smddp' is not available in %s", module.__name__, exc_info=True)

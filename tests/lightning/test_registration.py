@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import pickle
+import subprocess
 import sys
 from types import ModuleType
 from typing import Any
@@ -62,6 +63,17 @@ def test_registering_again_changes_nothing(package: str) -> None:
 
 
 @pytest.mark.parametrize("package", MODULES)
+def test_our_module_may_be_imported_before_lightning(package: str) -> None:
+    script = f"""
+import {MODULES[package]}, {package}.strategies as strategies
+names = getattr(strategies, "StrategyRegistry", None) or strategies.STRATEGY_REGISTRY
+print("smddp" in names)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert (done.stdout, "not available" in done.stderr) == ("True\n", False), done.stderr
+
+
+@pytest.mark.parametrize("package", MODULES)
 def test_strategies_are_of_their_package(package: str) -> None:
     cls = strategy_class(package)
     assert issubclass(cls, strategies(package).DDPStrategy)
@@ -72,7 +84,10 @@ def test_strategies_are_of_their_package(package: str) -> None:
     assert type(pickle.loads(pickle.dumps(strategy))) is cls
 
 
-def test_a_broken_lightning_is_imported_all_the_same(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_lightning_is_imported_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(registry, "MODULES", {"lightning.pytorch": "sdp_plugins.no_such_module"})
     with caplog.at_level(logging.WARNING):
         registry.register(ModuleType("lightning.pytorch.strategies"))
     assert "strategy='smddp' is not available in lightning.pytorch.strategies" in caplog.text

@@ -31,10 +31,11 @@ void OperationRecord::end(const Failure* failure) {
   }
   if (!flight_->on() && !trace_->on()) return;
   event.finished_ns = now_ns();
-  if (event.started_ns == 0) event.started_ns = event.finished_ns;  // it failed in the queue
+  const bool has_run = event.started_ns != 0;  // else it failed in the queue
+  if (!has_run) event.started_ns = event.finished_ns;
   event.thread = flight_->this_thread();
   flight_->write(event, ticket_);
-  if (!trace_->on()) return;
+  if (!has_run || !trace_->on()) return;
   const Work::Waiter caller{event.issued_ns, event.thread};
   const Work::Waiter waiter = work_ == nullptr ? caller : work_->waiter();
   event.waited_ns = waiter.since_ns;

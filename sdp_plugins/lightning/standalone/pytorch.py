@@ -1,12 +1,16 @@
 """The strategy for `pytorch_lightning`; its arguments are those of DDPStrategy."""
 
 from lightning_fabric.plugins.environments import TorchElasticEnvironment
-from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning import strategies
 
+from sdp_plugins.lightning.registry import add_names
 from sdp_plugins.lightning.strategy import SMDDPStrategy as _ForTrainer
 
 
-class SMDDPStrategy(_ForTrainer, DDPStrategy):
+class SMDDPStrategy(_ForTrainer, strategies.DDPStrategy):
     """DistributedDataParallel over smddp, for `pytorch_lightning`."""
 
     _elastic_environment = TorchElasticEnvironment
+
+
+add_names(strategies, SMDDPStrategy)
