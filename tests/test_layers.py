@@ -50,7 +50,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     # SageMaker's SDK puts it beside modules of its own.
     "sagemaker/driver": (set(), {"common", "distributed_drivers"}),
     "bench": (set(), set()),  # deprecated: it runs benchmarks/, beside the package
-    "_activate": ({"core", "torch"}, {"wrapt"}),
+    "_activate": ({"core", "torch", "lightning"}, {"wrapt"}),
 }
 # Imports that only some jobs reach: see `test_nothing_is_loaded_before_it_is_needed`.
 EXCEPTIONS = {

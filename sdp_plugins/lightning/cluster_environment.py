@@ -21,11 +21,23 @@ def for_this_launch(environment: Any, elastic: type) -> Any:
     Args:
         environment: A ClusterEnvironment that Lightning or the user chose, or None.
         elastic: The Lightning package's TorchElasticEnvironment.
+
+    Raises:
+        ValueError: The ranks run on several nodes, and cannot find rank 0.
     """
     if environment is None or environment.creates_processes_externally:
         return environment
     topology = Topology.from_env()
     if topology.world_size == 1:
         return environment
+    # mpirun does not tell where rank 0 runs, and hydra gives the nodes no common number for a port.
+    needed = ("MASTER_ADDR", "MASTER_PORT") if topology.source == "hydra" else ("MASTER_ADDR",)
+    missing = [name for name in needed if name not in os.environ]
+    if topology.local_size < topology.world_size and missing:
+        raise ValueError(
+            f"{topology.source} started ranks on several nodes, and {' and '.join(missing)} "
+            "must be set. Hint: have mpirun export them (-x of Open MPI, -genv of MPICH), or "
+            "install mpi4py."
+        )
     os.environ.update(rank_environment(topology, os.environ))
     return elastic()

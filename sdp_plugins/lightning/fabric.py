@@ -3,7 +3,7 @@
 from lightning.fabric import strategies
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
-from sdp_plugins.lightning.registry import add_names
+from sdp_plugins.lightning.registry import install
 from sdp_plugins.lightning.strategy import SMDDPFabricStrategy
 
 
@@ -13,4 +13,4 @@ class SMDDPStrategy(SMDDPFabricStrategy, strategies.DDPStrategy):
     _elastic_environment = TorchElasticEnvironment
 
 
-add_names(strategies, SMDDPStrategy)
+install(strategies, SMDDPStrategy)

@@ -3,7 +3,7 @@
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch import strategies
 
-from sdp_plugins.lightning.registry import add_names
+from sdp_plugins.lightning.registry import install
 from sdp_plugins.lightning.strategy import SMDDPStrategy as _ForTrainer
 
 
@@ -13,4 +13,4 @@ class SMDDPStrategy(_ForTrainer, strategies.DDPStrategy):
     _elastic_environment = TorchElasticEnvironment
 
 
-add_names(strategies, SMDDPStrategy)
+install(strategies, SMDDPStrategy)

@@ -7,6 +7,7 @@ import logging
 from types import ModuleType
 from typing import Any
 
+from sdp_plugins.core.config import autoload
 from sdp_plugins.lightning.missing_mpi import survive_missing_mpi
 from sdp_plugins.lightning.namespaces import MODULES
 
@@ -23,10 +24,21 @@ def register(module: ModuleType) -> None:
     """
     try:
         package = module.__name__.removesuffix(".strategies")
-        importlib.import_module(MODULES[package])  # it adds the names
-        survive_missing_mpi(package)
+        importlib.import_module(MODULES[package])  # it calls `install`
     except Exception:
         log.warning("strategy='smddp' is not available in %s", module.__name__, exc_info=True)
+
+
+def install(module: ModuleType, strategy: type) -> None:
+    """Make `strategy` the smddp of a Lightning package; SDP_AUTOLOAD=0 leaves its names out.
+
+    Args:
+        module: `<package>.strategies`.
+        strategy: The package's SMDDPStrategy.
+    """
+    survive_missing_mpi(module.__name__.removesuffix(".strategies"))
+    if autoload():
+        add_names(module, strategy)
 
 
 def add_names(module: Any, strategy: type) -> None:

@@ -54,7 +54,7 @@ class _OverSmddp(LightningClass):
 
     @property
     def cluster_environment(self) -> Any:
-        """The launcher of this job; see `environment.for_this_launch`."""
+        """The launcher of this job; see `cluster_environment`."""
         return self._cluster_environment
 
     @cluster_environment.setter

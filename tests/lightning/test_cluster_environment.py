@@ -97,6 +97,26 @@ def test_an_environment_that_fits_is_kept(monkeypatch: pytest.MonkeyPatch, kind:
     assert for_this_launch(None, Chosen) is None
 
 
+@pytest.mark.parametrize(
+    ("source", "given", "missing"),
+    [
+        ("openmpi", {}, "MASTER_ADDR must"),
+        ("hydra", {"MASTER_ADDR": "a"}, "MASTER_PORT must"),
+        ("hydra", {}, "MASTER_ADDR and MASTER_PORT must"),
+    ],
+)
+def test_mpiruns_nodes_must_know_rank_0(
+    monkeypatch: pytest.MonkeyPatch, source: str, given: dict[str, str], missing: str
+) -> None:
+    monkeypatch.setattr(Topology, "from_env", lambda: Topology(2, 4, 0, 2, 1, "key", source))
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"{missing} be set. Hint: "):
+        for_this_launch(Alone(), Chosen)
+
+
 @pytest.mark.may_leak("env", reason="Lightning reads the variables until the process ends")
 @pytest.mark.parametrize("package", MODULES)
 def test_number_of_devices_must_fit(monkeypatch: pytest.MonkeyPatch, package: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import pickle
 import subprocess
 import sys
@@ -71,6 +72,18 @@ print("smddp" in names)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.stdout, "not available" in done.stderr) == ("True\n", False), done.stderr
+
+
+def test_without_autoload_there_are_no_names_but_the_strategy_works() -> None:
+    script = """
+import sdp_plugins.lightning.pytorch
+from lightning.fabric.plugins.environments.mpi import MPIEnvironment
+from lightning.pytorch.strategies import StrategyRegistry
+print("smddp" in StrategyRegistry, hasattr(MPIEnvironment.detect, "__wrapped__"))
+"""
+    env = {**os.environ, "SDP_AUTOLOAD": "0"}
+    done = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True)
+    assert done.stdout == "False True\n", done.stderr
 
 
 @pytest.mark.parametrize("package", MODULES)
