@@ -212,6 +212,7 @@ class Stream:
             pieces = [*self.tail]
             self.tail.clear()
             self.show(pieces)
+            self.flush()
 
     def text(self) -> str:
         """The last lines, with the unfinished one."""

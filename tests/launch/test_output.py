@@ -139,6 +139,14 @@ def test_what_cannot_be_written_is_dropped(wall: Wall) -> None:
     assert list(one.tail) == [b"x\n"] * 2
 
 
+def test_hidden_output_is_shown_with_an_unfinished_line(wall: Wall) -> None:
+    mpirun = Stream("", wall.sink)
+    mpirun.hidden = True
+    mpirun.feed(b"no such host\nbye")
+    mpirun.reveal()
+    assert wall.text() == "no such host\nbye"
+
+
 def test_hidden_output_is_shown_once(wall: Wall) -> None:
     """The supervisor may ask several times why mpirun could not start the ranks."""
     mpirun = Stream("[mpirun] ", wall.sink)

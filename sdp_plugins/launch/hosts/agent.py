@@ -102,7 +102,13 @@ class IoForwarder:
     def _run(self, function: Callable[..., object], *args: object) -> None:
         thread = threading.Thread(target=function, args=args, daemon=True)
         self._threads.append(thread)
-        thread.start()
+        # The kernel may give a signal to any thread that does not block it; only the main thread's
+        # wait ends by one.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            thread.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def _forward(self, fd: int, kind: bytes) -> None:
         """Forward a pipe until its end."""
@@ -207,7 +213,7 @@ def run(launcher: str, master_port: int, token: str) -> int:
         given = {**os.environ, **start["variables"]}
         forwarder.start(start["command"], rank_environment(topology, given))
         forwarder.serve()
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no thread
         forwarder.send(messages.REFUSED, f"{host} cannot start its rank: {error}".encode())
     finally:
         forwarder.close()

@@ -250,6 +250,7 @@ class RemoteRanks(WorkerGroup):
         """Dismiss the agents, which end their ranks; mpirun should then end."""
         if self.mpirun is None:
             return
+        self._stop_listening()  # an agent that connects now would start its rank
         self.mpirun_output.hidden = True  # or its messages about the ends would come last
         for connection in self.connections:
             connection.dismiss()
