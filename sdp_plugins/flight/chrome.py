@@ -22,7 +22,8 @@ def write(path: Path, snapshots: Sequence[RankSnapshot]) -> None:
         OSError: It cannot be written.
     """
     events = (event for rank in _by_rank(snapshots) for event in _events(rank))
-    about = {"job": snapshots[0].info.job, "from": "the flight recorder"}
+    # Not the format of recorded traces, which `sdp run --trace` replaces.
+    about = {"format": "sdp_plugins flight 1", "job": snapshots[0].info.job}
     trace_file.write(path, about, events)
 
 

@@ -25,10 +25,10 @@ def write(path: Path, about: Json, events: Iterable[Json]) -> Path:
 
     Args:
         path: Path of the file.
-        about: Its ``otherData``.
+        about: Its ``otherData``; begins with another ``format`` if it is not of this recorder.
         events: Its events.
     """
-    head = {"otherData": {"format": FORMAT, **about}, "displayTimeUnit": "ms"}
+    head = {"otherData": {"format": FORMAT} | about, "displayTimeUnit": "ms"}
     with replacing(path) as file:
         file.write(json.dumps(head)[: -len("}")] + ', "traceEvents": [')
         comma = "\n"
@@ -57,6 +57,8 @@ def replacing(path: Path) -> Iterator[TextIO]:
 def about(path: Path) -> Json | None:
     """``otherData`` of a trace; None if the file is not a trace or cannot be read."""
     try:
+        if not path.is_file():  # a FIFO would block
+            return None
         with path.open() as file:
             if file.read(len(_BEGIN)) != _BEGIN:
                 return None

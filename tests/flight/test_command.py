@@ -20,6 +20,7 @@ import pytest
 from sdp_plugins.core import CollectiveTimeoutError, Group
 from sdp_plugins.flight.cli import main
 from sdp_plugins.flight.segments import Segments
+from sdp_plugins.trace.trace_file import about
 from tests.faults import gave_up, stay_away
 from tests.flight.cases import one_is_late, queue_many, until_seen
 from tests.ranks import HANG_S, Start, run_ranks, say, start_ranks
@@ -99,6 +100,7 @@ def test_a_timeline(start_pooled: Start, run: Run, tmp_path: Path) -> None:
     with start_pooled(3, one_is_late, "absent") as ranks:
         until_seen(ranks, "ranks 0, 1 have waited")
         run(ranks.environment["SDP_JOB_ID"], "--chrome", tmp_path / "trace.json")
+        assert about(tmp_path / "trace.json") is None  # else `sdp run --trace` replaced it
     found = json.loads((tmp_path / "trace.json").read_text())
     check(found)
     slices = [e for e in found["traceEvents"] if e.get("cat") == "collective"]
