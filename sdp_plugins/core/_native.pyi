@@ -331,9 +331,6 @@ class Request:
         Indices of inputs that would be overwritten before every rank has read them.
         """
 
-    def overlaps(self, other: Request) -> bool:
-        """Whether the two use some of the same memory."""
-
     def trace_event(self) -> bytes:
         """What is recorded of it, packed."""
 

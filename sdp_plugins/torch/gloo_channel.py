@@ -200,15 +200,8 @@ class GlooChannel:
         while not batch.ended.wait(SLICE_S):
             watch()
             self._connections.check()
-        self.done(pending)
-
-    def done(self, pending: Sequence[Message]) -> bool:
-        """Return whether all messages are done; from the first call on, a thread waits for them."""
-        batch = pending[0].batch or self._waiter.take(pending)
-        if batch.ended.is_set():
-            for message in pending:
-                message.raise_if_broken()
-        return batch.ended.is_set()
+        for message in pending:
+            message.raise_if_broken()
 
     def unattended(self) -> AbstractContextManager[None]:
         """Return an empty context: gloo makes progress in its own thread."""

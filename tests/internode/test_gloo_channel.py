@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from datetime import timedelta
 from unittest import mock
 
@@ -14,7 +12,6 @@ import torch
 from sdp_plugins.core.internode.transport import WireError
 from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.torch.gloo_channel import Connections, GlooChannel, Message
-from tests.ranks import HANG_S
 
 
 class Work:
@@ -56,34 +53,24 @@ def channel_of(*works: Work) -> tuple[GlooChannel, list[Message]]:
     return channel, [channel.receive(1, memory.data_ptr(), 8) for _ in works]
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + HANG_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def test_a_message_that_failed_before_anybody_waited_is_told() -> None:
     works = [Work(), Work()]
     channel, messages = channel_of(*works)
     works[0].end("connection reset by peer")
     works[1].end()
-    until(lambda: channel.done(messages[1:]))
+    channel.wait(messages[1:], lambda: None)
     with pytest.raises(WireError, match="connection reset"):
         channel.wait(messages, lambda: None)
-    with pytest.raises(WireError, match="connection reset"):
-        channel.done(messages)
     channel.close(abandon=False)
 
 
-def test_who_asks_whether_messages_are_done_may_wait_for_them_then() -> None:
+def test_a_wait_ends_with_the_last_message() -> None:
     works = [Work(), Work()]
     channel, messages = channel_of(*works)
-    assert not channel.done(messages)
     works[1].end()
     threading.Timer(0.1, works[0].end).start()
     channel.wait(messages, lambda: None)
-    assert channel.done(messages)
+    assert all(message.done for message in messages)
     channel.close(abandon=False)
 
 

@@ -6,7 +6,7 @@ import gc
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -165,4 +165,32 @@ def test_memory_of_the_steps_of_an_operation_is_kept(start_pooled: Start, tmp_pa
         assert all(found)
 
 
-# ---- a mismatch ----------------------------------------------------------------------------------
+def fail_without_a_collector(rank: int, world: int, root: str) -> bool:
+    group = meet("2x1", root, "g")
+    group.all_reduce(array(5))
+    group.timeout_s = LIMIT_S
+    if rank == 1:
+        time.sleep(WAIT_S)
+        group.close()
+        return False
+    context = weakref.ref(group.issuer.endpoint._context)  # type: ignore[union-attr]
+    gc.collect()
+    gc.disable()
+    try:
+        with suppress(CollectiveTimeoutError):
+            group.all_reduce(array(5))
+        group.close()
+        del group
+        end = time.monotonic() + WAIT_S / 2
+        while context() is not None and time.monotonic() < end:
+            time.sleep(0.01)  # the engine's thread drops its last reference as it ends
+        return context() is None
+    finally:
+        gc.enable()
+
+
+def test_a_failed_group_is_freed_without_the_garbage_collector(
+    start_pooled: Start, tmp_path: Path
+) -> None:
+    with start_pooled(2, fail_without_a_collector, str(tmp_path)) as ranks:
+        assert ranks[0].result(WAIT_S)

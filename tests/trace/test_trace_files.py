@@ -156,6 +156,23 @@ def test_what_is_queued_behind_a_failure_has_not_run(tmp_path: Path) -> None:
     assert [event["args"]["seq"] for event in slices(read(tmp_path, 0))] == [1]
 
 
+def receive_in_vain(rank: int, world: int) -> None:
+    with Group.from_env() as group:
+        group.timeout_s = 0.5
+        if rank == 1:
+            stay_away(1, world)
+            return
+        with pytest.raises(SdpError):
+            group.recv(np.ones(10), 1)
+        gave_up()
+
+
+def test_a_receive_that_fails_is_shown(tmp_path: Path) -> None:
+    run_ranks(2, receive_in_vain, env={"SDP_TRACE": str(tmp_path)})
+    (event,) = slices(read(tmp_path, 0), "message")
+    assert event["name"] == "recv" and event["args"]["blamed"] == "rank 1"
+
+
 def differ(rank: int, world: int, folder: str) -> None:
     trace.start(folder)
     with Group.from_env(timeout_s=30) as group:

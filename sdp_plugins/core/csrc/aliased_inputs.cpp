@@ -1,4 +1,4 @@
-#include "overlaps.hpp"
+#include "aliased_inputs.hpp"
 
 #include <algorithm>
 #include <functional>
@@ -63,24 +63,5 @@ std::vector<std::size_t> aliased_inputs(const Request& request, int rank) {
     }
   }
   return found;
-}
-
-bool overlaps(const Request& a, const Request& b) {
-  std::vector<Span> spans;  // `is_own`: the span is of `a`
-  for (const Request* request : {&a, &b}) {
-    for (const auto* pieces : {&request->sends, &request->recvs}) {
-      for (Span span : spans_of(*pieces, 0, itemsize(request->dtype))) {
-        span.is_own = request == &a;
-        spans.push_back(span);
-      }
-    }
-  }
-  std::ranges::sort(spans, std::less<>(), &Span::begin);
-  const std::byte* ends[] = {nullptr, nullptr};  // the furthest end of each request so far
-  for (const Span& span : spans) {
-    if (std::less<>()(span.begin, ends[!span.is_own])) return true;
-    ends[span.is_own] = std::max(ends[span.is_own], span.end, std::less<>());
-  }
-  return false;
 }
 }  // namespace sdp

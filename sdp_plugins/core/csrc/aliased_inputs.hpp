@@ -1,4 +1,4 @@
-// Finds memory that operations share.
+// Finds inputs of an operation that lie in its outputs.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,4 @@ namespace sdp {
 // may lie in the outputs' memory. Costs two comparisons per piece if all inputs lie before or
 // behind all outputs.
 std::vector<std::size_t> aliased_inputs(const Request& request, int rank);
-
-// Whether the memory of two operations overlaps.
-bool overlaps(const Request& a, const Request& b);
 }  // namespace sdp

@@ -1,5 +1,5 @@
+#include "aliased_inputs.hpp"
 #include "bindings.hpp"
-#include "overlaps.hpp"
 #include "reduction_tree.hpp"
 #include "trace_event.hpp"
 #include "work.hpp"
@@ -64,7 +64,6 @@ void bind_requests(nb::module_& m) {
           "rank"_a, "world_size"_a, "Raises for what can be seen without any other rank.")
       .def("aliased_inputs", &aliased_inputs, "rank"_a,
            "Indices of inputs that would be overwritten before every rank has read them.")
-      .def("overlaps", &overlaps, "other"_a, "Whether the two use some of the same memory.")
       .def(
           "trace_event",
           [](const Request& request) {

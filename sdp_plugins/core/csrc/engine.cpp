@@ -130,7 +130,7 @@ std::uint64_t Engine::issued() const {
 }
 
 void Engine::close() {
-  communicator_->close();  // ends waits within one slice
+  communicator_->close();  // ends waits within kPeerCheckUs
   // In a forked child, a thread that does not exist there may hold the lock.
   if (!thread_.ours()) return;
   std::deque<Item> dropped;

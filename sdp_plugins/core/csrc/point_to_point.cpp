@@ -124,6 +124,7 @@ void PointToPoint::post_receive(PendingMessage receive) {
 void PointToPoint::finish(PendingMessage& pending, const std::optional<Failure>& failure,
                           int source) {
   if (source >= 0) source = pending.record.event.peer = communicator_->peers().id(source);
+  if (failure) pending.record.begin();  // if it has not: traces show failed messages
   pending.record.end(failure ? &*failure : nullptr);
   pending.work->finish(failure, source);
 }

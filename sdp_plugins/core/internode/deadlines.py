@@ -13,8 +13,9 @@ class Deadlines:
     Ranks may wait for each other in a chain. The rank that waits for the culprit itself should give
     up first, because its error names the culprit. A rank that waits for another rank of its node
     therefore gives up one grace period after the time-out, unless the other rank signals that it
-    waits for another node. A rank that waits for headers gives up after two grace periods, and one
-    that waits for data after one more for each hop.
+    waits for another node. A rank that waits for headers gives up after two grace periods (after
+    three in the second round, with more than 16 nodes), and one that waits for data after one more
+    for each hop.
 
     Args:
         timeout_s: The operation's time-out.

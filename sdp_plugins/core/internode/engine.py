@@ -148,11 +148,15 @@ class Engine:
         try:
             self._run(task)
         except BaseException as error:
-            failure = self.fail(task.operation, error)  # tells the other ranks first
-            # The traceback holds the memory of the steps that failed.
-            memory = (*self._context.pools.values(), task.operation, error)
-            self.abandoned = abandon(task.operation, *memory) or self.abandoned
-            self._end(task, failure)
+            self._fail_task(task, error)
+
+    def _fail_task(self, task: Task, error: BaseException) -> None:
+        """Fail the group and a task, from a frame that is not in the error's traceback."""
+        failure = self.fail(task.operation, error)  # tells the other ranks first
+        # The traceback holds the memory of the steps that failed.
+        memory = (*self._context.pools.values(), task.operation, error)
+        self.abandoned = abandon(task.operation, *memory) or self.abandoned
+        self._end(task, failure)
 
     def _run(self, task: Task) -> None:
         operation = task.operation
@@ -160,10 +164,10 @@ class Engine:
         agree(operation)
         PROGRAMS[operation.request.op](operation)
         operation.end()
-        self._context.trim(MOST_KEPT_NBYTES)
         self._context.last_completed = operation.signature
         task.track.end(task.work)
         task.work.finish()
+        self._context.trim(MOST_KEPT_NBYTES)
 
     def _end(self, task: Task, failure: SdpError) -> None:
         task.track.end(task.work, failure)

@@ -15,7 +15,7 @@ ANNOUNCEMENT_NBYTES = 256
 """Every announcement has this size, so that a plain all_gather can exchange them."""
 
 _MAGIC = b"SDPA"
-_VERSION = 2
+_VERSION = 3
 _LAYOUT = struct.Struct("<4sHHIIIIQ16s16s36s64si")
 
 

@@ -13,7 +13,7 @@ import struct
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-VERSION = 2
+VERSION = 3
 MAX_NBYTES = 96 * 1024
 
 _MAGIC = b"SDPL"
