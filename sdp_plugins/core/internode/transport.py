@@ -48,7 +48,7 @@ class Channel(Protocol[M]):
 
     Messages from one rank to another arrive in the order in which they were sent, and match
     receives in the order in which these were posted. Both sides give the same length. One thread at
-    a time uses a channel, except for ``close`` and ``told``.
+    a time uses a channel, except for ``close`` and ``received_failure``.
     """
 
     def send(self, peer: int, address: int, nbytes: int) -> M:

@@ -1,8 +1,8 @@
 // all_reduce and reduce differ only in the ranks that keep the result.
 //
-// The three paths give the same bits (one tree, see reduce.hpp). Large buffers are divided into N
-// equal shards, and rank r is the server of shard r, as in SMDDP's balanced fusion buffers: every
-// rank reads and writes the same number of bytes.
+// The three paths give the same bits (one tree, see reduction_tree.hpp). Large buffers are divided
+// into N equal shards, and rank r is the server of shard r, as in SMDDP's balanced fusion buffers:
+// every rank reads and writes the same number of bytes.
 #include <cstring>
 #include <span>
 
