@@ -19,7 +19,7 @@ SURVIVOR_GRACE_S = 2.0  # from a failure to SIGTERM: the other ranks detect it a
 TERMINATE_GRACE_S = 3.0  # from SIGTERM to SIGKILL
 CAUSE_GRACE_S = 1.0  # from the end of a rank that lost another to the end of that one
 INTERRUPT_GRACE_S = 15.0  # from Ctrl-C to SIGTERM: a script may save a checkpoint
-STACKS_S = 1.0  # from the time-out to SIGTERM: the ranks write their Python stacks
+STACKS_S = 2.0  # after a time-out, until SIGTERM: the ranks write their Python stacks
 DRAIN_S = 1.0  # limit for forwarding the last output after a signal or a time-out
 TIMED_OUT = 124  # the exit code of timeout(1)
 BROKEN_PIPE = 128 + signal.SIGPIPE
@@ -202,9 +202,11 @@ class Supervisor:
             self.deadline, self.time_is_up = None, True
             if not self.is_ending:
                 self.say(f"the time is up; {self.what_is_left()}")
+                when = now
                 if self.running:
                     self.show_ranks()
-                self.end_by(Ending("", TIMED_OUT), now + STACKS_S if self.running else now)
+                    when = time.monotonic() + STACKS_S  # to read the ranks may have taken seconds
+                self.end_by(Ending("", TIMED_OUT), when)
         while self.steps and self.steps[0][0] <= now:
             self.signal_all(self.steps.pop(0)[1])
 

@@ -32,7 +32,12 @@ OPTIMIZERS: dict[str, Mapping[str, Sequence[Any]]] = {
     "Adadelta": {"learning_rate": (0.1,), "epsilon": (1e-3,)},
     "Adagrad": {"learning_rate": (0.01,), "epsilon": (1e-3,)},
     "Adamax": {"learning_rate": (0.003,), "epsilon": (1e-3,)},
-    "Adafactor": {"learning_rate": (0.01,), "relative_step": (True, False)},
+    # With the default of 1e-30, a gradient of only rounding moves a weight as far as any other.
+    "Adafactor": {
+        "learning_rate": (0.01,),
+        "relative_step": (True, False),
+        "epsilon_1": (1e-6,),
+    },
     "Nadam": {"learning_rate": (0.003,), "epsilon": (1e-3,)},
     "Ftrl": {"learning_rate": (0.01,), "l1_regularization_strength": (0.0, 0.001)},
     "Lamb": {"learning_rate": (0.003,), "epsilon": (1e-3,)},

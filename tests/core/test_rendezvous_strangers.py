@@ -17,6 +17,7 @@ from sdp_plugins.core.errors import (
 from sdp_plugins.core.rendezvous.failure import Kind, RendezvousFailure
 from sdp_plugins.core.rendezvous.messages import (
     MAX_NBYTES,
+    VERSION,
     MessageKind,
     pack_message,
     receive_message,
@@ -43,16 +44,16 @@ STRANGE = {
     "oversized": pack_message(MessageKind.HELLO, b"x" * MAX_NBYTES),
     "short hello": pack_message(MessageKind.HELLO, b"x"),
     "not a hello": pack_message(MessageKind.TABLE),
-    "unknown kind": struct.pack("<4sHH", b"SDPL", 2, 77),
+    "unknown kind": struct.pack("<4sHH", b"SDPL", VERSION, 77),
 }
 
 
 @pytest.mark.parametrize("name", STRANGE)
 def test_strangers_disturb_nothing(start_pooled: Start, name: str) -> None:
     """Some hang up and some stay until the ranks are through."""
-    with start_pooled(2, exchange_rank_0_first) as ranks:
-        strangers = [knock(addresses(ranks.environment)[0]) for _ in range(20)]
-        for i, sock in enumerate(strangers):
+    with start_pooled(2, exchange_rank_0_first) as ranks, ExitStack() as strangers:
+        for i in range(20):
+            sock = strangers.enter_context(knock(addresses(ranks.environment)[0]))
             sock.setblocking(False)
             if STRANGE[name]:
                 sock.send(STRANGE[name])
@@ -60,8 +61,6 @@ def test_strangers_disturb_nothing(start_pooled: Start, name: str) -> None:
                 sock.close()
         go_rank(ranks, 1)
         assert ranks.results() == [blobs(2)] * 2
-        for sock in strangers:
-            sock.close()
 
 
 def exchange_rank_0_first(rank: int, world: int) -> list[bytes]:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -190,6 +191,37 @@ def test_a_time_out_shows_who_waits_and_where_ranks_are(script: Script) -> None:
     )
     assert re.search(r'\[rank 1\]   File ".*a script 0.py", line \d+ in asleep\n', last)
     assert re.search(r'\[rank 0\]   File ".*collectives.py", line \d+ in barrier\n', last)
+
+
+BUSY = """
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])  # in the threads that follow, too
+from sdp_plugins.core import Group
+def busy():
+    while signal.SIGURG not in signal.sigpending(): time.sleep(0.01)
+    time.sleep(0.2)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGURG])
+with Group.from_env(): busy()
+time.sleep(600)
+"""
+SLOW_TO_READ = """
+import runpy, time
+from sdp_plugins.launch import supervise
+supervise.who_waits = lambda: time.sleep(3) or "slow"
+runpy.run_module("sdp_plugins.launch", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_ranks_write_their_stacks_however_long_it_takes_to_read_them(script: Script) -> None:
+    path = script(BUSY)
+    done = subprocess.run(
+        [sys.executable, "-c", SLOW_TO_READ, "run", "-n", "1", "--timeout", "5", path],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+    )
+    assert done.returncode == 124
+    assert "in busy\n" in done.stderr
 
 
 def test_a_time_out_of_a_rank_names_who_is_absent(script: Script) -> None:
