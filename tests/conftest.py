@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from multiprocessing import resource_tracker
@@ -28,6 +29,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "long: takes minutes, and shows rarely more (make test-long)"
     )
+    for number in (signal.SIGINT, signal.SIGHUP):
+        # A shell's background commands and nohup ignore these. Processes that a test starts would
+        # too, unless this one handles them.
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
     resource_tracker.ensure_running()  # lasts for the session once multiprocessing has used it
     adopt_orphans()
     own_shared_memory()

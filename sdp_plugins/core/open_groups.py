@@ -105,8 +105,9 @@ class OpenGroups:
             observer.forked()
 
     def __iter__(self) -> Iterator[OpenGroup]:
-        with self._lock:
-            return iter(tuple(self._groups))
+        # Without the lock: an observer may hold its own here, for which a thread that holds this
+        # lock may wait in a finalizer that closes a group.
+        return iter(tuple(self._groups))
 
     # ---- observers -----------------------------------------------------------------------------
 
