@@ -141,7 +141,7 @@ def test_the_detector_learns() -> None:
     model, batch = workload.build(), workload.batch(0, 0)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
     losses = []
-    for _ in range(8):
+    for _ in range(3):
         optimizer.zero_grad()
         loss = model(*batch)
         loss.backward()

@@ -36,7 +36,7 @@ class Case:
         tolerance: Of the numbers; None where one process makes something else.
         on_three: Tried on three ranks as well, which do not divide batches evenly.
         versions: Run with other versions as well: such cases need every private name of Keras.
-        long: Of `make test-long`.
+        long: The backends on which the case takes long and is left to `make test-long`.
         unsupported: Why Keras itself has no such case, by backend.
     """
 
@@ -53,7 +53,7 @@ class Case:
     tolerance: float | None = 2e-5
     on_three: bool = False
     versions: bool = False
-    long: bool = False
+    long: tuple[str, ...] = ()
     unsupported: Mapping[str, str] = field(default_factory=dict)
 
     def compiled(self, world: int) -> Any:

@@ -148,12 +148,18 @@ ARGUMENTS_OF_COMPILE = {
     ),
     "Eager": Case(rows=21, epochs=1, compile=lambda: {"run_eagerly": True}),
     # torch traces and differentiates ahead of time
-    "Compiled": Case(rows=2 * BATCH, compiler="aot_eager", versions=True, unsupported=NEW_COMPILER),
+    "Compiled": Case(
+        rows=2 * BATCH,
+        compiler="aot_eager",
+        versions=True,
+        long=("torch",),
+        unsupported=NEW_COMPILER,
+    ),
     # every shape takes torch's compiler half a minute
     "CompiledToMachineCode": Case(
         rows=2 * BATCH,
         compiler="inductor",
-        long=True,
+        long=("torch",),
         unsupported=NEW_COMPILER | other_than("torch", "on this backend Compiled is"),
     ),
     "SummedLoss": Case(

@@ -16,16 +16,16 @@ def results() -> dict[Any, Any]:
     return {}
 
 
-def marks(world: int, name: str) -> list[Any]:
+def marks(backend: str, world: int, name: str) -> list[Any]:
     case = CASES[name]
     versions = [pytest.mark.versions] if world == 2 and case.versions else []
-    return versions + ([pytest.mark.long] if case.long else [])
+    return versions + ([pytest.mark.long] if backend in case.long else [])
 
 
 @pytest.mark.parametrize(
     ("backend", "world", "name"),
     [
-        pytest.param(backend, world, name, marks=marks(world, name))
+        pytest.param(backend, world, name, marks=marks(backend, world, name))
         for backend in BACKENDS
         for world in (2, 3)
         for name, case in sorted(CASES.items())
