@@ -67,30 +67,33 @@ def run(
         RankError: A rank failed.
     """
     report = Report("keras", asdict(plan), machine.describe())
-    ways = [NO_COMM, OURS]
     with ExitStack() as stack:
         progress("starting")
-        jobs = {}
-        if start:
-            jobs[OURS] = stack.enter_context(Job(_spec(plan, OURS, mpi=mpi, start=start)))
-            ways.append(ALONE)
-        else:
-            jobs[OURS] = stack.enter_context(Job(_spec(plan, OURS)))
-            if plan.backend == "tensorflow" and plan.ranks > 1:
-                for way, environment in ((MIRRORED, AS_STARTED_BY_HAND), (MIRRORED_HUGE, {})):
-                    spec = _spec(plan, MIRRORED, environment)
-                    jobs[way] = stack.enter_context(Job(spec))
-                    ways.append(way)
+        jobs = _start_jobs(plan, mpi, start, stack)
 
         def turn(way: str) -> float:
             name = MIRRORED if way == MIRRORED_HUGE else way
-            job = jobs.get(way, jobs[OURS])
-            return step_us(job.call("run", {"way": name, "steps": plan.steps}))
+            return step_us(jobs[way].call("run", {"way": name, "steps": plan.steps}))
 
         report.facts["parameters"] = jobs[OURS].call("parameters")[0]
-        rounds = alternate(ways, plan.rounds, turn, progress)
+        rounds = alternate(list(jobs), plan.rounds, turn, progress)
     report.measurements = [Measurement(way, us) for way, us in rounds.items()]
     return report
+
+
+def _start_jobs(
+    plan: KerasPlan, mpi: MpiInstall | None, start: Start | None, stack: ExitStack
+) -> dict[str, Job]:
+    """Start the job of each method; some share one."""
+    spec = _spec(plan, OURS, mpi=mpi, start=start) if start else _spec(plan, OURS)
+    ours = stack.enter_context(Job(spec))
+    jobs = {NO_COMM: ours, OURS: ours}
+    if start:
+        jobs[ALONE] = ours
+    elif plan.backend == "tensorflow" and plan.ranks > 1:
+        for way, environment in ((MIRRORED, AS_STARTED_BY_HAND), (MIRRORED_HUGE, {})):
+            jobs[way] = stack.enter_context(Job(_spec(plan, MIRRORED, environment)))
+    return jobs
 
 
 def overlapped(report: Report) -> float | None:

@@ -129,6 +129,19 @@ def fit(draw: random.Random, backend: str, world: int, outputs: Sequence[Output]
         options["validation_split"] = 0.3
     if draw.random() < 0.5 and not weighted and takes_class_weight(options, outputs):
         options["class_weight"] = [0.5, 2.0, 1.25]
+    options |= _execution(draw, backend, eager)
+    if source == "generator" or draw.random() < 0.05:
+        options["steps_per_epoch"] = full + bool(last)
+    if source == "arrays" and draw.random() < 0.06:
+        options |= {"source": "train_on_batch", "epochs": 1}
+        for name in ("steps_per_epoch", "validation_rows", "validation_split"):
+            options.pop(name, None)
+    return options
+
+
+def _execution(draw: random.Random, backend: str, eager: bool) -> dict[str, Any]:
+    """Return arguments of `compile` that tell how steps run."""
+    options: dict[str, Any] = {}
     if eager:
         options["run_eagerly"] = True
     elif backend != "torch" and draw.random() < 0.12:
@@ -137,12 +150,6 @@ def fit(draw: random.Random, backend: str, world: int, outputs: Sequence[Output]
         options["run_eagerly"] = True
     if backend == "tensorflow" and not eager and draw.random() < 0.3:
         options["optimize_graph"] = True
-    if source == "generator" or draw.random() < 0.05:
-        options["steps_per_epoch"] = full + bool(last)
-    if source == "arrays" and draw.random() < 0.06:
-        options |= {"source": "train_on_batch", "epochs": 1}
-        for name in ("steps_per_epoch", "validation_rows", "validation_split"):
-            options.pop(name, None)
     return options
 
 
