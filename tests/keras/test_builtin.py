@@ -221,10 +221,12 @@ def _compiled(weighted: bool) -> tuple[Any, dict[str, str]]:
 
 
 def _fit(model: Any, kinds: dict[str, str], weighted: bool) -> dict[str, Any]:
+    # Elsewhere a second, smaller batch costs another compilation of all losses.
+    rows = ROWS if keras.backend.backend() == "torch" else BATCH
     random, targets = np.random.default_rng(2), _targets()
-    x = random.normal(size=(ROWS, FEATURES)).astype(np.float32)
-    weight = random.uniform(0.5, 2, ROWS).astype(np.float32)
-    y = {name: targets[kind] for name, kind in kinds.items()}
+    x = random.normal(size=(rows, FEATURES)).astype(np.float32)
+    weight = random.uniform(0.5, 2, rows).astype(np.float32)
+    y = {name: targets[kind][:rows] for name, kind in kinds.items()}
     for name in kinds:
         if name == "measured_index":  # has the shape of no prediction
             y[name] = y[name][:, None]
