@@ -188,6 +188,7 @@ def test_fsdp_over_smddp_computes_what_gloo_does():
     assert "1 thread each" in shown(fsdp.fsdp_table(report))
 
 
+@pytest.mark.long
 def test_memory_has_an_entry_per_backend_and_rank():
     report = memory.run(ddp.DdpPlan(tokens=4, model=SMALL_MODEL))
     assert [job.backend for job in report.jobs] == ["gloo", "smddp"]

@@ -93,11 +93,14 @@ NEW_COMPILER = {"torch": BY_HAND} if KERAS < (3, 12) else {}
 ONE_OPTIMIZER = {"jax": "Keras on JAX knows one optimizer of a model only"}
 TENSORFLOW_DATA = other_than("tensorflow", AS_ANY_ITERABLE + "TensorFlow")
 
+TRACED = ("tensorflow", "jax")
+"""Where a case takes seconds. What is one code for all backends is a long test there."""
+
 SOURCES = {
     "Arrays": Case(),
     "ShortLastBatch": Case(rows=21, versions=True),  # batches of 8, 8 and 5
     "LastBatchOfOne": Case(rows=17, on_three=True),  # all ranks but one have no row in that
-    "ArraysWithoutBatchSize": Case(batch_size=None, only_fits=True),
+    "ArraysWithoutBatchSize": Case(batch_size=None, only_fits=True, long=TRACED),
     "Dataset": Case(
         rows=21,
         source=sources.dataset,
@@ -123,19 +126,24 @@ SOURCES = {
         unsupported=other_than("torch", AS_ANY_ITERABLE + "torch"),
     ),
     "PyDataset": Case(source=sources.py_dataset, only_fits=True, versions=True),
-    "Generator": Case(source=sources.generator, only_fits=True),
+    "Generator": Case(source=sources.generator, only_fits=True, long=TRACED),
 }
 
 ARGUMENTS_OF_FIT = {
     "ClassWeight": Case(
-        rows=21, fit=lambda rows: {"class_weight": {0: 0.5, 1: 2.0, 2: 1.25}}, only_fits=True
+        rows=21,
+        fit=lambda rows: {"class_weight": {0: 0.5, 1: 2.0, 2: 1.25}},
+        only_fits=True,
+        long=TRACED,
     ),
     "SampleWeight": Case(
         rows=21, compile=lambda: {"weighted_metrics": ["accuracy"]}, fit=weights, versions=True
     ),
-    "ValidationSplit": Case(fit=lambda rows: {"validation_split": 0.3}, only_fits=True),
+    "ValidationSplit": Case(
+        fit=lambda rows: {"validation_split": 0.3}, only_fits=True, long=TRACED
+    ),
     "ValidationData": Case(fit=validation, versions=True),
-    "StepsPerEpoch": Case(fit=lambda rows: {"steps_per_epoch": 2}, only_fits=True),
+    "StepsPerEpoch": Case(fit=lambda rows: {"steps_per_epoch": 2}, only_fits=True, long=TRACED),
     "Shuffled": Case(fit=lambda rows: {"shuffle": True}, only_fits=True, tolerance=None),
 }
 
@@ -175,7 +183,7 @@ ARGUMENTS_OF_COMPILE = {
         fit=weights,
         versions=True,
     ),
-    "LossFunction": Case(rows=21, compile=lambda: {"loss": models.squares}),
+    "LossFunction": Case(rows=21, compile=lambda: {"loss": models.squares}, long=TRACED),
     "AreaUnderCurve": Case(
         rows=21,
         compile=lambda: {"loss": keras.losses.MeanSquaredError(), "metrics": scores()},
@@ -188,11 +196,15 @@ ARGUMENTS_OF_COMPILE = {
         on_three=True,
         versions=True,
     ),
-    "OwnKindOfMean": Case(rows=17, compile=lambda: {"metrics": [models.RootMean(name="root")]}),
-    "LossObjectAsMetric": Case(
-        rows=21, compile=lambda: {"metrics": [crossentropy(name="object"), "accuracy"]}
+    "OwnKindOfMean": Case(
+        rows=17, compile=lambda: {"metrics": [models.RootMean(name="root")]}, long=TRACED
     ),
-    "MetricOfOneNumber": Case(rows=21, build=models.TellsMetric),
+    "LossObjectAsMetric": Case(
+        rows=21,
+        compile=lambda: {"metrics": [crossentropy(name="object"), "accuracy"]},
+        long=TRACED,
+    ),
+    "MetricOfOneNumber": Case(rows=21, build=models.TellsMetric, long=TRACED),
 }
 
 OPTIMIZERS = {
@@ -213,7 +225,7 @@ OPTIMIZERS = {
         versions=True,
         unsupported={"jax": "in one process, too, Keras leaves deleted arrays in the model here"},
     ),
-    "WeightDecay": Case(compile=sgd(weight_decay=0.01), only_fits=True),
+    "WeightDecay": Case(compile=sgd(weight_decay=0.01), only_fits=True, long=TRACED),
     "Adaptive": Case(compile=adam, only_fits=True),
     "OptimizerInDictionary": Case(
         build=partial(models.own_step, in_dictionary=True),
@@ -251,7 +263,7 @@ MODELS = {
         on_three=True,
         versions=True,
     ),
-    "Frozen": Case(build=models.frozen, only_fits=True),
+    "Frozen": Case(build=models.frozen, only_fits=True, long=TRACED),
     # sees this rank's rows only; its moving statistics are everyone's
     "Normalized": Case(
         build=lambda: dense(normalization()), tolerance=None, on_three=True, versions=True
@@ -295,8 +307,8 @@ SHARED_IDS = {
 
 
 def one_row(build: Callable[[], Any], compile: Callable[[], dict[str, Any]] = dict) -> Case:
-    """Batches of 3 and 2 rows leave one row on rank 0."""
-    return Case(rows=5, batch_size=3, build=build, compile=compile)
+    """Batches of 3 and 2 rows leave one row on rank 0, whose tensors torch may have as views."""
+    return Case(rows=5, batch_size=3, build=build, compile=compile, long=TRACED)
 
 
 ONE_ROW = {
