@@ -431,6 +431,25 @@ TEST(a_forked_child_must_not_communicate_and_does_not_close_for_its_parent) {
   world.each([](int, Rank& rank) { rank.run(barrier()); });
 }
 
+TEST(who_gives_up_waits_for_peers_in_its_memory) {
+  World world(2);
+  std::atomic<bool> returned = false;
+  std::thread other;
+  {
+    const PeerMemoryAccess access(world[1].communicator->peers());
+    other = std::thread([&] {
+      world[0].abort("enough");
+      returned = true;
+    });
+    while (world[0].communicator->peers().state(0) != PeerState::failed) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    CHECK(!returned);
+  }
+  other.join();
+  world[0].close();
+  world[1].close();
+}
+
 TEST(faults_of_the_call_leave_the_group_as_it_was) {
   World world(2);
   world.each([&](int r, Rank& rank) {

@@ -92,6 +92,12 @@ void Communicator::run(const Request& request, const Patience& patience, Operati
 Failure Communicator::fail(const Failure& failure) {
   // A normal close is not a failure, and a forked child must not report for its parent.
   if (failure.kind == FailureKind::closed || closed() || !ours()) return peers_.composed(failure);
+  const Failure raised = keep_cause(failure);
+  peers_.await_access();
+  return raised;
+}
+
+Failure Communicator::keep_cause(const Failure& failure) {
   const std::lock_guard lock(cause_mutex_);
   if (cause_) return repeat_of_cause();
   cause_ = peers_.composed(failure);
@@ -140,7 +146,9 @@ void Communicator::check_peers(const OpSignature& operation, const OpSignature& 
 
 void Communicator::close() {
   if (closed_.exchange(true)) return;
-  if (ours()) peers_.leave();
+  if (!ours()) return;
+  peers_.leave();
+  peers_.await_access();
 }
 
 Communicator::Shared Communicator::allocate(std::size_t nbytes) {

@@ -63,6 +63,17 @@ class Operation {
   void arrive(Announcement announcement);
   // Address in this process of the `nbytes` of registered memory that a peer has announced.
   std::byte* memory_of(int rank, std::uint64_t nbytes) const;
+  // Reads or writes peers' registered memory. Throws the failure of a rank that has given up or
+  // closed the group, because its program may use that memory again. See `Peers::await_access`.
+  template <class Access>
+  void access_peer_memory(Access&& access) {
+    const PeerMemoryAccess announced(context_.peers);
+    for (int r = 0; r < world_size(); ++r) {
+      if (r == rank() || context_.peers.state(r) == PeerState::open) continue;
+      if (const auto cause = context_.peers.gave_up(r)) fail(*cause);
+    }
+    access();
+  }
 
   // Runs phases over `rounds` rounds: in stage i, phase p works on round i - p. All ranks
   // synchronize between stages. Phase 0 needs no data of its stage from peers, so it runs before

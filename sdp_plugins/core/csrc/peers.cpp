@@ -5,9 +5,13 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <cstring>
 #include <numeric>
+#include <thread>
 #include <utility>
+
+#include "clock.hpp"
 
 namespace sdp {
 namespace {
@@ -153,11 +157,26 @@ std::map<int, Failure> Peers::gone() const {
 }
 
 void Peers::set_state(PeerState state) {
+  if (access_end_s_.load() == 0) access_end_s_.store(now_s() + kAccessS);
   Header& header = own().header();
   header.state.store(state, std::memory_order_release);
   header.step.wake();
   // Threads that poll for messages do not check the state; the sleeping thread does, so wake it.
   for (int r = 0; r < world_size_; ++r) segment(r).header().bell.alarm();
+}
+
+void Peers::await_access() const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);  // see PeerMemoryAccess
+  for (int r = 0; r < world_size_; ++r) {
+    const auto accesses = [&] {
+      return segment(r).header().in_peer_memory.load(std::memory_order_acquire) == 1;
+    };
+    while (r != rank_ && accesses() && now_s() < access_end_s_.load()) {
+      const std::vector<int> ended = dead();
+      if (std::find(ended.begin(), ended.end(), r) != ended.end()) break;
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
 }
 
 void Peers::leave() {

@@ -1,6 +1,7 @@
 // The other ranks of a group on this node: their segments, and whether they are alive.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <optional>
@@ -19,6 +20,9 @@ namespace sdp {
 constexpr std::uint32_t kPeerCheckUs = 25'000;
 // The same for a thread that waits for messages. It checks all peers, not those it needs.
 constexpr std::uint32_t kMessagePeerCheckUs = 100'000;
+
+// The longest that a rank which gives up waits for its peers to leave its memory.
+constexpr double kAccessS = 10;
 
 // File descriptors from the rendezvous, one per rank. The constructor of `Peers` takes ownership.
 struct Links {
@@ -74,6 +78,11 @@ class Peers {
   // it is listed here.
   std::map<int, Failure> gone() const;
 
+  // Returns when no peer accesses this rank's registered memory. Called after `leave` or `give_up`:
+  // no access can begin then. Returns at the latest `kAccessS` after those, as a peer may be
+  // stopped.
+  void await_access() const;
+
   void leave();                        // closes this rank normally
   void give_up(const Failure& cause);  // tells all peers the cause; the first cause stays
 
@@ -92,6 +101,23 @@ class Peers {
   std::vector<FileDescriptor> sockets_, pidfds_;
   std::vector<FileDescriptor> files_;  // of some segments, for readers outside of the group
   std::mutex state_mutex_;
+  std::atomic<double> access_end_s_ = 0;  // 0: this rank has neither left nor given up
+};
+
+// While it exists, this rank accesses its peers' registered memory.
+class PeerMemoryAccess {
+ public:
+  explicit PeerMemoryAccess(const Peers& peers) : flag_(peers.own().header().in_peer_memory) {
+    flag_.store(1, std::memory_order_relaxed);
+    // Either this rank sees next that a peer has given up, or that peer sees the flag and waits.
+    std::atomic_thread_fence(std::memory_order_seq_cst);
+  }
+  ~PeerMemoryAccess() { flag_.store(0, std::memory_order_release); }
+  PeerMemoryAccess(const PeerMemoryAccess&) = delete;
+  PeerMemoryAccess& operator=(const PeerMemoryAccess&) = delete;
+
+ private:
+  std::atomic<std::uint32_t>& flag_;
 };
 
 // Sizes a segment's file and writes its header; called by its owner before the rendezvous. Returns

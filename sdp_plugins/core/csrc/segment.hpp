@@ -20,7 +20,7 @@
 
 namespace sdp {
 
-inline constexpr std::uint64_t kMagic = 0x38306b6c61706473;  // "sdpalk08"
+inline constexpr std::uint64_t kMagic = 0x39306b6c61706473;  // "sdpalk09"
 inline constexpr std::size_t kAlign = 128;  // two cache lines: the prefetcher's pair
 inline constexpr std::size_t kInlineBytes = 32 * 1024;
 inline constexpr int kSlots = 3;  // a slot is filled, reduced and read in three successive rounds
@@ -53,6 +53,7 @@ struct Header {
   FailureRecord failure;    // of this rank; written before `state` becomes `failed`
   std::atomic<PeerState> state;
   std::atomic<std::uint32_t> waiting_remote;  // whether this rank waits for another node
+  std::atomic<std::uint32_t> in_peer_memory;  // whether it accesses other ranks' registered memory
   FutexCounter step;                          // of collectives: steps that this rank has completed
   FutexCounter bell;  // of send/recv: rung by peers that wrote to or read from a ring
 };

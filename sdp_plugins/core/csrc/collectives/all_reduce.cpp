@@ -92,7 +92,7 @@ class AllReduce {
       buffers.push_back(base + mine.begin * item_);
     }
     const std::vector<const std::byte*> sources(buffers.begin(), buffers.end());
-    reducer().run(sources, buffers, mine.count);
+    op_.access_peer_memory([&] { reducer().run(sources, buffers, mine.count); });
     op_.publish();
     op_.await_all();
   }

@@ -29,7 +29,7 @@ class OneHop {
   void run(Take&& take) {
     if (path_ == Path::inlined) return take(std::size_t{0});
     if (path_ == Path::zero_copy) {
-      take(std::size_t{0});
+      op_.access_peer_memory([&] { take(std::size_t{0}); });
       op_.publish();
       op_.await_all();  // only then may a caller reuse the memory that it has shown
       return;
