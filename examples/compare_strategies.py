@@ -70,13 +70,13 @@ def summary(results: dict[str, dict]) -> str:
     first, *_, last = results
     ratio = (1 - results[last]["communication"]) / (1 - results[first]["communication"])
     text = (
-        f"{last} trains {ratio:.2f} times as fast as {first} by the shares of communication, which "
-        "are measured in turns with steps that have none. The samples/s of one run and the next "
-        "also differ by whatever else the machine did meanwhile."
+        f"{last} trains {ratio:.2f} times as fast as {first}: each is compared with steps without "
+        "communication, which alternate with its own. The two rates of samples/s are of different "
+        "minutes, and also show what else the machine did."
     )
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load > cores * 1.5:
-        text += f"\nThe machine is busy (load {load:.1f} on {cores} cores): try again later."
+        text += f"\nThe machine is busy (load {load:.1f} on {cores} cores): repeat this later."
     return text
 
 

@@ -129,7 +129,11 @@ def _compile_once(command: Sequence[str], library: Path) -> None:
     with open(library.with_suffix(".lock"), "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not library.exists():
-            log.warning("%s is compiled, once; kept in %s", library.stem, library.parent)
+            log.warning(
+                "compiling %s, once, which takes some seconds; kept in %s",
+                library.stem,
+                library.parent,
+            )
             _compile(command, library)
 
 

@@ -23,7 +23,7 @@ class NoSuchJobError(Exception):
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(
-        prog="python -m sdp_plugins.flight",
+        prog="sdp flight",
         description="Shows which ranks of a job wait for which others, and in which operation. "
         "Reads the ranks that run on this machine, or report files: failed jobs leave them in "
         "SDP_FLIGHT_DIR, and --json writes them on other machines.",

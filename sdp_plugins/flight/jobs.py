@@ -10,6 +10,7 @@ from sdp_plugins.core.rank_names import name_ranks, printable
 from sdp_plugins.flight.rank_snapshot import RankSnapshot, liveness
 
 _MOST_CHARS = 60
+_MOST_KEYS = 2
 
 
 class Job(NamedTuple):
@@ -36,7 +37,8 @@ class Job(NamedTuple):
         groups = len({snapshot.info.token for snapshot in self.snapshots})
         found = name_ranks({snapshot.info.global_rank for snapshot in self.snapshots})
         count = f"{groups} group{'s' if groups > 1 else ''}"
-        key = " ".join(self.keys) or "(unnamed)"
+        more = f" and {len(self.keys) - _MOST_KEYS} more" if len(self.keys) > _MOST_KEYS else ""
+        key = " ".join(self.keys[:_MOST_KEYS]) + more or "(unnamed)"
         of = f" of `{self._command}`" if self._command else ""
         return f"job {key} on {hosts}: {found}{of}, {count}, {_pids(self.pids)}"
 

@@ -19,7 +19,7 @@ from sdp_plugins.flight.segments import read_processes
 from sdp_plugins.flight.wait_report import error_lines, groups_of, report
 from sdp_plugins.flight.waits import waits
 
-_HEAD = "The flight recorder, of this node's ranks:"
+_HEAD = "Flight recorder (ranks of this node):"
 READ_S = 1.0
 """Limit for reading groups other than the failed one, which delays the error."""
 

@@ -20,7 +20,7 @@ _WAITS = {
     "behind": "have been in {what} for {time}, and wait for {targets} (there, but behind)",
     "unseen": "have been in {what} for {time}, and wait for {targets} (not seen here)",
     "together": "have been in {what} for {time}; all ranks have come",
-    "disagree": "called {what}, {time} ago, and others something else",
+    "disagree": "called {what} {time} ago, and other ranks another operation",
     "message": "have waited {time} in {what}",
 }
 

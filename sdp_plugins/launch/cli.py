@@ -162,7 +162,7 @@ def run(
         if ranks_per_node is not None:
             raise typer.BadParameter("--nproc-per-node is for this machine. Hint: --hosts a:4,b:4")
     else:
-        check_local(exported, mpirun)
+        check_local(exported, mpirun, master_port)
         ranks = ranks or ranks_per_node or announced_default(command)
     line = python_line(command, module)
     traced = folder_of_traces(trace) if trace else {}
@@ -216,8 +216,8 @@ def announced_default(command: Sequence[str]) -> int:
     """Choose the number of ranks, and print it."""
     ranks = default_rank_count()
     behind = {"-n", "--ranks", "-np", "--nproc-per-node"} & {*command[1:]}
-    where = f" before {command[0]}, not after it," if behind else ""
-    text = f"sdp run: starts {ranks} ranks on this machine (-n{where} sets another number)"
+    where = f", before {command[0]}, not after it" if behind else ""
+    text = f"sdp run: starts {ranks} ranks on this machine (set the number with -n{where})"
     typer.echo(text, err=True)
     return ranks
 
@@ -237,7 +237,7 @@ def check_script(command: Sequence[str], module: bool) -> None:
         raise typer.BadParameter(f"there is no script {command[0]!r} ({python})")
 
 
-def check_local(exported: Sequence[str] | None, mpirun: str | None) -> None:
+def check_local(exported: Sequence[str] | None, mpirun: str | None, master_port: int) -> None:
     """Refuse options that apply to jobs with hosts only.
 
     Raises:
@@ -247,6 +247,10 @@ def check_local(exported: Sequence[str] | None, mpirun: str | None) -> None:
         raise typer.BadParameter("-x is for ranks on other hosts. Hint: NAME=VALUE sdp run -n ...")
     if mpirun is not None:
         raise typer.BadParameter("--mpirun is for ranks on hosts. Hint: add --hosts or --hostfile")
+    if master_port:
+        raise typer.BadParameter(
+            "--master-port is for ranks on hosts. Hint: here, sdp run chooses a free port"
+        )
 
 
 PROGRAMS = {

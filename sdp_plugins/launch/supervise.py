@@ -8,6 +8,7 @@ import time
 from contextlib import closing, suppress
 from types import FrameType
 
+from sdp_plugins.core.rank_names import name_ranks
 from sdp_plugins.launch.event_loop import ASKED, FORWARDED, EventLoop, signals_handled
 from sdp_plugins.launch.output import open_standard_streams, sinks, unblock
 from sdp_plugins.launch.report import Failure, Kind, blamed, described
@@ -201,7 +202,7 @@ class Supervisor:
         if self.deadline is not None and self.deadline <= now:
             self.deadline, self.time_is_up = None, True
             if not self.is_ending:
-                self.say(f"the time is up; {self.what_is_left()}")
+                self.say(f"time-out reached; {self.what_is_left()}")
                 when = now
                 if self.running:
                     self.show_ranks()
@@ -212,8 +213,9 @@ class Supervisor:
 
     def what_is_left(self) -> str:
         """Why the job has not ended."""
-        left = ", ".join(str(rank) for rank in sorted(self.running))
-        return f"still running: rank {left}" if left else "its output has not been read to the end"
+        if self.running:
+            return f"still running: {name_ranks(self.running)}"
+        return "its output has not been read to the end"
 
     def collect(self, now: float) -> None:
         """Remove ended ranks from the running ones; a failure ends the others."""

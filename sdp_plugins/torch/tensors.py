@@ -81,10 +81,10 @@ def on_cpu(tensor: Tensor) -> Tensor:
         ValueError: The tensor is not on the CPU.
     """
     if not tensor.is_cpu:
-        raise ValueError(
-            f"smddp works on CPU tensors, not on {tensor.device}. Hint: pass tensor.cpu(), "
-            "or use a group of the device's own backend, such as dist.new_group(backend='nccl')."
-        )
+        hint = "pass tensor.cpu(), or use a group of the device's own backend, such as nccl."
+        if tensor.is_meta:
+            hint = "a meta tensor has no data; materialize it first, with to_empty(device='cpu')."
+        raise ValueError(f"smddp works on CPU tensors, not on {tensor.device}. Hint: {hint}")
     return tensor
 
 

@@ -98,13 +98,17 @@ def test_who_has_met_a_cause_and_who_repeats_it(rank_pool: Pool) -> None:
 
 
 def look_at_a_failure(rank: int, world: int) -> None:
-    """Neither `failure` nor `repr` explains it, which may write a report; raising it does."""
+    """Only raising it explains it, which may write a report."""
     group = Group.from_env(timeout_s=TIMEOUT_S)
+    work = group.recv(np.zeros(3), 1 - rank, async_op=True) if world > 1 else None
     group.abort("enough")
+    while work and not work.is_completed():
+        time.sleep(0.01)
     explained: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EXPLAINS, lambda *_: explained.append(1))
         assert "failed" in repr(group) and "enough" in str(group.failure)
+        assert work is None or "enough" in str(work.exception())
         assert not explained
         with pytest.raises(PeerLostError, match="enough"):
             group.barrier()
@@ -116,7 +120,7 @@ EXPLAINS = "sdp_plugins.core.open_groups.OpenGroups.group_failed"
 
 
 def test_looking_at_a_failure_has_no_side_effects(rank_pool: Pool) -> None:
-    rank_pool(1).run(look_at_a_failure)
+    rank_pool(2).run(look_at_a_failure)
 
 
 def abort_receiver(rank: int, world: int) -> float:

@@ -225,7 +225,7 @@ def test_killed_rank_whose_child_lives_on() -> None:
             PeerLostError,
             ranks=(1,),
             op="all_reduce",
-            text=".*: rank 1 ended while needed",
+            text=".*: rank 1 ended unexpectedly",
             since=killed,
             within_s=NOTICE_S,
         )

@@ -19,7 +19,7 @@ from tests.faults import wait_for_go
 from tests.ranks import Pool, Start, say, start_ranks
 
 # A rank that gave up itself tells the others why, and is not the one to blame.
-ENDED = r"( rank \d gave up: .*)?: rank 2 ended while needed"
+ENDED = r"( rank \d gave up: .*)?: rank 2 ended unexpectedly"
 
 
 # ---- lost ranks ---------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def test_killed_in_compute(start_pooled: Start, victim: int) -> None:
         killed = now()
         ranks[victim].kill()
         outcomes = [rank.outcome() for rank in ranks if rank.rank != victim]
-    text = rf"( rank \d gave up: .*)?: rank {victim} ended while needed"
+    text = rf"( rank \d gave up: .*)?: rank {victim} ended unexpectedly"
     assert_failed(
         outcomes, PeerLostError, ranks=(victim,), op="all_reduce", text=text, since=killed
     )
@@ -100,7 +100,7 @@ def test_left_early(start_pooled: Start, how: str) -> None:
         leaving = now()
         ranks[2].kill(signal.SIGUSR1)
         outcomes = [ranks[0].outcome(), ranks[1].outcome()]
-    what = "(ended while needed|has closed the group)"
+    what = "(ended unexpectedly|has closed the group)"
     if how in ("close", "forget"):
         what = "has closed the group"
     assert_failed(

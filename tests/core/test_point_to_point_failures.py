@@ -100,7 +100,7 @@ def test_killed_peer(what: str) -> None:
             PeerLostError,
             ranks=(1,),
             op=LOST[what][1],
-            text="( rank \\d gave up: .*)?: rank 1 ended while needed",
+            text="( rank \\d gave up: .*)?: rank 1 ended unexpectedly",
             since=now() - NOTICE_S,
         )
         assert all(" #1 float64[" in str(outcome.error) for outcome in outcomes)

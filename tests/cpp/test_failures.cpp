@@ -305,7 +305,7 @@ TEST(a_process_that_is_killed_is_missed_at_once) {
     communicator.run(barrier(), patience, record);
     CHECK(false);
   } catch (const Failure& failure) {
-    check_failure(failure, FailureKind::peer_lost, {1}, "barrier #1: rank 1 ended while needed");
+    check_failure(failure, FailureKind::peer_lost, {1}, "barrier #1: rank 1 ended unexpectedly");
   }
   CHECK(now_s() - *killed_s < kAtOnceS);
   CHECK_EQ(waitpid(child, nullptr, 0), child);

@@ -94,7 +94,7 @@ def test_the_time_is_up(mpi: str, script: Script) -> None:
     done = run(on(mpi, "--timeout", "20", script("if rank: time.sleep(600)")))
     assert done.returncode == 124
     assert done.stderr == (
-        "sdp run: the time is up; still running: rank 1\n"
+        "sdp run: time-out reached; still running: rank 1\n"
         "sdp run: no rank on this machine has an open group\n"
     )
 

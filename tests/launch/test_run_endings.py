@@ -185,7 +185,7 @@ def test_time_out(script: Script) -> None:
 def test_a_time_out_shows_who_waits_and_where_ranks_are(script: Script) -> None:
     done = launch("-n", "2", "--timeout", "15", script(HANGING))
     assert done.returncode == 124
-    _, _, last = done.stderr.partition("the time is up; still running: rank 0, 1\n")
+    _, _, last = done.stderr.partition("time-out reached; still running: ranks 0, 1\n")
     assert re.search(r"  rank 0 has waited [\d.]+ s in barrier #\d+ for rank 1\n", last), (
         done.stderr
     )
@@ -323,7 +323,7 @@ def test_ctrl_c_while_ranks_are_started(script: Script) -> None:
 def test_the_time_is_up_while_ranks_are_started(script: Script) -> None:
     done = launch("-n", "400", "--timeout", "0.3", script("time.sleep(60)"))
     assert done.returncode == 124
-    assert "sdp run: the time is up; " in done.stderr and "399" not in done.stderr
+    assert "sdp run: time-out reached; " in done.stderr and "399" not in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

@@ -51,7 +51,7 @@ def test_torchruns_summary_names_the_lost_rank(tmp_path: Path) -> None:
     summary = done.stderr.split("train.py FAILED")[1]
     assert re.search(r"rank +: 1 .*\n.*SIGKILL", summary)
     assert "PeerLostError: [rank 0/2] all_reduce #" in summary
-    assert ": rank 1 ended while needed" in summary
+    assert ": rank 1 ended unexpectedly" in summary
 
 
 def test_restart_after_a_killed_rank(tmp_path: Path) -> None:

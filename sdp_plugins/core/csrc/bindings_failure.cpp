@@ -183,7 +183,7 @@ void bind_failures(nb::module_& m) {
           "failure",
           [](const Work& work) -> nb::object {
             const auto failure = work.failure();
-            return failure ? as_exception(*failure, true) : nb::none();
+            return failure ? as_exception(*failure, false) : nb::none();
           },
           nb::sig("def failure(self) -> BaseException | None"),
           "The operation's failure, if it has completed with one.")

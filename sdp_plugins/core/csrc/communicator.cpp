@@ -92,18 +92,16 @@ void Communicator::run(const Request& request, const Patience& patience, Operati
 Failure Communicator::fail(const Failure& failure) {
   // A normal close is not a failure, and a forked child must not report for its parent.
   if (failure.kind == FailureKind::closed || closed() || !ours()) return peers_.composed(failure);
-  const Failure raised = keep_cause(failure);
+  const Failure raised = [&] {
+    const std::lock_guard lock(cause_mutex_);
+    if (cause_) return repeat_of_cause();
+    cause_ = peers_.composed(failure);
+    cause_->group = peers_.token();
+    peers_.give_up(*cause_);
+    return *cause_;
+  }();
   peers_.await_access();
   return raised;
-}
-
-Failure Communicator::keep_cause(const Failure& failure) {
-  const std::lock_guard lock(cause_mutex_);
-  if (cause_) return repeat_of_cause();
-  cause_ = peers_.composed(failure);
-  cause_->group = peers_.token();
-  peers_.give_up(*cause_);
-  return *cause_;
 }
 
 Failure Communicator::repeat_of_cause() const {

@@ -60,8 +60,7 @@ class Communicator {
   void release(std::uint64_t region);
 
  private:
-  Failure keep_cause(const Failure& failure);  // the first one stays; returns it or its repeat
-  Failure repeat_of_cause() const;             // with the lock held
+  Failure repeat_of_cause() const;  // with the lock held
 
   Peers peers_;
   Regions regions_;

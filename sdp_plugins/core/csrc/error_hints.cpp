@@ -9,17 +9,17 @@ namespace {
 constexpr std::array<const char*, 18> kHints{
     "",
     "read that rank's output for an error, and the kernel's log for an out-of-memory kill; without "
-    "either, that rank called fewer operations than this one. Had it fewer batches? Pass "
+    "either, that rank called fewer operations than this one: if it had fewer batches, pass "
     "drop_last=True, or use torch's DDP.join().",
-    "read that rank's output for an error, and check that its node is up. Had it fewer batches? "
-    "Pass drop_last=True, or use torch's DDP.join().",
+    "read that rank's output for an error, and check that its node is up. If it had fewer batches, "
+    "pass drop_last=True, or use torch's DDP.join().",
     "that rank is stopped, still computing, or took another path through the program; if it is "
     "only slow, raise the group's timeout (SDP_TIMEOUT_S, unless the program passes one).",
     "that rank is stopped, still computing, or took another path through the program, or the "
     "network to its node is down; if it is only slow, raise the group's timeout (SDP_TIMEOUT_S, "
     "unless the program passes one).",
-    "all ranks must call the same operations in the same order, with the same types and sizes, and "
-    "fusion buffers of the same tensors.",
+    "all ranks must call the same operations in the same order, with the same types and sizes (and "
+    "fusion buffers of the same tensors); look for a branch that depends on the rank or its data.",
     "a receive needs the type and the number of elements of the send; use tags to tell messages "
     "apart.",
     "read the output of the rank that aborted.",

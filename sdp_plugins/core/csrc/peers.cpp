@@ -128,7 +128,7 @@ std::optional<Failure> Peers::gave_up(int rank) const {
 }
 
 Failure Peers::ended(const std::vector<int>& ranks) const {
-  return {FailureKind::peer_lost, names_.list(ids(ranks)) + " ended while needed", ids(ranks),
+  return {FailureKind::peer_lost, names_.list(ids(ranks)) + " ended unexpectedly", ids(ranks),
           default_hint(FailureKind::peer_lost)};
 }
 
