@@ -16,7 +16,7 @@ from statistics import median
 
 from sdp_plugins.trace import trace_file
 from sdp_plugins.trace.folder import of_job
-from sdp_plugins.trace.rank_trace import Operation, RankTrace
+from sdp_plugins.trace.rank_trace import RankTrace, TracedOperation
 
 Interval = tuple[float, float]
 SMALL = 0.01
@@ -68,7 +68,7 @@ def overlap(folder: Path) -> dict[int, Overlap]:
     return found
 
 
-def _issued(operation: Operation) -> float:
+def _issued(operation: TracedOperation) -> float:
     return operation.begin - operation.queued
 
 
@@ -79,7 +79,7 @@ def _parts(measured: list[tuple[float, float]]) -> tuple[float, float]:
     return median(all_ for all_, _ in measured), beside
 
 
-def _buckets(step: Interval, operations: list[Operation]) -> list[Operation]:
+def _buckets(step: Interval, operations: list[TracedOperation]) -> list[TracedOperation]:
     """The operations of a step that carry gradients; all must be in the order of issue."""
     first, end = (bisect_left(operations, time, key=_issued) for time in step)
     inside = operations[first:end]
@@ -87,7 +87,7 @@ def _buckets(step: Interval, operations: list[Operation]) -> list[Operation]:
     return [one for one in inside if one.nbytes > least]
 
 
-def _beside(buckets: list[Operation], *, waiting: bool) -> tuple[float, float]:
+def _beside(buckets: list[TracedOperation], *, waiting: bool) -> tuple[float, float]:
     """Duration of a step's communication, and of the part that overlapped the backward pass."""
     last = max(map(_issued, buckets))
     stretches = [(one.begin + (0.0 if waiting else one.waiting), one.end) for one in buckets]

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from types import FrameType
 
-from sdp_plugins.launch.output import Pipe, Sink, Source, Stream
+from sdp_plugins.launch.output import OutputStream, Pipe, Sink, Source
 
 ASKED = signal.SIGUSR1
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -25,18 +25,18 @@ class EventLoop:
     def __init__(self, *sinks: Sink) -> None:
         self._sinks = set(sinks)
         self._selector = selectors.DefaultSelector()
-        self._streams: list[Stream] = []
+        self._streams: list[OutputStream] = []
         self._sources: dict[int, Source] = {}  # that have not ended, by descriptor
         self._watched: set[int] = set()
 
-    def read_from(self, fd: int, stream: Stream) -> None:
+    def read_from(self, fd: int, stream: OutputStream) -> None:
         """Read a stream from a rank's pipe."""
         stream.source = Pipe(fd, stream.feed, stream.held_back)
         self.add_source(stream.source)
 
-    def add_stream(self, prefix: str, sink: Sink, dropped: str = "") -> Stream:
-        """Make a stream that another source feeds; the arguments are those of `Stream`."""
-        stream = Stream(prefix, sink, dropped)
+    def add_stream(self, prefix: str, sink: Sink, dropped: str = "") -> OutputStream:
+        """Make a stream that another source feeds; the arguments are those of `OutputStream`."""
+        stream = OutputStream(prefix, sink, dropped)
         self._streams.append(stream)
         return stream
 

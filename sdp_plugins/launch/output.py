@@ -40,7 +40,7 @@ class Sink:
         self.terminal = os.isatty(fd)
         self.error: OSError | None = None
         self.backlog = bytearray()
-        self.owner: Stream | None = None  # of the last unfinished line or progress bar
+        self.owner: OutputStream | None = None  # of the last unfinished line or progress bar
         self.midline = False  # whether the next byte continues a line
         self.erase_below: Callable[[], bytes] = bytes  # what erases lines below the output
         self._poll = select.poll()
@@ -72,7 +72,7 @@ class Sink:
                 self.error = error
                 self.backlog.clear()
 
-    def leave_line(self, next_owner: Stream | None) -> bytes:
+    def leave_line(self, next_owner: OutputStream | None) -> bytes:
         """The bytes that end another stream's line before `next_owner` writes."""
         owner = self.owner
         if owner is None or owner is next_owner:
@@ -152,7 +152,7 @@ class Pipe:
         return bool(data)
 
 
-class Stream:
+class OutputStream:
     """One rank's stdout or stderr on its way to a sink.
 
     Args:

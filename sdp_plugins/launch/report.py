@@ -25,7 +25,7 @@ HINTS: dict[signal.Signals | None, str] = {
 }
 
 
-class Kind(IntEnum):
+class FailureOrigin(IntEnum):
     """How a rank failed: the lower, the more likely it is the cause."""
 
     OWN = 0  # with its own traceback, or by a signal
@@ -84,7 +84,7 @@ def excerpt(tail: Sequence[bytes]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedRank:
     """How a rank failed.
 
     Attributes:
@@ -98,16 +98,16 @@ class Failure:
     tail: Sequence[bytes] = ()
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> FailureOrigin:
         """Whether it is likely to be the cause.
 
         A rank that has not imported this package has no error file, but may have written a
         traceback.
         """
         if self.error:
-            return Kind.LOST if self.error.is_loss else Kind.OWN
+            return FailureOrigin.LOST if self.error.is_loss else FailureOrigin.OWN
         own = killed_by(self.code) or last_chain(lines_of(self.tail))
-        return Kind.OWN if own else Kind.SILENT
+        return FailureOrigin.OWN if own else FailureOrigin.SILENT
 
     @property
     def lines(self) -> list[str]:
@@ -120,7 +120,7 @@ class Failure:
         return self.error.ranks if self.error and self.error.kind == "timeout" else ()
 
 
-def blamed(failures: Mapping[int, Failure]) -> int:
+def blamed(failures: Mapping[int, FailedRank]) -> int:
     """Which of the failed ranks to report.
 
     Args:
@@ -130,7 +130,7 @@ def blamed(failures: Mapping[int, Failure]) -> int:
         Among the most likely causes, the rank that the first rank to lose another names as the
         root cause; otherwise the first that failed.
     """
-    lost = [failure.error for failure in failures.values() if failure.kind is Kind.LOST]
+    lost = [failure.error for failure in failures.values() if failure.kind is FailureOrigin.LOST]
     named = [rank for error in lost[:1] if error for rank in error.blames if rank in failures]
     return min([*reversed(named), *failures], key=lambda rank: failures[rank].kind)
 
@@ -143,7 +143,7 @@ def listed(ranks: Sequence[int]) -> str:
 
 
 def described(
-    program: str, rank: int, where: str, failure: Failure, ended: Sequence[int] = ()
+    program: str, rank: int, where: str, failure: FailedRank, ended: Sequence[int] = ()
 ) -> str:
     """Compose the report of the rank to blame.
 

@@ -11,7 +11,7 @@ from types import FrameType
 from sdp_plugins.core.rank_names import name_ranks
 from sdp_plugins.launch.event_loop import ASKED, FORWARDED, EventLoop, signals_handled
 from sdp_plugins.launch.output import open_standard_streams, sinks, unblock
-from sdp_plugins.launch.report import Failure, Kind, blamed, described
+from sdp_plugins.launch.report import FailedRank, FailureOrigin, blamed, described
 from sdp_plugins.launch.status import Status
 from sdp_plugins.launch.who_waits import stack_dump_signal, who_waits
 from sdp_plugins.launch.worker_group import Ending, Rank, RankOutput, WorkerGroup
@@ -56,7 +56,7 @@ class Supervisor:
         self.loop = EventLoop(self.stdout, self.stderr)
         self.output = [self.streams(rank, prefix) for rank in range(workers.world_size)]
         self.running: dict[int, Rank] = {}
-        self.failed: dict[int, Failure] = {}  # in order, until one rank is blamed
+        self.failed: dict[int, FailedRank] = {}  # in order, until one rank is blamed
         self.ended: list[int] = []  # with exit code 0, before any rank failed
         self.blame_at: float | None = None  # until then, wait for a more likely cause
         self.signals: list[int] = []  # that the launcher received, in order
@@ -231,7 +231,9 @@ class Supervisor:
                 if stderr.source:
                     self.loop.read(stderr.source)
                 stderr.flush()
-                self.failed[number] = Failure(code, self.workers.ranks[number].error(), stderr.tail)
+                self.failed[number] = FailedRank(
+                    code, self.workers.ranks[number].error(), stderr.tail
+                )
         if self.failed and self.ending is None:
             self.blame(now)
 
@@ -244,7 +246,7 @@ class Supervisor:
         if self.blame_at is None:
             self.blame_at = now + CAUSE_GRACE_S
         may_wait = self.running and not self.steps and now < self.blame_at
-        if may_wait and Kind.OWN not in {failure.kind for failure in self.failed.values()}:
+        if may_wait and FailureOrigin.OWN not in {failure.kind for failure in self.failed.values()}:
             return
         number = blamed(self.failed)
         failure, where = self.failed[number], self.workers.ranks[number].where

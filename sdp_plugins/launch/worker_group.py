@@ -9,14 +9,14 @@ from typing import NamedTuple, Protocol
 
 from sdp_plugins.launch.error_file import RankError
 from sdp_plugins.launch.event_loop import EventLoop
-from sdp_plugins.launch.output import Stream
+from sdp_plugins.launch.output import OutputStream
 
 
 class RankOutput(NamedTuple):
     """The streams of a rank's output."""
 
-    stdout: Stream
-    stderr: Stream
+    stdout: OutputStream
+    stderr: OutputStream
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ NO_LIMIT = timedelta(days=365)
 
 
 @dataclass(eq=False)
-class Message(Pending):
+class GlooMessage(Pending):
     """A send or receive of gloo.
 
     Attributes:
@@ -79,7 +79,7 @@ class Batch:
         ended: Set when all messages are done or one has failed.
     """
 
-    messages: Sequence[Message]
+    messages: Sequence[GlooMessage]
     ended: threading.Event = field(default_factory=threading.Event)
 
 
@@ -171,11 +171,11 @@ class GlooChannel:
         self._received: dict[int, int] = {}
         self._waiter = Waiter()
 
-    def send(self, peer: int, address: int, nbytes: int) -> Message:
+    def send(self, peer: int, address: int, nbytes: int) -> GlooMessage:
         """Start sending memory, which must stay unchanged until the message is done."""
         return self._start(self._send, self._sent, peer, address, nbytes)
 
-    def receive(self, peer: int, address: int, nbytes: int) -> Message:
+    def receive(self, peer: int, address: int, nbytes: int) -> GlooMessage:
         """Start receiving into memory, which must stay valid until the message is done."""
         return self._start(self._recv, self._received, peer, address, nbytes)
 
@@ -186,15 +186,15 @@ class GlooChannel:
         peer: int,
         address: int,
         nbytes: int,
-    ) -> Message:
+    ) -> GlooMessage:
         count = counts[peer] = counts.get(peer, 0) + 1
         tag = self._first_tag + count % TAGS
         try:
-            return Message(peer, start(_tensors(address, nbytes), peer, tag))
+            return GlooMessage(peer, start(_tensors(address, nbytes), peer, tag))
         except RuntimeError as error:
             raise WireError(first_line(error), (peer,)) from error
 
-    def wait(self, pending: Sequence[Message], watch: Callable[[], None]) -> None:
+    def wait(self, pending: Sequence[GlooMessage], watch: Callable[[], None]) -> None:
         """Block until all messages are done; a thread waits in gloo, and this one calls `watch`."""
         batch = pending[0].batch or self._waiter.take(pending)
         while not batch.ended.wait(SLICE_S):
@@ -207,7 +207,7 @@ class GlooChannel:
         """Return an empty context: gloo makes progress in its own thread."""
         return nullcontext()
 
-    def late(self, pending: Sequence[Message]) -> set[int]:
+    def late(self, pending: Sequence[GlooMessage]) -> set[int]:
         """Return the peers whose messages are not done; closes the connections, so call it last.
 
         The thread waits for one message after the other. Messages behind the first late one may
@@ -219,7 +219,7 @@ class GlooChannel:
         first, *others = awaited
         late = {first.peer}
 
-        def glance(message: Message) -> None:
+        def glance(message: GlooMessage) -> None:
             work = message.work
             if work is not None:
                 try:
@@ -242,13 +242,13 @@ class GlooChannel:
         """Return a channel to the same ranks whose messages are ordered among themselves."""
         return GlooChannel(self._connections, self._failures, stream)
 
-    def abandon(self, pending: Sequence[Message]) -> bool:
+    def abandon(self, pending: Sequence[GlooMessage]) -> bool:
         """Give up messages after a failure; return whether some are still in flight."""
         if not all(message.done for message in pending):
             self._connections.break_off()
         return False
 
-    def withdraw(self, pending: Sequence[Message]) -> bool:
+    def withdraw(self, pending: Sequence[GlooMessage]) -> bool:
         """Cancel receives that no rank has sent; connections close after the farewells."""
         self._connections.leave()
         self._connections.break_off()
@@ -291,7 +291,7 @@ class Waiter:
         self._last: Batch | None = None
         self._thread: Thread | None = None
 
-    def take(self, messages: Sequence[Message]) -> Batch:
+    def take(self, messages: Sequence[GlooMessage]) -> Batch:
         """Wait for more messages, after all earlier ones."""
         batch = self._last = Batch(messages)
         for message in messages:

@@ -33,7 +33,7 @@ class GroupKey(NamedTuple):
         return self.members[rank] if self.members else rank
 
 
-class Operation(NamedTuple):
+class TracedOperation(NamedTuple):
     """A collective on one rank; times are microseconds of its node's clock.
 
     Attributes:
@@ -71,7 +71,7 @@ class RankTrace:
     path: Path
     about: Json
     groups: dict[str, tuple[GroupKey, int]]
-    operations: dict[GroupKey, dict[int, Operation]] = field(
+    operations: dict[GroupKey, dict[int, TracedOperation]] = field(
         default_factory=lambda: defaultdict(dict)
     )
     first_us: float = float("inf")
@@ -99,7 +99,7 @@ class RankTrace:
             self.first_us = min(self.first_us, event["ts"])
         if event["ph"] == "X" and event["cat"] == "collective":
             args = event["args"]
-            self.operations[self.groups[args["group"]][0]][args["seq"]] = Operation(
+            self.operations[self.groups[args["group"]][0]][args["seq"]] = TracedOperation(
                 sys.intern(event["name"]),
                 event["ts"],
                 event["ts"] + event["dur"],
@@ -125,7 +125,7 @@ class RankTrace:
         return float(self.about["wall_minus_monotonic_us"])
 
     @property
-    def all_operations(self) -> Iterator[Operation]:
+    def all_operations(self) -> Iterator[TracedOperation]:
         """The collectives of all groups."""
         return (one for group in self.operations.values() for one in group.values())
 
@@ -135,7 +135,7 @@ def _group(group: Json) -> tuple[GroupKey, int]:
     return GroupKey(group["name"], group["number"], members, group["world_size"]), group["rank"]
 
 
-Seen = list[tuple[RankTrace, Operation]]
+Seen = list[tuple[RankTrace, TracedOperation]]
 """A collective, as each of the ranks recorded it."""
 
 

@@ -24,7 +24,7 @@ from sdp_plugins.core.rendezvous import (
     mesh_peer,
     peer_process,
 )
-from sdp_plugins.core.rendezvous.announcement import Announcement
+from sdp_plugins.core.rendezvous.announcement import RankAnnouncement
 from sdp_plugins.core.rendezvous.mesh_connector import MeshConnector
 from sdp_plugins.core.rendezvous.mesh_peer import MeshPeer
 from tests.core.failing import NOTICE_S
@@ -140,7 +140,7 @@ def die_after_calls(rank: int, world: int, victim: int) -> None:
     """Die when half of the peers have been called."""
     connect_to, calls = MeshPeer.connect, 0
 
-    def last_connection(self: MeshPeer, me: Announcement, segment_fd: int) -> bool:
+    def last_connection(self: MeshPeer, me: RankAnnouncement, segment_fd: int) -> bool:
         nonlocal calls
         calls += 1
         if calls > (world - 1) // 2:
@@ -221,7 +221,7 @@ def stop_after_calls(rank: int, world: int, victim: int) -> None:
     """Stop when half of the peers have been called: the others wait for different things."""
     connect_to, calls = MeshPeer.connect, 0
 
-    def last_connection(self: MeshPeer, me: Announcement, segment_fd: int) -> bool:
+    def last_connection(self: MeshPeer, me: RankAnnouncement, segment_fd: int) -> bool:
         nonlocal calls
         calls += 1
         if calls > (world - 1) // 2:
@@ -275,7 +275,7 @@ def connect_with_wrong_table(rank: int, world: int, what: str) -> None:
         return {
             "short": blobs[:-1],
             "swapped": blobs[::-1],
-            "other group": [Announcement.new(r, world).pack() for r in range(world)],
+            "other group": [RankAnnouncement.new(r, world).pack() for r in range(world)],
             "nonsense": [b"x" * ANNOUNCEMENT_NBYTES] * world,
             "cut": [b[:-1] for b in blobs],
         }[what]

@@ -14,7 +14,7 @@ import pytest
 from sdp_plugins.core.rendezvous import (
     ANNOUNCEMENT_NBYTES,
 )
-from sdp_plugins.core.rendezvous.announcement import Announcement, Place
+from sdp_plugins.core.rendezvous.announcement import Place, RankAnnouncement
 from sdp_plugins.core.rendezvous.authentication import Introduction
 from sdp_plugins.core.rendezvous.messages import (
     MessageKind,
@@ -89,15 +89,17 @@ def test_strangers_disturb_nothing(start_pooled: Start, name: str) -> None:
 
 
 def test_announcements() -> None:
-    mine = Announcement.new(3, 4)
+    mine = RankAnnouncement.new(3, 4)
     assert len(mine.pack()) == ANNOUNCEMENT_NBYTES
-    assert Announcement.unpack(mine.pack()) == mine
+    assert RankAnnouncement.unpack(mine.pack()) == mine
     assert mine.place == Place.here()
-    assert len({Announcement.new(0, 1).token for _ in range(10)}) == 10
-    long = Announcement(0, 1, 2, 3, bytes(16), bytes(range(16)), Place("b" * 36, 2**63, "h" * 64))
-    assert Announcement.unpack(long.pack()) == long
+    assert len({RankAnnouncement.new(0, 1).token for _ in range(10)}) == 10
+    long = RankAnnouncement(
+        0, 1, 2, 3, bytes(16), bytes(range(16)), Place("b" * 36, 2**63, "h" * 64)
+    )
+    assert RankAnnouncement.unpack(long.pack()) == long
     for wrong in (b"", mine.pack()[:-1], mine.pack() + b"x", b"\xff" * ANNOUNCEMENT_NBYTES):
         with pytest.raises(ValueError):
-            Announcement.unpack(wrong)
+            RankAnnouncement.unpack(wrong)
     with pytest.raises(ValueError, match="version 9"):
-        Announcement.unpack(mine.pack()[:4] + b"\x09\0" + mine.pack()[6:])
+        RankAnnouncement.unpack(mine.pack()[:4] + b"\x09\0" + mine.pack()[6:])

@@ -9,7 +9,7 @@ import pytest
 
 from sdp_plugins.core.internode.failure_message import FAILURE_MESSAGE_NBYTES, FailureMessage
 from sdp_plugins.core.rank_names import RankNames
-from sdp_plugins.core.rendezvous.announcement import Announcement
+from sdp_plugins.core.rendezvous.announcement import RankAnnouncement
 from sdp_plugins.core.rendezvous.authentication import Introduction
 from sdp_plugins.core.rendezvous.bootstrap_messages import Hello, unpack_table
 from sdp_plugins.core.rendezvous.context import RendezvousContext
@@ -47,7 +47,7 @@ def read_failure(data: bytes) -> object:
 
 
 READERS: dict[str, tuple[bytes, Callable[[bytes], object], type[Exception]]] = {
-    "announcement": (Announcement.new(1, WORLD).pack(), Announcement.unpack, ValueError),
+    "announcement": (RankAnnouncement.new(1, WORLD).pack(), RankAnnouncement.unpack, ValueError),
     "failure": (FAILURE.pack(), read_failure, ValueError),
     "introduction": (
         Introduction(1, b"n" * 16, b"m" * 16).pack(),

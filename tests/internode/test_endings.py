@@ -23,7 +23,7 @@ from sdp_plugins.core.internode.failure_message import (
     FailureMessage,
     native_failure,
 )
-from sdp_plugins.core.internode.operation import Operation
+from sdp_plugins.core.internode.operation import SpanningOperation
 from sdp_plugins.torch.gloo_channel import GlooChannel
 from tests.internode.spanning import meet
 from tests.ranks import Start
@@ -79,7 +79,7 @@ def test_what_cannot_be_encoded_is_replaced() -> None:
     assert str(work.failure()) == "bad name \\udcff"
 
 
-def operation_of_rank_0() -> Operation:
+def operation_of_rank_0() -> SpanningOperation:
     nodes = SimpleNamespace(world_size=2, name=lambda ranks: f"rank {ranks[0]} on node1")
     context = SimpleNamespace(
         rank=0,
@@ -90,7 +90,7 @@ def operation_of_rank_0() -> Operation:
         channels={},
     )
     request = native.Request(native.Op.barrier, native.DType.uint8, (), (), 1.0)
-    return Operation(context, request, 1)  # type: ignore[arg-type]
+    return SpanningOperation(context, request, 1)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -184,7 +184,7 @@ def test_all_that_wait_hear_of_the_first_cause(
 
 
 def finish_badly(rank: int, world: int, root: str) -> str:
-    cannot_end = mock.patch.object(Operation, "end", fail_with(OSError("at the end")))
+    cannot_end = mock.patch.object(SpanningOperation, "end", fail_with(OSError("at the end")))
     with meet("2x1", root, "g") as group, cannot_end:
         return how_it_ends(group.all_reduce(np.ones(1000, np.float32), async_op=True))
 

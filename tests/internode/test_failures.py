@@ -21,7 +21,7 @@ from sdp_plugins.core import (
     PeerLostError,
     SdpError,
 )
-from sdp_plugins.core.internode.operation import Operation
+from sdp_plugins.core.internode.operation import SpanningOperation
 from sdp_plugins.core.internode.plan import Algorithm, Plan
 from sdp_plugins.core.internode.sharded_reduction import Segment
 from tests.internode.spanning import LAYOUTS, TIMEOUT_S, meet, only
@@ -133,15 +133,15 @@ def stop_between_headers(rank: int, world: int, layout: str, root: str) -> None:
         data = np.zeros(500_000, np.float32)
         group.all_reduce(data)
         group.timeout_s = LIMIT_S
-        send = Operation.send
+        send = SpanningOperation.send
 
-        def stop(operation: Operation, peer: int, *args: Any) -> Any:
+        def stop(operation: SpanningOperation, peer: int, *args: Any) -> Any:
             if peer == 0:
                 time.sleep(0.3)  # what was sent before arrives
                 os.kill(os.getpid(), signal.SIGSTOP)
             return send(operation, peer, *args)
 
-        with mock.patch.object(Operation, "send", stop) if rank == 1 else nullcontext():
+        with mock.patch.object(SpanningOperation, "send", stop) if rank == 1 else nullcontext():
             group.all_reduce(data)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from sdp_plugins.core.internode.transport import WireError
 from sdp_plugins.core.nodes import Nodes
-from sdp_plugins.torch.gloo_channel import Connections, GlooChannel, Message
+from sdp_plugins.torch.gloo_channel import Connections, GlooChannel, GlooMessage
 
 
 class Work:
@@ -46,7 +46,7 @@ class Gloo:
         self.size = lambda: 2
 
 
-def channel_of(*works: Work) -> tuple[GlooChannel, list[Message]]:
+def channel_of(*works: Work) -> tuple[GlooChannel, list[GlooMessage]]:
     """A channel, and messages on it."""
     channel = GlooChannel(Connections(Gloo(*works), NODES), mock.Mock())
     memory = torch.zeros(8, dtype=torch.uint8)

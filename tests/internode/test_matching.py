@@ -9,7 +9,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from sdp_plugins.core.internode.matching import Matching, UnwantedError
+from sdp_plugins.core.internode.matching import SpanningMatching, UnwantedError
 from sdp_plugins.core.internode.posted import (
     ANY,
     Envelope,
@@ -19,10 +19,10 @@ from sdp_plugins.core.internode.posted import (
 )
 
 
-def matching_of(*remote: int) -> Matching:
+def matching_of(*remote: int) -> SpanningMatching:
     context = SimpleNamespace(rank=0, local_ranks=(0,), remote_ranks=remote, native=mock.Mock())
     context.native.gone.return_value = []
-    return Matching(context)  # type: ignore[arg-type]
+    return SpanningMatching(context)  # type: ignore[arg-type]
 
 
 def receive(source: int, tag: int, *, served_here: bool = False) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from sdp_plugins.core.internode import mpi_progress
-from sdp_plugins.core.internode.mpi_progress import Progress
+from sdp_plugins.core.internode.mpi_progress import MpiProgress
 
 LIMIT_S = 100.0
 
@@ -39,11 +39,11 @@ def mpi() -> Mpi:
 
 
 @pytest.fixture
-def make(mpi: Mpi) -> Iterator[Callable[..., Progress]]:
+def make(mpi: Mpi) -> Iterator[Callable[..., MpiProgress]]:
     made = []
 
-    def make(**options: bool) -> Progress:
-        made.append(Progress(mpi.lock, mpi.poke, **options))
+    def make(**options: bool) -> MpiProgress:
+        made.append(MpiProgress(mpi.lock, mpi.poke, **options))
         return made[-1]
 
     yield make
@@ -60,20 +60,22 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_mpi_is_called_while_its_user_waits_for_something_else(
-    mpi: Mpi, make: Callable[..., Progress]
+    mpi: Mpi, make: Callable[..., MpiProgress]
 ) -> None:
     with make():
         assert mpi.is_called()
 
 
-def test_what_is_left_in_queues_goes_on_afterwards(mpi: Mpi, make: Callable[..., Progress]) -> None:
+def test_what_is_left_in_queues_goes_on_afterwards(
+    mpi: Mpi, make: Callable[..., MpiProgress]
+) -> None:
     with make():
         pass
     assert mpi.is_called()
 
 
 def test_not_for_ever(
-    mpi: Mpi, make: Callable[..., Progress], monkeypatch: pytest.MonkeyPatch
+    mpi: Mpi, make: Callable[..., MpiProgress], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mpi_progress, "LINGER_S", 0.05)
     progress = make()
@@ -83,7 +85,9 @@ def test_not_for_ever(
         until(lambda: not progress._needed.is_set())
 
 
-def test_outside_of_waits_mpi_may_be_the_programs(mpi: Mpi, make: Callable[..., Progress]) -> None:
+def test_outside_of_waits_mpi_may_be_the_programs(
+    mpi: Mpi, make: Callable[..., MpiProgress]
+) -> None:
     progress = make(lingers=False)
     with progress:
         with progress:  # another group's

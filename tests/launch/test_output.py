@@ -14,8 +14,15 @@ import pytest
 
 from sdp_plugins.launch.error_file import RankError
 from sdp_plugins.launch.event_loop import EventLoop
-from sdp_plugins.launch.output import BACKLOG_LIMIT, LONGEST_UNFINISHED, Sink, Stream, sinks
-from sdp_plugins.launch.report import TRACEBACK, Failure, Kind, blamed, described, excerpt
+from sdp_plugins.launch.output import BACKLOG_LIMIT, LONGEST_UNFINISHED, OutputStream, Sink, sinks
+from sdp_plugins.launch.report import (
+    TRACEBACK,
+    FailedRank,
+    FailureOrigin,
+    blamed,
+    described,
+    excerpt,
+)
 
 F_SETPIPE_SZ = 1031
 
@@ -27,7 +34,7 @@ class Wall:
         self.reader, self.writer = os.pipe()
         fcntl.fcntl(self.writer, F_SETPIPE_SZ, 1 << 20)
         self.sink = Sink(self.writer)
-        self.ranks = [Stream(f"[{rank}] ", self.sink) for rank in range(2)]
+        self.ranks = [OutputStream(f"[{rank}] ", self.sink) for rank in range(2)]
 
     def text(self) -> str:
         self.sink.write(b"\0")
@@ -57,7 +64,7 @@ def test_parts_of_a_line_are_put_together(wall: Wall) -> None:
 
 
 def test_torchs_prefix_is_not_added_to_ours(wall: Wall) -> None:
-    rank = Stream("[rank 1] ", wall.sink, "[rank1]: ")
+    rank = OutputStream("[rank 1] ", wall.sink, "[rank1]: ")
     rank.feed(b"[rank1]: Traceback\n[rank1]:   File\n")
     rank.feed(b"x [rank1]: y")
     rank.flush()
@@ -131,7 +138,7 @@ def test_a_line_without_end_is_not_kept_for_ever(wall: Wall) -> None:
 def test_what_cannot_be_written_is_dropped(wall: Wall) -> None:
     with open("/dev/full", "wb") as full:
         sink = Sink(full.fileno())
-        one = Stream("", sink)
+        one = OutputStream("", sink)
         for _ in range(2):
             one.feed(b"x\n")
         sink.announce("y")
@@ -140,7 +147,7 @@ def test_what_cannot_be_written_is_dropped(wall: Wall) -> None:
 
 
 def test_hidden_output_is_shown_with_an_unfinished_line(wall: Wall) -> None:
-    mpirun = Stream("", wall.sink)
+    mpirun = OutputStream("", wall.sink)
     mpirun.hidden = True
     mpirun.feed(b"no such host\nbye")
     mpirun.reveal()
@@ -149,7 +156,7 @@ def test_hidden_output_is_shown_with_an_unfinished_line(wall: Wall) -> None:
 
 def test_hidden_output_is_shown_once(wall: Wall) -> None:
     """The supervisor may ask several times why mpirun could not start the ranks."""
-    mpirun = Stream("[mpirun] ", wall.sink)
+    mpirun = OutputStream("[mpirun] ", wall.sink)
     mpirun.hidden = True
     mpirun.feed(b"a long\nstory")
     assert wall.text() == "" and mpirun.text() == "a long\nstory"
@@ -257,17 +264,17 @@ def test_excerpt_leaves_out_what_python_has_ignored() -> None:
     assert excerpt([f"{line}\n".encode() for line in lines])[:2] == [TRACEBACK, "ValueError: boom"]
 
 
-def lost(*ranks: int, origin: int | None = None) -> Failure:
-    return Failure(1, RankError("peer_lost", ranks, origin))
+def lost(*ranks: int, origin: int | None = None) -> FailedRank:
+    return FailedRank(1, RankError("peer_lost", ranks, origin))
 
 
 def wrote(text: str) -> list[bytes]:
     return [f"{line}\n".encode() for line in text.split("\n")]
 
 
-OWN = Failure(1, RankError())
-TRACED = Failure(1, None, wrote(f"{TRACEBACK}\nValueError: x"))
-SILENT = Failure(3)
+OWN = FailedRank(1, RankError())
+TRACED = FailedRank(1, None, wrote(f"{TRACEBACK}\nValueError: x"))
+SILENT = FailedRank(3)
 
 
 @pytest.mark.parametrize(
@@ -276,7 +283,7 @@ SILENT = Failure(3)
         ({2: OWN, 1: SILENT}, 2),
         ({2: SILENT, 1: OWN}, 1),
         ({2: SILENT, 1: TRACED}, 1),
-        ({2: SILENT, 1: Failure(137)}, 1),
+        ({2: SILENT, 1: FailedRank(137)}, 1),
         ({2: SILENT, 1: SILENT}, 2),
         ({2: lost(0), 1: SILENT, 3: OWN}, 3),
         ({2: SILENT, 3: lost(1), 1: SILENT}, 1),
@@ -290,22 +297,24 @@ SILENT = Failure(3)
         ({2: lost(), 1: lost()}, 2),
     ],
 )
-def test_who_is_blamed(failures: dict[int, Failure], rank: int) -> None:
+def test_who_is_blamed(failures: dict[int, FailedRank], rank: int) -> None:
     assert blamed(failures) == rank
 
 
 @pytest.mark.parametrize(
     ("code", "text", "wanted"),
     [
-        (1, f"{TRACEBACK}\nValueError: x", Kind.OWN),
-        (1, f"[rank1]: {TRACEBACK}\n[rank1]: ValueError: x", Kind.OWN),
-        (137, "", Kind.OWN),
-        (3, "", Kind.SILENT),
-        (255, "PeerLostError: x", Kind.SILENT),
+        (1, f"{TRACEBACK}\nValueError: x", FailureOrigin.OWN),
+        (1, f"[rank1]: {TRACEBACK}\n[rank1]: ValueError: x", FailureOrigin.OWN),
+        (137, "", FailureOrigin.OWN),
+        (3, "", FailureOrigin.SILENT),
+        (255, "PeerLostError: x", FailureOrigin.SILENT),
     ],
 )
-def test_how_a_rank_without_an_error_file_failed(code: int, text: str, wanted: Kind) -> None:
-    assert Failure(code, None, wrote(text)).kind is wanted
+def test_how_a_rank_without_an_error_file_failed(
+    code: int, text: str, wanted: FailureOrigin
+) -> None:
+    assert FailedRank(code, None, wrote(text)).kind is wanted
 
 
 def test_failure_names_ranks_that_it_may_have_waited_for() -> None:
@@ -316,6 +325,6 @@ def test_failure_names_ranks_that_it_may_have_waited_for() -> None:
 
 
 def test_failure_names_signal_and_hint() -> None:
-    text = described("sdp run", 3, "pid 42", Failure(128 + 7))
+    text = described("sdp run", 3, "pid 42", FailedRank(128 + 7))
     assert "rank 3 (pid 42) failed first: killed by SIGBUS" in text
     assert "nothing to stderr" in text and "/dev/shm" in text

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from sdp_plugins.launch.output import Sink, Stream
+from sdp_plugins.launch.output import OutputStream, Sink
 from sdp_plugins.launch.status import Status, duration
 from sdp_plugins.launch.who_waits import Waiting
 from tests.ranks import HANG_S
@@ -95,7 +95,7 @@ class Terminal:
         self.sink = Sink(self.theirs)
         self.screen = Screen()
         self.ranks = [Rank() for _ in range(ranks)]
-        self.streams = [Stream(f"[{n}] ", self.sink) for n in range(ranks)]
+        self.streams = [OutputStream(f"[{n}] ", self.sink) for n in range(ranks)]
         self.waits: dict[int, Waiting] = {}
         self.status = Status(self.sink, lambda: self.waits)
         self.now = 100.0

@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable
 
 from .. import _native
 from ..errors import CollectiveMismatchError, SdpError
-from .operation import Operation
+from .operation import SpanningOperation
 
 RADIX = 16
 _MOST_NAMED = 16
@@ -30,7 +30,7 @@ _HEADER = struct.Struct("<QiiiiIQQ")
 """The fields that must be equal, and the number of elements, which may differ."""
 
 
-def agree(operation: Operation) -> None:
+def agree(operation: SpanningOperation) -> None:
     """Compare the calls of all ranks; the time-out starts when this node's ranks have arrived.
 
     Raises:
@@ -43,7 +43,7 @@ def agree(operation: Operation) -> None:
         _compare(operation)
 
 
-def await_leader(operation: Operation) -> None:
+def await_leader(operation: SpanningOperation) -> None:
     """Hold this node's ranks until their leader knows that the other nodes agree.
 
     Programs call this first if ranks other than the leaders use the network.
@@ -52,7 +52,7 @@ def await_leader(operation: Operation) -> None:
         operation.step(_native.Op.barrier, (), ())
 
 
-def _compare(operation: Operation) -> None:
+def _compare(operation: SpanningOperation) -> None:
     """Exchange headers with the leaders of all other nodes, and compare them.
 
     Raises:
@@ -73,7 +73,7 @@ def _compare(operation: Operation) -> None:
         raise _mismatch(operation, headers, list(parties.values()))
 
 
-def _gathered(operation: Operation) -> bytes:
+def _gathered(operation: SpanningOperation) -> bytes:
     """All-gather the headers; returns this node's, that of the node before it, and so on.
 
     The neighbours of a node that does not arrive wait in the first round. Other nodes may wait for
@@ -98,7 +98,7 @@ def _gathered(operation: Operation) -> bytes:
 
 
 def _mismatch(
-    operation: Operation, headers: dict[int, bytes], parties: list[list[int]]
+    operation: SpanningOperation, headers: dict[int, bytes], parties: list[list[int]]
 ) -> SdpError:
     """Compose the error for nodes that call different operations.
 
@@ -137,7 +137,7 @@ def _more(nodes: Collection[int]) -> str:
     return f" and {len(nodes) - _MOST_NAMED} more nodes" if len(nodes) > _MOST_NAMED else ""
 
 
-def _pack(operation: Operation) -> bytes:
+def _pack(operation: SpanningOperation) -> bytes:
     request = operation.request
     return _HEADER.pack(
         operation.seq,

@@ -8,7 +8,7 @@ from functools import lru_cache
 from .. import _native
 from .context import GroupContext
 from .cost_model import Costs
-from .operation import Operation
+from .operation import SpanningOperation
 from .plan import Algorithm, Plan, factorings
 from .wire_format import WireFormat
 
@@ -28,7 +28,7 @@ The limit is fixed and does not depend on costs, because narrowing changes the r
 """
 
 
-def plan_of(operation: Operation) -> Plan:
+def plan_of(operation: SpanningOperation) -> Plan:
     """The plan of a reduction, the same on all ranks."""
     nbytes = operation.request.count * operation.itemsize
     narrows = WireFormat(operation).wire is not None

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from .. import _native
 from .agreement import await_leader
-from .operation import Operation
+from .operation import SpanningOperation
 from .transport import Pending
 
 SEGMENT_NBYTES = 2**20
@@ -42,7 +42,7 @@ def route(node: int, root: int, nodes: int, *, chain: bool) -> Route:
     return Route((parent + root) % nodes if at else None, tuple(to_node))
 
 
-def broadcast(operation: Operation) -> None:
+def broadcast(operation: SpanningOperation) -> None:
     """Run broadcast: in segments along a chain of nodes, or over a tree if the buffer is small.
 
     Each link of a chain carries the S bytes of the buffer once.
@@ -79,6 +79,6 @@ def broadcast(operation: Operation) -> None:
     operation.wait(leaving)
 
 
-def barrier(operation: Operation) -> None:
+def barrier(operation: SpanningOperation) -> None:
     """Run barrier: the node's leader arrives after it has heard from all nodes."""
     await_leader(operation)

@@ -19,12 +19,12 @@ from .all_reduce import all_reduce
 from .context import GroupContext
 from .failure_message import FailureMessage, native_failure
 from .leaked import abandon
-from .operation import Operation
+from .operation import SpanningOperation
 from .reduce_scatter import reduce_scatter
 from .traced import Track
 
 Op = _native.Op
-PROGRAMS: dict[_native.Op, Callable[[Operation], None]] = {
+PROGRAMS: dict[_native.Op, Callable[[SpanningOperation], None]] = {
     Op.all_reduce: all_reduce,
     Op.reduce: all_reduce,
     Op.reduce_scatter: reduce_scatter,
@@ -49,12 +49,12 @@ class Task:
         track: Its record.
     """
 
-    operation: Operation
+    operation: SpanningOperation
     work: _native.Work
     track: Track
 
 
-class Engine:
+class SpanningEngine:
     """Runs the collectives in a thread of its own, which starts with the first operation.
 
     Only this thread calls the network for collectives. It never ends silently: a failure goes to
@@ -91,7 +91,7 @@ class Engine:
             self._start()
             self._issued += 1
             track = Track(self._context, request, self._issued)
-            operation = Operation(self._context, request, self._issued)
+            operation = SpanningOperation(self._context, request, self._issued)
             request.work = work
             self._queue.append(Task(operation, work, track))
             self._changed.notify()
@@ -173,7 +173,7 @@ class Engine:
         task.track.end(task.work, failure)
         task.work.fail(native_failure(failure, group=self._context.native.token))
 
-    def fail(self, operation: Operation, error: BaseException) -> SdpError:
+    def fail(self, operation: SpanningOperation, error: BaseException) -> SdpError:
         """Fail the group on all nodes; returns the error for the operation's caller.
 
         Never raises: a second error would hide the cause from the callers.
@@ -188,7 +188,7 @@ class Engine:
                 self._context.native.fail(native_failure(failure, "aborted"))
         return failure
 
-    def _explained(self, operation: Operation, error: BaseException) -> SdpError:
+    def _explained(self, operation: SpanningOperation, error: BaseException) -> SdpError:
         """Convert an error into the one that the operation's caller receives."""
         if isinstance(error, SdpError):
             error.op, error.seq = operation.name, operation.seq

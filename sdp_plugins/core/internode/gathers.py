@@ -13,14 +13,14 @@ import numpy as np
 from .. import _native
 from ..errors import CollectiveMismatchError
 from .agreement import await_leader
-from .operation import Operation, Piece
+from .operation import Piece, SpanningOperation
 from .transport import Pending
 
 Op = _native.Op
 NOTHING: Piece = (0, 0)
 
 
-def all_gather(operation: Operation) -> None:
+def all_gather(operation: SpanningOperation) -> None:
     """Run all_gather in one hop between nodes: each link carries LS(M-1) bytes per direction."""
     context, request = operation.context, operation.request
     nodes, source, recvs = context.nodes, request.sends[0], request.recvs
@@ -44,7 +44,7 @@ def all_gather(operation: Operation) -> None:
                 operation.step(Op.all_gather, [parts[context.local_rank]], parts)
 
 
-def gather(operation: Operation) -> None:
+def gather(operation: SpanningOperation) -> None:
     """Run gather: the root's link receives S bytes from each rank of another node."""
     context, request = operation.context, operation.request
     root, mine, parts = request.root, request.sends[0], request.recvs
@@ -59,7 +59,7 @@ def gather(operation: Operation) -> None:
     operation.wait(messages)
 
 
-def scatter(operation: Operation) -> None:
+def scatter(operation: SpanningOperation) -> None:
     """Run scatter: the root's link sends S bytes to each rank of another node."""
     context, request = operation.context, operation.request
     root, parts, mine = request.root, request.sends, request.recvs[0]
@@ -74,7 +74,7 @@ def scatter(operation: Operation) -> None:
     operation.wait(messages)
 
 
-def all_to_all(operation: Operation) -> None:
+def all_to_all(operation: SpanningOperation) -> None:
     """Run all_to_all: each rank sends directly to each rank of another node."""
     context, sends, recvs = operation.context, operation.request.sends, operation.request.recvs
     messages = _exchange(
@@ -97,7 +97,7 @@ def rounds(ranks: tuple[int, ...], length: int) -> Iterator[tuple[int, ...]]:
 
 
 def _exchange(
-    operation: Operation, sends: Mapping[int, Piece], recvs: Mapping[int, Piece]
+    operation: SpanningOperation, sends: Mapping[int, Piece], recvs: Mapping[int, Piece]
 ) -> list[Pending | None]:
     """Start the messages of this rank with ranks of other nodes, after comparing their sizes.
 
@@ -117,7 +117,7 @@ def _exchange(
 
 
 def _compare_sizes(
-    operation: Operation, sends: Mapping[int, Piece], recvs: Mapping[int, Piece]
+    operation: SpanningOperation, sends: Mapping[int, Piece], recvs: Mapping[int, Piece]
 ) -> None:
     offered = np.array([n for _, n in sends.values()], np.int64)
     found = np.zeros(len(recvs), np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .operation import Operation
+from .operation import SpanningOperation
 
 _leaked: list[object] = []
 
@@ -17,7 +17,7 @@ def leak(*memory: object) -> None:
     _leaked.extend(memory)
 
 
-def abandon(operation: Operation, *memory: object) -> bool:
+def abandon(operation: SpanningOperation, *memory: object) -> bool:
     """Give up a failed operation's messages; never raises.
 
     Args:

@@ -14,7 +14,7 @@ class UnwantedError(Exception):
     """No receive waits for messages of a rank any more."""
 
 
-class Matching:
+class SpanningMatching:
     """The pending receives, in the order in which they were posted.
 
     A message goes to the first receive that accepts its source and tag. A message that no receive

@@ -9,8 +9,8 @@ from typing import Any
 from .. import _native
 from ..errors import SdpError
 from .context import GroupContext
-from .matching import Matching
-from .operation import Operation
+from .matching import SpanningMatching
+from .operation import SpanningOperation
 from .posted import ANY, Posted, PostedAnyReceive, PostedReceive, UnexpectedMessage
 from .receiver import Receiver
 from .sender import Sender
@@ -27,12 +27,12 @@ class Messages:
     """
 
     def __init__(
-        self, context: GroupContext, fail: Callable[[Operation, BaseException], SdpError]
+        self, context: GroupContext, fail: Callable[[SpanningOperation, BaseException], SdpError]
     ) -> None:
         self._context = context
         self._fail = fail
         self._seq = 0
-        self._matching = Matching(context)
+        self._matching = SpanningMatching(context)
         self._senders: dict[int, Sender] = {}
         self._receivers: dict[int, Receiver] = {}
         self._channels: list[Channel[Any]] = []
@@ -69,18 +69,18 @@ class Messages:
             post.fail(failure)
             self._matching.fail(failure)
 
-    def _operation(self, request: _native.Request) -> Operation:
+    def _operation(self, request: _native.Request) -> SpanningOperation:
         if self._matching.stopping:
             raise self._context.closed_error()
         self._seq += 1
-        return Operation(self._context, request, self._seq)
+        return SpanningOperation(self._context, request, self._seq)
 
-    def _from_one(self, operation: Operation) -> PostedReceive:
+    def _from_one(self, operation: SpanningOperation) -> PostedReceive:
         return PostedReceive(
             operation, _native.Work(), Track(self._context, operation.request, operation.seq)
         )
 
-    def _from_any(self, operation: Operation) -> PostedAnyReceive:
+    def _from_any(self, operation: SpanningOperation) -> PostedAnyReceive:
         operation.request.seq = operation.seq
         try:
             work = self._context.native.submit(operation.request)

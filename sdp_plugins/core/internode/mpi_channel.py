@@ -22,7 +22,7 @@ TELL_LIMIT_S = 0.5
 
 
 @dataclass(eq=False)
-class Message(Pending):
+class MpiMessage(Pending):
     """One MPI request."""
 
     request: Any
@@ -56,13 +56,13 @@ class MpiChannel:
             self._failure_request = comm.Irecv(self._received, mpi.any_source, tag + FAILURES)
         mpi.channels.add(self)
 
-    def send(self, peer: int, address: int, nbytes: int) -> Message:
+    def send(self, peer: int, address: int, nbytes: int) -> MpiMessage:
         """Start sending memory with Isend."""
         with self._mpi.lock:
             buffer = self._mpi.buffer(address, nbytes)
             return self._start(peer, lambda: self._comm.Isend(buffer, self._ranks[peer], self._tag))
 
-    def receive(self, peer: int, address: int, nbytes: int) -> Message:
+    def receive(self, peer: int, address: int, nbytes: int) -> MpiMessage:
         """Start receiving into memory with Irecv."""
         with self._mpi.lock:
             buffer = self._mpi.buffer(address, nbytes)
@@ -72,14 +72,14 @@ class MpiChannel:
             message.receives = True
             return message
 
-    def _start(self, peer: int, start: Callable[[], Any]) -> Message:
+    def _start(self, peer: int, start: Callable[[], Any]) -> MpiMessage:
         self._mpi.check()
         try:
-            return Message(peer, start())
+            return MpiMessage(peer, start())
         except self._mpi.error as error:
             raise WireError(str(error), (peer,)) from error
 
-    def wait(self, pending: Sequence[Message], watch: Callable[[], None]) -> None:
+    def wait(self, pending: Sequence[MpiMessage], watch: Callable[[], None]) -> None:
         """Poll until all messages are done, with pauses that grow."""
         requests = [message.request for message in pending]
         pause_s, polls = FIRST_PAUSE_S, 0
@@ -93,13 +93,13 @@ class MpiChannel:
         except self._mpi.error as error:
             raise WireError(str(error)) from error
 
-    def late(self, pending: Sequence[Message]) -> set[int]:
+    def late(self, pending: Sequence[MpiMessage]) -> set[int]:
         """The peers whose messages are not done."""
         with self._mpi.lock:
             self._mpi.check()
             return {m.peer for m in pending if not m.request.Get_status()}
 
-    def abandon(self, pending: Sequence[Message]) -> bool:
+    def abandon(self, pending: Sequence[MpiMessage]) -> bool:
         """Cancel receives, and wait ``ABANDON_LIMIT_S`` for messages that cannot be cancelled."""
         requests = [message.request for message in pending]
         with self._mpi.lock, suppress(WireError, self._mpi.error):
@@ -115,7 +115,7 @@ class MpiChannel:
                 time.sleep(LAST_PAUSE_S)
         return True
 
-    def withdraw(self, pending: Sequence[Message]) -> bool:
+    def withdraw(self, pending: Sequence[MpiMessage]) -> bool:
         """Cancel receives of messages that were never sent, as ``abandon`` does."""
         return self.abandon(pending)
 

@@ -18,7 +18,7 @@ LINGER_S = 10.0
 """How long to call MPI after the last wait, for messages left in queues; ticks become longer."""
 
 
-class Progress:
+class MpiProgress:
     """A thread that calls MPI periodically; starts with the first wait.
 
     A thread enters this context to wait for something other than MPI.

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import RendezvousError, RendezvousTimeoutError
 from . import mpi_library
-from .mpi_progress import Progress
+from .mpi_progress import MpiProgress
 from .transport import Channel, Stream, WireError
 
 LAST_PAUSE_S = 200e-6
@@ -62,7 +62,7 @@ class Runtime:
         self._limit = int(self.world.Get_attr(mpi.TAG_UB))
         self._drawn = 0
         lingers = self._ours or mpi.Query_thread() == mpi.THREAD_MULTIPLE
-        self.progress = Progress(self.lock, self._poke, lingers=lingers)
+        self.progress = MpiProgress(self.lock, self._poke, lingers=lingers)
 
     @contextmanager
     def meeting(self) -> Iterator[None]:

@@ -18,7 +18,7 @@ Piece = tuple[int, int]
 LOOK_EVERY_S = 0.05
 
 
-class Operation:
+class SpanningOperation:
     """The interface for programs: steps on this node, messages to others, waits with a deadline.
 
     Args:
@@ -109,9 +109,9 @@ class Operation:
         """Use this channel alone for the operation's messages."""
         self._channels = {Stream.data: channel}
 
-    def restarted(self, channel: Channel[Any]) -> Operation:
+    def restarted(self, channel: Channel[Any]) -> SpanningOperation:
         """Copy the operation, with deadlines from now on and messages over another channel."""
-        return Operation(self.context, self.request, self.seq, {Stream.data: channel})
+        return SpanningOperation(self.context, self.request, self.seq, {Stream.data: channel})
 
     def send(
         self, peer: int, address: int, nbytes: int, stream: Stream = Stream.data

@@ -12,7 +12,7 @@ import numpy as np
 from .. import _native
 from ..errors import CollectiveMismatchError, SdpError
 from .failure_message import native_failure
-from .operation import Operation
+from .operation import SpanningOperation
 from .traced import Track
 
 _ENVELOPE = struct.Struct("<QII")
@@ -49,7 +49,7 @@ class Envelope:
 class Posted:
     """A send or a receive that is queued or running."""
 
-    operation: Operation
+    operation: SpanningOperation
     work: _native.Work
     track: Track
 

@@ -13,8 +13,8 @@ import numpy as np
 from .. import _native
 from ..errors import PeerLostError, SdpError
 from .leaked import abandon, leak
-from .matching import Matching, UnwantedError
-from .operation import LOOK_EVERY_S, Operation
+from .matching import SpanningMatching, UnwantedError
+from .operation import LOOK_EVERY_S, SpanningOperation
 from .posted import ANY, Envelope, PostedReceive, UnexpectedMessage
 from .transport import Channel, Pending, WireError
 
@@ -36,9 +36,9 @@ class Receiver:
     def __init__(
         self,
         peer: int,
-        matching: Matching,
+        matching: SpanningMatching,
         channel: Channel[Any],
-        fail: Callable[[Operation, BaseException], SdpError],
+        fail: Callable[[SpanningOperation, BaseException], SdpError],
     ) -> None:
         self._peer = peer
         self._matching = matching
@@ -48,7 +48,7 @@ class Receiver:
         self._asked: Pending | None = None
         self._envelope: Envelope | None = None  # its message is still with its sender
         self._post: PostedReceive | None = None  # its message is arriving
-        self._operation: Operation | None = None  # its deadline limits the wait
+        self._operation: SpanningOperation | None = None  # its deadline limits the wait
         self._looked_s = 0.0
         self.abandoned = False
         """Whether messages were in flight when one failed."""
@@ -146,7 +146,7 @@ class Receiver:
         self._post = None
         post.finish(self._peer)
 
-    def _receive_unexpected(self, waiting: Operation, envelope: Envelope) -> None:
+    def _receive_unexpected(self, waiting: SpanningOperation, envelope: Envelope) -> None:
         operation = self._operation = waiting.restarted(self._channel)
         data = np.empty(envelope.nbytes, np.uint8)
         operation.wait([operation.receive(self._peer, _native.address(data), envelope.nbytes)])

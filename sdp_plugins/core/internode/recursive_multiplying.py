@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import _native
-from .operation import Operation
+from .operation import SpanningOperation
 from .plan import Level, Plan, levels
 from .scattered import Scattered
 from .wire_format import WireFormat
@@ -11,7 +11,7 @@ from .wire_format import WireFormat
 Op = _native.Op
 
 
-def reduce_by_recursive_multiplying(operation: Operation, plan: Plan) -> None:
+def reduce_by_recursive_multiplying(operation: SpanningOperation, plan: Plan) -> None:
     """Reduce within the node, then among nodes, and broadcast the result within the node."""
     context, request = operation.context, operation.request
     count, form = request.count, WireFormat(operation, as_it_is=True)
@@ -34,7 +34,7 @@ def reduce_by_recursive_multiplying(operation: Operation, plan: Plan) -> None:
 
 
 def _exchange(
-    operation: Operation, form: WireFormat, level: Level, partial: int, hop: int
+    operation: SpanningOperation, form: WireFormat, level: Level, partial: int, hop: int
 ) -> list[int]:
     """Exchange the sums of a level's members; returns the addresses of all of them."""
     nbytes = level.count * form.accumulator_size

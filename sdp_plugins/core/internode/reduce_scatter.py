@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from .. import _native
 from .agreement import await_leader
 from .gathers import NOTHING, rounds
-from .operation import Operation
+from .operation import SpanningOperation
 from .transport import Pending
 from .wire_format import WireFormat
 
 Op = _native.Op
 
 
-def reduce_scatter(operation: Operation) -> None:
+def reduce_scatter(operation: SpanningOperation) -> None:
     """Run reduce_scatter in one hop between nodes.
 
     Each link carries LS(M-1) bytes per direction, where S is the size of a rank's part. On each
@@ -47,7 +47,9 @@ def reduce_scatter(operation: Operation) -> None:
         form.total(partials, target, count)
 
 
-def _sums(operation: Operation, form: WireFormat, node: int) -> Iterator[tuple[int, int, int]]:
+def _sums(
+    operation: SpanningOperation, form: WireFormat, node: int
+) -> Iterator[tuple[int, int, int]]:
     """Reduce the parts of a node's ranks within this node.
 
     Yields:

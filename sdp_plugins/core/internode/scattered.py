@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from .operation import Operation, Piece
+from .operation import Piece, SpanningOperation
 
 
 class Scattered:
@@ -24,7 +24,13 @@ class Scattered:
         self._ends = list(accumulate(count for _, count in pieces))
 
     def flat(
-        self, operation: Operation, scratch: str, begin: int, count: int, *, copy: bool = False
+        self,
+        operation: SpanningOperation,
+        scratch: str,
+        begin: int,
+        count: int,
+        *,
+        copy: bool = False,
     ) -> int:
         """Return the address of contiguous elements: in place if possible, else of a copy.
 

@@ -10,7 +10,7 @@ from typing import Any
 from .. import _native
 from ..errors import SdpError
 from .leaked import abandon
-from .operation import Operation
+from .operation import SpanningOperation
 from .posted import Envelope, Posted
 from .transport import Channel
 
@@ -25,7 +25,10 @@ class Sender:
     """
 
     def __init__(
-        self, peer: int, channel: Channel[Any], fail: Callable[[Operation, BaseException], SdpError]
+        self,
+        peer: int,
+        channel: Channel[Any],
+        fail: Callable[[SpanningOperation, BaseException], SdpError],
     ) -> None:
         self.channel = channel
         self._name = f"sdp-send-{peer}"

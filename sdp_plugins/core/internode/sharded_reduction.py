@@ -10,7 +10,7 @@ reduced in the node and the previous one is gathered.
 from __future__ import annotations
 
 from .. import _native
-from .operation import Operation, Piece
+from .operation import Piece, SpanningOperation
 from .plan import Plan, levels, segments, shard
 from .scattered import Scattered
 from .transport import Pending, Stream
@@ -29,7 +29,7 @@ class ShardedReduction:
         plan: The plan; of one level for reduce.
     """
 
-    def __init__(self, operation: Operation, plan: Plan) -> None:
+    def __init__(self, operation: SpanningOperation, plan: Plan) -> None:
         context, request = operation.context, operation.request
         self.operation = operation
         self.plan = plan

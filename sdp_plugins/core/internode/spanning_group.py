@@ -16,7 +16,7 @@ from ..errors import is_news, name_error
 from ..nodes import Nodes
 from .algorithm_choice import explain
 from .context import GroupContext
-from .engine import END_LIMIT_S, Engine, wait_uninterrupted
+from .engine import END_LIMIT_S, SpanningEngine, wait_uninterrupted
 from .failure_message import FailureMessage, encodable
 from .leaked import leak
 from .messages import Messages
@@ -54,7 +54,7 @@ class SpanningGroup:
         wire_dtype: _native.DType | None,
     ) -> None:
         self._context = GroupContext(rank, nodes, native, channel, wire_dtype)
-        self._engine = Engine(self._context)
+        self._engine = SpanningEngine(self._context)
         self._messages = Messages(self._context, self._engine.fail)
         self._closed = False
         self._pid = os.getpid()

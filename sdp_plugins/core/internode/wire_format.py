@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import _native
-from .operation import Operation
+from .operation import SpanningOperation
 
 DType = _native.DType
 
@@ -20,7 +20,7 @@ class WireFormat:
         as_it_is: Whether to ignore the group's `wire_dtype`.
     """
 
-    def __init__(self, operation: Operation, *, as_it_is: bool = False) -> None:
+    def __init__(self, operation: SpanningOperation, *, as_it_is: bool = False) -> None:
         request = operation.request
         self.dtype, self.op = request.dtype, request.reduce_op
         self.world_size = operation.context.nodes.world_size

@@ -45,7 +45,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Announcement:
+class RankAnnouncement:
     """The address of a rank, and its proof of membership.
 
     Attributes:
@@ -69,7 +69,7 @@ class Announcement:
     global_rank: int = -1
 
     @classmethod
-    def new(cls, rank: int, world_size: int, global_rank: int = -1) -> Announcement:
+    def new(cls, rank: int, world_size: int, global_rank: int = -1) -> RankAnnouncement:
         """Return a fresh announcement of this process."""
         token, nonce = secrets.token_bytes(16), secrets.token_bytes(16)
         pid, uid = os.getpid(), os.geteuid()
@@ -101,7 +101,7 @@ class Announcement:
         return packed.ljust(ANNOUNCEMENT_NBYTES, b"\0")
 
     @classmethod
-    def unpack(cls, data: bytes) -> Announcement:
+    def unpack(cls, data: bytes) -> RankAnnouncement:
         """Read what ``pack`` wrote.
 
         Raises:

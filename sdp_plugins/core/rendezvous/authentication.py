@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from .announcement import Announcement
+from .announcement import RankAnnouncement
 from .messages import MessageKind, pack_message
 
 _INTRODUCTION = struct.Struct("<I16s16s")
@@ -42,6 +42,6 @@ class Introduction:
             raise ValueError("no introduction")
         return cls(*_INTRODUCTION.unpack(content))
 
-    def proves(self, peer: Announcement, me: Announcement) -> bool:
+    def proves(self, peer: RankAnnouncement, me: RankAnnouncement) -> bool:
         """Whether only that member of this rank's group can have sent it."""
         return self.nonce == peer.nonce and self.peer_nonce == me.nonce

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ..nodes import Nodes
 from ..rank_names import RankNames
-from .announcement import Announcement
+from .announcement import RankAnnouncement
 from .bootstrap_address import BACKLOG
 from .context import RendezvousContext
 from .deadline import Deadline
@@ -31,7 +31,7 @@ class Rendezvous:
     """
 
     context: RendezvousContext
-    table: list[Announcement]
+    table: list[RankAnnouncement]
     listener: socket.socket | None
 
     @property
@@ -89,14 +89,14 @@ def meet(
         exchange: Called once, with ``ANNOUNCEMENT_NBYTES`` bytes on every rank; not at all for a
             single rank.
         timeout_s: Seconds for everything, the exchange included.
-        global_rank: See ``Announcement``.
+        global_rank: See ``RankAnnouncement``.
 
     Raises:
         RendezvousTimeoutError: A rank did not arrive.
         RendezvousError: The exchange mixed up several groups.
     """
     context, world_size = RendezvousContext(rank, names, Deadline(timeout_s)), names.world_size
-    me = Announcement.new(rank, world_size, global_rank)
+    me = RankAnnouncement.new(rank, world_size, global_rank)
     if world_size == 1:
         yield Rendezvous(context, [me], None)
         return
@@ -112,10 +112,10 @@ def meet(
         close_listener(listener)
 
 
-def _read(blobs: list[bytes], me: Announcement) -> list[Announcement]:
+def _read(blobs: list[bytes], me: RankAnnouncement) -> list[RankAnnouncement]:
     """Check that the exchange gave one table to one group."""
     try:
-        table = [Announcement.unpack(bytes(blob)) for blob in blobs]
+        table = [RankAnnouncement.unpack(bytes(blob)) for blob in blobs]
     except ValueError as error:
         raise RendezvousFailure.refused(
             f"the exchange returned {error}", "use the same version of sdp_plugins for all ranks"

@@ -18,7 +18,7 @@ import socket
 from collections.abc import Callable, Sequence
 
 from ..process_identity import process_identity, process_state
-from .announcement import Announcement
+from .announcement import RankAnnouncement
 from .authentication import Introduction
 from .context import RendezvousContext
 from .failure import ONE_JOB_HINT, RendezvousFailure
@@ -42,7 +42,7 @@ class MeshConnector:
     def __init__(
         self,
         listener: socket.socket,
-        table: list[Announcement],
+        table: list[RankAnnouncement],
         members: Sequence[int],
         segment_fd: int,
         context: RendezvousContext,

@@ -7,7 +7,7 @@ import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from .announcement import Announcement
+from .announcement import RankAnnouncement
 from .authentication import Introduction
 from .failure import RendezvousFailure
 from .messages import MessageKind, pack_message, send_message
@@ -27,7 +27,7 @@ class MeshPeer:
         done: Whether it has received all introductions.
     """
 
-    announcement: Announcement
+    announcement: RankAnnouncement
     outgoing: socket.socket | None = None
     incoming: socket.socket | None = None
     pidfd: int = -1
@@ -45,7 +45,7 @@ class MeshPeer:
         """Whether nothing waits to be sent."""
         return self.outgoing is not None and not self._outbox
 
-    def connect(self, me: Announcement, segment_fd: int) -> bool:
+    def connect(self, me: RankAnnouncement, segment_fd: int) -> bool:
         """Connect, introduce this rank and pass its segment.
 
         Returns:

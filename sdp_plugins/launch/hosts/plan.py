@@ -67,7 +67,7 @@ class HostJob:
 
 
 @dataclass(frozen=True)
-class Plan:
+class HostPlan:
     """A job that has passed all checks.
 
     Attributes:
@@ -95,7 +95,7 @@ class Plan:
         return mpis.mpirun_line(self.mpirun, self.places, names, agent)
 
 
-def planned(job: HostJob) -> Plan:
+def planned(job: HostJob) -> HostPlan:
     """Check that the job can be started, with the cheapest checks first.
 
     Raises:
@@ -112,7 +112,7 @@ def planned(job: HostJob) -> Plan:
     mpirun = mpis.find(job.mpirun, environment)
     others = [h for h, a in zip(places, found, strict=True) if not addresses.is_here(a)]
     preflight.check(mpirun, others, environment)
-    return Plan(job, places, mpirun, found, environment, token)
+    return HostPlan(job, places, mpirun, found, environment, token)
 
 
 def mpirun_environment(

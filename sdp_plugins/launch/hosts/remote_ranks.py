@@ -14,7 +14,7 @@ from sdp_plugins.core.addresses_and_ports import LOOPBACK
 from sdp_plugins.launch.event_loop import EventLoop
 from sdp_plugins.launch.hosts import addresses, messages
 from sdp_plugins.launch.hosts.diagnosis import explained
-from sdp_plugins.launch.hosts.plan import Plan
+from sdp_plugins.launch.hosts.plan import HostPlan
 from sdp_plugins.launch.hosts.remote_rank import AgentConnection, RemoteRank
 from sdp_plugins.launch.job_environment import torchelastic
 from sdp_plugins.launch.output import Pipe
@@ -38,7 +38,7 @@ class RemoteRanks(WorkerGroup):
         plan: The job, checked.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: HostPlan) -> None:
         self.world_size = sum(plan.places.values())
         self.ranks: list[RemoteRank] = []
         self.plan = plan
