@@ -4,8 +4,9 @@ DDP passes the same few storages to all_reduce in every step. When a storage app
 time, its bytes move into a memfd, in place: all tensors that view the storage (bucket views,
 `.grad`) follow, and peers can map it. As a consequence, forked children share the memory, the
 storage cannot be resized, and an address taken earlier (data_ptr, a DLPack export) is invalid,
-which may crash a legal program. Only storages that certainly come from DDP's reducer therefore move
-automatically; any other storage moves when its owner calls `sdp_plugins.torch.share`.
+which may crash a legal program. Only buckets of DDP's reducer therefore move automatically: those
+that the reducer itself passes, and those that a comm hook has received from it as a `GradBucket`.
+Any other storage moves when its owner calls `sdp_plugins.torch.share`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, UntypedStorage
 
 from sdp_plugins.core import Group, SdpError, SharedMemoryError
+from sdp_plugins.torch.ddp_reducer import in_grad_bucket
 from sdp_plugins.torch.shared_storage import move_to_shared_memory, shared_fd
 
 log = logging.getLogger(__name__)
@@ -59,11 +61,12 @@ class Registrations:
         self.dead: deque[int] = deque()
         """Registrations of freed storages; any thread appends to it, `drop_dead` empties it."""
 
-    def see(self, tensor: Tensor, in_flight: Callable[[int], bool]) -> None:
+    def see(self, tensor: Tensor, by_reducer: bool, in_flight: Callable[[int], bool]) -> None:
         """Note that `tensor` is about to be all-reduced; register a bucket that comes back.
 
         Args:
             tensor: A dense CPU tensor of at least `MIN_BYTES`.
+            by_reducer: Whether DDP's reducer itself makes the call.
             in_flight: Whether an operation uses the storage with this `_cdata`.
         """
         storage = tensor.untyped_storage()
@@ -71,7 +74,7 @@ class Registrations:
         with self._lock:
             if self._is_registered(key, storage):
                 return
-            if not self._automatic or not is_bucket(tensor, storage):
+            if not self._automatic or not is_bucket(tensor, storage, by_reducer):
                 return
             sighting = self._sightings.get(key)
             if sighting is None:
@@ -157,17 +160,13 @@ class Registrations:
         sighting.pointer, sighting.nbytes, sighting.registration = pointer, nbytes, registration
 
 
-def is_bucket(tensor: Tensor, storage: UntypedStorage) -> bool:
-    """Return whether the call looks like DDP's reducer: a flat tensor in a backward pass.
-
-    The tensor has to cover all of its storage. Comm hooks, too, are called in the backward pass,
-    with the same tensor.
-    """
+def is_bucket(tensor: Tensor, storage: UntypedStorage, by_reducer: bool) -> bool:
+    """Return whether the tensor is all of a bucket of DDP's reducer."""
     return (
-        torch._C._current_graph_task_id() != -1
-        and tensor.dim() == 1
+        tensor.dim() == 1
         and tensor.storage_offset() == 0
         and tensor.nbytes == storage.nbytes()
+        and (by_reducer or in_grad_bucket(storage))
     )
 
 

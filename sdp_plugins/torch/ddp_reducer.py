@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
+from torch import UntypedStorage
 from torch.autograd import Variable
+from torch.distributed import GradBucket
 from torch.distributed.algorithms.join import Join
 
 from sdp_plugins.torch.internals import run_backward_code
@@ -20,6 +23,21 @@ _FRAMES_TO_NOTIFY = 8
 def called_by_reducer() -> bool:
     """Return whether C++ called the caller in a backward pass, as DDP without a comm hook does."""
     return sys._getframe(2).f_code is run_backward_code
+
+
+def in_grad_bucket(storage: UntypedStorage) -> bool:
+    """Return whether a comm hook makes the current call and has received the storage's bucket.
+
+    Only DDP's reducer makes `GradBucket`s, and it passes them as the parameter `bucket`, a name
+    that DDP requires.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not run_backward_code:
+        bucket = frame.f_locals.get("bucket")
+        if isinstance(bucket, GradBucket):
+            return bucket.buffer().untyped_storage()._cdata == storage._cdata
+        frame = frame.f_back
+    return False
 
 
 def wait_in_python(wait: Callable[[], Any]) -> None:

@@ -29,7 +29,6 @@ __all__ = [
 
 NAMES = {
     "_C._autograd._profiler_enabled": "tells whether this thread is profiled",
-    "_C._current_graph_task_id": "tells whether a backward pass runs",
     "_C._distributed_c10d.Backend.Options": "is what a group says of its time-out",
     "_C._len_torch_dispatch_stack": "counts the dispatch modes of this thread",
     "_C._profiler._RecordFunctionFast": "is an event of the profiler",
@@ -67,9 +66,13 @@ OVERRIDDEN = (
 FRAMES = {
     "persistent_id": "torch's search for the tensors in a future's value",
     "_maybe_attach_flight_recorder": "torch's flight recorder; 2.15 and later",
-    "_engine_run_backward": "calls the backward pass; only Ctrl-C needs it",
+    "_engine_run_backward": "calls the backward pass, and so DDP's reducer",
 }
-"""Functions of torch that are recognised as callers; a missing one is harmless."""
+"""Functions of torch that are recognised as callers.
+
+Without `_engine_run_backward` DDP without a comm hook copies its buckets, and Ctrl-C waits for the
+operation's end; the others are harmless if missing.
+"""
 
 
 MODULES = {"torch._dynamo.trace_rules": "lists what torch.compile does not trace"}

@@ -60,7 +60,7 @@ class Reductions(ProcessGroupBase):
             return work
         group = self._current_group()
         if tensor.nbytes >= MIN_BYTES and group is self._group:
-            self._registrations.see(tensor, self._in_flight)
+            self._registrations.see(tensor, called_by_reducer(), self._in_flight)
         buffer, reduction = to_reduce(tensor), core_op(kind)
         if options[0] or self._detail or profiling():
             launch = partial(group.all_reduce, buffer, reduction)
