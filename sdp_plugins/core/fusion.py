@@ -100,6 +100,11 @@ class FusionBuffer:
         self._held.clear()
 
     @property
+    def in_step(self) -> bool:
+        """Whether a gradient has been passed since the last `finish` that succeeded."""
+        return bool(self._held)
+
+    @property
     def buckets(self) -> list[list[int]]:
         """Indices of the tensors in each buffer, in the order of sending."""
         return self._native.buckets()

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from .buffers import BufferLike, as_buffer
+from .buffers import Buffer, BufferLike, as_buffer
 from .dtypes import DType
 from .fusion import FusionBuffer
 from .group import Group
+
+MOST_PLANS = 256
+"""Frameworks without fixed shapes have a plan for each length, and could fill the memory."""
 
 
 class FusedAllReduce:
     """Reduces lists of tensors in place, each list in one operation per fusion buffer.
 
     For frameworks that pass all tensors of a step at once. Lists with the same sizes and types, in
-    the same order, share a plan, which is made at their first use.
+    the same order, share a plan, which is made at their first use. The latest `MOST_PLANS` are
+    kept.
     """
 
     def __init__(self, group: Group) -> None:
         """Reduce among the ranks of a group."""
         self._group = group
         self.world_size = group.world_size
-        self._fusions: dict[tuple[str, tuple[tuple[int, DType], ...]], FusionBuffer] = {}
+        self._fusions: OrderedDict[tuple[str, tuple[tuple[int, DType], ...]], FusionBuffer]
+        self._fusions = OrderedDict()  # the latest last
 
     def __call__(self, tensors: Sequence[BufferLike], op: str = "sum") -> None:
         """Combine all ranks' tensors, in place, on all ranks.
@@ -35,20 +42,39 @@ class FusedAllReduce:
 
         Raises:
             SdpError: The reduction failed; see ``Group``.
+            ValueError: Two tensors share memory; nothing has been sent.
         """
         buffers = [as_buffer(tensor) for tensor in tensors]
+        _check_disjoint(buffers)
         fusion = self.plan([(buffer.count, buffer.dtype) for buffer in buffers], op)
         for index, buffer in enumerate(buffers):
             fusion.ready(index, buffer)
         fusion.finish()
 
     def plan(self, sizes: Sequence[tuple[int, DType]], op: str = "sum") -> FusionBuffer:
-        """The fusion buffers for these lengths and types, made at their first use."""
+        """The fusion buffers for these lengths and types, made at their first use.
+
+        One whose step an exception has ended is not used again.
+        """
         plan = (op, tuple(sizes))
-        fusion = self._fusions.get(plan)
-        if fusion is None:
-            fusion = self._fusions[plan] = FusionBuffer(self._group, plan[1], op=op)
+        fusion = self._fusions.pop(plan, None)
+        if fusion is None or fusion.in_step:
+            fusion = FusionBuffer(self._group, plan[1], op=op)
+        self._fusions[plan] = fusion
+        if len(self._fusions) > MOST_PLANS:
+            self._fusions.popitem(last=False)
         return fusion
+
+
+def _check_disjoint(buffers: Sequence[Buffer]) -> None:
+    """Refuse a list before its first tensor is ready: a fusion buffer meets an alias too late."""
+    filled = sorted((b.ptr, b.ptr + b.nbytes, index) for index, b in enumerate(buffers) if b.nbytes)
+    for (_, end, before), (begin, _, index) in pairwise(filled):
+        if begin < end:
+            raise ValueError(
+                f"tensor {max(before, index)} shares memory with tensor {min(before, index)} of "
+                "this list. Hint: pass the memory once, or a copy."
+            )
 
 
 def gather_uneven(group: Group, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -14,6 +14,7 @@ from sdp_plugins.core import (
     Group,
     ReduceOp,
 )
+from sdp_plugins.core.tensor_lists import MOST_PLANS, FusedAllReduce
 from tests.core.kept_group import kept_group
 from tests.core.test_fusion import KIB, f32, make
 from tests.ranks import Pool
@@ -144,3 +145,54 @@ def test_shared_memory_is_refused(rank_pool: Pool) -> None:
 def test_wrong_gradients(rank_pool: Pool, case: str) -> None:
     text = WRONG_GRADIENTS[case][1]
     assert rank_pool(2).run(hand_in_wrongly, case) == [text, text]
+
+
+def reduce_lists(rank: int, world: int) -> None:
+    """A mistake on one rank sends nothing, and spoils no later list of the same sizes."""
+    reduce = FusedAllReduce(kept_group())
+    sizes = [40, 40, 8 * 2**20]  # the last one alone exceeds the default threshold
+    for _ in range(2):
+        if rank == 0:
+            twice, large = np.ones(40, f32), np.ones(sizes[2], f32)
+            for wrong in ([twice, twice, large], [large[:40], large[39:79], large.copy()]):
+                with pytest.raises(ValueError, match="tensor 1 shares memory with tensor 0"):
+                    reduce(wrong)
+        good = [np.ones(size, f32) for size in sizes]
+        reduce(good)
+        assert all((array == world).all() for array in good)
+    assert kept_group().failure is None
+
+
+def test_a_wrong_list_spoils_no_later_one(rank_pool: Pool) -> None:
+    rank_pool(2).run(reduce_lists)
+
+
+def abandon_a_step(rank: int, world: int) -> None:
+    """An exception, such as one of a backward pass, ends a step before anything is sent."""
+    reduce = FusedAllReduce(kept_group())
+    sizes = [(5, DType.float32), (7, DType.float32)]
+    reduce.plan(sizes).ready(0, np.ones(5, f32))
+    good = [np.ones(count, f32) for count, _ in sizes]
+    reduce(good)
+    assert all((array == world).all() for array in good)
+    assert reduce.plan(sizes) is reduce.plan(sizes)
+
+
+def test_an_abandoned_step_spoils_no_later_one(rank_pool: Pool) -> None:
+    rank_pool(2).run(abandon_a_step)
+
+
+def reduce_many_sizes(rank: int, world: int) -> None:
+    reduce = FusedAllReduce(kept_group())
+    first = reduce.plan([(1, DType.float32)])
+    for count in range(2, MOST_PLANS + 1):
+        reduce([np.ones(count, f32)])
+    assert reduce.plan([(1, DType.float32)]) is first
+    for count in range(MOST_PLANS + 1, 2 * MOST_PLANS):
+        reduce([np.ones(count, f32)])
+    assert len(reduce._fusions) == MOST_PLANS
+    assert reduce.plan([(1, DType.float32)]) is first  # used later than those that were dropped
+
+
+def test_plans_are_bounded(rank_pool: Pool) -> None:
+    rank_pool(2).run(reduce_many_sizes)
