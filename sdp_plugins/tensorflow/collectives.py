@@ -52,7 +52,7 @@ class Collectives:
             factor: The factor by which this rank's tensors are multiplied before the reduction.
         """
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
-        factor = tf.cast(factor, tf.float32)
+        factor = _cast(factor, tf.float64)
         if self._endpoint is None:
             reduced = self._by_numpy(tensors, op, factor)
         else:
@@ -74,11 +74,11 @@ class Collectives:
     def _bucket(self, tensors: Sequence[Any], op: str, factor: Any) -> Sequence[Any]:
         reduced: Sequence[Any] = operations.all_reduce()(
             factor=factor,
+            timeout_s=tf.constant(self.group.timeout_s, tf.float64),
             tensors=tensors,
             endpoint=self._endpoint,
             dtype=int(DType.parse(tensors[0].dtype.name).native),
             reduce_op=int(ReduceOp.parse(op).native),
-            timeout_s=self.group.timeout_s,
         )
         return reduced
 
@@ -126,7 +126,7 @@ class Collectives:
 
     def _weighted(self, slices: Any, op: str, factor: Any) -> Any:
         """Return the slices whose sum over the ranks is the reduction; zeros if they count 0."""
-        weight = tf.cast(factor, slices.values.dtype)
+        weight = _cast(factor, slices.values.dtype)
         if op == "avg":
             weight /= self.group.world_size
         values = slices.values * weight
@@ -210,6 +210,11 @@ def _by_host(
     """Run a function on NumPy arrays."""
     results = tf.numpy_function(function, inputs, types)
     return results if isinstance(results, (list, tuple)) else [results]
+
+
+def _cast(number: Any, dtype: Any) -> Any:
+    """Convert a number; ``tf.cast`` alone would first make a Python float a float32."""
+    return tf.cast(tf.convert_to_tensor(number, dtype_hint=tf.float64), dtype)
 
 
 def _nbytes(tensor: Any) -> int | None:

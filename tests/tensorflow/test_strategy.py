@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from sdp_plugins.core import Group
+from sdp_plugins.tensorflow import operations
+from sdp_plugins.tensorflow.collectives import Collectives
 from tests.faults import die
 from tests.keras.first_ranks import FirstRanks, on_ranks
 from tests.tensorflow.strategies import MEAN, SUM, modes, strategy_of_job, traced
@@ -86,6 +89,32 @@ def test_reductions(rank: int, world: int, in_graph: bool) -> None:
     assert sorted(found) == sorted(REDUCED)
     for name, value in REDUCED.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-6, err_msg=name)
+
+
+@modes
+@pytest.mark.parametrize("native", [False, True])
+@on_ranks(2, ["tensorflow"])
+def test_float64_keeps_its_precision(rank: int, world: int, native: bool, in_graph: bool) -> None:
+    """The factor is applied in float64, also to slices."""
+    weight = 6 / 7
+    with Group.from_env() as group, pytest.MonkeyPatch.context() as patch:
+        if not native:
+            patch.setenv("SDP_NATIVE_OPS", "0")
+            patch.setattr(operations, "all_reduce", operations.all_reduce.__wrapped__)  # uncached
+        collectives = Collectives(group)
+        assert (collectives._endpoint is not None) is native
+
+        def reduce() -> list[Any]:
+            values = tf.constant([1.0, 3.0], tf.float64)
+            slices = tf.IndexedSlices(values, tf.range(2), [2])
+            return [
+                tf.convert_to_tensor(found)
+                for given in (weight, tf.constant(weight, tf.float64))
+                for found in collectives.all_reduce_gradients([values, slices], "sum", given)
+            ]
+
+        for found in traced(reduce, in_graph)():
+            np.testing.assert_allclose(found, [world * weight, 3 * world * weight], rtol=1e-15)
 
 
 @on_ranks(3, ["tensorflow"])

@@ -12,18 +12,19 @@ namespace tf = tensorflow;
 
 namespace {
 const SdpApi* api = nullptr;
+constexpr int kScalars = 2;  // inputs before the tensors; attributes have no type double
 
 template <typename T>
-void scale(tf::Tensor* tensor, float factor) {
+void scale(tf::Tensor* tensor, double factor) {
   auto values = tensor->flat<T>();
   const T by = static_cast<T>(factor);
   for (tf::int64 i = 0; i < values.size(); ++i) values(i) = values(i) * by;
 }
 
 // A rank without rows contributes zeros, even if its values are NaN.
-void weigh(tf::Tensor* tensor, float factor) {
-  if (factor == 1.0f) return;
-  if (factor == 0.0f) {
+void weigh(tf::Tensor* tensor, double factor) {
+  if (factor == 1.0) return;
+  if (factor == 0.0) {
     std::memset(tensor->data(), 0, tensor->TotalBytes());
     return;
   }
@@ -47,17 +48,17 @@ class AllReduceOp : public tf::AsyncOpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("endpoint", &endpoint_));
     OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
     OP_REQUIRES_OK(context, context->GetAttr("reduce_op", &reduce_op_));
-    OP_REQUIRES_OK(context, context->GetAttr("timeout_s", &timeout_s_));
   }
 
   void ComputeAsync(tf::OpKernelContext* context, DoneCallback done) override {
-    const float factor = context->input(0).scalar<float>()();
+    const double factor = context->input(0).scalar<double>()();
     std::vector<SdpPiece> pieces;
     for (int i = 0; i < context->num_outputs(); ++i) {
-      const tf::Tensor& given = context->input(i + 1);
+      const tf::Tensor& given = context->input(kScalars + i);
       tf::Tensor* output = nullptr;
       OP_REQUIRES_OK_ASYNC(
-          context, context->forward_input_or_allocate_output({i + 1}, i, given.shape(), &output),
+          context,
+          context->forward_input_or_allocate_output({kScalars + i}, i, given.shape(), &output),
           done);
       if (output->data() != given.data()) {
         std::memcpy(output->data(), given.data(), given.TotalBytes());
@@ -70,7 +71,7 @@ class AllReduceOp : public tf::AsyncOpKernel {
                                 static_cast<int32_t>(reduce_op_),
                                 pieces.data(),
                                 pieces.size(),
-                                timeout_s_};
+                                context->input(1).scalar<double>()()};
     auto* waiting = new Waiting{context, std::move(done)};
     char error[2048];
     if (api->all_reduce(&call, &AllReduceOp::Finish, waiting, error, sizeof error) != 0) {
@@ -91,7 +92,6 @@ class AllReduceOp : public tf::AsyncOpKernel {
   }
 
   tf::int64 endpoint_ = 0, dtype_ = 0, reduce_op_ = 0;
-  float timeout_s_ = 0;
 };
 }  // namespace
 
@@ -100,7 +100,8 @@ extern "C" __attribute__((visibility("default"))) void sdp_use_api(const SdpApi*
 }
 
 REGISTER_OP("SdpAllReduce")
-    .Input("factor: float")
+    .Input("factor: double")
+    .Input("timeout_s: double")
     .Input("tensors: N * T")
     .Output("reduced: N * T")
     .Attr("N: int >= 1")
@@ -108,11 +109,10 @@ REGISTER_OP("SdpAllReduce")
     .Attr("endpoint: int")
     .Attr("dtype: int")
     .Attr("reduce_op: int")
-    .Attr("timeout_s: float")
     .SetIsStateful()
     .SetShapeFn([](tf::shape_inference::InferenceContext* context) {
       for (int i = 0; i < context->num_outputs(); ++i) {
-        context->set_output(i, context->input(i + 1));
+        context->set_output(i, context->input(kScalars + i));
       }
       return absl::OkStatus();
     });
