@@ -89,6 +89,7 @@ ENVIRONMENT = {
 # Objects that live as long as the process and change, and why no narrower owner will do. What a
 # `functools.cache` keeps follows from its arguments.
 MODULE_STATE = {
+    "core/errors.py: _recent": "C++ frameworks keep only the text of an exception",
     "core/open_groups.py: open_groups": "a signal, and a report of who waits, are the process's",
     "flight/recorder.py: flight_recorder": "observes all groups of the process",
     "trace/recorder.py: trace_recorder": "a timeline is the process's",

@@ -15,10 +15,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-from . import errors
 from .config import take_error_file
-from .errors import SdpError
-from .open_groups import open_groups
+from .errors import NO_SEQ, SdpError, quoted
 
 _MOST_LINES = 400
 
@@ -45,14 +43,14 @@ def write_uncaught() -> None:
 
 def described(error: BaseException) -> dict[str, Any]:
     """An exception as fields; those of an `SdpError` if one is among its causes."""
-    found = next((e for e in _chain(error) if isinstance(e, SdpError)), None) or _of_text(error)
+    found = _sdp_error(error)
     lines = "".join(traceback.format_exception(error)).splitlines()
     return {
         "type": type(error).__name__,
         "text": str(error),
-        "kind": _kind(error) if found is None else found.kind,
+        "kind": "exception" if found is None else found.kind,
         "op": getattr(found, "op", ""),
-        "seq": getattr(found, "seq", errors.NO_SEQ),
+        "seq": getattr(found, "seq", NO_SEQ),
         "elapsed_s": getattr(found, "elapsed_s", 0.0),
         "ranks": [*getattr(found, "global_ranks", ())],
         "origin_rank": getattr(found, "global_origin_rank", None),
@@ -67,6 +65,13 @@ def _write(path: str, error: BaseException) -> None:
         file.write(text)
 
 
+def _sdp_error(error: BaseException) -> SdpError | None:
+    """The last `SdpError` among an exception's causes, or else the last that one of them quotes."""
+    causes = [*_chain(error)]
+    known = (one for one in causes if isinstance(one, SdpError))
+    return next(known, None) or next(filter(None, (quoted(str(one)) for one in causes)), None)
+
+
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """The exceptions that Python shows in its traceback, the last first."""
     seen: set[int] = set()
@@ -74,23 +79,3 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
-def _of_text(error: BaseException) -> SdpError | None:
-    """The failure of an open group of which C++ has kept the text alone."""
-    if _kind(error) == "exception":
-        return None
-    failures = [group.native.failure() for group in open_groups]
-    texts = [str(one) for one in _chain(error)]
-    known = (e for e in failures if isinstance(e, SdpError) and any(e.cause in t for t in texts))
-    return next(known, None)
-
-
-def _kind(error: BaseException) -> str:
-    """The kind of an error that has passed through C++, which keeps only `Type: text` of it."""
-    for one in _chain(error):
-        name = str(one).partition(":")[0].rpartition(".")[2]
-        cls = getattr(errors, name, None) if name.isidentifier() else None
-        if isinstance(cls, type) and issubclass(cls, SdpError):
-            return cls.kind
-    return "exception"

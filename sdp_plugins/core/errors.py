@@ -7,8 +7,9 @@ says who, in which operation, after how long, and what to do about it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from . import _native
@@ -18,6 +19,10 @@ SignatureFields = tuple[int, int, int, int, int, int, int, int, int]
 """Those of a native ``OpSignature``."""
 NO_SEQ = -1
 """``SdpError.seq`` of an error that belongs to no numbered operation."""
+
+
+_recent: deque[tuple[type[SdpError], str, dict[str, Any]]] = deque(maxlen=128)
+"""Class, text and fields of the latest errors. The errors themselves would hold their frames."""
 
 
 class SdpError(RuntimeError):
@@ -32,7 +37,7 @@ class SdpError(RuntimeError):
         seq: The operation's sequence number in its group, or ``NO_SEQ``.
         elapsed_s: Seconds from the start of the operation to the error.
         kind: What happened, as one word: ``peer_lost``, ``aborted``, ``timeout``, ``mismatch``,
-            ``shared_memory``, ``rendezvous``, ``interrupted`` or ``closed``.
+            ``shared_memory``, ``rendezvous``, ``interrupted``, ``closed`` or ``other``.
         cause: The bare cause, without the rank and operation before it, and without the last
             completed operation and the hint behind it.
         summary: The text up to the cause: what messages of other groups repeat.
@@ -48,7 +53,7 @@ class SdpError(RuntimeError):
     op: str
     seq: int
     elapsed_s: float
-    kind: str = "closed"
+    kind: str = "other"
     cause: str
     summary: str
     origin_rank: int | None = None
@@ -67,6 +72,7 @@ class SdpError(RuntimeError):
         op: str = "",
         seq: int = NO_SEQ,
         elapsed_s: float = 0.0,
+        kind: str = "",
     ) -> None:
         # Only the text goes into args: unpickling calls cls(*args) and then restores __dict__,
         # which carries the fields (and notes) with no code of ours.
@@ -76,6 +82,9 @@ class SdpError(RuntimeError):
         self.op = op
         self.seq = seq
         self.elapsed_s = elapsed_s
+        if kind:  # other than that of the class
+            self.kind = kind
+        _recent.append((type(self), text, vars(self)))
 
 
 class PeerLostError(SdpError):
@@ -173,8 +182,8 @@ def fill(cls: type[SdpError], failure: _native.Failure) -> SdpError:
         op=failure.op,
         seq=failure.seq,
         elapsed_s=failure.elapsed_s,
+        kind=failure.kind,
     )
-    error.kind = failure.kind
     error.cause, error.summary = failure.cause, failure.summary
     error.origin_rank, error.global_origin_rank = (
         None if rank < 0 else rank for rank in (failure.origin_rank, failure.global_origin_rank)
@@ -184,6 +193,22 @@ def fill(cls: type[SdpError], failure: _native.Failure) -> SdpError:
     error.operation = _fields(failure.operation)
     error.origin_operation = _fields(failure.origin_operation)
     return error
+
+
+def quoted(text: str) -> SdpError | None:
+    """Return the latest error of this process that another exception's text quotes as a whole.
+
+    C++ code that an exception passes through, such as torch's, keeps only `Class: text` of it.
+
+    Returns:
+        An error with the same fields, not raised; None if the text quotes none.
+    """
+    for cls, whole, fields in reversed(tuple(_recent)):
+        if whole and f"{cls.__name__}: {whole}" in text:
+            error: SdpError = cls.__new__(cls, whole)  # not listed again
+            vars(error).update(fields)
+            return error
+    return None
 
 
 def _fields(signature: _native.OpSignature | None) -> SignatureFields | None:

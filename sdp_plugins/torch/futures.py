@@ -125,7 +125,8 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
             if os.getpid() != self._pid:
                 raise SdpError(
                     "this process was forked from the one that completes the future. Hint: use the "
-                    "group in its own process only."
+                    "group in its own process only.",
+                    kind="closed",
                 )
             if self._thread.is_current():
                 self._thread.run_until(self.done, self._of_callback)  # no other thread would

@@ -44,13 +44,14 @@ def in_handler(inner: BaseException, outer: Exception) -> Exception:
     ("error", "kind"),
     [
         (ValueError("x"), "exception"),
-        (ValueError("not a PeerLostError: x"), "exception"),
+        (ValueError("not a PeerLostError: never raised"), "exception"),
         (lost(), "peer_lost"),
         (CollectiveTimeoutError("x"), "timeout"),
-        (RuntimeError("PeerLostError: [rank 0/2] x"), "peer_lost"),  # as C++ passes it on
-        (RuntimeError("sdp_plugins.core.errors.PeerLostError: x"), "peer_lost"),
-        (RuntimeError("SdpError"), "closed"),
-        (RuntimeError("annotations: x"), "exception"),
+        (RuntimeError(f"PeerLostError: {lost()}"), "peer_lost"),  # as C++ passes it on
+        (RuntimeError(f"sdp_plugins.core.errors.PeerLostError: {lost()}\n\nAt:"), "peer_lost"),
+        (RuntimeError("PeerLostError: the database connection"), "exception"),  # a program's own
+        (RuntimeError("SdpError: never raised"), "exception"),
+        (RuntimeError("SdpError"), "exception"),
         (chained(lost(), KeyError(1), cause=True), "peer_lost"),
         (chained(lost(), KeyError(1), cause=False), "exception"),
         (in_handler(lost(), KeyError(1)), "peer_lost"),
@@ -76,7 +77,8 @@ def test_fields_of_an_error_that_has_passed_through_cpp() -> None:
         known = described(RuntimeError(f"PeerLostError: {failure}\n\nAt:\n  a frame"))
         assert (known["kind"], known["ranks"], known["origin_rank"]) == ("aborted", [0], 0)
         other = described(RuntimeError("PeerLostError: [rank 0/2] something else"))
-        assert (other["kind"], other["ranks"]) == ("peer_lost", [])
+        assert (other["kind"], other["ranks"]) == ("exception", [])
+    assert described(RuntimeError(f"PeerLostError: {failure}"))["ranks"] == [0]  # closed
 
 
 @pytest.mark.parametrize("data", [None, {}, {"kind": "x"}, {**described(lost()), "ranks": ["a"]}])

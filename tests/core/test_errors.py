@@ -79,6 +79,9 @@ def test_through_multiprocessing() -> None:
 
 def test_defaults_say_nothing() -> None:
     assert fields(SdpError("x")) == ("x", ("x",), (), "", errors.NO_SEQ, 0.0)
+    assert SdpError("x").kind == "other"
+    assert SdpError("x", kind="closed").kind == "closed"
+    assert PeerLostError("x").kind == "peer_lost"
 
 
 NATIVE = {
