@@ -67,7 +67,7 @@ def test_an_abort_comes_through_whole(rank_pool: Pool) -> None:
     title = "all_reduce #2 float64[3] sum"
     assert str(own) == f"[rank 0/2] {LIKE_A_FAILURE}"
     assert str(told).startswith(f"[rank 1/2] {title}: rank 0 gave up: {LIKE_A_FAILURE} (last ")
-    assert str(told).count("Hint: ") == 1
+    assert str(told).endswith(" Hint: read the output of the rank that aborted.")
     for error in (own, told):
         assert (error.kind, error.cause, error.ranks) == ("aborted", LIKE_A_FAILURE, (0,))
         assert (error.origin_rank, error.global_origin_rank, error.is_repeat) == (0, 0, True)

@@ -54,8 +54,7 @@ Failure& Failure::compose(const std::string& error_prefix, const RankNames& name
   if (last_completed.is_numbered()) {
     text_.append(" (last completed: ").append(last_completed.number()).append(")");
   }
-  // The reason of an abort may contain its own hint.
-  const std::string_view remedy = cause.find("Hint: ") == std::string::npos ? text(hint) : "";
+  const std::string_view remedy = text(hint);
   if (stops || operation || !remedy.empty()) text_ += ".";
   if (!remedy.empty()) text_.append(" Hint: ").append(remedy);
   return *this;
