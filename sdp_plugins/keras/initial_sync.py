@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
-from keras import ops
 
 from sdp_plugins.core import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
-from .rank_consistency import Progress, compare_epoch
+from .rank_consistency import Progress, compare_stops, compare_weights
 from .variables import broadcast, diversify, optimizers_of
 
 if TYPE_CHECKING:
@@ -20,8 +18,7 @@ if TYPE_CHECKING:
 
     from .context import TrainingContext
 
-_STARTED = "_smddp_started"
-COMPARED_ELEMENTS = 16
+_NEXT = "_smddp_next_part"  # of a model's weights to compare; absent before the first call
 
 
 class InitialSync(keras.callbacks.Callback):  # type: ignore[misc]
@@ -57,9 +54,9 @@ class InitialSync(keras.callbacks.Callback):  # type: ignore[misc]
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Compare the weights, which callbacks may have changed."""
         self._end_steps()
-        context = self._context
-        may_round = context.backend.is_stateless  # JAX
-        compare_epoch(self.model, context.group, context.progress, may_round)
+        context, progress = self._context, self._context.progress
+        compare_stops(progress.stop, context.group, progress)
+        compare_weights(self.model, context, "fit", f" after epoch {progress.epoch}")
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Synchronize before a separate evaluation, if it is needed."""
@@ -86,22 +83,26 @@ def sync(model: Any, context: TrainingContext, call: str) -> None:
     """Start a ``fit``; some ranks may have loaded weights since the last one."""
     compare(model, context, call)
     equalize(model, context)
-    object.__setattr__(model, _STARTED, True)
+    object.__setattr__(model, _NEXT, 0)
 
 
-def sync_once(model: Any, context: TrainingContext, call: str) -> None:
-    """Synchronize a model once; ranks may have drawn or loaded different values."""
-    if not vars(model).get(_STARTED) or not are_equal(model, context.group):
+def sync_once(model: Any, context: TrainingContext, call: str, elements: int = 0) -> None:
+    """Synchronize a model at its first call; ranks may have drawn or loaded different values.
+
+    Later calls only compare: equal models are trained alike, so different values are a mistake.
+
+    Args:
+        model: The model.
+        context: The ranks.
+        call: The method of the model.
+        elements: About how many elements of the weights to compare, in turn; 0 compares all.
+    """
+    begin = vars(model).get(_NEXT)
+    if begin is None:
         sync(model, context, call)
-
-
-def are_equal(model: Any, group: Group) -> bool:
-    """Return whether ranks have the same weights, judged by the first elements of each."""
-    digest = hashlib.sha256()
-    for variable in model.weights:
-        first = ops.reshape(ops.convert_to_tensor(variable), (-1,))[:COMPARED_ELEMENTS]
-        digest.update(np.ascontiguousarray(ops.convert_to_numpy(first)).tobytes())
-    return len(set(group.exchange(digest.digest()))) == 1
+        return
+    following = compare_weights(model, context, call, "", begin if elements else 0, elements)
+    object.__setattr__(model, _NEXT, following)
 
 
 def check_same_call(group: Group, call: str) -> int:

@@ -20,7 +20,7 @@ _HINT = (
     "'sdp-plugins[keras]' takes one), or a newer sdp-plugins."
 )
 try:
-    from keras.src.backend import get_keras_mask, set_keras_mask
+    from keras.src.backend import compute_output_spec, get_keras_mask, set_keras_mask
     from keras.src.backend import nn as backend_nn
     from keras.src.losses import loss as loss_module
     from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -46,6 +46,7 @@ __all__ = [
     "array_slicing",
     "backend_nn",
     "check",
+    "compute_output_spec",
     "data_adapters",
     "get_keras_mask",
     "is_of_keras",

@@ -15,7 +15,7 @@ import keras
 
 from sdp_plugins.core.errors import CollectiveMismatchError, is_news
 
-from . import keras_internals, losses, rank_zero_callbacks
+from . import keras_internals, losses, rank_consistency, rank_zero_callbacks
 from .batch_shard import DATA, is_marked
 from .context import TrainingContext
 from .data import ShardInfo, in_one_order, shard_data
@@ -252,7 +252,7 @@ class _PatchedMethods:
         check_same_call(self._context.group, method)
         source = {name: given[name] for name in _SOURCE if name in given}
         data = self._shard(source | {"steps_per_epoch": given["steps"]})
-        self._build(data)
+        self._build(data, predicts=method == "predict")
         return self._class[method](data, **self._options(given))
 
     def _options(self, given: dict[str, Any], *but: str) -> dict[str, Any]:
@@ -271,8 +271,12 @@ class _PatchedMethods:
         # Warnings of Keras' adapters name the calling file; this call keeps a file of Keras there.
         return shard_data(keras_internals.EpochIterator(**source).data_adapter, info)
 
-    def _build(self, data: Any) -> None:
+    def _build(self, data: Any, predicts: bool = False) -> None:
         """Create all variables before the first step, so that ranks can start from equal ones.
+
+        Args:
+            data: This rank's rows.
+            predicts: Whether they are for a prediction, and may lack y: only layers are built then.
 
         Raises:
             ValueError: A layer keeps a value for each row of a batch.
@@ -285,8 +289,22 @@ class _PatchedMethods:
                 )
         losses.refuse_unreduced(self._model)
         self._context.backend.prepare(self._model)
-        self._symbolic_build(data_batch=self._context.backend.example(data))
+        batch = self._context.backend.example(data)
+        if predicts:
+            self._build_layers(batch)
+        else:
+            self._symbolic_build(data_batch=batch)
         self._patch_parts()
+
+    def _build_layers(self, batch: Any) -> None:
+        if all(layer.built for layer in self._model._flatten_layers()):
+            return
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch[DATA] if is_marked(batch) else batch)
+        symbolic = keras_internals.map_leaves(
+            lambda leaf: keras.KerasTensor(leaf.shape, keras.backend.standardize_dtype(leaf.dtype)),
+            x,
+        )
+        keras_internals.compute_output_spec(self._model, symbolic, training=False)
 
     def _patch_parts(self) -> None:
         """Make the model's metrics and optimizers use the running step."""
@@ -306,14 +324,16 @@ class _PatchedMethods:
 
     @_failing_together
     def _on_batch(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        if name != "predict_on_batch":
-            given = inspect.signature(self._class[name]).bind(*args, **kwargs).arguments
+        given = inspect.signature(self._class[name]).bind(*args, **kwargs).arguments
+        if name == "predict_on_batch":
+            self._build_layers((given["x"],))
+        else:
             batch = tuple(given.get(part) for part in ("x", "y", "sample_weight"))
             losses.refuse_unreduced(self._model)
             self._context.backend.prepare(self._model)
             self._symbolic_build(data_batch=batch)
             self._patch_parts()
-        sync_once(self._model, self._context, name)
+        sync_once(self._model, self._context, name, rank_consistency.ELEMENTS_OF_A_BATCH)
         return self._class[name](*args, **kwargs)
 
 

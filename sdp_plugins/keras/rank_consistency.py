@@ -1,20 +1,22 @@
-"""Each rank's position in a ``fit``, and the check that all ranks agree on it.
+"""Each rank's position in a ``fit``, and the checks that all ranks agree on it and on the weights.
 
-At the end of each epoch the ranks compare a checksum of their weights and whether training is to
-stop. If one rank alone leaves the steps of an epoch, its next collective does not match the
-others'. All ranks then fail, and exchange their positions in a separate group.
+At the end of each epoch the ranks compare whether training is to stop, and checksums of their
+weights; later calls of other methods compare checksums, too. If one rank alone leaves the steps of
+an epoch, its next collective does not match the others'. All ranks then fail, and exchange their
+positions in a separate group.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from keras import ops
 
 from sdp_plugins.core import CollectiveMismatchError, SdpError
 from sdp_plugins.core.tensor_lists import as_bytes
@@ -24,15 +26,18 @@ from .variables import optimizers_of, partial_sums
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
 
+    from .context import TrainingContext
+
 ANSWER_LIMIT_S = 30.0
 _HINT_STOP = (
     "Hint: give all ranks the same callbacks, and have them decide by the logs, which are the same "
     "on all ranks. Generators must yield equally many batches on all ranks."
 )
 _HINT_WEIGHTS = (
-    "Hint: a callback that assigns variables must assign the same on all ranks; or have rank 0 "
-    "assign them and copy them by strategy.broadcast_variables()."
+    "Hint: assign and load weights on all ranks alike, also in callbacks; or have rank 0 do it, "
+    "and copy them by strategy.broadcast_variables()."
 )
+ELEMENTS_OF_A_BATCH = 2**16  # and less than twice as many: checksums take 0.5 ms at most
 # Relative to a variable's largest value: about a tenth of the square root of the type's precision.
 _TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "bfloat16": 1e-2, "float16": 3e-3}
 
@@ -88,61 +93,108 @@ def explain(progress: Progress, group: Group) -> CollectiveMismatchError | None:
     )
 
 
-def compare_epoch(model: Any, group: Group, progress: Progress, may_round: bool) -> None:
-    """Check that all ranks have the same weights and agree whether to stop training.
+def compare_stops(stop: bool, group: Group, progress: Progress) -> None:
+    """Check that all ranks agree whether to stop training after an epoch.
+
+    Raises:
+        CollectiveMismatchError: One rank stops alone.
+    """
+    stops = [bool(each[0]) for each in group.exchange(bytes([stop]))]
+    if any(stops) and not all(stops):
+        rank = stops.index(True)
+        raise CollectiveMismatchError(
+            f"[rank {group.rank}/{group.world_size}] fit(): rank {rank} has stopped after epoch "
+            f"{progress.epoch} (stop_training is set there), rank {stops.index(False)} goes on. "
+            f"{_HINT_STOP}",
+            ranks=(rank,),
+            op="fit",
+        )
+
+
+def compare_weights(
+    model: Any, context: TrainingContext, call: str, when: str = "", begin: int = 0, count: int = 0
+) -> int:
+    """Check that all ranks have the same weights, and the same numbers in their optimizers.
 
     Ranks compare a checksum of each variable; where checksums differ, they compare values with rank
     0's.
 
     Args:
-        model: The trained model.
-        group: A group of all ranks.
-        progress: The position of this rank.
-        may_round: Whether the backend compiles each rank's step separately, so that ranks may round
-            an update differently; otherwise all bits are equal.
+        model: The model.
+        context: The ranks.
+        call: The method of the model that compares.
+        when: The moment, for the message.
+        begin: The first of the parts to compare.
+        count: About how many elements to compare; 0 compares all.
+
+    Returns:
+        The part with which the next comparison should begin.
 
     Raises:
         CollectiveMismatchError: The ranks differ.
     """
-    compared = _compared(model)
-    sums = [_checksum(variable) for variable in compared]
-    mine = json.dumps([bool(model.stop_training), sums])
+    group, backend = context.group, context.backend
+    parts, after = _parts(_compared(model), begin, count)
+    compared = [(variable, backend.elements(variable, part)) for variable, part in parts]
+    mine = json.dumps([_checksum(values) for _, values in compared])
     everyones = [json.loads(each) for each in group.exchange(mine.encode())]
-    head = f"[rank {group.rank}/{group.world_size}] fit(): "
-    _compare_stops([stop for stop, _ in everyones], head, progress.epoch)
-    first = everyones[0][1]
+    for rank, theirs in enumerate(everyones):
+        if len(theirs) != len(compared):
+            raise CollectiveMismatchError(
+                f"[rank {group.rank}/{group.world_size}] {call}(): rank {rank} has more or fewer "
+                "variables. Hint: build and compile the same model on all ranks.",
+                ranks=(rank,),
+                op=call,
+            )
     suspects = [
-        variable
-        for index, variable in enumerate(compared)
-        if any(others[index] != first[index] for _, others in everyones)
+        each
+        for each, *sums in zip(compared, *everyones, strict=True)
+        if any(other != sums[0] for other in sums)
     ]
-    if (found := _first_that_differs(suspects, group, may_round)) is not None:
+    if (found := _first_that_differs(suspects, group, backend.is_stateless)) is not None:
         rank, variable = found
         raise CollectiveMismatchError(
-            f"{head}rank {rank} has other values than rank 0 after epoch {progress.epoch}, "
-            f"first in '{variable.path}'. {_HINT_WEIGHTS}",
+            f"[rank {group.rank}/{group.world_size}] {call}(): rank {rank} has other values than "
+            f"rank 0{when}, first in '{variable.path}'. {_HINT_WEIGHTS}",
             ranks=(rank,),
-            op="fit",
+            op=call,
         )
+    return after
 
 
-def _compare_stops(stops: Sequence[bool], head: str, epoch: int) -> None:
-    if any(stops) and not all(stops):
-        rank = stops.index(True)
-        raise CollectiveMismatchError(
-            f"{head}rank {rank} has stopped after epoch {epoch} (stop_training is set there), rank "
-            f"{stops.index(False)} goes on. {_HINT_STOP}",
-            ranks=(rank,),
-            op="fit",
-        )
+def _parts(variables: Sequence[Any], begin: int, count: int) -> tuple[list[tuple[Any, slice]], int]:
+    """Return variables, or parts of large ones, from the part `begin` on, and the next part.
+
+    There are at least `count` elements in them, less than twice as many, and fewer at the end; the
+    first part follows the last. A `count` of 0 returns all variables.
+    """
+    parts = []
+    for variable in variables:
+        size = math.prod(variable.shape)
+        pieces = max(1, -(-size // count)) if count else 1  # equally large ones
+        bounds = [size * piece // pieces for piece in range(pieces + 1)]
+        parts += [(variable, slice(*pair)) for pair in pairwise(bounds)]
+    if not count:
+        return parts, 0
+    end, taken = begin, 0
+    while end < len(parts) and taken < count:
+        taken += parts[end][1].stop - parts[end][1].start
+        end += 1
+    return parts[begin:end], end if end < len(parts) else 0
 
 
 def _first_that_differs(
-    variables: Sequence[Any], group: Group, may_round: bool
+    compared: Sequence[tuple[Any, np.ndarray[Any, Any]]], group: Group, may_round: bool
 ) -> tuple[int, Any] | None:
-    """Return the rank and the first variable in which it differs from rank 0, or None."""
-    for variable in variables:
-        here = np.ascontiguousarray(ops.convert_to_numpy(variable))
+    """Return the rank and the first variable in which it differs from rank 0, or None.
+
+    Args:
+        compared: Variables, and their values on this rank.
+        group: A group of all ranks.
+        may_round: Whether the backend compiles each rank's step separately, so that ranks may round
+            an update differently; otherwise all bits are equal.
+    """
+    for variable, here in compared:
         root = here.copy()
         group.broadcast(as_bytes(root), 0)
         verdicts = group.exchange(bytes([_differs(here, root, may_round)]))
@@ -175,5 +227,5 @@ def _compared(model: Any) -> list[Any]:
     return [*model.weights, *numbers]
 
 
-def _checksum(variable: Any) -> int:
-    return zlib.crc32(np.ascontiguousarray(ops.convert_to_numpy(variable)).view(np.uint8).data)
+def _checksum(values: np.ndarray[Any, Any]) -> int:
+    return zlib.crc32(values.view(np.uint8).data)

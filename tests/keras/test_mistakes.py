@@ -7,13 +7,14 @@ from typing import Any
 
 import keras
 import numpy as np
+import pytest
 from keras import layers, ops
 
-from sdp_plugins.keras import SMDDPStrategy
+from sdp_plugins.keras import SMDDPStrategy, rank_consistency
 from tests.faults import gave_up, stay_away
 from tests.keras.first_ranks import BACKENDS, on_ranks
 from tests.keras.models import BATCH, arrays, crossentropy, dense
-from tests.keras.strategies import compiled, error_of, fails, strategy
+from tests.keras.strategies import compiled, error_of, fails, strategy, values
 
 # ---- other models ----------------------------------------------------------------------------
 
@@ -188,15 +189,18 @@ def test_bad_data_on_one_rank(rank: int, made: SMDDPStrategy) -> None:
 # ---- assignments on one rank -----------------------------------------------------------------
 
 
-class Assigns(keras.callbacks.Callback):
-    """Changes one element of the last kernel."""
+def assign(model: Any) -> None:
+    """Change one element of the last kernel."""
+    kernel = model.layers[-1].kernel
+    value = ops.convert_to_numpy(kernel).copy()
+    value[-1, -1] += 1e-2 if keras.backend.backend() == "jax" else 1e-6  # JAX may round
+    kernel.assign(value)
 
+
+class Assigns(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if epoch == 1:
-            kernel = self.model.layers[-1].kernel
-            value = ops.convert_to_numpy(kernel).copy()
-            value[-1, -1] += 1e-2 if keras.backend.backend() == "jax" else 1e-6  # JAX may round
-            kernel.assign(value)
+            assign(self.model)
 
 
 class SetsRate(keras.callbacks.Callback):
@@ -207,7 +211,7 @@ class SetsRate(keras.callbacks.Callback):
 
 @fails(
     "fit(): rank 1 has other values than rank 0 after epoch 2, first in ",
-    "/kernel'. Hint: a callback that assigns variables must assign the same on all ranks",
+    "/kernel'. Hint: assign and load weights on all ranks alike, also in callbacks; or",
     on_all_ranks=True,
     backends=BACKENDS,
 )
@@ -220,6 +224,54 @@ def test_assigns_on_rank_0(rank: int, made: SMDDPStrategy) -> None:
 def test_sets_rate_on_rank_0(rank: int, made: SMDDPStrategy) -> None:
     callbacks = [SetsRate()] if rank == 0 else []
     compiled(made).fit(*arrays(), epochs=4, verbose=0, callbacks=callbacks)
+
+
+@fails(
+    "train_on_batch(): rank 1 has other values than rank 0, first in ",
+    "/kernel'. Hint: assign and load weights on all ranks alike",
+    on_all_ranks=True,
+    backends=BACKENDS,
+)
+def test_assigns_between_batches(rank: int, made: SMDDPStrategy) -> None:
+    model = compiled(made)
+    model.train_on_batch(*arrays())
+    if rank == 1:
+        assign(model)
+    model.train_on_batch(*arrays())
+
+
+@on_ranks(2)
+def test_assigns_in_a_large_model(rank: int, world: int) -> None:
+    """Batches compare a part of the weights in turn, so several may pass before the error."""
+    with pytest.MonkeyPatch.context() as patch, strategy() as made:
+        patch.setattr(rank_consistency, "ELEMENTS_OF_A_BATCH", 20)
+        model = compiled(made)
+        model.predict_on_batch(arrays()[0])
+        if rank == 1:
+            assign(model)
+        parts = -(-sum(each.size for each in values(model)) // 20)
+        texts = [error_of(model.predict_on_batch, arrays()[0]) for _ in range(parts)]
+        first = next(text for text in texts if text != "none")
+    assert texts[0] == "none"
+    assert "predict_on_batch(): rank 1 has other values than rank 0, first in " in first, first
+
+
+@fails("evaluate(): rank 1 has other values than rank 0", "/kernel'. Hint: ", on_all_ranks=True)
+def test_assigns_before_an_evaluation(rank: int, made: SMDDPStrategy) -> None:
+    model = compiled(made)
+    model.fit(*arrays(), verbose=0)
+    if rank == 0:
+        assign(model)
+    model.evaluate(*arrays(), verbose=0)
+
+
+@fails("predict(): rank 1 has other values than rank 0", "/kernel'. Hint: ", on_all_ranks=True)
+def test_assigns_before_a_prediction(rank: int, made: SMDDPStrategy) -> None:
+    model = compiled(made)
+    model.predict(arrays()[0], verbose=0)
+    if rank == 1:
+        assign(model)
+    model.predict(arrays()[0], verbose=0)
 
 
 # ---- misuse on all ranks ---------------------------------------------------------------------

@@ -16,7 +16,7 @@ from keras import layers, ops
 
 from sdp_plugins.keras import SMDDPStrategy
 from tests.keras.first_ranks import BACKENDS, on_ranks
-from tests.keras.models import BATCH, ROWS, arrays, crossentropy, dense
+from tests.keras.models import BATCH, ROWS, arrays, crossentropy, dense, unbuilt
 from tests.keras.strategies import compiled, logged, strategy, values
 
 # ---- scope -----------------------------------------------------------------------------------
@@ -199,17 +199,39 @@ def test_a_dataset_is_shuffled_alike(rank: int, world: int) -> list[list[int]]:
 
 
 @on_ranks(2, BACKENDS)
-def test_weights_that_one_rank_has_loaded(rank: int, world: int) -> float:
-    """Rank 0's weights are everyone's in evaluations, too."""
+def test_weights_that_one_rank_has_loaded(rank: int, world: int) -> list[float]:
+    """All ranks take rank 0's at the first call, and at each `fit`."""
     with strategy() as made:
-        model = compiled(made)
-        model.fit(*arrays(), verbose=0)
-        if rank == 0:
-            model.set_weights([np.zeros_like(each) for each in model.get_weights()])
-        assert np.abs(model.predict(arrays()[0], verbose=0)).max() == 0.0
-        loss = float(model.evaluate(*arrays(), verbose=0)[0])
-    assert loss == pytest.approx(np.log(3), rel=1e-5)
-    return loss
+        x, y = arrays()
+        model, losses = compiled(made, optimizer=keras.optimizers.SGD(0.0)), []
+        for call in (model.evaluate, model.fit):
+            if rank == 0:
+                model.set_weights([np.zeros_like(each) for each in model.get_weights()])
+            call(x, y, verbose=0)
+            assert np.abs(model.predict(x, verbose=0)).max() == 0.0
+            losses.append(float(model.evaluate(x, y, verbose=0)[0]))
+            if call == model.evaluate:
+                model.set_weights([each + 1.0 for each in model.get_weights()])  # on all ranks
+                losses.append(float(model.train_on_batch(x, y)[0]))
+    assert losses[::2] == pytest.approx([np.log(3)] * 2, rel=1e-5)
+    return losses
+
+
+@on_ranks(2, BACKENDS)
+def test_a_prediction_is_the_first_call(rank: int, world: int) -> list[Any]:
+    """Of a model whose loss and metrics are not built, nor, in one case, its layers."""
+    with strategy() as made:
+        with made.scope():
+            models = dense(), unbuilt(), unbuilt()
+            for model in models:
+                model.compile("sgd", crossentropy(), metrics=["accuracy"])
+        first, second, third = models
+        x, _ = arrays()
+        return [
+            first.predict(x, verbose=0),
+            second.predict(x, verbose=0),
+            third.predict_on_batch(x),
+        ]
 
 
 # ---- accumulated gradients -------------------------------------------------------------------

@@ -113,6 +113,10 @@ class Backend(ABC):
     def read(self, variable: Any) -> Any:
         """Return a variable's value, which later assignments do not change."""
 
+    def elements(self, variable: Any, part: slice) -> np.ndarray[Any, Any]:
+        """Return elements of a flattened variable, perhaps in its memory: read them at once."""
+        return np.ravel(ops.convert_to_numpy(variable))[part]
+
     def to_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
         """Return a tensor's value."""
         return ops.convert_to_numpy(tensor)

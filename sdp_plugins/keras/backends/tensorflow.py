@@ -114,6 +114,10 @@ class TensorFlowBackend(Backend):
         """Return the current value."""
         return tf.identity(variable.value)
 
+    def elements(self, variable: Any, part: slice) -> np.ndarray[Any, Any]:
+        """Return elements; Keras' conversion would copy the variable."""
+        return np.ravel(np.asarray(variable.value.read_value()))[part]
+
     def from_numpy(self, array: np.ndarray[Any, Any]) -> Any:
         """Convert an array to a tensor."""
         return tf.convert_to_tensor(array)

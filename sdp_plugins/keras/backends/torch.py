@@ -8,6 +8,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import keras
+import numpy as np
 import torch
 
 from sdp_plugins.core.tensor_lists import FusedAllReduce
@@ -96,6 +97,10 @@ class TorchBackend(Backend):
     def read(self, variable: Any) -> Any:
         """Return a copy of the value."""
         return variable.value.detach().clone()
+
+    def elements(self, variable: Any, part: slice) -> np.ndarray[Any, Any]:
+        """Return a copy of elements; Keras' conversion copies all that it gets."""
+        return keras.ops.convert_to_numpy(variable.value.detach().reshape(-1)[part])
 
     def data_of(self, adapter: Any) -> Any:
         """Return an iterable of the batches."""
