@@ -1,6 +1,8 @@
-"""Methods that a strategy replaces on a model; the model's class stays unchanged.
+"""Methods of ``keras.Model`` as the models of a strategy run them.
 
-The model is saved, cloned and pickled as before: the replaced methods are not part of its state.
+Those that programs call are wrapped in the class for the rest of the process, so that a subclass's
+own `fit` runs first, with its own arguments. Those that Keras calls are replaced on the model. The
+model is saved, cloned and pickled as before: the replaced methods are not part of its state.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from functools import wraps
+from functools import partial, wraps
 from typing import Any
 
 import keras
@@ -28,9 +30,27 @@ from .variables import average_partial_sums, optimizers_of
 
 log = logging.getLogger("sdp_plugins.keras")
 _ATTACHED = "_smddp_context"
+_METHODS = "_smddp_methods"  # absent where the strategy has one rank
 _NEED_COMPILE = ("fit", "evaluate", "train_on_batch", "test_on_batch")
 _SOURCE = ("x", "y", "batch_size", "sample_weight", "class_weight")
 _Function = Callable[..., Any]
+
+
+def install() -> None:
+    """Make the methods that programs call run as the model's strategy does."""
+    for name in _CALLED:
+        owner = next(kind for kind in keras.Model.__mro__ if name in vars(kind))
+        keras_internals.wrap_once(owner, name, partial(_as_attached, name))
+
+
+def _as_attached(name: str, method: _Function) -> _Function:
+    def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+        of_keras, methods = partial(method, model), vars(model).get(_METHODS)
+        if methods is None:
+            return of_keras(*args, **kwargs)
+        return getattr(methods, name)(of_keras, *args, **kwargs)
+
+    return call
 
 
 def expect(model: Any) -> None:
@@ -69,6 +89,7 @@ def attach(model: Any, context: TrainingContext) -> None:
     if context.world_size == 1:
         return  # unmodified Keras
     methods = _PatchedMethods(model, context)
+    object.__setattr__(model, _METHODS, methods)
     for name in _REPLACED:
         if hasattr(model, name):
             object.__setattr__(
@@ -138,7 +159,7 @@ def _failing_together(method: _Function) -> _Function:
 
 
 class _PatchedMethods:
-    """The methods that replace those of a model's class and call them."""
+    """A model's methods. Those that programs call get Keras' own method as first argument."""
 
     def __init__(self, model: Any, context: TrainingContext) -> None:
         self._model = model
@@ -146,10 +167,10 @@ class _PatchedMethods:
         self._class: dict[str, Any] = {name: getattr(model, name, None) for name in _REPLACED}
         self._step = context.backend.step(model, context)
 
-    # ---- the public methods --------------------------------------------------------------------
+    # ---- methods that programs call ------------------------------------------------------------
 
     @_failing_together
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
+    def fit(self, of_keras: _Function, *args: Any, **kwargs: Any) -> Any:
         """Run ``keras.Model.fit``; ``batch_size`` is that of all ranks together."""
         given = _arguments("fit", args, kwargs)
         context, group = self._context, self._context.group
@@ -161,7 +182,7 @@ class _PatchedMethods:
             log.info("fit: smddp trains model '%s' on %d ranks", self._model.name, group.world_size)
         options = self._options(given, "validation_split", "validation_batch_size")
         options |= {"validation_data": validation_data, "shuffle": False}
-        history = self._class["fit"](data, **options)
+        history = of_keras(data, **options)
         context.backend.synchronize(self._model)
         context.progress.ended = True
         average_partial_sums(group, optimizers_of(self._model))
@@ -169,18 +190,18 @@ class _PatchedMethods:
         return history
 
     @_failing_together
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, of_keras: _Function, *args: Any, **kwargs: Any) -> Any:
         """Run ``keras.Model.evaluate``; all ranks have to call it."""
         if keras_internals.BY_FIT in kwargs:  # called by fit
-            return self._class["evaluate"](*args, **kwargs)
+            return of_keras(*args, **kwargs)
         given = _arguments("evaluate", args, kwargs)
         self._model._assert_compile_called("evaluate")
-        return self._on_shards("evaluate", given)
+        return self._on_shards("evaluate", of_keras, given)
 
     @_failing_together
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
+    def predict(self, of_keras: _Function, *args: Any, **kwargs: Any) -> Any:
         """Run ``keras.Model.predict``; all ranks call it and get the whole result."""
-        return self._on_shards("predict", _arguments("predict", args, kwargs))
+        return self._on_shards("predict", of_keras, _arguments("predict", args, kwargs))
 
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Run ``keras.Model.train_on_batch`` with a global batch; every rank uses its rows."""
@@ -247,13 +268,13 @@ class _PatchedMethods:
             validation_data = self._shard(source)
         return data, validation_data
 
-    def _on_shards(self, method: str, given: dict[str, Any]) -> Any:
+    def _on_shards(self, method: str, of_keras: _Function, given: dict[str, Any]) -> Any:
         """Run a method that iterates over its data once."""
         check_same_call(self._context.group, method)
         source = {name: given[name] for name in _SOURCE if name in given}
         data = self._shard(source | {"steps_per_epoch": given["steps"]})
         self._build(data, predicts=method == "predict")
-        return self._class[method](data, **self._options(given))
+        return of_keras(data, **self._options(given))
 
     def _options(self, given: dict[str, Any], *but: str) -> dict[str, Any]:
         """Return a Keras method's arguments on this rank, without the data."""
@@ -323,8 +344,8 @@ class _PatchedMethods:
         return [*rank_zero_callbacks.for_rank(callbacks, self._context.rank), start]
 
     @_failing_together
-    def _on_batch(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        given = inspect.signature(self._class[name]).bind(*args, **kwargs).arguments
+    def _on_batch(self, name: str, of_keras: _Function, *args: Any, **kwargs: Any) -> Any:
+        given = inspect.signature(of_keras).bind(*args, **kwargs).arguments
         if name == "predict_on_batch":
             self._build_layers((given["x"],))
         else:
@@ -334,16 +355,18 @@ class _PatchedMethods:
             self._symbolic_build(data_batch=batch)
             self._patch_parts()
         sync_once(self._model, self._context, name, rank_consistency.ELEMENTS_OF_A_BATCH)
-        return self._class[name](*args, **kwargs)
+        return of_keras(*args, **kwargs)
 
 
-_REPLACED: Sequence[str] = (
+_CALLED: Sequence[str] = (
     "fit",
     "evaluate",
     "predict",
     "train_on_batch",
     "test_on_batch",
     "predict_on_batch",
+)
+_REPLACED: Sequence[str] = (
     "train_step",
     "test_step",
     "predict_step",

@@ -16,6 +16,7 @@ import keras
 from .context import TrainingContext
 from .keras_internals import Trainer, wrap_once
 from .model_patch import attach, attached_to, expect
+from .model_patch import install as install_methods
 
 log = logging.getLogger("sdp_plugins.keras")
 _current: ContextVar[TrainingContext | None] = ContextVar("sdp_keras_scope", default=None)
@@ -26,6 +27,7 @@ _Function = Callable[..., Any]
 
 def install() -> None:
     """Make Keras' models use the active scope; outside a scope they are unchanged."""
+    install_methods()
     wrap_once(Trainer, "__init__", _expecting)
     wrap_once(Trainer, "compile", _attaching)
     owner = next(kind for kind in keras.Model.__mro__ if "make_train_function" in vars(kind))

@@ -15,7 +15,7 @@ import pytest
 from keras import layers, ops
 
 from sdp_plugins.keras import SMDDPStrategy
-from tests.keras.first_ranks import BACKENDS, on_ranks
+from tests.keras.first_ranks import BACKENDS, assert_same, on_ranks
 from tests.keras.models import BATCH, ROWS, arrays, crossentropy, dense, unbuilt
 from tests.keras.strategies import compiled, logged, strategy, values
 
@@ -31,8 +31,8 @@ def test_scope_may_be_entered_again(rank: int, world: int) -> None:
         model.fit(*arrays(), verbose=0)
         other = dense()
         other.compile("sgd", crossentropy())
-        assert "fit" in vars(model)
-        assert "fit" not in vars(other)
+        assert "train_step" in vars(model)
+        assert "train_step" not in vars(other)
 
 
 @on_ranks(2, BACKENDS)
@@ -64,6 +64,51 @@ def test_a_model_outside_is_warned_of(rank: int, world: int) -> None:
         other.fit(arrays()[0], np.zeros((ROWS, 3)), verbose=0)
     (line,) = lines
     assert "'alone' was compiled outside of strategy.scope(): fit() trains it" in line
+
+
+class Overrides(keras.Sequential):
+    """Has arguments of its own, as the models of KerasHub."""
+
+    def fit(self, x: Any, y: Any, scale: float, **options: Any) -> Any:
+        return super().fit(x * scale, y, **options)
+
+    def evaluate(self, x: Any, y: Any, scale: float | None = None, **options: Any) -> Any:
+        x = x if scale is None else x * scale  # None: `fit` validates
+        return super().evaluate(x, y, **options)
+
+    def predict(self, x: Any, scale: float) -> Any:
+        return super().predict(x * scale, verbose=0)
+
+    def train_on_batch(self, x: Any, y: Any, scale: float) -> Any:
+        return super().train_on_batch(x * scale, y)
+
+
+@pytest.mark.versions
+@on_ranks(2, BACKENDS)
+def test_overridden_methods(rank: int, world: int) -> list[Any]:
+    with strategy() as made:
+        results = []
+        for kind in (Overrides, keras.Sequential):
+            keras.utils.set_random_seed(3)
+            with made.scope():
+                model = kind([keras.Input((6,)), layers.Dense(3)])
+                model.compile("sgd", crossentropy())
+            x, y = arrays()
+            own: Any = {"scale": 3.0} if kind is Overrides else {}
+            options: Any = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+            options |= {"validation_data": (x[:9], y[:9])}
+            x = x if own else x * 3.0
+            history = model.fit(x, y, **own, **options)
+            results.append(
+                [
+                    history.history,
+                    model.evaluate(x, y, verbose=0, **own),
+                    model.train_on_batch(x, y, **own),
+                    model.predict(x, **own or {"verbose": 0}),
+                ]
+            )
+    assert_same(results[0], results[1], 1e-5, "")
+    return results
 
 
 # ---- what it tells ---------------------------------------------------------------------------
