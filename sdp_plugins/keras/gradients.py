@@ -7,18 +7,37 @@ lowered on all ranks or on none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from keras import ops
 
-from .running_step import shard_of_step
+from . import keras_internals
+from .running_step import running_step, shard_of_step
 
 if TYPE_CHECKING:
     from .batch_shard import BatchShard
     from .context import TrainingContext
 
 _PATCHED = "_smddp_context"
+
+
+def install() -> None:
+    """Refuse optimizers in steps that average no gradients for them."""
+    keras_internals.wrap_once(keras_internals.BaseOptimizer, "apply", _refusing)
+
+
+def _refusing(apply: Callable[..., Any]) -> Callable[..., Any]:
+    def applied(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if running_step() is not None and _PATCHED not in vars(optimizer):
+            raise RuntimeError(
+                f"optimizer '{optimizer.name}' is no attribute of the model whose step it updates: "
+                "each rank would use its own gradients. Hint: make it before the first call, and "
+                "assign it to an attribute of the model."
+            )
+        return apply(optimizer, *args, **kwargs)
+
+    return applied
 
 
 def patch_optimizer(optimizer: Any, context: TrainingContext, outermost: bool = True) -> None:

@@ -56,7 +56,9 @@ class InitialSync(keras.callbacks.Callback):  # type: ignore[misc]
         self._end_steps()
         context, progress = self._context, self._context.progress
         compare_stops(progress.stop, context.group, progress)
-        compare_weights(self.model, context, "fit", f" after epoch {progress.epoch}")
+        compare_weights(
+            self.model, context.group, context.backend, "fit", f" after epoch {progress.epoch}"
+        )
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Synchronize before a separate evaluation, if it is needed."""
@@ -101,7 +103,9 @@ def sync_once(model: Any, context: TrainingContext, call: str, elements: int = 0
     if begin is None:
         sync(model, context, call)
         return
-    following = compare_weights(model, context, call, "", begin if elements else 0, elements)
+    following = compare_weights(
+        model, context.group, context.backend, call, "", begin if elements else 0, elements
+    )
     object.__setattr__(model, _NEXT, following)
 
 

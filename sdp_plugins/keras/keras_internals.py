@@ -106,6 +106,7 @@ ATTRIBUTES = {
     "LossFunctionWrapper": ("fn", "_fn_kwargs"),
     "MeanMetricWrapper": ("_fn", "_fn_kwargs"),
     "Model": ("_compile_loss", "_initial_epoch", "_loss_tracker"),
+    "MultiOptimizer": ("_inner_optimizers",),
     "Optimizer": ("_accumulated_gradients", "_iterations", "gradient_accumulation_steps"),
     "JAX's Model": ("_jax_state", "_jax_state_synced"),
 }

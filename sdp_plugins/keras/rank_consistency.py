@@ -26,7 +26,7 @@ from .variables import optimizers_of, partial_sums
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
 
-    from .context import TrainingContext
+    from .backends.base import Backend
 
 ANSWER_LIMIT_S = 30.0
 _HINT_STOP = (
@@ -35,7 +35,8 @@ _HINT_STOP = (
 )
 _HINT_WEIGHTS = (
     "Hint: assign and load weights on all ranks alike, also in callbacks; or have rank 0 do it, "
-    "and copy them by strategy.broadcast_variables()."
+    "and copy them by strategy.broadcast_variables(). A train_step must update weights by Keras "
+    "optimizers that are attributes of the model, whose gradients are averaged."
 )
 ELEMENTS_OF_A_BATCH = 2**16  # and less than twice as many: checksums take 0.5 ms at most
 # Relative to a variable's largest value: about a tenth of the square root of the type's precision.
@@ -112,7 +113,13 @@ def compare_stops(stop: bool, group: Group, progress: Progress) -> None:
 
 
 def compare_weights(
-    model: Any, context: TrainingContext, call: str, when: str = "", begin: int = 0, count: int = 0
+    model: Any,
+    group: Group,
+    backend: Backend,
+    call: str,
+    when: str = "",
+    begin: int = 0,
+    count: int = 0,
 ) -> int:
     """Check that all ranks have the same weights, and the same numbers in their optimizers.
 
@@ -121,7 +128,8 @@ def compare_weights(
 
     Args:
         model: The model.
-        context: The ranks.
+        group: A group of all ranks.
+        backend: The operations of Keras' backend.
         call: The method of the model that compares.
         when: The moment, for the message.
         begin: The first of the parts to compare.
@@ -133,7 +141,6 @@ def compare_weights(
     Raises:
         CollectiveMismatchError: The ranks differ.
     """
-    group, backend = context.group, context.backend
     parts, after = _parts(_compared(model), begin, count)
     compared = [(variable, backend.elements(variable, part)) for variable, part in parts]
     mine = json.dumps([_checksum(values) for _, values in compared])

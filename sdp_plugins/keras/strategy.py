@@ -12,7 +12,7 @@ import numpy as np
 from sdp_plugins.core import Group
 from sdp_plugins.core.tensor_lists import gather_uneven
 
-from . import keras_internals, losses, scope, synchronized_batch_norm
+from . import gradients, keras_internals, losses, scope, synchronized_batch_norm
 from .backends import load
 from .context import TrainingContext
 from .data import ShardInfo, shard_data
@@ -62,6 +62,7 @@ class SMDDPStrategy:
         if self.group.world_size == 1:
             log.info("one rank only: nothing is communicated. To start more: sdp run -n 2 ...")
             return
+        gradients.install()
         losses.install()
         synchronized_batch_norm.install()
         scope.opened(self._context)

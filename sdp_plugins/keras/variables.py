@@ -26,7 +26,8 @@ def optimizers_of(model: Any) -> list[Any]:
             members = value.values() if isinstance(value, dict) else value
             for member in members if isinstance(value, (dict, list, tuple)) else (value,):
                 if isinstance(member, keras_internals.BaseOptimizer):
-                    found[id(member)] = member
+                    inner = getattr(member, "_inner_optimizers", ())  # of a MultiOptimizer
+                    found |= {id(optimizer): optimizer for optimizer in (member, *inner)}
     return list(found.values())
 
 

@@ -278,6 +278,28 @@ def test_assigns_before_a_prediction(rank: int, made: SMDDPStrategy) -> None:
 
 
 @fails(
+    "RuntimeError: optimizer 'own' is no attribute of the model",
+    "Hint: make it before the first call, and assign it to an attribute of the model",
+    on_all_ranks=True,
+    backends=["torch", "tensorflow"],
+)
+def test_optimizer_outside_of_the_model(rank: int, made: SMDDPStrategy) -> None:
+    own = keras.optimizers.SGD(0.1, name="own")
+
+    class Model(keras.Sequential):
+        def train_step(self, data: Any) -> Any:
+            ones = [ops.ones(each.shape) for each in self.trainable_variables]
+            own.apply(ones, self.trainable_variables)
+            return {}
+
+    with made.scope():
+        model = Model([keras.Input((6,)), layers.Dense(3)])
+        model.compile("sgd", crossentropy())
+    own.build(model.trainable_variables)
+    model.train_on_batch(*arrays())
+
+
+@fails(
     "is compiled with SparseCategoricalCrossentropy(reduction=None)",
     "Hint: use",
     on_all_ranks=True,

@@ -323,6 +323,18 @@ def test_gradients_accumulate_from_fit_to_fit(keras_pool: Any, backend: str) -> 
             np.testing.assert_allclose(mine, expected, atol=2e-5)
 
 
+@on_ranks(2, BACKENDS)
+@pytest.mark.skipif(not hasattr(keras.optimizers, "MultiOptimizer"), reason="newer Keras has it")
+def test_several_optimizers_in_one(rank: int, world: int) -> list[Any]:
+    with strategy() as made:
+        kinds = keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.1))
+        kinds[".*bias"] = keras.optimizers.Adam(0.1)
+        model = compiled(made, optimizer=keras.optimizers.MultiOptimizer(kinds))
+        model.fit(*arrays(), batch_size=BATCH, shuffle=False, verbose=0)
+        model.train_on_batch(*arrays())
+        return values(model)
+
+
 # ---- loops of one's own ----------------------------------------------------------------------
 
 
