@@ -334,14 +334,18 @@ class _PatchedMethods:
             patch_optimizer(optimizer, self._context)
 
     def _callbacks(self, callbacks: Any) -> Any:
-        start = InitialSync(self._context)
-        if isinstance(callbacks, keras.callbacks.CallbackList):  # writes its files on all ranks
-            start.set_model(self._model)
-            callbacks.append(start)
-            return callbacks
         if callbacks is None or isinstance(callbacks, keras.callbacks.Callback):
-            callbacks = [callbacks] if callbacks else []
-        return [*rank_zero_callbacks.for_rank(callbacks, self._context.rank), start]
+            given = [callbacks] if callbacks else []
+        else:
+            given = keras.tree.flatten(callbacks)
+        ours = [
+            *rank_zero_callbacks.for_rank(given, self._context.rank),
+            InitialSync(self._context),
+        ]
+        if not isinstance(callbacks, keras.callbacks.CallbackList):
+            return ours
+        params = callbacks.params or {}  # Keras adds none of its own, nor other callbacks
+        return keras.callbacks.CallbackList(ours, model=self._model, **params)
 
     @_failing_together
     def _on_batch(self, name: str, of_keras: _Function, *args: Any, **kwargs: Any) -> Any:

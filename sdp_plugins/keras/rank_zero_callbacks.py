@@ -18,5 +18,11 @@ WRITERS = (
 
 
 def for_rank(callbacks: Iterable[Any], rank: int) -> list[Any]:
-    """Return the callbacks for a rank: those that write files run on rank 0 only."""
-    return [each for each in callbacks if rank == 0 or not isinstance(each, WRITERS)]
+    """Return the callbacks for a rank, also those in lists: rank 0 alone runs those that write."""
+    chosen = []
+    for each in callbacks:
+        if isinstance(each, keras.callbacks.CallbackList):
+            chosen += for_rank(each.callbacks, rank)
+        elif rank == 0 or not isinstance(each, WRITERS):
+            chosen.append(each)
+    return chosen

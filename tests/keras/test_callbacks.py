@@ -55,6 +55,28 @@ def test_rank_0_writes(rank: int, world: int, tmp_path: Path) -> Any:
 
 
 @on_ranks(2, BACKENDS)
+def test_rank_0_writes_for_a_callback_list(rank: int, world: int, tmp_path: Path) -> list[int]:
+    """Twice by the same list, which stays the program's own; and by a list in a list."""
+    own = tmp_path / str(rank)
+    own.mkdir()
+    epochs: list[int] = []
+    count = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: epochs.append(epoch))
+    with strategy() as made:
+        model = compiled(made)
+        for name in ("first", "second"):
+            saves = keras.callbacks.ModelCheckpoint(str(own / f"{name}.keras"))
+            both = keras.callbacks.CallbackList([saves, count], add_history=True, model=model)
+            for _ in range(2):
+                model.fit(*arrays(), verbose=0, callbacks=both if name == "first" else [both])
+            assert len(both.callbacks) == 3
+            assert both.callbacks[0] is saves
+    files = sorted(path.name for path in own.iterdir())
+    assert files == (["first.keras", "second.keras"] if rank == 0 else [])
+    assert epochs == [0] * 4
+    return epochs
+
+
+@on_ranks(2, BACKENDS)
 def test_callbacks_decide_alike(rank: int, world: int) -> Any:
     with strategy() as made:
         model = compiled(made, optimizer=keras.optimizers.SGD(3.0))

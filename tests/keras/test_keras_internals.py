@@ -34,7 +34,11 @@ def test_names_are_there(rank: int, world: int) -> None:
     }
     if keras.backend.backend() == "jax":
         objects["JAX's Model"] = model
-    assert keras_internals.ATTRIBUTES.keys() - objects.keys() <= {"JAX's Model"}
+    if hasattr(keras.optimizers, "MultiOptimizer"):
+        objects["MultiOptimizer"] = keras.optimizers.MultiOptimizer(
+            keras.optimizers.OptimizerMap(keras.optimizers.SGD())
+        )
+    assert keras_internals.ATTRIBUTES.keys() - objects.keys() <= {"JAX's Model", "MultiOptimizer"}
     for name, each in objects.items():
         for attribute in keras_internals.ATTRIBUTES[name]:
             assert hasattr(each, attribute), f"Keras {keras.__version__}: {name}.{attribute}"
