@@ -222,9 +222,7 @@ def compare_batches(group: Group, data: Any) -> None:
     others = _others(group, _ends(first_leaf(data)))
     if others:
         text = OTHER_BATCHES.format(f"rank {others[0]}")
-        raise CollectiveMismatchError(
-            f"[rank {group.rank}/{group.world_size}] {text}", ranks=others, op="fit"
-        )
+        raise CollectiveMismatchError(f"{group.error_prefix}{text}", ranks=others, op="fit")
 
 
 def compare_arrays(group: Group, arrays: Any) -> None:
@@ -242,7 +240,7 @@ def compare_arrays(group: Group, arrays: Any) -> None:
     others = _others(group, b"".join(mine))
     if others:
         raise CollectiveMismatchError(
-            f"[rank {group.rank}/{group.world_size}] rank {others[0]} has passed other arrays than "
+            f"{group.error_prefix}rank {others[0]} has passed other arrays than "
             f"this one ({count} rows, batch_size {size}). Hint: pass the whole arrays on all "
             "ranks; each takes its part of every batch, and batch_size is that of all ranks.",
             ranks=others,

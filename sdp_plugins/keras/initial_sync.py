@@ -124,18 +124,14 @@ def check_same_call(group: Group, call: str) -> int:
     try:
         everyones = [json.loads(text) for text in group.exchange(mine.encode())]
     except (CollectiveTimeoutError, PeerLostError) as error:
-        raise type(error)(
-            f"[rank {group.rank}/{group.world_size}] {call}(): all ranks must call {call}(), as "
-            f"each computes a part. Hint: call it on all, and print on rank 0. {error}",
-            ranks=error.ranks,
-            op=error.op,
-            seq=error.seq,
-            elapsed_s=error.elapsed_s,
-        ) from None
+        if error.kind != "aborted" and not error.is_repeat:  # else the text has the cause
+            text = f"With a strategy, all ranks must call {call}(), as each computes a part"
+            error.args = (f"{error} {text}: call it on all, and print on rank 0.",)
+        raise
     for other, (theirs, _) in enumerate(everyones):
         if theirs != call:
             raise CollectiveMismatchError(
-                f"[rank {group.rank}/{group.world_size}] {call}(): rank {other} has called "
+                f"{group.error_prefix}{call}(): rank {other} has called "
                 f"{theirs}(). Hint: call the same methods in the same order on all ranks.",
                 ranks=(other,),
                 op=call,
@@ -184,7 +180,7 @@ def compare(model: Any, context: TrainingContext, call: str) -> None:
             ),
         )
         raise CollectiveMismatchError(
-            f"[rank {group.rank}/{group.world_size}] {call}(): rank {other} has another model: "
+            f"{group.error_prefix}{call}(): rank {other} has another model: "
             f"{there} there, {here} here. Hint: build and compile the same model on all ranks.",
             ranks=(other,),
             op=call,

@@ -146,7 +146,7 @@ def _failing_together(method: _Function) -> _Function:
                 group.raise_if_failed(error)  # raises a group failure that a framework has wrapped
             group.abort(error)
             if text := context.backend.translate_error(error):
-                text = f"[rank {group.rank}/{group.world_size}] {text}"
+                text = f"{group.error_prefix}{text}"
                 raise CollectiveMismatchError(text, ranks=(), op=method.__name__) from None
             raise
 

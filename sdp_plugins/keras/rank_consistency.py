@@ -86,7 +86,7 @@ def explain(progress: Progress, group: Group) -> CollectiveMismatchError | None:
     others = next(each for each in everyones if not each.ended)
     why = "stop_training is set there" if theirs.stop else "its data has ended"
     return CollectiveMismatchError(
-        f"[rank {group.rank}/{group.world_size}] fit(): rank {rank} has stopped after step "
+        f"{group.error_prefix}fit(): rank {rank} has stopped after step "
         f"{theirs.steps} of epoch {theirs.epoch} ({why}); others go on with epoch {others.epoch}. "
         f"{_HINT_STOP}",
         ranks=(rank,),
@@ -104,7 +104,7 @@ def compare_stops(stop: bool, group: Group, progress: Progress) -> None:
     if any(stops) and not all(stops):
         rank = stops.index(True)
         raise CollectiveMismatchError(
-            f"[rank {group.rank}/{group.world_size}] fit(): rank {rank} has stopped after epoch "
+            f"{group.error_prefix}fit(): rank {rank} has stopped after epoch "
             f"{progress.epoch} (stop_training is set there), rank {stops.index(False)} goes on. "
             f"{_HINT_STOP}",
             ranks=(rank,),
@@ -148,7 +148,7 @@ def compare_weights(
     for rank, theirs in enumerate(everyones):
         if len(theirs) != len(compared):
             raise CollectiveMismatchError(
-                f"[rank {group.rank}/{group.world_size}] {call}(): rank {rank} has more or fewer "
+                f"{group.error_prefix}{call}(): rank {rank} has more or fewer "
                 "variables. Hint: build and compile the same model on all ranks.",
                 ranks=(rank,),
                 op=call,
@@ -161,7 +161,7 @@ def compare_weights(
     if (found := _first_that_differs(suspects, group, backend.is_stateless)) is not None:
         rank, variable = found
         raise CollectiveMismatchError(
-            f"[rank {group.rank}/{group.world_size}] {call}(): rank {rank} has other values than "
+            f"{group.error_prefix}{call}(): rank {rank} has other values than "
             f"rank 0{when}, first in '{variable.path}'. {_HINT_WEIGHTS}",
             ranks=(rank,),
             op=call,
