@@ -124,7 +124,8 @@ def test_mismatch(rank_pool: Pool, case: str, path: str) -> None:
         assert str(error) == (
             f"[rank {rank}/3] {called}: ranks disagree: ranks 0, 1: {usual}; rank 2: {other} "
             "(last completed: barrier #1). Hint: all ranks must call the same operations in the "
-            "same order, with the same types and sizes, and fusion buffers of the same tensors."
+            "same order, with the same types and sizes (and fusion buffers of the same tensors); "
+            "look for a branch that depends on the rank or its data."
         )
         assert isinstance(error, SdpError) and unchanged
         assert (error.ranks, error.op, error.seq) == ((2,), called.split(" ")[0], 2)
