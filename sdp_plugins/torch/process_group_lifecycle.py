@@ -184,7 +184,7 @@ class ProcessGroupBase(GroupProperties):
             arguments: Further arguments of the method.
         """
         outputs, inputs = pairs[0], [readable(tensor) for tensor in pairs[1]]
-        copies = Outputs(list(zip(*pairs, strict=True)))
+        copies = Outputs(list(zip(*pairs, strict=True)) if len(outputs) > 1 else ())
         launches = [
             partial(launch, to_buffer(copies.dense(output)), to_buffer(input), *arguments)
             for output, input in zip(outputs, inputs, strict=True)
@@ -193,11 +193,12 @@ class ProcessGroupBase(GroupProperties):
 
     def _check_parts(self, name: str, wholes: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
         """Check before any operation of a call that each whole has room for all ranks' parts."""
+        world_size = self._current_group().world_size
         for whole, part in zip(wholes, parts, strict=True):
             same_dtype([whole, part])
-            if whole.numel() != self.size() * part.numel():
+            if whole.numel() != world_size * part.numel():
                 raise ValueError(
-                    f"{name}: {whole.numel()} elements are not those of {self.size()} ranks with "
+                    f"{name}: {whole.numel()} elements are not those of {world_size} ranks with "
                     f"{part.numel()} elements each."
                 )
 

@@ -163,7 +163,7 @@ class Reductions(ProcessGroupBase):
         timeout: timedelta | None = None,
     ) -> Work:
         """Reduce a tensor of world_size equal parts; every rank keeps its own part."""
-        return self.reduce_scatter_single_coalesced([output], [input], opts, timeout)
+        return self._reduce_scatter_pairs([output], [input], opts, timeout)
 
     @dispatched
     def reduce_scatter_single_coalesced(
@@ -174,6 +174,15 @@ class Reductions(ProcessGroupBase):
         timeout: timedelta | None = None,
     ) -> Work:
         """Run reduce_scatter_single for several tensors."""
+        return self._reduce_scatter_pairs(outputs, inputs, opts, timeout)
+
+    def _reduce_scatter_pairs(
+        self,
+        outputs: Sequence[Tensor],
+        inputs: Sequence[Tensor],
+        opts: Options,
+        timeout: timedelta | None,
+    ) -> Work:
         self._check_parts("reduce_scatter", inputs, outputs)
         kind, options = op_and_options(opts, timeout)
         launch, pairs = self._current_group().reduce_scatter, (outputs, inputs)

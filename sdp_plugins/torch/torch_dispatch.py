@@ -9,7 +9,7 @@ operators. The operators that arrive below all subclasses and modes run on this 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar
@@ -34,20 +34,25 @@ def dispatched(method: Method) -> Method:
 
     @wraps(method)
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
-        if count_modes() or any(has_own_dispatch(kind) for kind in _kinds(args)):
+        if count_modes() or not _are_plain(args):
             return through_operators(method, group, *args, **kwargs)
         return method(group, *args, **kwargs)
 
     return call  # type: ignore[return-value]
 
 
-def _kinds(value: Any) -> set[type]:
-    """Return the classes of all tensors in the arguments, except `Tensor` itself."""
-    if isinstance(value, Tensor):
-        return {type(value)} - {Tensor}
-    if isinstance(value, (list, tuple)):
-        return set().union(*map(_kinds, value))
-    return set()
+def _are_plain(values: Iterable[Any]) -> bool:
+    """Return whether no tensor in the arguments, or in their lists, has a dispatch of its own."""
+    for value in values:  # in every call: no helper, and no isinstance for Tensor, which is slow
+        kind = type(value)
+        if kind is Tensor:
+            continue
+        if isinstance(value, (list, tuple)):
+            if not _are_plain(value):
+                return False
+        elif hasattr(kind, "__torch_dispatch__") and has_own_dispatch(kind):
+            return False
+    return True
 
 
 def through_operators(method: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
