@@ -113,18 +113,25 @@ def test_stops_after_an_epoch(rank: int, made: SMDDPStrategy) -> None:
     compiled(made).fit(*arrays(), epochs=5, verbose=0, callbacks=callbacks)
 
 
-@on_ranks(2, BACKENDS)
-def test_rank_1_raises(rank: int, world: int) -> None:
+def failing_on_rank_1(rank: int, made: SMDDPStrategy) -> Any:
+    """A model whose training raises an error on rank 1."""
+
     class Model(keras.Sequential):
         def train_step(self, *args: Any) -> Any:
             if rank == 1:
                 raise ArithmeticError("the third layer is tired")
             return super().train_step(*args)
 
+    with made.scope():
+        model = Model([keras.Input((6,)), layers.Dense(3)])
+        model.compile("sgd", crossentropy())
+    return model
+
+
+@on_ranks(2, BACKENDS)
+def test_rank_1_raises(rank: int, world: int) -> None:
     with strategy() as made:
-        with made.scope():
-            model = Model([keras.Input((6,)), layers.Dense(3)])
-            model.compile("sgd", crossentropy())
+        model = failing_on_rank_1(rank, made)
         text = error_of(lambda: model.fit(*arrays(), verbose=0))
     assert "tired" in text
     assert rank == 1 or "rank 1 gave up: ArithmeticError: the third layer is tired" in text, text
@@ -133,17 +140,8 @@ def test_rank_1_raises(rank: int, world: int) -> None:
 @on_ranks(2)
 def test_a_call_after_a_failure(rank: int, world: int) -> None:
     """It repeats the failure, with all that is known about it."""
-
-    class Model(keras.Sequential):
-        def train_step(self, *args: Any) -> Any:
-            if rank == 1:
-                raise ArithmeticError("the third layer is tired")
-            return super().train_step(*args)
-
     with strategy() as made:
-        with made.scope():
-            model = Model([keras.Input((6,)), layers.Dense(3)])
-            model.compile("sgd", crossentropy())
+        model = failing_on_rank_1(rank, made)
         error_of(lambda: model.fit(*arrays(), verbose=0))
         with pytest.raises(PeerLostError) as caught:
             model.evaluate(*arrays(), verbose=0)

@@ -115,7 +115,7 @@ class Backend(ABC):
 
     def elements(self, variable: Any, part: slice) -> np.ndarray[Any, Any]:
         """Return elements of a flattened variable, perhaps in its memory: read them at once."""
-        return np.ravel(ops.convert_to_numpy(variable))[part]
+        return np.ravel(self.to_numpy(variable.value))[part]
 
     def to_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
         """Return a tensor's value."""

@@ -88,10 +88,6 @@ class JaxBackend(Backend):
         """Return the value itself: JAX arrays are immutable."""
         return variable.value
 
-    def elements(self, variable: Any, part: slice) -> np.ndarray[Any, Any]:
-        """Return elements; Keras' conversion would copy the variable."""
-        return np.ravel(np.asarray(variable.value))[part]
-
     def to_numpy(self, tensor: Any) -> np.ndarray[Any, Any]:
         """Convert with NumPy."""
         return np.asarray(tensor)
