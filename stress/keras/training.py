@@ -27,7 +27,7 @@ OPTIMIZERS: dict[str, Mapping[str, Sequence[Any]]] = {
         "centered": (False, True),
         "epsilon": (1e-3,),
     },
-    "Adam": {"learning_rate": (0.003, 0.01), "amsgrad": (False, True), "epsilon": (1e-3, 1e-7)},
+    "Adam": {"learning_rate": (0.003, 0.01), "amsgrad": (False, True), "epsilon": (1e-3,)},
     "AdamW": {"learning_rate": (0.003,), "weight_decay": (0.01,), "epsilon": (1e-3,)},
     "Adadelta": {"learning_rate": (0.1,), "epsilon": (1e-3,)},
     "Adagrad": {"learning_rate": (0.01,), "epsilon": (1e-3,)},
