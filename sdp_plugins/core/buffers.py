@@ -38,17 +38,12 @@ class Buffer:
         """Size in bytes."""
         return self.count * self.dtype.itemsize
 
-    def part(self, begin: int, count: int) -> Buffer:
-        """Elements ``[begin, begin + count)``."""
-        return Buffer(self.ptr + begin * self.dtype.itemsize, count, self.dtype, self.keepalive)
-
     def split(self, counts: Sequence[int]) -> list[Buffer]:
         """Consecutive parts of the given lengths."""
-        parts = []
-        begin = 0
+        parts, at, itemsize = [], self.ptr, self.dtype.itemsize
         for count in counts:
-            parts.append(self.part(begin, count))
-            begin += count
+            parts.append(Buffer(at, count, self.dtype, self.keepalive))
+            at += count * itemsize
         return parts
 
     def copied(self) -> Buffer:

@@ -11,7 +11,7 @@ from .in_flight import Issuer
 from .work import Work
 
 Op = _native.Op
-_ALL_REDUCE = Op.all_reduce  # an enumeration's attributes are slow
+_ALL_REDUCE, _BARRIER = Op.all_reduce, Op.barrier  # an enumeration's attributes are slow
 
 
 class Collectives:
@@ -212,7 +212,7 @@ class Collectives:
 
     def barrier(self, *, async_op: bool = False, timeout_s: float | None = None) -> Work | None:
         """Wait until all ranks are here."""
-        call = self.issuer.collective(Op.barrier, (), (), timeout_s)
+        call = self.issuer.collective(_BARRIER, (), (), timeout_s)
         return self.issuer.issue(*call, async_op)
 
     # ---- point to point ------------------------------------------------------------------------

@@ -205,8 +205,11 @@ def _pieces(buffers: Sequence[Buffer]) -> Sequence[tuple[int, int]]:
 
 
 def _common_dtype(op: _native.Op, sends: Sequence[Buffer], recvs: Sequence[Buffer]) -> DType:
-    found = {part.dtype for part in (*sends, *recvs)}
-    if len(found) > 1:
-        names = ", ".join(sorted(dtype.value for dtype in found))
-        raise TypeError(f"{op.name}: all buffers must have one element type, got {names}")
-    return found.pop() if found else DType.uint8
+    if not (buffers := (*sends, *recvs)):
+        return DType.uint8
+    first = buffers[0].dtype
+    for buffer in buffers:
+        if buffer.dtype is not first:  # no set of types: the hash of an enumeration is slow
+            names = ", ".join(sorted({buffer.dtype.value for buffer in buffers}))
+            raise TypeError(f"{op.name}: all buffers must have one element type, got {names}")
+    return first

@@ -33,12 +33,12 @@ class AllToAll(ProcessGroupBase):
     ) -> Work:
         """Exchange parts of one tensor; split sizes are in rows, empty for equal parts."""
         same_dtype([output, input])
-        received = self._elements(output, output_split_sizes, "output")
-        sent = self._elements(input, input_split_sizes, "input")
-        options, copies, source = call_options(opts, timeout), Outputs(), readable(input)
+        copies, source = Outputs(), readable(input)
         parts, whole = to_move(copies.dense(output)), to_move(source)
-        call = self._current_group().all_to_all
-        launch = partial(call, parts, whole, received, sent)
+        received = self._elements(output, parts.count, output_split_sizes, "output")
+        sent = self._elements(input, whole.count, input_split_sizes, "input")
+        launch = partial(self._current_group().all_to_all, parts, whole, received, sent)
+        options = call_options(opts, timeout)
         return self._run("all_to_all", [launch], options, [output], [source], copies)
 
     alltoall_base = all_to_all_single
@@ -61,8 +61,8 @@ class AllToAll(ProcessGroupBase):
         launch = partial(call, received, sent)
         return self._run("all_to_all", [launch], options, output_tensors, sources, copies)
 
-    def _elements(self, tensor: Tensor, rows: Sequence[int], what: str) -> list[int]:
-        """Return the number of elements that each rank sends or receives."""
+    def _elements(self, tensor: Tensor, count: int, rows: Sequence[int], what: str) -> list[int]:
+        """Return how many of the `count` elements each rank sends or receives."""
         world, length = self.size(), tensor.size(0) if tensor.dim() else 1
         if not rows:
             if length % world:
@@ -75,5 +75,5 @@ class AllToAll(ProcessGroupBase):
             raise ValueError(
                 f"{what}_split_sizes {list(rows)} do not part {length} rows among {world} ranks."
             )
-        row = to_move(tensor).count // length if length else 0
+        row = count // length if length else 0
         return [count * row for count in rows]

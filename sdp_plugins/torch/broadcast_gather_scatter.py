@@ -94,13 +94,13 @@ class BroadcastGatherScatter(ProcessGroupBase):
     ) -> Work:
         """Run all_gather for several tensors, each with one output for every rank."""
         operations = [(*outs, source) for outs, source in zip(outputs_of, input_list, strict=True)]
-        copies, group = Outputs(operations), self._current_group()
+        copies, gather = Outputs(operations), self._current_group().all_gather_uneven
         sources = [readable(tensor) for tensor in input_list]
         launches: list[Launch] = []
         for outputs, source in zip(outputs_of, sources, strict=True):
             same_dtype([*outputs, source])
             parts = [to_move(copies.dense(tensor)) for tensor in outputs]
-            launches.append(partial(group.all_gather_uneven, parts, to_move(source)))
+            launches.append(partial(gather, parts, to_move(source)))
         flat = [tensor for outputs in outputs_of for tensor in outputs]
         return self._run("all_gather", launches, options, flat, sources, copies)
 

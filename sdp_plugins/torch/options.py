@@ -68,7 +68,7 @@ def call_options(options: Options, timeout: timedelta | None = None) -> CallOpti
 def op_and_options(options: Options, timeout: timedelta | None) -> tuple[Any, CallOptions]:
     """Return c10d's reduction, `options` itself in allreduce(t, ReduceOp.MAX), and call options."""
     if type(options) in OPTIONS:
-        return options.reduceOp, call_options(options)
+        return options.reduceOp, (options.asyncOp, seconds(options.timeout))
     if options is None or isinstance(options, timedelta):
         return dist.ReduceOp.SUM, call_options(options, timeout)
     return options, call_options(None, timeout)
@@ -77,5 +77,5 @@ def op_and_options(options: Options, timeout: timedelta | None) -> tuple[Any, Ca
 def root_and_options(options: Options, timeout: timedelta | None) -> tuple[int, CallOptions]:
     """Return the root, which is `options` itself in broadcast(t, 1), and the call options."""
     if type(options) in OPTIONS:
-        return options.rootRank, call_options(options)
+        return options.rootRank, (options.asyncOp, seconds(options.timeout))
     return options or 0, call_options(None, timeout)

@@ -37,8 +37,8 @@ class PointToPoint(ProcessGroupBase):
         return self._receive("recvAnySource", only(tensors), None, tag)
 
     def _receive(self, name: str, tensor: Tensor, src: int | None, tag: int) -> Work:
-        event = begin(name, [tensor])
         copies = Outputs()
         buffer = to_move(copies.dense(tensor))
+        event = begin(name, [tensor])
         native = self._group.recv(buffer, src, tag, async_op=True)
         return self._track([native], [tensor], [], copies, self._message_thread, event)

@@ -144,7 +144,8 @@ class ProcessGroupBase(GroupProperties):
                 event.wait()
         if copies is not None:
             copies.copy_back()
-        self._forget_done()  # all earlier works are done by now
+        if self._works:
+            self._forget_done()  # all earlier works are done by now
         return Work(outputs, self._callback_thread)
 
     def _track(
@@ -183,23 +184,27 @@ class ProcessGroupBase(GroupProperties):
             to_buffer: Converts each tensor to a buffer.
             arguments: Further arguments of the method.
         """
-        outputs, inputs = pairs[0], [readable(tensor) for tensor in pairs[1]]
+        outputs, inputs = pairs
         copies = Outputs(list(zip(*pairs, strict=True)) if len(outputs) > 1 else ())
-        launches = [
-            partial(launch, to_buffer(copies.dense(output)), to_buffer(input), *arguments)
-            for output, input in zip(outputs, inputs, strict=True)
-        ]
-        return self._run(name, launches, options, outputs, inputs, copies)
+        launches, dense_inputs = [], []
+        for output, input in zip(outputs, inputs, strict=True):
+            if output.dtype != input.dtype:
+                same_dtype([output, input])
+            source = readable(input)
+            target = to_buffer(copies.dense(output))
+            launches.append(partial(launch, target, to_buffer(source), *arguments))
+            dense_inputs.append(source)
+        return self._run(name, launches, options, outputs, dense_inputs, copies)
 
     def _check_parts(self, name: str, wholes: Sequence[Tensor], parts: Sequence[Tensor]) -> None:
-        """Check before any operation of a call that each whole has room for all ranks' parts."""
-        world_size = self._current_group().world_size
+        """Check before the first of several operations that wholes have room for all parts."""
+        if len(wholes) == 1:
+            return  # the Group checks it
         for whole, part in zip(wholes, parts, strict=True):
-            same_dtype([whole, part])
-            if whole.numel() != world_size * part.numel():
+            if whole.numel() != self._group.world_size * part.numel():
                 raise ValueError(
-                    f"{name}: {whole.numel()} elements are not those of {world_size} ranks with "
-                    f"{part.numel()} elements each."
+                    f"{name}: {whole.numel()} elements are not those of {self._group.world_size} "
+                    f"ranks with {part.numel()} elements each."
                 )
 
     def _forget_done(self) -> None:

@@ -31,7 +31,7 @@ from sdp_plugins.torch.tensors import (
     same_dtype,
     to_reduce,
 )
-from sdp_plugins.torch.torch_dispatch import dispatched, has_own_dispatch, through_operators
+from sdp_plugins.torch.torch_dispatch import OwnDispatchError, dispatched, through_operators
 from sdp_plugins.torch.work import Work
 
 
@@ -47,8 +47,11 @@ class Reductions(ProcessGroupBase):
         op: Any = None,
     ) -> Work:
         """Reduce a tensor over all ranks in place; a sparse tensor becomes the sum."""
-        tensor = only(tensors)
-        if count_modes() or (type(tensor) is not Tensor and has_own_dispatch(type(tensor))):
+        try:
+            tensor = None if count_modes() else only(tensors)
+        except OwnDispatchError:
+            tensor = None
+        if tensor is None:  # not `dispatched`, as the reducer is found by the number of frames
             return through_operators(Reductions.allreduce, self, tensors, opts)
         kind, options = op_and_options(op if opts is None else opts, timeout)
         if tensor.layout is not torch.strided or not is_dense(tensor):

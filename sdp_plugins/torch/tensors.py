@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 from sdp_plugins.core import Buffer, DType
+from sdp_plugins.torch.torch_dispatch import OwnDispatchError, has_own_dispatch
 
 DTYPES: dict[torch.dtype, DType] = {getattr(torch, dtype.name): dtype for dtype in DType}
+STRIDED = torch.strided
 
 
 def to_reduce(tensor: Tensor) -> Buffer:
@@ -63,15 +65,16 @@ def readable(tensor: Tensor) -> Tensor:
         TypeError: The value is no tensor.
         ValueError: The tensor is not on the CPU, or it is sparse.
     """
-    tensor = tensor_of(tensor)
-    if tensor.layout is not torch.strided:
+    if type(tensor) is not Tensor:
+        tensor_of(tensor)
+    if tensor.layout is not STRIDED:
         raise ValueError(
             f"smddp takes tensors of layout torch.strided, not of {tensor.layout}; all_reduce also "
             "of torch.sparse_coo. Hint: pass tensor.to_dense()."
         )
-    if is_dense(on_cpu(tensor)):
+    if is_dense(tensor):
         return tensor
-    return tensor.detach().contiguous().resolve_conj().resolve_neg()
+    return on_cpu(tensor).detach().contiguous().resolve_conj().resolve_neg()
 
 
 def on_cpu(tensor: Tensor) -> Tensor:
@@ -103,7 +106,6 @@ class Outputs:
 
     def dense(self, tensor: Tensor) -> Tensor:
         """Return the tensor itself, or a dense copy that `copy_back` copies into it."""
-        tensor = tensor_of(tensor)
         stand_in = readable(tensor)
         if self._apart and stand_in is tensor:
             stand_in = tensor.detach().clone()
@@ -155,16 +157,16 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
     return start, start + (last + 1) * tensor.element_size()
 
 
-def same_dtype(tensors: Iterable[Tensor]) -> None:
+def same_dtype(tensors: Sequence[Tensor]) -> None:
     """Check that the tensors of one operation have the same dtype.
 
     Raises:
         TypeError: The dtypes differ.
     """
-    dtypes = {tensor.dtype for tensor in tensors}
-    if len(dtypes) > 1:
-        names = ", ".join(sorted(map(str, dtypes)))
-        raise TypeError(f"The tensors of one operation differ in dtype: {names}.")
+    for tensor in tensors:
+        if tensor.dtype != tensors[0].dtype:
+            names = ", ".join(sorted({str(tensor.dtype) for tensor in tensors}))
+            raise TypeError(f"The tensors of one operation differ in dtype: {names}.")
 
 
 def only(tensors: Tensor | Sequence[Tensor]) -> Tensor:
@@ -188,8 +190,14 @@ def tensor_of(value: Any) -> Tensor:
     """Return the value if it is a tensor.
 
     Raises:
-        TypeError: The value is no tensor.
+        TypeError: The value is no tensor, or OwnDispatchError, which ``dispatched`` handles.
     """
-    if not isinstance(value, Tensor):
-        raise TypeError(f"smddp needs a torch.Tensor, not {type(value).__name__}.")
-    return value
+    kind = type(value)
+    if kind is not Tensor:
+        if not isinstance(value, Tensor):
+            raise TypeError(f"smddp needs a torch.Tensor, not {kind.__name__}.")
+        if has_own_dispatch(kind):
+            raise OwnDispatchError(
+                f"A {kind.__name__} may hold its elements in other tensors. Hint: pass those."
+            )
+    return value  # type: ignore[no-any-return]

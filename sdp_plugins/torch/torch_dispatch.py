@@ -9,7 +9,7 @@ operators. The operators that arrive below all subclasses and modes run on this 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, TypeVar
@@ -23,36 +23,32 @@ from sdp_plugins.torch.internals import FakeTensor, count_modes, python_dispatch
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
+class OwnDispatchError(TypeError):
+    """A tensor's class has a dispatch of its own, so its elements may lie in other tensors."""
+
+
 def has_own_dispatch(kind: type) -> bool:
     """Return whether a tensor class has a dispatch of its own; fake tensors do not count."""
-    own = getattr(kind, "__torch_dispatch__", None) is not Tensor.__torch_dispatch__
+    own = kind.__torch_dispatch__ is not Tensor.__torch_dispatch__  # type: ignore[attr-defined]
     return own and not issubclass(kind, FakeTensor)
 
 
 def dispatched(method: Method) -> Method:
-    """Let Tensor subclasses and dispatch modes see a method's operators first."""
+    """Let Tensor subclasses and dispatch modes see a method's operators first.
+
+    The method raises OwnDispatchError before it has started any operation.
+    """
 
     @wraps(method)
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
-        if count_modes() or not _are_plain(args):
-            return through_operators(method, group, *args, **kwargs)
-        return method(group, *args, **kwargs)
+        if not count_modes():
+            try:
+                return method(group, *args, **kwargs)
+            except OwnDispatchError:
+                pass
+        return through_operators(method, group, *args, **kwargs)
 
     return call  # type: ignore[return-value]
-
-
-def _are_plain(values: Iterable[Any]) -> bool:
-    """Return whether no tensor in the arguments, or in their lists, has a dispatch of its own."""
-    for value in values:  # in every call: no helper, and no isinstance for Tensor, which is slow
-        kind = type(value)
-        if kind is Tensor:
-            continue
-        if isinstance(value, (list, tuple)):
-            if not _are_plain(value):
-                return False
-        elif hasattr(kind, "__torch_dispatch__") and has_own_dispatch(kind):
-            return False
-    return True
 
 
 def through_operators(method: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
