@@ -20,6 +20,7 @@ DTYPES = [
     torch.int64,
     torch.uint8,
 ]
+BIG = 600_000  # elements of float32, 2.3 MiB: large enough for shared memory
 
 
 @contextmanager
@@ -54,3 +55,15 @@ def total(world: int, count: int, dtype: torch.dtype = torch.float32) -> torch.T
 def assert_same(actual: Any, expected: Any) -> None:
     """Fail unless two tensors, or two lists of them, are equal bit by bit."""
     torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+
+
+def reduce(tensor: torch.Tensor, rank: int, world: int) -> str:
+    """Fill, reduce, check; the path."""
+    tensor.copy_(values(rank, tensor.numel()).view(tensor.shape))
+    dist.all_reduce(tensor)
+    assert_same(tensor, total(world, tensor.numel()).view(tensor.shape))
+    return str(dist.group.WORLD.last_path)
+
+
+def is_shared(tensor: torch.Tensor) -> bool:
+    return tensor.untyped_storage().is_shared()
