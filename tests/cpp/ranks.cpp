@@ -9,6 +9,7 @@
 #include <cstring>
 #include <exception>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <utility>
 
@@ -129,6 +130,26 @@ std::optional<sdp::Failure> failure_of(sdp::Work& work) {
 
 void expect_done(sdp::Work& work) {
   if (const auto failure = failure_of(work)) throw *failure;
+}
+
+void expect_failure(const std::optional<sdp::Failure>& failure, sdp::FailureKind kind,
+                    const std::string& part) {
+  const std::string expected = std::string(sdp::name(kind)) + ": " + part;
+  if (!failure) throw std::runtime_error("did not fail; expected " + expected);
+  const std::string text = failure->what();
+  if (failure->kind != kind || text.find(part) == std::string::npos) {
+    throw std::runtime_error(std::string(sdp::name(failure->kind)) + ": " + text + "; expected " +
+                             expected);
+  }
+}
+
+void expect_failure(const std::optional<sdp::Failure>& failure, sdp::FailureKind kind,
+                    const std::vector<int>& blamed, const std::string& part) {
+  expect_failure(failure, kind, part);
+  if (failure->ranks != blamed) {
+    throw std::runtime_error("blames " + sdp::rank_list(failure->ranks) + ", not " +
+                             sdp::rank_list(blamed) + ": " + failure->what());
+  }
 }
 
 int open_files() {

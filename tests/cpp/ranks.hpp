@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "engine.hpp"
@@ -67,6 +68,12 @@ class World {
 // What a Work has failed with, at most `kTimeoutS` from now; nothing if it has not.
 std::optional<sdp::Failure> failure_of(sdp::Work& work);
 void expect_done(sdp::Work& work);
+// Throws unless there is a failure of this kind, whose text contains `part`, and which blames these
+// ranks.
+void expect_failure(const std::optional<sdp::Failure>& failure, sdp::FailureKind kind,
+                    const std::string& part);
+void expect_failure(const std::optional<sdp::Failure>& failure, sdp::FailureKind kind,
+                    const std::vector<int>& blamed, const std::string& part);
 
 int open_files();  // of this process
 

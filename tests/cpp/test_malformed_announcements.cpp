@@ -1,19 +1,14 @@
-// A peer may have written anything: into its announcement and splits, its header, its rings, its
-// messages about registered memory. Whatever it is, this rank gets a Failure in time and touches
+// A peer may have written anything. Whatever it is, this rank gets a Failure in time and touches
 // nothing that is not its own. (Around every mapping lies forbidden memory: shared_mappings.cpp.)
+// Here: its announcement, the splits, and the header of its segment.
 //
 // Rank 0 runs as usual. Rank 1 is played by the test.
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
-#include <limits>
-
 #include "check.hpp"
 #include "ranks.hpp"
 
 using namespace sdp;
+using ranks::expect_failure;
+using ranks::Rank;
 using ranks::World;
 using Ints = std::vector<std::int32_t>;
 
@@ -56,12 +51,9 @@ std::optional<Failure> meet(Request request, const Announced& announced) {
   std::copy(announced.expected.begin(), announced.expected.end(), theirs.expected(1));
   theirs.header().step.publish(1'000);
   request.timeout_s = 0.3;
-  try {
-    world[0].run(std::move(request));
-  } catch (const Failure& failure) {
-    return failure;
-  }
-  return std::nullopt;
+  return world.failures([&](int r, Rank& rank) {
+    if (r == 0) rank.run(request);
+  })[0];
 }
 
 struct Buffers {
@@ -93,14 +85,6 @@ Request reducing(Buffers& buffers) {
   return ranks::in_place(Op::all_reduce, DType::int32, ranks::piece(buffers.a));
 }
 
-void expect(const std::optional<Failure>& failure, FailureKind kind, const std::string& part) {
-  CHECK(failure.has_value());
-  if (std::string(failure->what()).find(part) == std::string::npos) {
-    check::fail(__FILE__, __LINE__, failure->what());
-  }
-  CHECK_EQ(name(failure->kind), name(kind));
-}
-
 using Make = Request (*)(Buffers&);
 
 // `change` turns what an honest rank announces into something else, for small and large payloads.
@@ -111,7 +95,7 @@ void expect_mismatch(Make make, Change&& change, const std::string& part = "") {
     const Request request = make(buffers);
     Announced announced = honest(request);
     change(announced);
-    expect(meet(request, announced), FailureKind::mismatch, part);
+    expect_failure(meet(request, announced), FailureKind::mismatch, part);
   }
 }
 }  // namespace
@@ -160,7 +144,7 @@ TEST(a_broadcast_of_another_length_than_announced) {
     announced.splits = {length};
     announced.announcement.pieces = 1;
     announced.announcement.inlined = 1;
-    expect(meet(request, announced), FailureKind::mismatch, "impossible pieces");
+    expect_failure(meet(request, announced), FailureKind::mismatch, "impossible pieces");
   }
 }
 
@@ -181,7 +165,7 @@ TEST(a_wrong_length_for_itself) {
     Announced announced = honest(exchanging(buffers));
     announced.splits[1] = announced.expected[1] = length;
     announced.announcement.operation.count = length;
-    expect(meet(exchanging(buffers), announced), FailureKind::mismatch, "");
+    expect_failure(meet(exchanging(buffers), announced), FailureKind::mismatch, "");
   }
 }
 
@@ -256,113 +240,6 @@ TEST(types_and_operations_that_do_not_exist) {
   });
 }
 
-// ---- registered memory
-
-namespace {
-struct Message {
-  std::uint64_t region, nbytes, file_offset;
-};
-
-void send_message(int socket, const void* data, std::size_t nbytes, int file) {
-  CHECK_EQ(ranks::send_message(socket, data, nbytes, file), static_cast<ssize_t>(nbytes));
-}
-
-// Rank 0 reduces registered memory; rank 1 says `message`, attaches `file`, and claims that its
-// buffer lies at `place`.
-std::optional<Failure> meet_region(const void* message, std::size_t nbytes, int file,
-                                   RegionPlace place) {
-  World world(2);
-  const auto memory = world[0].communicator->allocate(kLarge * 4);
-  send_message(world[1].communicator->peers().socket(0), message, nbytes, file);
-  const Segment& theirs = world[1].communicator->peers().own();
-  Request request = ranks::in_place(Op::all_reduce, DType::int32, {memory.data, kLarge});
-  Announcement& announcement = theirs.announcement(1);
-  announcement = honest(request).announcement;
-  announcement.inlined = false;
-  announcement.pieces = 0;
-  announcement.registered = true;
-  announcement.region = place.region;
-  announcement.offset = place.offset;
-  announcement.region_version = 1;
-  theirs.header().step.publish(1'000);
-  request.timeout_s = 0.3;
-  try {
-    world[0].run(std::move(request));
-  } catch (const Failure& failure) {
-    return failure;
-  }
-  return std::nullopt;
-}
-
-}  // namespace
-
-TEST(an_honest_region_passes) {
-  const FileDescriptor file = ranks::file_of(kLarge * 4);
-  const Message message{7, kLarge * 4, 0};
-  const auto failure = meet_region(&message, sizeof message, file.get(), {7, 0});
-  CHECK_EQ(failure ? failure->what() : std::string(), "");
-}
-
-TEST(messages_of_another_size) {
-  const FileDescriptor file = ranks::file_of(kLarge * 4);
-  std::vector<std::byte> bytes(200, std::byte{1});
-  for (std::size_t nbytes : {1, 8, 23, 25, 200}) {
-    for (int attached : {-1, file.get()}) {
-      const int before = ranks::open_files();
-      expect(meet_region(bytes.data(), nbytes, attached, {7, 0}), FailureKind::mismatch,
-             "rank 1 sent a malformed message about registered memory");
-      CHECK_EQ(ranks::open_files(), before);
-    }
-  }
-}
-
-TEST(regions_without_a_file_or_beyond_its_end) {
-  const FileDescriptor file = ranks::file_of(kLarge * 4);
-  const auto claim = [&](Message message, int attached) {
-    return meet_region(&message, sizeof message, attached, {7, 0});
-  };
-  expect(claim({7, kLarge * 4, 0}, -1), FailureKind::mismatch, "without a file");
-  for (Message message : {Message{7, kLarge * 4 + 1, 0}, Message{7, kMost, 0}, Message{7, kMost, 1},
-                          Message{7, kLarge * 4, 4096}, Message{7, kLarge * 4, 0 - 4096ull}}) {
-    expect(claim(message, file.get()), FailureKind::shared_memory, "a shared memory file holds");
-  }
-  expect(claim({7, 4096, 1}, file.get()), FailureKind::shared_memory, "cannot map");
-  const FileDescriptor directory(open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  expect(claim({7, kLarge * 4, 0}, directory.get()), FailureKind::shared_memory, "");
-}
-
-TEST(places_outside_of_the_region) {
-  const FileDescriptor file = ranks::file_of(kLarge * 4 + 4096);
-  const Message message{7, kLarge * 4 + 4096, 0};
-  const auto claim = [&](RegionPlace place) {
-    return meet_region(&message, sizeof message, file.get(), place);
-  };
-  CHECK(!claim({7, 4096}));
-  const char* outside = "rank 1 sent a range outside its region";
-  for (std::uint64_t offset : {std::uint64_t{4097}, kHuge, kMost, 0 - std::uint64_t{4096}}) {
-    expect(claim({7, offset}), FailureKind::mismatch, outside);
-  }
-  for (std::uint64_t region : {std::uint64_t{0}, std::uint64_t{8}, kMost}) {
-    expect(claim({region, 0}), FailureKind::mismatch,
-           "rank 1 announced memory that it has not registered");
-  }
-}
-
-TEST(a_region_that_was_taken_back) {
-  World world(2);
-  const FileDescriptor file = ranks::file_of(kLarge * 4);
-  const int socket = world[1].communicator->peers().socket(0);
-  const Message messages[] = {{7, kLarge * 4, 0}, {7, 0, 0}, {9, 0, 0}};
-  send_message(socket, &messages[0], sizeof(Message), file.get());
-  send_message(socket, &messages[1], sizeof(Message), -1);
-  send_message(socket, &messages[2], sizeof(Message), -1);  // never heard of: no matter
-  Regions& regions = world[0].communicator->regions();
-  regions.sync(1, 1);
-  CHECK(regions.address(1, {7, 0}, 4) == nullptr);
-}
-
-// ---- the cause of a failure
-
 TEST(a_cause_without_an_end) {
   World world(2);
   Header& header = world[1].header();
@@ -385,81 +262,4 @@ TEST(a_state_that_does_not_exist) {
   World world(2);
   world[1].header().state = static_cast<PeerState>(77);
   CHECK_THROWS(world[0].run(ranks::request(Op::barrier, DType::uint8)), Failure, "rank 1");
-}
-
-// ---- rings
-
-namespace {
-struct Frame {
-  std::uint64_t nbytes;
-  std::uint32_t tag;
-  std::uint32_t dtype;
-};
-
-// Rank 0 waits for a message from rank 1, whose ring holds what `write` makes of it.
-template <class Write>
-std::optional<Failure> receive(Write&& write, std::uint32_t tag = 0, double timeout_s = 0.3) {
-  World world(2);
-  const Segment& theirs = world[1].communicator->peers().own();
-  Ints buffer(4);
-  Request request = ranks::recv(DType::int32, ranks::piece(buffer), 1, tag);
-  request.timeout_s = timeout_s;
-  write(theirs.ring(0), theirs.ring_data(0));
-  const auto work = world[0].post(std::move(request));
-  return ranks::failure_of(*work);
-}
-
-std::optional<Failure> receive_frame(const Frame& frame, std::uint32_t tag = 0) {
-  return receive(
-      [&](RingControl& ring, std::byte* data) {
-        std::memcpy(data, &frame, sizeof frame);
-        ring.head = sizeof frame + 64;
-      },
-      tag);
-}
-}  // namespace
-
-TEST(frames_of_absurd_size_or_type_for_a_waiting_receive) {
-  CHECK(!receive_frame({16, 0, static_cast<std::uint32_t>(DType::int32)}));
-  for (std::uint64_t nbytes : {std::uint64_t{15}, std::uint64_t{17}, kHuge, kMost}) {
-    expect(receive_frame({nbytes, 0, 6}), FailureKind::mismatch, "rank 1 sen");
-  }
-  for (std::uint32_t dtype : {12u, 99u, 255u}) {
-    expect(receive_frame({16, 0, dtype}), FailureKind::mismatch, "rank 1 sen");
-  }
-}
-
-// Nobody waits for these: they are set aside, and must not claim memory for what never comes.
-TEST(frames_of_absurd_size_for_nobody) {
-  for (std::uint64_t nbytes : {std::uint64_t{1} << 33, std::uint64_t{1} << 40, kHuge, kMost}) {
-    const auto failure = receive_frame({nbytes, 1234, 6}, 5);
-    CHECK(failure &&
-          (failure->kind == FailureKind::timeout || failure->kind == FailureKind::mismatch));
-  }
-}
-
-TEST(ring_counters_that_cannot_be) {
-  for (std::uint64_t head : {std::uint64_t{kRingBytes + 1}, kHuge, kMost}) {
-    expect(receive([&](RingControl& ring, std::byte*) { ring.head = head; }, 5),
-           FailureKind::mismatch, "rank 1");
-  }
-  expect(receive([&](RingControl& ring, std::byte*) { ring.tail = 16; }), FailureKind::mismatch,
-         "rank 1");
-}
-
-// The receiver's side of rank 0's own ring.
-TEST(a_receiver_that_has_taken_more_than_was_sent) {
-  for (std::uint64_t tail : {std::uint64_t{1}, kHuge}) {
-    World world(2);
-    world[0].communicator->peers().own().ring(1).tail = tail;
-    Ints buffer(4);
-    Request request = ranks::send(DType::int32, ranks::piece(buffer), 1);
-    request.timeout_s = 0.3;
-    expect(ranks::failure_of(*world[0].post(std::move(request))), FailureKind::mismatch, "rank 1");
-  }
-}
-
-TEST(half_a_frame_is_waited_for_until_the_time_is_over) {
-  expect(receive([](RingControl& ring, std::byte*) { ring.head = 7; }), FailureKind::timeout,
-         "rank 1 did not answer in 0.3 s");
 }
