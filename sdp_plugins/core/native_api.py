@@ -19,11 +19,6 @@ def api() -> int:
     return _native.api()
 
 
-def endpoint(group: Group) -> int:
-    """Address of a group's ``SdpEndpoint``; the same one each time."""
-    return group.issuer.sdp_endpoint
-
-
 def all_agree(group: Group, available: bool) -> bool:
     """Whether something is available on all ranks, which must do alike."""
     everyone_has_it = np.array([available], np.uint8)
@@ -32,7 +27,9 @@ def all_agree(group: Group, available: bool) -> bool:
 
 
 def agreed_endpoint(group: Group, compiled: Callable[[], object]) -> int | None:
-    """A group's endpoint if all ranks have an operation; otherwise it is logged why not.
+    """Address of a group's ``SdpEndpoint`` if all ranks have an operation, the same each time.
+
+    Otherwise it is logged why not.
 
     Args:
         group: The ranks.
@@ -44,4 +41,4 @@ def agreed_endpoint(group: Group, compiled: Callable[[], object]) -> int | None:
     except CompileError as error:
         log.warning("tensors are copied by Python functions, which is slower: %s", error)
         available = False
-    return endpoint(group) if all_agree(group, available) else None
+    return group.issuer.sdp_endpoint if all_agree(group, available) else None

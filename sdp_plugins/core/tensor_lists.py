@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -50,6 +50,37 @@ class FusedAllReduce:
         for index, buffer in enumerate(buffers):
             fusion.ready(index, buffer)
         fusion.finish()
+
+    def copies(self, arrays: Sequence[Any], op: str) -> list[np.ndarray[Any, Any]]:
+        """Combine all ranks' arrays in copies of them."""
+        copies = [np.array(array) for array in arrays]
+        self(copies, op)
+        return copies
+
+    def by_bucket(
+        self,
+        tensors: Sequence[Any],
+        sizes: Sequence[tuple[int, DType]],
+        op: str,
+        reduce: Callable[[list[Any]], Sequence[Any]],
+    ) -> list[Any]:
+        """Reduce a framework's tensors by operations of its own, one for each fusion buffer.
+
+        Args:
+            tensors: The tensors.
+            sizes: Number of elements and type of each.
+            op: The reduction.
+            reduce: Returns the results for the tensors of one buffer.
+
+        Returns:
+            The results, in the order of the tensors.
+        """
+        reduced: list[Any] = [None] * len(tensors)
+        for members in self.plan(sizes, op).buckets:
+            results = reduce([tensors[index] for index in members])
+            for index, result in zip(members, results, strict=True):
+                reduced[index] = result
+        return reduced
 
     def plan(self, sizes: Sequence[tuple[int, DType]], op: str = "sum") -> FusionBuffer:
         """The fusion buffers for these lengths and types, made at their first use.

@@ -21,8 +21,6 @@ import numpy as np
 from jax.experimental import io_callback
 
 from sdp_plugins.core import DType, Group, ReduceOp, native_api, native_build
-from sdp_plugins.core.buckets import buckets
-from sdp_plugins.core.config import Config
 from sdp_plugins.core.tensor_lists import FusedAllReduce, gather_uneven
 
 SOURCE = Path(__file__).with_name("csrc") / "all_reduce_ffi.cc"
@@ -43,14 +41,13 @@ def register() -> None:
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(handler), platform="cpu")
 
 
-class Collectives:
+class JaxCollectives:
     """A group's collectives on arrays."""
 
     def __init__(self, group: Group) -> None:
         """Use the compiled call if all ranks have it."""
         self._group = group
         self._reduce = FusedAllReduce(group)
-        self._threshold = Config.from_env().fusion_bytes
         self._endpoint = native_api.agreed_endpoint(group, register)
 
     def all_reduce(self, arrays: Sequence[Any], op: str, turn: Any) -> tuple[list[Any], Any]:
@@ -64,13 +61,15 @@ class Collectives:
         Returns:
             New arrays, and the turn.
         """
+
+        def reduce(bucket: Sequence[Any]) -> Sequence[Any]:
+            nonlocal turn
+            *results, turn = self._bucket(bucket, op, turn)
+            return results
+
         arrays = [jnp.asarray(array) for array in arrays]
-        reduced: list[Any] = [None] * len(arrays)
-        sizes = [(array.dtype, array.nbytes) for array in arrays]
-        for members in buckets(sizes, self._threshold):
-            *results, turn = self._bucket([arrays[i] for i in members], op, turn)
-            for index, result in zip(members, results, strict=True):
-                reduced[index] = result
+        sizes = [(array.size, DType.parse(array.dtype.name)) for array in arrays]
+        reduced = self._reduce.by_bucket(arrays, sizes, op, reduce)
         return reduced, turn
 
     def _bucket(self, arrays: Sequence[Any], op: str, turn: Any) -> Sequence[Any]:
@@ -79,9 +78,7 @@ class Collectives:
         if self._endpoint is None:
 
             def reduce(*given: Any) -> list[np.ndarray[Any, Any]]:
-                copies = [np.array(each) for each in given]
-                self._reduce(copies[:-1], op)
-                return copies
+                return [*self._reduce.copies(given[:-1], op), np.asarray(given[-1])]
 
             return io_callback(reduce, shapes, *operands)  # type: ignore[no-any-return]
         call = jax.ffi.ffi_call(

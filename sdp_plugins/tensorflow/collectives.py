@@ -17,16 +17,15 @@ import numpy as np
 import tensorflow as tf
 
 from sdp_plugins.core import DType, Group, ReduceOp, native_api
-from sdp_plugins.core.buckets import buckets
-from sdp_plugins.core.config import Config
 from sdp_plugins.core.tensor_lists import FusedAllReduce, gather_uneven
 
 from . import operations
 
 _LAST = "_sdp_last_collective"
+_MORE_THAN_A_BUFFER = 2**40  # elements
 
 
-class Collectives:
+class TensorFlowCollectives:
     """A group's collectives on tensors.
 
     Attributes:
@@ -37,7 +36,6 @@ class Collectives:
         """Use the compiled operation if all ranks have it."""
         self.group = group
         self._reduce = FusedAllReduce(group)
-        self._threshold = Config.from_env().fusion_bytes
         self._turn = tf.Variable(0, trainable=False, dtype=tf.int64, name="smddp_turn")
         self._endpoint = native_api.agreed_endpoint(group, operations.all_reduce)
 
@@ -53,25 +51,18 @@ class Collectives:
         """
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         factor = _cast(factor, tf.float64)
-        if self._endpoint is None:
-            reduced = self._by_numpy(tensors, op, factor)
-        else:
-            reduced = self._by_operation(tensors, op, factor)
+        reduce = self._by_numpy if self._endpoint is None else self._by_operation
+        reduced = self._reduce.by_bucket(
+            tensors,
+            [_size(tensor) for tensor in tensors],
+            op,
+            lambda bucket: self._in_turn(partial(reduce, bucket, op, factor)),
+        )
         for result, tensor in zip(reduced, tensors, strict=True):
             result.set_shape(tensor.shape)
         return reduced
 
-    def _by_operation(self, tensors: Sequence[Any], op: str, factor: Any) -> list[Any]:
-        reduced: list[Any] = [None] * len(tensors)
-        sizes = [(tensor.dtype, _nbytes(tensor)) for tensor in tensors]
-        for members in buckets(sizes, self._threshold):
-            bucket = partial(self._bucket, [tensors[i] for i in members], op, factor)
-            results = self._in_turn(bucket)
-            for index, result in zip(members, results, strict=True):
-                reduced[index] = result
-        return reduced
-
-    def _bucket(self, tensors: Sequence[Any], op: str, factor: Any) -> Sequence[Any]:
+    def _by_operation(self, tensors: Sequence[Any], op: str, factor: Any) -> Sequence[Any]:
         reduced: Sequence[Any] = operations.all_reduce()(
             factor=factor,
             timeout_s=tf.constant(self.group.timeout_s, tf.float64),
@@ -82,19 +73,15 @@ class Collectives:
         )
         return reduced
 
-    def _by_numpy(self, tensors: Sequence[Any], op: str, factor: Any) -> list[Any]:
+    def _by_numpy(self, tensors: Sequence[Any], op: str, factor: Any) -> Sequence[Any]:
         def reduce(factor: Any, *arrays: Any) -> list[np.ndarray[Any, Any]]:
-            copies = [np.array(array) for array in arrays]
-            for copy in copies:
-                if factor == 0:
-                    copy[...] = 0
-                elif factor != 1:
-                    np.multiply(copy, copy.dtype.type(factor), out=copy)
-            self._reduce(copies, op)
-            return copies
+            if factor == 0:
+                arrays = tuple(np.zeros_like(array) for array in arrays)
+            elif factor != 1:
+                arrays = tuple(array * array.dtype.type(factor) for array in arrays)
+            return self._reduce.copies(arrays, op)
 
-        types = [tensor.dtype for tensor in tensors]
-        return list(self._in_turn(partial(_by_host, reduce, [factor, *tensors], types)))
+        return _by_host(reduce, [factor, *tensors], tensors)
 
     def all_reduce_gradients(
         self,
@@ -139,8 +126,7 @@ class Collectives:
         def gather(*arrays: Any) -> list[np.ndarray[Any, Any]]:
             return [gather_uneven(self.group, array) for array in arrays]
 
-        types = [tensor.dtype for tensor in tensors]
-        gathered = self._in_turn(partial(_by_host, gather, tensors, types))
+        gathered = self._in_turn(partial(_by_host, gather, tensors))
         for result, tensor in zip(gathered, tensors, strict=True):
             result.set_shape([None, *tensor.shape[1:]])
         return list(gathered)
@@ -159,14 +145,11 @@ class Collectives:
             if may_be_shared:
                 same = np.array_equal(everyones, np.tile(indices, self.group.world_size))
                 if native_api.all_agree(self.group, same):
-                    total = np.array(values)
-                    self._reduce([total], "sum")
-                    return [total, np.array(indices)]
+                    return [*self._reduce.copies([values], "sum"), np.array(indices)]
             return [gather_uneven(self.group, values), everyones]
 
-        types = [slices.values.dtype, slices.indices.dtype]
         tensors = [slices.values, slices.indices]
-        values, indices = self._in_turn(partial(_by_host, gather, tensors, types))
+        values, indices = self._in_turn(partial(_by_host, gather, tensors))
         values.set_shape([None, *slices.values.shape[1:]])
         indices.set_shape([None])
         return tf.IndexedSlices(values, indices, slices.dense_shape)
@@ -181,8 +164,7 @@ class Collectives:
                     self.group.broadcast(copy.reshape(-1).view(np.uint8), root)
             return copies
 
-        types = [tensor.dtype for tensor in tensors]
-        sent = self._in_turn(partial(_by_host, send, tensors, types))
+        sent = self._in_turn(partial(_by_host, send, tensors))
         for result, tensor in zip(sent, tensors, strict=True):
             result.set_shape(tensor.shape)
         return list(sent)
@@ -205,9 +187,10 @@ class Collectives:
 
 
 def _by_host(
-    function: Callable[..., Any], inputs: Sequence[Any], types: Sequence[Any]
+    function: Callable[..., Any], inputs: Sequence[Any], like: Sequence[Any] | None = None
 ) -> Sequence[Any]:
-    """Run a function on NumPy arrays."""
+    """Run a function on NumPy arrays; its results have the types of its inputs, or of `like`."""
+    types = [tensor.dtype for tensor in like or inputs]
     results = tf.numpy_function(function, inputs, types)
     return results if isinstance(results, (list, tuple)) else [results]
 
@@ -217,6 +200,7 @@ def _cast(number: Any, dtype: Any) -> Any:
     return tf.cast(tf.convert_to_tensor(number, dtype_hint=tf.float64), dtype)
 
 
-def _nbytes(tensor: Any) -> int | None:
+def _size(tensor: Any) -> tuple[int, DType]:
+    """Return the number of elements, and the type; one of unknown size gets its own buffer."""
     count = tensor.shape.num_elements()
-    return None if count is None else count * tensor.dtype.size
+    return _MORE_THAN_A_BUFFER if count is None else count, DType.parse(tensor.dtype.name)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from . import datasets
 from . import tf_internals as internals
-from .collectives import Collectives
+from .collectives import TensorFlowCollectives
 
 REFUSED = (
     "model.fit, evaluate and predict do not work under the strategy of a loop of one's own: "
@@ -28,7 +28,7 @@ _UNREDUCED = (tf.bool, tf.string)
 class OneReplica(tf.compat.v1.distribute.StrategyExtended):  # type: ignore[misc]
     """Implements ``tf.distribute.StrategyExtended``: this rank, one replica of ``world_size``."""
 
-    def __init__(self, strategy: Any, collectives: Collectives) -> None:
+    def __init__(self, strategy: Any, collectives: TensorFlowCollectives) -> None:
         """Use the collectives of a job."""
         super().__init__(strategy)
         self._collectives = collectives

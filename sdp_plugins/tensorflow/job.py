@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from sdp_plugins.core import Group
 
-from .collectives import Collectives
+from .collectives import TensorFlowCollectives
 
 
 class Current:
     """This process's job, if there is one."""
 
     def __init__(self) -> None:
-        self._collectives: Collectives | None = None
+        self._collectives: TensorFlowCollectives | None = None
 
     def begin(self, group: Group | None = None) -> None:
         """Connect to the other ranks.
@@ -24,9 +24,9 @@ class Current:
                 "init() called more than once. smdistributed.dataparallel is already initialized."
             )
         group = Group.from_env(name="tensorflow") if group is None else group
-        self._collectives = Collectives(group)
+        self._collectives = TensorFlowCollectives(group)
 
-    def join(self, group: Group | None = None) -> Collectives:
+    def join(self, group: Group | None = None) -> TensorFlowCollectives:
         """Return the job's collectives; begin a job if there is none.
 
         Raises:
@@ -45,7 +45,7 @@ class Current:
             ending.group.close()
 
     @property
-    def collectives(self) -> Collectives:
+    def collectives(self) -> TensorFlowCollectives:
         """The collectives of the job, which have its group.
 
         Raises:

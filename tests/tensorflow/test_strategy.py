@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from sdp_plugins.core import Group
 from sdp_plugins.tensorflow import operations
-from sdp_plugins.tensorflow.collectives import Collectives
+from sdp_plugins.tensorflow.collectives import TensorFlowCollectives
 from tests.faults import die
 from tests.keras.first_ranks import FirstRanks, on_ranks
 from tests.tensorflow.strategies import MEAN, SUM, modes, strategy_of_job, traced
@@ -101,7 +101,7 @@ def test_float64_keeps_its_precision(rank: int, world: int, native: bool, in_gra
         if not native:
             patch.setenv("SDP_NATIVE_OPS", "0")
             patch.setattr(operations, "all_reduce", operations.all_reduce.__wrapped__)  # uncached
-        collectives = Collectives(group)
+        collectives = TensorFlowCollectives(group)
         assert (collectives._endpoint is not None) is native
 
         def reduce() -> list[Any]:

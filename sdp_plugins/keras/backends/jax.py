@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from sdp_plugins.jax.collectives import Collectives, after, first_turn
+from sdp_plugins.jax.collectives import JaxCollectives, after, first_turn
 
 from ..batch_shard import BatchShard, factor_of
 from ..steps import StatelessStep
@@ -24,7 +24,7 @@ class JaxBackend(Backend):
     is_stateless = True
 
     def __init__(self, group: Group) -> None:
-        self._collectives = Collectives(group)
+        self._collectives = JaxCollectives(group)
         self._turn: Any = None
 
     step = staticmethod(StatelessStep)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from sdp_plugins.tensorflow.collectives import Collectives
+from sdp_plugins.tensorflow.collectives import TensorFlowCollectives
 
 from ..batch_shard import DATA, DIGEST, OTHER_BATCHES, WHOLE, BatchShard, factor_of
 from ..steps import StatefulStep
@@ -31,7 +31,7 @@ class TensorFlowBackend(Backend):
     """The backend for TensorFlow."""
 
     def __init__(self, group: Group) -> None:
-        self._collectives = Collectives(group)
+        self._collectives = TensorFlowCollectives(group)
         self._rank = group.rank
         self._world_size = group.world_size
 

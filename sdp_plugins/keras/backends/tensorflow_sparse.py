@@ -12,12 +12,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from sdp_plugins.tensorflow.collectives import Collectives
+from sdp_plugins.tensorflow.collectives import TensorFlowCollectives
 
 _SHAPES_ONLY = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
 
 
-def gather_slices(collectives: Collectives, slices: Any, batch: Any) -> Any:
+def gather_slices(collectives: TensorFlowCollectives, slices: Any, batch: Any) -> Any:
     """Return all ranks' slices.
 
     Args:
