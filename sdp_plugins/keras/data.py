@@ -12,6 +12,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -117,10 +118,6 @@ class Shards(keras_internals.DataAdapter):
             count = int(first_leaf(data).shape[0])
             yield mark(cut(data, *self._info.rows_to_read(count)), whole(count))
 
-    def get_numpy_iterator(self) -> Iterator[Any]:
-        """Return an iterator over cut batches."""
-        return self._cut(self._source.get_numpy_iterator())
-
     def get_jax_iterator(self) -> Iterator[Any]:
         """Return an iterator over cut batches."""
         return self._cut(self._source.get_jax_iterator())
@@ -137,25 +134,10 @@ class Shards(keras_internals.DataAdapter):
         dataset, group = self._source.get_tf_dataset(), self._info.group
         return self._info.backend.cut_dataset(dataset, group.rank, group.world_size)
 
-    @property
-    def num_batches(self) -> int | None:
-        """The number of batches in an epoch, if known."""
-        return self._source.num_batches  # type: ignore[no-any-return]
-
-    @property
-    def batch_size(self) -> int | None:
-        """The size of the global batch, if known."""
-        return self._source.batch_size  # type: ignore[no-any-return]
-
-    @property
-    def has_partial_batch(self) -> bool | None:
-        """Whether the last batch is shorter, if known."""
-        return self._source.has_partial_batch  # type: ignore[no-any-return]
-
-    @property
-    def partial_batch_size(self) -> int | None:
-        """The size of a shorter last batch, if known."""
-        return self._source.partial_batch_size  # type: ignore[no-any-return]
+    num_batches = property(attrgetter("_source.num_batches"))
+    batch_size = property(attrgetter("_source.batch_size"))
+    has_partial_batch = property(attrgetter("_source.has_partial_batch"))
+    partial_batch_size = property(attrgetter("_source.partial_batch_size"))
 
     def on_epoch_begin(self) -> None:
         """Notify the source."""
@@ -182,10 +164,7 @@ class InOneOrder(keras.utils.PyDataset):  # type: ignore[misc]
     def __getitem__(self, index: int) -> Any:
         return self._source[self._order[index]]
 
-    @property
-    def num_batches(self) -> int:
-        """The number of batches in an epoch."""
-        return self._source.num_batches  # type: ignore[no-any-return]
+    num_batches = property(attrgetter("_source.num_batches"))
 
     def on_epoch_begin(self) -> None:
         """Notify the source."""

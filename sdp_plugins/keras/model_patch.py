@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import partial, partialmethod, wraps
 from typing import Any
 
 import keras
@@ -203,17 +203,24 @@ class _PatchedMethods:
         """Run ``keras.Model.predict``; all ranks call it and get the whole result."""
         return self._on_shards("predict", of_keras, _arguments("predict", args, kwargs))
 
-    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Run ``keras.Model.train_on_batch`` with a global batch; every rank uses its rows."""
-        return self._on_batch("train_on_batch", *args, **kwargs)
+    @_failing_together
+    def _on_batch(self, name: str, of_keras: _Function, *args: Any, **kwargs: Any) -> Any:
+        """Run a method with a global batch, of which every rank uses its rows."""
+        given = inspect.signature(of_keras).bind(*args, **kwargs).arguments
+        if name == "predict_on_batch":
+            self._build_layers((given["x"],))
+        else:
+            batch = tuple(given.get(part) for part in ("x", "y", "sample_weight"))
+            losses.refuse_unreduced(self._model)
+            self._context.backend.prepare(self._model)
+            self._symbolic_build(data_batch=batch)
+            self._patch_parts()
+        sync_once(self._model, self._context, name, rank_consistency.ELEMENTS_OF_A_BATCH)
+        return of_keras(*args, **kwargs)
 
-    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Run ``keras.Model.test_on_batch`` with a global batch."""
-        return self._on_batch("test_on_batch", *args, **kwargs)
-
-    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
-        """Run ``keras.Model.predict_on_batch`` with a global batch."""
-        return self._on_batch("predict_on_batch", *args, **kwargs)
+    train_on_batch = partialmethod(_on_batch, "train_on_batch")
+    test_on_batch = partialmethod(_on_batch, "test_on_batch")
+    predict_on_batch = partialmethod(_on_batch, "predict_on_batch")
 
     # ---- methods that Keras calls --------------------------------------------------------------
 
@@ -346,20 +353,6 @@ class _PatchedMethods:
             return ours
         params = callbacks.params or {}  # Keras adds none of its own, nor other callbacks
         return keras.callbacks.CallbackList(ours, model=self._model, **params)
-
-    @_failing_together
-    def _on_batch(self, name: str, of_keras: _Function, *args: Any, **kwargs: Any) -> Any:
-        given = inspect.signature(of_keras).bind(*args, **kwargs).arguments
-        if name == "predict_on_batch":
-            self._build_layers((given["x"],))
-        else:
-            batch = tuple(given.get(part) for part in ("x", "y", "sample_weight"))
-            losses.refuse_unreduced(self._model)
-            self._context.backend.prepare(self._model)
-            self._symbolic_build(data_batch=batch)
-            self._patch_parts()
-        sync_once(self._model, self._context, name, rank_consistency.ELEMENTS_OF_A_BATCH)
-        return of_keras(*args, **kwargs)
 
 
 _CALLED: Sequence[str] = (

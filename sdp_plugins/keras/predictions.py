@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -55,23 +55,16 @@ def gather_rows(
         local: This rank's rows of all batches, including rows computed for lack of its own.
         sizes: Rows of each global batch.
     """
-    ranks = range(group.world_size)
-    lengths = [[int(rows(size, rank, group.world_size)[1]) for rank in ranks] for size in sizes]
-    read = [rows_to_read(size, group.rank, group.world_size)[1] for size in sizes]
-    starts = np.cumsum([0, *read])
-    own = [
-        local[start : start + length[group.rank]]
-        for start, length in zip(starts[:-1], lengths, strict=True)
-    ]
-    of_rank = list(zip(*lengths, strict=True))
-    parts = [np.empty((sum(each), *local.shape[1:]), local.dtype) for each in of_rank]
-    mine = np.ascontiguousarray(np.concatenate(own))
+    world = group.world_size
+    lengths = [[rows(size, rank, world)[1] for size in sizes] for rank in range(world)]
+    read = [rows_to_read(size, group.rank, world)[1] for size in sizes]
+    batches = zip(_split(local, read), lengths[group.rank], strict=True)
+    mine = np.ascontiguousarray(np.concatenate([batch[:length] for batch, length in batches]))
+    parts = [np.empty((sum(each), *local.shape[1:]), local.dtype) for each in lengths]
     group.all_gather_uneven([as_bytes(part) for part in parts], as_bytes(mine))
-    begins = [np.cumsum([0, *each]) for each in of_rank]
-    return np.concatenate(
-        [
-            parts[rank][begins[rank][batch] : begins[rank][batch + 1]]
-            for batch in range(len(sizes))
-            for rank in ranks
-        ]
-    )
+    of_ranks = [_split(part, each) for part, each in zip(parts, lengths, strict=True)]
+    return np.concatenate([part for batch in zip(*of_ranks, strict=True) for part in batch])
+
+
+def _split(array: np.ndarray[Any, Any], lengths: Sequence[int]) -> list[np.ndarray[Any, Any]]:
+    return np.split(array, np.cumsum(lengths)[:-1])

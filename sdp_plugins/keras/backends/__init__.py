@@ -1,4 +1,4 @@
-"""The parts that depend on Keras' backend: one file for each backend, with the same functions."""
+"""The parts that depend on Keras' backend: one file for each backend."""
 
 from __future__ import annotations
 
@@ -12,18 +12,20 @@ from .base import Backend
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
 
+_CLASSES = {"tensorflow": "TensorFlowBackend", "torch": "TorchBackend", "jax": "JaxBackend"}
+
 
 def load(group: Group) -> Backend:
-    """Return the functions of the backend that Keras runs on.
+    """Return the operations of the backend that Keras runs on.
 
     Raises:
         ValueError: The plug-in does not support this backend.
     """
     name = keras.backend.backend()
-    if name not in ("tensorflow", "torch", "jax"):
+    if name not in _CLASSES:
         raise ValueError(
             f"SMDDPStrategy: Keras runs on the backend '{name}'. Hint: set KERAS_BACKEND to "
             "tensorflow, torch or jax."
         )
-    backend: Backend = import_module(f".{name}", __name__).make(group)
+    backend: Backend = getattr(import_module(f".{name}", __name__), _CLASSES[name])(group)
     return backend

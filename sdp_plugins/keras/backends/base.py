@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,8 @@ class Backend(ABC):
     """
 
     is_stateless = False
+    rows_to_read = staticmethod(rows_to_read)
+    cut = staticmethod(cut)
 
     @abstractmethod
     def step(self, model: Any, context: Any) -> Any:
@@ -101,14 +104,6 @@ class Backend(ABC):
         """Return the number of rows: an integer if the shape is known, else a tensor."""
         return int(tensor.shape[0])
 
-    def rows_to_read(self, count: Any, rank: int, world_size: int) -> tuple[Any, Any]:
-        """Return the first row and the number of rows that a rank reads; at least one row."""
-        return rows_to_read(count, rank, world_size)
-
-    def cut(self, data: Any, begin: Any, length: Any) -> Any:
-        """Return rows of every tensor of a batch, in memory that a step may write."""
-        return cut(data, begin, length)
-
     @abstractmethod
     def read(self, variable: Any) -> Any:
         """Return a variable's value, which later assignments do not change."""
@@ -138,20 +133,22 @@ class Backend(ABC):
         raise NotImplementedError
 
     @abstractmethod
+    def batches(self, adapter: Any) -> Any:
+        """Return the cut batches of an epoch."""
+
     def data_of(self, adapter: Any) -> Any:
-        """Return the batches of an adapter, for custom loops."""
+        """Return this rank's rows of every batch, for custom loops; each iteration is an epoch."""
+        return _Rows(self, adapter)
 
-    @abstractmethod
     def example(self, adapter: Any) -> Any:
-        """Return a batch of an adapter, or its shapes."""
+        """Return a cut batch, or its shapes."""
+        return next(iter(self.batches(adapter)))
 
 
-class Batches:
-    """This rank's part of every batch; each iteration is an epoch."""
-
-    def __init__(self, begin: Callable[[], Iterable[Any]]) -> None:
-        """Take the function that returns an epoch's cut batches."""
-        self._begin = begin
+@dataclass(frozen=True)
+class _Rows:
+    backend: Backend
+    adapter: Any
 
     def __iter__(self) -> Iterator[Any]:
-        return (data[DATA] for data in self._begin())
+        return (data[DATA] for data in self.backend.batches(self.adapter))

@@ -12,7 +12,7 @@ from sdp_plugins.jax.collectives import JaxCollectives, after, first_turn
 
 from ..batch_shard import BatchShard, factor_of
 from ..steps import StatelessStep
-from .base import Backend, Batches
+from .base import Backend
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
@@ -80,10 +80,6 @@ class JaxBackend(Backend):
         )
         return whole
 
-    def compare(self, data: Any) -> Any:
-        """Return the data unchanged: the host has already compared it."""
-        return data
-
     def read(self, variable: Any) -> Any:
         """Return the value itself: JAX arrays are immutable."""
         return variable.value
@@ -96,15 +92,6 @@ class JaxBackend(Backend):
         """Return the array itself: Keras concatenates with NumPy."""
         return array
 
-    def data_of(self, adapter: Any) -> Any:
-        """Return an iterable of the batches."""
-        return Batches(adapter.get_jax_iterator)
-
-    def example(self, adapter: Any) -> Any:
-        """Return the first batch."""
-        return next(iter(adapter.get_jax_iterator()))
-
-
-def make(group: Group) -> JaxBackend:
-    """Return the JAX backend."""
-    return JaxBackend(group)
+    def batches(self, adapter: Any) -> Any:
+        """Return arrays of JAX."""
+        return adapter.get_jax_iterator()

@@ -122,15 +122,14 @@ class TensorFlowBackend(Backend):
         """Convert an array to a tensor."""
         return tf.convert_to_tensor(array)
 
+    def batches(self, adapter: Any) -> Any:
+        """Return a ``tf.data.Dataset``."""
+        return adapter.get_tf_dataset()
+
     def data_of(self, adapter: Any) -> Any:
-        """Return a dataset of the batches."""
-        return adapter.get_tf_dataset().map(lambda batch: batch[DATA])
+        """Return a dataset of this rank's rows."""
+        return self.batches(adapter).map(lambda batch: batch[DATA])
 
     def example(self, adapter: Any) -> Any:
-        """Return the shapes of a batch."""
-        return adapter.get_tf_dataset().element_spec
-
-
-def make(group: Group) -> TensorFlowBackend:
-    """Return the TensorFlow backend."""
-    return TensorFlowBackend(group)
+        """Return the shapes of a batch: reading one could shuffle again."""
+        return self.batches(adapter).element_spec

@@ -15,7 +15,7 @@ from sdp_plugins.core.tensor_lists import FusedAllReduce
 
 from ..batch_shard import BatchShard, factor_of, rows
 from ..steps import StatefulStep
-from .base import Backend, Batches
+from .base import Backend
 from .torch_overlap import Overlap, in_memory_of_its_own
 
 if TYPE_CHECKING:
@@ -102,13 +102,9 @@ class TorchBackend(Backend):
         """Return a copy of elements; Keras' conversion copies all that it gets."""
         return keras.ops.convert_to_numpy(variable.value.detach().reshape(-1)[part])
 
-    def data_of(self, adapter: Any) -> Any:
-        """Return an iterable of the batches."""
-        return Batches(adapter.get_torch_dataloader)
-
-    def example(self, adapter: Any) -> Any:
-        """Return the first batch."""
-        return next(iter(adapter.get_torch_dataloader()))
+    def batches(self, adapter: Any) -> Any:
+        """Return tensors of torch."""
+        return adapter.get_torch_dataloader()
 
 
 def _has_one_backward(model: Any) -> bool:
@@ -120,8 +116,3 @@ def _has_one_backward(model: Any) -> bool:
         and optimizer is not None
         and not optimizer.gradient_accumulation_steps
     )
-
-
-def make(group: Group) -> TorchBackend:
-    """Return the torch backend."""
-    return TorchBackend(group)
