@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from .batch_shard import rows_to_read
 from .rank_consistency import Progress
 
 if TYPE_CHECKING:
@@ -46,6 +47,10 @@ class TrainingContext:
     def world_size(self) -> int:
         """The number of ranks."""
         return self.group.world_size
+
+    def rows_to_read(self, count: int) -> tuple[int, int]:
+        """Return the first row and the number of rows of a global batch that this rank reads."""
+        return rows_to_read(count, self.rank, self.world_size)
 
     @contextmanager
     def used_by(self, model: Any) -> Iterator[None]:

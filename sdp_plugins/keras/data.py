@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -22,31 +21,12 @@ from keras import ops
 from sdp_plugins.core import CollectiveMismatchError, Group
 
 from . import keras_internals
-from .batch_shard import OTHER_BATCHES, cut, first_leaf, mark, rows_to_read
+from .batch_shard import OTHER_BATCHES, cut, first_leaf, mark
 
 if TYPE_CHECKING:
-    from .backends.base import Backend
+    from .context import TrainingContext
 
 COMPARED_ROWS = 8  # of every array, at equal distances
-
-
-@dataclass(frozen=True)
-class ShardInfo:
-    """A rank's position, and the seed for shuffling.
-
-    Attributes:
-        group: The ranks.
-        backend: The operations of Keras' backend.
-        seed: The same value on all ranks.
-    """
-
-    group: Group
-    backend: Backend
-    seed: int
-
-    def rows_to_read(self, count: int) -> tuple[int, int]:
-        """Return the first row and the number of rows of a global batch that this rank reads."""
-        return rows_to_read(count, self.group.rank, self.group.world_size)
 
 
 def whole(count: int) -> np.ndarray[Any, Any]:
@@ -57,21 +37,22 @@ def whole(count: int) -> np.ndarray[Any, Any]:
 class ArrayShards(keras_internals.ArrayDataAdapter):
     """Reads arrays; all ranks draw the same order."""
 
-    def __init__(self, arrays: Any, info: ShardInfo) -> None:
+    def __init__(self, arrays: Any, context: TrainingContext, seed: int) -> None:
         self.__dict__.update(arrays.__dict__)
-        self._info = info
+        self._context = context
+        self._seed = seed
         self._epoch = 0
 
     def indices(self) -> Iterator[tuple[Any, int]]:
         """Yield this rank's indices and the size of the global batch for each batch of an epoch."""
-        random = np.random.default_rng((self._info.seed, self._epoch))
+        random = np.random.default_rng((self._seed, self._epoch))
         self._epoch += 1
         order: Any = None
         if self._shuffle and self._shuffle != "batch":
             order = random.permutation(self._num_samples)
         for first in range(0, self._num_samples, self._batch_size):
             count = min(self._batch_size, self._num_samples - first)
-            begin, length = self._info.rows_to_read(count)
+            begin, length = self._context.rows_to_read(count)
             if self._shuffle == "batch":
                 yield first + random.permutation(count)[begin : begin + length], count
             elif order is not None:
@@ -86,7 +67,7 @@ class ArrayShards(keras_internals.ArrayDataAdapter):
 
     def get_tf_dataset(self) -> Any:
         """Return a ``tf.data.Dataset`` of cut batches."""
-        return self._info.backend.array_dataset(self._inputs, self.indices)
+        return self._context.backend.array_dataset(self._inputs, self.indices)
 
     def get_torch_dataloader(self) -> Iterator[Any]:
         """Return an iterator over cut batches."""
@@ -104,9 +85,10 @@ class ArrayShards(keras_internals.ArrayDataAdapter):
 class Shards(keras_internals.DataAdapter):
     """Reads any other source and cuts each batch after reading it."""
 
-    def __init__(self, source: Any, info: ShardInfo) -> None:
+    def __init__(self, source: Any, context: TrainingContext, seed: int) -> None:
         self._source = source
-        self._info = info
+        self._context = context
+        self._seed = seed
         self._epoch = 0
         self._compared = False
 
@@ -114,9 +96,9 @@ class Shards(keras_internals.DataAdapter):
         for data in batches:
             if not self._compared:  # only the first batch, before any step runs
                 self._compared = True
-                compare_batches(self._info.group, data)
+                compare_batches(self._context.group, data)
             count = int(first_leaf(data).shape[0])
-            yield mark(cut(data, *self._info.rows_to_read(count)), whole(count))
+            yield mark(cut(data, *self._context.rows_to_read(count)), whole(count))
 
     def get_jax_iterator(self) -> Iterator[Any]:
         """Return an iterator over cut batches."""
@@ -125,14 +107,15 @@ class Shards(keras_internals.DataAdapter):
     def get_torch_dataloader(self) -> Iterator[Any]:
         """Iterate over cut batches; samplers without a generator draw the same on all ranks."""
         self._epoch += 1
-        seed = int(np.random.default_rng((self._info.seed, self._epoch)).integers(2**31))
+        seed = int(np.random.default_rng((self._seed, self._epoch)).integers(2**31))
         loader = self._source.get_torch_dataloader()
-        return self._cut(self._info.backend.in_seeded_order(loader, seed))
+        return self._cut(self._context.backend.in_seeded_order(loader, seed))
 
     def get_tf_dataset(self) -> Any:
         """Return a ``tf.data.Dataset`` of cut batches."""
-        dataset, group = self._source.get_tf_dataset(), self._info.group
-        return self._info.backend.cut_dataset(dataset, group.rank, group.world_size)
+        context = self._context
+        dataset = self._source.get_tf_dataset()
+        return context.backend.cut_dataset(dataset, context.rank, context.world_size)
 
     num_batches = property(attrgetter("_source.num_batches"))
     batch_size = property(attrgetter("_source.batch_size"))
@@ -241,11 +224,17 @@ def _others(group: Group, mine: bytes) -> tuple[int, ...]:
     return tuple(rank for rank, digest in enumerate(digests) if digest != digests[group.rank])
 
 
-def shard_data(source: Any, info: ShardInfo) -> Any:
-    """Wrap one of Keras' adapters so that it yields this rank's rows; idempotent."""
+def shard_data(source: Any, context: TrainingContext, seed: int) -> Any:
+    """Wrap one of Keras' adapters so that it yields this rank's rows; idempotent.
+
+    Args:
+        source: The adapter.
+        context: The ranks.
+        seed: For shuffling; the same on all ranks.
+    """
     if isinstance(source, (ArrayShards, Shards)):
         return source
     if type(source) is keras_internals.ArrayDataAdapter:
-        compare_arrays(info.group, source)
-        return ArrayShards(source, info)
-    return Shards(source, info)
+        compare_arrays(context.group, source)
+        return ArrayShards(source, context, seed)
+    return Shards(source, context, seed)

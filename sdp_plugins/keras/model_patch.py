@@ -20,7 +20,7 @@ from sdp_plugins.core.errors import CollectiveMismatchError, is_news
 from . import keras_internals, losses, rank_consistency, rank_zero_callbacks
 from .batch_shard import DATA, is_marked
 from .context import TrainingContext
-from .data import ShardInfo, in_one_order, shard_data
+from .data import in_one_order, shard_data
 from .gradients import patch_optimizer
 from .initial_sync import InitialSync, check_same_call, sync_once
 from .metrics import patch_metrics
@@ -292,12 +292,12 @@ class _PatchedMethods:
 
     def _shard(self, source: dict[str, Any], seed: int = 0) -> Any:
         """Wrap Keras' adapter of a method's data so that it yields this rank's rows."""
-        info = ShardInfo(self._context.group, self._context.backend, seed)
         if source.get("shuffle") and isinstance(source["x"], keras.utils.PyDataset):
             x, shuffle = in_one_order(source["x"], seed)
             source = source | {"x": x, "shuffle": shuffle}
         # Warnings of Keras' adapters name the calling file; this call keeps a file of Keras there.
-        return shard_data(keras_internals.EpochIterator(**source).data_adapter, info)
+        adapter = keras_internals.EpochIterator(**source).data_adapter
+        return shard_data(adapter, self._context, seed)
 
     def _build(self, data: Any, predicts: bool = False) -> None:
         """Create all variables before the first step, so that ranks can start from equal ones.

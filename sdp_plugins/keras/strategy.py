@@ -15,7 +15,7 @@ from sdp_plugins.core.tensor_lists import gather_uneven
 from . import gradients, keras_internals, losses, scope, synchronized_batch_norm
 from .backends import load
 from .context import TrainingContext
-from .data import ShardInfo, shard_data
+from .data import shard_data
 from .initial_sync import check_same_call
 from .variables import broadcast
 
@@ -117,10 +117,8 @@ class SMDDPStrategy:
             A dataset on the TensorFlow backend, else an iterable; each iteration is an epoch.
         """
         source = keras_internals.data_adapters.get_data_adapter(dataset)
-        info = ShardInfo(
-            self.group, self._context.backend, check_same_call(self.group, "distribute_dataset")
-        )
-        return self._context.backend.data_of(shard_data(source, info))
+        seed = check_same_call(self.group, "distribute_dataset")
+        return self._context.backend.data_of(shard_data(source, self._context, seed))
 
     def close(self) -> None:
         """Leave the group."""
