@@ -10,7 +10,7 @@ import numpy as np
 
 from sdp_plugins.core import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
-from .rank_consistency import Progress, compare_stops, compare_weights
+from .rank_consistency import Progress, compare_weights
 from .variables import broadcast, diversify, optimizers_of
 
 if TYPE_CHECKING:
@@ -52,13 +52,10 @@ class InitialSync(keras.callbacks.Callback):  # type: ignore[misc]
         progress.stop = progress.ended = bool(self.model.stop_training)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Compare the weights, which callbacks may have changed."""
+        """Compare ``stop_training`` and the weights, which callbacks may have changed."""
         self._end_steps()
-        context, progress = self._context, self._context.progress
-        compare_stops(progress.stop, context.group, progress)
-        compare_weights(
-            self.model, context.group, context.backend, "fit", f" after epoch {progress.epoch}"
-        )
+        context = self._context
+        compare_weights(self.model, context.group, context.backend, "fit", context.progress)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Synchronize before a separate evaluation, if it is needed."""
@@ -84,7 +81,8 @@ class InitialSync(keras.callbacks.Callback):  # type: ignore[misc]
 def sync(model: Any, context: TrainingContext, call: str) -> None:
     """Start a ``fit``; some ranks may have loaded weights since the last one."""
     compare(model, context, call)
-    equalize(model, context)
+    broadcast(context.group, variables_of(model), 0)
+    diversify(context.rank, seed_states(model))  # each rank draws its own random numbers
     object.__setattr__(model, _NEXT, 0)
 
 
@@ -104,7 +102,7 @@ def sync_once(model: Any, context: TrainingContext, call: str, elements: int = 0
         sync(model, context, call)
         return
     following = compare_weights(
-        model, context.group, context.backend, call, "", begin if elements else 0, elements
+        model, context.group, context.backend, call, None, begin if elements else 0, elements
     )
     object.__setattr__(model, _NEXT, following)
 
@@ -137,12 +135,6 @@ def check_same_call(group: Group, call: str) -> int:
                 op=call,
             )
     return int(everyones[0][1])
-
-
-def equalize(model: Any, context: TrainingContext) -> None:
-    """Copy all variables from rank 0; afterwards each rank draws its own random numbers."""
-    broadcast(context.group, variables_of(model), 0)
-    diversify(context.group.rank, seed_states(model))
 
 
 def variables_of(model: Any) -> list[Any]:

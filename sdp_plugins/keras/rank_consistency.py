@@ -94,30 +94,12 @@ def explain(progress: Progress, group: Group) -> CollectiveMismatchError | None:
     )
 
 
-def compare_stops(stop: bool, group: Group, progress: Progress) -> None:
-    """Check that all ranks agree whether to stop training after an epoch.
-
-    Raises:
-        CollectiveMismatchError: One rank stops alone.
-    """
-    stops = [bool(each[0]) for each in group.exchange(bytes([stop]))]
-    if any(stops) and not all(stops):
-        rank = stops.index(True)
-        raise CollectiveMismatchError(
-            f"{group.error_prefix}fit(): rank {rank} has stopped after epoch "
-            f"{progress.epoch} (stop_training is set there), rank {stops.index(False)} goes on. "
-            f"{_HINT_STOP}",
-            ranks=(rank,),
-            op="fit",
-        )
-
-
 def compare_weights(
     model: Any,
     group: Group,
     backend: Backend,
     call: str,
-    when: str = "",
+    epoch_end: Progress | None = None,
     begin: int = 0,
     count: int = 0,
 ) -> int:
@@ -131,7 +113,8 @@ def compare_weights(
         group: A group of all ranks.
         backend: The operations of Keras' backend.
         call: The method of the model that compares.
-        when: The moment, for the message.
+        epoch_end: This rank's position at the end of an epoch, where the ranks also compare
+            whether to stop training; None elsewhere.
         begin: The first of the parts to compare.
         count: About how many elements to compare; 0 compares all.
 
@@ -143,8 +126,19 @@ def compare_weights(
     """
     parts, after = _parts(_compared(model), begin, count)
     compared = [(variable, backend.elements(variable, part)) for variable, part in parts]
-    mine = json.dumps([_checksum(values) for _, values in compared])
-    everyones = [json.loads(each) for each in group.exchange(mine.encode())]
+    stop = epoch_end is not None and epoch_end.stop
+    mine = json.dumps([stop, [_checksum(values) for _, values in compared]])
+    answers = [json.loads(each) for each in group.exchange(mine.encode())]
+    stops, everyones = zip(*answers, strict=True)
+    if epoch_end is not None and any(stops) and not all(stops):
+        rank = stops.index(True)
+        raise CollectiveMismatchError(
+            f"{group.error_prefix}fit(): rank {rank} has stopped after epoch "
+            f"{epoch_end.epoch} (stop_training is set there), rank {stops.index(False)} goes on. "
+            f"{_HINT_STOP}",
+            ranks=(rank,),
+            op="fit",
+        )
     for rank, theirs in enumerate(everyones):
         if len(theirs) != len(compared):
             raise CollectiveMismatchError(
@@ -160,6 +154,7 @@ def compare_weights(
     ]
     if (found := _first_that_differs(suspects, group, backend.is_stateless)) is not None:
         rank, variable = found
+        when = f" after epoch {epoch_end.epoch}" if epoch_end is not None else ""
         raise CollectiveMismatchError(
             f"{group.error_prefix}{call}(): rank {rank} has other values than "
             f"rank 0{when}, first in '{variable.path}'. {_HINT_WEIGHTS}",
