@@ -96,9 +96,8 @@ class BatchShard:
 
 
 def _quotient(a: Any, b: Any) -> Any:
-    """Divide integer tensors in at least float32, never in 16 bits."""
-    dtype = keras.backend.result_type(keras.backend.floatx(), "float32")
-    return ops.cast(a, dtype) / ops.cast(b, dtype)
+    """Divide integer tensors as Python does: layers may compute in more bits than the default."""
+    return ops.cast(a, "float64") / ops.cast(b, "float64")
 
 
 def factor_of(shard: BatchShard | None) -> Any:

@@ -153,6 +153,24 @@ def test_xla_is_undone(rank: int, world: int) -> float:
 # ---- steps -----------------------------------------------------------------------------------
 
 
+@on_ranks(2, ["tensorflow"])
+def test_shares_of_a_batch_are_exact_in_float64(rank: int, world: int) -> None:
+    """The graph learns the number of rows in each step; 1/3 in float32 would be off by 1e-8."""
+    import tensorflow as tf
+
+    x, y = np.array([[1.0], [2.0], [4.0]]), np.array([[3.0], [5.0], [7.0]])
+    signature = (tf.TensorSpec((None, 1), tf.float64), tf.TensorSpec((None, 1), tf.float64))
+    data = tf.data.Dataset.from_generator(lambda: iter([(x, y)]), output_signature=signature)
+    with strategy() as made:
+        with made.scope():
+            layer = layers.Dense(1, use_bias=False, kernel_initializer="zeros", dtype="float64")
+            model = keras.Sequential([keras.Input((1,), dtype="float64"), layer])
+            model.compile(keras.optimizers.SGD(1.0), keras.losses.MeanSquaredError(dtype="float64"))
+        model.fit(data, verbose=0)
+    kernel = ops.convert_to_numpy(layer.kernel)
+    assert kernel.item() == pytest.approx(2 / 3 * float((x * y).sum()), rel=1e-14)
+
+
 @contextmanager
 def without_native_ops() -> Iterator[None]:
     """As in a process that has loaded none, and must not."""
