@@ -137,7 +137,8 @@ def _failing_together(method: _Function) -> _Function:
         except (KeyboardInterrupt, SystemExit) as end:
             group.abort(f"{type(end).__name__} in a method of the model")
             raise
-        except Exception as error:
+        except Exception as raised:
+            error = context.backend.error_of_step() or raised
             if isinstance(group.failure or error, CollectiveMismatchError):
                 explained = explain(context.progress, context.failure_group)
                 if explained is not None:
@@ -145,10 +146,9 @@ def _failing_together(method: _Function) -> _Function:
             if is_news(error):
                 group.raise_if_failed(error)  # raises a group failure that a framework has wrapped
             group.abort(error)
-            if text := context.backend.translate_error(error):
-                text = f"{group.error_prefix}{text}"
-                raise CollectiveMismatchError(text, ranks=(), op=method.__name__) from None
-            raise
+            if error is raised:
+                raise
+            raise error from None
 
     @wraps(method)
     def alone(self: _PatchedMethods, *args: Any, **kwargs: Any) -> Any:

@@ -47,7 +47,7 @@ def distributed(dataset: Any, group: Group) -> Any:
     def cut(*data: Any) -> Any:
         element = data[0] if len(data) == 1 else data
         begin, end = _part(_rows(tf.nest.flatten(element)[0]), group)
-        return tf.nest.map_structure(lambda leaf: _slice(leaf, begin, end), element)
+        return tf.nest.map_structure(lambda leaf: rows_of(leaf, begin, end), element)
 
     return dataset.map(cut, tf.data.AUTOTUNE, deterministic=True).prefetch(tf.data.AUTOTUNE)
 
@@ -66,14 +66,18 @@ def _rows(leaf: Any) -> Any:
     return tf.shape(leaf, tf.int64)[0] if known is None else known
 
 
-def _slice(leaf: Any, begin: Any, end: Any) -> Any:
+def rows_of(leaf: Any, begin: Any, end: Any) -> Any:
+    """Return rows of a tensor, in memory of their own.
+
+    TensorFlow uses a program's arrays without a copy and may compute in place on a slice of one;
+    `tf.identity` shares the memory.
+    """
     if isinstance(leaf, tf.Tensor):
-        # A copy: TensorFlow uses a program's arrays in place, and may compute in place on a slice
-        # of one.
         return tf.gather(leaf, tf.range(begin, end))
     if not isinstance(leaf, tf.SparseTensor):
         return leaf[begin:end]
     shape = leaf.dense_shape
+    begin, end = tf.cast(begin, tf.int64), tf.cast(end, tf.int64)
     begins = tf.concat([[begin], tf.zeros_like(shape[1:])], axis=0)
     return tf.sparse.slice(leaf, begins, tf.concat([[end - begin], shape[1:]], axis=0))
 

@@ -65,8 +65,8 @@ class Backend(ABC):
         """Return the data of a cut batch after checking that it equals the other ranks'."""
         return data
 
-    def translate_error(self, error: Exception) -> str | None:
-        """Return the message for a failure that a framework has wrapped, or None."""
+    def error_of_step(self) -> Exception | None:
+        """Return the error that this package has raised in a step, and a framework has wrapped."""
         return None
 
     @abstractmethod

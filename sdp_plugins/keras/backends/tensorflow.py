@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
+from sdp_plugins.core import CollectiveMismatchError
 from sdp_plugins.tensorflow.collectives import TensorFlowCollectives
 
 from ..batch_shard import DATA, DIGEST, OTHER_BATCHES, WHOLE, BatchShard, factor_of
@@ -34,6 +34,7 @@ class TensorFlowBackend(Backend):
         self._collectives = TensorFlowCollectives(group)
         self._rank = group.rank
         self._world_size = group.world_size
+        self._error_of_step: CollectiveMismatchError | None = None
 
     step = staticmethod(StatefulStep)
     rows_to_read = staticmethod(rows_to_read)
@@ -92,19 +93,26 @@ class TensorFlowBackend(Backend):
             return data
         mine = tf.one_hot(self._rank, self._world_size, data[DIGEST], tf.zeros_like(data[DIGEST]))
         (digests,) = self._collectives.all_reduce([mine], "sum")
-        is_other, text = tf.not_equal(digests, digests[0]), OTHER_BATCHES.format("a rank")
-        is_same = tf.logical_not(tf.reduce_any(is_other))
-        same = tf.debugging.Assert(is_same, [text, "ranks:", tf.where(is_other)[:, 0]])
-        with tf.control_dependencies([same] if same is not None else []):
+        others = tf.where(tf.not_equal(digests, digests[0]))[:, 0]
+        compared = tf.cond(
+            tf.size(others) > 0,
+            lambda: tf.numpy_function(self._refuse, [others], tf.int64),
+            lambda: others,
+        )
+        with tf.control_dependencies([compared]):
             return {**data, WHOLE: tf.identity(data[WHOLE])}
 
-    def translate_error(self, error: Exception) -> str | None:
-        """Return the message of ``compare``, which the graph's error contains."""
-        text = OTHER_BATCHES.format("a rank")
-        if text not in str(error):
-            return None
-        ranks = re.search(r"\[ranks:\] \[([\d ]+)", str(error))
-        return text if ranks is None else OTHER_BATCHES.format(f"rank {ranks[1]}")
+    def _refuse(self, others: np.ndarray[Any, Any]) -> None:
+        text = OTHER_BATCHES.format(f"rank {others[0]}")
+        self._error_of_step = CollectiveMismatchError(
+            f"{self._collectives.group.error_prefix}{text}", ranks=tuple(others.tolist()), op="fit"
+        )
+        raise self._error_of_step
+
+    def error_of_step(self) -> Exception | None:
+        """Return the error of ``compare``, once."""
+        error, self._error_of_step = self._error_of_step, None
+        return error
 
     def length(self, tensor: Any) -> Any:
         """Return the number of rows: an integer if the shape is known."""

@@ -9,6 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from sdp_plugins.tensorflow.datasets import rows_of
+
 from .. import keras_internals
 from ..batch_shard import DIGEST, mark, rows
 
@@ -20,18 +22,8 @@ def rows_to_read(count: Any, rank: int, world_size: int) -> tuple[Any, Any]:
 
 
 def cut(data: Any, begin: Any, length: Any) -> Any:
-    """Return rows of every tensor of a structure, in memory of their own.
-
-    TensorFlow uses a program's arrays without a copy and may compute in place on a slice of one;
-    `tf.identity` shares the memory.
-    """
-
-    def rows_of(leaf: Any) -> Any:
-        if isinstance(leaf, tf.Tensor):
-            return tf.gather(leaf, tf.range(begin, begin + length))
-        return leaf[begin : begin + length]
-
-    return keras_internals.map_leaves(rows_of, data)
+    """Return rows of every tensor of a structure, in memory of their own."""
+    return keras_internals.map_leaves(lambda leaf: rows_of(leaf, begin, begin + length), data)
 
 
 def cut_dataset(dataset: Any, rank: int, world_size: int) -> Any:
