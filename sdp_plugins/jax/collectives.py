@@ -122,8 +122,3 @@ def after(turn: Any, arrays: Sequence[Any]) -> Any:
     """
     firsts = [jnp.ravel(array)[0].astype(jnp.float32) for array in arrays if array.size]
     return turn + 0.0 * sum(firsts)
-
-
-def first_turn() -> Any:
-    """Return the turn for a step's first call."""
-    return jnp.zeros((), jnp.float32)
