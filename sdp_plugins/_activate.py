@@ -7,7 +7,6 @@ imported; whatever it cannot do is left to an explicit `import sdp_plugins.torch
 from __future__ import annotations
 
 import logging
-from types import ModuleType
 
 STRATEGY_MODULES = (
     "lightning.pytorch.strategies",
@@ -48,14 +47,4 @@ def watch_for_lightning() -> None:
     import wrapt
 
     for name in STRATEGY_MODULES:
-        wrapt.register_post_import_hook(register_strategies, name)
-
-
-def register_strategies(module: ModuleType) -> None:
-    """Register with one of Lightning's strategy modules."""
-    try:
-        from sdp_plugins.lightning.registry import register
-
-        register(module)
-    except Exception:
-        log.debug("strategy 'smddp' was not registered with %s", module.__name__, exc_info=True)
+        wrapt.register_post_import_hook("sdp_plugins.lightning.registry:register", name)

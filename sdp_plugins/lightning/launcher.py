@@ -20,18 +20,14 @@ def watched(launcher: Any) -> Any:
     """`launcher`, or a watching replacement if it starts the script again for each rank."""
     if not hasattr(launcher, "_call_children_scripts"):
         return launcher
-    return watched_class(type(launcher))(
+    bases: Any = (WatchedLaunch, type(launcher))
+    return type("WatchedScriptLauncher", bases, {"__module__": __name__})(
         launcher.cluster_environment, launcher.num_processes, launcher.num_nodes
     )
 
 
-def watched_class(base: type) -> Any:
-    """Make a subclass of the Lightning package's launcher."""
-    return type("WatchedScriptLauncher", (WatchedLaunch, base), {"__module__": __name__})
-
-
 class WatchedLaunch(LightningClass):
-    """A mixin for Lightning's _SubprocessScriptLauncher."""
+    """A mixin for the _SubprocessScriptLauncher of any Lightning package."""
 
     cluster_environment: Any
     procs: list[Popen[bytes]]
