@@ -35,8 +35,8 @@ class CompileError(RuntimeError):
 def build(source: Path, version: str, compiler: Sequence[str], linker: Sequence[str] = ()) -> Path:
     """Compile a source file to a shared library, or take it from the cache.
 
-    Concurrent ranks wait for the first one. Without a compiler, a cached library of another
-    compiler is used, so that images can be prepared.
+    Concurrent ranks wait for the first one. Only compiling needs a compiler, so that images can be
+    prepared.
 
     Args:
         source: C++ that includes a header of ``core/include``; its own headers are in its folder or
@@ -46,7 +46,7 @@ def build(source: Path, version: str, compiler: Sequence[str], linker: Sequence[
         linker: Flags after the source.
 
     Returns:
-        The library, whose name depends on sources, headers, version, flags and compiler.
+        The library, whose name depends on sources, headers, version and flags.
 
     Raises:
         CompileError: There is no compiler, or it failed, or ``SDP_NATIVE_OPS`` is 0.
@@ -55,17 +55,13 @@ def build(source: Path, version: str, compiler: Sequence[str], linker: Sequence[
     if not config.native_ops:
         raise CompileError("SDP_NATIVE_OPS is 0")
     headers = [*sorted(INCLUDE.rglob("*.h")), *sorted(source.parent.rglob("*.h"))]
-    contents = (path.read_text() for path in (source, *headers))
-    name = f"{source.stem}-{_digest(*contents, version, *compiler, *linker)}"
-    wanted = environment().get("CXX") or "g++"
-    found = shutil.which(wanted)
-    if found is None:
-        return _made_before(_cache(config), name, wanted)
-    library = _cache(config) / f"{name}-{_digest(_version(found))[:8]}.so"
-    command = [found, "-O3", "-fPIC", "-shared", f"-I{INCLUDE}", *compiler, str(source), *linker]
+    parts = [*(path.read_text() for path in (source, *headers)), version, *compiler, *linker]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+    library = _cache(config) / f"{source.stem}-{digest}.so"
+    options = ["-O3", "-fPIC", "-shared", f"-I{INCLUDE}", *compiler, str(source), *linker]
     try:
         if not library.exists():
-            _compile_once(command, library)
+            _compile_once([_compiler(), *options], library)
     except OSError as error:  # the cache is not writable
         raise CompileError(
             f"{source.name}: {error}. Hint: set SDP_CACHE to another folder"
@@ -108,20 +104,12 @@ def _cache(config: Config) -> Path:
     return Path(base) / "sdp_plugins"
 
 
-def _made_before(cache: Path, name: str, compiler: str) -> Path:
-    for library in sorted(cache.glob(f"{name}-*.so")):
-        return library
-    raise CompileError(f"there is no compiler {compiler}. Hint: install g++, or set CXX")
-
-
-def _version(compiler: str) -> str:
-    return subprocess.run(
-        [compiler, "--version"], capture_output=True, text=True, timeout=60, check=False
-    ).stdout
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
+def _compiler() -> str:
+    wanted = environment().get("CXX") or "g++"
+    found = shutil.which(wanted)
+    if found is None:
+        raise CompileError(f"there is no compiler {wanted}. Hint: install g++, or set CXX")
+    return found
 
 
 def _compile_once(command: Sequence[str], library: Path) -> None:

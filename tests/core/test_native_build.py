@@ -84,7 +84,6 @@ from sdp_plugins.core import native_build
 native_build.compile_ahead("some.plugin", lambda: native_build.build(Path({source!r}), "1.0", []))
 """
 SLOW = """#!/bin/sh
-[ "$1" = --version ] && exit
 touch "{started}"
 exec sleep 1000
 """
