@@ -117,18 +117,13 @@ class Shards(keras_internals.DataAdapter):
         dataset = self._source.get_tf_dataset()
         return context.backend.cut_dataset(dataset, context.rank, context.world_size)
 
+    # Whatever else Keras asks an adapter is asked of the source.
     num_batches = property(attrgetter("_source.num_batches"))
     batch_size = property(attrgetter("_source.batch_size"))
     has_partial_batch = property(attrgetter("_source.has_partial_batch"))
     partial_batch_size = property(attrgetter("_source.partial_batch_size"))
-
-    def on_epoch_begin(self) -> None:
-        """Notify the source."""
-        self._source.on_epoch_begin()
-
-    def on_epoch_end(self) -> None:
-        """Notify the source."""
-        self._source.on_epoch_end()
+    on_epoch_begin = property(attrgetter("_source.on_epoch_begin"))
+    on_epoch_end = property(attrgetter("_source.on_epoch_end"))
 
 
 class InOneOrder(keras.utils.PyDataset):  # type: ignore[misc]
@@ -148,10 +143,7 @@ class InOneOrder(keras.utils.PyDataset):  # type: ignore[misc]
         return self._source[self._order[index]]
 
     num_batches = property(attrgetter("_source.num_batches"))
-
-    def on_epoch_begin(self) -> None:
-        """Notify the source."""
-        self._source.on_epoch_begin()
+    on_epoch_begin = property(attrgetter("_source.on_epoch_begin"))
 
     def on_epoch_end(self) -> None:
         """Notify the source, and draw the next order."""

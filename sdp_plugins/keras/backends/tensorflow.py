@@ -126,10 +126,6 @@ class TensorFlowBackend(Backend):
         """Return elements; Keras' conversion would copy the variable."""
         return np.ravel(np.asarray(variable.value.read_value()))[part]
 
-    def from_numpy(self, array: np.ndarray[Any, Any]) -> Any:
-        """Convert an array to a tensor."""
-        return tf.convert_to_tensor(array)
-
     def batches(self, adapter: Any) -> Any:
         """Return a ``tf.data.Dataset``."""
         return adapter.get_tf_dataset()
