@@ -36,6 +36,8 @@ class DType(Enum):
     native: _native.DType
     itemsize: int
 
+    __hash__ = object.__hash__  # that of Enum is a Python function
+
     def __init__(self, name: str) -> None:
         # Plain attributes, not properties: they are read on the latency path.
         self.native = getattr(_native.DType, name)
