@@ -10,15 +10,19 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from types import TracebackType
 from typing import Any
 
 from .config import take_error_file
 from .errors import NO_SEQ, SdpError, quoted
 
+VARIABLE = "SDP_ERROR_FILE"
 _MOST_LINES = 400
+_LONGEST = 1 << 20
+_LOSSES = ("peer_lost", "aborted")
 
 
 def write_uncaught() -> None:
@@ -41,26 +45,94 @@ def write_uncaught() -> None:
     sys.excepthook = hook
 
 
-def described(error: BaseException) -> dict[str, Any]:
-    """An exception as fields; those of an `SdpError` if one is among its causes."""
-    found = _sdp_error(error)
-    lines = "".join(traceback.format_exception(error)).splitlines()
-    return {
-        "type": type(error).__name__,
-        "text": str(error),
-        "kind": "exception" if found is None else found.kind,
-        "op": getattr(found, "op", ""),
-        "seq": getattr(found, "seq", NO_SEQ),
-        "elapsed_s": getattr(found, "elapsed_s", 0.0),
-        "ranks": [*getattr(found, "global_ranks", ())],
-        "origin_rank": getattr(found, "global_origin_rank", None),
-        "is_repeat": getattr(found, "is_repeat", False),
-        "traceback": lines[-_MOST_LINES:],
-    }
+@dataclass(frozen=True)
+class RankError:
+    """The exception that ended a rank.
+
+    Attributes:
+        kind: `exception`, or the kind of an `SdpError`.
+        ranks: The blamed ranks, by their numbers in the job.
+        origin_rank: The rank that detected the failure first; None if unknown.
+        op: The operation; empty outside of one.
+        seq: The operation's sequence number.
+        elapsed_s: Seconds that the rank spent in the operation.
+        traceback: Lines of the traceback.
+    """
+
+    kind: str = "exception"
+    ranks: tuple[int, ...] = ()
+    origin_rank: int | None = None
+    op: str = ""
+    seq: int = NO_SEQ
+    elapsed_s: float = 0.0
+    traceback: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, error: BaseException) -> RankError:
+        """Describe an exception, by the fields of an `SdpError` if one is among its causes."""
+        lines = "".join(traceback.format_exception(error)).splitlines()[-_MOST_LINES:]
+        found = _sdp_error(error)
+        if found is None:
+            return cls(traceback=lines)
+        ranks, origin = found.global_ranks, found.global_origin_rank
+        return cls(found.kind, ranks, origin, found.op, found.seq, found.elapsed_s, lines)
+
+    @classmethod
+    def parse(cls, data: Mapping[str, Any] | None) -> RankError | None:
+        """Parse the fields that a rank has written; None if there are none, or invalid ones."""
+        if not data:
+            return None
+        try:
+            origin = data.get("origin_rank")
+            return cls(
+                str(data["kind"]),
+                tuple(map(int, data["ranks"])),
+                None if origin is None else int(origin),
+                str(data["op"]),
+                int(data["seq"]),
+                float(data["elapsed_s"]),
+                [str(line) for line in data["traceback"]],
+            )
+        except (KeyError, TypeError, ValueError):
+            return None
+
+    @property
+    def is_loss(self) -> bool:
+        """Whether the rank failed because it lost another."""
+        return self.kind in _LOSSES
+
+    @property
+    def blames(self) -> list[int]:
+        """The ranks that may be the cause, the most likely one last."""
+        return [*self.ranks, *([] if self.origin_rank is None else [self.origin_rank])]
+
+
+class ErrorFile:
+    """A rank's error file, made by its launcher; a memfd, so that it ends with the launcher."""
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("sdp-error", os.MFD_CLOEXEC)
+
+    @property
+    def path(self) -> str:
+        """Path by which the rank opens the file."""
+        return f"/proc/{os.getpid()}/fd/{self._fd}"
+
+    def read(self) -> dict[str, Any] | None:
+        """The JSON object that the rank has written; None if there is none."""
+        try:
+            data = json.loads(os.pread(self._fd, _LONGEST, 0) or "null")
+        except (OSError, ValueError, RecursionError):
+            return None
+        return data if isinstance(data, dict) else None
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._fd)
 
 
 def _write(path: str, error: BaseException) -> None:
-    text = json.dumps({"pid": os.getpid(), **described(error)})
+    text = json.dumps(asdict(RankError.of(error)))
     with open(path, "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from sdp_plugins.launch.error_file import RankError
+from sdp_plugins.core.error_file import RankError
 
 LAST_LINES = 20
 LONGEST = 80

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from sdp_plugins.launch.error_file import VARIABLE, ErrorFile, RankError, parsed
+from sdp_plugins.core.error_file import VARIABLE, ErrorFile, RankError
 
 PR_SET_PDEATHSIG = 1
 
@@ -69,7 +69,7 @@ class RankProcess:
 
     def error(self) -> RankError | None:
         """The exception that ended it; None if it reported none."""
-        return parsed(self.error_file.read())
+        return RankError.parse(self.error_file.read())
 
     def send(self, number: int) -> None:
         """Send a signal; SIGINT also goes to the rank's children, as from a terminal."""

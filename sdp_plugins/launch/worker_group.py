@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from sdp_plugins.launch.error_file import RankError
+from sdp_plugins.core.error_file import RankError
 from sdp_plugins.launch.event_loop import EventLoop
 from sdp_plugins.launch.output import OutputStream
 

@@ -6,13 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 from sdp_plugins.core import CollectiveTimeoutError, Group, PeerLostError
-from sdp_plugins.core.error_file import described
-from sdp_plugins.launch.error_file import ErrorFile, parsed
+from sdp_plugins.core.error_file import ErrorFile, RankError
 from tests.ranks import HANG_S
 
 
@@ -58,11 +58,13 @@ def in_handler(inner: BaseException, outer: Exception) -> Exception:
     ],
 )
 def test_kinds(error: BaseException, kind: str) -> None:
-    assert described(error)["kind"] == kind
+    assert RankError.of(error).kind == kind
 
 
 def test_fields() -> None:
-    told = parsed(json.loads(json.dumps(described(in_handler(lost(), KeyError(1))))))
+    told = RankError.parse(
+        json.loads(json.dumps(asdict(RankError.of(in_handler(lost(), KeyError(1))))))
+    )
     assert told is not None and told.is_loss
     assert (told.ranks, told.op, told.seq) == ((1,), "all_reduce", 7)
     assert "PeerLostError: rank 1 ended" in "\n".join(told.traceback)
@@ -74,16 +76,18 @@ def test_fields_of_an_error_that_has_passed_through_cpp() -> None:
         group.abort("no reason")
         failure = group.failure
         assert isinstance(failure, PeerLostError)
-        known = described(RuntimeError(f"PeerLostError: {failure}\n\nAt:\n  a frame"))
-        assert (known["kind"], known["ranks"], known["origin_rank"]) == ("aborted", [0], 0)
-        other = described(RuntimeError("PeerLostError: [rank 0/2] something else"))
-        assert (other["kind"], other["ranks"]) == ("exception", [])
-    assert described(RuntimeError(f"PeerLostError: {failure}"))["ranks"] == [0]  # closed
+        known = RankError.of(RuntimeError(f"PeerLostError: {failure}\n\nAt:\n  a frame"))
+        assert (known.kind, known.ranks, known.origin_rank) == ("aborted", (0,), 0)
+        other = RankError.of(RuntimeError("PeerLostError: [rank 0/2] something else"))
+        assert (other.kind, other.ranks) == ("exception", ())
+    assert RankError.of(RuntimeError(f"PeerLostError: {failure}")).ranks == (0,)  # closed
 
 
-@pytest.mark.parametrize("data", [None, {}, {"kind": "x"}, {**described(lost()), "ranks": ["a"]}])
+@pytest.mark.parametrize(
+    "data", [None, {}, {"kind": "x"}, {**asdict(RankError.of(lost())), "ranks": ["a"]}]
+)
 def test_what_is_no_error_is_none(data: dict[str, Any] | None) -> None:
-    assert parsed(data) is None
+    assert RankError.parse(data) is None
 
 
 SCRIPT = """
@@ -113,7 +117,7 @@ def test_an_uncaught_exception_is_written(ending: str, last: str) -> None:
             text=True,
             timeout=HANG_S,
         )
-        told = parsed(file.read())
+        told = RankError.parse(file.read())
     finally:
         file.close()
     assert "OSError: a child" in done.stderr

@@ -12,7 +12,7 @@ from contextlib import closing
 
 import pytest
 
-from sdp_plugins.launch.error_file import RankError
+from sdp_plugins.core.error_file import RankError
 from sdp_plugins.launch.event_loop import EventLoop
 from sdp_plugins.launch.output import BACKLOG_LIMIT, LONGEST_UNFINISHED, OutputStream, Sink, sinks
 from sdp_plugins.launch.report import (

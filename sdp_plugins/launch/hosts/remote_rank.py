@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from sdp_plugins.launch.error_file import RankError, parsed
+from sdp_plugins.core.error_file import RankError
 from sdp_plugins.launch.hosts import messages
 from sdp_plugins.launch.output import CHUNK
 from sdp_plugins.launch.worker_group import RankOutput
@@ -76,7 +76,7 @@ class RemoteRank:
             self.pid = int(messages.read_json(body)["pid"])
         elif kind == messages.EXIT:
             told = messages.read_json(body)
-            self.code, self._error = int(told["code"]), parsed(told["error"])
+            self.code, self._error = int(told["code"]), RankError.parse(told["error"])
 
     def held_back(self) -> bool:
         """Whether it must wait for the reader of the launcher's output."""
