@@ -17,6 +17,7 @@ from sdp_plugins.core.internode.posted import (
     PostedReceive,
     UnexpectedMessage,
 )
+from sdp_plugins.core.trace_event import NBYTES
 
 
 def matching_of(*remote: int) -> SpanningMatching:
@@ -26,11 +27,11 @@ def matching_of(*remote: int) -> SpanningMatching:
 
 
 def receive(source: int, tag: int, *, served_here: bool = False) -> Any:
-    request = SimpleNamespace(peer=source, tag=tag)
-    operation: Any = SimpleNamespace(request=request, end=mock.Mock())
+    request = SimpleNamespace(peer=source, tag=tag, trace_event=lambda: bytes(NBYTES))
+    context = SimpleNamespace(native=mock.Mock())
+    operation: Any = SimpleNamespace(request=request, seq=1, context=context, end=mock.Mock())
     if source != ANY:
-        return PostedReceive(operation, mock.Mock(), mock.Mock())
-    operation.context = SimpleNamespace(native=mock.Mock())
+        return PostedReceive(operation, mock.Mock())
     operation.context.native.take_back.return_value = None
     work = mock.Mock()
     work.completed.return_value = served_here

@@ -8,7 +8,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 
 from .. import _native
 from ..errors import SdpError, name_error
@@ -18,10 +17,10 @@ from .agreement import agree
 from .all_reduce import all_reduce
 from .context import GroupContext
 from .failure_message import FailureMessage, native_failure
+from .issued import IssuedOperation
 from .leaked import abandon
 from .operation import SpanningOperation
 from .reduce_scatter import reduce_scatter
-from .traced import Track
 
 Op = _native.Op
 PROGRAMS: dict[_native.Op, Callable[[SpanningOperation], None]] = {
@@ -39,21 +38,6 @@ END_LIMIT_S = 5.0
 MOST_KEPT_NBYTES = 256 * 2**20
 
 
-@dataclass(eq=False)
-class Task:
-    """An operation in the queue.
-
-    Attributes:
-        operation: The operation.
-        work: The caller's handle.
-        track: Its record.
-    """
-
-    operation: SpanningOperation
-    work: _native.Work
-    track: Track
-
-
 class SpanningEngine:
     """Runs the collectives in a thread of its own, which starts with the first operation.
 
@@ -65,7 +49,7 @@ class SpanningEngine:
 
     def __init__(self, context: GroupContext) -> None:
         self._context = context
-        self._queue: deque[Task] = deque()
+        self._queue: deque[IssuedOperation] = deque()
         self._changed = threading.Condition(threading.RLock())
         self._thread: threading.Thread | None = None
         self._stopping = False
@@ -84,18 +68,16 @@ class SpanningEngine:
 
     def submit(self, request: _native.Request) -> _native.Work:
         """Queue an operation."""
-        work = _native.Work()
         with self._changed:
             if self._stopping:
                 raise self._context.closed_error()
             self._start()
             self._issued += 1
-            track = Track(self._context, request, self._issued)
-            operation = SpanningOperation(self._context, request, self._issued)
-            request.work = work
-            self._queue.append(Task(operation, work, track))
+            task = IssuedOperation(SpanningOperation(self._context, request, self._issued))
+            request.work = task.work
+            self._queue.append(task)
             self._changed.notify()
-        return work
+        return task.work
 
     def send_failure(self, message: FailureMessage) -> None:
         """Have the engine's thread, which may use the network, send a message to other nodes."""
@@ -140,38 +122,33 @@ class SpanningEngine:
                 self._run_or_fail(task)
                 task = None  # its memory is the caller's
 
-    def _run_or_fail(self, task: Task) -> None:
+    def _run_or_fail(self, task: IssuedOperation) -> None:
         known = self._failure or self._context.native.failure()
         if isinstance(known, SdpError):
-            self._end(task, known)
+            task.fail(known)
             return
         try:
             self._run(task)
         except BaseException as error:
             self._fail_task(task, error)
 
-    def _fail_task(self, task: Task, error: BaseException) -> None:
+    def _fail_task(self, task: IssuedOperation, error: BaseException) -> None:
         """Fail the group and a task, from a frame that is not in the error's traceback."""
         failure = self.fail(task.operation, error)  # tells the other ranks first
         # The traceback holds the memory of the steps that failed.
         memory = (*self._context.pools.values(), task.operation, error)
         self.abandoned = abandon(task.operation, *memory) or self.abandoned
-        self._end(task, failure)
+        task.fail(failure)
 
-    def _run(self, task: Task) -> None:
+    def _run(self, task: IssuedOperation) -> None:
         operation = task.operation
-        task.track.start()
+        task.start()
         agree(operation)
         PROGRAMS[operation.request.op](operation)
         operation.end()
         self._context.last_completed = operation.signature
-        task.track.end(task.work)
-        task.work.finish()
+        task.finish()
         self._context.trim(MOST_KEPT_NBYTES)
-
-    def _end(self, task: Task, failure: SdpError) -> None:
-        task.track.end(task.work, failure)
-        task.work.fail(native_failure(failure, group=self._context.native.token))
 
     def fail(self, operation: SpanningOperation, error: BaseException) -> SdpError:
         """Fail the group on all nodes; returns the error for the operation's caller.

@@ -9,12 +9,12 @@ from typing import Any
 from .. import _native
 from ..errors import SdpError
 from .context import GroupContext
+from .issued import IssuedOperation
 from .matching import SpanningMatching
 from .operation import SpanningOperation
-from .posted import ANY, Posted, PostedAnyReceive, PostedReceive, UnexpectedMessage
+from .posted import ANY, PostedAnyReceive, PostedReceive, UnexpectedMessage
 from .receiver import Receiver
 from .sender import Sender
-from .traced import Track
 from .transport import Channel, Stream
 
 
@@ -41,18 +41,18 @@ class Messages:
         """Queue a send."""
         with self._matching.lock:
             operation = self._operation(request)
-            work = _native.Work()
             sender = self._sender(request.peer)
             operation.use(sender.channel)
-            request.work = work
-            sender.post(Posted(operation, work, Track(self._context, request, operation.seq)))
-        return work
+            post = IssuedOperation(operation)
+            request.work = post.work
+            sender.post(post)
+        return post.work
 
     def receive(self, request: _native.Request) -> _native.Work:
         """Post a receive; one from any rank is posted within this node as well."""
         with self._matching.lock:
             operation = self._operation(request)
-            post = self._from_any(operation) if request.peer == ANY else self._from_one(operation)
+            post = self._from_any(operation) if request.peer == ANY else PostedReceive(operation)
             request.work = post.work
             message = self._matching.add(post)
             for peer in self._context.remote_ranks if request.peer == ANY else (request.peer,):
@@ -74,11 +74,6 @@ class Messages:
             raise self._context.closed_error()
         self._seq += 1
         return SpanningOperation(self._context, request, self._seq)
-
-    def _from_one(self, operation: SpanningOperation) -> PostedReceive:
-        return PostedReceive(
-            operation, _native.Work(), Track(self._context, operation.request, operation.seq)
-        )
 
     def _from_any(self, operation: SpanningOperation) -> PostedAnyReceive:
         operation.request.seq = operation.seq

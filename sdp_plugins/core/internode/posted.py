@@ -1,19 +1,16 @@
-"""Pending sends and receives between nodes."""
+"""Receives from other nodes that are posted, and messages that are not expected yet."""
 
 from __future__ import annotations
 
 import ctypes
 import struct
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from .. import _native
 from ..errors import CollectiveMismatchError, SdpError
-from .failure_message import native_failure
-from .operation import SpanningOperation
-from .traced import Track
+from .issued import IssuedOperation
 
 _ENVELOPE = struct.Struct("<QII")
 ANY = -1
@@ -45,27 +42,7 @@ class Envelope:
         return cls(*_ENVELOPE.unpack(data))
 
 
-@dataclass(eq=False)
-class Posted:
-    """A send or a receive that is queued or running."""
-
-    operation: SpanningOperation
-    work: _native.Work
-    track: Track
-
-    def finish(self, source: int = -1) -> None:
-        """Complete it; `source` is the rank that has sent, for a receive."""
-        self.track.end(self.work, source=source)
-        self.work.finish(source)
-
-    def fail(self, failure: SdpError) -> None:
-        """Fail it, because it or one before it has failed."""
-        self.track.end(self.work, failure)
-        token = self.operation.context.native.token
-        self.work.fail(native_failure(failure, group=token))
-
-
-class PostedReceive(Posted):
+class PostedReceive(IssuedOperation):
     """A receive from one rank of another node."""
 
     @property
@@ -88,7 +65,7 @@ class PostedReceive(Posted):
 
     def fail(self, failure: SdpError) -> None:
         """Fail it; a receive that never began has waited since its call."""
-        self.track.started_ns = self.track.started_ns or self.track.issued_ns
+        self.started_ns = self.started_ns or self.issued_ns
         super().fail(failure)
 
     def begin(self, source: int, envelope: Envelope) -> None:
@@ -97,7 +74,7 @@ class PostedReceive(Posted):
         Raises:
             CollectiveMismatchError: The message has another size or type.
         """
-        self.track.start()
+        self.start()
         self._check(source, envelope)
 
     @property
@@ -124,9 +101,10 @@ class PostedAnyReceive(PostedReceive):
     first.
     """
 
-    track: Track = field(init=False)
-    issued_ns: int = field(default_factory=time.monotonic_ns)
     _claimed: bool = False
+
+    def __post_init__(self) -> None:
+        """Nothing yet: the native core records it until ``claim``."""
 
     @property
     def ended(self) -> bool:
@@ -136,14 +114,11 @@ class PostedAnyReceive(PostedReceive):
     def claim(self) -> bool:
         """Take it back from the native core; False: a rank of this node has begun to serve it."""
         if not self._claimed:
-            context, operation = self.operation.context, self.operation
-            ticket = context.native.take_back(self.work)
+            ticket = self.operation.context.native.take_back(self.work)
             if ticket is None:
                 return False
-            self._claimed = True
-            self.track = Track(
-                context, operation.request, operation.seq, self.issued_ns, ticket=ticket
-            )
+            self._claimed, self.ticket = True, ticket
+            self._show(self._event())
         return True
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from .. import _native
 from ..errors import SdpError
+from .issued import IssuedOperation
 from .leaked import abandon
 from .operation import SpanningOperation
-from .posted import Envelope, Posted
+from .posted import Envelope
 from .transport import Channel
 
 
@@ -33,14 +34,14 @@ class Sender:
         self.channel = channel
         self._name = f"sdp-send-{peer}"
         self._fail = fail
-        self._posts: deque[Posted] = deque()
+        self._posts: deque[IssuedOperation] = deque()
         self._changed = threading.Condition()
         self.thread: threading.Thread | None = None
         self._stopping = False
         self.abandoned = False
         """Whether messages were in flight when one failed."""
 
-    def post(self, post: Posted) -> None:
+    def post(self, post: IssuedOperation) -> None:
         """Queue a send."""
         with self._changed:
             if self._stopping:
@@ -64,15 +65,15 @@ class Sender:
             if failure is not None:
                 post.fail(failure)
 
-    def _next(self) -> Posted | None:
+    def _next(self) -> IssuedOperation | None:
         with self._changed:
             while not self._posts and not self._stopping:
                 self._changed.wait()
             return self._posts.popleft() if self._posts else None
 
-    def _failure_of(self, post: Posted) -> SdpError | None:
+    def _failure_of(self, post: IssuedOperation) -> SdpError | None:
         """Carry out a send; returns its failure, if it fails."""
-        post.track.start()
+        post.start()
         try:
             self._send(post)
             post.operation.end()
@@ -80,12 +81,12 @@ class Sender:
             return self._fail_post(post, error)
         return None
 
-    def _fail_post(self, post: Posted, error: BaseException) -> SdpError:
+    def _fail_post(self, post: IssuedOperation, error: BaseException) -> SdpError:
         failure = self._fail(post.operation, error)
         self.abandoned = abandon(post.operation, error)  # its frames hold the envelope
         return failure
 
-    def _send(self, post: Posted) -> None:
+    def _send(self, post: IssuedOperation) -> None:
         operation, ((address, count),) = post.operation, post.operation.request.sends
         nbytes, request = count * operation.itemsize, operation.request
         head = Envelope(nbytes, int(request.dtype), request.tag).pack()
