@@ -79,15 +79,6 @@ class Nodes:
         ranks = self.members[node]
         return ranks[self.index_of(rank) % len(ranks)]
 
-    @cached_property
-    def keep_the_tree(self) -> bool:
-        """Whether sums by node and then over nodes follow the same tree as over all ranks.
-
-        They do if each node has the same power of two of consecutive ranks, and in few other cases.
-        """
-        by_nodes = tree([tree(ranks) for ranks in self.members])
-        return by_nodes == tree(range(self.world_size))
-
     def global_rank(self, rank: int) -> int:
         """What messages call a rank."""
         return rank if self.global_ranks is None else self.global_ranks[rank]

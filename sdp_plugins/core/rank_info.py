@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from . import _native
-from .rank_names import RankNames
+from .rank_names import RankNames, to_runs
 
 MOST_CHARS = 200  # of a name in a segment
 _MOST_MEMBERS_CHARS = 120  # of the 248 bytes for a Forming; the rest is for the name
@@ -105,17 +105,6 @@ def group_token(announcements: Iterable[bytes]) -> int:
     """A group's token, a hash of its ranks' announcements."""
     digest = hashlib.sha256(b"".join(announcements)).digest()
     return int.from_bytes(digest[:7], "little") + 1  # fits JSON's numbers, and is not 0
-
-
-def to_runs(members: Sequence[int]) -> list[list[int]]:
-    """Ranks as runs of consecutive numbers, each its first rank and its length."""
-    found: list[list[int]] = []
-    for rank in members:
-        if found and rank == sum(found[-1]):
-            found[-1][1] += 1
-        else:
-            found.append([rank, 1])
-    return found
 
 
 def pid_namespace() -> int:

@@ -18,14 +18,22 @@ def printable(text: str, most: int) -> str:
 def name_ranks(ranks: Iterable[int]) -> str:
     """Write ranks for a message, runs of three and more as a range: ``ranks 1, 4-6``."""
     ordered = sorted(set(ranks))
-    runs: list[list[int]] = []
-    for rank in ordered:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    parts = [f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    parts: list[str] = []
+    for first, count in to_runs(ordered):
+        run = range(first, first + count)
+        parts += [f"{run[0]}-{run[-1]}"] if count > 2 else map(str, run)
     return f"{'rank' if len(ordered) == 1 else 'ranks'} {', '.join(parts) or '(none)'}"
+
+
+def to_runs(ranks: Iterable[int]) -> list[list[int]]:
+    """Ranks as runs of consecutive numbers, each its first rank and its length."""
+    found: list[list[int]] = []
+    for rank in ranks:
+        if found and rank == sum(found[-1]):
+            found[-1][1] += 1
+        else:
+            found.append([rank, 1])
+    return found
 
 
 @dataclass(frozen=True)
@@ -68,8 +76,7 @@ class RankNames:
         """How a rank's messages begin: ``[rank 3/8] ``, or the like of other groups."""
         if self._is_job:
             return f"[rank {rank}/{self.world_size}] "
-        # What stands in brackets is cut off where others repeat the message.
-        name = printable(self.group, _MOST_CHARS).replace("]", ")")
+        name = printable(self.group, _MOST_CHARS)
         if self.global_ranks is None:
             return f"[rank {rank}/{self.world_size} in group {name}] "
         members = self.members

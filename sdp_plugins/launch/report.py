@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from sdp_plugins.core.error_file import RankError
+from sdp_plugins.core.rank_names import name_ranks
 
 LAST_LINES = 20
 LONGEST = 80
-MOST_LISTED = 8
 TRACEBACK = "Traceback (most recent call last):"
 IGNORED = "Exception ignored "
 CHAINED = re.compile(
@@ -135,13 +135,6 @@ def blamed(failures: Mapping[int, FailedRank]) -> int:
     return min([*reversed(named), *failures], key=lambda rank: failures[rank].kind)
 
 
-def listed(ranks: Sequence[int]) -> str:
-    """Format ranks: the first ones, and the number of the others."""
-    shown = ", ".join(map(str, ranks[:MOST_LISTED]))
-    more = len(ranks) - MOST_LISTED
-    return f"{shown} and {more} more" if more > 0 else shown
-
-
 def described(
     program: str, rank: int, where: str, failure: FailedRank, ended: Sequence[int] = ()
 ) -> str:
@@ -158,11 +151,11 @@ def described(
     if failure.absent and failure.error:
         op = f" at {failure.error.op} #{failure.error.seq}" if failure.error.seq >= 0 else ""
         how = (
-            f"{program}: rank {listed(failure.absent)} did not arrive{op} in "
+            f"{program}: {name_ranks(failure.absent)} did not arrive{op} in "
             f"{failure.error.elapsed_s:.3g} s; rank {rank} ({where}) waited and "
             f"failed: {how_it_ended(failure.code)}"
         )
-    how += f", after rank {listed(ended)} had ended without an error." if ended else "."
+    how += f", after {name_ranks(ended)} had ended without an error." if ended else "."
     lines, text = failure.lines, HINTS.get(killed_by(failure.code), "")
     head = how + (" The end of its stderr:" if lines else " It wrote nothing to stderr.")
     return "\n".join(["", head, *lines, *([text] if text else [])])

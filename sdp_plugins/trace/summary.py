@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from statistics import median
 
+from sdp_plugins.core.rank_names import name_ranks
 from sdp_plugins.trace.compare import Verdicts, absentees
 from sdp_plugins.trace.folder import Json
 from sdp_plugins.trace.rank_trace import RankTrace
@@ -81,8 +82,8 @@ def _absences(traces: list[RankTrace], verdicts: Verdicts) -> list[str]:
 def _notes(about: Json) -> list[str]:
     notes = [f"rank {rank}: {why}" for rank, by in about["failures"].items() for why in by.values()]
     if about["ranks_without_a_trace"]:
-        ranks = ", ".join(map(str, about["ranks_without_a_trace"]))
-        notes.append(f"no trace of rank {ranks}: killed, or without SDP_TRACE")
+        ranks = name_ranks(about["ranks_without_a_trace"])
+        notes.append(f"no trace of {ranks}: killed, or without SDP_TRACE")
     for rank, groups in about["dropped"].items():
         notes += [f"rank {rank}: {n} earlier operations of {g} dropped" for g, n in groups.items()]
     for clock, offset in about["clocks"].items():

@@ -187,7 +187,7 @@ def begin_messages(rank: int, world: int) -> list[str]:
 def test_errors_tell_which_group(rank_pool: Pool) -> None:
     """All ranks are called by their numbers in the job."""
     swapped = "in group default/1,0 (ranks 0, 1)"
-    pair = "in group pair [b) (ranks 1, 3)"
+    pair = "in group pair [b] (ranks 1, 3)"
     twin = "in group twin (ranks 0-3)"
     assert rank_pool(4).run(begin_messages) == [
         [f"[rank 0 {swapped}] ", f"[rank 0 {twin}] ", "[rank 0/4] "],

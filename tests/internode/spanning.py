@@ -12,6 +12,7 @@ import torch.distributed as dist
 from sdp_plugins.core import Group
 from sdp_plugins.core.internode import algorithm_choice
 from sdp_plugins.core.internode.plan import Plan
+from sdp_plugins.core.nodes import Nodes, tree
 from sdp_plugins.core.rendezvous import announcement
 from sdp_plugins.torch.gloo_network import GlooNetwork
 from sdp_plugins.torch.store import TorchStore
@@ -35,6 +36,14 @@ LAYOUTS_OF_PLANS = {
     "8x1": (0, 1, 2, 3, 4, 5, 6, 7),
     "4x2": (0, 0, 1, 1, 2, 2, 3, 3),
 }
+
+
+def keep_the_tree(nodes: Nodes) -> bool:
+    """Whether sums by node and then over nodes follow the same tree as over all ranks.
+
+    They do if each node has the same power of two of consecutive ranks, and in few other cases.
+    """
+    return tree([tree(ranks) for ranks in nodes.members]) == tree(range(nodes.world_size))
 
 
 @contextmanager

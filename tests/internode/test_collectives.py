@@ -25,7 +25,7 @@ from tests.core.values import (
     values,
     widen,
 )
-from tests.internode.spanning import LAYOUTS, meet, on_node, spanning_group
+from tests.internode.spanning import LAYOUTS, keep_the_tree, meet, on_node, spanning_group
 from tests.ranks import Pool
 
 SMALL, LARGE = (0, 1, 1000), (40_961, 2**20 + 3)
@@ -55,10 +55,10 @@ def reduce_all(rank: int, world: int, layout: str, root: str, dtype: str, count:
     ops = REDUCTIONS[dtype] if count < 2**20 else ("sum",)
     for op in ops:
         inputs = [values(dtype, count, r) for r in range(world)]
-        keep_tree = group.nodes.keep_the_tree
-        if not keep_tree and op not in ("sum", "min", "max", "band", "bor", "bxor"):
+        keeps_tree = keep_the_tree(group.nodes)
+        if not keeps_tree and op not in ("sum", "min", "max", "band", "bor", "bxor"):
             continue
-        expected = (reduced if keep_tree else partial(by_nodes, group))(inputs, dtype, op)
+        expected = (reduced if keeps_tree else partial(by_nodes, group))(inputs, dtype, op)
         how = ReduceOp.premul_sum(FACTORS[rank]) if op == "premul_sum" else op
         data = inputs[rank].copy()
         group.all_reduce(as_input(data, dtype), how)

@@ -9,6 +9,7 @@ import pytest
 from sdp_plugins.core.internode.broadcast import route
 from sdp_plugins.core.internode.plan import ALIGN_ELEMS, shard
 from sdp_plugins.core.nodes import Nodes
+from tests.internode.spanning import keep_the_tree
 
 
 def of(*nodes: int) -> Nodes:
@@ -47,7 +48,7 @@ def test_ranks_are_put_by_node() -> None:
     ],
 )
 def test_which_layouts_keep_the_tree(nodes: tuple[int, ...], keep: bool) -> None:
-    assert of(*nodes).keep_the_tree is keep
+    assert keep_the_tree(of(*nodes)) is keep
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 4, 7, 16])
