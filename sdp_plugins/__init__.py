@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 
 def _observers(config: Config) -> Iterator[GroupObserver]:
     """What observes the groups: the core cannot know, because this stands above it."""
-    from sdp_plugins.flight.recorder import flight_recorder
+    from sdp_plugins.flight.flight_recorder import flight_recorder
 
     yield flight_recorder
     if config.trace is not None:

@@ -75,7 +75,7 @@ ENVIRONMENT = {
     "core/environment.py": "hands it to those who take it apart",
     "torch/mpi_environment.py": "sets torchrun's variables for mpirun's ranks",
     "launch/cli.py": "prepares the ranks' environment",
-    "launch/hosts/plan.py": "prepares the ranks' environment",
+    "launch/hosts/host_job.py": "prepares the ranks' environment",
     "launch/hosts/agent.py": "completes that of the rank which it starts",
     "launch/smddprun.py": "completes that of the command which it becomes",
     "sagemaker/process.py": "prepares the ranks' environment",
@@ -91,7 +91,7 @@ ENVIRONMENT = {
 MODULE_STATE = {
     "core/errors.py: _recent": "C++ frameworks keep only the text of an exception",
     "core/open_groups.py: open_groups": "a signal, and a report of who waits, are the process's",
-    "flight/recorder.py: flight_recorder": "observes all groups of the process",
+    "flight/flight_recorder.py: flight_recorder": "observes all groups of the process",
     "trace/recorder.py: trace_recorder": "a timeline is the process's",
     "core/internode/leaked.py: _leaked": "memory that MPI may still write must outlive its group",
     "core/internode/spanning_group.py: _open": "groups that are open when MPI is finalised",

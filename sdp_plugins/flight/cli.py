@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sdp_plugins.flight import chrome, report_file
+from sdp_plugins.flight import report_file, timeline
 from sdp_plugins.flight.jobs import Job, find_jobs, match_jobs
 from sdp_plugins.flight.segments import read_segments
 from sdp_plugins.flight.table import table
@@ -72,7 +72,7 @@ def _write(job: Job, options: argparse.Namespace) -> None:
     if options.json:
         options.json.write_text(report_file.text_of(job.snapshots))
     if options.chrome:
-        chrome.write(options.chrome, job.snapshots)
+        timeline.write(options.chrome, job.snapshots)
 
 
 def _chosen(words: Sequence[str]) -> Job:

@@ -11,7 +11,7 @@ import typer
 
 from sdp_plugins import __version__
 from sdp_plugins.launch.hosts import LaunchError
-from sdp_plugins.launch.hosts.plan import HostJob, planned
+from sdp_plugins.launch.hosts.host_job import HostJob, planned
 from sdp_plugins.launch.hosts.remote_ranks import RemoteRanks
 from sdp_plugins.launch.local_ranks import LocalRanks
 from sdp_plugins.launch.rank_count import default_rank_count

@@ -22,9 +22,9 @@ from sdp_plugins.core.process_identity import process_identity
 from sdp_plugins.core.rank_info import Forming, RankInfo, group_token
 from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.flight import report_file
+from sdp_plugins.flight.flight_recorder import flight_recorder
 from sdp_plugins.flight.jobs import find_jobs, match_jobs
 from sdp_plugins.flight.rank_snapshot import RankSnapshot, latest, parse
-from sdp_plugins.flight.recorder import flight_recorder
 from sdp_plugins.flight.segments import read_segments
 from sdp_plugins.flight.untrusted import rank_info_from_json, rank_info_from_text
 from sdp_plugins.flight.wait_report import report

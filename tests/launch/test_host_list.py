@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from sdp_plugins.launch.hosts import LaunchError, addresses, messages
+from sdp_plugins.launch.hosts import LaunchError, addresses, agent_messages
+from sdp_plugins.launch.hosts.agent_messages import TOKEN
 from sdp_plugins.launch.hosts.diagnosis import explained
+from sdp_plugins.launch.hosts.host_job import forwarded_names, mpirun_environment
 from sdp_plugins.launch.hosts.host_list import parse_hostfile, parse_hosts, placed
-from sdp_plugins.launch.hosts.messages import TOKEN
 from sdp_plugins.launch.hosts.mpirun import (
     INTEL_MPI,
     MPICH,
@@ -24,7 +25,6 @@ from sdp_plugins.launch.hosts.mpirun import (
     find,
     mpirun_line,
 )
-from sdp_plugins.launch.hosts.plan import forwarded_names, mpirun_environment
 from tests.ranks import HANG_S
 
 ROOT = Path(__file__).parents[2]
@@ -92,20 +92,24 @@ def test_hosts_that_do_not_fit(text: str, ranks: int | None) -> None:
 
 
 def test_messages_in_pieces() -> None:
-    data = messages.message(b"O", b"x" * 70000) + messages.message(b"X", {"code": 3})
-    inbox = messages.Inbox(messages.LONGEST)
+    data = agent_messages.message(b"O", b"x" * 70000) + agent_messages.message(b"X", {"code": 3})
+    inbox = agent_messages.Inbox(agent_messages.LONGEST)
     found = [one for i in range(0, len(data), 999) for one in inbox.feed(data[i : i + 999])]
     assert found == [(b"O", b"x" * 70000), (b"X", b'{"code": 3}')]
     with pytest.raises(ValueError, match="a message of"):
-        list(messages.Inbox(messages.LONGEST_HELLO).feed(b"GET / HTTP/1.1\r\n"))
+        list(agent_messages.Inbox(agent_messages.LONGEST_HELLO).feed(b"GET / HTTP/1.1\r\n"))
 
 
 def test_strangers_can_neither_fill_nor_break_the_launcher() -> None:
     """They may say little, and nothing that JSON's reader cannot stand."""
     with pytest.raises(ValueError, match="a message of"):
-        list(messages.Inbox(messages.LONGEST_HELLO).feed(messages.message(b"H", b"[" * 200_000)))
+        list(
+            agent_messages.Inbox(agent_messages.LONGEST_HELLO).feed(
+                agent_messages.message(b"H", b"[" * 200_000)
+            )
+        )
     with pytest.raises(ValueError, match="nested"):
-        messages.read_json(b"[" * 200_000)
+        agent_messages.read_json(b"[" * 200_000)
 
 
 def test_addresses() -> None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from .. import _native
-from .context import GroupContext
 from .cost_model import Costs
+from .group_context import GroupContext
 from .operation import SpanningOperation
 from .plan import Algorithm, Plan, factorings
 from .wire_format import WireFormat

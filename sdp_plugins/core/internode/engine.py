@@ -15,8 +15,8 @@ from . import broadcast as broadcasts
 from . import gathers
 from .agreement import agree
 from .all_reduce import all_reduce
-from .context import GroupContext
 from .failure_message import FailureMessage, native_failure
+from .group_context import GroupContext
 from .issued import IssuedOperation
 from .leaked import abandon
 from .operation import SpanningOperation

@@ -19,7 +19,7 @@ from ..errors import (
 )
 
 if TYPE_CHECKING:
-    from .context import GroupContext
+    from .group_context import GroupContext
 
 FAILURE_MESSAGE_NBYTES = 1024
 _MOST_TEXT = 600

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Iterator
 
 from ..errors import SdpError
-from .context import GroupContext
+from .group_context import GroupContext
 from .posted import ANY, PostedReceive, UnexpectedMessage
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from .. import _native
 from ..errors import CollectiveTimeoutError, PeerLostError, SdpError, fill
-from .context import GroupContext
 from .deadlines import MOST_GRACE_S, Deadlines
 from .failure_message import FailureMessage, encodable
+from .group_context import GroupContext
 from .transport import Channel, Pending, Stream, WireError
 
 Piece = tuple[int, int]

@@ -15,11 +15,11 @@ from .. import _native
 from ..errors import is_news, name_error
 from ..nodes import Nodes
 from .algorithm_choice import explain
-from .context import GroupContext
 from .engine import END_LIMIT_S, SpanningEngine, wait_uninterrupted
 from .failure_message import FailureMessage, encodable
+from .group_context import GroupContext
 from .leaked import leak
-from .messages import Messages
+from .point_to_point import Messages
 from .transport import Channel
 
 _open: weakref.WeakSet[SpanningGroup] = weakref.WeakSet()

@@ -23,7 +23,8 @@ from sdp_plugins.core.addresses_and_ports import free_port
 from sdp_plugins.core.rank_environment import rank_environment
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.launch.binding import undo_one_core_binding
-from sdp_plugins.launch.hosts import messages
+from sdp_plugins.launch.hosts import agent_messages
+from sdp_plugins.launch.hosts.agent_messages import TOKEN
 from sdp_plugins.launch.output import CHUNK
 from sdp_plugins.launch.sessions import Reaper, kill_sessions
 from sdp_plugins.launch.spawn import RankProcess, child_setup, start_process
@@ -65,23 +66,23 @@ class IoForwarder:
             OSError: The launcher does not answer, or has closed the connection.
         """
         self._connection.settimeout(START_S)
-        self.send(messages.HELLO, hello)
+        self.send(agent_messages.HELLO, hello)
         for kind, body in self._messages:
-            if kind == messages.START:
+            if kind == agent_messages.START:
                 self._connection.settimeout(None)
-                return messages.read_json(body)
+                return agent_messages.read_json(body)
         raise ConnectionResetError("sdp run has closed the connection")
 
     def _received(self) -> Iterator[tuple[bytes, bytes]]:
         """The launcher's messages, until it dismisses this agent."""
-        inbox = messages.Inbox(messages.LONGEST)
+        inbox = agent_messages.Inbox(agent_messages.LONGEST)
         while data := self._connection.recv(CHUNK):
             yield from inbox.feed(data)
 
     def send(self, kind: bytes, body: object) -> None:
         """Send a message; `serve` detects a lost connection."""
         with self._sending, suppress(OSError):
-            self._connection.sendall(messages.message(kind, body))
+            self._connection.sendall(agent_messages.message(kind, body))
 
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the rank's program.
@@ -92,8 +93,8 @@ class IoForwarder:
         rank = start_process(command, environment, child_setup(set()), stdin=False, inherit=True)
         self._rank = rank
         self._reaper.watch(rank.pid)
-        self.send(messages.STARTED, {"pid": rank.pid})
-        pipes = {rank.stdout: messages.STDOUT, rank.stderr: messages.STDERR}
+        self.send(agent_messages.STARTED, {"pid": rank.pid})
+        pipes = {rank.stdout: agent_messages.STDOUT, rank.stderr: agent_messages.STDERR}
         for fd, kind in pipes.items():
             os.set_blocking(fd, False)
             self._run(self._forward, fd, kind)
@@ -136,15 +137,15 @@ class IoForwarder:
                 self._forward_available(fd, kind)
             if not self._closing:  # else it was killed, which is not its own exit code
                 exit_code, error = rank.exit_code(), rank.error_file.read()
-                self.send(messages.EXIT, {"code": exit_code, "error": error})
+                self.send(agent_messages.EXIT, {"code": exit_code, "error": error})
 
     def serve(self) -> None:
         """Execute the launcher's messages until it dismisses this agent, or is lost."""
         with suppress(ConnectionError, TimeoutError):
             for kind, body in self._messages:
-                if kind == messages.SIGNAL and self._rank:
+                if kind == agent_messages.SIGNAL and self._rank:
                     with suppress(ProcessLookupError):
-                        self._rank.send(int(messages.read_json(body)["number"]))
+                        self._rank.send(int(agent_messages.read_json(body)["number"]))
 
     def close(self) -> None:
         """End the rank's processes, and send the rest of its output."""
@@ -174,7 +175,7 @@ def connected(launcher: str) -> socket.socket:
             reasons.append(f"{address}: {error.strerror or error}")
         else:
             connection.settimeout(None)
-            messages.keep_alive(connection)
+            agent_messages.keep_alive(connection)
             return connection
     fail(
         f"{socket.gethostname()} cannot reach sdp run on port {port} ({'; '.join(reasons)}). "
@@ -194,7 +195,7 @@ def run(launcher: str, master_port: int, token: str) -> int:
     if topology.source == "single":
         fail("mpirun has given this process no rank. Hint: choose another MPI's with --mpirun.")
     if not token:
-        fail(f"mpirun has not forwarded {messages.TOKEN}. Hint: choose another with --mpirun.")
+        fail(f"mpirun has not forwarded {TOKEN}. Hint: choose another with --mpirun.")
     if topology.source == "openmpi":
         undo_one_core_binding(os.environ)
     host = socket.gethostname()
@@ -214,7 +215,7 @@ def run(launcher: str, master_port: int, token: str) -> int:
         forwarder.start(start["command"], rank_environment(topology, given))
         forwarder.serve()
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no thread
-        forwarder.send(messages.REFUSED, f"{host} cannot start its rank: {error}".encode())
+        forwarder.send(agent_messages.REFUSED, f"{host} cannot start its rank: {error}".encode())
     finally:
         forwarder.close()
     return 0
@@ -224,6 +225,6 @@ def main() -> None:
     """Entry point."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):  # `sdp run` handles them
         signal.signal(number, lambda number, frame: None)  # not SIG_IGN, which ranks inherit
-    token = os.environ.pop(messages.TOKEN, "")
+    token = os.environ.pop(TOKEN, "")
     launcher, master_port = sys.argv[1:]
     sys.exit(run(launcher, int(master_port), token))

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from sdp_plugins.core.error_file import RankError
-from sdp_plugins.launch.hosts import messages
+from sdp_plugins.launch.hosts import agent_messages
 from sdp_plugins.launch.output import CHUNK
 from sdp_plugins.launch.worker_group import RankOutput
 
@@ -62,20 +62,20 @@ class RemoteRank:
         if number == signal.SIGKILL and self.kill_by is None:
             self.kill_by = time.monotonic() + KILL_S
         if self.agent and self.started:
-            self.agent.send(messages.SIGNAL, {"number": number})
+            self.agent.send(agent_messages.SIGNAL, {"number": number})
         elif not self.started and number in ENDING:
             self.code = 128 + number  # it will not start
 
     def receive(self, kind: bytes, body: bytes) -> None:
         """Handle a message of the agent."""
-        if kind == messages.STDOUT:
+        if kind == agent_messages.STDOUT:
             self.output.stdout.feed(body)
-        elif kind == messages.STDERR:
+        elif kind == agent_messages.STDERR:
             self.output.stderr.feed(body)
-        elif kind == messages.STARTED:
-            self.pid = int(messages.read_json(body)["pid"])
-        elif kind == messages.EXIT:
-            told = messages.read_json(body)
+        elif kind == agent_messages.STARTED:
+            self.pid = int(agent_messages.read_json(body)["pid"])
+        elif kind == agent_messages.EXIT:
+            told = agent_messages.read_json(body)
             self.code, self._error = int(told["code"]), RankError.parse(told["error"])
 
     def held_back(self) -> bool:
@@ -105,13 +105,13 @@ class AgentConnection:
         receive: Callable[[AgentConnection, bytes, bytes], None],
     ) -> None:
         connection.setblocking(False)
-        messages.keep_alive(connection)
+        agent_messages.keep_alive(connection)
         self.connection = connection
         self.fd = connection.fileno()
         self.rank: RemoteRank | None = None
         self.ended = False
         self.dismissed = False
-        self.inbox = messages.Inbox(messages.LONGEST_HELLO)
+        self.inbox = agent_messages.Inbox(agent_messages.LONGEST_HELLO)
         self._receive = receive
 
     def held_back(self) -> bool:
@@ -134,7 +134,7 @@ class AgentConnection:
 
     def _take(self, data: bytes) -> bool:
         for kind, body in self.inbox.feed(data):
-            if self.rank is None or kind == messages.REFUSED:
+            if self.rank is None or kind == agent_messages.REFUSED:
                 self._receive(self, kind, body)
             else:
                 self.rank.receive(kind, body)
@@ -143,7 +143,7 @@ class AgentConnection:
     def send(self, kind: bytes, body: object) -> None:
         """Send a short message; a lost connection is detected elsewhere."""
         with suppress(OSError):
-            self.connection.send(messages.message(kind, body))
+            self.connection.send(agent_messages.message(kind, body))
 
     def dismiss(self) -> None:
         """Make the agent end its rank, send the remaining output, and exit."""

@@ -12,9 +12,9 @@ from functools import partial
 
 from sdp_plugins.core.addresses_and_ports import LOOPBACK
 from sdp_plugins.launch.event_loop import EventLoop
-from sdp_plugins.launch.hosts import addresses, messages
+from sdp_plugins.launch.hosts import addresses, agent_messages
 from sdp_plugins.launch.hosts.diagnosis import explained
-from sdp_plugins.launch.hosts.plan import HostPlan
+from sdp_plugins.launch.hosts.host_job import HostPlan
 from sdp_plugins.launch.hosts.remote_rank import AgentConnection, RemoteRank
 from sdp_plugins.launch.job_environment import torchelastic
 from sdp_plugins.launch.output import Pipe
@@ -103,15 +103,17 @@ class RemoteRanks(WorkerGroup):
         Raises:
             ValueError: The connection is not from an agent of this job.
         """
-        if kind == messages.REFUSED and agent.rank:
+        if kind == agent_messages.REFUSED and agent.rank:
             self.refusal = self.refusal or body.decode(errors="replace")
             return
-        hello = messages.read_json(body)
-        if kind != messages.HELLO or not secrets.compare_digest(hello["token"], self.plan.token):
+        hello = agent_messages.read_json(body)
+        if kind != agent_messages.HELLO or not secrets.compare_digest(
+            hello["token"], self.plan.token
+        ):
             raise ValueError("not an agent of this job")
         rank = self.ranks[hello["rank"]]
         agent.rank, rank.agent = rank, agent
-        agent.inbox.longest = messages.LONGEST
+        agent.inbox.longest = agent_messages.LONGEST
         rank.host, rank.address = hello["host"], addresses.peer(agent.connection)
         for stream in rank.output:
             stream.source = agent
@@ -142,7 +144,7 @@ class RemoteRanks(WorkerGroup):
             variables = shared | {"NODE_RANK": node, "GROUP_RANK": node}
             if rank.agent:
                 command = list(self.plan.job.command)
-                rank.agent.send(messages.START, {"command": command, "variables": variables})
+                rank.agent.send(agent_messages.START, {"command": command, "variables": variables})
 
     def _stop_listening(self) -> None:
         if self.listener:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from sdp_plugins.launch.hosts import LaunchError, addresses, preflight
 from sdp_plugins.launch.hosts import mpirun as mpis
+from sdp_plugins.launch.hosts.agent_messages import TOKEN
 from sdp_plugins.launch.hosts.host_list import parse_hostfile, parse_hosts, placed
-from sdp_plugins.launch.hosts.messages import TOKEN
 from sdp_plugins.launch.job_environment import huge_pages, without_place
 from sdp_plugins.launch.spawn import own_program
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from .. import _native
 from ..errors import SdpError
-from .context import GroupContext
+from .group_context import GroupContext
 from .issued import IssuedOperation
 from .matching import SpanningMatching
 from .operation import SpanningOperation
