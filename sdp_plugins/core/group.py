@@ -24,7 +24,7 @@ from .open_groups import OpenGroup, open_groups
 from .rank_info import Forming
 from .rank_names import DEFAULT, RankNames
 from .rendezvous import Exchange, StoreExchange
-from .store import Store
+from .rendezvous.store_exchange import Store
 from .topology import Topology
 
 _OPERATIONS = tuple(op.name for op in _native.Op)

@@ -15,7 +15,7 @@ from sdp_plugins.core.rendezvous import (
     ANNOUNCEMENT_NBYTES,
 )
 from sdp_plugins.core.rendezvous.announcement import Place, RankAnnouncement
-from sdp_plugins.core.rendezvous.authentication import Introduction
+from sdp_plugins.core.rendezvous.mesh_peer import Introduction
 from sdp_plugins.core.rendezvous.messages import (
     MessageKind,
     pack_message,

@@ -149,7 +149,7 @@ def test_name_ranks(ranks: list[int], text: str) -> None:
     assert name_ranks(ranks) == text
 
 
-@pytest.mark.parametrize("module", ["config", "errors", "topology", "rendezvous", "store"])
+@pytest.mark.parametrize("module", ["config", "errors", "topology", "rendezvous", "error_file"])
 def test_module_alone_is_light(module: str) -> None:
     """A launcher reads settings and places; that must not load numpy or native code."""
     heavy = {"numpy", "torch", "sdp_plugins.core._native"}

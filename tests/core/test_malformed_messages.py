@@ -10,11 +10,11 @@ import pytest
 from sdp_plugins.core.internode.failure_message import FAILURE_MESSAGE_NBYTES, FailureMessage
 from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.rendezvous.announcement import RankAnnouncement
-from sdp_plugins.core.rendezvous.authentication import Introduction
 from sdp_plugins.core.rendezvous.bootstrap_messages import Hello, unpack_table
 from sdp_plugins.core.rendezvous.context import RendezvousContext
 from sdp_plugins.core.rendezvous.deadline import Deadline
 from sdp_plugins.core.rendezvous.failure import RendezvousFailure
+from sdp_plugins.core.rendezvous.mesh_peer import Introduction
 from sdp_plugins.core.rendezvous.messages import (
     MessageKind,
     Packet,

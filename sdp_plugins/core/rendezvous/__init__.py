@@ -9,7 +9,7 @@ shared-memory segments.
 from .announcement import ANNOUNCEMENT_NBYTES
 from .connect import Rendezvous, meet
 from .env_exchange import EnvExchange
-from .links import Links
+from .mesh_connector import Links
 from .store_exchange import Exchange, StoreExchange
 
 __all__ = [

@@ -14,8 +14,7 @@ from .bootstrap_address import BACKLOG
 from .context import RendezvousContext
 from .deadline import Deadline
 from .failure import ONE_JOB_HINT, SAME_ORDER_HINT, RendezvousFailure
-from .links import Links
-from .mesh_connector import MeshConnector
+from .mesh_connector import Links, MeshConnector
 from .peer_process import close_listener
 from .store_exchange import Exchange
 

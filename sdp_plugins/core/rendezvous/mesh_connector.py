@@ -16,14 +16,13 @@ import logging
 import selectors
 import socket
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from ..process_identity import process_identity, process_state
 from .announcement import RankAnnouncement
-from .authentication import Introduction
 from .context import RendezvousContext
 from .failure import ONE_JOB_HINT, RendezvousFailure
-from .links import Links
-from .mesh_peer import MeshPeer, hang_up
+from .mesh_peer import Introduction, MeshPeer, hang_up
 from .messages import MessageKind, Packet, receive_message
 from .peer_process import accepted
 
@@ -34,6 +33,24 @@ _DONE_GRACE_S = 0.5
 _STOPPED_HINT = (
     "check whether that rank is stopped or gets no CPU time; SDP_TIMEOUT_S sets the time-out"
 )
+
+
+class Links(NamedTuple):
+    """One rank's connections with the others of its node, and their segments.
+
+    All descriptors, the rank's own segment included, are the caller's to close.
+
+    Attributes:
+        segment_fds: Every rank's segment; this rank's own at its own index.
+        sockets: One ``SOCK_SEQPACKET`` Unix socket per peer, non-blocking and close-on-exec; -1 at
+            the own index. Nothing unread is in them but what the peer sent after its ``connect``.
+        pidfds: Descriptors that become readable when the peer's process ends; -1 at the own index
+            and where the kernel gives none.
+    """
+
+    segment_fds: list[int]
+    sockets: list[int]
+    pidfds: list[int]
 
 
 class MeshConnector:

@@ -1,17 +1,55 @@
-"""One peer, while the ranks of a group connect."""
+"""One peer, while the ranks of a group connect, and how ranks introduce themselves."""
 
 from __future__ import annotations
 
 import os
 import socket
+import struct
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from .announcement import RankAnnouncement
-from .authentication import Introduction
 from .failure import RendezvousFailure
 from .messages import MessageKind, pack_message, send_message
 from .peer_process import credentials, is_readable, open_pidfd
+
+_INTRODUCTION = struct.Struct("<I16s16s")
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """How a rank introduces itself to a peer.
+
+    Attributes:
+        rank: The rank itself.
+        nonce: Its nonce.
+        peer_nonce: The peer's nonce.
+    """
+
+    rank: int
+    nonce: bytes
+    peer_nonce: bytes
+
+    def pack(self) -> bytes:
+        """Return the whole packet."""
+        return pack_message(
+            MessageKind.INTRODUCTION, _INTRODUCTION.pack(self.rank, self.nonce, self.peer_nonce)
+        )
+
+    @classmethod
+    def unpack(cls, content: bytes) -> Introduction:
+        """Read a packet's content.
+
+        Raises:
+            ValueError: It is not an introduction.
+        """
+        if len(content) != _INTRODUCTION.size:
+            raise ValueError("no introduction")
+        return cls(*_INTRODUCTION.unpack(content))
+
+    def proves(self, peer: RankAnnouncement, me: RankAnnouncement) -> bool:
+        """Whether only that member of this rank's group can have sent it."""
+        return self.nonce == peer.nonce and self.peer_nonce == me.nonce
 
 
 @dataclass(eq=False)

@@ -4,16 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Protocol
 
 from ..errors import SdpError
 from ..rank_names import RankNames
-from ..store import Store
 from .context import RendezvousContext
 from .deadline import Deadline
 from .failure import ONE_JOB_HINT, RendezvousFailure
 
 Exchange = Callable[[bytes, float], list[bytes]]
 """All-gathers one small blob per rank: ``exchange(blob, timeout_s)`` returns them in rank order."""
+
+
+class Store(Protocol):
+    """A key-value store that all ranks of a job share.
+
+    A thin adapter wraps a framework's store. This package never deletes or overwrites keys, so each
+    group needs keys that no earlier group has used.
+    """
+
+    def set(self, key: str, value: bytes) -> None:
+        """Store a value; it becomes visible to all ranks."""
+
+    def get(self, key: str, timeout_s: float) -> bytes:
+        """Return the value of a key, waiting until it is set.
+
+        Raises:
+            TimeoutError: It was not set within ``timeout_s`` seconds; zero does not wait.
+        """
 
 
 class StoreExchange:
