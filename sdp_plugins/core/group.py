@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import time
 import weakref
 from collections.abc import Sequence
@@ -172,6 +173,11 @@ class Group(Collectives):
     ) -> Group:
         if timeout_s is None:
             timeout_s = config.wait_s
+        if not 0 < timeout_s < math.inf:  # nan too
+            raise ValueError(
+                f"timeout_s={timeout_s}: every wait has a deadline. Hint: pass seconds, such as "
+                "300, or none for SDP_TIMEOUT_S."
+            )
         with open_groups.forming(Forming(names, time.monotonic_ns()), config):
             membership = bring_up(rank, names, exchange, timeout_s, config, network)
         return cls(membership, timeout_s, config, network)

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 from sdp_plugins.core import Group
 from tests.core.kept_group import kept_group
 from tests.ranks import Pool
 
 f32, i32 = np.float32, np.int32
+SECONDS = "Hint: pass seconds, such as 300, or none for the group's."
 WRONG: dict[str, tuple[Callable[[Group], object], type[Exception], str]] = {
     "all_gather size": (
         lambda g: g.all_gather(np.zeros(5, f32), np.zeros(3, f32)),
@@ -91,12 +93,17 @@ WRONG: dict[str, tuple[Callable[[Group], object], type[Exception], str]] = {
     "no time": (
         lambda g: g.all_reduce(np.zeros(3), timeout_s=0),
         ValueError,
-        "all_reduce: the time-out must be positive, not 0 s",
+        "all_reduce: the time-out must be positive and finite, not 0 s. " + SECONDS,
     ),
     "not a time": (
         lambda g: g.barrier(timeout_s=float("nan"), async_op=True),
         ValueError,
-        "barrier: the time-out must be positive, not nan s",
+        "barrier: the time-out must be positive and finite, not nan s. " + SECONDS,
+    ),
+    "for ever": (
+        lambda g: g.send(np.zeros(3), 0, timeout_s=float("inf")),
+        ValueError,
+        "send: the time-out must be positive and finite, not inf s. " + SECONDS,
     ),
     "read-only output": (
         lambda g: g.all_reduce(b"1234"),
@@ -125,3 +132,11 @@ def call_wrongly(rank: int, world: int) -> list[str]:
 
 def test_wrong_calls_raise_before_anything_is_sent(rank_pool: Pool) -> None:
     assert rank_pool(2).run(call_wrongly) == [[], []]
+
+
+@pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan")])
+def test_a_group_needs_a_time_out(timeout_s: float) -> None:
+    with pytest.raises(ValueError, match=r"every wait has a deadline\. Hint: "):
+        Group.from_env(timeout_s=timeout_s)
+    with Group.from_env() as group, pytest.raises(ValueError, match="Hint: "):
+        group.new_group([0], timeout_s=timeout_s)

@@ -1,6 +1,7 @@
 #include "request.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <stdexcept>
@@ -62,8 +63,9 @@ OpSignature Request::signature(std::uint64_t number) const {
 }
 
 void Request::validate(int rank, int world_size) const {
-  if (!(timeout_s > 0)) {  // also refuses NaN, which would never expire
-    invalid(*this, "the time-out must be positive, not " + seconds(timeout_s));
+  if (!(timeout_s > 0) || std::isinf(timeout_s)) {  // also refuses NaN, which would never expire
+    invalid(*this, "the time-out must be positive and finite, not " + seconds(timeout_s) +
+                       ". Hint: pass seconds, such as 300, or none for the group's.");
   }
   if (part && part->compares_only) return;  // the larger group has validated it
   if (is_rooted(op) && (root < 0 || root >= world_size)) {
