@@ -27,7 +27,8 @@ def abort(rank: int, world: int, culprit: int) -> tuple[float, BaseException]:
         aborted = now()
         with pytest.raises(PeerLostError) as caught:
             group.barrier()
-        assert str(caught.value) == f"[rank {rank}/{world}] the loss is not a number"
+        said = "abort: the loss is not a number. Hint: make a new group."
+        assert str(caught.value) == f"[rank {rank}/{world}] {said}"
         return aborted, caught.value
     if rank == busy:
         time.sleep(0.4)
@@ -44,6 +45,7 @@ def test_abort(rank_pool: Pool, culprit: int) -> None:
     for rank in {0, 1, 2} - {culprit}:
         error = results[rank][1]
         assert f"rank {culprit} gave up: the loss is not a number" in str(error)
+        assert str(error).endswith(" Hint: read the output of the rank that aborted.")
         assert error.ranks == (culprit,) and error.op == "all_reduce"
     waiting = (culprit + 2) % 3
     assert results[waiting][0] - aborted < NOTICE_S
@@ -65,7 +67,7 @@ def abort_in_words_of_a_failure(rank: int, world: int) -> SdpError:
 def test_an_abort_comes_through_whole(rank_pool: Pool) -> None:
     own, told = rank_pool(2).run(abort_in_words_of_a_failure)
     title = "all_reduce #2 float64[3] sum"
-    assert str(own) == f"[rank 0/2] {LIKE_A_FAILURE}"
+    assert str(own) == f"[rank 0/2] abort: {LIKE_A_FAILURE}. Hint: make a new group."
     assert str(told).startswith(f"[rank 1/2] {title}: rank 0 gave up: {LIKE_A_FAILURE} (last ")
     assert str(told).endswith(" Hint: read the output of the rank that aborted.")
     for error in (own, told):

@@ -78,7 +78,9 @@ class NativeGroup {
     if (communicator_->ours()) communicator_->release(region);  // as in remove_region
   }
   void abort(const std::string& reason) {
-    communicator_->fail(Failure(FailureKind::aborted, reason, {communicator_->id()}));
+    Failure failure(FailureKind::aborted, reason, {communicator_->id()}, Hint::new_group);
+    failure.op = "abort";
+    communicator_->fail(failure);
   }
   bool failed() const { return communicator_->failure().has_value(); }
   nb::object failure() const {

@@ -48,7 +48,8 @@ Failure FailureRecord::repeated(int writer, int reader, int group_size) const {
   // For this rank, a peer that has closed or was interrupted is lost.
   const bool is_gone = kind > FailureKind::aborted;
   const FailureKind seen = is_gone ? FailureKind::peer_lost : kind;
-  const bool has_remedy = !is_gone && *text(hint) != '\0';
+  // A new group is the remedy of the rank that has aborted this one.
+  const bool has_remedy = !is_gone && hint != Hint::new_group && *text(hint) != '\0';
   Failure failure(seen, cause_of(*this), std::move(blamed), has_remedy ? hint : default_hint(seen));
   failure.is_repeat = true;
   failure.origin_rank = is_rank(origin_rank) && origin_rank != reader ? origin_rank : writer;
