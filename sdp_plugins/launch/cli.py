@@ -47,7 +47,8 @@ def sdp(
 
 
 # Options end at the script, as for `python`: what follows is the script's and stays untouched.
-@app.command(context_settings={"allow_interspersed_args": False})
+# `check_script` refuses unknown options before it, which may be meant for the script.
+@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 def run(
     command: Annotated[
         list[str],
@@ -223,7 +224,7 @@ def announced_default(command: Sequence[str]) -> int:
 
 
 def check_script(command: Sequence[str], module: bool) -> None:
-    """Check that the script exists.
+    """Check that the script exists, and that no unknown option stands before it.
 
     Args:
         command: The script or module, and its arguments.
@@ -232,6 +233,10 @@ def check_script(command: Sequence[str], module: bool) -> None:
     Raises:
         typer.BadParameter: There is no such script.
     """
+    if command[0].startswith("-"):
+        raise typer.BadParameter(
+            f"sdp run has no option {command[0]}. Hint: options of the script stand after it."
+        )
     if not module and not Path(command[0]).exists():
         python = "leave out `python`" if command[0].startswith("python") else "a module needs -m"
         raise typer.BadParameter(f"there is no script {command[0]!r} ({python})")

@@ -209,7 +209,11 @@ class Supervisor:
                     when = time.monotonic() + STACKS_S  # to read the ranks may have taken seconds
                 self.end_by(Ending("", TIMED_OUT), when)
         while self.steps and self.steps[0][0] <= now:
-            self.signal_all(self.steps.pop(0)[1])
+            number = self.steps.pop(0)[1]
+            if number == signal.SIGTERM and self.signals and self.running and not self.failed:
+                name = signal.Signals(self.signals[0]).name
+                self.say(f"received {name}; ends {name_ranks(self.running)}")
+            self.signal_all(number)
 
     def what_is_left(self) -> str:
         """Why the job has not ended."""

@@ -146,6 +146,8 @@ def test_ranks_that_cannot_be_started(script: Script, files: int) -> None:
         (["-n", "0", "x.py"], "-n"),
         (["-n", "two", "x.py"], "-n"),
         (["x.py"], "there is no script 'x.py'"),
+        (["--lr", "0.1", __file__], "no option --lr. Hint: options of the script stand after it."),
+        (["-m", "-z", "tests"], "no option -z. Hint: options of the script stand after it."),
         (["--nproc-per-node", "2", "--hosts", "a,b", __file__], "--nproc-per-node is for this"),
         (["-n", "2"], "SCRIPT"),
     ],

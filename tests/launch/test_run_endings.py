@@ -331,7 +331,8 @@ def test_sigterm_ends_the_job(script: Script, number: signal.Signals) -> None:
     launcher = start("-n", "2", script("print(os.getpid()); time.sleep(600)"))
     pids = read_pids(launcher, 2)
     launcher.send_signal(number)
-    launcher.communicate(timeout=HANG_S)
+    _, stderr = launcher.communicate(timeout=HANG_S)
+    assert f"sdp run: received {number.name}; ends ranks 0, 1" in stderr
     assert launcher.returncode == 128 + signal.SIGTERM
     wait_until_gone(pids)
 
