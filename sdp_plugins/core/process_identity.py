@@ -21,7 +21,7 @@ def process_identity(pid: int) -> str:
 
     The start is ``0`` where /proc cannot be read; the pid alone is then the identity.
     """
-    stat = _stat_fields(pid)
+    stat = stat_fields(pid)
     return f"{pid}@{stat[19] if stat else 0}"
 
 
@@ -31,7 +31,7 @@ def process_state(identity: str) -> str:
     Args:
         identity: As ``process_identity`` gave it.
     """
-    stat = _stat_fields(int(identity.partition("@")[0]))
+    stat = stat_fields(int(identity.partition("@")[0]))
     same = bool(stat) and f"@{stat[19]}" == identity[identity.find("@") :]
     return stat[0] if same and stat[0] not in "ZX" else ""
 
@@ -66,7 +66,7 @@ def own_pid(pid: int) -> int:
 def parents(pid: int) -> list[int]:
     """The processes above one, the nearest first."""
     found: list[int] = []
-    while len(found) < _MAX_DEPTH and (stat := _stat_fields(pid)):
+    while len(found) < _MAX_DEPTH and (stat := stat_fields(pid)):
         pid = int(stat[1])
         if pid <= 1:
             break
@@ -93,7 +93,7 @@ def launching_process(marker: str) -> int:
     for _ in range(_MAX_DEPTH):
         if not _has_variable(pid, marker):
             break
-        stat = _stat_fields(pid)
+        stat = stat_fields(pid)
         parent = int(stat[1]) if stat else 0
         if parent <= 0:
             break
@@ -101,7 +101,7 @@ def launching_process(marker: str) -> int:
     return pid
 
 
-def _stat_fields(pid: int) -> list[str]:
+def stat_fields(pid: int | str) -> list[str]:
     """Fields of /proc/PID/stat from the third (state) on; empty if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", errors="replace") as file:

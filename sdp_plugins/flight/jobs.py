@@ -73,23 +73,17 @@ def match_jobs(found: Sequence[Job], word: str) -> list[Job]:
         found: All jobs.
         word: What was typed; empty: any job.
     """
-    exact = [job for job in found if {word} & {*job.keys, *_bare(job.keys)}]
+    exact = [  # a key's prefix names its source
+        job for job in found if any(word in (key, key.partition(":")[2]) for key in job.keys)
+    ]
     if exact or not word:
         return exact or list(found)
     if word.isdigit():
-        started = [job for job in found if any(int(word) in _ancestry(pid) for pid in job.pids)]
+        pid = int(word)
+        started = [j for j in found if any(pid in (its, *parents(its)) for its in j.pids)]
         if started:
             return started
     return [job for job in found if any(word in key for key in job.keys)]
-
-
-def _bare(keys: Sequence[str]) -> list[str]:
-    """The keys without their prefix, which names their source."""
-    return [key.partition(":")[2] for key in keys]
-
-
-def _ancestry(pid: int) -> list[int]:
-    return [pid, *parents(pid)]
 
 
 def _pids(pids: Sequence[int]) -> str:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Collection
 from contextlib import suppress
 
+from sdp_plugins.core.process_identity import stat_fields
+
 ROUNDS = 20  # a member may fork while we look
 LOOK_S = 0.05
 
@@ -17,11 +19,9 @@ def members(sessions: Collection[int]) -> list[int]:
     found = []
     for name in os.listdir("/proc"):
         if name.isdigit():
-            with suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:
-                # pid (command) state ppid pgrp session ...; the command may hold anything
-                fields = stat.read().rpartition(b")")[2].split()
-                if int(fields[3]) in sessions and fields[0] not in (b"Z", b"X"):
-                    found.append(int(name))
+            fields = stat_fields(name)  # state, ppid, pgrp, session, ...
+            if fields and int(fields[3]) in sessions and fields[0] not in "ZX":
+                found.append(int(name))
     return found
 
 

@@ -13,8 +13,7 @@ from typing import Any
 from sdp_plugins.core import _native
 from sdp_plugins.core.rank_info import RankInfo
 from sdp_plugins.core.trace_event import ASYNC, COMPARE, FAILED, STEP, TraceEvent
-
-Json = dict[str, Any]
+from sdp_plugins.trace.trace_file import Json
 
 
 @dataclass(frozen=True)

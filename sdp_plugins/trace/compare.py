@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from sdp_plugins.trace.folder import Json
 from sdp_plugins.trace.rank_trace import GroupKey, RankTrace, Seen, together
+from sdp_plugins.trace.trace_file import Json
 
 
 class Verdict(NamedTuple):

@@ -11,8 +11,8 @@ from typing import Any
 
 from sdp_plugins.core.process_identity import clock_id, process_identity
 from sdp_plugins.trace import trace_file
+from sdp_plugins.trace.trace_file import Json
 
-Json = dict[str, Any]
 MERGED = "trace.json"
 _RANKS = r"rank-[0-9]{5}(\.[0-9a-f]{8}(-[0-9]+)?)?\.json"
 _OF_A_RANK = re.compile(_RANKS)

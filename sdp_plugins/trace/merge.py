@@ -16,9 +16,10 @@ from pathlib import Path
 from sdp_plugins.trace import trace_file
 from sdp_plugins.trace.clocks import Offset, align
 from sdp_plugins.trace.compare import Verdicts, compared, completed
-from sdp_plugins.trace.folder import MERGED, Json, of_job
+from sdp_plugins.trace.folder import MERGED, of_job
 from sdp_plugins.trace.rank_trace import RankTrace
 from sdp_plugins.trace.summary import summary
+from sdp_plugins.trace.trace_file import Json
 
 
 def merge(folder: str | Path, job: str = "") -> str:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sdp_plugins.trace import trace_file
-from sdp_plugins.trace.folder import Found, Json
+from sdp_plugins.trace.folder import Found
+from sdp_plugins.trace.trace_file import Json
 
 
 class GroupKey(NamedTuple):

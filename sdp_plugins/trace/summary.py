@@ -7,8 +7,8 @@ from statistics import median
 
 from sdp_plugins.core.rank_names import name_ranks
 from sdp_plugins.trace.compare import Verdicts, absentees
-from sdp_plugins.trace.folder import Json
 from sdp_plugins.trace.rank_trace import RankTrace
+from sdp_plugins.trace.trace_file import Json
 
 
 def summary(traces: list[RankTrace], verdicts: Verdicts, about: Json) -> str:

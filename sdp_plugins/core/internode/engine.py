@@ -137,7 +137,7 @@ class SpanningEngine:
         failure = self.fail(task.operation, error)  # tells the other ranks first
         # The traceback holds the memory of the steps that failed.
         memory = (*self._context.pools.values(), task.operation, error)
-        self.abandoned = abandon(task.operation, *memory) or self.abandoned
+        self.abandoned = abandon(task.operation.abandon, *memory) or self.abandoned
         task.fail(failure)
 
     def _run(self, task: IssuedOperation) -> None:

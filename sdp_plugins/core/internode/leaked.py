@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .operation import SpanningOperation
+from collections.abc import Callable
 
 _leaked: list[object] = []
 
@@ -17,18 +17,18 @@ def leak(*memory: object) -> None:
     _leaked.extend(memory)
 
 
-def abandon(operation: SpanningOperation, *memory: object) -> bool:
-    """Give up a failed operation's messages; never raises.
+def abandon(give_up: Callable[[], bool], *memory: object) -> bool:
+    """Give up the messages of a failed operation; never raises.
 
     Args:
-        operation: The operation.
-        memory: Objects to keep if some messages are still in flight.
+        give_up: Gives them up; returns whether some are still in flight.
+        memory: Objects to keep in that case.
 
     Returns:
         Whether messages are still in flight.
     """
     try:
-        left = operation.abandon()
+        left = give_up()
     except BaseException:  # whether messages are in flight is unknown
         left = True
     if left:

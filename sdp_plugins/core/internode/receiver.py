@@ -168,7 +168,7 @@ class Receiver:
             operation.context.closed_error() if stopping else self._fail_group(operation, error)
         )
         # The error's frames hold the memory of unexpected messages.
-        left = [abandon(operation, error), self._abandon_envelope()]
+        left = [abandon(operation.abandon, error), self._abandon_envelope()]
         self.abandoned = self.abandoned or any(left)
         if self._post is not None:
             self._post.fail(failure)
@@ -176,13 +176,5 @@ class Receiver:
         self._matching.fail(failure)
 
     def _abandon_envelope(self) -> bool:
-        if self._asked is None:
-            return False
-        try:
-            left = self._channel.abandon([self._asked])
-        except BaseException:  # whether the message is in flight is unknown
-            left = True
-        if left:
-            leak(self._head)
-        self._asked = None
-        return left
+        asked, self._asked = self._asked, None
+        return asked is not None and abandon(lambda: self._channel.abandon([asked]), self._head)

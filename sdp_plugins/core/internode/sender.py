@@ -83,7 +83,7 @@ class Sender:
 
     def _fail_post(self, post: IssuedOperation, error: BaseException) -> SdpError:
         failure = self._fail(post.operation, error)
-        self.abandoned = abandon(post.operation, error)  # its frames hold the envelope
+        self.abandoned = abandon(post.operation.abandon, error)  # its frames hold the envelope
         return failure
 
     def _send(self, post: IssuedOperation) -> None:
