@@ -227,16 +227,13 @@ def set_fusion_bytes(nbytes: int) -> None:
     os.environ["SDP_FUSION_MB"] = str(nbytes / MIB)
 
 
-def autoload(env: Mapping[str, str] | None = None) -> bool:
+def autoload() -> bool:
     """Read ``SDP_AUTOLOAD`` only, and never fail.
 
     An invalid value counts as on: ``Config.from_env`` then reports it when a group is made, which a
     missing backend could not.
-
-    Args:
-        env: Variables to read; None reads the environment of this process.
     """
-    return _is_on("SDP_AUTOLOAD", env)
+    return _is_on("SDP_AUTOLOAD")
 
 
 def patches_huggingface(env: Mapping[str, str] | None = None) -> bool:
@@ -296,7 +293,7 @@ def defaults(variables: Mapping[str, str]) -> Iterator[None]:
             del os.environ[name]
 
 
-def _is_on(name: str, env: Mapping[str, str] | None) -> bool:
+def _is_on(name: str, env: Mapping[str, str] | None = None) -> bool:
     given = environment() if env is None else env
     return given.get(name, "").strip().lower() not in _FALSE
 

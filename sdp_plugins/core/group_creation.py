@@ -14,8 +14,8 @@ from .error_file import write_uncaught
 from .internode.spanning_group import SpanningGroup
 from .internode.transport import Network
 from .nodes import Nodes
-from .process_identity import clock_id, process_identity
-from .rank_info import RankInfo, group_token, pid_namespace
+from .process_identity import clock_id, namespace, process_identity
+from .rank_info import RankInfo, group_token
 from .rank_names import RankNames, printable
 from .rendezvous import Exchange, Rendezvous, meet
 from .rendezvous.failure import RendezvousFailure
@@ -135,7 +135,7 @@ def _rank_info(rendezvous: Rendezvous, name: str, place: Topology | None) -> Ran
         members=rendezvous.global_ranks,
         job="" if place is None else place.job_key,
         process=process_identity(os.getpid()),
-        pid_namespace=pid_namespace(),
+        pid_namespace=namespace("pid"),
         host=rendezvous.table[context.rank].place.host,
         clock=clock_id(),
     )

@@ -16,6 +16,14 @@ def clock_id() -> str:
         return os.uname().nodename
 
 
+def namespace(kind: str) -> int:
+    """Identifies this process's namespace of a kind, such as ``pid`` or ``net``; 0 if unknown."""
+    try:
+        return os.stat(f"/proc/self/ns/{kind}").st_ino
+    except OSError:
+        return 0
+
+
 def process_identity(pid: int) -> str:
     """Return ``pid@start``, where start is the process's start time in clock ticks since boot.
 

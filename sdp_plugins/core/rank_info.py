@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 from . import _native
@@ -105,10 +103,3 @@ def group_token(announcements: Iterable[bytes]) -> int:
     """A group's token, a hash of its ranks' announcements."""
     digest = hashlib.sha256(b"".join(announcements)).digest()
     return int.from_bytes(digest[:7], "little") + 1  # fits JSON's numbers, and is not 0
-
-
-def pid_namespace() -> int:
-    """Identifies this process's pid namespace; 0 if unknown."""
-    with suppress(OSError):
-        return os.stat("/proc/self/ns/pid").st_ino
-    return 0

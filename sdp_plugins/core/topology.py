@@ -83,6 +83,7 @@ class Topology(NamedTuple):
         launcher, place = found
         _check(launcher, place)
         local_rank, local_size, node_rank = _locate(place)
+        run_id = first_set(given, ("TORCHELASTIC_RUN_ID",)) if launcher is ENVIRONMENT else None
         return cls(
             rank=_known(place.rank),
             world_size=_known(place.size),
@@ -90,7 +91,7 @@ class Topology(NamedTuple):
             local_size=local_size,
             node_rank=node_rank,
             job_key=_chosen_key(given) or _job_key(launcher, place, given, identify),
-            source="torchrun" if _by_torchrun(launcher, given) else launcher.source,
+            source="torchrun" if run_id else launcher.source,
         )
 
 
@@ -138,10 +139,6 @@ def _rivals(winner: Launcher, env: Environment) -> list[tuple[Launcher, Placemen
         return []
     read = ((launcher, launcher.read(env)) for launcher in (OPEN_MPI, HYDRA))
     return [(launcher, place) for launcher, place in read if place.complete]
-
-
-def _by_torchrun(launcher: Launcher, env: Environment) -> bool:
-    return launcher is ENVIRONMENT and first_set(env, ("TORCHELASTIC_RUN_ID",)) is not None
 
 
 def _incomplete(launcher: Launcher, place: Placement) -> ValueError:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from sdp_plugins.core import _native
-from sdp_plugins.core.process_identity import clock_id, process_state
-from sdp_plugins.core.rank_info import Forming, RankInfo, pid_namespace
+from sdp_plugins.core.process_identity import clock_id, namespace, process_state
+from sdp_plugins.core.rank_info import Forming, RankInfo
 from sdp_plugins.core.rank_names import printable
 from sdp_plugins.core.trace_event import ASYNC, COMPARE, FAILED, NBYTES, STEP, TraceEvent, unpack
 from sdp_plugins.flight.untrusted import (
@@ -93,7 +93,7 @@ class RankSnapshot(NamedTuple):
 
 def liveness(info: RankInfo) -> str:
     """The state of a rank's process: see `RankSnapshot`."""
-    if info.clock != clock_id() or info.pid_namespace != pid_namespace():
+    if info.clock != clock_id() or info.pid_namespace != namespace("pid"):
         return "unknown"
     return liveness_of_process(info.process)
 

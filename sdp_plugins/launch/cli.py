@@ -203,9 +203,12 @@ def folder_of_traces(folder: Path) -> dict[str, str]:
 def merged_traces(folder: Path, job_id: str) -> str:
     """Merge the ranks' traces; returns the result as text."""
     try:
-        from sdp_plugins.trace.merge import described
+        from sdp_plugins.trace.folder import MERGED
+        from sdp_plugins.trace.merge import merge
 
-        return described(folder, job_id)
+        return f"{folder / MERGED}: open it in https://ui.perfetto.dev\n{merge(folder, job_id)}"
+    except (OSError, ValueError) as error:
+        return f"there is no trace: {error}"
     except KeyboardInterrupt:  # the job has ended, and its exit code stands
         return (
             "interrupted; the ranks' traces are not merged. Hint: python -m "

@@ -55,15 +55,6 @@ def merge(folder: str | Path, job: str = "") -> str:
     return summary(traces, verdicts, about)
 
 
-def described(folder: Path, job: str = "") -> str:
-    """Merge the traces in a folder; returns path and summary as text, or the error."""
-    try:
-        text = merge(folder, job)
-    except (OSError, ValueError) as error:
-        return f"there is no trace: {error}"
-    return f"{folder / MERGED}: open it in https://ui.perfetto.dev\n{text}"
-
-
 def _about(traces: list[RankTrace], offsets: dict[str, Offset], origin: float) -> Json:
     there = {trace.rank for trace in traces}
     size = traces[0].about["world_size"]

@@ -60,7 +60,8 @@ class FailureMessage:
             found = _native.OpSignature.of(error.operation)
             operation = found.with_global_ranks(context.global_ranks).fields
         ranks, text = error.ranks[:_MOST_RANKS] or (rank,), error.cause.rstrip(".")[:_MOST_TEXT]
-        return cls(origin, kind_of(error), ranks, text, operation)
+        kind = error.kind if error.kind in _KINDS else "aborted"
+        return cls(origin, kind, ranks, text, operation)
 
     @property
     def signature(self) -> _native.OpSignature | None:
@@ -111,11 +112,6 @@ def _beginning(text: str, room: int) -> str:
 
 def _signature(fields: SignatureFields | None) -> _native.OpSignature | None:
     return None if fields is None else _native.OpSignature.of(fields)
-
-
-def kind_of(error: SdpError) -> str:
-    """Native name of an error's kind, as a message carries it."""
-    return error.kind if error.kind in _KINDS else "aborted"
 
 
 def native_failure(error: SdpError, otherwise: str = "closed", group: int = 0) -> _native.Failure:

@@ -6,7 +6,7 @@ import warnings
 
 from ..config import Config
 from ..environment import environment
-from ..launcher_variables import ENVIRONMENT, HYDRA, OPEN_MPI, PMIX, Environment, first_set
+from ..launcher_variables import ENVIRONMENT, HYDRA, OPEN_MPI, PMIX, first_set
 from ..rendezvous import EnvExchange, Exchange
 from ..rendezvous.failure import NODES_HINT
 from ..topology import Topology
@@ -17,12 +17,12 @@ from .transport import Network
 _HERE = ("127.0.0.1", "localhost", "::1")
 
 
-def mpi_is_there(env: Environment | None = None) -> bool:
+def mpi_is_there() -> bool:
     """Whether an MPI launcher has started this job's ranks and mpi4py is installed.
 
     torchrun inside mpirun passes mpirun's variables to ranks that MPI has not started.
     """
-    given = environment() if env is None else env
+    given = environment()
     if not mpi_library.installed() or first_set(given, ("TORCHELASTIC_RUN_ID",)):
         return False
     job = ENVIRONMENT.read(given)

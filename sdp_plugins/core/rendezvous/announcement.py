@@ -6,10 +6,9 @@ import os
 import secrets
 import socket
 import struct
-from contextlib import suppress
 from dataclasses import dataclass
 
-from ..process_identity import clock_id
+from ..process_identity import clock_id, namespace
 
 ANNOUNCEMENT_NBYTES = 256
 """Every announcement has this size, so that a plain all_gather can exchange them."""
@@ -38,10 +37,8 @@ class Place:
     @classmethod
     def here(cls) -> Place:
         """Return the place of this process; an unknown network is 0."""
-        network = 0
-        with suppress(OSError):
-            network = os.stat("/proc/self/ns/net").st_ino
-        return cls(clock_id()[:36], network, _fit(socket.gethostname()).decode(errors="replace"))
+        host = _fit(socket.gethostname()).decode(errors="replace")
+        return cls(clock_id()[:36], namespace("net"), host)
 
 
 @dataclass(frozen=True)
