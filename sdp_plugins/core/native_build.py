@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from .config import Config
@@ -86,8 +87,7 @@ def compile_ahead(package: str, compile_all: Callable[[], object]) -> int:
         epilog="The library is kept in SDP_CACHE (default: ~/.cache/sdp_plugins); CXX names the "
         "compiler.",
     ).parse_args()
-    # An exception ends the compiler and removes its temporary folder.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, _end)
     try:
         compile_all()
     except CompileError as error:
@@ -95,6 +95,14 @@ def compile_ahead(package: str, compile_all: Callable[[], object]) -> int:
         return 1
     print("all_reduce: compiled")
     return 0
+
+
+def _end(number: int, frame: object) -> None:
+    """End the compiler, of which `subprocess` may not know yet; the exit removes its folder."""
+    with suppress(OSError):
+        for child in Path("/proc/thread-self/children").read_text().split():
+            os.kill(int(child), signal.SIGKILL)
+    sys.exit(128 + number)
 
 
 def _cache(config: Config) -> Path:

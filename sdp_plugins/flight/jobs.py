@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from sdp_plugins.core.process_identity import parents, process_command
+from sdp_plugins.core.rank_info import RankInfo
 from sdp_plugins.core.rank_names import name_ranks, printable
 from sdp_plugins.flight.rank_snapshot import RankSnapshot, liveness
 
@@ -31,6 +32,11 @@ class Job(NamedTuple):
         return sorted({snapshot.info.pid for snapshot in self.snapshots})
 
     @property
+    def launchers(self) -> set[int]:
+        """The processes above its ranks on this machine."""
+        return {above for info in self._here for above in parents(info.pid)}
+
+    @property
     def title(self) -> str:
         """One line for a list of jobs."""
         hosts = ", ".join(sorted({snapshot.info.host for snapshot in self.snapshots}))
@@ -45,10 +51,14 @@ class Job(NamedTuple):
     @property
     def _command(self) -> str:
         """The command of the first rank on this machine."""
-        infos = [snapshot.info for snapshot in self.snapshots]
-        here = [info for info in infos if liveness(info) in ("running", "stopped")]
-        first = min(here, key=lambda info: info.global_rank, default=None)
+        first = min(self._here, key=lambda info: info.global_rank, default=None)
         return printable(process_command(first.process), _MOST_CHARS) if first else ""
+
+    @property
+    def _here(self) -> list[RankInfo]:
+        """The ranks on this machine that have not ended: another process may get an old pid."""
+        infos = [snapshot.info for snapshot in self.snapshots]
+        return [info for info in infos if liveness(info) in ("running", "stopped")]
 
 
 def find_jobs(snapshots: Sequence[RankSnapshot]) -> list[Job]:
@@ -78,12 +88,14 @@ def match_jobs(found: Sequence[Job], word: str) -> list[Job]:
     ]
     if exact or not word:
         return exact or list(found)
-    if word.isdigit():
-        pid = int(word)
-        started = [j for j in found if any(pid in (its, *parents(its)) for its in j.pids)]
-        if started:
-            return started
+    if word.isdigit() and (by_process := jobs_of_process(found, int(word))):
+        return by_process
     return [job for job in found if any(word in key for key in job.keys)]
+
+
+def jobs_of_process(found: Sequence[Job], pid: int) -> list[Job]:
+    """The jobs of which a process is a rank, or the launcher of a rank."""
+    return [job for job in found if pid in job.pids or pid in job.launchers]
 
 
 def _pids(pids: Sequence[int]) -> str:

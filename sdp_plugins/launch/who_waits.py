@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from sdp_plugins.flight.jobs import Job
 
 # Functions import the flight recorder, because jobs start without it.
 
@@ -25,11 +28,9 @@ class Waiting(NamedTuple):
 
 def who_waits() -> str:
     """Which ranks on this machine wait for which others."""
-    from sdp_plugins.flight.jobs import find_jobs, match_jobs
-    from sdp_plugins.flight.segments import read_segments
     from sdp_plugins.flight.wait_report import report
 
-    mine = match_jobs(find_jobs(read_segments().snapshots), str(os.getpid()))
+    mine = _jobs()
     if not mine:
         return "no rank on this machine has an open group"
     lines = [line for job in mine for line in (job.title, *report(job.snapshots))]
@@ -38,13 +39,11 @@ def who_waits() -> str:
 
 def long_waits() -> dict[int, Waiting]:
     """The ranks on this machine that have waited for long, by their number in the job."""
-    from sdp_plugins.flight.jobs import find_jobs, match_jobs
-    from sdp_plugins.flight.segments import read_segments
     from sdp_plugins.flight.wait_report import groups_of
     from sdp_plugins.flight.waits import waits
 
     found: dict[int, Waiting] = {}
-    for job in match_jobs(find_jobs(read_segments().snapshots), str(os.getpid())):
+    for job in _jobs():
         for group in groups_of(job.snapshots).values():
             for wait in waits(group):
                 for rank in wait.ranks:
@@ -62,3 +61,10 @@ def stack_dump_signal() -> int:
     from sdp_plugins.core.stack_dump import NUMBER
 
     return NUMBER
+
+
+def _jobs() -> list[Job]:
+    from sdp_plugins.flight.jobs import find_jobs, jobs_of_process
+    from sdp_plugins.flight.segments import read_segments
+
+    return jobs_of_process(find_jobs(read_segments().snapshots), os.getpid())

@@ -18,12 +18,12 @@ import pytest
 
 from sdp_plugins.core import Group, _native
 from sdp_plugins.core.errors import SdpError
-from sdp_plugins.core.process_identity import process_identity
+from sdp_plugins.core.process_identity import clock_id, namespace, process_identity
 from sdp_plugins.core.rank_info import Forming, RankInfo, group_token
 from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.flight import report_file
 from sdp_plugins.flight.flight_recorder import flight_recorder
-from sdp_plugins.flight.jobs import find_jobs, match_jobs
+from sdp_plugins.flight.jobs import Job, find_jobs, jobs_of_process, match_jobs
 from sdp_plugins.flight.rank_snapshot import RankSnapshot, latest, parse
 from sdp_plugins.flight.segments import read_segments
 from sdp_plugins.flight.untrusted import rank_info_from_json, rank_info_from_text
@@ -316,6 +316,18 @@ def test_a_process_that_went_from_job_to_job_is_found_by_each(raw: bytes) -> Non
     for word in ("x", "id:later", "late"):
         assert match_jobs(found, word) == found[1:]
     assert match_jobs(found, "") == found
+
+
+def test_a_launcher_is_no_part_of_a_key_and_no_parent_of_an_old_process(raw: bytes) -> None:
+    """A key may contain any digits, and the pid of a rank that has ended may be reused."""
+    here = INFO._replace(job=f"id:{os.getpid()}0", clock=clock_id(), pid_namespace=namespace("pid"))
+    with subprocess.Popen(["sleep", "100"]) as child:
+        rank = parse(raw)._replace(info=here._replace(process=process_identity(child.pid)))
+        old = parse(raw)._replace(info=here._replace(process=f"{child.pid}@1"))
+        assert jobs_of_process([Job([], [rank])], os.getpid())
+        assert not jobs_of_process([Job([], [old])], os.getpid())
+        child.kill()
+    assert not jobs_of_process(find_jobs([parse(raw)._replace(info=here)]), os.getpid())
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_ranks_are_torch_s_where_the_launcher_s_are_others(
     init = f"file://{tmp_path / 'meet'}"
     _, text, *_ = run_ranks(4, time_out_in_a_part, init, launched_as)
     first, _, notes = text.partition("\n")
-    assert first.startswith("[rank 1 in group 1 tp?)row (ranks 1, 3)] all_reduce #1 "), first
+    assert first.startswith("[rank 1 in group 1 tp?]row (ranks 1, 3)] all_reduce #1 "), first
     assert "rank 3 did not arrive" in first
     assert re.search(r"rank 1 has waited .* for rank 3\n.*rank 3 .* is in no operation", notes)
 
