@@ -173,10 +173,11 @@ class Group(Collectives):
     ) -> Group:
         if timeout_s is None:
             timeout_s = config.wait_s
+        timeout_s = float(timeout_s)
         if not 0 < timeout_s < math.inf:  # nan too
             raise ValueError(
-                f"timeout_s={timeout_s}: every wait has a deadline. Hint: pass seconds, such as "
-                "300, or none for SDP_TIMEOUT_S."
+                f"timeout_s must be positive and finite, not {timeout_s}. Hint: pass seconds, such "
+                "as 300, or none for SDP_TIMEOUT_S."
             )
         with open_groups.forming(Forming(names, time.monotonic_ns()), config):
             membership = bring_up(rank, names, exchange, timeout_s, config, network)

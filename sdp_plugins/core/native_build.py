@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import logging
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -47,7 +48,7 @@ def build(source: Path, version: str, compiler: Sequence[str], linker: Sequence[
         linker: Flags after the source.
 
     Returns:
-        The library, whose name depends on sources, headers, version and flags.
+        The library, whose name depends on all of these, the processor and the C library.
 
     Raises:
         CompileError: There is no compiler, or it failed, or ``SDP_NATIVE_OPS`` is 0.
@@ -57,6 +58,7 @@ def build(source: Path, version: str, compiler: Sequence[str], linker: Sequence[
         raise CompileError("SDP_NATIVE_OPS is 0")
     headers = [*sorted(INCLUDE.rglob("*.h")), *sorted(source.parent.rglob("*.h"))]
     parts = [*(path.read_text() for path in (source, *headers)), version, *compiler, *linker]
+    parts += [platform.machine(), *platform.libc_ver()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     library = _cache(config) / f"{source.stem}-{digest}.so"
     options = ["-O3", "-fPIC", "-shared", f"-I{INCLUDE}", *compiler, str(source), *linker]

@@ -21,6 +21,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from sdp_plugins.core import DType, Group, ReduceOp, native_api, native_build
+from sdp_plugins.core.native_build import CompileError
 from sdp_plugins.core.tensor_lists import FusedAllReduce, gather_uneven
 
 SOURCE = Path(__file__).with_name("csrc") / "all_reduce_ffi.cc"
@@ -32,12 +33,15 @@ def register() -> None:
     """Register the compiled call with XLA.
 
     Raises:
-        CompileError: The call cannot be compiled here.
+        CompileError: The call cannot be compiled or loaded here.
     """
     library = native_build.build(
         SOURCE, version("jaxlib"), ["-std=c++17", f"-I{jax.ffi.include_dir()}"]
     )
-    handler = ctypes.CDLL(str(library)).SdpAllReduce
+    try:
+        handler = ctypes.CDLL(str(library)).SdpAllReduce
+    except OSError as error:
+        raise CompileError(f"{SOURCE.name}: {error}. Hint: delete {library}") from None
     jax.ffi.register_ffi_target(TARGET, jax.ffi.pycapsule(handler), platform="cpu")
 
 

@@ -138,7 +138,7 @@ def _failing_together(method: _Function) -> _Function:
             group.abort(f"{type(end).__name__} in a method of the model")
             raise
         except Exception as raised:
-            error = context.backend.error_of_step() or raised
+            error = context.backend.error_of_step(method.__name__) or raised
             if isinstance(group.failure or error, CollectiveMismatchError):
                 explained = explain(context.progress, context.failure_group)
                 if explained is not None:

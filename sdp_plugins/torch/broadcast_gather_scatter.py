@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sdp_plugins.torch.options import CallOptions, Launch, Options, call_options, root_and_options
 from sdp_plugins.torch.process_group_lifecycle import ProcessGroupBase
-from sdp_plugins.torch.tensors import Outputs, only, readable, same_dtype, to_move
+from sdp_plugins.torch.tensors import Outputs, only, readable, same_dtype, tensor_of, to_move
 from sdp_plugins.torch.torch_dispatch import dispatched
 from sdp_plugins.torch.work import Work
 
@@ -76,9 +76,9 @@ class BroadcastGatherScatter(ProcessGroupBase):
                 f"all_gather_coalesced of {len(input_list)} tensors needs as many outputs in each "
                 f"of {self.size()} lists, not {[len(outputs) for outputs in output_lists]}."
             )
-        sizes = [tuple(tensor.shape) for tensor in input_list]
+        sizes = [tuple(tensor_of(tensor).shape) for tensor in input_list]
         for rank, outputs in enumerate(output_lists):
-            if [tuple(tensor.shape) for tensor in outputs] != sizes:
+            if [tuple(tensor_of(tensor).shape) for tensor in outputs] != sizes:
                 raise ValueError(
                     f"all_gather_coalesced needs outputs of its inputs' sizes {sizes}, but those "
                     f"of rank {rank} are of {[tuple(tensor.shape) for tensor in outputs]}."

@@ -26,7 +26,7 @@ from sdp_plugins.torch.options import CallOptions, Launch
 from sdp_plugins.torch.profiling import ProfiledCall, begin
 from sdp_plugins.torch.sparse import SparseSum
 from sdp_plugins.torch.store_shutdown import StoreShutdown
-from sdp_plugins.torch.tensors import Outputs, readable, same_dtype
+from sdp_plugins.torch.tensors import Outputs, readable, same_dtype, tensor_of
 from sdp_plugins.torch.work import PendingWork, Work
 
 DRAIN_S = 0.5
@@ -188,8 +188,7 @@ class ProcessGroupBase(GroupProperties):
         copies = Outputs(list(zip(*pairs, strict=True)) if len(outputs) > 1 else ())
         launches, dense_inputs = [], []
         for output, input in zip(outputs, inputs, strict=True):
-            if output.dtype != input.dtype:
-                same_dtype([output, input])
+            same_dtype([output, input])
             source = readable(input)
             target = to_buffer(copies.dense(output))
             launches.append(partial(launch, target, to_buffer(source), *arguments))
@@ -201,10 +200,11 @@ class ProcessGroupBase(GroupProperties):
         if len(wholes) == 1:
             return  # the Group checks it
         for whole, part in zip(wholes, parts, strict=True):
-            if whole.numel() != self._group.world_size * part.numel():
+            count = tensor_of(part).numel()
+            if tensor_of(whole).numel() != self._group.world_size * count:
                 raise ValueError(
                     f"{name}: {whole.numel()} elements are not those of {self._group.world_size} "
-                    f"ranks with {part.numel()} elements each."
+                    f"ranks with {count} elements each."
                 )
 
     def _forget_done(self) -> None:

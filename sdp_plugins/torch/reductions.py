@@ -52,7 +52,9 @@ class Reductions(ProcessGroupBase):
         except OwnDispatchError:
             tensor = None
         if tensor is None:  # not `dispatched`, as the reducer is found by the number of frames
-            return through_operators(Reductions.allreduce, self, tensors, opts)
+            given = {"opts": opts, "op": op, "timeout": timeout}
+            given = {name: value for name, value in given.items() if value is not None}
+            return through_operators(Reductions.allreduce, self, tensors, **given)
         kind, options = op_and_options(op if opts is None else opts, timeout)
         if tensor.layout is not torch.strided or not is_dense(tensor):
             if tensor.layout is not torch.sparse_coo:

@@ -161,10 +161,10 @@ def same_dtype(tensors: Sequence[Tensor]) -> None:
     """Check that the tensors of one operation have the same dtype.
 
     Raises:
-        TypeError: The dtypes differ.
+        TypeError: The dtypes differ, or as for `tensor_of`.
     """
     for tensor in tensors:
-        if tensor.dtype != tensors[0].dtype:
+        if tensor_of(tensor).dtype != tensors[0].dtype:
             names = ", ".join(sorted({str(tensor.dtype) for tensor in tensors}))
             raise TypeError(f"The tensors of one operation differ in dtype: {names}.")
 

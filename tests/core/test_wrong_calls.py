@@ -136,7 +136,7 @@ def test_wrong_calls_raise_before_anything_is_sent(rank_pool: Pool) -> None:
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan")])
 def test_a_group_needs_a_time_out(timeout_s: float) -> None:
-    with pytest.raises(ValueError, match=r"every wait has a deadline\. Hint: "):
+    with pytest.raises(ValueError, match=r"must be positive and finite, not .*\. Hint: "):
         Group.from_env(timeout_s=timeout_s)
     with Group.from_env() as group, pytest.raises(ValueError, match="Hint: "):
         group.new_group([0], timeout_s=timeout_s)

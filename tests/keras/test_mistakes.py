@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from keras import layers, ops
 
-from sdp_plugins.core import PeerLostError
+from sdp_plugins.core import CollectiveMismatchError, PeerLostError
 from sdp_plugins.keras import SMDDPStrategy, rank_consistency
 from tests.faults import gave_up, stay_away
 from tests.keras.first_ranks import BACKENDS, on_ranks
@@ -190,6 +190,19 @@ def test_shuffled_without_a_seed(rank: int, made: SMDDPStrategy) -> None:
 
         data = Source()
     compiled(made).fit(data, verbose=0)
+
+
+@on_ranks(2, ["tensorflow"])
+def test_the_method_of_other_batches(rank: int, world: int) -> None:
+    import tensorflow as tf
+
+    x, y = arrays()
+    data = tf.data.Dataset.from_tensor_slices((x + rank, y)).batch(BATCH)
+    with strategy() as made:
+        model = compiled(made)
+        with pytest.raises(CollectiveMismatchError, match="rank 1 reads other batches") as caught:
+            model.evaluate(data, verbose=0)
+    assert (caught.value.op, caught.value.ranks) == ("evaluate", (1,))
 
 
 @fails("rank 1 has passed other arrays than this one", "each takes its part")

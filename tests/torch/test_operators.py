@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils._pytree import tree_map_only
 
 from tests.torch.jobs import assert_same, process_group
 
@@ -72,15 +73,62 @@ def test_a_subclass_reaches_its_own_dispatch(rank_pool: Any) -> None:
     rank_pool(2).run(run_subclass)
 
 
+class Stored(Tensor):
+    """Elements in another tensor, of another type and shape than this one tells."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Stored:
+        made: Any = Tensor._make_wrapper_subclass(cls, (99,), dtype=torch.bfloat16)
+        made.inner = inner
+        return made  # type: ignore[no-any-return]
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, operator: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        given = tree_map_only(cls, lambda stored: stored.inner, (args, kwargs or {}))
+        return operator(*given[0], **given[1])
+
+
+def run_stored(rank: int, world: int) -> None:
+    mine, whole = torch.full((2,), rank + 1.0), torch.tensor([1.0, 1.0, 2.0, 2.0])
+    with process_group() as group:
+        output = torch.zeros(4)
+        dist.all_gather_into_tensor(output, Stored(mine))
+        assert_same(output, whole)
+        outputs = [torch.zeros(4), torch.zeros(4)]
+        inputs = [Stored(mine), mine]
+        group.allgather_into_tensor_coalesced(outputs, inputs).wait()
+        assert_same(torch.stack(outputs), whole.expand(2, 4))
+        lists = [[torch.zeros(2)], [torch.zeros(2)]]
+        group.allgather_coalesced(lists, [Stored(mine)]).wait()
+        assert_same(torch.cat([part for (part,) in lists]), whole)
+        group.reduce_scatter_tensor_coalesced(
+            [mine[:1], mine[1:]], [Stored(mine.clone()), mine.clone()]
+        ).wait()
+        assert_same(mine, torch.full((2,), 3.0))
+        group.alltoall_base(output[:2], Stored(torch.tensor([1.0, 2.0])), [], []).wait()
+        assert_same(output[:2], torch.full((2,), rank + 1.0))
+
+
+def test_what_a_subclass_tells_of_itself_is_not_what_is_sent(rank_pool: Any) -> None:
+    rank_pool(2).run(run_stored)
+
+
 def run_mode(rank: int, world: int) -> None:
-    with process_group(), CommDebugMode() as mode:
+    with process_group() as group, CommDebugMode() as mode:
         tensor = torch.ones(2)
         dist.all_reduce(tensor)
         dist.all_reduce(tensor, async_op=True).wait()
         dist.broadcast(tensor, 0)
         dist.barrier()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            group.allreduce([tensor], op=dist.ReduceOp.MAX).wait()
         counts = {str(name): count for name, count in mode.get_comm_counts().items()}
-        assert counts == {"c10d.allreduce_": 2, "c10d.broadcast_": 1}
+        assert counts == {"c10d.allreduce_": 3, "c10d.broadcast_": 1}
         assert_same(tensor, torch.full((2,), 4.0))
 
 

@@ -65,8 +65,12 @@ class Backend(ABC):
         """Return the data of a cut batch after checking that it equals the other ranks'."""
         return data
 
-    def error_of_step(self) -> Exception | None:
-        """Return the error that this package has raised in a step, and a framework has wrapped."""
+    def error_of_step(self, op: str) -> Exception | None:
+        """Return the error that this package has raised in a step, and a framework has wrapped.
+
+        Args:
+            op: The method of the model that has failed.
+        """
         return None
 
     @abstractmethod

@@ -105,13 +105,15 @@ class TensorFlowBackend(Backend):
     def _refuse(self, others: np.ndarray[Any, Any]) -> None:
         text = OTHER_BATCHES.format(f"rank {others[0]}")
         self._error_of_step = CollectiveMismatchError(
-            f"{self._collectives.group.error_prefix}{text}", ranks=tuple(others.tolist()), op="fit"
+            f"{self._collectives.group.error_prefix}{text}", ranks=tuple(others.tolist())
         )
         raise self._error_of_step
 
-    def error_of_step(self) -> Exception | None:
+    def error_of_step(self, op: str) -> Exception | None:
         """Return the error of ``compare``, once."""
         error, self._error_of_step = self._error_of_step, None
+        if error is not None:
+            error.op = op
         return error
 
     def length(self, tensor: Any) -> Any:
