@@ -111,6 +111,8 @@ ATTRIBUTES = {
     "JAX's Model": ("_jax_state", "_jax_state_synced"),
 }
 """Further attributes of objects; ``tests/keras/test_keras_internals.py`` checks some."""
+LOGITS = "_keras_logits"
+"""The attribute of a tensor of probabilities that holds the logits, on TensorFlow."""
 BY_FIT = "_use_cached_eval_dataset"
 """The argument by which ``fit`` marks its own calls of ``evaluate``."""
 _IS_WRAPPER = "_smddp_wrapper"

@@ -10,9 +10,10 @@ every gradient and shows only gross errors.
 
 A correct result may exceed the bound because training amplifies rounding, for example in an
 optimizer that divides by a gradient which is zero except for rounding. `run.py` then repeats the
-case in one process with each batch's rows in reverse order, and in another precision: a difference
-must be larger than what these change. A loss scale of float16 is no evidence either: the mean over
-a rank's fewer rows has larger gradients, which overflow at lower scales.
+case in one process with each batch's rows in reverse order, in another precision, and from initial
+weights of other rounding: a difference must be larger than what these change. A loss scale of
+float16 is no evidence either: the mean over a rank's fewer rows has larger gradients, which
+overflow at lower scales.
 """
 
 from __future__ import annotations

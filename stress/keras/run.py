@@ -9,7 +9,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stress.keras.compare import Difference, all_differences, differences, is_finite, unequal_ranks
+import numpy as np
+
+from stress.keras.compare import (
+    ROUNDING,
+    Difference,
+    all_differences,
+    differences,
+    is_finite,
+    unequal_ranks,
+)
 from stress.keras.plan import Plan
 from tests.keras.first_ranks import FirstRanks
 from tests.ranks import RankFailure, RankPool
@@ -146,11 +155,16 @@ class Runner:
         return None
 
     def _is_rounding(self, plan: Plan, found: list[Difference], alone: Any, again: Any) -> bool:
-        """Return whether row order or precision changes one process's values by a similar size."""
+        """Return whether one process's values change by a similar size.
+
+        Row order, precision, or rounding of the initial weights changes them. The last one breaks
+        ties, as of a maximum, which one process may keep and ranks do not.
+        """
         other_plan = replace(plan, dtype=OTHER_PRECISION[plan.dtype])
         (other,) = self._on(other_plan, 1, False, "", alone["start"])
+        (moved,) = self._on(plan, 1, False, "", rounded(alone["start"], plan))
         sizes = Counter[str]()
-        for result in (again, other):
+        for result in (again, other, moved):
             for d in all_differences(result, alone, plan.dtype) if "error" not in result else ():
                 sizes[d.where] = max(sizes[d.where], d.size)
         return all(d.size <= ROUNDING_FACTOR * sizes[d.where] for d in found)
@@ -159,6 +173,16 @@ class Runner:
         ranks = FirstRanks(self._pool, world)
         results = ranks.run(RUN, plan.to_json(), *args, timeout_s=LIMIT_S)
         return results[:world]
+
+
+def rounded(start: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """Return weights that differ by less than a bound, and by more than rounding."""
+    draw = np.random.default_rng(plan.seed)
+    size = ROUNDING[plan.dtype] / 100
+    return {
+        name: value + size * (1 + np.abs(value)) * draw.uniform(-1, 1, value.shape)
+        for name, value in start.items()
+    }
 
 
 def told(found: list[Difference], most: int = 4) -> str:

@@ -171,6 +171,29 @@ def test_shares_of_a_batch_are_exact_in_float64(rank: int, world: int) -> None:
     assert kernel.item() == pytest.approx(2 / 3 * float((x * y).sum()), rel=1e-14)
 
 
+@on_ranks(2, ["tensorflow", "torch"])
+def test_a_loss_object_as_metric_of_probabilities_near_zero(rank: int, world: int) -> None:
+    """On TensorFlow, Keras computes with the logits that it has kept of a softmax."""
+    x, y = np.arange(8.0).reshape(4, 2), np.array([0, 1, 0, 1])
+    with strategy() as made:
+        alone = saturated()
+        model = saturated(made)
+        expected = alone.evaluate(x, y, batch_size=4, verbose=0)
+        assert model.evaluate(x, y, batch_size=4, verbose=0) == pytest.approx(expected, rel=1e-5)
+
+
+def saturated(made: Any = None) -> Any:
+    """A softmax of logits up to 700."""
+    with made.scope() if made is not None else nullcontext():
+        layer = layers.Dense(
+            2, "softmax", kernel_initializer=keras.initializers.Constant([[50, 0]] * 2)
+        )
+        model = keras.Sequential([keras.Input((2,)), layer])
+        crossentropy = keras.losses.SparseCategoricalCrossentropy
+        model.compile("sgd", crossentropy(), metrics=[crossentropy(name="object")])
+    return model
+
+
 @contextmanager
 def without_native_ops() -> Iterator[None]:
     """As in a process that has loaded none, and must not."""

@@ -14,6 +14,7 @@ import tensorflow as tf
 from sdp_plugins.core import CollectiveMismatchError
 from sdp_plugins.tensorflow.collectives import TensorFlowCollectives
 
+from .. import keras_internals
 from ..batch_shard import DATA, DIGEST, OTHER_BATCHES, WHOLE, BatchShard, factor_of
 from ..steps import StatefulStep
 from ..synchronized_batch_norm import weighted_gradient
@@ -83,8 +84,12 @@ class TensorFlowBackend(Backend):
         return sums
 
     def gather_rows(self, tensor: Any, shard: BatchShard) -> Any:
-        """Gather all ranks' rows with an uneven all_gather."""
-        (whole,) = self._collectives.all_gather([tensor[: shard.rows]])
+        """Gather all ranks' rows with an uneven all_gather; Keras' crossentropies read LOGITS."""
+        logits = getattr(tensor, keras_internals.LOGITS, None)
+        parts = [part[: shard.rows] for part in (tensor, logits) if part is not None]
+        whole, *of_logits = self._collectives.all_gather(parts)
+        if of_logits:
+            setattr(whole, keras_internals.LOGITS, of_logits[0])
         return whole
 
     def compare(self, data: Any) -> Any:
