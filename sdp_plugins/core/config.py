@@ -26,6 +26,7 @@ MAX_TIMEOUT_S = 1e8
 FUSION_ALIGN = 128
 """Size of a fusion buffer is a multiple of this many bytes."""
 PAGE = 4096
+ERROR_FILE = "SDP_ERROR_FILE"
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -273,7 +274,7 @@ def started_by_smddprun() -> bool:
 
 def take_error_file() -> str:
     """Remove ``SDP_ERROR_FILE`` from the environment; returns its value, empty if it is not set."""
-    return os.environ.pop("SDP_ERROR_FILE", "")
+    return os.environ.pop(ERROR_FILE, "")
 
 
 def started_by_us() -> bool:

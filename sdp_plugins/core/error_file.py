@@ -19,7 +19,6 @@ from typing import Any
 from .config import take_error_file
 from .errors import NO_SEQ, SdpError, quoted
 
-VARIABLE = "SDP_ERROR_FILE"
 _MOST_LINES = 400
 _LONGEST = 1 << 20
 _LOSSES = ("peer_lost", "aborted")

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-from sdp_plugins.core.error_file import VARIABLE, ErrorFile, RankError
+from sdp_plugins.core.config import ERROR_FILE
+from sdp_plugins.core.error_file import ErrorFile, RankError
 
 PR_SET_PDEATHSIG = 1
 
@@ -129,7 +130,7 @@ def start_process(
         process = subprocess.Popen(
             argv,
             bufsize=0,
-            env={**environment, VARIABLE: error_file.path},
+            env={**environment, ERROR_FILE: error_file.path},
             stdin=None if stdin else subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

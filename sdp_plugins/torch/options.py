@@ -53,6 +53,10 @@ def group_seconds(timeout: timedelta, config: Config) -> float | None:
     return seconds(timeout)
 
 
+def _given(options: Options) -> CallOptions:
+    return options.asyncOp, seconds(options.timeout)
+
+
 def call_options(options: Options, timeout: timedelta | None = None) -> CallOptions:
     """Return whether a call is asynchronous, and its timeout.
 
@@ -61,14 +65,14 @@ def call_options(options: Options, timeout: timedelta | None = None) -> CallOpti
         timeout: The timeout argument of the positional forms.
     """
     if type(options) in OPTIONS:
-        return options.asyncOp, seconds(options.timeout)
+        return _given(options)
     return True, seconds(timeout or options)
 
 
 def op_and_options(options: Options, timeout: timedelta | None) -> tuple[Any, CallOptions]:
     """Return c10d's reduction, `options` itself in allreduce(t, ReduceOp.MAX), and call options."""
     if type(options) in OPTIONS:
-        return options.reduceOp, (options.asyncOp, seconds(options.timeout))
+        return options.reduceOp, _given(options)
     if options is None or isinstance(options, timedelta):
         return dist.ReduceOp.SUM, call_options(options, timeout)
     return options, call_options(None, timeout)
@@ -77,5 +81,5 @@ def op_and_options(options: Options, timeout: timedelta | None) -> tuple[Any, Ca
 def root_and_options(options: Options, timeout: timedelta | None) -> tuple[int, CallOptions]:
     """Return the root, which is `options` itself in broadcast(t, 1), and the call options."""
     if type(options) in OPTIONS:
-        return options.rootRank, (options.asyncOp, seconds(options.timeout))
+        return options.rootRank, _given(options)
     return options or 0, call_options(None, timeout)

@@ -65,9 +65,7 @@ def readable(tensor: Tensor) -> Tensor:
         TypeError: The value is no tensor.
         ValueError: The tensor is not on the CPU, or it is sparse.
     """
-    if type(tensor) is not Tensor:
-        tensor_of(tensor)
-    if tensor.layout is not STRIDED:
+    if tensor_of(tensor).layout is not STRIDED:
         raise ValueError(
             f"smddp takes tensors of layout torch.strided, not of {tensor.layout}; all_reduce also "
             "of torch.sparse_coo. Hint: pass tensor.to_dense()."
@@ -192,12 +190,13 @@ def tensor_of(value: Any) -> Tensor:
     Raises:
         TypeError: The value is no tensor, or OwnDispatchError, which ``dispatched`` handles.
     """
+    if type(value) is Tensor:
+        return value
     kind = type(value)
-    if kind is not Tensor:
-        if not isinstance(value, Tensor):
-            raise TypeError(f"smddp needs a torch.Tensor, not {kind.__name__}.")
-        if has_own_dispatch(kind):
-            raise OwnDispatchError(
-                f"A {kind.__name__} may hold its elements in other tensors. Hint: pass those."
-            )
-    return value  # type: ignore[no-any-return]
+    if not isinstance(value, Tensor):
+        raise TypeError(f"smddp needs a torch.Tensor, not {kind.__name__}.")
+    if has_own_dispatch(kind):
+        raise OwnDispatchError(
+            f"A {kind.__name__} may hold its elements in other tensors. Hint: pass those."
+        )
+    return value

@@ -214,6 +214,10 @@ sdp::Request in_place(sdp::Op op, sdp::DType dtype, sdp::Piece buffer, int root)
   return made;
 }
 
+sdp::Request all_reduce(std::vector<std::int32_t>& buffer) {
+  return in_place(sdp::Op::all_reduce, sdp::DType::int32, piece(buffer));
+}
+
 sdp::Request send(sdp::DType dtype, sdp::Piece buffer, int to, std::uint32_t tag) {
   sdp::Request made = request(sdp::Op::send, dtype);
   made.sends = {buffer};

@@ -2,6 +2,7 @@
 // memory files and socket pairs, as the rendezvous would have made them.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -92,6 +93,7 @@ sdp::Piece piece(std::vector<T>& elements) {
 
 sdp::Request request(sdp::Op op, sdp::DType dtype);
 sdp::Request in_place(sdp::Op op, sdp::DType dtype, sdp::Piece buffer, int root = -1);
+sdp::Request all_reduce(std::vector<std::int32_t>& buffer);
 sdp::Request send(sdp::DType dtype, sdp::Piece buffer, int to, std::uint32_t tag = 0);
 sdp::Request recv(sdp::DType dtype, sdp::Piece buffer, int from, std::uint32_t tag = 0);
 }  // namespace ranks

@@ -12,6 +12,7 @@
 #include "ranks.hpp"
 
 using namespace sdp;
+using ranks::all_reduce;
 using ranks::expect_failure;
 using ranks::Rank;
 using ranks::World;
@@ -19,10 +20,6 @@ using Ints = std::vector<std::int32_t>;
 
 namespace {
 constexpr double kAtOnceS = 1.0;  // within which a lost peer has to be noticed
-
-Request all_reduce(Ints& buffer) {
-  return ranks::in_place(Op::all_reduce, DType::int32, ranks::piece(buffer));
-}
 
 Request barrier(double timeout_s = ranks::kTimeoutS) {
   Request made = ranks::request(Op::barrier, DType::uint8);

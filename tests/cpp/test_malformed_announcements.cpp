@@ -4,19 +4,17 @@
 //
 // Rank 0 runs as usual. Rank 1 is played by the test.
 #include "check.hpp"
+#include "malformed.hpp"
 #include "ranks.hpp"
 
 using namespace sdp;
+using namespace malformed;
 using ranks::expect_failure;
 using ranks::Rank;
 using ranks::World;
 using Ints = std::vector<std::int32_t>;
 
 namespace {
-constexpr std::uint64_t kHuge = std::uint64_t{1} << 61;
-constexpr std::uint64_t kMost = ~std::uint64_t{0};
-constexpr std::size_t kLarge = 20'000;  // elements of 4 bytes that do not travel inline
-
 // What rank 1 would have announced, had it been honest, and what it showed.
 struct Announced {
   Announcement announcement{};

@@ -1,16 +1,15 @@
 // Like test_malformed_announcements.cpp, for the rings that carry messages.
 #include "check.hpp"
+#include "malformed.hpp"
 #include "ranks.hpp"
 
 using namespace sdp;
+using namespace malformed;
 using ranks::expect_failure;
 using ranks::World;
 using Ints = std::vector<std::int32_t>;
 
 namespace {
-constexpr std::uint64_t kHuge = std::uint64_t{1} << 61;
-constexpr std::uint64_t kMost = ~std::uint64_t{0};
-
 struct Frame {
   std::uint64_t nbytes;
   std::uint32_t tag;

@@ -3,6 +3,7 @@
 #include "ranks.hpp"
 
 using namespace sdp;
+using ranks::all_reduce;
 using ranks::expect_failure;
 using ranks::Rank;
 using ranks::World;
@@ -10,10 +11,6 @@ using Ints = std::vector<std::int32_t>;
 using Failures = std::vector<std::optional<Failure>>;
 
 namespace {
-Request all_reduce(Ints& buffer) {
-  return ranks::in_place(Op::all_reduce, DType::int32, ranks::piece(buffer));
-}
-
 // All ranks run what `make` gives them for a buffer of theirs, which must stay as it was.
 Failures mismatch(int size, const std::function<Request(int, Ints&)>& make, std::size_t count = 8) {
   World world(size);

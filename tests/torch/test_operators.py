@@ -80,9 +80,10 @@ class Stored(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Stored:
-        made: Any = Tensor._make_wrapper_subclass(cls, (99,), dtype=torch.bfloat16)
+        made = Tensor._make_wrapper_subclass(cls, (99,), dtype=torch.bfloat16)
+        assert isinstance(made, cls)
         made.inner = inner
-        return made  # type: ignore[no-any-return]
+        return made
 
     @classmethod
     def __torch_dispatch__(
