@@ -20,7 +20,8 @@ from .config import take_error_file
 from .errors import NO_SEQ, SdpError, quoted
 
 _MOST_LINES = 400
-_LONGEST = 1 << 20
+_MOST_CHARS = 2000  # of a line
+_LONGEST = 1 << 23  # of the file: a character takes up to 6 bytes in JSON
 _LOSSES = ("peer_lost", "aborted")
 
 
@@ -69,7 +70,8 @@ class RankError:
     @classmethod
     def of(cls, error: BaseException) -> RankError:
         """Describe an exception, by the fields of an `SdpError` if one is among its causes."""
-        lines = "".join(traceback.format_exception(error)).splitlines()[-_MOST_LINES:]
+        text = "".join(traceback.format_exception(error)).splitlines()[-_MOST_LINES:]
+        lines = [line if len(line) <= _MOST_CHARS else f"{line[:_MOST_CHARS]} ..." for line in text]
         found = _sdp_error(error)
         if found is None:
             return cls(traceback=lines)

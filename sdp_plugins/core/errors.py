@@ -49,16 +49,17 @@ class SdpError(RuntimeError):
     ``ranks`` and ``origin_rank`` are numbers in the group.
     """
 
-    ranks: tuple[int, ...]
-    op: str
-    seq: int
-    elapsed_s: float
+    # Defaults are for a subclass whose __init__ does not call this one's.
+    ranks: tuple[int, ...] = ()
+    op: str = ""
+    seq: int = NO_SEQ
+    elapsed_s: float = 0.0
     kind: str = "other"
-    cause: str
-    summary: str
+    cause: str = ""
+    summary: str = ""
     origin_rank: int | None = None
     is_repeat: bool = False
-    global_ranks: tuple[int, ...]
+    global_ranks: tuple[int, ...] = ()
     global_origin_rank: int | None = None
     # Fields of native `OpSignature`s: what failed here, and what failed at the origin.
     operation: SignatureFields | None = None

@@ -13,7 +13,7 @@ import numpy as np
 
 from . import _native
 from .collectives import Collectives
-from .config import Config
+from .config import MAX_TIMEOUT_S, Config
 from .dtypes import DType
 from .errors import SdpError, is_news, name_error
 from .group_creation import Membership, bring_up, n_exchanges
@@ -179,6 +179,7 @@ class Group(Collectives):
                 f"timeout_s must be positive and finite, not {timeout_s}. Hint: pass seconds, such "
                 "as 300, or none for SDP_TIMEOUT_S."
             )
+        timeout_s = min(timeout_s, MAX_TIMEOUT_S)
         with open_groups.forming(Forming(names, time.monotonic_ns()), config):
             membership = bring_up(rank, names, exchange, timeout_s, config, network)
         return cls(membership, timeout_s, config, network)

@@ -72,11 +72,11 @@ def own_pid(pid: int) -> int:
 
 
 def parents(pid: int) -> list[int]:
-    """The processes above one, the nearest first."""
+    """The processes above one, the nearest first; process 1 may be a container's launcher."""
     found: list[int] = []
     while len(found) < _MAX_DEPTH and (stat := stat_fields(pid)):
         pid = int(stat[1])
-        if pid <= 1:
+        if pid < 1:
             break
         found.append(pid)
     return found

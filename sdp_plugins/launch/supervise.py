@@ -17,9 +17,9 @@ from sdp_plugins.launch.who_waits import stack_dump_signal, who_waits
 from sdp_plugins.launch.worker_group import Ending, Rank, RankOutput, WorkerGroup
 
 SURVIVOR_GRACE_S = 2.0  # from a failure to SIGTERM: the other ranks detect it and end
-TERMINATE_GRACE_S = 3.0  # from SIGTERM to SIGKILL
+TERMINATE_GRACE_S = 3.0  # from SIGTERM to SIGKILL, unless the launcher received a signal
 CAUSE_GRACE_S = 1.0  # from the end of a rank that lost another to the end of that one
-INTERRUPT_GRACE_S = 15.0  # from Ctrl-C to SIGTERM: a script may save a checkpoint
+SAVE_GRACE_S = 15.0  # after a signal to the launcher: a script may save a checkpoint
 STACKS_S = 2.0  # after a time-out, until SIGTERM: the ranks write their Python stacks
 DRAIN_S = 1.0  # limit for forwarding the last output after a signal or a time-out
 TIMED_OUT = 124  # the exit code of timeout(1)
@@ -124,18 +124,18 @@ class Supervisor:
             self.signal_all(signal.SIGKILL)
         elif number == signal.SIGINT:
             self.signal_all(signal.SIGINT)
-            self.end_all(time.monotonic() + INTERRUPT_GRACE_S)
+            self.end_all(time.monotonic() + SAVE_GRACE_S)
         else:
-            self.end_all(time.monotonic())
+            self.end_all(time.monotonic(), SAVE_GRACE_S)
 
     @property
     def is_ending(self) -> bool:
         """Whether the ranks are being ended, or are about to be."""
         return bool(self.steps or self.failed or self.ending)
 
-    def end_all(self, when: float) -> None:
+    def end_all(self, when: float, grace_s: float = TERMINATE_GRACE_S) -> None:
         """Schedule SIGTERM and, after a grace period, SIGKILL for all running ranks."""
-        self.steps = [(when, signal.SIGTERM), (when + TERMINATE_GRACE_S, signal.SIGKILL)]
+        self.steps = [(when, signal.SIGTERM), (when + grace_s, signal.SIGKILL)]
 
     def end_by(self, ending: Ending, when: float) -> None:
         """End the job for a reason other than a rank's failure or a signal."""

@@ -32,10 +32,12 @@ def in_grad_bucket(storage: UntypedStorage) -> bool:
     that DDP requires.
     """
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code is not run_backward_code:
-        bucket = frame.f_locals.get("bucket")
-        if isinstance(bucket, GradBucket):
-            return bucket.buffer().untyped_storage()._cdata == storage._cdata
+    while frame is not None and (code := frame.f_code) is not run_backward_code:
+        # Before Python 3.13, f_locals keeps all variables of a frame alive until it returns.
+        if "bucket" in code.co_varnames[: code.co_argcount]:
+            bucket = frame.f_locals["bucket"]
+            if isinstance(bucket, GradBucket):
+                return bucket.buffer().untyped_storage()._cdata == storage._cdata
         frame = frame.f_back
     return False
 

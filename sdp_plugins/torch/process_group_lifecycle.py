@@ -247,10 +247,10 @@ class ProcessGroupBase(GroupProperties):
         """Wait briefly for collectives that no caller waited for: peers need this rank's part."""
         deadline = time.monotonic() + DRAIN_S
         for work in list(self._works):
-            left = deadline - time.monotonic()
-            if left > 0 and work.is_collective:
-                with suppress(SdpError):
-                    work.wait(timedelta(seconds=left))
+            left = timedelta(seconds=deadline - time.monotonic())
+            if left > timedelta(0) and work.is_collective:  # a time-out of 0 means the group's
+                with suppress(Exception):  # its caller has not asked
+                    work.wait(left)
 
     def abort(self, reason: str | BaseException = "abort() was called") -> None:
         """Leave the group immediately; peers get PeerLostError with the reason."""

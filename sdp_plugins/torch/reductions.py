@@ -137,6 +137,7 @@ class Reductions(ProcessGroupBase):
         inputs = [readable(tensor) for tensor in input_tensors]  # type: ignore[arg-type]
         kind, options = op_and_options(opts, timeout)
         op, group, copies = core_op(kind), self._current_group(), Outputs()
+        same_dtype([output, *inputs])
         if len({tensor.numel() for tensor in inputs}) > 1:
             launches = self._reduce_to_each(output, inputs, op, copies)
         else:
@@ -153,10 +154,17 @@ class Reductions(ProcessGroupBase):
         copies: Outputs,
     ) -> list[Launch]:
         """Run reduce_scatter of parts that differ in size as one reduce to each rank."""
-        mine = inputs[self.rank()].detach().clone()
+        rank, sizes = self.rank(), [tensor.numel() for tensor in inputs]
+        if len(sizes) != self.size() or sizes[rank] != output.numel():
+            raise ValueError(
+                f"reduce_scatter needs {self.size()} tensors, and {output.numel()} elements for "
+                f"this rank, not {sizes}. Hint: pass one tensor for each rank, and an output of "
+                "this rank's size."
+            )
+        mine = inputs[rank].detach().clone()
         copies.copy_later(output, mine)
         reduce = self._current_group().reduce
-        parts = [*inputs[: self.rank()], mine, *inputs[self.rank() + 1 :]]
+        parts = [*inputs[:rank], mine, *inputs[rank + 1 :]]
         return [partial(reduce, to_reduce(part), root, op) for root, part in enumerate(parts)]
 
     @dispatched

@@ -11,13 +11,20 @@ from typing import Any
 
 import pytest
 
-from sdp_plugins.core import CollectiveTimeoutError, Group, PeerLostError
-from sdp_plugins.core.error_file import ErrorFile, RankError
+from sdp_plugins.core import CollectiveTimeoutError, Group, PeerLostError, SdpError
+from sdp_plugins.core.error_file import ErrorFile, RankError, _write
 from tests.ranks import HANG_S
 
 
 def lost() -> PeerLostError:
     return PeerLostError("rank 1 ended", ranks=[1], op="all_reduce", seq=7)
+
+
+class Bare(SdpError):
+    """Its `__init__` does not call that of the base."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
 
 
 def chained(inner: BaseException, outer: Exception, *, cause: bool) -> Exception:
@@ -55,6 +62,7 @@ def in_handler(inner: BaseException, outer: Exception) -> Exception:
         (chained(lost(), KeyError(1), cause=True), "peer_lost"),
         (chained(lost(), KeyError(1), cause=False), "exception"),
         (in_handler(lost(), KeyError(1)), "peer_lost"),
+        (Bare(3), "other"),
     ],
 )
 def test_kinds(error: BaseException, kind: str) -> None:
@@ -69,6 +77,17 @@ def test_fields() -> None:
     assert (told.ranks, told.op, told.seq) == ((1,), "all_reduce", 7)
     assert "PeerLostError: rank 1 ended" in "\n".join(told.traceback)
     assert told.traceback[-1] == "KeyError: 1"
+
+
+def test_a_long_text_is_cut() -> None:
+    file = ErrorFile()
+    try:
+        _write(file.path, in_handler(lost(), ValueError("\0" * 2**22)))
+        told = RankError.parse(file.read())
+    finally:
+        file.close()
+    assert told is not None and told.is_loss
+    assert told.traceback[-1].startswith("ValueError: \0")
 
 
 def test_fields_of_an_error_that_has_passed_through_cpp() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -135,8 +136,14 @@ def test_wrong_calls_raise_before_anything_is_sent(rank_pool: Pool) -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [0, -1, float("inf"), float("nan")])
-def test_a_group_needs_a_time_out(timeout_s: float) -> None:
+def test_a_group_needs_a_finite_time_out(timeout_s: float) -> None:
     with pytest.raises(ValueError, match=r"must be positive and finite, not .*\. Hint: "):
         Group.from_env(timeout_s=timeout_s)
     with Group.from_env() as group, pytest.raises(ValueError, match="Hint: "):
         group.new_group([0], timeout_s=timeout_s)
+
+
+def test_a_time_out_for_ever_is_one_of_years() -> None:
+    with Group.from_env(timeout_s=timedelta.max.total_seconds()) as group:
+        assert group.timeout_s == 1e8
+        group.barrier()

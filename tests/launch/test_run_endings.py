@@ -1,18 +1,16 @@
-"""How a job of `sdp run` ends: by failures, time-outs and signals."""
+"""How a job of `sdp run` ends: by failures and signals."""
 
 from __future__ import annotations
 
-import os
-import re
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import psutil
 import pytest
 
+from sdp_plugins.launch.supervise import TERMINATE_GRACE_S
 from tests.launch.jobs import HANGING, Script, launch, launch_all, read_pids, start
 from tests.processes import runs, wait_until_gone
 from tests.ranks import HANG_S
@@ -176,65 +174,6 @@ def test_a_rank_that_ignores_sigterm_is_killed(script: Script) -> None:
     wait_until_gone([int(line.split()[-1]) for line in done.stdout.splitlines()])
 
 
-def test_time_out(script: Script) -> None:
-    done = launch("-n", "2", "--timeout", "1", script("if rank: time.sleep(600)"))
-    assert done.returncode == 124
-    assert "still running: rank 1" in done.stderr
-
-
-def test_a_time_out_shows_who_waits_and_where_ranks_are(script: Script) -> None:
-    done = launch("-n", "2", "--timeout", "15", script(HANGING))
-    assert done.returncode == 124
-    _, _, last = done.stderr.partition("time-out reached; still running: ranks 0, 1\n")
-    assert re.search(r"  rank 0 has waited [\d.]+ s in barrier #\d+ for rank 1\n", last), (
-        done.stderr
-    )
-    assert re.search(r'\[rank 1\]   File ".*a script 0.py", line \d+ in asleep\n', last)
-    assert re.search(r'\[rank 0\]   File ".*collectives.py", line \d+ in barrier\n', last)
-
-
-BUSY = """
-signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGURG])  # in the threads that follow, too
-from sdp_plugins.core import Group
-def busy():
-    while signal.SIGURG not in signal.sigpending(): time.sleep(0.01)
-    time.sleep(0.2)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGURG])
-with Group.from_env(): busy()
-time.sleep(600)
-"""
-SLOW_TO_READ = """
-import runpy, time
-from sdp_plugins.launch import supervise
-supervise.who_waits = lambda: time.sleep(3) or "slow"
-runpy.run_module("sdp_plugins.launch", run_name="__main__", alter_sys=True)
-"""
-
-
-def test_ranks_write_their_stacks_however_long_it_takes_to_read_them(script: Script) -> None:
-    path = script(BUSY)
-    done = subprocess.run(
-        [sys.executable, "-c", SLOW_TO_READ, "run", "-n", "1", "--timeout", "5", path],
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
-    assert done.returncode == 124
-    assert "in busy\n" in done.stderr
-
-
-def test_a_time_out_of_a_rank_names_who_is_absent(script: Script) -> None:
-    done = launch("-n", "2", script(HANGING), env={**os.environ, "SDP_TIMEOUT_S": "10"})
-    assert done.returncode == 1
-    _, _, last = done.stderr.rpartition("\nsdp run: ")
-    assert re.match(r"rank 1 did not arrive at barrier #\d+ in 10 s; rank 0 \(pid ", last), (
-        done.stderr
-    )
-    assert "CollectiveTimeoutError" in last
-    assert re.search(r'\[rank 1\]   File ".*a script 0.py", line \d+ in asleep\n', done.stderr)
-
-
 def test_sigusr1_shows_where_ranks_are(script: Script) -> None:
     launcher = start("-n", "2", script(HANGING))
     assert launcher.stdout and launcher.stderr
@@ -249,11 +188,6 @@ def test_sigusr1_shows_where_ranks_are(script: Script) -> None:
     assert launcher.poll() is None  # the job goes on
     launcher.terminate()
     launcher.communicate(timeout=HANG_S)
-
-
-def test_a_time_out_of_many_days(script: Script) -> None:
-    done = launch("-n", "1", "--timeout", "1e10", script("time.sleep(0.2)"))
-    assert done.returncode == 0, done.stderr
 
 
 def test_ctrl_c_is_passed_on_once(script: Script) -> None:
@@ -320,12 +254,6 @@ def test_ctrl_c_while_ranks_are_started(script: Script) -> None:
     assert launcher.returncode == 128 + signal.SIGINT
 
 
-def test_the_time_is_up_while_ranks_are_started(script: Script) -> None:
-    done = launch("-n", "400", "--timeout", "0.3", script("time.sleep(60)"))
-    assert done.returncode == 124
-    assert "sdp run: time-out reached; " in done.stderr and "399" not in done.stderr
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_sigterm_ends_the_job(script: Script, number: signal.Signals) -> None:
     launcher = start("-n", "2", script("print(os.getpid()); time.sleep(600)"))
@@ -335,6 +263,26 @@ def test_sigterm_ends_the_job(script: Script, number: signal.Signals) -> None:
     assert f"sdp run: received {number.name}; ends ranks 0, 1" in stderr
     assert launcher.returncode == 128 + signal.SIGTERM
     wait_until_gone(pids)
+
+
+def test_ranks_have_time_to_save_at_sigterm(script: Script) -> None:
+    path = script(
+        f"""
+        def save(*_):
+            time.sleep({TERMINATE_GRACE_S} + 1)
+            print("saved")
+            sys.exit()
+        signal.signal(signal.SIGTERM, save)
+        print(os.getpid(), flush=True)
+        time.sleep(600)
+        """
+    )
+    launcher = start("-n", "1", path)
+    read_pids(launcher, 1)
+    launcher.terminate()
+    stdout, _ = launcher.communicate(timeout=HANG_S)
+    assert stdout == "[rank 0] saved\n"
+    assert launcher.returncode == 0
 
 
 FAMILY = """

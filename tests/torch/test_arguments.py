@@ -201,6 +201,9 @@ def run_misuse(rank: int, world: int) -> None:
             (ValueError, r"root|rank", lambda: group.broadcast(ones, 5)),
             (ValueError, r"elements", lambda: dist.all_gather_into_tensor(torch.ones(5), ones)),
             (ValueError, r"elements", lambda: dist.reduce_scatter_tensor(ones, torch.ones(9))),
+            (ValueError, r"2 tensors", lambda: dist.reduce_scatter(ones, [ones, ones[1:], ones])),
+            (ValueError, r"2 tensors", lambda: dist.reduce_scatter(ones, [ones[1:], ones])),
+            (TypeError, r"dtype", lambda: group.reduce_scatter(ones, [ones[1:], ones.int()])),
             (TypeError, r"dtype", lambda: group.allgather([ones.int()] * world, ones)),
             (ValueError, r"rows", lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3))),
             (

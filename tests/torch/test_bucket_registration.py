@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import weakref
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -52,6 +53,23 @@ def run_users_tensors(rank: int, world: int) -> None:
 
 def test_users_tensors_never_move_by_themselves(rank_pool: Any) -> None:
     rank_pool(2).run(run_users_tensors)
+
+
+class Tracked:
+    """Something that a weak reference may refer to."""
+
+
+def run_callers_variables(rank: int, world: int) -> None:
+    with process_group():
+        tracked = Tracked()
+        known = weakref.ref(tracked)
+        reduce(torch.empty(BIG), rank, world)
+        del tracked
+        assert known() is None
+
+
+def test_variables_of_callers_are_not_kept(rank_pool: Any) -> None:
+    rank_pool(2).run(run_callers_variables)
 
 
 def flat_hook(paths: list[str], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
