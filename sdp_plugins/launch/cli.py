@@ -1,6 +1,5 @@
 """The command line: `sdp run -n 4 [options] script.py [arguments of the script]`."""
 
-import math
 import os
 import sys
 import uuid
@@ -160,8 +159,6 @@ def run(
     of a shell script a job ignores SIGINT, as every program does there: end it with SIGTERM.
     """
     check_script(command, module)
-    if timeout_s is not None and not math.isfinite(timeout_s):
-        raise typer.BadParameter("--timeout must be finite. Hint: without it there is no limit")
     if hosts or hostfile:
         if ranks_per_node is not None:
             raise typer.BadParameter("--nproc-per-node is for this machine. Hint: --hosts a:4,b:4")

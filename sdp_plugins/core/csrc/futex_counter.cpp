@@ -24,7 +24,7 @@ void FutexCounter::publish(std::uint32_t to) {
 void FutexCounter::bump() {
   value.fetch_add(1, std::memory_order_acq_rel);
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  if (pollers.load(std::memory_order_relaxed) != 0) return;
+  if (muted.load(std::memory_order_relaxed) != 0) return;
   if (sleepers.load(std::memory_order_relaxed) != 0) futex_wake_all(&value);
 }
 

@@ -15,7 +15,7 @@ namespace sdp {
 struct alignas(64) FutexCounter {
   std::atomic<std::uint32_t> value;
   std::atomic<std::uint32_t> sleepers;
-  std::atomic<std::uint32_t> pollers;  // threads that poll: with any, `bump` wakes no sleepers
+  std::atomic<std::uint32_t> muted;  // reasons not to wake sleepers: with any, `bump` wakes none
 
   // Counters wrap; they are compared by distance, which stays far below 2^31.
   bool reached(std::uint32_t target) const {
@@ -23,7 +23,7 @@ struct alignas(64) FutexCounter {
   }
   void publish(std::uint32_t to);
   void bump();   // adds one and wakes sleepers; for several writers
-  void alarm();  // as `bump`, and wakes sleepers even if there are pollers
+  void alarm();  // as `bump`, and wakes sleepers even if it is muted
   void wake();   // wakes sleepers without progress: some other state has changed
   // Sleeps until the value differs from `seen`, a signal handler ran, or the time has passed.
   void sleep(std::uint32_t seen, std::uint32_t max_us);

@@ -18,8 +18,8 @@ bool plausible(std::uint64_t nbytes, DType dtype) {
 // While a caller polls for messages itself, the bell wakes no thread.
 class Polling {
  public:
-  explicit Polling(FutexCounter& bell) : bell_(bell) { bell_.pollers.fetch_add(1); }
-  ~Polling() { bell_.pollers.fetch_sub(1); }
+  explicit Polling(FutexCounter& bell) : bell_(bell) { bell_.muted.fetch_add(1); }
+  ~Polling() { bell_.muted.fetch_sub(1); }
   Polling(const Polling&) = delete;
   Polling& operator=(const Polling&) = delete;
 
@@ -34,7 +34,9 @@ PointToPoint::PointToPoint(std::shared_ptr<Communicator> communicator, int spin_
       rings_(communicator_->peers(), communicator_->rank()),
       sends_(static_cast<std::size_t>(communicator_->world_size())),
       incoming_(static_cast<std::size_t>(communicator_->world_size())),
-      others_left_(!communicator_->peers().are_a_part()) {}
+      others_left_(!communicator_->peers().are_a_part()) {
+  bell().muted.store(1);  // no message is pending
+}
 
 PointToPoint::~PointToPoint() {
   close();
@@ -68,6 +70,9 @@ void PointToPoint::post(Request request, const std::shared_ptr<Work>& work) {
   if (request.peer >= 0) record.event.peer = communicator_->peers().id(request.peer);
   record.issue();
   PendingMessage pending{std::move(request), work, record};
+  if (pending_++ == 0) bell().muted.fetch_sub(1);
+  // Before the first look at the rings: it sees what a peer wrote that found the bell muted.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   if (pending.request.op == Op::send) {
     sends_[static_cast<std::size_t>(pending.request.peer)].push_back(std::move(pending));
   } else {
@@ -78,7 +83,7 @@ void PointToPoint::post(Request request, const std::shared_ptr<Work>& work) {
 // Moves bytes while the peers are quick, as a collective's caller does. Then leaves the rest to the
 // background thread, which also checks the peers and the deadlines.
 void PointToPoint::drive(const Work& work) {
-  FutexCounter& bell = communicator_->peers().own().header().bell;
+  FutexCounter& bell = this->bell();
   const double end_s = now_s() + kDriveS;
   std::uint32_t seen = 0;
   for (const Polling polling(bell); true;) {
@@ -87,9 +92,8 @@ void PointToPoint::drive(const Work& work) {
     if (work.completed() || now_s() > end_s) break;
     if (!moved && !spin_until(bell, seen + 1, spin_)) break;
   }
-  // No other thread was woken by peers that rang meanwhile.
-  if (work.completed() && bell.value.load() == seen) return;
-  bell.alarm();
+  // Peers that rang meanwhile have woken no thread.
+  if (!work.completed() || (bell.muted.load() == 0 && bell.value.load() != seen)) bell.alarm();
 }
 
 // Runs one step with the lock held; returns whether it moved bytes. A failure of the step fails all
@@ -108,7 +112,9 @@ bool PointToPoint::advance(const std::function<bool()>& step) {
 
 std::optional<EventRing::Ticket> PointToPoint::take_back(const Work& work) {
   const std::lock_guard lock(mutex_);
-  return matching_.take_back(work);
+  const auto ticket = matching_.take_back(work);
+  if (ticket) forget();
+  return ticket;
 }
 
 void PointToPoint::others_have_left() {
@@ -127,6 +133,12 @@ void PointToPoint::finish(PendingMessage& pending, const std::optional<Failure>&
   if (failure) pending.record.begin();  // if it has not: traces show failed messages
   pending.record.end(failure ? &*failure : nullptr);
   pending.work->finish(failure, source);
+  forget();
+}
+
+// A message is no longer pending. Peers need not wake the background thread when none is.
+void PointToPoint::forget() {
+  if (--pending_ == 0) bell().muted.fetch_add(1);
 }
 
 void PointToPoint::close() {
@@ -136,17 +148,16 @@ void PointToPoint::close() {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  communicator_->peers().own().header().bell.alarm();
+  bell().alarm();
   thread_.join();
 }
 
 void PointToPoint::loop() {
-  FutexCounter& bell = communicator_->peers().own().header().bell;
+  FutexCounter& bell = this->bell();
   int idle = 0;
   double watch_s = now_s() + 1e-6 * kMessagePeerCheckUs;
   while (true) {
     const std::uint32_t seen = bell.value.load(std::memory_order_acquire);
-    bool waiting = false;
     bool stopped = false;
     const bool moved = advance([&] {
       stopped = stopping_;
@@ -159,16 +170,13 @@ void PointToPoint::loop() {
       const bool any = progress();
       if (any) gone.clear();  // there may be more of their messages
       if (watches) check_waiting(gone);
-      waiting = !matching_.posted().empty() ||
-                std::any_of(sends_.begin(), sends_.end(),
-                            [](const auto& queue) { return !queue.empty(); });
       return any;
     });
     if (stopped) return;  // the group is closed, and its messages have failed
     idle = moved ? 0 : idle + 1;
     // Sleep if no message is pending, or if a polling caller moves the bytes.
-    const bool driven = bell.pollers.load(std::memory_order_relaxed) != 0;
-    if (driven || idle > kSpins || !waiting) bell.sleep(seen, kMessagePeerCheckUs);
+    const bool muted = bell.muted.load(std::memory_order_relaxed) != 0;
+    if (muted || idle > kSpins) bell.sleep(seen, kMessagePeerCheckUs);
   }
 }
 

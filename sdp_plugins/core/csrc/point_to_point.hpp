@@ -49,6 +49,8 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   bool advance(const std::function<bool()>& step);
   void post(Request request, const std::shared_ptr<Work>& work);
   void finish(PendingMessage& pending, const std::optional<Failure>& failure, int source);
+  void forget();
+  FutexCounter& bell() const { return communicator_->peers().own().header().bell; }
   void post_receive(PendingMessage receive);
   bool progress();
   bool progress_with(int peer);
@@ -71,7 +73,8 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   std::vector<Incoming> incoming_;                 // per source
   Matching matching_;
   std::uint64_t seq_ = 0;
-  bool others_left_;  // no rank of another node sends any more
+  std::size_t pending_ = 0;  // messages in sends_ and matching_
+  bool others_left_;         // no rank of another node sends any more
   bool stopping_ = false;
   OwnedThread thread_;
 };
