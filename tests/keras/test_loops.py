@@ -1,0 +1,53 @@
+"""Loops of one's own: the strategy's collectives, and steps of single batches."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from tests.keras.first_ranks import BACKENDS, on_ranks
+from tests.keras.models import arrays
+from tests.keras.strategies import compiled, strategy
+
+
+def seen_rows(y_true: Any, y_pred: Any) -> Any:
+    """A metric of the program's own, which gets all ranks' rows."""
+    return ops.sum(ops.ones_like(ops.cast(y_true, "float32")))
+
+
+@pytest.mark.versions
+@on_ranks(3, BACKENDS)
+def test_collectives_in_own_loops(rank: int, world: int) -> None:
+    numpy = ops.convert_to_numpy
+    with strategy() as made:
+        numbers = ops.convert_to_tensor(np.arange(3, dtype=np.float32) + rank)
+        square = ops.reshape(ops.arange(4, dtype="float32"), (2, 2))
+        rows = ops.convert_to_tensor(np.full((rank + 1, 2), rank, np.float32))
+        variable = keras.Variable(np.full(4, rank, np.float32))
+        made.broadcast_variables([variable], root=world - 1)
+        gathered = [[0, 0], *[[1, 1]] * 2, *[[2, 2]] * 3]
+        assert numpy(made.all_reduce(numbers)).tolist() == [1, 2, 3]
+        assert numpy(made.all_reduce(numbers, "sum")).tolist() == [3, 6, 9]
+        assert numpy(made.all_reduce(ops.transpose(square))).tolist() == [[0, 2], [1, 3]]
+        assert numpy(made.gather(rows)).tolist() == gathered
+        columns = numpy(made.gather(ops.transpose(rows), axis=1))
+        assert columns.tolist() == np.transpose(gathered).tolist()
+        assert numpy(variable).tolist() == [2, 2, 2, 2]
+
+
+@pytest.mark.versions
+@on_ranks(3, BACKENDS)
+def test_batches_in_own_loops(rank: int, world: int) -> Any:
+    with strategy() as made:
+        model = compiled(made, metrics=["accuracy", seen_rows])
+        seven = [part[:7] for part in arrays()]
+        trained = model.train_on_batch(*seven, return_dict=True)
+        tested = model.test_on_batch(*arrays(), return_dict=True)
+        assert trained["seen_rows"] == 7
+        assert np.asarray(model.predict_on_batch(seven[0])).shape == (7, 3)
+        return json.loads(json.dumps([trained, tested], default=float))
