@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sdp_plugins.core import CollectiveMismatchError, SdpError
-from sdp_plugins.core.tensor_lists import as_bytes
+from sdp_plugins.core.tensor_lists import to_move
 
 from .variables import optimizers_of, partial_sums
 
@@ -198,7 +198,7 @@ def _first_that_differs(
     """
     for variable, here in compared:
         root = here.copy()
-        group.broadcast(as_bytes(root), 0)
+        group.broadcast(to_move(root), 0)
         verdicts = group.exchange(bytes([_differs(here, root, may_round)]))
         rank = next((rank for rank, verdict in enumerate(verdicts) if verdict[0]), None)
         if rank is not None:

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from keras import ops
 
+from sdp_plugins.keras import SMDDPStrategy
 from tests.keras.first_ranks import BACKENDS, on_ranks
 from tests.keras.models import arrays
-from tests.keras.strategies import compiled, strategy
+from tests.keras.strategies import compiled, fails, strategy
 
 
 def seen_rows(y_true: Any, y_pred: Any) -> Any:
@@ -51,3 +52,37 @@ def test_batches_in_own_loops(rank: int, world: int) -> Any:
         assert trained["seen_rows"] == 7
         assert np.asarray(model.predict_on_batch(seven[0])).shape == (7, 3)
         return json.loads(json.dumps([trained, tested], default=float))
+
+
+# ---- ranks that differ -----------------------------------------------------------------------
+
+
+@fails(
+    "gather: ranks disagree: rank 0: rows of float32[2]; rank 1: rows of int32[2]. Hint: all ranks",
+    on_all_ranks=True,
+    backends=BACKENDS,
+)
+def test_gathers_another_type(rank: int, made: SMDDPStrategy) -> None:
+    made.gather(ops.ones((3, 2), "int32" if rank else "float32"))
+
+
+@fails("rank 0: rows of float32[2, 3]; rank 1: rows of float32[3, 2]", on_all_ranks=True)
+def test_gathers_another_shape(rank: int, made: SMDDPStrategy) -> None:
+    made.gather(np.ones((2, 3, 2) if rank else (2, 2, 3), np.float32))
+
+
+@fails(
+    "broadcast: ranks disagree: rank 0: array 1 is float32[4]; rank 1: array 1 is int32[4]. Hint: ",
+    on_all_ranks=True,
+    backends=BACKENDS,
+)
+def test_broadcasts_another_type(rank: int, made: SMDDPStrategy) -> None:
+    second = np.ones(4, "int32" if rank else "float32")
+    made.broadcast_variables(
+        [keras.Variable(each, trainable=False, dtype=each.dtype) for each in (np.ones(2), second)]
+    )
+
+
+@fails("rank 0: array 0 is float32[2, 6]; rank 1: array 0 is float32[3, 4]", on_all_ranks=True)
+def test_broadcasts_another_shape(rank: int, made: SMDDPStrategy) -> None:
+    made.broadcast_variables([keras.Variable(np.ones((3, 4) if rank else (2, 6), np.float32))])
