@@ -86,3 +86,19 @@ def test_broadcasts_another_type(rank: int, made: SMDDPStrategy) -> None:
 @fails("rank 0: array 0 is float32[2, 6]; rank 1: array 0 is float32[3, 4]", on_all_ranks=True)
 def test_broadcasts_another_shape(rank: int, made: SMDDPStrategy) -> None:
     made.broadcast_variables([keras.Variable(np.ones((3, 4) if rank else (2, 6), np.float32))])
+
+
+@fails("train_on_batch(): rank 1 has called test_on_batch(). Hint: call the same")
+def test_another_method_at_first(rank: int, made: SMDDPStrategy) -> None:
+    model = compiled(made)
+    (model.test_on_batch if rank else model.train_on_batch)(*arrays())
+
+
+@fails("test_on_batch(): rank 1 has called predict_on_batch(). Hint: call the same")
+def test_another_method_later(rank: int, made: SMDDPStrategy) -> None:
+    model = compiled(made)
+    model.train_on_batch(*arrays())
+    if rank:
+        model.predict_on_batch(arrays()[0])
+    else:
+        model.test_on_batch(*arrays())
