@@ -13,7 +13,7 @@ from keras import ops
 from sdp_plugins.keras import SMDDPStrategy
 from tests.keras.first_ranks import BACKENDS, on_ranks
 from tests.keras.models import arrays
-from tests.keras.strategies import compiled, fails, strategy
+from tests.keras.strategies import compiled, error_of, fails, strategy
 
 
 def seen_rows(y_true: Any, y_pred: Any) -> Any:
@@ -102,3 +102,14 @@ def test_another_method_later(rank: int, made: SMDDPStrategy) -> None:
         model.predict_on_batch(arrays()[0])
     else:
         model.test_on_batch(*arrays())
+
+
+@on_ranks(2)
+def test_errors_of_a_step_get_the_name_of_the_method(rank: int, world: int) -> None:
+    asked: list[str] = []
+    with strategy() as made, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(made._context.backend, "error_of_step", asked.append)
+        model, names = compiled(made), ["train_on_batch", "test_on_batch", "predict_on_batch"]
+        for name in names:
+            error_of(getattr(model, name))  # without data
+    assert asked == names
