@@ -1,18 +1,21 @@
-"""Operations for frameworks: reduce lists of tensors, and concatenate rows."""
+"""Operations for frameworks: reduce and copy lists of tensors, and concatenate rows."""
 
 from __future__ import annotations
 
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import numpy as np
 
 from .buffers import Buffer, BufferLike, as_buffer
 from .dtypes import DType
+from .errors import CollectiveMismatchError
 from .fusion import FusionBuffer
 from .group import Group
+from .rank_names import name_ranks
 
 MOST_PLANS = 256
 """Frameworks without fixed shapes have a plan for each length, and could fill the memory."""
@@ -111,7 +114,7 @@ def _check_disjoint(buffers: Sequence[Buffer]) -> None:
 def gather_uneven(group: Group, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Concatenate the ranks' arrays along the first axis, whose lengths may differ.
 
-    Two operations: the first one gathers the lengths.
+    Two operations: the first one gathers the lengths, and compares types and other dimensions.
 
     Args:
         group: The ranks.
@@ -119,23 +122,94 @@ def gather_uneven(group: Group, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, A
 
     Returns:
         A new array.
+
+    Raises:
+        CollectiveMismatchError: The ranks' types or other dimensions differ; no row has moved.
     """
-    lengths = np.zeros(group.world_size, np.int64)
-    group.all_gather(lengths, np.array([len(rows)], np.int64))
+    described = f"rows of {_described(rows.dtype, rows.shape[1:])}"
+    lengths = _gathered_if_alike(group, "gather", [described], len(rows))
     whole = np.empty((int(lengths.sum()), *rows.shape[1:]), rows.dtype)
     parts = np.split(whole, np.cumsum(lengths)[:-1])
-    group.all_gather_uneven(
-        [as_bytes(part) for part in parts], as_bytes(np.ascontiguousarray(rows))
-    )
+    group.all_gather_uneven([to_move(part) for part in parts], to_move(np.ascontiguousarray(rows)))
     return whole
 
 
-def as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """View an array's memory as bytes, to move elements of any type.
+def broadcast_arrays(group: Group, arrays: Sequence[np.ndarray[Any, Any]], root: int) -> None:
+    """Copy one rank's arrays into those of all others.
+
+    Args:
+        group: The ranks.
+        arrays: Contiguous arrays, whose types and shapes are equal on all ranks.
+        root: The rank.
 
     Raises:
-        ValueError: The array is not contiguous: data received into the view would be lost.
+        CollectiveMismatchError: The ranks' types or shapes differ; nothing was copied.
+    """
+    described = [
+        f"array {index} is {_described(array.dtype, array.shape)}"
+        for index, array in enumerate(arrays)
+    ]
+    _gathered_if_alike(group, "broadcast", described)
+    works = [group.broadcast(to_move(array), root, async_op=True) for array in arrays if array.size]
+    for work in works:
+        assert work is not None
+        work.wait()
+
+
+def to_move(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return an array to copy: the same memory, as bytes if the core lacks the type.
+
+    Raises:
+        ValueError: The array is not contiguous: data received into the bytes would be lost.
     """
     if not array.flags.c_contiguous:
-        raise ValueError("as_bytes: the array is not contiguous. Hint: pass a contiguous copy.")
-    return array.reshape(-1).view(np.uint8)
+        raise ValueError("to_move: the array is not contiguous. Hint: pass a contiguous copy.")
+    known = str(array.dtype) in DType.__members__
+    return array if known else array.reshape(-1).view(np.uint8)
+
+
+def _described(dtype: np.dtype[Any], shape: Sequence[int]) -> str:
+    return f"{dtype}{list(shape)}"
+
+
+def _gathered_if_alike(
+    group: Group, op: str, described: Sequence[str], number: int = 0
+) -> np.ndarray[Any, Any]:
+    """Return a number of each rank, after checking that the ranks' arrays are alike.
+
+    One operation, of the numbers and checksums; descriptions are exchanged for an error only.
+
+    Args:
+        group: The ranks.
+        op: What the ranks are about to do.
+        described: This rank's arrays.
+        number: This rank's number.
+
+    Raises:
+        CollectiveMismatchError: The ranks differ; the text has their first difference.
+    """
+    mine = "\n".join([op, *described]).encode()
+    everyones = np.zeros((group.world_size, 2), np.int64)
+    group.all_gather(everyones, np.array([number, zlib.crc32(mine)], np.int64))
+    if (everyones[:, 1] != everyones[0, 1]).any():
+        lines = [text.decode().split("\n") for text in group.exchange(mine)]
+        raise _mismatch(group, op, lines)
+    return everyones[:, 0]
+
+
+def _mismatch(group: Group, op: str, everyones: Sequence[Sequence[str]]) -> CollectiveMismatchError:
+    columns = zip_longest(*everyones, fillvalue="nothing")
+    first = next(column for column in columns if len(set(column)) > 1)
+    parties: dict[str, list[int]] = {}
+    for rank, text in enumerate(first):
+        parties.setdefault(text, []).append(rank)
+    words = "; ".join(
+        f"{name_ranks(map(group.global_rank, ranks))}: {text}" for text, ranks in parties.items()
+    )
+    largest = max(parties.values(), key=len)
+    return CollectiveMismatchError(
+        f"{group.error_prefix}{op}: ranks disagree: {words}. Hint: all ranks have to pass arrays "
+        "of the same types and shapes; only the numbers of rows to gather may differ.",
+        ranks=[rank for ranks in parties.values() if ranks is not largest for rank in ranks],
+        op=op,
+    )

@@ -10,7 +10,7 @@ import numpy as np
 
 from sdp_plugins.core import CollectiveMismatchError, CollectiveTimeoutError, PeerLostError
 
-from .rank_consistency import Progress, compare_weights
+from .rank_consistency import Progress, check_epoch_end, check_weights, exchange
 from .variables import broadcast, diversify, optimizers_of
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class InitialSync(keras.callbacks.Callback):  # type: ignore[misc]
         """Compare ``stop_training`` and the weights, which callbacks may have changed."""
         self._end_steps()
         context = self._context
-        compare_weights(self.model, context.group, context.backend, "fit", context.progress)
+        check_epoch_end(self.model, context.group, context.backend, context.progress)
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Synchronize before a separate evaluation, if it is needed."""
@@ -101,8 +101,8 @@ def sync_once(model: Any, context: TrainingContext, call: str, elements: int = 0
     if begin is None:
         sync(model, context, call)
         return
-    following = compare_weights(
-        model, context.group, context.backend, call, None, begin if elements else 0, elements
+    following = check_weights(
+        model, context.group, context.backend, call, begin if elements else 0, elements
     )
     object.__setattr__(model, _NEXT, following)
 
@@ -118,23 +118,14 @@ def check_same_call(group: Group, call: str) -> int:
         CollectiveTimeoutError: Ranks did not call in time.
         PeerLostError: Ranks have ended instead.
     """
-    mine = json.dumps([call, np.random.randint(2**31) if group.rank == 0 else 0])
     try:
-        everyones = [json.loads(text) for text in group.exchange(mine.encode())]
+        seeds = exchange(group, call, np.random.randint(2**31) if group.rank == 0 else 0)
     except (CollectiveTimeoutError, PeerLostError) as error:
         if error.kind != "aborted" and not error.is_repeat:  # else the text has the cause
             text = f"With a strategy, all ranks must call {call}(), as each computes a part"
             error.args = (f"{error} {text}: call it on all, and print on rank 0.",)
         raise
-    for other, (theirs, _) in enumerate(everyones):
-        if theirs != call:
-            raise CollectiveMismatchError(
-                f"{group.error_prefix}{call}(): rank {other} has called "
-                f"{theirs}(). Hint: call the same methods in the same order on all ranks.",
-                ranks=(other,),
-                op=call,
-            )
-    return int(everyones[0][1])
+    return int(seeds[0])
 
 
 def variables_of(model: Any) -> list[Any]:
@@ -156,12 +147,12 @@ def compare(model: Any, context: TrainingContext, call: str) -> None:
     """Check that all ranks are about to train the same model.
 
     Raises:
-        CollectiveMismatchError: The models differ; the message names the first difference.
+        CollectiveMismatchError: The calls differ, or the models; the message names the first
+            difference.
     """
     group = context.group
     mine = describe(model)
-    everyones = [json.loads(text) for text in group.exchange(json.dumps(mine).encode())]
-    for other, theirs in enumerate(everyones):
+    for other, theirs in enumerate(exchange(group, call, mine)):
         if theirs == mine:
             continue
         here, there = next(

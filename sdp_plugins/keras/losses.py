@@ -138,14 +138,23 @@ def _loss_relates_rows(loss: Any, y_pred: Any) -> bool:
 def _gathered(value: Any, step: RunningStep) -> Any:
     if len(getattr(value, "shape", ())) == 0:
         return value  # one weight for all rows
-    return step.backend.gather_rows(ops.stop_gradient(ops.convert_to_tensor(value)), step.shard)
+    return step.backend.gather_rows(ops.convert_to_tensor(value), step.shard)
 
 
 def _with_own_gradient(value: Any, step: RunningStep) -> Any:
-    """Return all ranks' rows, with a gradient for this rank's rows."""
-    whole, shard = _gathered(value, step), step.shard
-    parts = [whole[: shard.begin], value[: shard.rows], whole[shard.begin + shard.rows :]]
-    return ops.concatenate(parts, axis=0)
+    """Return all ranks' rows, with a gradient for this rank's rows, and LOGITS likewise."""
+    shard = step.shard
+
+    def joined(own: Any, whole: Any) -> Any:
+        parts = [whole[: shard.begin], own[: shard.rows], whole[shard.begin + shard.rows :]]
+        return ops.concatenate(parts, axis=0)
+
+    gathered = _gathered(value, step)
+    whole = joined(value, gathered)
+    if (logits := getattr(gathered, keras_internals.LOGITS, None)) is not None:
+        of_own = getattr(value, keras_internals.LOGITS)
+        setattr(whole, keras_internals.LOGITS, joined(of_own, logits))
+    return whole
 
 
 def _divide(a: Any, b: Any, dtype: Any) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from functools import partial, partialmethod, wraps
+from functools import partial, wraps
 from typing import Any
 
 import keras
@@ -204,6 +204,20 @@ class _PatchedMethods:
         return self._on_shards("predict", of_keras, _arguments("predict", args, kwargs))
 
     @_failing_together
+    def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Run ``keras.Model.train_on_batch`` with a global batch."""
+        return self._on_batch("train_on_batch", *args, **kwargs)
+
+    @_failing_together
+    def test_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Run ``keras.Model.test_on_batch`` with a global batch."""
+        return self._on_batch("test_on_batch", *args, **kwargs)
+
+    @_failing_together
+    def predict_on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Run ``keras.Model.predict_on_batch`` with a global batch."""
+        return self._on_batch("predict_on_batch", *args, **kwargs)
+
     def _on_batch(self, name: str, of_keras: _Function, *args: Any, **kwargs: Any) -> Any:
         """Run a method with a global batch, of which every rank uses its rows."""
         given = inspect.signature(of_keras).bind(*args, **kwargs).arguments
@@ -217,10 +231,6 @@ class _PatchedMethods:
             self._patch_parts()
         sync_once(self._model, self._context, name, rank_consistency.ELEMENTS_OF_A_BATCH)
         return of_keras(*args, **kwargs)
-
-    train_on_batch = partialmethod(_on_batch, "train_on_batch")
-    test_on_batch = partialmethod(_on_batch, "test_on_batch")
-    predict_on_batch = partialmethod(_on_batch, "predict_on_batch")
 
     # ---- methods that Keras calls --------------------------------------------------------------
 

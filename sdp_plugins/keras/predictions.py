@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-from sdp_plugins.core.tensor_lists import as_bytes
+from sdp_plugins.core.tensor_lists import to_move
 
 from .batch_shard import rows, rows_to_read
 
@@ -61,7 +61,7 @@ def gather_rows(
     batches = zip(_split(local, read), lengths[group.rank], strict=True)
     mine = np.ascontiguousarray(np.concatenate([batch[:length] for batch, length in batches]))
     parts = [np.empty((sum(each), *local.shape[1:]), local.dtype) for each in lengths]
-    group.all_gather_uneven([as_bytes(part) for part in parts], as_bytes(mine))
+    group.all_gather_uneven([to_move(part) for part in parts], to_move(mine))
     of_ranks = [_split(part, each) for part, each in zip(parts, lengths, strict=True)]
     return np.concatenate([part for batch in zip(*of_ranks, strict=True) for part in batch])
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sdp_plugins.core import CollectiveMismatchError, SdpError
-from sdp_plugins.core.tensor_lists import as_bytes
+from sdp_plugins.core.tensor_lists import to_move
 
 from .variables import optimizers_of, partial_sums
 
@@ -41,6 +41,7 @@ _HINT_WEIGHTS = (
 ELEMENTS_OF_A_BATCH = 2**16  # and less than twice as many: checksums take 0.5 ms at most
 # Relative to a variable's largest value: about a tenth of the square root of the type's precision.
 _TOLERANCE = {"float64": 1e-9, "float32": 3e-5, "bfloat16": 1e-2, "float16": 3e-3}
+_Values = Sequence[tuple[Any, np.ndarray[Any, Any]]]  # variables, and elements on this rank
 
 
 @dataclass
@@ -94,53 +95,93 @@ def explain(progress: Progress, group: Group) -> CollectiveMismatchError | None:
     )
 
 
-def compare_weights(
-    model: Any,
-    group: Group,
-    backend: Backend,
-    call: str,
-    epoch_end: Progress | None = None,
-    begin: int = 0,
-    count: int = 0,
-) -> int:
-    """Check that all ranks have the same weights, and the same numbers in their optimizers.
+def exchange(group: Group, call: str, mine: Any) -> list[Any]:
+    """Give all ranks what each one sends with its call of a method of a model.
 
-    Ranks compare a checksum of each variable; where checksums differ, they compare values with rank
-    0's.
+    Args:
+        group: A group of all ranks.
+        call: The method.
+        mine: What this rank sends, as for JSON.
+
+    Raises:
+        CollectiveMismatchError: The ranks call different methods.
+    """
+    blobs = group.exchange(json.dumps([call, mine]).encode())
+    calls, everyones = zip(*map(json.loads, blobs), strict=True)
+    for rank, theirs in enumerate(calls):
+        if theirs != call:
+            raise CollectiveMismatchError(
+                f"{group.error_prefix}{call}(): rank {rank} has called "
+                f"{theirs}(). Hint: call the same methods in the same order on all ranks.",
+                ranks=(rank,),
+                op=call,
+            )
+    return list(everyones)
+
+
+def check_epoch_end(model: Any, group: Group, backend: Backend, progress: Progress) -> None:
+    """Check that all ranks end ``fit`` after this epoch or none does, and have the same weights.
 
     Args:
         model: The model.
         group: A group of all ranks.
         backend: The operations of Keras' backend.
-        call: The method of the model that compares.
-        epoch_end: This rank's position at the end of an epoch, where the ranks also compare
-            whether to stop training; None elsewhere.
-        begin: The first of the parts to compare.
-        count: About how many elements to compare; 0 compares all.
-
-    Returns:
-        The part with which the next comparison should begin.
+        progress: This rank's position.
 
     Raises:
         CollectiveMismatchError: The ranks differ.
     """
-    parts, after = _parts(_compared(model), begin, count)
-    compared = [(variable, backend.elements(variable, part)) for variable, part in parts]
-    stop = epoch_end is not None and epoch_end.stop
-    mine = json.dumps([stop, [_checksum(values) for _, values in compared]])
-    answers = [json.loads(each) for each in group.exchange(mine.encode())]
-    stops, everyones = zip(*answers, strict=True)
-    if epoch_end is not None and any(stops) and not all(stops):
+    values, _ = _values(model, backend)
+    everyones = exchange(group, "fit", [progress.stop, _checksums(values)])
+    stops, checksums = zip(*everyones, strict=True)
+    _refuse_other_stops(group, progress.epoch, stops)
+    when = f" after epoch {progress.epoch}"
+    _refuse_other_weights(group, "fit", when, values, checksums, backend.is_stateless)
+
+
+def check_weights(
+    model: Any, group: Group, backend: Backend, call: str, begin: int = 0, count: int = 0
+) -> int:
+    """Check that all ranks have the same weights, and the same numbers in their optimizers.
+
+    Args:
+        model: The model.
+        group: A group of all ranks.
+        backend: The operations of Keras' backend.
+        call: The method of the model that checks.
+        begin: The first of the parts to compare.
+        count: About how many elements to compare; 0 compares all.
+
+    Returns:
+        The part with which the next check should begin.
+
+    Raises:
+        CollectiveMismatchError: The ranks differ, or call different methods.
+    """
+    values, after = _values(model, backend, begin, count)
+    checksums = exchange(group, call, _checksums(values))
+    _refuse_other_weights(group, call, "", values, checksums, backend.is_stateless)
+    return after
+
+
+def _refuse_other_stops(group: Group, epoch: int, stops: Sequence[bool]) -> None:
+    if any(stops) and not all(stops):
         rank = stops.index(True)
         raise CollectiveMismatchError(
             f"{group.error_prefix}fit(): rank {rank} has stopped after epoch "
-            f"{epoch_end.epoch} (stop_training is set there), rank {stops.index(False)} goes on. "
+            f"{epoch} (stop_training is set there), rank {stops.index(False)} goes on. "
             f"{_HINT_STOP}",
             ranks=(rank,),
             op="fit",
         )
+
+
+def _refuse_other_weights(
+    group: Group, call: str, when: str, values: _Values, everyones: Sequence[Any], may_round: bool
+) -> None:
+    """Compare the ranks' checksums; where they differ, compare values with rank 0's."""
     for rank, theirs in enumerate(everyones):
-        if len(theirs) != len(compared):
+        if len(theirs) != len(values):
             raise CollectiveMismatchError(
                 f"{group.error_prefix}{call}(): rank {rank} has more or fewer "
                 "variables. Hint: build and compile the same model on all ranks.",
@@ -149,19 +190,23 @@ def compare_weights(
             )
     suspects = [
         each
-        for each, *sums in zip(compared, *everyones, strict=True)
+        for each, *sums in zip(values, *everyones, strict=True)
         if any(other != sums[0] for other in sums)
     ]
-    if (found := _first_that_differs(suspects, group, backend.is_stateless)) is not None:
+    if (found := _first_that_differs(suspects, group, may_round)) is not None:
         rank, variable = found
-        when = f" after epoch {epoch_end.epoch}" if epoch_end is not None else ""
         raise CollectiveMismatchError(
             f"{group.error_prefix}{call}(): rank {rank} has other values than "
             f"rank 0{when}, first in '{variable.path}'. {_HINT_WEIGHTS}",
             ranks=(rank,),
             op=call,
         )
-    return after
+
+
+def _values(model: Any, backend: Backend, begin: int = 0, count: int = 0) -> tuple[_Values, int]:
+    """Return what to compare, and the part with which to go on; see ``_parts``."""
+    parts, after = _parts(_compared(model), begin, count)
+    return [(variable, backend.elements(variable, part)) for variable, part in parts], after
 
 
 def _parts(variables: Sequence[Any], begin: int, count: int) -> tuple[list[tuple[Any, slice]], int]:
@@ -185,9 +230,7 @@ def _parts(variables: Sequence[Any], begin: int, count: int) -> tuple[list[tuple
     return parts[begin:end], end if end < len(parts) else 0
 
 
-def _first_that_differs(
-    compared: Sequence[tuple[Any, np.ndarray[Any, Any]]], group: Group, may_round: bool
-) -> tuple[int, Any] | None:
+def _first_that_differs(compared: _Values, group: Group, may_round: bool) -> tuple[int, Any] | None:
     """Return the rank and the first variable in which it differs from rank 0, or None.
 
     Args:
@@ -198,7 +241,7 @@ def _first_that_differs(
     """
     for variable, here in compared:
         root = here.copy()
-        group.broadcast(as_bytes(root), 0)
+        group.broadcast(to_move(root), 0)
         verdicts = group.exchange(bytes([_differs(here, root, may_round)]))
         rank = next((rank for rank, verdict in enumerate(verdicts) if verdict[0]), None)
         if rank is not None:
@@ -229,5 +272,5 @@ def _compared(model: Any) -> list[Any]:
     return [*model.weights, *numbers]
 
 
-def _checksum(values: np.ndarray[Any, Any]) -> int:
-    return zlib.crc32(values.view(np.uint8).data)
+def _checksums(values: _Values) -> list[int]:
+    return [zlib.crc32(elements.view(np.uint8).data) for _, elements in values]

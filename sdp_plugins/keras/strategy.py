@@ -96,14 +96,22 @@ class SMDDPStrategy:
         return self._context.backend.from_numpy(array)
 
     def gather(self, value: Any, axis: int = 0) -> Any:
-        """Concatenate the ranks' tensors, whose lengths may differ along the axis."""
+        """Concatenate the ranks' tensors, whose lengths may differ along the axis.
+
+        Raises:
+            CollectiveMismatchError: The tensors differ in dtype or in another dimension.
+        """
         self._context.synchronize()
         array = np.moveaxis(np.asarray(self._context.backend.to_numpy(value)), axis, 0)
         whole = gather_uneven(self.group, array)
         return self._context.backend.from_numpy(np.moveaxis(whole, 0, axis))
 
     def broadcast_variables(self, variables: Sequence[Any], root: int = 0) -> None:
-        """Copy the values of one rank's variables to all other ranks."""
+        """Copy the values of one rank's variables to all other ranks.
+
+        Raises:
+            CollectiveMismatchError: The variables differ in dtype or shape; none has changed.
+        """
         self._context.synchronize()
         broadcast(self.group, variables, root)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from keras import ops
 
-from sdp_plugins.core.tensor_lists import as_bytes
+from sdp_plugins.core.tensor_lists import broadcast_arrays
 
 from . import keras_internals
 
@@ -36,12 +36,7 @@ def broadcast(group: Group, variables: Sequence[Any], root: int) -> None:
     if group.world_size == 1:
         return
     arrays = [np.array(ops.convert_to_numpy(variable), order="C") for variable in variables]
-    works = [
-        group.broadcast(as_bytes(array), root, async_op=True) for array in arrays if array.size
-    ]
-    for work in works:
-        assert work is not None
-        work.wait()
+    broadcast_arrays(group, arrays, root)
     if group.rank != root:
         for variable, array in zip(variables, arrays, strict=True):
             variable.assign(array)

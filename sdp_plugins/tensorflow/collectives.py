@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from sdp_plugins.core import DType, Group, ReduceOp, native_api
-from sdp_plugins.core.tensor_lists import FusedAllReduce, gather_uneven
+from sdp_plugins.core.tensor_lists import FusedAllReduce, broadcast_arrays, gather_uneven
 
 from . import operations
 
@@ -159,9 +159,7 @@ class TensorFlowCollectives:
 
         def send(*arrays: Any) -> list[np.ndarray[Any, Any]]:
             copies = [np.array(array) for array in arrays]
-            for copy in copies:
-                if copy.size:
-                    self.group.broadcast(copy.reshape(-1).view(np.uint8), root)
+            broadcast_arrays(self.group, copies, root)
             return copies
 
         sent = self._in_turn(partial(_by_host, send, tensors))

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from sdp_plugins.core import CollectiveMismatchError, Group, ReduceOp, SdpError
+from sdp_plugins.core.tensor_lists import broadcast_arrays, gather_uneven
+from tests.core.kept_group import kept_group
 from tests.ranks import Pool
 
 
@@ -217,3 +219,71 @@ def test_mismatch_of_pieces(rank_pool: Pool, case: str, unit: int) -> None:
         assert str(error).startswith(f"[rank {rank}/3] "), str(error)
         assert f": {what} (last completed: barrier #1). Hint: " in str(error), str(error)
         assert isinstance(error, SdpError) and error.seq == 2 and unchanged
+
+
+def gather(dtype: str, *shape: int) -> Callable[[Group], object]:
+    return lambda group: gather_uneven(group, np.ones(shape, dtype))
+
+
+def broadcast(*dtypes: str) -> Callable[[Group], object]:
+    return lambda group: broadcast_arrays(group, [np.ones(4, dtype) for dtype in dtypes], 0)
+
+
+# What all ranks but the last call with arrays, what that one calls, and what is told of both.
+ARRAYS: dict[str, tuple[Callable[[Group], object], Callable[[Group], object], str]] = {
+    "type of rows": (
+        gather("float32", 5, 3),
+        gather("int32", 5, 3),
+        "gather: ranks disagree: ranks 0, 1: rows of float32[3]; rank 2: rows of int32[3]",
+    ),
+    "shape of rows": (
+        gather("float32", 2, 2, 3),
+        gather("float32", 2, 3, 2),
+        "gather: ranks disagree: ranks 0, 1: rows of float32[2, 3]; rank 2: rows of float32[3, 2]",
+    ),
+    "type that moves as bytes": (
+        gather("uint32", 6),
+        gather("uint16", 12),
+        "gather: ranks disagree: ranks 0, 1: rows of uint32[]; rank 2: rows of uint16[]",
+    ),
+    "type of an array": (
+        broadcast("float32", "float32"),
+        broadcast("float32", "int32"),
+        "broadcast: ranks disagree: ranks 0, 1: array 1 is float32[4]; rank 2: array 1 is int32[4]",
+    ),
+    "number of arrays": (
+        broadcast("float32", "int8"),
+        broadcast("float32"),
+        "broadcast: ranks disagree: ranks 0, 1: array 1 is int8[4]; rank 2: nothing",
+    ),
+}
+
+
+def pass_others(rank: int, world: int, case: str) -> BaseException:
+    group = kept_group()
+    usual, other, _ = ARRAYS[case]
+    with pytest.raises(CollectiveMismatchError) as caught:
+        (other if rank == world - 1 else usual)(group)
+    group.barrier()  # nothing has moved, so the group works
+    return caught.value
+
+
+@pytest.mark.parametrize("case", ARRAYS)
+def test_mismatch_of_arrays(rank_pool: Pool, case: str) -> None:
+    for rank, error in enumerate(rank_pool(3).run(pass_others, case)):
+        told = f"[rank {rank}/3] {ARRAYS[case][2]}. Hint: all ranks have to pass arrays of the same"
+        assert str(error).startswith(told), str(error)
+        assert isinstance(error, SdpError) and error.ranks == (2,)
+
+
+def gather_all_types(rank: int, world: int) -> None:
+    for dtype in ("float32", "bool", "uint32", "complex64"):
+        rows = np.arange(2 * (rank + 1)).reshape(-1, 2).astype(dtype)
+        whole = gather_uneven(kept_group(), rows)
+        expected = [np.arange(2 * (other + 1)).reshape(-1, 2) for other in range(world)]
+        np.testing.assert_array_equal(whole, np.concatenate(expected).astype(dtype))
+        assert whole.dtype == dtype
+
+
+def test_rows_of_any_type(rank_pool: Pool) -> None:
+    rank_pool(3).run(gather_all_types)

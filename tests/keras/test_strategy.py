@@ -1,8 +1,7 @@
-"""The strategy itself: its scope, what it tells, how steps communicate, loops of one's own."""
+"""The strategy itself: its scope, what it tells, how steps communicate."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
@@ -169,29 +168,6 @@ def test_shares_of_a_batch_are_exact_in_float64(rank: int, world: int) -> None:
         model.fit(data, verbose=0)
     kernel = ops.convert_to_numpy(layer.kernel)
     assert kernel.item() == pytest.approx(2 / 3 * float((x * y).sum()), rel=1e-14)
-
-
-@on_ranks(2, ["tensorflow", "torch"])
-def test_a_loss_object_as_metric_of_probabilities_near_zero(rank: int, world: int) -> None:
-    """On TensorFlow, Keras computes with the logits that it has kept of a softmax."""
-    x, y = np.arange(8.0).reshape(4, 2), np.array([0, 1, 0, 1])
-    with strategy() as made:
-        alone = saturated()
-        model = saturated(made)
-        expected = alone.evaluate(x, y, batch_size=4, verbose=0)
-        assert model.evaluate(x, y, batch_size=4, verbose=0) == pytest.approx(expected, rel=1e-5)
-
-
-def saturated(made: Any = None) -> Any:
-    """A softmax of logits up to 700."""
-    with made.scope() if made is not None else nullcontext():
-        layer = layers.Dense(
-            2, "softmax", kernel_initializer=keras.initializers.Constant([[50, 0]] * 2)
-        )
-        model = keras.Sequential([keras.Input((2,)), layer])
-        crossentropy = keras.losses.SparseCategoricalCrossentropy
-        model.compile("sgd", crossentropy(), metrics=[crossentropy(name="object")])
-    return model
 
 
 @contextmanager
@@ -374,44 +350,3 @@ def test_several_optimizers_in_one(rank: int, world: int) -> list[Any]:
         model.fit(*arrays(), batch_size=BATCH, shuffle=False, verbose=0)
         model.train_on_batch(*arrays())
         return values(model)
-
-
-# ---- loops of one's own ----------------------------------------------------------------------
-
-
-def seen_rows(y_true: Any, y_pred: Any) -> Any:
-    """A metric of the program's own, which gets all ranks' rows."""
-    return ops.sum(ops.ones_like(ops.cast(y_true, "float32")))
-
-
-@pytest.mark.versions
-@on_ranks(3, BACKENDS)
-def test_collectives_in_own_loops(rank: int, world: int) -> None:
-    numpy = ops.convert_to_numpy
-    with strategy() as made:
-        numbers = ops.convert_to_tensor(np.arange(3, dtype=np.float32) + rank)
-        square = ops.reshape(ops.arange(4, dtype="float32"), (2, 2))
-        rows = ops.convert_to_tensor(np.full((rank + 1, 2), rank, np.float32))
-        variable = keras.Variable(np.full(4, rank, np.float32))
-        made.broadcast_variables([variable], root=world - 1)
-        gathered = [[0, 0], *[[1, 1]] * 2, *[[2, 2]] * 3]
-        assert numpy(made.all_reduce(numbers)).tolist() == [1, 2, 3]
-        assert numpy(made.all_reduce(numbers, "sum")).tolist() == [3, 6, 9]
-        assert numpy(made.all_reduce(ops.transpose(square))).tolist() == [[0, 2], [1, 3]]
-        assert numpy(made.gather(rows)).tolist() == gathered
-        columns = numpy(made.gather(ops.transpose(rows), axis=1))
-        assert columns.tolist() == np.transpose(gathered).tolist()
-        assert numpy(variable).tolist() == [2, 2, 2, 2]
-
-
-@pytest.mark.versions
-@on_ranks(3, BACKENDS)
-def test_batches_in_own_loops(rank: int, world: int) -> Any:
-    with strategy() as made:
-        model = compiled(made, metrics=["accuracy", seen_rows])
-        seven = [part[:7] for part in arrays()]
-        trained = model.train_on_batch(*seven, return_dict=True)
-        tested = model.test_on_batch(*arrays(), return_dict=True)
-        assert trained["seen_rows"] == 7
-        assert np.asarray(model.predict_on_batch(seven[0])).shape == (7, 3)
-        return json.loads(json.dumps([trained, tested], default=float))

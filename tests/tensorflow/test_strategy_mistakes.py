@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import sdp_plugins.tensorflow as sdp
 from sdp_plugins.tensorflow import SMDDPStrategy
 from tests.keras.first_ranks import on_ranks
 from tests.tensorflow.strategies import strategy_of_job
@@ -74,6 +75,18 @@ def test_values_and_groups(rank: int, world: int) -> None:
             strategy.gather(tf.constant(1.0), axis=0)
         with pytest.raises(REFUSED, match="the job has another group"):
             SMDDPStrategy(group=object())  # type: ignore[arg-type]
+
+
+@on_ranks(2, ["tensorflow"])
+def test_other_types_on_another_rank(rank: int, world: int) -> None:
+    numbers = tf.ones((2, 3), tf.int32 if rank else tf.float32)
+    rows = r"ranks disagree: rank 0: rows of float32\[3\]; rank 1: rows of int32\[3\]"
+    whole = r"ranks disagree: rank 0: array 0 is float32\[2, 3\]; rank 1: array 0 is int32\[2, 3\]"
+    with strategy_of_job() as strategy:
+        with pytest.raises(REFUSED, match=rows):
+            strategy.gather(numbers, axis=0)
+        with pytest.raises(REFUSED, match=whole):
+            sdp.broadcast(numbers, 0)
 
 
 @on_ranks(2, ["tensorflow"])

@@ -102,7 +102,7 @@ class Backend(ABC):
 
     @abstractmethod
     def gather_rows(self, tensor: Any, shard: BatchShard) -> Any:
-        """Return all ranks' rows of a tensor of a batch."""
+        """Return all ranks' rows of a tensor of a batch, without a gradient."""
 
     def length(self, tensor: Any) -> Any:
         """Return the number of rows: an integer if the shape is known, else a tensor."""

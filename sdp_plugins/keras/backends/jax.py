@@ -76,7 +76,7 @@ class JaxBackend(Backend):
     def gather_rows(self, tensor: Any, shard: BatchShard) -> Any:
         """Gather all ranks' rows; their shapes are known at trace time."""
         whole, self._turn = self._collectives.all_gather(
-            tensor[: shard.rows], shard.count, self._turn
+            jax.lax.stop_gradient(tensor[: shard.rows]), shard.count, self._turn
         )
         return whole
 
