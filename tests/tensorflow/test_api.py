@@ -118,10 +118,28 @@ def test_all_types_in_several_buffers(rank: int, world: int) -> Any:
 
         factor = tf.constant(0.5 + rank)
         made = {way: WAYS[way](work)(factor) for way in WAYS}
+        collectives._endpoint = None
+        made["NumPy"] = work(factor)
     found = tf.nest.map_structure(lambda t: tf.cast(t, tf.float64).numpy().tolist(), made)
-    assert found["eager"] == found["graph"]
+    assert found["eager"] == found["graph"] == found["NumPy"]
     np.testing.assert_array_equal(found["graph"]["avg"][2], np.arange(130) % 7 + 0.75)
     return found
+
+
+@on_ranks(2, ["tensorflow"])
+def test_unknown_sizes_do_not_divide_buffers(rank: int, world: int) -> None:
+    with job():
+        collectives = current.collectives
+        unknown, known = tf.TensorSpec([None]), tf.TensorSpec([3])
+        work = tf.function(
+            lambda *tensors: collectives.all_reduce(tensors, "sum"),
+            input_signature=[known, unknown, known, unknown, known],
+        )
+        graph = work.get_concrete_function().graph
+        assert [op.type for op in graph.get_operations()].count("SdpAllReduce") == 3
+        mine = [tf.fill([3 + place % 2], float(rank + place)) for place in range(5)]
+        found = [each.numpy().tolist() for each in work(*mine)]
+    assert found == [[1.0 + 2 * place] * (3 + place % 2) for place in range(5)]
 
 
 @on_ranks(2, ["tensorflow"])
