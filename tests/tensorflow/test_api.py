@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -366,3 +367,11 @@ def test_compiled_ahead(rank: int, world: int) -> None:
         patch.setenv("SDP_NATIVE_OPS", "0")
         patch.setattr(operations, "all_reduce", operations.all_reduce.__wrapped__)
         assert compiled_ahead() == ("all_reduce: not compiled: SDP_NATIVE_OPS is 0\n", 1)
+
+
+def test_a_library_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "all_reduce_op.so"
+    library.write_text("of another compiler")
+    monkeypatch.setattr(operations.native_build, "build", lambda *arguments: library)
+    with pytest.raises(operations.CompileError, match=f"Hint: delete {library}"):
+        operations.all_reduce.__wrapped__()
