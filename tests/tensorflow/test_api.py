@@ -316,14 +316,14 @@ def test_keras_in_horovods_way(rank: int, world: int) -> Any:
 def test_mistakes(rank: int, world: int) -> None:
     with pytest.raises(RuntimeError) as caught:
         sdp.rank()
-    assert str(caught.value) == "this needs a job. Hint: call init() before."
+    assert str(caught.value) == "this needs a job. Hint: call init() first."
     tape, tape_of, sgd = tf.GradientTape(), sdp.DistributedGradientTape, tf.keras.optimizers.SGD
     with job():
         with pytest.raises(ValueError, match="device_dense is not supported"):
             tape_of(tape, device_dense="/gpu:0")
         with pytest.raises(ValueError, match=r"op must be ReduceOp\.AVERAGE"):
             tape_of(tape, op=sdp.ReduceOp.SUM)
-        with pytest.raises(TypeError, match=r"^object is no optimizer"):
+        with pytest.raises(TypeError, match=r"^object is not an optimizer"):
             sdp.DistributedOptimizer(object())
         with pytest.raises(ValueError, match="a multiple of 128 bytes"):
             sdp.DistributedOptimizer(sgd(), bucket_cap_mb=0.3)
