@@ -39,7 +39,7 @@ class Layout:
         """
         nodes, by, ranks = text.partition("x")
         if not (by and nodes.isdecimal() and ranks.isdecimal() and int(nodes) and int(ranks)):
-            raise ValueError(f"{text!r} is no layout: write nodes x ranks of each, such as 4x2")
+            raise ValueError(f"{text!r} is not a layout: write nodes x ranks of each, such as 4x2")
         return cls(int(nodes), int(ranks))
 
     def __str__(self) -> str:

@@ -63,7 +63,7 @@ class FusedAllReduce:
     def by_bucket(
         self,
         tensors: Sequence[Any],
-        sizes: Sequence[tuple[int, DType]],
+        sizes: Sequence[tuple[int | None, DType]],
         op: str,
         reduce: Callable[[list[Any]], Sequence[Any]],
     ) -> list[Any]:
@@ -71,7 +71,8 @@ class FusedAllReduce:
 
         Args:
             tensors: The tensors.
-            sizes: Number of elements and type of each.
+            sizes: Number of elements and type of each. A tensor of unknown size (None) has an
+                operation of its own.
             op: The reduction.
             reduce: Returns the results for the tensors of one buffer.
 
@@ -79,7 +80,11 @@ class FusedAllReduce:
             The results, in the order of the tensors.
         """
         reduced: list[Any] = [None] * len(tensors)
-        for members in self.plan(sizes, op).buckets:
+        known = [(index, (n, dtype)) for index, (n, dtype) in enumerate(sizes) if n is not None]
+        plan = self.plan([size for _, size in known], op).buckets
+        buckets = [[known[place][0] for place in members] for members in plan]
+        buckets += [[index] for index, (n, _) in enumerate(sizes) if n is None]
+        for members in sorted(buckets, key=max):  # in the order in which they can complete
             results = reduce([tensors[index] for index in members])
             for index, result in zip(members, results, strict=True):
                 reduced[index] = result

@@ -33,7 +33,7 @@ def _lines(arrived: Sequence[RankState], groups: Groups) -> Iterator[str]:
         whom = info.names.list(state.rank for state in missing)
     else:
         more = names.world_size - len(arrived)
-        whom = f"{more} more" if more > 0 else "each other; all have come"
+        whom = f"{more} more" if more > 0 else "each other; all have arrived"
     yield f"  {who} {have} waited {format_duration(longest)} for {whom}"
     for state in missing:
         yield f"    {describe_rank(state, info.token, groups)}"

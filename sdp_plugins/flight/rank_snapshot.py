@@ -87,7 +87,7 @@ class RankSnapshot(NamedTuple):
         sane = all(type(n) is int and 0 <= n <= _MOST_NS for n in numbers)
         known = snapshot.state in STATES and snapshot.liveness in LIVENESS
         if not (sane and known and type(snapshot.cause) is str):
-            raise ValueError("it is no snapshot of a rank")
+            raise ValueError("it is not a snapshot of a rank")
         return snapshot._replace(cause=printable(snapshot.cause, _MOST_CAUSE))
 
 

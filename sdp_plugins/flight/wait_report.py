@@ -19,7 +19,7 @@ _WAITS = {
     "absent": "have waited {time} in {what} for {targets}",
     "behind": "have been in {what} for {time}, and wait for {targets} (there, but behind)",
     "unseen": "have been in {what} for {time}, and wait for {targets} (not seen here)",
-    "together": "have been in {what} for {time}; all ranks have come",
+    "together": "have been in {what} for {time}; all ranks have arrived",
     "disagree": "called {what} {time} ago, and other ranks another operation",
     "message": "have waited {time} in {what}",
 }

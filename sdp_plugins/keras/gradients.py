@@ -31,9 +31,9 @@ def _refusing(apply: Callable[..., Any]) -> Callable[..., Any]:
     def applied(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if running_step() is not None and _PATCHED not in vars(optimizer):
             raise RuntimeError(
-                f"optimizer '{optimizer.name}' is no attribute of the model whose step it updates: "
-                "each rank would use its own gradients. Hint: make it before the first call, and "
-                "assign it to an attribute of the model."
+                f"optimizer '{optimizer.name}' is not an attribute of the model whose step it "
+                "updates: each rank would use its own gradients. Hint: make it before the first "
+                "call, and assign it to an attribute of the model."
             )
         return apply(optimizer, *args, **kwargs)
 

@@ -221,13 +221,13 @@ def announced_default(command: Sequence[str]) -> int:
     ranks = default_rank_count()
     behind = {"-n", "--ranks", "-np", "--nproc-per-node"} & {*command[1:]}
     where = f", before {command[0]}, not after it" if behind else ""
-    text = f"sdp run: starts {ranks} ranks on this machine (set the number with -n{where})"
+    text = f"sdp run: starting {ranks} ranks on this machine (set the number with -n{where})"
     typer.echo(text, err=True)
     return ranks
 
 
 def check_script(command: Sequence[str], module: bool) -> None:
-    """Check that the script exists, and that no unknown option stands before it.
+    """Check that the script exists, and that no unknown option precedes it.
 
     Args:
         command: The script or module, and its arguments.
@@ -238,7 +238,7 @@ def check_script(command: Sequence[str], module: bool) -> None:
     """
     if command[0].startswith("-"):
         raise typer.BadParameter(
-            f"sdp run has no option {command[0]}. Hint: options of the script stand after it."
+            f"sdp run has no option {command[0]}. Hint: options of the script go after it."
         )
     if not module and not Path(command[0]).exists():
         python = "leave out `python`" if command[0].startswith("python") else "a module needs -m"

@@ -139,7 +139,7 @@ def _start_here(name: str, options: Options, environment: dict[str, str]) -> int
         return _say(name, f"there is no program {options.command[0]!r}{hint}", NOT_FOUND)
     ranks = options.ranks or default_rank_count()
     if options.ranks is None:
-        _say(name, f"starts {ranks} ranks on this machine (set the number with -n)")
+        _say(name, f"starting {ranks} ranks on this machine (set the number with -n)")
     environment.setdefault("PYTHONUNBUFFERED", "1")  # Python buffers output to a pipe
     in_a_rank = [*own_program(f"{__spec__.name}:smddprun"), *options.command]
     return Supervisor(LocalRanks(in_a_rank, ranks, environment), program=name).run()

@@ -212,7 +212,7 @@ class Supervisor:
             number = self.steps.pop(0)[1]
             if number == signal.SIGTERM and self.signals and self.running and not self.failed:
                 name = signal.Signals(self.signals[0]).name
-                self.say(f"received {name}; ends {name_ranks(self.running)}")
+                self.say(f"received {name}; ending {name_ranks(self.running)}")
             self.signal_all(number)
 
     def what_is_left(self) -> str:

@@ -140,5 +140,5 @@ def variables_for_mpirun(added: Mapping[str, Any]) -> dict[str, str]:
         else:
             left.append(word)
     if left:
-        log.info("custom_mpi_options without an effect on this machine: %s", " ".join(left))
+        log.info("custom_mpi_options that have no effect on this machine: %s", " ".join(left))
     return found

@@ -22,7 +22,6 @@ from sdp_plugins.core.tensor_lists import FusedAllReduce, broadcast_arrays, gath
 from . import operations
 
 _LAST = "_sdp_last_collective"
-_MORE_THAN_A_BUFFER = 2**40  # elements
 
 
 class TensorFlowCollectives:
@@ -54,7 +53,7 @@ class TensorFlowCollectives:
         reduce = self._by_numpy if self._endpoint is None else self._by_operation
         reduced = self._reduce.by_bucket(
             tensors,
-            [_size(tensor) for tensor in tensors],
+            [(t.shape.num_elements(), DType.parse(t.dtype.name)) for t in tensors],
             op,
             lambda bucket: self._in_turn(partial(reduce, bucket, op, factor)),
         )
@@ -77,7 +76,7 @@ class TensorFlowCollectives:
         def reduce(factor: Any, *arrays: Any) -> list[np.ndarray[Any, Any]]:
             if factor == 0:
                 arrays = tuple(np.zeros_like(array) for array in arrays)
-            elif factor != 1:
+            elif factor != 1 and not tensors[0].dtype.is_integer:  # as the operation does
                 arrays = tuple(array * array.dtype.type(factor) for array in arrays)
             return self._reduce.copies(arrays, op)
 
@@ -196,9 +195,3 @@ def _by_host(
 def _cast(number: Any, dtype: Any) -> Any:
     """Convert a number; ``tf.cast`` alone would first make a Python float a float32."""
     return tf.cast(tf.convert_to_tensor(number, dtype_hint=tf.float64), dtype)
-
-
-def _size(tensor: Any) -> tuple[int, DType]:
-    """Return the number of elements, and the type; one of unknown size gets its own buffer."""
-    count = tensor.shape.num_elements()
-    return _MORE_THAN_A_BUFFER if count is None else count, DType.parse(tensor.dtype.name)

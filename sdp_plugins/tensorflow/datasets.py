@@ -14,7 +14,7 @@ import tensorflow as tf
 from sdp_plugins.core import Group
 
 NO_ROWS = (
-    "experimental_distribute_dataset: its elements are no batches: {} has no rows. Hint: call "
+    "experimental_distribute_dataset: its elements are not batches: {} has no rows. Hint: call "
     "batch(global batch size) on it."
 )
 OTHER_DATA = (
@@ -34,7 +34,7 @@ def distributed(dataset: Any, group: Group) -> Any:
     """
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
-            f"experimental_distribute_dataset: {type(dataset).__name__} is no tf.data.Dataset. "
+            f"experimental_distribute_dataset: {type(dataset).__name__} is not a tf.data.Dataset. "
             "Hint: tf.data.Dataset.from_tensor_slices(arrays).batch(global batch size)"
         )
     for spec in tf.nest.flatten(dataset.element_spec):

@@ -35,7 +35,7 @@ class Current:
         if self._collectives is None:
             self.begin(group)
         elif group is not None and group is not self.collectives.group:
-            raise RuntimeError("the job has another group. Hint: call shutdown() before.")
+            raise RuntimeError("the job has another group. Hint: call shutdown() first.")
         return self.collectives
 
     def end(self) -> None:
@@ -52,7 +52,7 @@ class Current:
             RuntimeError: There is no job.
         """
         if self._collectives is None:
-            raise RuntimeError("this needs a job. Hint: call init() before.")
+            raise RuntimeError("this needs a job. Hint: call init() first.")
         return self._collectives
 
 

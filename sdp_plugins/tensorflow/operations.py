@@ -32,7 +32,8 @@ def all_reduce() -> Callable[..., Any]:
     try:
         module = tf.load_op_library(str(library))
     except tf.errors.OpError as error:  # symbols that this TensorFlow does not export
-        raise CompileError(f"{_SOURCE.name}: {error.message}") from error
+        hint = f"Hint: delete {library}"
+        raise CompileError(f"{_SOURCE.name}: {error.message}. {hint}") from error
     ctypes.CDLL(str(library)).sdp_use_api(ctypes.c_void_p(native_api.api()))
     operation: Callable[..., Any] = module.sdp_all_reduce
     return operation

@@ -42,7 +42,7 @@ def DistributedOptimizer(  # noqa: N802  the API's name
 
     Raises:
         ValueError: An argument is not supported.
-        TypeError: The argument is no optimizer.
+        TypeError: The argument is not an optimizer.
     """
     refuse_devices(device_dense, device_sparse)
     if op is not ReduceOp.AVERAGE:
@@ -57,7 +57,8 @@ def DistributedOptimizer(  # noqa: N802  the API's name
         return _first_version(optimizer, label, use_locking, average)
     if hasattr(optimizer, "apply_gradients") and hasattr(optimizer, "get_config"):
         return _of_keras(optimizer, average)
-    raise TypeError(f"{type(optimizer).__name__} is no optimizer of Keras or tf.compat.v1.train")
+    kind = type(optimizer).__name__
+    raise TypeError(f"{kind} is not an optimizer of Keras or tf.compat.v1.train")
 
 
 def _first_version(optimizer: Any, name: str, use_locking: bool, average: Any) -> Any:

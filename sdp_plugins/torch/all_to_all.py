@@ -67,13 +67,14 @@ class AllToAll(ProcessGroupBase):
         if not rows:
             if length % world:
                 raise ValueError(
-                    f"all_to_all_single cannot part {length} rows of the {what} among {world} "
-                    f"ranks. Hint: pass {what}_split_sizes."
+                    f"all_to_all_single cannot divide {length} rows of the {what} among "
+                    f"{world} ranks. Hint: pass {what}_split_sizes."
                 )
             rows = [length // world] * world
         if len(rows) != world or sum(rows) != length:
             raise ValueError(
-                f"{what}_split_sizes {list(rows)} do not part {length} rows among {world} ranks."
+                f"{what}_split_sizes {list(rows)} do not add up to {length} rows. "
+                f"Hint: give each of the {world} ranks its number of rows."
             )
         row = count // length if length else 0
         return [count * row for count in rows]

@@ -96,7 +96,7 @@ class Registrations:
                 return
             reason = reason_to_stay(tensor, storage)
             if not reason and in_flight(key):
-                reason = "an operation that works on it is in flight. Hint: wait for it"
+                reason = "an operation on it is in flight. Hint: wait for it"
             if reason:
                 raise ValueError(f"The tensor's memory cannot move: {reason}.")
             try:
@@ -176,7 +176,7 @@ def reason_to_stay(tensor: Tensor, storage: UntypedStorage) -> str:
         return "" if shared_fd(storage) >= 0 else "it is shared through a file that is closed"
     # Memory that NumPy also uses, or that came through DLPack or from a file, is not resizable.
     if not storage.resizable():
-        return "something else than torch refers to it. Hint: share tensor.clone()"
+        return "something other than torch refers to it. Hint: share tensor.clone()"
     if torch.cuda.is_initialized() and tensor.is_pinned():
         return "it is pinned. Hint: share a tensor that is not pinned"
     return ""

@@ -56,8 +56,8 @@ class GlooNetwork:
             prefix = RankNames(name, nodes.world_size, nodes.global_ranks).error_prefix(rank)
             raise RendezvousError(
                 f"{prefix}rendezvous: gloo cannot connect the nodes ({first_line(error)}). Hint: "
-                "look whether a rank has ended meanwhile; if none has, set GLOO_SOCKET_IFNAME to "
-                "the network interface between the nodes."
+                "check whether a rank has ended; if none has, set GLOO_SOCKET_IFNAME to the "
+                "network interface between the nodes."
             ) from error
         return GlooChannel(Connections(group, nodes), FailureStore(store))
 

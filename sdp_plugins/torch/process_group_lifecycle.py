@@ -201,10 +201,11 @@ class ProcessGroupBase(GroupProperties):
             return  # the Group checks it
         for whole, part in zip(wholes, parts, strict=True):
             count = tensor_of(part).numel()
-            if tensor_of(whole).numel() != self._group.world_size * count:
+            world, given = self._group.world_size, tensor_of(whole).numel()
+            if given != world * count:
                 raise ValueError(
-                    f"{name}: {whole.numel()} elements are not those of {self._group.world_size} "
-                    f"ranks with {count} elements each."
+                    f"{name} needs {world * count} elements ({world} ranks x {count}), got "
+                    f"{given}. Hint: pass a tensor that holds one part for each rank."
                 )
 
     def _forget_done(self) -> None:

@@ -35,6 +35,6 @@ def share(tensor: Tensor, group: Any = None) -> None:
     if not isinstance(chosen, Reductions):
         raise ValueError(
             f"share() needs a group of smddp, not {chosen!r}. "
-            'Hint: call init_process_group("smddp") before.'
+            'Hint: call init_process_group("smddp") first.'
         )
     chosen.share(tensor)

@@ -77,7 +77,7 @@ class SparseSum:
         except RuntimeError as error:
             raise SdpError(
                 f"{self._error_prefix}all_reduce of a sparse tensor: "
-                f"rank {self._nodes.global_rank(rank)} has sent entries that cannot be ({error}). "
+                f"rank {self._nodes.global_rank(rank)} sent invalid entries ({error}). "
                 "Hint: check the indices there.",
                 ranks=[rank],
                 op="all_reduce",

@@ -115,7 +115,7 @@ class Outputs:
         """Let `copy_back` copy a dense tensor with the same number of elements into `tensor`."""
         if tensor.numel() != stand_in.numel():
             raise ValueError(
-                f"The output has {tensor.numel()} elements, but the result {stand_in.numel()}."
+                f"The output has {tensor.numel()} elements, but the result has {stand_in.numel()}."
             )
         shaped = stand_in.view(tensor.shape)
         self._pending.append((_unexpanded(tensor), _unexpanded(shaped, like=tensor)))

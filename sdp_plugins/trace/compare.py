@@ -59,7 +59,7 @@ def completed(event: Json, rank: int, verdict: Verdict, with_trace: set[int]) ->
     """Complete a rank's slice of a collective by the other ranks' data; also yields its arrow."""
     args = event["args"]
     if "failed" in args:
-        args["did not come"] = absentees(verdict, with_trace) or "all came"
+        args["did not arrive"] = absentees(verdict, with_trace) or "all arrived"
     elif len(verdict.came) > 1:
         args["last to arrive"] = f"rank {verdict.came[-1]}"
         args["late_us"] = verdict.late_us

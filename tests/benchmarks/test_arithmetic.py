@@ -204,6 +204,10 @@ def test_verdicts():
     best = found.faster("w", "smddp", ["mpich", "openmpi"], 3, "MPI")
     assert best.reached is True
     assert best.measured == "8.00 us: 3.75 x mpich"
+    missed = targets.Findings(
+        report_of(took("gloo", 95.97), took("smddp", 8.0)), "float32", MIB
+    ).faster("w", "smddp", ["gloo"], 12, "gloo")
+    assert (missed.reached, missed.measured) == (False, "8.00 us: 11.99 x gloo")
     assert found.faster("w", "smddp", ["openmpi"], 1, "MPI").reached is None
     assert found.at_most("w", "smddp", 8).reached is True
     assert found.at_most("w", "smddp", 7.9).reached is False

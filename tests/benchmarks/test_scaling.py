@@ -193,7 +193,7 @@ def test_the_table_and_its_notes() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(("--layouts", "2"), "is no layout"), (("--models", "gpt"), "unknown model")],
+    [(("--layouts", "2"), "is not a layout"), (("--models", "gpt"), "unknown model")],
 )
 def test_misuse_is_explained(arguments: tuple[str, ...], words: str) -> None:
     result = CliRunner().invoke(app, ["scaling", *arguments])

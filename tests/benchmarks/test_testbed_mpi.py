@@ -236,7 +236,7 @@ def test_ranks_of_different_mpi_jobs(script: Script) -> None:
         try:
             Group.from_store(TorchStore(store), rank, 2, network=MpiNetwork(), timeout_s=20)
         except RendezvousError as error:
-            say("not of one MPI job" in str(error))
+            say("not belong to one MPI job" in str(error))
         store.set(f"done{rank}", "")
         store.get(f"done{1 - rank}")
         """

@@ -250,6 +250,6 @@ def test_a_missing_rank_does_not_hide_a_disagreement(rank_pool: Pool, tmp_path: 
     for text in rank_pool(3).run(disagree_without_one, str(tmp_path / "ended"))[:2]:
         assert "rank 2 did not arrive in 1 s" in text
         assert (
-            "those that came disagree: rank 0: all_reduce #2 float64[4] sum; "
+            "those that arrived disagree: rank 0: all_reduce #2 float64[4] sum; "
             "rank 1: all_reduce #2 float64[8] sum" in text
         )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import resource
 import time
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sdp_plugins.core import Group, SdpError
+from sdp_plugins.core import Group, SdpError, SharedMemoryError, _native
 from tests.core.kept_group import kept_group, settings
 from tests.core.values import Array, as_input, reduced, same_bits, values
 from tests.ranks import Pool
@@ -338,3 +339,25 @@ def allocate(rank: int, world: int) -> tuple[Any, ...]:
 
 def test_allocate(rank_pool: Pool) -> None:
     assert rank_pool(2).run(allocate) == [("B", 1000, False, True, False)] * 2
+
+
+def exceed_the_size_of_files(rank: int, world: int) -> list[str]:
+    group, file = kept_group(), os.memfd_create(NAME)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
+    with pytest.raises(SharedMemoryError) as allocating:
+        group.allocate(2**21)
+    with pytest.raises(SharedMemoryError) as connecting:
+        _native.initialize_segment(file, 0, 2, 2**21)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    os.close(file)
+    group.barrier()
+    return [str(allocating.value), str(connecting.value)]
+
+
+def test_a_limit_on_shared_memory_is_named(rank_pool: Pool) -> None:
+    for rank, (allocating, connecting) in enumerate(rank_pool(2).run(exceed_the_size_of_files)):
+        head = f"[rank {rank}/2] allocate: cannot allocate 2097152 bytes of shared memory: "
+        assert allocating.startswith(head) and "(ulimit -f)" in allocating
+        assert connecting.startswith("rendezvous: cannot size a memory file to ")
+        assert "(ulimit -f)" in connecting

@@ -82,7 +82,7 @@ def test_other_users_are_refused(start_pooled: Start, name: str) -> None:
         assert kind is MessageKind.ABORT
         reason = RendezvousFailure.unpack(content)
         assert reason.kind is Kind.REFUSED
-        assert f"of user {NOBODY} is not of user 0" in reason.what
+        assert f"runs as user {NOBODY}, rank 0 as 0" in reason.what
         go_rank(ranks, 1)
         assert ranks.results() == [blobs(2)] * 2
 

@@ -8,6 +8,7 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <new>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -213,6 +214,13 @@ TEST(an_interrupt_in_the_queue_waits_for_the_engine_to_let_go) {
   CHECK_EQ(world[0].communicator->peers().own().announcement(2).seq,
            0);  // nor has it begun anything
   CHECK_THROWS(world[0].run(barrier()), Failure, "interrupted");
+}
+
+// Such as bad_alloc, in the middle of an operation.
+TEST(an_exception_of_the_core_names_the_operation_and_a_remedy) {
+  World world(2);
+  CHECK_THROWS(world[0].engine->run(barrier(), [] { throw std::bad_alloc(); }), Failure,
+               "[rank 0/2] barrier #1: std::bad_alloc. Hint: memory has run out");
 }
 
 // A signal handler runs on the stack of the call that waits: a second one could never begin.

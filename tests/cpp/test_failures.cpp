@@ -233,9 +233,9 @@ TEST(what_an_operation_throws_aborts_the_group) {
     rank.run(std::move(request));
     rank.run(barrier());
   });
-  expect_failure(failures[0], FailureKind::aborted, {0}, "'avg' is not defined for bool");
-  expect_failure(failures[1], FailureKind::aborted, {0},
-                 "barrier #2: rank 0 gave up: reduction 'avg' is not defined for bool");
+  const std::string cause = "reduce #1 bool[8] avg root 0: reduction 'avg' is not defined for bool";
+  expect_failure(failures[0], FailureKind::aborted, {0}, cause);
+  expect_failure(failures[1], FailureKind::aborted, {0}, "barrier #2: rank 0 gave up: " + cause);
 }
 
 TEST(an_interrupt_passes_through_and_the_peers_lose_the_rank) {

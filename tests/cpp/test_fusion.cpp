@@ -338,6 +338,21 @@ TEST(a_failure_comes_out_of_finish_and_stays) {
   CHECK_THROWS(world[0].communicator->throw_if_failed(), Failure, "");
 }
 
+TEST(an_interrupted_finish_names_the_operation_and_the_remedy) {
+  const Specs specs(1, {2000, DType::float32});
+  World world(2);
+  Gradients gradients(specs);
+  FusionBuffer buffer = make(world[0], specs, 8192);
+  buffer.ready(0, gradients.data(0));
+  try {
+    buffer.finish([] { throw Interrupted{}; });
+    CHECK(false);
+  } catch (const Interrupted&) {
+  }
+  CHECK_THROWS(world[0].communicator->throw_if_failed(), Failure,
+               "[rank 0/2] all_reduce float32[2000] sum: interrupted by a signal. Hint: the ranks");
+}
+
 TEST(a_buffer_dropped_in_the_middle_of_a_step_waits_for_nobody) {
   const Specs specs(3, {2000, DType::float32});
   World world(2);

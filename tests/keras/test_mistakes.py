@@ -317,7 +317,7 @@ def test_assigns_before_a_prediction(rank: int, made: SMDDPStrategy) -> None:
 
 
 @fails(
-    "RuntimeError: optimizer 'own' is no attribute of the model",
+    "RuntimeError: optimizer 'own' is not an attribute of the model",
     "Hint: make it before the first call, and assign it to an attribute of the model",
     on_all_ranks=True,
     backends=["torch", "tensorflow"],

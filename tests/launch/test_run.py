@@ -107,7 +107,7 @@ def test_the_machine_says_how_many_ranks(script: Script) -> None:
     count = default_rank_count()
     done = launch("--no-prefix", path, "-n", "9")
     assert done.stdout.split() == [str(count)] * count
-    assert f"starts {count} ranks on this machine (set the number with -n, before" in done.stderr
+    assert f"starting {count} ranks on this machine (set the number with -n, before" in done.stderr
     done = launch("--no-prefix", "--nproc-per-node", "2", path)
     assert (done.stdout.split(), done.stderr) == (["2", "2"], "")
 
@@ -146,8 +146,8 @@ def test_ranks_that_cannot_be_started(script: Script, files: int) -> None:
         (["-n", "0", "x.py"], "-n"),
         (["-n", "two", "x.py"], "-n"),
         (["x.py"], "there is no script 'x.py'"),
-        (["--lr", "0.1", __file__], "no option --lr. Hint: options of the script stand after it."),
-        (["-m", "-z", "tests"], "no option -z. Hint: options of the script stand after it."),
+        (["--lr", "0.1", __file__], "no option --lr. Hint: options of the script go after it."),
+        (["-m", "-z", "tests"], "no option -z. Hint: options of the script go after it."),
         (["--nproc-per-node", "2", "--hosts", "a,b", __file__], "--nproc-per-node is for this"),
         (["-n", "2"], "SCRIPT"),
     ],

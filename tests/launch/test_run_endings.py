@@ -260,7 +260,7 @@ def test_sigterm_ends_the_job(script: Script, number: signal.Signals) -> None:
     pids = read_pids(launcher, 2)
     launcher.send_signal(number)
     _, stderr = launcher.communicate(timeout=HANG_S)
-    assert f"sdp run: received {number.name}; ends ranks 0, 1" in stderr
+    assert f"sdp run: received {number.name}; ending ranks 0, 1" in stderr
     assert launcher.returncode == 128 + signal.SIGTERM
     wait_until_gone(pids)
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -118,10 +119,28 @@ def test_all_types_in_several_buffers(rank: int, world: int) -> Any:
 
         factor = tf.constant(0.5 + rank)
         made = {way: WAYS[way](work)(factor) for way in WAYS}
+        collectives._endpoint = None
+        made["NumPy"] = work(factor)
     found = tf.nest.map_structure(lambda t: tf.cast(t, tf.float64).numpy().tolist(), made)
-    assert found["eager"] == found["graph"]
+    assert found["eager"] == found["graph"] == found["NumPy"]
     np.testing.assert_array_equal(found["graph"]["avg"][2], np.arange(130) % 7 + 0.75)
     return found
+
+
+@on_ranks(2, ["tensorflow"])
+def test_unknown_sizes_do_not_divide_buffers(rank: int, world: int) -> None:
+    with job():
+        collectives = current.collectives
+        unknown, known = tf.TensorSpec([None]), tf.TensorSpec([3])
+        work = tf.function(
+            lambda *tensors: collectives.all_reduce(tensors, "sum"),
+            input_signature=[known, unknown, known, unknown, known],
+        )
+        graph = work.get_concrete_function().graph
+        assert [op.type for op in graph.get_operations()].count("SdpAllReduce") == 3
+        mine = [tf.fill([3 + place % 2], float(rank + place)) for place in range(5)]
+        found = [each.numpy().tolist() for each in work(*mine)]
+    assert found == [[1.0 + 2 * place] * (3 + place % 2) for place in range(5)]
 
 
 @on_ranks(2, ["tensorflow"])
@@ -297,14 +316,14 @@ def test_keras_in_horovods_way(rank: int, world: int) -> Any:
 def test_mistakes(rank: int, world: int) -> None:
     with pytest.raises(RuntimeError) as caught:
         sdp.rank()
-    assert str(caught.value) == "this needs a job. Hint: call init() before."
+    assert str(caught.value) == "this needs a job. Hint: call init() first."
     tape, tape_of, sgd = tf.GradientTape(), sdp.DistributedGradientTape, tf.keras.optimizers.SGD
     with job():
         with pytest.raises(ValueError, match="device_dense is not supported"):
             tape_of(tape, device_dense="/gpu:0")
         with pytest.raises(ValueError, match=r"op must be ReduceOp\.AVERAGE"):
             tape_of(tape, op=sdp.ReduceOp.SUM)
-        with pytest.raises(TypeError, match=r"^object is no optimizer"):
+        with pytest.raises(TypeError, match=r"^object is not an optimizer"):
             sdp.DistributedOptimizer(object())
         with pytest.raises(ValueError, match="a multiple of 128 bytes"):
             sdp.DistributedOptimizer(sgd(), bucket_cap_mb=0.3)
@@ -348,3 +367,11 @@ def test_compiled_ahead(rank: int, world: int) -> None:
         patch.setenv("SDP_NATIVE_OPS", "0")
         patch.setattr(operations, "all_reduce", operations.all_reduce.__wrapped__)
         assert compiled_ahead() == ("all_reduce: not compiled: SDP_NATIVE_OPS is 0\n", 1)
+
+
+def test_a_library_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "all_reduce_op.so"
+    library.write_text("of another compiler")
+    monkeypatch.setattr(operations.native_build, "build", lambda *arguments: library)
+    with pytest.raises(operations.CompileError, match=f"Hint: delete {library}"):
+        operations.all_reduce.__wrapped__()

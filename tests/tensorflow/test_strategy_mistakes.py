@@ -96,7 +96,7 @@ def test_datasets(rank: int, world: int) -> None:
         distribute = strategy.experimental_distribute_dataset
         with pytest.raises(REFUSED, match=r"call batch\(global batch size\)"):
             distribute(numbers)
-        with pytest.raises(REFUSED, match=r"ndarray is no tf\.data\.Dataset"):
+        with pytest.raises(REFUSED, match=r"ndarray is not a tf\.data\.Dataset"):
             distribute(np.zeros((4, 1), np.float32))
         shuffled = numbers.shuffle(8, seed=rank + 1).batch(8)
         with pytest.raises(REFUSED, match="ranks 1 read another dataset than rank 0") as caught:

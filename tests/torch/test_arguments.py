@@ -205,10 +205,21 @@ def run_misuse(rank: int, world: int) -> None:
             (ValueError, r"2 tensors", lambda: dist.reduce_scatter(ones, [ones[1:], ones])),
             (TypeError, r"dtype", lambda: group.reduce_scatter(ones, [ones[1:], ones.int()])),
             (TypeError, r"dtype", lambda: group.allgather([ones.int()] * world, ones)),
-            (ValueError, r"rows", lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3))),
             (
                 ValueError,
-                r"input_split_sizes \[1, 1\]",
+                r"all_gather needs 8 elements \(2 ranks x 4\), got 5\. Hint: ",
+                lambda: group.allgather_into_tensor_coalesced(
+                    [torch.ones(8), torch.ones(5)], [ones, ones]
+                ),
+            ),
+            (
+                ValueError,
+                r"cannot divide 3 rows of the output among 2 ranks",
+                lambda: dist.all_to_all_single(torch.ones(3), torch.ones(3)),
+            ),
+            (
+                ValueError,
+                r"input_split_sizes \[1, 1\] do not add up to 4 rows\. Hint: ",
                 lambda: dist.all_to_all_single(ones, ones.clone(), [2, 2], [1, 1]),
             ),
             (ValueError, r"rank", lambda: group.send([ones], 9, 0)),

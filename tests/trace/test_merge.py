@@ -178,7 +178,7 @@ def test_who_did_not_come_to_a_failed_operation(tmp_path: Path) -> None:
     write(tmp_path, 0, [collective(1, 0, 10), collective(2, 20, 99, failed="a time-out")])
     write(tmp_path, 1, [collective(1, 0, 10)])
     found = merged(tmp_path)
-    assert by_rank(found)[0][1]["args"]["did not come"] == "rank 1"
+    assert by_rank(found)[0][1]["args"]["did not arrive"] == "rank 1"
 
 
 def test_who_did_not_come_is_named_as_in_the_job(tmp_path: Path) -> None:
@@ -186,7 +186,7 @@ def test_who_did_not_come_is_named_as_in_the_job(tmp_path: Path) -> None:
     failed = collective(2, 20, 5020, waiting_us=4990.0, failed="a time-out")
     write(tmp_path, 1, [collective(1, 0, 10), failed], world_size=3, groups=groups)
     event = by_rank(merged(tmp_path))[1][1]
-    assert event["args"]["did not come"] == "rank 2 (no trace)"
+    assert event["args"]["did not arrive"] == "rank 2 (no trace)"
     line = "rank 2 (no trace) did not arrive at all_reduce #2 of default: rank 1 waited 5.0 ms"
     assert line in said(tmp_path).splitlines()
 

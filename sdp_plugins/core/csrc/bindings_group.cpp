@@ -79,8 +79,7 @@ class NativeGroup {
   }
   void abort(const std::string& reason) {
     Failure failure(FailureKind::aborted, reason, {communicator_->id()}, Hint::new_group);
-    failure.op = "abort";
-    communicator_->fail(failure);
+    communicator_->fail(failure.in("abort"));
   }
   bool failed() const { return communicator_->failure().has_value(); }
   nb::object failure() const {

@@ -6,7 +6,9 @@
 
 #include <cerrno>
 #include <cstring>
+#include <new>
 
+#include "clock.hpp"
 #include "collectives/collectives.hpp"
 
 namespace sdp {
@@ -58,6 +60,12 @@ Failure Communicator::interruption(const OpSignature& operation) const {
   return failure.in(operation, {}, 0);
 }
 
+Failure Communicator::unexpected(const std::exception& error) const {
+  const bool no_memory = dynamic_cast<const std::bad_alloc*>(&error) != nullptr;
+  const Hint hint = no_memory ? Hint::memory_of_aborter : Hint::new_group;
+  return {FailureKind::aborted, error.what(), {id()}, hint};
+}
+
 Communicator::~Communicator() {
   close();
 }
@@ -80,8 +88,8 @@ void Communicator::run(const Request& request, const Patience& patience, Operati
   } catch (const Interrupted&) {
     ended(interruption(op.signature()));
     throw;
-  } catch (const std::exception& error) {  // such as bad_alloc
-    throw ended(Failure(FailureKind::aborted, error.what(), {id()}));
+  } catch (const std::exception& error) {
+    throw ended(unexpected(error).in(op.signature(), {}, now_s() - record.started_s()));
   }
   record.event.path = static_cast<std::uint8_t>(op.path());
   record.end();
@@ -153,10 +161,11 @@ Communicator::Shared Communicator::allocate(std::size_t nbytes) {
   throw_if_failed();
   const FileDescriptor file(memfd_create("sdp-shared", MFD_CLOEXEC));
   if (file.get() < 0 || ftruncate(file.get(), static_cast<off_t>(nbytes)) != 0) {
-    throw Failure(FailureKind::shared_memory,
-                  "cannot allocate " + std::to_string(nbytes) +
-                      " bytes of shared memory: " + std::strerror(errno),
-                  {id()});
+    Failure failure(FailureKind::shared_memory,
+                    "cannot allocate " + std::to_string(nbytes) +
+                        " bytes of shared memory: " + std::strerror(errno),
+                    {id()}, Hint::file_limits);
+    throw peers_.composed(failure.in("allocate"));
   }
   Mapping mapping(file.get(), nbytes, 0, false);
   std::byte* data = mapping.data();

@@ -34,6 +34,7 @@ class Communicator {
   Failure fail(const Failure& failure);
   Failure closing() const;                                   // for operations of a closed group
   Failure interruption(const OpSignature& operation) const;  // after a signal has ended it
+  Failure unexpected(const std::exception& error) const;     // such as bad_alloc
   std::optional<Failure> failure() const;  // why operations throw; a forked child may call this
   void throw_if_failed() const;
   // Throws if a rank of this node has failed or died, even if no operation waits for it yet.

@@ -78,8 +78,7 @@ void Engine::refuse_reentry(const Request& request) const {
                   "called by a signal handler while this thread waits in another operation of the "
                   "group",
                   {}, Hint::after_handler);
-  failure.op = name(request.op);
-  throw communicator_->peers().composed(failure);
+  throw communicator_->peers().composed(failure.in(name(request.op)));
 }
 
 std::shared_ptr<Work> Engine::enqueue(Request request) {
@@ -116,7 +115,8 @@ void Engine::loop() {
     } catch (const Failure& error) {
       failure = error;
     } catch (const std::exception& error) {
-      failure = communicator_->fail(Failure(FailureKind::aborted, error.what()));
+      failure =
+          communicator_->fail(communicator_->unexpected(error).in(item.request.signature(), {}, 0));
     }
     item.work->finish(std::move(failure));
     lock.lock();

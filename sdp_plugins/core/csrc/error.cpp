@@ -32,6 +32,11 @@ Failure& Failure::in(const OpSignature& failed, const OpSignature& last, double 
   return *this;
 }
 
+Failure& Failure::in(std::string_view operation_name) {
+  op = operation_name;
+  return *this;
+}
+
 Failure& Failure::compose(const std::string& error_prefix, const RankNames& names, int rank) {
   if (!text_.empty()) return *this;
   if (origin_rank < 0) origin_rank = rank;

@@ -46,6 +46,8 @@ enum class Hint : std::uint32_t {
   mapping_limits,
   open_files,
   open_files_or_no_register,
+  file_limits,
+  memory_of_aborter,
 };
 const char* text(Hint hint);  // "" for an unknown value: a peer may have written it
 Hint default_hint(FailureKind kind, bool across_nodes = false);
@@ -75,6 +77,7 @@ class Failure : public std::exception {
   std::uint64_t group = 0;  // token of the group that failed; 0: none did
 
   Failure& in(const OpSignature& failed, const OpSignature& last, double elapsed);
+  Failure& in(std::string_view operation_name);  // of one beyond `Op`
   // Composes the text if there is none. `error_prefix`: "[rank 3/8] "; `rank`: this rank.
   Failure& compose(const std::string& error_prefix, const RankNames& names, int rank);
   // Sets a text that was composed elsewhere.

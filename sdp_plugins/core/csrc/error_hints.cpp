@@ -6,7 +6,7 @@
 namespace sdp {
 namespace {
 // In the order of `Hint`.
-constexpr std::array<const char*, 18> kHints{
+constexpr std::array<const char*, 20> kHints{
     "",
     "read that rank's output for an error, and the kernel's log for an out-of-memory kill; without "
     "either, that rank called fewer operations than this one: if it had fewer batches, pass "
@@ -34,8 +34,10 @@ constexpr std::array<const char*, 18> kHints{
     "raise the limit on open files (ulimit -n), or call a collective between registrations, in "
     "which peers receive the files.",
     "raise the limit on open files (ulimit -n), or set SDP_REGISTER=0.",
+    "raise the limits on open files (ulimit -n) and on the size of a file (ulimit -f).",
+    "memory has run out on the rank that aborted: free some there, and make a new group.",
 };
-static_assert(kHints.size() == static_cast<std::size_t>(Hint::open_files_or_no_register) + 1);
+static_assert(kHints.size() == static_cast<std::size_t>(Hint::memory_of_aborter) + 1);
 }  // namespace
 
 const char* text(Hint hint) {

@@ -28,9 +28,10 @@ FusionBuffer::~FusionBuffer() {
   for (const BucketState& bucket : bucket_states_) {
     if (!bucket.work) continue;
     if (!bucket.work->completed()) {
-      communicator_->fail(Failure(FailureKind::aborted,
-                                  "a fusion buffer was dropped before its finish() was called",
-                                  {communicator_->id()}));
+      Failure failure(FailureKind::aborted,
+                      "a fusion buffer was dropped before its finish() was called",
+                      {communicator_->id()}, Hint::new_group);
+      communicator_->fail(failure.in(bucket.operation, {}, 0));
     }
     try {
       while (!bucket.work->wait(3600)) {
@@ -46,7 +47,7 @@ void FusionBuffer::start_over() {
   taken_.clear();
   bucket_states_.clear();
   for (const auto& bucket : plan_.buckets()) {
-    bucket_states_.push_back({bucket.tensors.size(), nullptr, {}});
+    bucket_states_.push_back({bucket.tensors.size(), nullptr, {}, {}});
   }
   launched_ = 0;
 }
@@ -92,7 +93,9 @@ void FusionBuffer::take(std::size_t tensor, const std::byte* data) {
 void FusionBuffer::launch_complete(bool everything) {
   while (launched_ < bucket_states_.size() &&
          (everything || bucket_states_[launched_].missing == 0)) {
-    bucket_states_[launched_].work = submit_(request(launched_));
+    Request next = request(launched_);
+    bucket_states_[launched_].operation = next.signature();
+    bucket_states_[launched_].work = submit_(std::move(next));
     ++launched_;
   }
 }
@@ -125,22 +128,23 @@ void FusionBuffer::finish(const std::function<void()>& interrupt) {
     const std::lock_guard lock(mutex_);
     launch_complete(true);
   }
+  for (const BucketState& bucket : bucket_states_) wait(bucket, interrupt);
+  const std::lock_guard lock(mutex_);
+  start_over();
+}
+
+void FusionBuffer::wait(const BucketState& bucket, const std::function<void()>& interrupt) const {
   try {
-    for (const BucketState& bucket : bucket_states_) {
-      while (!bucket.work->wait(settings_.timeout_s, interrupt)) {
-      }
+    while (!bucket.work->wait(settings_.timeout_s, interrupt)) {
     }
   } catch (const Interrupted&) {
     // The other ranks may finish the step, but this rank cannot take part any more.
-    communicator_->fail(Failure(FailureKind::interrupted, "interrupted in a fusion buffer's finish",
-                                {communicator_->id()}));
+    communicator_->fail(communicator_->interruption(bucket.operation));
     // The engine must be done with the tensors before the caller continues.
-    for (const BucketState& bucket : bucket_states_) {
-      while (!bucket.work->completed()) usleep(1000);
+    for (const BucketState& other : bucket_states_) {
+      while (!other.work->completed()) usleep(1000);
     }
     throw;
   }
-  const std::lock_guard lock(mutex_);
-  start_over();
 }
 }  // namespace sdp

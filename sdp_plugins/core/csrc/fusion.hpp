@@ -54,10 +54,12 @@ class FusionBuffer {
   struct BucketState {
     std::size_t missing = 0;
     std::shared_ptr<Work> work;
+    OpSignature operation;         // that `work` is of
     std::vector<std::byte> zeros;  // for tensors that are never ready
   };
   void launch_complete(bool everything);  // with the lock held
   Request request(std::size_t bucket);
+  void wait(const BucketState& bucket, const std::function<void()>& interrupt) const;
   void take(std::size_t tensor, const std::byte* data);
   void start_over();
   std::size_t nbytes(std::size_t tensor) const;

@@ -198,7 +198,7 @@ void Operation::time_out(std::uint32_t step) const {
   }
   if (step == arrival_step_) {
     const Parties parties = disagreement(peers(), seq_, present(late));
-    if (!parties.empty()) what += "; those that came disagree:" + describe(parties, names());
+    if (!parties.empty()) what += "; those that arrived disagree:" + describe(parties, names());
   }
   fail(FailureKind::timeout, what, ids);
 }

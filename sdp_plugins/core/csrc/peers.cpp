@@ -23,9 +23,11 @@ constexpr int kFilesKept = 8;
 std::size_t initialize_segment(int fd, int rank, int world_size, std::size_t staging_bytes) {
   const Layout layout(world_size, staging_bytes);
   if (ftruncate(fd, static_cast<off_t>(layout.total())) != 0) {
-    throw Failure(FailureKind::shared_memory, std::string("cannot size a memory file to ") +
-                                                  std::to_string(layout.total()) +
-                                                  " bytes: " + std::strerror(errno));
+    throw Failure(FailureKind::shared_memory,
+                  "cannot size a memory file to " + std::to_string(layout.total()) +
+                      " bytes: " + std::strerror(errno),
+                  {}, Hint::file_limits)
+        .in("rendezvous");
   }
   const Mapping mapping(fd, sizeof(Header), 0, false);
   auto* header = reinterpret_cast<Header*>(mapping.data());  // the file is zero-filled
@@ -63,10 +65,9 @@ Peers::Peers(Links links, std::size_t staging_bytes)
     const auto& header = *reinterpret_cast<const Header*>(start.data());
     if (header.magic != kMagic || header.rank != r || header.world_size != world_size_ ||
         header.staging_bytes != staging_bytes) {
-      Failure failure =
-          blame(FailureKind::mismatch, r, " has another memory layout", Hint::one_version);
-      failure.op = "rendezvous";
-      throw composed(failure);
+      throw composed(
+          blame(FailureKind::mismatch, r, " has another memory layout", Hint::one_version)
+              .in("rendezvous"));
     }
     segments_.emplace_back(Mapping(file, layout_.total(), 0, false), &layout_);
   }

@@ -105,7 +105,7 @@ bool PointToPoint::advance(const std::function<bool()>& step) {
   } catch (const Failure& failure) {
     (void)fail_all(failure);
   } catch (const std::exception& error) {
-    (void)fail_all(Failure(FailureKind::aborted, error.what()));
+    (void)fail_all(communicator_->unexpected(error).in("send or recv"));
   }
   return false;
 }

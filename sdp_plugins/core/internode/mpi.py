@@ -34,10 +34,10 @@ class MpiNetwork:
             prefix = RankNames(name, nodes.world_size, nodes.global_ranks).error_prefix(rank)
             if len(set(ranks)) < len(ranks) or {size for _, size, *_ in cards} != {mpi.size}:
                 raise RendezvousError(
-                    f"{prefix}rendezvous: these ranks are not of one MPI job: in MPI's world they "
-                    f"are {ranks} of "
-                    f"{[size for _, size, *_ in cards]}. Hint: {mpi_library.choose_library()}; in "
-                    "PyTorch SDP_INTERNODE=gloo does without MPI."
+                    f"{prefix}rendezvous: these ranks do not belong to one MPI job: in MPI's "
+                    f"world they are {ranks} of {[size for _, size, *_ in cards]}. Hint: "
+                    f"{mpi_library.choose_library()}; in PyTorch SDP_INTERNODE=gloo does "
+                    "without MPI."
                 )
             tag = cards[0][2]  # unique: each rank draws from its own tags
             mpi.check_tag(tag)

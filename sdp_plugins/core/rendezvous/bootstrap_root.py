@@ -113,7 +113,7 @@ class BootstrapRoot:
             if peer.is_ours:
                 self._admit(sock, peer)
                 continue
-            what = f"process {peer.pid} of user {peer.uid} is not of user {os.geteuid()}"
+            what = f"process {peer.pid} runs as user {peer.uid}, rank 0 as {os.geteuid()}"
             _LOG.warning("rendezvous '%s': refused %s", self._context.names.group, what)
             with sock, suppress(OSError):
                 send_message(

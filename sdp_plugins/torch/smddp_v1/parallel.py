@@ -59,13 +59,13 @@ class DistributedDataParallel(nn.Module):
                 "Hint: call smdistributed.dataparallel.torch.distributed.init_process_group()."
             )
         if unknown := ignored.keys() - {"gradient_accumulation_steps"}:
-            raise TypeError(f"DistributedDataParallel() knows no argument {sorted(unknown)[0]!r}")
+            raise TypeError(f"DistributedDataParallel() has no argument {sorted(unknown)[0]!r}")
         if any(
             nn.parameter.is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())
         ):
             raise RuntimeError(
                 "DistributedDataParallel cannot take a module with uninitialized parameters. Hint: "
-                "call it once before, so that they get their shapes."
+                "call it once first, so that they get their shapes."
             )
         check_group(process_group)
         bucket_mb = DEFAULT_BUCKET_MB if bucket_cap_mb is None else bucket_cap_mb
