@@ -91,6 +91,7 @@ PYTEST = $(BIN)/python -m pytest
 # Three sessions beside each other, as most tests wait; each shows its output at its end. One of
 # which ARGS choose no test has passed.
 test: venv
+	$(call say,three test sessions at once; each shows its output when it ends)
 	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j3 test-core test-torch test-others
 test-core: venv
 	$(call say,Python tests of the core and what starts and observes it)

@@ -27,9 +27,13 @@ def script(folder: Path) -> None:
     from stress.chaos.rank import run_rank
 
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    job = pickle.loads((folder / "job").read_bytes())
     with (folder / f"rank-{rank}").open("ab", buffering=0) as told:
-        job = pickle.loads((folder / "job").read_bytes())
-        run_rank(rank, world, job, 0, lambda what: told.write(pickle.dumps(what)))
+
+        def tell(what: Any) -> None:
+            told.write(pickle.dumps(what))
+
+        run_rank(rank, world, job, 0, tell)
 
 
 def read(path: Path) -> dict[str, Any]:

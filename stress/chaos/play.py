@@ -12,7 +12,8 @@ from stress.chaos.jobs import SIGNALS, Job
 from stress.chaos.leftovers import Leftovers
 from stress.chaos.promises import EXIT_S, LONGEST_S, Fate, Verdict, judge, victim_has_to_end
 from stress.chaos.rank import run_rank
-from tests.ranks import Rank, Ranks, spawn
+from tests.rank import Rank
+from tests.ranks import Ranks, spawn
 
 START_S = 60.0
 

@@ -172,6 +172,7 @@ def messages(place: Place, draw: random.Random) -> None:
     works = [dist.irecv(output, left), dist.isend(values(place.rank, count), right)]
     place.own().shuffle(works)
     for work in works:
+        assert work is not None  # this rank is in the group
         work.wait()
     assert_same(output, values(left, count))
     if place.rank != root:

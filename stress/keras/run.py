@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,7 +21,8 @@ from stress.keras.compare import (
 )
 from stress.keras.plan import Plan
 from tests.keras.first_ranks import FirstRanks
-from tests.ranks import RankFailure, RankPool
+from tests.rank import RankFailure
+from tests.ranks import RankPool
 
 RUN = "stress.keras.job:run"  # not imported here, as it imports Keras
 LIMIT_S = 1800.0  # limit of a training; a longer one counts as hung, and JAX may compile for 300 s
@@ -118,8 +119,8 @@ class Runner:
         if errors := [rank for rank in ranks if "error" in rank]:
             if len(errors) == len(ranks) and all(rank["refused"] for rank in errors):
                 return "refused", ranks[0]["error"]
-            if error := self._error_of_small_batches(plan):
-                return "invalid", error
+            if reason := self._error_of_small_batches(plan):
+                return "invalid", reason
             return "different", "\n".join(
                 f"rank {place}: {rank.get('traceback', 'no error')}"
                 for place, rank in enumerate(ranks)
@@ -163,7 +164,7 @@ class Runner:
         other_plan = replace(plan, dtype=OTHER_PRECISION[plan.dtype])
         (other,) = self._on(other_plan, 1, False, "", alone["start"])
         (moved,) = self._on(plan, 1, False, "", rounded(alone["start"], plan))
-        sizes = Counter[str]()
+        sizes: dict[str, float] = defaultdict(float)
         for result in (again, other, moved):
             for d in all_differences(result, alone, plan.dtype) if "error" not in result else ():
                 sizes[d.where] = max(sizes[d.where], d.size)

@@ -26,7 +26,7 @@ def shared_bucket(turn: Turn) -> Started:
     swapped_at = turn.plan.randrange(8)
     for turns in range(turn.plan.randrange(1, 4)):
         if turns == swapped_at:  # this invalidates its memory and its registration
-            bucket.set_(turn.blank(dtype, count))
+            bucket.set_(turn.blank(dtype, count))  # type: ignore[call-overload]
         reduce_into(turn, bucket, dtype, count, turns)
     return Started(None, lambda: None)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sdp_plugins.core import FusionBuffer, Group
+from sdp_plugins.core import FusionBuffer, Group, ReduceOp
 from stress.soak.turn import Mismatch, Started, Turn
 from tests.core.values import DTYPES, FACTORS, REDUCTIONS, as_input, reduced, same_bits, storage
 
@@ -39,9 +39,7 @@ def core_all_reduce(turn: Turn) -> Started:
     return Started(None, lambda: None)
 
 
-def native_op(op: str, rank: int) -> object:
-    from sdp_plugins.core import ReduceOp
-
+def native_op(op: str, rank: int) -> ReduceOp | str:
     return ReduceOp.premul_sum(FACTORS[rank]) if op == "premul_sum" else op
 
 

@@ -116,7 +116,7 @@ def from_any_source(turn: Turn) -> Started:
     works = [dist.irecv(output, None, turn.group, tag) for output in outputs]
 
     def check() -> None:
-        sources = [work._source_rank() for work in works]
+        sources = [work._source_rank() for work in works if work is not None]
         if sorted(sources) != [r for r in turn.everyone if r != to]:
             raise Mismatch(f"received from {sources}")
         for output, source in zip(outputs, sources, strict=True):

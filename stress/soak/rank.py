@@ -76,6 +76,7 @@ class Soak:
             lambda _: dist.all_reduce(torch.zeros(2**21))
         ))  # fmt: skip
         for work in works:
+            assert work is not None  # this rank is in the group
             work.wait()
 
     def run(self) -> dict[str, Any]:
@@ -194,7 +195,7 @@ def soak(rank: int, world: int, settings: Settings) -> dict[str, Any]:
     try:
         result = run.run()
     except Exception as error:
-        dist.group.WORLD.abort(error)  # type: ignore[union-attr]
+        dist.group.WORLD.abort(error)  # type: ignore[call-arg, union-attr]
         again = f"python -m stress.soak.run --ranks {world} --seed {settings.seed}"
         raise Mismatch(
             f"seed {settings.seed}, {run.title}, rank {rank}: {type(error).__name__}: {error}\n"

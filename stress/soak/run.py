@@ -16,7 +16,8 @@ from stress.soak.growth import described, growth
 from stress.soak.rank import CHECKPOINT, Settings, soak
 from stress.soak.spoiling import WAYS
 from tests.forked import close_servers
-from tests.ranks import RankFailure, Ranks, spawn
+from tests.rank import RankFailure
+from tests.ranks import Ranks, spawn
 
 GRACE_S = 120.0
 
