@@ -15,13 +15,7 @@ _ALL_REDUCE, _BARRIER = Op.all_reduce, Op.barrier  # an enumeration's attributes
 
 
 class Collectives:
-    """Collectives, and sends and receives, of one rank; see ``Group``.
-
-    Args:
-        issuer: Takes the operations.
-        rank: This rank.
-        world_size: Number of ranks.
-    """
+    """Collectives, and sends and receives, of one rank; see ``Group``."""
 
     def __init__(self, issuer: Issuer, rank: int, world_size: int) -> None:
         self.issuer = issuer

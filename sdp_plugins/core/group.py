@@ -150,13 +150,8 @@ class Group(Collectives):
     ) -> Group:
         """``from_store`` for a framework that numbers the job's ranks itself.
 
-        Args:
-            store: As for ``from_store``.
-            rank: This rank.
-            names: The group and its ranks; without global ranks the launcher's variables have them.
-            timeout_s: As for ``from_env``.
-            network: Between nodes; None: there is one node.
-            config: Settings.
+        Without global ranks in the names, the launcher's variables have them. Without a network
+        there is one node.
         """
         exchange = StoreExchange(store, f"sdp/{names.group}", rank, names)
         return cls._meet(rank, names, exchange, timeout_s, config, network)

@@ -22,17 +22,12 @@ NO_REDUCTION = ReduceOp.SUM
 class Issuer:
     """Issues the operations of a group.
 
-    Args:
-        membership: This rank's.
-        timeout_s: Time-out of operations that give none, in seconds.
-        group: For the messages of handles.
-
     Attributes:
         endpoint: Runs the operations.
         node: The native group of this node's ranks: the endpoint itself, if there are no others.
         release: Empties a list of what an operation has used, when that has ended. A network may
             not be done with it.
-        timeout_s: See above; may be changed.
+        timeout_s: Time-out of operations that give none, in seconds; may be changed.
     """
 
     def __init__(
@@ -44,7 +39,7 @@ class Issuer:
         self.timeout_s = timeout_s
         self._run = membership.endpoint.run
         self._rank = membership.info.rank
-        self._group = group
+        self._group = group  # for the messages of handles
         # What asynchronous operations may still read or write. The lock is re-entrant: a signal
         # handler or a finalizer may issue operations too.
         self._in_flight: deque[tuple[_native.Request, list[Buffer]]] = deque()

@@ -1,4 +1,4 @@
-"""Gives native code of plug-ins the core's functions and a group's endpoint."""
+"""Gives native code of plug-ins a group's endpoint."""
 
 from __future__ import annotations
 
@@ -7,16 +7,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from . import _native
 from .group import Group
 from .native_build import CompileError
 
 log = logging.getLogger("sdp_plugins.core")
-
-
-def api() -> int:
-    """Address of an ``SdpApi``."""
-    return _native.api()
 
 
 def all_agree(group: Group, available: bool) -> bool:
@@ -29,11 +23,7 @@ def all_agree(group: Group, available: bool) -> bool:
 def agreed_endpoint(group: Group, compiled: Callable[[], object]) -> int | None:
     """Address of a group's ``SdpEndpoint`` if all ranks have an operation, the same each time.
 
-    Otherwise it is logged why not.
-
-    Args:
-        group: The ranks.
-        compiled: Compiles and loads the operation, or raises ``CompileError``.
+    `compiled` compiles and loads it, or raises ``CompileError``; then it is logged why not.
     """
     try:
         compiled()

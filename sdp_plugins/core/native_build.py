@@ -73,14 +73,9 @@ def build(source: Path, version: str, compiler: Sequence[str], linker: Sequence[
 
 
 def compile_ahead(package: str, compile_all: Callable[[], object]) -> int:
-    """The command ``python -m package``: compile ahead of the first use.
+    """The command ``python -m package``: compile ahead of the first use; returns its exit status.
 
-    Args:
-        package: The package's name.
-        compile_all: Compiles, or raises ``CompileError``.
-
-    Returns:
-        The exit status.
+    `compile_all` may raise ``CompileError``.
     """
     argparse.ArgumentParser(
         prog=f"python -m {package}",

@@ -30,13 +30,7 @@ class Nodes:
         hosts: Sequence[str],
         global_ranks: tuple[int, ...] | None = None,
     ) -> Nodes:
-        """Group ranks by place.
-
-        Args:
-            places: Place of every rank; equal for ranks that can share memory.
-            hosts: Host name of every rank.
-            global_ranks: Number of every rank in the job, for messages; None if unknown.
-        """
+        """Group ranks by place, which is equal for ranks that can share memory."""
         ranks_at: dict[Hashable, list[int]] = {}
         for rank, place in enumerate(places):
             ranks_at.setdefault(place, []).append(rank)

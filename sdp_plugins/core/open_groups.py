@@ -21,14 +21,7 @@ if TYPE_CHECKING:
 
 
 class OpenGroup:
-    """A group that is open in this process.
-
-    Args:
-        info: This rank of the group.
-        native: Runs the operations of this node's ranks.
-        local_size: Number of ranks on this node.
-        config: The group's settings.
-    """
+    """A group that is open in this process; `native` runs the operations of this node's ranks."""
 
     def __init__(
         self, info: RankInfo, native: _native.NativeGroup, local_size: int, config: Config

@@ -34,22 +34,14 @@ def process_identity(pid: int) -> str:
 
 
 def process_state(identity: str) -> str:
-    """The state of a process, a letter as in /proc/PID/stat; empty if it has ended.
-
-    Args:
-        identity: As ``process_identity`` gave it.
-    """
+    """The state of a process, a letter as in /proc/PID/stat; empty if it has ended."""
     stat = stat_fields(int(identity.partition("@")[0]))
     same = bool(stat) and f"@{stat[19]}" == identity[identity.find("@") :]
     return stat[0] if same and stat[0] not in "ZX" else ""
 
 
 def process_command(identity: str) -> str:
-    """The command line of a process, without the interpreter's path; empty if it has ended.
-
-    Args:
-        identity: As ``process_identity`` gave it.
-    """
+    """The command line of a process, without the interpreter's path; empty if it has ended."""
     pid = int(identity.partition("@")[0])
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:

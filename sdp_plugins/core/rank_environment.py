@@ -20,12 +20,8 @@ def rank_environment(
     """`given`, plus those variables of torchrun and SMDDP that it lacks.
 
     SageMaker's toolkit preloads a library for gethostname() that crashes without the file
-    `resources`: in that case the library is removed, and the port is derived from the job.
-
-    Args:
-        topology: The place of this rank.
-        given: Its environment.
-        resources: SageMaker's list of hosts.
+    `resources`, SageMaker's list of hosts: in that case the library is removed, and the port is
+    derived from the job.
     """
     in_sagemaker = os.path.exists(resources)
     place = {
@@ -42,9 +38,10 @@ def rank_environment(
     found = {name: str(value) for name, value in place.items()}
     if address := _address(topology, given):
         found["MASTER_ADDR"] = address
-    found["MASTER_PORT"] = given.get("SM_MASTER_PORT", "") or str(
-        SAGEMAKER_PORT if in_sagemaker else _own_port(topology)
-    )
+    # Derived from the job: the same on all ranks, and unlikely in other jobs.
+    own_port = FIRST_PORT + zlib.crc32(topology.job_key.encode()) % PORTS
+    port = SAGEMAKER_PORT if in_sagemaker else own_port
+    found["MASTER_PORT"] = given.get("SM_MASTER_PORT", "") or str(port)
     found |= {name: value for name, value in given.items() if value or name not in found}
     preloaded = given.get("LD_PRELOAD", "")
     if HOST_NAME_LIBRARY in preloaded and not in_sagemaker:
@@ -59,10 +56,6 @@ def misplaced(topology: Topology, given: Mapping[str, str]) -> str:
 
     Open MPI 5 places ranks so under SageMaker's toolkit, and the job would use only a part of the
     machines that are paid for.
-
-    Args:
-        topology: The place of this rank.
-        given: Its environment.
     """
     hosts = _hosts(given)
     several = "SMDATAPARALLEL_USE_HOMOGENEOUS" in given and len(hosts) > 1
@@ -98,8 +91,3 @@ def _address(topology: Topology, given: Mapping[str, str]) -> str:
     if hosts := _hosts(given):
         return hosts[0]
     return "127.0.0.1" if topology.local_size == topology.world_size else ""
-
-
-def _own_port(topology: Topology) -> int:
-    """A port derived from the job, so the same on all ranks and unlikely in other jobs."""
-    return FIRST_PORT + zlib.crc32(topology.job_key.encode()) % PORTS

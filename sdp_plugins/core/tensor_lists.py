@@ -117,16 +117,9 @@ def _check_disjoint(buffers: Sequence[Buffer]) -> None:
 
 
 def gather_uneven(group: Group, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Concatenate the ranks' arrays along the first axis, whose lengths may differ.
+    """Concatenate the ranks' arrays along the first axis, whose lengths may differ, in a new one.
 
     Two operations: the first one gathers the lengths, and compares types and other dimensions.
-
-    Args:
-        group: The ranks.
-        rows: An array whose type and other dimensions are equal on all ranks.
-
-    Returns:
-        A new array.
 
     Raises:
         CollectiveMismatchError: The ranks' types or other dimensions differ; no row has moved.
@@ -140,12 +133,7 @@ def gather_uneven(group: Group, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, A
 
 
 def broadcast_arrays(group: Group, arrays: Sequence[np.ndarray[Any, Any]], root: int) -> None:
-    """Copy one rank's arrays into those of all others.
-
-    Args:
-        group: The ranks.
-        arrays: Contiguous arrays, whose types and shapes are equal on all ranks.
-        root: The rank.
+    """Copy one rank's arrays, which are contiguous, into those of all others.
 
     Raises:
         CollectiveMismatchError: The ranks' types or shapes differ; nothing was copied.
@@ -180,15 +168,9 @@ def _described(dtype: np.dtype[Any], shape: Sequence[int]) -> str:
 def _gathered_if_alike(
     group: Group, op: str, described: Sequence[str], number: int = 0
 ) -> np.ndarray[Any, Any]:
-    """Return a number of each rank, after checking that the ranks' arrays are alike.
+    """Return each rank's `number`, after checking that their arrays are alike, as `described`.
 
     One operation, of the numbers and checksums; descriptions are exchanged for an error only.
-
-    Args:
-        group: The ranks.
-        op: What the ranks are about to do.
-        described: This rank's arrays.
-        number: This rank's number.
 
     Raises:
         CollectiveMismatchError: The ranks differ; the text has their first difference.

@@ -12,13 +12,7 @@ Groups = Mapping[int, Mapping[int, RankState]]
 
 
 def describe_rank(state: RankState, token: int, groups: Groups) -> str:
-    """What a rank is doing while others wait for it.
-
-    Args:
-        state: The rank in the group in which they wait.
-        token: That group's token.
-        groups: All groups that were read.
-    """
+    """What a rank is doing while others wait for it in the group with this token."""
     info = state.snapshot.info
     head = f"rank {info.global_rank} (pid {info.pid} on {info.host})"
     text = " ".join(filter(None, (head, _condition(state))))

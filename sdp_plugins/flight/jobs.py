@@ -79,9 +79,7 @@ def find_jobs(snapshots: Sequence[RankSnapshot]) -> list[Job]:
 def match_jobs(found: Sequence[Job], word: str) -> list[Job]:
     """The jobs that a word names: by a key or a part of it, or the pid of a rank or its launcher.
 
-    Args:
-        found: All jobs.
-        word: What was typed; empty: any job.
+    An empty word names any job.
     """
     exact = [  # a key's prefix names its source
         job for job in found if any(word in (key, key.partition(":")[2]) for key in job.keys)

@@ -61,11 +61,6 @@ class RankSnapshot(NamedTuple):
     messages: tuple[TraceEvent, ...]
     steps: tuple[TraceEvent, ...]
 
-    @property
-    def key(self) -> tuple[int, int]:
-        """The group and the rank."""
-        return self.info.token, self.info.rank
-
     def to_json(self) -> dict[str, Any]:
         """The fields, as a report file holds them."""
         forming = self.forming and self.forming.to_json()
@@ -104,12 +99,8 @@ def liveness_of_process(identity: str) -> str:
     return "stopped" if state in ("T", "t") else "running" if state else "ended"
 
 
-def parse(raw: bytes, liveness: str = "unknown") -> RankSnapshot:
-    """Parse the bytes of ``NativeGroup.flight`` or ``read_flight``, without trusting them.
-
-    Args:
-        raw: The bytes, read just now.
-        liveness: See `RankSnapshot`.
+def parse(raw: bytes) -> RankSnapshot:
+    """Parse bytes that were just read by ``NativeGroup.flight`` or ``read_flight``, without trust.
 
     Raises:
         ValueError: They do not identify a rank.
@@ -121,7 +112,7 @@ def parse(raw: bytes, liveness: str = "unknown") -> RankSnapshot:
     shown = STATES[state] if state < len(STATES) else "open"
     rings = [tuple(ring) for ring in _rings(raw)]
     now = time.monotonic_ns(), time.time_ns()
-    return RankSnapshot(info, *now, shown, text, step, liveness, forming, *rings)
+    return RankSnapshot(info, *now, shown, text, step, "unknown", forming, *rings)
 
 
 def _rings(raw: bytes) -> Iterator[list[TraceEvent]]:
@@ -166,5 +157,5 @@ def latest(snapshots: Iterable[RankSnapshot]) -> list[RankSnapshot]:
     """The snapshot of each rank in each group that was read last."""
     found: dict[tuple[int, int], RankSnapshot] = {}
     for snapshot in sorted(snapshots, key=lambda snapshot: snapshot.read_ns):
-        found[snapshot.key] = snapshot
+        found[snapshot.info.token, snapshot.info.rank] = snapshot
     return [found[key] for key in sorted(found)]

@@ -17,13 +17,10 @@ _END_LIMIT_S = 5.0
 
 
 class ReportSignal:
-    """Calls a function on each SIGUSR1, unless the program has its own handler.
+    """Calls a function in the thread on each SIGUSR1, unless the program has its own handler.
 
     Python does not see this handler: ``signal.getsignal`` returns the default, and a handler that
     the program sets replaces this one.
-
-    Args:
-        show: Called in the thread, on each signal.
     """
 
     def __init__(self, show: Callable[[], None]) -> None:

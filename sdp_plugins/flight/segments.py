@@ -38,9 +38,7 @@ def read_segments() -> Segments:
 def read_processes(pids: Iterable[int], end: float | None) -> list[RankSnapshot]:
     """Read the segments of some processes, except those that this process holds too.
 
-    Args:
-        pids: The processes.
-        end: When to stop, by CLOCK_MONOTONIC; None: never.
+    It stops at `end`, by CLOCK_MONOTONIC; None: never.
     """
     ours = _holders([os.getpid()])
     theirs = {file: at for file, at in _holders(pids).items() if file not in ours}

@@ -10,12 +10,7 @@ from sdp_plugins.flight.rank_snapshot import RankSnapshot
 
 
 def table(snapshots: Sequence[RankSnapshot], last: int) -> list[str]:
-    """The last operations of each rank in each group, the newest at the end.
-
-    Args:
-        snapshots: The ranks.
-        last: Number of operations of each.
-    """
+    """The last operations of each rank in each group, as many as `last`, the newest at the end."""
     rows = [("rank", "group", "called", "took", "operation")]
     for snapshot in sorted(snapshots, key=lambda s: (s.info.global_rank, s.info.name)):
         rows += _rows(snapshot, last)

@@ -12,11 +12,9 @@ from sdp_plugins.trace.chrome import RecordedGroup, draw
 
 
 def write(path: Path, snapshots: Sequence[RankSnapshot]) -> None:
-    """Write all ranks into one file, for Perfetto.
+    """Write all ranks of one job into one file, for Perfetto.
 
-    Args:
-        path: The file.
-        snapshots: The ranks of one job. Those of several machines are aligned by the wall clocks.
+    Ranks of several machines are aligned by the wall clocks.
 
     Raises:
         OSError: It cannot be written.

@@ -69,11 +69,6 @@ def forming_from_json(found: Any) -> Forming | None:
 def checked(name: str, kind: type, value: Any) -> Any:
     """Return a value if it has exactly this type: a bool is not an int.
 
-    Args:
-        name: The value's name, for the error.
-        kind: The type.
-        value: The value.
-
     Raises:
         ValueError: It has another type.
     """

@@ -73,13 +73,7 @@ def _order(group: Mapping[int, RankState]) -> tuple[bool, int]:
 
 
 def group_lines(token: int, groups: Groups, *, failures: bool = True) -> list[str]:
-    """One group.
-
-    Args:
-        token: The group's token.
-        groups: All groups that were read.
-        failures: Whether to include why the group has failed.
-    """
+    """The group with this token; with `failures`, also why it has failed."""
     group = groups[token]
     found = waits(group)
     lines = [_title(group), *(_failures(group) if failures else ())]

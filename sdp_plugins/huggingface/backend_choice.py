@@ -55,11 +55,7 @@ def why_not(choose: Callable[..., Any], version: str) -> str:
 
 
 def patch(module: ModuleType) -> None:
-    """Replace accelerate's choice of a backend, if it is unchanged.
-
-    Args:
-        module: `accelerate.state`.
-    """
+    """Replace accelerate's choice of a backend in `accelerate.state`, if it is unchanged."""
     import accelerate
 
     partial_state: Any = module.PartialState  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
-from sdp_plugins.core import DType, Group, ReduceOp, native_api, native_build
+from sdp_plugins.core import DType, Group, ReduceOp, _native, native_api, native_build
 from sdp_plugins.core.native_build import CompileError
 from sdp_plugins.core.tensor_lists import FusedAllReduce, gather_uneven
 
@@ -93,7 +93,7 @@ class JaxCollectives:
         )
         return call(  # type: ignore[no-any-return]
             *operands,
-            api=np.int64(native_api.api()),
+            api=np.int64(_native.api()),
             endpoint=np.int64(self._endpoint),
             dtype=np.int32(int(DType.parse(arrays[0].dtype.name).native)),
             reduce_op=np.int32(int(ReduceOp.parse(op).native)),
@@ -101,12 +101,9 @@ class JaxCollectives:
         )
 
     def all_gather(self, array: Any, rows: int, turn: Any) -> tuple[Any, Any]:
-        """Concatenate the ranks' arrays along the first axis.
+        """Concatenate the ranks' arrays along the first axis, whose length may differ, to `rows`.
 
-        Args:
-            array: This rank's array; its length may differ between ranks.
-            rows: Length of the result.
-            turn: As for ``all_reduce``.
+        Takes and returns a turn, as ``all_reduce`` does.
         """
 
         def gather(array: Any, turn: Any) -> list[Any]:

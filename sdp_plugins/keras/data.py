@@ -219,10 +219,7 @@ def _others(group: Group, mine: bytes) -> tuple[int, ...]:
 def shard_data(source: Any, context: TrainingContext, seed: int) -> Any:
     """Wrap one of Keras' adapters so that it yields this rank's rows; idempotent.
 
-    Args:
-        source: The adapter.
-        context: The ranks.
-        seed: For shuffling; the same on all ranks.
+    The seed, the same on all ranks, is for shuffling.
     """
     if isinstance(source, (ArrayShards, Shards)):
         return source

@@ -90,12 +90,7 @@ def sync_once(model: Any, context: TrainingContext, call: str, elements: int = 0
     """Synchronize a model at its first call; ranks may have drawn or loaded different values.
 
     Later calls only compare: equal models are trained alike, so different values are a mistake.
-
-    Args:
-        model: The model.
-        context: The ranks.
-        call: The method of the model.
-        elements: About how many elements of the weights to compare, in turn; 0 compares all.
+    They compare about `elements` elements of the weights, in turn; 0 compares all.
     """
     begin = vars(model).get(_NEXT)
     if begin is None:

@@ -31,10 +31,8 @@ def install() -> None:
 def relates_rows(function: _Function, options: Mapping[str, Any], ndim: int | None = None) -> bool:
     """Return whether a Keras function computes anything but a mean over the rows of a batch.
 
-    Args:
-        function: A loss or a metric.
-        options: Its keyword arguments.
-        ndim: Number of dimensions of the predictions, if known.
+    The function is a loss or a metric, with these keyword arguments; `ndim` is the number of
+    dimensions of the predictions, if known.
     """
     if ndim == 1:  # functions sum over the last axis, which is that of the rows
         return True

@@ -312,9 +312,7 @@ class _PatchedMethods:
     def _build(self, data: Any, predicts: bool = False) -> None:
         """Create all variables before the first step, so that ranks can start from equal ones.
 
-        Args:
-            data: This rank's rows.
-            predicts: Whether they are for a prediction, and may lack y: only layers are built then.
+        For a prediction, whose data may lack y, only layers are built.
 
         Raises:
             ValueError: A layer keeps a value for each row of a batch.

@@ -48,12 +48,9 @@ def of_all_ranks(function: Callable[..., Any], context: TrainingContext) -> Call
 def gather_rows(
     group: Group, local: np.ndarray[Any, Any], sizes: list[int]
 ) -> np.ndarray[Any, Any]:
-    """Return the ranks' rows of consecutive batches in order.
+    """Return the ranks' rows of consecutive global batches of these sizes in order.
 
-    Args:
-        group: The ranks.
-        local: This rank's rows of all batches, including rows computed for lack of its own.
-        sizes: Rows of each global batch.
+    This rank's include rows that it has computed for lack of its own.
     """
     world = group.world_size
     lengths = [[rows(size, rank, world)[1] for size in sizes] for rank in range(world)]

@@ -66,12 +66,8 @@ class Progress:
 def explain(progress: Progress, group: Group) -> CollectiveMismatchError | None:
     """Find the rank that has left the steps of an epoch that others continue.
 
-    Args:
-        progress: The position of this rank, whose collective did not match the others'.
-        group: A group of all ranks for this purpose only.
-
-    Returns:
-        The error, or None if the failure has another cause.
+    The ranks, whose collectives did not match, exchange their positions in a group for this purpose
+    only. Returns the error, or None if the failure has another cause.
     """
     if group.world_size == 1 or group.failure is not None or group.closed:
         return None
@@ -96,12 +92,7 @@ def explain(progress: Progress, group: Group) -> CollectiveMismatchError | None:
 
 
 def exchange(group: Group, call: str, mine: Any) -> list[Any]:
-    """Give all ranks what each one sends with its call of a method of a model.
-
-    Args:
-        group: A group of all ranks.
-        call: The method.
-        mine: What this rank sends, as for JSON.
+    """Give all ranks what each one sends, as JSON, with its call of a method of a model.
 
     Raises:
         CollectiveMismatchError: The ranks call different methods.
@@ -122,12 +113,6 @@ def exchange(group: Group, call: str, mine: Any) -> list[Any]:
 def check_epoch_end(model: Any, group: Group, backend: Backend, progress: Progress) -> None:
     """Check that all ranks end ``fit`` after this epoch or none does, and have the same weights.
 
-    Args:
-        model: The model.
-        group: A group of all ranks.
-        backend: The operations of Keras' backend.
-        progress: This rank's position.
-
     Raises:
         CollectiveMismatchError: The ranks differ.
     """
@@ -144,16 +129,8 @@ def check_weights(
 ) -> int:
     """Check that all ranks have the same weights, and the same numbers in their optimizers.
 
-    Args:
-        model: The model.
-        group: A group of all ranks.
-        backend: The operations of Keras' backend.
-        call: The method of the model that checks.
-        begin: The first of the parts to compare.
-        count: About how many elements to compare; 0 compares all.
-
-    Returns:
-        The part with which the next check should begin.
+    They compare about `count` elements, from the part `begin` on; 0 compares all. Returns the part
+    with which the next check should begin.
 
     Raises:
         CollectiveMismatchError: The ranks differ, or call different methods.
@@ -233,11 +210,8 @@ def _parts(variables: Sequence[Any], begin: int, count: int) -> tuple[list[tuple
 def _first_that_differs(compared: _Values, group: Group, may_round: bool) -> tuple[int, Any] | None:
     """Return the rank and the first variable in which it differs from rank 0, or None.
 
-    Args:
-        compared: Variables, and their values on this rank.
-        group: A group of all ranks.
-        may_round: Whether the backend compiles each rank's step separately, so that ranks may round
-            an update differently; otherwise all bits are equal.
+    Ranks `may_round` an update differently if the backend compiles each rank's step separately;
+    otherwise all bits are equal.
     """
     for variable, here in compared:
         root = here.copy()

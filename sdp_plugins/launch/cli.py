@@ -227,11 +227,7 @@ def announced_default(command: Sequence[str]) -> int:
 
 
 def check_script(command: Sequence[str], module: bool) -> None:
-    """Check that the script exists, and that no unknown option precedes it.
-
-    Args:
-        command: The script or module, and its arguments.
-        module: Whether it is a module.
+    """Check that the script or module exists, and that no unknown option precedes it.
 
     Raises:
         typer.BadParameter: There is no such script.

@@ -121,14 +121,10 @@ class FailedRank:
 
 
 def blamed(failures: Mapping[int, FailedRank]) -> int:
-    """Which of the failed ranks to report.
+    """Which of the failed ranks, in the order in which they failed, to report.
 
-    Args:
-        failures: How they failed, in the order in which they did.
-
-    Returns:
-        Among the most likely causes, the rank that the first rank to lose another names as the
-        root cause; otherwise the first that failed.
+    Among the most likely causes, it is the rank that the first rank to lose another names as the
+    root cause; otherwise the first that failed.
     """
     lost = [failure.error for failure in failures.values() if failure.kind is FailureOrigin.LOST]
     named = [rank for error in lost[:1] if error for rank in error.blames if rank in failures]
@@ -138,14 +134,9 @@ def blamed(failures: Mapping[int, FailedRank]) -> int:
 def described(
     program: str, rank: int, where: str, failure: FailedRank, ended: Sequence[int] = ()
 ) -> str:
-    """Compose the report of the rank to blame.
+    """Compose the report of the rank to blame, which runs in the process `where`.
 
-    Args:
-        program: The command that the user called.
-        rank: The rank to blame.
-        where: Its process.
-        failure: How it failed.
-        ended: Ranks that had ended with 0 before; the failed rank may have waited for them.
+    The ranks in `ended` had ended with 0 before; it may have waited for them.
     """
     how = f"{program}: rank {rank} ({where}) failed first: {how_it_ended(failure.code)}"
     if failure.absent and failure.error:

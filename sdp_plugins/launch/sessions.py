@@ -39,10 +39,8 @@ def kill_sessions(sessions: Collection[int]) -> None:
 class Reaper:
     """A process that kills the ranks' sessions if the launcher ends without dismissing it.
 
-    The kernel kills the ranks (PDEATHSIG), but not the processes that they have started.
-
-    Args:
-        grace_s: Seconds that the sessions have to end by themselves.
+    The kernel kills the ranks (PDEATHSIG), but not the processes that they have started. The
+    sessions have `grace_s` seconds to end by themselves.
     """
 
     def __init__(self, grace_s: float = 0.0) -> None:

@@ -83,10 +83,6 @@ def run(name: str, given: Sequence[str]) -> int:
     A job of one rank may come from stale variables of another launcher, as in a shell of srun or a
     container that sets RANK. So `-n` starts more ranks there.
 
-    Args:
-        name: Name of the program, for messages.
-        given: Its arguments.
-
     Returns:
         The exit code of a job on this machine, or of a failure; otherwise it does not return.
     """

@@ -8,12 +8,13 @@ import time
 from contextlib import closing, suppress
 from types import FrameType
 
+from sdp_plugins.core import stack_dump
 from sdp_plugins.core.rank_names import name_ranks
 from sdp_plugins.launch.event_loop import ASKED, FORWARDED, EventLoop, signals_handled
 from sdp_plugins.launch.output import open_standard_streams, sinks, unblock
 from sdp_plugins.launch.report import FailedRank, FailureOrigin, blamed, described
 from sdp_plugins.launch.status import Status
-from sdp_plugins.launch.who_waits import stack_dump_signal, who_waits
+from sdp_plugins.launch.who_waits import who_waits
 from sdp_plugins.launch.worker_group import Ending, Rank, RankOutput, WorkerGroup
 
 SURVIVOR_GRACE_S = 2.0  # from a failure to SIGTERM: the other ranks detect it and end
@@ -187,7 +188,7 @@ class Supervisor:
         """
         try:
             self.say(who_waits())
-            self.signal_all(stack_dump_signal())
+            self.signal_all(stack_dump.NUMBER)
         except Exception as error:  # must not end the job
             self.say(f"cannot read what the ranks wait for: {error}")
 
@@ -257,7 +258,7 @@ class Supervisor:
         self.blame_at = None
         for rank in failure.absent:
             if rank in self.running:
-                self.signal(self.running[rank], stack_dump_signal())
+                self.signal(self.running[rank], stack_dump.NUMBER)
         # A user who has ended the job needs no report.
         text = "" if self.signals else described(self.program, number, where, failure, self.ended)
         self.ending = Ending(text, failure.code)

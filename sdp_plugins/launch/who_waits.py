@@ -56,13 +56,6 @@ def long_waits() -> dict[int, Waiting]:
     return found
 
 
-def stack_dump_signal() -> int:
-    """The signal on which a rank writes its Python stacks; other programs ignore it."""
-    from sdp_plugins.core.stack_dump import NUMBER
-
-    return NUMBER
-
-
 def _jobs() -> list[Job]:
     from sdp_plugins.flight.jobs import find_jobs, jobs_of_process
     from sdp_plugins.flight.segments import read_segments

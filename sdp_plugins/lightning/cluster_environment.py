@@ -16,11 +16,8 @@ from sdp_plugins.core.topology import Topology
 def for_this_launch(environment: Any, elastic: type) -> Any:
     """`environment`, or torchrun's if another launcher has started this process already.
 
-    In the latter case this process gets torchrun's variables.
-
-    Args:
-        environment: A ClusterEnvironment that Lightning or the user chose, or None.
-        elastic: The Lightning package's TorchElasticEnvironment.
+    In the latter case this process gets torchrun's variables; `elastic` is the Lightning package's
+    class for them. `environment` is None if neither Lightning nor the user has chosen one.
 
     Raises:
         ValueError: The ranks run on several nodes, and cannot find rank 0.

@@ -1,14 +1,14 @@
-"""Registers the names for `Trainer(strategy=...)` and `Fabric(strategy=...)`."""
+"""Registers the strategies with the Lightning packages, and mends their MPI detection."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 from types import ModuleType
 from typing import Any
 
 from sdp_plugins.core.config import autoload
-from sdp_plugins.lightning.missing_mpi import survive_missing_mpi
 from sdp_plugins.lightning.namespaces import MODULES
 
 log = logging.getLogger(__name__)
@@ -18,9 +18,6 @@ def register(module: ModuleType) -> None:
     """Register smddp with a Lightning package, once its `<package>.strategies` is imported.
 
     Never raises: it runs during the import of Lightning, which must succeed in any case.
-
-    Args:
-        module: `lightning.pytorch.strategies`, or that of another Lightning package.
     """
     try:
         package = module.__name__.removesuffix(".strategies")
@@ -30,12 +27,7 @@ def register(module: ModuleType) -> None:
 
 
 def install(module: ModuleType, strategy: type) -> None:
-    """Make `strategy` the smddp of a Lightning package; SDP_AUTOLOAD=0 leaves its names out.
-
-    Args:
-        module: `<package>.strategies`.
-        strategy: The package's SMDDPStrategy.
-    """
+    """Make `strategy` the smddp of `<package>.strategies`; SDP_AUTOLOAD=0 leaves its names out."""
     survive_missing_mpi(module.__name__.removesuffix(".strategies"))
     if autoload():
         add_names(module, strategy)
@@ -51,3 +43,29 @@ def add_names(module: Any, strategy: type) -> None:
         if entry["strategy"] is module.DDPStrategy and ours not in registry:
             description = entry["description"].replace("DDP", "SMDDP", 1)
             registry.register(ours, strategy, description, **entry["init_params"])
+
+
+def survive_missing_mpi(package: str) -> None:
+    """Let Lightning continue when mpi4py is installed without an MPI library.
+
+    Every Trainer and Fabric calls `MPIEnvironment.detect()` before it reads its strategy. The call
+    should return False without MPI, but it expects an ImportError where mpi4py raises RuntimeError,
+    so the job ends, whatever its strategy. The class is patched for the whole process, because the
+    strategy is not known at the call; only this result changes.
+    """
+    fabric = {"lightning.pytorch": "lightning.fabric", "pytorch_lightning": "lightning_fabric"}
+    module = importlib.import_module(f"{fabric.get(package, package)}.plugins.environments.mpi")
+    environment = module.MPIEnvironment
+    detect = environment.detect
+    if hasattr(detect, "__wrapped__"):
+        return
+
+    @functools.wraps(detect)
+    def detect_or_go_on() -> bool:
+        try:
+            return bool(detect())
+        except RuntimeError as error:
+            log.info("MPI is not used: mpi4py is installed, but %s", error)
+            return False
+
+    environment.detect = staticmethod(detect_or_go_on)

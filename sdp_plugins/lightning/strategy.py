@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 import sys
+from types import FrameType
 from typing import Any
 
 import torch.distributed as dist
@@ -12,8 +15,9 @@ from sdp_plugins.lightning.cluster_environment import for_this_launch
 from sdp_plugins.lightning.launcher import watched
 from sdp_plugins.lightning.namespaces import FABRIC, TRAINER, LightningClass, concrete_class
 from sdp_plugins.lightning.parent_watch import ParentWatch
-from sdp_plugins.lightning.termination import terminate_between_steps
 from sdp_plugins.torch.backend_name import BACKEND
+
+log = logging.getLogger(__name__)
 
 
 class _OverSmddp(LightningClass):
@@ -108,6 +112,27 @@ class SMDDPFabricStrategy(_OverSmddp):
     """DistributedDataParallel over smddp, for Fabric; takes the arguments of its DDPStrategy."""
 
     _packages = FABRIC
+
+
+def terminate_between_steps(trainer: Any) -> None:
+    """Make SIGTERM end the training after the current step, as preempted jobs require.
+
+    Lightning's handler then only sets a flag. From 2.6 on, it also calls a collective, at whatever
+    point the signal reaches each rank. smddp refuses that, because the ranks are in different
+    operations. Without it, every rank receives the signal in the same step and checks the flag when
+    the step ends.
+    """
+    connector = trainer._signal_connector
+    if not hasattr(connector, "_sigterm_notifier_fn"):
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        log.info("[rank %d] received %s", trainer.global_rank, signal.Signals(number).name)
+        if not connector.received_sigterm and trainer.strategy.launcher is not None:
+            trainer.strategy.launcher.kill(number)
+        connector.received_sigterm = True
+
+    connector._sigterm_notifier_fn = note
 
 
 def name_smddp(exception: BaseException) -> None:

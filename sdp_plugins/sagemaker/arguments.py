@@ -34,13 +34,7 @@ def known_to(estimator: type) -> set[str]:
 
 
 def warn_of_unknown(given: Iterable[str], known: Collection[str], where: str = "") -> None:
-    """Warn of unknown names, which are ignored, and suggest the closest known name.
-
-    Args:
-        given: The user's names.
-        known: The known names, including those without an effect.
-        where: Where the names were given, for the message.
-    """
+    """Warn of unknown names, which are ignored, and suggest the closest known name."""
     for name in sorted(set(given) - set(known)):
         meant = difflib.get_close_matches(name, known, 1, cutoff=0.75)
         hint = f". Hint: did you mean {meant[0]}?" if meant else ""

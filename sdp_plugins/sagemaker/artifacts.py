@@ -18,9 +18,7 @@ UNFINISHED = ".unfinished"
 def claimed(address: str | None, job: str) -> Iterator[Path | None]:
     """Make the folder for a job's archives, for this job only; removed again if it stays empty.
 
-    Args:
-        address: The estimator's `output_path`; None: no folder.
-        job: The job's name.
+    The address is the estimator's `output_path`; None makes no folder.
 
     Raises:
         ValueError: It cannot be made, or another job has this name.
@@ -51,10 +49,6 @@ def pack(archive: Path, folders: Sequence[Path]) -> None:
     """Pack the folders of all hosts into one archive; the last of equal names wins.
 
     The archive appears only when it is complete.
-
-    Args:
-        archive: The file to make.
-        folders: One per host.
     """
     found = {path.relative_to(folder): path for folder in folders for path in folder.rglob("*")}
     unfinished = archive.with_name(archive.name + UNFINISHED)

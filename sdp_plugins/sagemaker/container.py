@@ -62,11 +62,9 @@ class Container:
         return self.ml / "output"
 
     def prepare(self, source: Path, dependencies: Sequence[Path] = ()) -> None:
-        """Make its folders: the code is copied, the channels are links.
+        """Make its folders: code (a folder or a script) is copied, and dependencies beside it.
 
-        Args:
-            source: A folder of code, or a script.
-            dependencies: More folders and files, copied beside the code.
+        The channels are links.
         """
         for folder in (self.model, self.output / "data", self.output / "intermediate"):
             folder.mkdir(parents=True)

@@ -124,10 +124,9 @@ def _added(name: str, options: Mapping[str, Any], instance_type: str) -> dict[st
 
 
 def variables_for_mpirun(added: Mapping[str, Any]) -> dict[str, str]:
-    """The variables of `-x NAME=VALUE`; other options have no effect, without mpirun.
+    """The variables of `-x NAME=VALUE` among the hyperparameters that a distribution has added.
 
-    Args:
-        added: The hyperparameters that the distribution has added.
+    Other options have no effect, without mpirun.
     """
     options = next((value for name, value in added.items() if name.endswith(MPI_OPTIONS)), "")
     words, left = options.split(), []

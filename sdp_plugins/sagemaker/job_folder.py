@@ -21,11 +21,7 @@ read -r line || for _ in $(seq 20); do rm -rf -- "$1"; sleep 0.5; done
 
 
 def new_name(base: str) -> str:
-    """Make a unique name, even if jobs begin within the same second.
-
-    Args:
-        base: Beginning of the name; cut if it is too long.
-    """
+    """Make a unique name, even if jobs begin within the same second; a long `base` is cut."""
     stamp = f"{time.strftime('%Y-%m-%d-%H-%M-%S')}-{secrets.token_hex(3)}"
     return f"{base[: LONGEST_NAME - len(stamp) - 1].rstrip('-')}-{stamp}"
 
@@ -44,11 +40,7 @@ def check_name(name: str) -> None:
 
 @contextmanager
 def job_folder(name: str) -> Iterator[Path]:
-    """Make a temporary folder; a shell removes it if this process is killed.
-
-    Args:
-        name: Beginning of the folder's name.
-    """
+    """Make a temporary folder; a shell removes it if this process is killed."""
     folder = tempfile.TemporaryDirectory(prefix=f"{name}-")
     path = Path(folder.name).resolve()
     with cleanup(path) as shell:

@@ -32,13 +32,10 @@ _OTHER_JOBS_NAMES = {
 
 
 def command_line(code: Path, entry_point: str, arguments: Sequence[str]) -> list[str]:
-    """The command line by which SageMaker's toolkit starts an entry point.
+    """The command line by which SageMaker's toolkit starts an entry point in the folder of code.
 
-    Args:
-        code: The folder of code.
-        entry_point: A Python script, a module of a package (if there is a setup.py), or any other
-            program, which a shell starts.
-        arguments: The entry point's arguments.
+    That is a Python script, a module of a package (if there is a setup.py), or any other program,
+    which a shell starts.
     """
     path = Path(entry_point)
     if path.suffix == ".py" and not (code / "setup.py").exists():
@@ -50,12 +47,9 @@ def command_line(code: Path, entry_point: str, arguments: Sequence[str]) -> list
 
 
 def write_script(host: Path, command: Sequence[str], variables: Mapping[str, str]) -> None:
-    """Write the script of a host's ranks.
+    """Write the script of the ranks of a host with this folder.
 
-    Args:
-        host: The host's folder.
-        command: Command line, run in the folder of the code.
-        variables: Variables in addition to the launcher's.
+    The command runs in the folder of the code; the variables are in addition to the launcher's.
     """
     (host / SCRIPT).write_text(json.dumps([[*command], {**variables}]))
 
@@ -73,11 +67,6 @@ def place(rank: int, size: int, processes: int) -> dict[str, str]:
     """The variables of a rank's place on its host.
 
     Variables for the rendezvous stay as they are, because all ranks are on one machine.
-
-    Args:
-        rank: The rank in the job.
-        size: Number of ranks.
-        processes: Ranks per host.
     """
     local, host, hosts = rank % processes, rank // processes, size // processes
     mode = "SMDATAPARALLEL_USE_HOMOGENEOUS" if hosts > 1 else "SMDATAPARALLEL_USE_SINGLENODE"

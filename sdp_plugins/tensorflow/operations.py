@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from sdp_plugins.core import native_api, native_build
+from sdp_plugins.core import _native, native_build
 from sdp_plugins.core.native_build import CompileError
 
 _SOURCE = Path(__file__).with_name("csrc") / "all_reduce_op.cc"
@@ -34,6 +34,6 @@ def all_reduce() -> Callable[..., Any]:
     except tf.errors.OpError as error:  # symbols that this TensorFlow does not export
         hint = f"Hint: delete {library}"
         raise CompileError(f"{_SOURCE.name}: {error.message}. {hint}") from error
-    ctypes.CDLL(str(library)).sdp_use_api(ctypes.c_void_p(native_api.api()))
+    ctypes.CDLL(str(library)).sdp_use_api(ctypes.c_void_p(_native.api()))
     operation: Callable[..., Any] = module.sdp_all_reduce
     return operation

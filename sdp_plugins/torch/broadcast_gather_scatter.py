@@ -113,7 +113,7 @@ class BroadcastGatherScatter(ProcessGroupBase):
         timeout: timedelta | None = None,
     ) -> Work:
         """Gather every rank's tensor into one tensor."""
-        return self._all_gather_pairs([output], [input], opts, timeout)
+        return self._all_gather_pairs([output], [input], call_options(opts, timeout))
 
     @dispatched
     def all_gather_single_coalesced(
@@ -124,18 +124,14 @@ class BroadcastGatherScatter(ProcessGroupBase):
         timeout: timedelta | None = None,
     ) -> Work:
         """Run all_gather_single for several tensors."""
-        return self._all_gather_pairs(outputs, inputs, opts, timeout)
+        return self._all_gather_pairs(outputs, inputs, call_options(opts, timeout))
 
     def _all_gather_pairs(
-        self,
-        outputs: Sequence[Tensor],
-        inputs: Sequence[Tensor],
-        opts: Options,
-        timeout: timedelta | None,
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], options: CallOptions
     ) -> Work:
         self._check_parts("all_gather", outputs, inputs)
         launch, pairs = self._current_group().all_gather, (outputs, inputs)
-        return self._run_pairs("all_gather", launch, pairs, call_options(opts, timeout), to_move)
+        return self._run_pairs("all_gather", launch, pairs, options, to_move)
 
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced

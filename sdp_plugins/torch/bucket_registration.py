@@ -46,11 +46,8 @@ class Registrations:
 
     The Python object of a storage lives as long as the storage and supports weak references. The
     reference's callback runs before the memory is unmapped, and every call checks `dead` first. A
-    registration is therefore withdrawn before its address can belong to other memory.
-
-    Args:
-        group: The group that registers the storages.
-        enabled: False leaves all memory as it is.
+    registration is therefore withdrawn before its address can belong to other memory. Unless
+    enabled, all memory stays as it is.
     """
 
     def __init__(self, group: Group, enabled: bool) -> None:

@@ -61,12 +61,7 @@ class CallbackThread:
                 work.notify(self._signal)
 
     def call_back_when(self, is_ready: Callable[[], bool], task: Callable[[], None]) -> None:
-        """Run `task`, which calls a user's callback, after all callback tasks submitted before it.
-
-        Args:
-            is_ready: Whether the callback's future is done.
-            task: The task to run.
-        """
+        """Run `task`, a user's callback, once `is_ready` and after all callbacks added before."""
         self._submit(self._callbacks, _Task(is_ready, task))
 
     def call_back(self, callback: Callable[[Any], Any], future: Any) -> Any:

@@ -37,15 +37,9 @@ def compared(name: str, outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> 
 def compare_shapes(
     group: Group, checks: Group, name: str, tensors: Sequence[Tensor], timeout_s: float | None
 ) -> None:
-    """Compare the shapes of a call's tensors with those of the other ranks.
+    """Compare the shapes of a call's tensors with those of the other ranks, in the group `checks`.
 
-    Args:
-        group: The group of the call.
-        checks: Another group of the same ranks, which carries the comparison.
-        name: The name of the call.
-        tensors: The tensors to compare. Ranks that make another call or pass other sizes are
-            left to the core, whose errors say more.
-        timeout_s: How long to wait for the other ranks; None means the group's timeout.
+    Ranks that make another call or pass other sizes are left to the core, whose errors say more.
 
     Raises:
         CollectiveMismatchError: The shapes differ; the call has not begun.

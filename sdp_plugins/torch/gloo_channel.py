@@ -64,11 +64,6 @@ class GlooMessage(Pending):
         self.work = None
         return self.done
 
-    def raise_if_broken(self) -> None:
-        """Raise WireError if the message is known to have failed."""
-        if self.error:
-            raise WireError(self.error, (self.peer,))
-
 
 @dataclass(eq=False)
 class Batch:
@@ -86,9 +81,7 @@ class Batch:
 class Connections:
     """The gloo connections that all channels of a group share.
 
-    Args:
-        group: A ProcessGroupGloo without other users.
-        nodes: All ranks by node.
+    The ProcessGroupGloo has no other users.
     """
 
     def __init__(self, group: Any, nodes: Nodes) -> None:
@@ -201,7 +194,8 @@ class GlooChannel:
             watch()
             self._connections.check()
         for message in pending:
-            message.raise_if_broken()
+            if message.error:
+                raise WireError(message.error, (message.peer,))
 
     def unattended(self) -> AbstractContextManager[None]:
         """Return an empty context: gloo makes progress in its own thread."""

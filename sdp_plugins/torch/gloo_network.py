@@ -24,11 +24,7 @@ ProcessGroupGloo: Any = dist.ProcessGroupGloo  # torch's stubs describe little o
 
 
 class GlooNetwork:
-    """Opens channels over gloo.
-
-    Args:
-        store: A key space of this group only.
-    """
+    """Opens channels over gloo; the store is a key space of this group only."""
 
     name = "gloo"
 

@@ -46,12 +46,7 @@ def elsewhere(rank: int, nodes: Nodes) -> list[int]:
 
 
 class Farewell:
-    """The farewell of a rank that leaves in good order.
-
-    Args:
-        work: gloo's receive of the farewell.
-        peer: The rank that sends it.
-    """
+    """The farewell of a rank that leaves in good order; `work` is gloo's receive of it."""
 
     def __init__(self, work: Any, peer: int) -> None:
         self.peer = peer

@@ -17,15 +17,11 @@ def available_bytes(root: Path = Path("/")) -> int:
     Args:
         root: The folder that contains /proc and /sys.
     """
-    limits = [_of_machine(root / "proc/meminfo")]
+    limits = [1024 * _fields(root / "proc/meminfo").get("MemAvailable:", UNKNOWN // 1024)]
     for folder in _cgroups(root):
         limits.append(_of_cgroup(folder, "memory.max", "memory.current"))
         limits.append(_of_cgroup(folder, "memory.limit_in_bytes", "memory.usage_in_bytes"))
     return min(limits)
-
-
-def _of_machine(meminfo: Path) -> int:
-    return 1024 * _fields(meminfo).get("MemAvailable:", UNKNOWN // 1024)
 
 
 def _cgroups(root: Path) -> Iterator[Path]:

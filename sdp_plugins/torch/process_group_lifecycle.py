@@ -95,18 +95,12 @@ class ProcessGroupBase(GroupProperties):
         return self._extra_groups[name]
 
     def _compare_shapes(
-        self,
-        name: str,
-        operations: int,
-        outputs: Sequence[Tensor],
-        inputs: Sequence[Tensor],
-        timeout_s: float | None,
+        self, name: str, tensors: Sequence[Tensor], timeout_s: float | None
     ) -> None:
         """Apply the check of TORCH_DISTRIBUTED_DEBUG=DETAIL before a call."""
         group = self._current_group()
         shapes = "shapes" if group is self._group else "callbacks, shapes"
-        compared = debug_detail.compared(name, outputs, inputs) if operations == 1 else ()
-        debug_detail.compare_shapes(group, self._extra_group(shapes), name, compared, timeout_s)
+        debug_detail.compare_shapes(group, self._extra_group(shapes), name, tensors, timeout_s)
 
     def _run(
         self,
@@ -130,7 +124,8 @@ class ProcessGroupBase(GroupProperties):
         """
         async_op, timeout_s = options
         if self._detail:
-            self._compare_shapes(name, len(launches), outputs, inputs, timeout_s)
+            compared = debug_detail.compared(name, outputs, inputs) if len(launches) == 1 else ()
+            self._compare_shapes(name, compared, timeout_s)
         event = begin(name, inputs or outputs)
         if async_op:
             natives = [launch(async_op=True, timeout_s=timeout_s) for launch in launches]
@@ -155,7 +150,7 @@ class ProcessGroupBase(GroupProperties):
         inputs: Sequence[Tensor],
         copies: Copies | None,
         thread: CallbackThread,
-        event: ProfiledCall | None = None,
+        event: ProfiledCall | None,
     ) -> Work:
         finish = None if copies is None else copies.copy_back
         self._forget_done()
@@ -174,16 +169,7 @@ class ProcessGroupBase(GroupProperties):
         to_buffer: Callable[[Tensor], Buffer],
         *arguments: Any,
     ) -> Work:
-        """Start an operation of one kind for each pair of output and input.
-
-        Args:
-            name: The name of the call.
-            launch: A method of a Group.
-            pairs: The outputs and the inputs.
-            options: Whether the call is asynchronous, and its timeout.
-            to_buffer: Converts each tensor to a buffer.
-            arguments: Further arguments of the method.
-        """
+        """Start an operation, a method of a Group, for each pair of output and input."""
         outputs, inputs = pairs
         copies = Outputs(list(zip(*pairs, strict=True)) if len(outputs) > 1 else ())
         launches, dense_inputs = [], []

@@ -176,7 +176,7 @@ class Reductions(ProcessGroupBase):
         timeout: timedelta | None = None,
     ) -> Work:
         """Reduce a tensor of world_size equal parts; every rank keeps its own part."""
-        return self._reduce_scatter_pairs([output], [input], opts, timeout)
+        return self._reduce_scatter_pairs([output], [input], *op_and_options(opts, timeout))
 
     @dispatched
     def reduce_scatter_single_coalesced(
@@ -187,17 +187,12 @@ class Reductions(ProcessGroupBase):
         timeout: timedelta | None = None,
     ) -> Work:
         """Run reduce_scatter_single for several tensors."""
-        return self._reduce_scatter_pairs(outputs, inputs, opts, timeout)
+        return self._reduce_scatter_pairs(outputs, inputs, *op_and_options(opts, timeout))
 
     def _reduce_scatter_pairs(
-        self,
-        outputs: Sequence[Tensor],
-        inputs: Sequence[Tensor],
-        opts: Options,
-        timeout: timedelta | None,
+        self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], kind: Any, options: CallOptions
     ) -> Work:
         self._check_parts("reduce_scatter", inputs, outputs)
-        kind, options = op_and_options(opts, timeout)
         launch, pairs = self._current_group().reduce_scatter, (outputs, inputs)
         return self._run_pairs("reduce_scatter", launch, pairs, options, to_reduce, core_op(kind))
 

@@ -28,12 +28,7 @@ LOOKS = 10
 
 
 class Rendezvous:
-    """The rendezvous of one init_process_group() or new_group().
-
-    Args:
-        options: c10d's DistributedBackendOptions.
-        config: The settings of this process.
-    """
+    """The rendezvous of one init_process_group() or new_group(), with c10d's backend options."""
 
     def __init__(self, options: Any, config: Config) -> None:
         self._options, self._config = options, config

@@ -46,14 +46,10 @@ class StoreShutdown:
         return cls(store.port, listening(store.port))
 
     def follow(self, group: Group, failed: bool) -> None:
-        """On rank 0's node, wait briefly for rank 0 to leave and its store to end.
+        """On rank 0's node, wait briefly for rank 0 to leave the closed group and its store to end.
 
-        Ranks on other nodes cannot observe it. A failed group waits as well, because its user is
-        likely to create a new one.
-
-        Args:
-            group: The group that this rank has closed.
-            failed: Whether the group had failed before.
+        Ranks on other nodes cannot observe it. A group that had failed waits as well, because its
+        user is likely to create a new one.
         """
         if not self.sockets:
             return

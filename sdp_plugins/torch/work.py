@@ -20,12 +20,7 @@ from sdp_plugins.torch.profiling import ProfiledCall
 
 
 class Work(dist.Work):  # type: ignore[name-defined]
-    """A finished call.
-
-    Args:
-        outputs: The tensors that hold the result.
-        thread: Completes futures.
-    """
+    """A finished call; `thread` completes its futures."""
 
     _natives: Sequence[NativeWork] = ()
 
@@ -104,7 +99,7 @@ class PendingWork(Work):
         thread: CallbackThread,
         finish: Callable[[], None] | None,
         pending: dict[PendingWork, None],
-        event: ProfiledCall | None = None,
+        event: ProfiledCall | None,
     ) -> None:
         super().__init__(outputs, thread)
         self._inputs = inputs

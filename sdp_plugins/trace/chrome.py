@@ -63,11 +63,7 @@ class Span:
 
 
 class Lanes:
-    """The threads of a trace: as many of each name as are needed to keep slices from overlapping.
-
-    Args:
-        pid: The trace's process.
-    """
+    """The threads of a trace: as many of each name as keep slices from overlapping."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -105,7 +101,8 @@ class Lanes:
     def _tid(self, lane: str, row: int) -> int:
         if (lane, row) not in self._tids:
             tid = self._tids[lane, row] = len(self._tids) + 1
-            self.events.append(metadata("thread_name", self._pid, tid, name=_numbered(lane, row)))
+            name = f"{lane} ({row + 1})" if row else lane
+            self.events.append(metadata("thread_name", self._pid, tid, name=name))
             self.events.append(metadata("thread_sort_index", self._pid, tid, sort_index=tid))
         return self._tids[lane, row]
 
@@ -207,7 +204,3 @@ def _where(event: TraceEvent) -> str:
 
 def _thread(tid: int, info: RankInfo) -> str:
     return "main" if tid == info.pid else str(tid)
-
-
-def _numbered(lane: str, row: int) -> str:
-    return f"{lane} ({row + 1})" if row else lane

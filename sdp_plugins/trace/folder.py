@@ -96,11 +96,7 @@ Found = tuple[Path, Json]
 
 
 def of_job(folder: Path, job: str) -> tuple[list[Found], list[Path]]:
-    """The files of one job, one per rank, by rank; and the files that are left out.
-
-    Args:
-        folder: The folder of the files.
-        job: SDP_JOB_ID of the job, or its short name; may be empty if there is only one job.
+    """The files of one job (named as for `merge`), one per rank, by rank; and those left out.
 
     Raises:
         FileNotFoundError: There are no files.

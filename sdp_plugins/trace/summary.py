@@ -12,13 +12,7 @@ from sdp_plugins.trace.trace_file import Json
 
 
 def summary(traces: list[RankTrace], verdicts: Verdicts, about: Json) -> str:
-    """Summarize a merged trace for a terminal.
-
-    Args:
-        traces: The traces, by rank.
-        verdicts: The comparison of their collectives.
-        about: ``otherData`` of the merged trace.
-    """
+    """Summarize a merged trace, of which `about` is the ``otherData``, for a terminal."""
     notes = [*_absences(traces, verdicts), *_notes(about)]
     lines = [*_ranks(traces, verdicts), *([""] if notes else []), *notes]
     return "\n".join(lines)

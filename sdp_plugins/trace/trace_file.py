@@ -21,13 +21,7 @@ _END = "]}"
 
 
 def write(path: Path, about: Json, events: Iterable[Json]) -> Path:
-    """Write a trace.
-
-    Args:
-        path: Path of the file.
-        about: Its ``otherData``; begins with another ``format`` if it is not of this recorder.
-        events: Its events.
-    """
+    """Write a trace; `about` begins with another ``format`` if it is not of this recorder."""
     head = {"otherData": {"format": FORMAT} | about, "displayTimeUnit": "ms"}
     with replacing(path) as file:
         file.write(json.dumps(head)[: -len("}")] + ', "traceEvents": [')

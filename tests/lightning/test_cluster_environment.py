@@ -11,8 +11,8 @@ import pytest
 
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.lightning.cluster_environment import for_this_launch
-from sdp_plugins.lightning.missing_mpi import survive_missing_mpi
 from sdp_plugins.lightning.namespaces import MODULES, strategy_class
+from sdp_plugins.lightning.registry import survive_missing_mpi
 from tests.lightning import cases
 from tests.lightning.models import FABRICS, PACKAGES
 from tests.ranks import RankPool

@@ -8,9 +8,8 @@ Layers, each of which imports only those before it:
   operation, and the message that reports a failure to other nodes.
 - ``operation``: one operation while it runs on this rank; ``agreement``: the check that all ranks
   call the same operation; ``algorithm_choice``: the fastest plan for it.
-- The programs, each a fixed sequence of steps and messages: ``all_reduce`` (by
-  ``recursive_multiplying`` or ``sharded_reduction``), ``reduce_scatter``, ``broadcast``,
-  ``gathers``.
+- The programs, each a fixed sequence of steps and messages: ``all_reduce`` (of large buffers by
+  ``sharded_reduction``), ``reduce_scatter``, ``broadcast``, ``gathers``.
 - ``issued``: an operation with its handle and its record; ``engine``: runs programs in order;
   ``point_to_point``: sends and receives.
 - ``spanning_group``: the interface that ``Group`` uses.

@@ -100,13 +100,7 @@ def _gathered(operation: SpanningOperation) -> bytes:
 def _mismatch(
     operation: SpanningOperation, headers: dict[int, bytes], parties: list[list[int]]
 ) -> SdpError:
-    """Compose the error for nodes that call different operations.
-
-    Args:
-        operation: This rank's operation.
-        headers: The headers by node.
-        parties: The nodes that agree with each other.
-    """
+    """Compose the error for nodes that call different operations; those of a party agree."""
     context = operation.context
     nodes, global_ranks = context.nodes, context.global_ranks
 

@@ -55,13 +55,7 @@ def _plan(context: GroupContext, op: _native.Op, nbytes: int, *, narrows: bool) 
 def candidates(
     nodes: int, algorithm: Algorithm | None = None, *, direct: bool = False
 ) -> Iterator[Plan]:
-    """Yield all plans for a number of nodes.
-
-    Args:
-        nodes: Number of nodes.
-        algorithm: The only algorithm to consider; None: all.
-        direct: Whether to yield only plans of one level.
-    """
+    """Yield all plans for a number of nodes; the other arguments are those of `choose`."""
     for radices in factorings(nodes)[: 1 if direct else None]:
         if algorithm is not Algorithm.sharded:
             yield Plan(Algorithm.recursive_multiplying, radices)

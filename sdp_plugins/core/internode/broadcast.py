@@ -1,4 +1,4 @@
-"""broadcast and barrier across nodes."""
+"""broadcast across nodes."""
 
 from __future__ import annotations
 
@@ -77,8 +77,3 @@ def broadcast(operation: SpanningOperation) -> None:
         if len(context.local_ranks) > 1:
             operation.step(Op.broadcast, (), [(at, n)], root=nodes.index_of(counterpart))
     operation.wait(leaving)
-
-
-def barrier(operation: SpanningOperation) -> None:
-    """Run barrier: the node's leader arrives after it has heard from all nodes."""
-    await_leader(operation)

@@ -11,10 +11,10 @@ from contextlib import suppress
 
 from .. import _native
 from ..errors import SdpError, name_error
-from . import broadcast as broadcasts
 from . import gathers
-from .agreement import agree
+from .agreement import agree, await_leader
 from .all_reduce import all_reduce
+from .broadcast import broadcast
 from .failure_message import FailureMessage, native_failure
 from .group_context import GroupContext
 from .issued import IssuedOperation
@@ -27,8 +27,8 @@ PROGRAMS: dict[_native.Op, Callable[[SpanningOperation], None]] = {
     Op.all_reduce: all_reduce,
     Op.reduce: all_reduce,
     Op.reduce_scatter: reduce_scatter,
-    Op.broadcast: broadcasts.broadcast,
-    Op.barrier: broadcasts.barrier,
+    Op.broadcast: broadcast,
+    Op.barrier: await_leader,  # which arrives after it has heard from all nodes
     Op.all_gather: gathers.all_gather,
     Op.gather: gathers.gather,
     Op.scatter: gathers.scatter,

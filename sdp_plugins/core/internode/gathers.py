@@ -99,12 +99,7 @@ def rounds(ranks: tuple[int, ...], length: int) -> Iterator[tuple[int, ...]]:
 def _exchange(
     operation: SpanningOperation, sends: Mapping[int, Piece], recvs: Mapping[int, Piece]
 ) -> list[Pending | None]:
-    """Start the messages of this rank with ranks of other nodes, after comparing their sizes.
-
-    Args:
-        operation: The operation.
-        sends: What this rank sends to each rank.
-        recvs: What it receives from each.
+    """Start the messages of this rank to and from ranks of other nodes, once their sizes agree.
 
     Raises:
         CollectiveMismatchError: A rank offers another number of elements; no element has moved.

@@ -46,13 +46,9 @@ class GroupContext:
         self.node = self.nodes.node_of(self.rank)
         self.local_rank = self.nodes.index_of(self.rank)
         self.local_ranks = self.nodes.members[self.node]
-        self.channels: dict[Stream, Channel[Any]] = {
-            Stream.data: self.channel,
-            **{
-                stream: self.channel.branch(stream)
-                for stream in (Stream.inner_levels, Stream.results)
-            },
-        }
+        self.channels: dict[Stream, Channel[Any]] = {Stream.data: self.channel}
+        for stream in (Stream.inner_levels, Stream.results):
+            self.channels[stream] = self.channel.branch(stream)
         self.other_nodes = tuple(
             (self.node + step) % self.nodes.count for step in range(1, self.nodes.count)
         )

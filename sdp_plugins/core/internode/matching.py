@@ -19,9 +19,6 @@ class SpanningMatching:
 
     A message goes to the first receive that accepts its source and tag. A message that no receive
     accepts is kept as unexpected if a receive waits behind it, and else stays with its sender.
-
-    Args:
-        context: The group.
     """
 
     def __init__(self, context: GroupContext) -> None:

@@ -52,12 +52,7 @@ class MpiNetwork:
 
 
 class MpiExchange:
-    """All-gathers one blob per rank of MPI's world; an ``Exchange``.
-
-    Args:
-        rank: This rank's number in the job.
-        world_size: The job's number of ranks.
-    """
+    """All-gathers one blob per rank of MPI's world; an ``Exchange``."""
 
     def __init__(self, rank: int, world_size: int) -> None:
         self._rank, self._world_size = rank, world_size
@@ -81,8 +76,8 @@ class MpiExchange:
                 mpi.duplicate(end)
             lengths = bytearray(4 * mpi.size)
             mpi.all_gather(struct.pack("<I", len(blob)), lengths, end)
-            longest = max(struct.unpack(f"<{mpi.size}I", lengths))
+            sizes = struct.unpack(f"<{mpi.size}I", lengths)
+            longest = max(sizes)
             blobs = bytearray(longest * mpi.size)
             mpi.all_gather(blob.ljust(longest, b"\0"), blobs, end)
-            sizes = struct.unpack(f"<{mpi.size}I", lengths)
             return [bytes(blobs[i * longest : i * longest + n]) for i, n in enumerate(sizes)]

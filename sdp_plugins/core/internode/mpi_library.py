@@ -63,20 +63,15 @@ def load() -> Any:
 
 
 def settings(version: str) -> AbstractContextManager[None]:
-    """Set variables that a library reads when it is initialised, unless the user has set them.
+    """Set variables that the library with this version text reads when it is initialised.
 
-    Args:
-        version: The library's version text.
+    Those that the user has set stay as they are.
     """
     return defaults(SETTINGS if version.startswith("Open MPI") else {})
 
 
 def check_launcher(version: str, env: Environment) -> None:
     """Refuse a library that ends the process when another one's mpirun has started it.
-
-    Args:
-        version: The library's version text.
-        env: The variables that the launcher has set.
 
     Raises:
         RendezvousError: The library would end the process.

@@ -85,10 +85,9 @@ class Runtime:
         Raises:
             RendezvousError: A tag is too large.
         """
-        limit = self._limit
-        if tag + TAGS > limit:
+        if tag + TAGS > self._limit:
             raise RendezvousError(
-                f"this MPI has {limit} tags, and so many groups have been made. "
+                f"this MPI has {self._limit} tags, and so many groups have been made. "
                 "Hint: make groups once and keep them."
             )
 

@@ -44,16 +44,7 @@ def _warn_of_others(topology: Topology) -> None:
 def for_environment(
     topology: Topology, name: str, config: Config
 ) -> tuple[Exchange, Network | None]:
-    """Select the rendezvous and the network of a job without a framework.
-
-    Args:
-        topology: This rank's place in the job.
-        name: Name of the group.
-        config: Settings.
-
-    Returns:
-        The exchange for the rendezvous, and the network; None: no network is used.
-    """
+    """Select the rendezvous of a job without a framework, and its network; None: it needs none."""
     if config.internode == "gloo":
         raise ValueError(
             "SDP_INTERNODE=gloo is for PyTorch's groups; without a framework there is only mpi."

@@ -21,11 +21,7 @@ LOOK_EVERY_S = 0.05
 class SpanningOperation:
     """The interface for programs: steps on this node, messages to others, waits with a deadline.
 
-    Args:
-        context: The group.
-        request: The operation's description.
-        seq: The operation's number.
-        channels: Channels of its messages by stream; None: those of the group's collectives.
+    Its messages take the channels of the group's collectives, unless others are given by stream.
     """
 
     def __init__(
@@ -261,3 +257,7 @@ class SpanningOperation:
         if any_source:
             return f"none of {who} answered in {limit_s:g} s"
         return f"{who} did not answer in {limit_s:g} s"
+
+
+FailGroup = Callable[[SpanningOperation, BaseException], SdpError]
+"""Fails an operation's group and returns the error for the poster; never raises."""

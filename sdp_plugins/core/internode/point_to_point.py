@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from .. import _native
@@ -11,7 +10,7 @@ from ..errors import SdpError
 from .group_context import GroupContext
 from .issued import IssuedOperation
 from .matching import SpanningMatching
-from .operation import SpanningOperation
+from .operation import FailGroup, SpanningOperation
 from .posted import ANY, PostedAnyReceive, PostedReceive, UnexpectedMessage
 from .receiver import Receiver
 from .sender import Sender
@@ -19,16 +18,9 @@ from .transport import Channel, Stream
 
 
 class Messages:
-    """All sends and receives of a group with ranks of other nodes.
+    """All sends and receives of a group with ranks of other nodes."""
 
-    Args:
-        context: The group.
-        fail: Fails the group and returns the error for the poster; never raises.
-    """
-
-    def __init__(
-        self, context: GroupContext, fail: Callable[[SpanningOperation, BaseException], SdpError]
-    ) -> None:
+    def __init__(self, context: GroupContext, fail: FailGroup) -> None:
         self._context = context
         self._fail = fail
         self._seq = 0

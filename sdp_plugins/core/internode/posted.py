@@ -75,15 +75,6 @@ class PostedReceive(IssuedOperation):
             CollectiveMismatchError: The message has another size or type.
         """
         self.start()
-        self._check(source, envelope)
-
-    @property
-    def room(self) -> tuple[int, int]:
-        """Address and bytes of its memory."""
-        ((address, count),) = self.operation.request.recvs
-        return address, count * self.operation.itemsize
-
-    def _check(self, source: int, envelope: Envelope) -> None:
         _, nbytes = self.room
         if envelope.nbytes == nbytes and envelope.dtype == int(self.operation.request.dtype):
             return
@@ -91,6 +82,12 @@ class PostedReceive(IssuedOperation):
         count = envelope.nbytes // _native.itemsize(sent)
         what = f"{self.operation.context.nodes.name([source])} sends {sent.name}[{count}]"
         raise self.operation.error(CollectiveMismatchError, what, [source])
+
+    @property
+    def room(self) -> tuple[int, int]:
+        """Address and bytes of its memory."""
+        ((address, count),) = self.operation.request.recvs
+        return address, count * self.operation.itemsize
 
 
 @dataclass(eq=False)

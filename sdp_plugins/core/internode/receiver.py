@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .. import _native
-from ..errors import PeerLostError, SdpError
+from ..errors import PeerLostError
 from .leaked import abandon, leak
 from .matching import SpanningMatching, UnwantedError
-from .operation import LOOK_EVERY_S, SpanningOperation
+from .operation import LOOK_EVERY_S, FailGroup, SpanningOperation
 from .posted import ANY, Envelope, PostedReceive, UnexpectedMessage
 from .transport import Channel, Pending, WireError
 
@@ -24,21 +23,12 @@ class Receiver:
 
     It receives one envelope at a time, and then the message directly into the memory of its
     receive. A receive from any rank may be served by another rank while the thread waits for an
-    envelope or holds one. The thread then keeps that state until another receive needs it.
-
-    Args:
-        peer: The rank.
-        matching: The group's receives.
-        channel: A channel for this thread alone.
-        fail: Fails the group and returns the error for the poster; never raises.
+    envelope or holds one. The thread then keeps that state until another receive needs it. It has
+    the channel for itself.
     """
 
     def __init__(
-        self,
-        peer: int,
-        matching: SpanningMatching,
-        channel: Channel[Any],
-        fail: Callable[[SpanningOperation, BaseException], SdpError],
+        self, peer: int, matching: SpanningMatching, channel: Channel[Any], fail: FailGroup
     ) -> None:
         self._peer = peer
         self._matching = matching

@@ -11,12 +11,7 @@ from .operation import Piece, SpanningOperation
 
 
 class Scattered:
-    """The pieces of a request as one sequence of elements.
-
-    Args:
-        pieces: Addresses and numbers of elements.
-        itemsize: Bytes of an element.
-    """
+    """The pieces of a request as one sequence of elements."""
 
     def __init__(self, pieces: Sequence[Piece], itemsize: int) -> None:
         self._pieces = pieces
@@ -34,12 +29,7 @@ class Scattered:
     ) -> int:
         """Return the address of contiguous elements: in place if possible, else of a copy.
 
-        Args:
-            operation: Provides the scratch memory of a copy.
-            scratch: Name of the scratch memory.
-            begin: First element.
-            count: Number of elements.
-            copy: Whether to copy in any case.
+        A copy, which `copy` makes in any case, is in scratch memory of this name.
         """
         runs = list(self._runs(begin, count))
         if len(runs) == 1 and not copy:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from .. import _native
 from ..errors import SdpError
 from .issued import IssuedOperation
 from .leaked import abandon
-from .operation import SpanningOperation
+from .operation import FailGroup
 from .posted import Envelope
 from .transport import Channel
 
@@ -19,18 +18,10 @@ from .transport import Channel
 class Sender:
     """A thread that sends to one rank, one message after another; starts with the first.
 
-    Args:
-        peer: The rank.
-        channel: A channel for this thread alone.
-        fail: Fails the group and returns the error for the poster; never raises.
+    It has the channel for itself.
     """
 
-    def __init__(
-        self,
-        peer: int,
-        channel: Channel[Any],
-        fail: Callable[[SpanningOperation, BaseException], SdpError],
-    ) -> None:
+    def __init__(self, peer: int, channel: Channel[Any], fail: FailGroup) -> None:
         self.channel = channel
         self._name = f"sdp-send-{peer}"
         self._fail = fail

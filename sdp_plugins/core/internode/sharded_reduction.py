@@ -22,12 +22,7 @@ PREPARED = 1
 
 
 class ShardedReduction:
-    """One reduction, and the state that its segments share.
-
-    Args:
-        operation: The operation.
-        plan: The plan; of one level for reduce.
-    """
+    """One reduction (reduce: by a plan of one level), and the state that its segments share."""
 
     def __init__(self, operation: SpanningOperation, plan: Plan) -> None:
         context, request = operation.context, operation.request
@@ -71,14 +66,7 @@ class ShardedReduction:
 
 
 class Segment:
-    """One segment of a reduction.
-
-    Args:
-        reduction: The reduction.
-        begin: The segment's first element.
-        count: Its number of elements.
-        slot: Number of its scratch memory, which no other segment in flight uses.
-    """
+    """One segment of a reduction, with the scratch memory of a slot that no other in flight has."""
 
     def __init__(self, reduction: ShardedReduction, begin: int, count: int, slot: int) -> None:
         self.of = reduction

@@ -35,15 +35,7 @@ def _close_all() -> None:
 
 
 class SpanningGroup:
-    """Runs the operations of a group across nodes.
-
-    Args:
-        rank: This rank.
-        nodes: All ranks by node.
-        native: The native group of this node's ranks.
-        channel: The channel to the other nodes.
-        wire_dtype: 16-bit type of float32 values between nodes; None: they are sent unchanged.
-    """
+    """Runs the operations of a group across nodes; its arguments are those of `GroupContext`."""
 
     def __init__(
         self,
@@ -62,11 +54,6 @@ class SpanningGroup:
         _open.add(self)
         atexit.unregister(_close_all)
         atexit.register(_close_all)  # the last to register runs first: before the network's
-
-    @property
-    def native(self) -> _native.NativeGroup:
-        """The native group of this node's ranks."""
-        return self._context.native
 
     @property
     def issued(self) -> int:

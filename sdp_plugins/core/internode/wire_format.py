@@ -9,15 +9,11 @@ DType = _native.DType
 
 
 class WireFormat:
-    """WireFormat of an operation's partial sums and results on the wire.
+    """Format of an operation's partial sums and results on the wire.
 
     Partial sums are the accumulators of the native reductions, so that no value is rounded twice.
     With a `wire_dtype`, partial sums of float32 and of 16-bit floats are 16-bit values, and so are
-    the results of float32.
-
-    Args:
-        operation: The operation.
-        as_it_is: Whether to ignore the group's `wire_dtype`.
+    the results of float32; `as_it_is` ignores the `wire_dtype`.
     """
 
     def __init__(self, operation: SpanningOperation, *, as_it_is: bool = False) -> None:

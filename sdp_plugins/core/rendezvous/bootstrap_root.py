@@ -51,12 +51,7 @@ class BootstrapRoot:
     """Serves one exchange; nothing of it is left afterwards."""
 
     def __init__(self, listener: socket.socket, context: RendezvousContext) -> None:
-        """Take over a listening socket.
-
-        Args:
-            listener: Non-blocking; closed by ``gather``.
-            context: The group that is brought up.
-        """
+        """Take over a listening socket that does not block; ``gather`` closes it."""
         self._listener = listener
         self._context = context
         self._clients: set[_Client] = set()

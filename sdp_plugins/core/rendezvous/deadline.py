@@ -8,14 +8,9 @@ _LONGEST_WAIT_S = 24 * 3600.0
 
 
 class Deadline:
-    """Counts down from a time-out; can only be brought forward."""
+    """Counts down from a time-out, from now on; can only be brought forward."""
 
     def __init__(self, timeout_s: float) -> None:
-        """Start now.
-
-        Args:
-            timeout_s: Seconds until the end.
-        """
         self.timeout_s = timeout_s
         self._start = time.monotonic()
         self._end = self._start + timeout_s
@@ -46,12 +41,7 @@ class Deadline:
         return f"{self.timeout_s:.1f}".removesuffix(".0") + " s"
 
     def limit(self, timeout_s: float, remaining_s: float) -> None:
-        """End no later than another rank's deadline.
-
-        Args:
-            timeout_s: That rank's time-out.
-            remaining_s: What is left of it now.
-        """
+        """End no later than another rank's deadline, given its time-out and what is left of it."""
         end = time.monotonic() + max(0.0, remaining_s)
         if end < self._end:
             self._end = end

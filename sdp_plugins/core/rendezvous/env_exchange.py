@@ -22,27 +22,14 @@ class EnvExchange:
     """
 
     def __init__(self, topology: Topology, name: str) -> None:
-        """Prepare; nothing is opened yet.
-
-        Args:
-            topology: This rank's place in the job.
-            name: Name of the group; groups that are brought up at the same time need different
-                ones.
-        """
+        """Prepare; nothing is opened yet. Groups made at the same time need different names."""
         self.topology = topology
         self.name = name
 
     def __call__(self, blob: bytes, timeout_s: float) -> list[bytes]:
-        """Exchange blobs.
+        """Exchange blobs of at most 64 KiB; see ``Exchange``.
 
         The earliest deadline of the connected ranks ends it for all.
-
-        Args:
-            blob: This rank's contribution, at most 64 KiB.
-            timeout_s: Seconds to wait for the others.
-
-        Returns:
-            Every rank's blob, in rank order.
 
         Raises:
             ValueError: The blob is too long.

@@ -64,15 +64,10 @@ class MeshConnector:
         segment_fd: int,
         context: RendezvousContext,
     ) -> None:
-        """Prepare to connect.
+        """Prepare to connect the members, this rank among them, by the group's announcements.
 
-        Args:
-            listener: Listens, non-blocking, at the address that this rank has announced; stays
-                the caller's.
-            table: What all ranks of the group have announced.
-            members: The ranks to connect, this one among them.
-            segment_fd: Handed to all peers; stays the caller's.
-            context: The group that is brought up.
+        The listener, which does not block and is at the address that this rank has announced, stays
+        the caller's, and so does the descriptor, of which all peers get a copy.
         """
         self._listener = listener
         self._me = table[context.rank]

@@ -97,7 +97,8 @@ class MeshPeer:
         try:
             sock.setblocking(False)
             sock.connect(self.announcement.address)
-            self._check(sock)
+            if not credentials(sock).is_ours:
+                raise self.other_user()
         except BlockingIOError:
             sock.close()
             return False
@@ -167,10 +168,6 @@ class MeshPeer:
             "run all ranks as one user",
             [self.rank],
         )
-
-    def _check(self, sock: socket.socket) -> None:
-        if not credentials(sock).is_ours:
-            raise self.other_user()
 
 
 def hang_up(sock: socket.socket) -> None:

@@ -43,12 +43,8 @@ class StoreExchange:
     def __init__(self, store: Store, prefix: str, rank: int, names: RankNames) -> None:
         """Prepare; nothing is written yet.
 
-        Args:
-            store: Shared by all ranks.
-            prefix: Starts every key. The caller makes it the same on all ranks and new for each
-                group, or a re-created group would read its predecessor's values.
-            rank: This rank.
-            names: The group and its ranks.
+        The prefix starts every key. The caller makes it the same on all ranks and new for each
+        group, or a re-created group would read its predecessor's values.
         """
         self.store = store
         self.prefix = prefix
@@ -57,14 +53,7 @@ class StoreExchange:
         self._round = 0
 
     def __call__(self, blob: bytes, timeout_s: float) -> list[bytes]:
-        """Exchange blobs.
-
-        Args:
-            blob: This rank's contribution.
-            timeout_s: Seconds to wait for the others.
-
-        Returns:
-            Every rank's blob, in rank order.
+        """Exchange blobs; see ``Exchange``.
 
         Raises:
             RendezvousTimeoutError: Ranks did not publish in time; names them.

@@ -68,8 +68,7 @@ class Backend(ABC):
     def error_of_step(self, op: str) -> Exception | None:
         """Return the error that this package has raised in a step, and a framework has wrapped.
 
-        Args:
-            op: The method of the model that has failed.
+        `op` is the method of the model that has failed.
         """
         return None
 
@@ -77,9 +76,7 @@ class Backend(ABC):
     def average_gradients(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
         """Return the mean of the ranks' gradients, each weighted by the factor of the rank's shard.
 
-        Args:
-            grads: The gradients of this rank.
-            shard: This rank's shard of the batch; None gives all ranks equal weight.
+        No shard gives all ranks equal weight.
         """
 
     def average_accumulated_gradients(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:

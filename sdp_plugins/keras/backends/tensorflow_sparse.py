@@ -18,12 +18,9 @@ _SHAPES_ONLY = {"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"}
 
 
 def gather_slices(collectives: TensorFlowCollectives, slices: Any, batch: Any) -> Any:
-    """Return all ranks' slices.
+    """Return all ranks' slices, of which this rank's are already weighted.
 
-    Args:
-        collectives: The collectives of the group.
-        slices: This rank's slices, already weighted.
-        batch: This rank's rows; None if unknown, and all slices then count as slices of rows.
+    If this rank's rows are unknown (None), all slices count as slices of rows.
     """
     if batch is None:
         return collectives.all_gather_slices(slices)

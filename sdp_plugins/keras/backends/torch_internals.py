@@ -18,17 +18,7 @@ NAMES = {
 }
 """Paths below ``torch``, and the purpose of each."""
 
-
-def check() -> None:
-    """Check that every name exists.
-
-    Raises:
-        ImportError: A name does not exist in this version of torch.
-    """
-    check_names(torch, NAMES, "keras,torch")
-
-
-check()
+check_names(torch, NAMES, "keras,torch")
 
 uses_of_storage = torch._C._storage_Use_Count
 """Returns how many tensors and storage objects use the memory of a storage's ``_cdata``."""

@@ -30,15 +30,9 @@ class Overlap:
     """
 
     def __init__(self, reduce: FusedAllReduce, variables: Sequence[Any], factor: float) -> None:
-        """Plan the buffers.
-
-        Args:
-            reduce: The reducer whose bucket plans are used.
-            variables: Keras' variables; the first variables of the model get their gradients last.
-            factor: The factor by which this rank's gradients are multiplied before the reduction.
-        """
+        """Plan by the reducer; the factor multiplies this rank's gradients before the reduction."""
         self.done = False
-        self._variables = variables[::-1]
+        self._variables = variables[::-1]  # the first ones of the model get their gradients last
         self._parameters = [variable.value for variable in self._variables]
         self._factor = factor
         # 1 for each variable with a gradient; the average reveals one that only some ranks have.

@@ -39,10 +39,7 @@ class IoForwarder:
 
     The thread that calls `serve` executes the launcher's messages. One thread forwards each pipe,
     and one waits for the end of the rank. While the launcher does not read, these three wait for
-    it, and so does a rank that writes more.
-
-    Args:
-        connection: The connection to the launcher; the forwarder closes it.
+    it, and so does a rank that writes more. `close` also closes the connection to the launcher.
     """
 
     def __init__(self, connection: socket.socket) -> None:

@@ -53,12 +53,7 @@ _KNOWN: tuple[tuple[str, str], ...] = (
 
 
 def explained(text: str, host: str) -> str:
-    """Explain an error; empty if it is not known.
-
-    Args:
-        text: The error.
-        host: The host from which it comes.
-    """
+    """Explain an error that comes from a host; empty if it is not known."""
     python = re.escape(sys.executable)
     for pattern, meaning in _KNOWN:
         if re.search(pattern.replace("{python}", python), text):

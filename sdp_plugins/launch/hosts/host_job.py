@@ -118,14 +118,7 @@ def planned(job: HostJob) -> HostPlan:
 def mpirun_environment(
     base: Mapping[str, str], *, token: str, threads: int | None, exported: Sequence[str]
 ) -> dict[str, str]:
-    """The environment of mpirun, and so of the ranks on this machine.
-
-    Args:
-        base: This process's environment.
-        token: Proves that an agent belongs to this job.
-        threads: OMP_NUM_THREADS; None: no change.
-        exported: NAME or NAME=VALUE, the user's `-x`.
-    """
+    """The environment of mpirun, and so of the ranks on this machine; see `HostJob`."""
     kept = without_place(base) | huge_pages(base)
     if threads is not None:
         kept["OMP_NUM_THREADS"] = str(threads)

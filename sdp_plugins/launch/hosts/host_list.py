@@ -82,14 +82,10 @@ def _add(found: Slots, text: str, where: str) -> None:
 
 
 def placed(hosts: Mapping[str, int | None], ranks: int | None) -> dict[str, int]:
-    """Assign ranks to hosts; hosts without ranks are left out.
+    """Assign `ranks` (None: as many as there are slots) to hosts; those without any are left out.
 
     A host without a number of slots has one. If no host has a number, `ranks` are spread evenly,
     with one more on the first hosts.
-
-    Args:
-        hosts: The hosts and their slots.
-        ranks: Number of ranks; None: as many as there are slots.
 
     Raises:
         LaunchError: There are no hosts, or too few slots.

@@ -118,11 +118,7 @@ def _ask(
 
 
 def find(chosen: str | None, environment: Mapping[str, str]) -> Mpirun:
-    """The mpirun to use.
-
-    Args:
-        chosen: The user's choice; None: the only one.
-        environment: Environment with PATH, and for finding the ranks' MPI.
+    """The mpirun to use: the user's choice, or the only one in PATH and beside this Python.
 
     Raises:
         LaunchError: There is none, there are two, or it does not belong to the ranks' MPI.
@@ -179,11 +175,7 @@ def mpirun_line(
 ) -> list[str]:
     """The command line that starts `command` once per rank, one host after the other.
 
-    Args:
-        mpirun: The mpirun to use.
-        places: The hosts and their numbers of ranks.
-        names: Names of the variables to forward.
-        command: The command to start.
+    It forwards the variables `names`.
     """
     hosts = ",".join(f"{host}:{slots}" for host, slots in places.items())
     line = [str(mpirun.path)]

@@ -48,12 +48,7 @@ def agent(mpirun: Mpirun, environment: Mapping[str, str]) -> list[str] | None:
 
 
 def check(mpirun: Mpirun, hosts: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Check that this Python, with this package, starts on each of the hosts.
-
-    Args:
-        mpirun: The mpirun that will start the ranks.
-        hosts: Hosts other than this one.
-        environment: Environment of mpirun.
+    """Check that this Python, with this package, starts on each of the hosts but this one.
 
     Raises:
         LaunchError: It does not start on one of the hosts.

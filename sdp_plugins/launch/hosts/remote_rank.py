@@ -20,11 +20,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 
 
 class RemoteRank:
-    """A rank, whose agent may not have connected yet, or may be lost.
-
-    Args:
-        output: Its streams.
-    """
+    """A rank, whose agent may not have connected yet, or may be lost."""
 
     def __init__(self, output: RankOutput) -> None:
         self.host = ""  # the host's own name
@@ -94,9 +90,7 @@ class RemoteRank:
 class AgentConnection:
     """A connection, which belongs to an agent once it has sent the job's token.
 
-    Args:
-        connection: The accepted connection.
-        receive: Handles the first message, and an agent's refusal.
+    `receive` handles its first message, and an agent's refusal.
     """
 
     def __init__(

@@ -32,11 +32,7 @@ ABORTED = re.compile(r"MPI_ABORT was invoked on rank (\d+)|\(rank (\d+) in comm 
 
 
 class RemoteRanks(WorkerGroup):
-    """A worker group on hosts.
-
-    Args:
-        plan: The job, checked.
-    """
+    """A worker group on hosts."""
 
     def __init__(self, plan: HostPlan) -> None:
         self.world_size = sum(plan.places.values())
