@@ -206,8 +206,8 @@ def test_stopped(start_pooled: Start, path: str) -> None:
         stopped = now()
         ranks[1].kill(signal.SIGSTOP)
         outcomes = [ranks[0].outcome(), ranks[2].outcome()]
-        ranks[1].kill(signal.SIGCONT)
         resumed = now()
+        ranks[1].kill(signal.SIGCONT)
         last = ranks[1].outcome()
     what = r".*: rank 1 (did not arrive in|arrived, but stalled for) 1\.5 s"
     common: dict[str, Any] = {"ranks": (1,), "op": "all_reduce", "text": what}

@@ -302,9 +302,10 @@ def fork_beside_a_busy_thread(rank: int, world: int) -> None:
             lambda: dist.all_reduce(torch.ones(1), group=other),
             other._get_sequence_number_for_group,
         )
-        over = threading.Event()
-        busy = threading.Thread(target=keep_busy, args=(rank, other, over))
+        going, over = threading.Event(), threading.Event()
+        busy = threading.Thread(target=keep_busy, args=(rank, other, going, over))
         busy.start()
+        assert going.wait(HANG_S)  # torch initializes an operator at its first use, with a lock
         for turn in range(60):
             if (pid := os.fork()) == 0:
                 with suppress(BaseException):
@@ -316,7 +317,7 @@ def fork_beside_a_busy_thread(rank: int, world: int) -> None:
         group.barrier().wait()
 
 
-def keep_busy(rank: int, group: Any, over: threading.Event) -> None:
+def keep_busy(rank: int, group: Any, going: threading.Event, over: threading.Event) -> None:
     data = torch.ones(2000)
     while True:
         works = [dist.all_reduce(data * 0, async_op=True, group=group) for _ in range(8)]
@@ -326,6 +327,7 @@ def keep_busy(rank: int, group: Any, over: threading.Event) -> None:
             work.wait()
         enough = torch.tensor([float(over.is_set())])
         dist.all_reduce(enough, dist.ReduceOp.MIN, group=group)
+        going.set()
         if enough.item():
             return
 
