@@ -3,7 +3,7 @@
     python examples/digits_keras.py                    # on all three backends
     sdp run -n 2 examples/digits_keras.py --train jax  # what that starts
 
-The digits are scikit-learn's: 1797 real ones of 8 x 8 pixels.
+The digits are scikit-learn's: 1797 handwritten digits of 8 x 8 pixels.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MARK = "result: "
 
 
 def train(backend: str, epochs: int) -> dict[str, float]:
-    """What a program of one's own would hold."""
+    """A model as a program would define it."""
     import keras
     from sklearn.datasets import load_digits
 

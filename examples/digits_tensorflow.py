@@ -1,8 +1,8 @@
-"""A TensorFlow loop of one's own, with SMDDP's names: digits on all ranks.
+"""A custom TensorFlow loop, with SMDDP's names: digits on all ranks.
 
     sdp run -n 2 examples/digits_tensorflow.py
 
-The digits are scikit-learn's: 1797 real ones of 8 x 8 pixels. Every rank takes every n-th of them.
+The digits are scikit-learn's: 1797 digits of 8 x 8 pixels. Every rank takes every n-th of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A TensorFlow loop of one's own, by a ``tf.distribute`` strategy: digits on all ranks.
+"""A custom TensorFlow loop, by a ``tf.distribute`` strategy: digits on all ranks.
 
     sdp run -n 2 examples/digits_tf_distribute.py
 
-The digits are scikit-learn's: 1797 real ones of 8 x 8 pixels. With MultiWorkerMirroredStrategy only
+The digits are scikit-learn's: 1797 digits of 8 x 8 pixels. With MultiWorkerMirroredStrategy only
 the line that makes the strategy would differ.
 """
 

@@ -1,7 +1,6 @@
 """Trace a few steps of DistributedDataParallel, to see what goes on beside the backward pass.
 
-SDP_TRACE=/tmp/ddp sdp run -n 2 examples/trace_ddp.py
-python -m sdp_plugins.trace merge /tmp/ddp
+sdp run -n 2 --trace /tmp/ddp examples/trace_ddp.py
 python -m benchmarks.overlap /tmp/ddp
 """
 

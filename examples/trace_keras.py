@@ -1,7 +1,6 @@
 """Trace a few steps of Keras, to see what goes on beside the backward pass.
 
-KERAS_BACKEND=jax SDP_TRACE=/tmp/keras SDP_FUSION_MB=4 sdp run -n 2 examples/trace_keras.py
-python -m sdp_plugins.trace merge /tmp/keras
+KERAS_BACKEND=jax SDP_FUSION_MB=4 sdp run -n 2 --trace /tmp/keras examples/trace_keras.py
 python -m benchmarks.overlap /tmp/keras
 """
 
