@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sdp_plugins.core.config import Config
     from sdp_plugins.core.open_groups import GroupObserver
 
-__version__ = "0.1.0"
+__version__ = "0.2.0.dev0"
 
 
 def _observers(config: Config) -> Iterator[GroupObserver]:

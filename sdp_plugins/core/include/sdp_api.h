@@ -1,7 +1,7 @@
 /* The core, for the native code of a framework's plug-in: operations that TensorFlow or XLA run.
  *
  * Such code is compiled where the framework is installed, against this header alone, and is given
- * the functions' addresses at run time (sdp_plugins.core.native_api). Nothing here throws. */
+ * the functions' addresses at run time (sdp_plugins.core._native.api). Nothing here throws. */
 #ifndef SDP_API_H_
 #define SDP_API_H_
 
