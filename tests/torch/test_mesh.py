@@ -99,7 +99,8 @@ def test_mesh_from_a_group(rank_pool: Any) -> None:
 
 def run_split(rank: int, world: int) -> None:
     """torch itself refuses to split groups of any backend where there is no accelerator."""
-    with process_group(), pytest.raises(RuntimeError, match="No device associated"):
+    refusal = "No device associated|does not support splitting"  # torch 2.13, torch 2.15
+    with process_group(), pytest.raises(RuntimeError, match=refusal):
         dist.split_group(split_ranks=[[0], [1]])
 
 
