@@ -12,8 +12,6 @@ import logging
 from dataclasses import fields
 from types import ModuleType
 
-from sdp_plugins.torch.backend_name import BACKEND
-
 log = logging.getLogger(__name__)
 
 
@@ -44,6 +42,8 @@ def offer_smddp(module: ModuleType) -> None:
     `TrainingArguments(ddp_backend="smddp")` takes any name, but HfArgumentParser refuses names that
     the field's metadata do not list (transformers 5.23.0: training_args.py:1435).
     """
+    from sdp_plugins.torch.backend_name import BACKEND
+
     for field in fields(module.TrainingArguments):
         choices = field.metadata.get("choices")
         if field.name == "ddp_backend" and isinstance(choices, list) and BACKEND not in choices:

@@ -137,7 +137,6 @@ class Reductions(ProcessGroupBase):
         inputs = [readable(tensor) for tensor in input_tensors]  # type: ignore[arg-type]
         kind, options = op_and_options(opts, timeout)
         op, group, copies = core_op(kind), self._current_group(), Outputs()
-        same_dtype([output, *inputs])
         if len({tensor.numel() for tensor in inputs}) > 1:
             launches = self._reduce_to_each(output, inputs, op, copies)
         else:
@@ -154,6 +153,7 @@ class Reductions(ProcessGroupBase):
         copies: Outputs,
     ) -> list[Launch]:
         """Run reduce_scatter of parts that differ in size as one reduce to each rank."""
+        same_dtype([output, *inputs])
         rank, sizes = self.rank(), [tensor.numel() for tensor in inputs]
         if len(sizes) != self.size() or sizes[rank] != output.numel():
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Loops of one's own: the strategy's collectives, and steps of single batches."""
+"""Custom loops: the strategy's collectives, and steps of single batches."""
 
 from __future__ import annotations
 

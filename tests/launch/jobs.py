@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +43,10 @@ with Group.from_env() as group:
 """
 
 
-def launch(*args: str, **options: Any) -> Done:
+def launch(*args: str, launcher: Sequence[str] = LAUNCHER, **options: Any) -> Done:
     """A job to its end."""
     return subprocess.run(
-        [*LAUNCHER, *args],
+        [*launcher, *args],
         cwd=ROOT,
         capture_output=True,
         text=True,

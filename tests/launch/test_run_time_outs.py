@@ -9,8 +9,7 @@ import sys
 
 import pytest
 
-from tests.launch.jobs import HANGING, LAUNCHER, ROOT, Script, launch
-from tests.ranks import HANG_S
+from tests.launch.jobs import HANGING, LAUNCHER, Script, launch
 
 
 def test_time_out(script: Script) -> None:
@@ -50,13 +49,8 @@ runpy.run_module("sdp_plugins.launch", run_name="__main__", alter_sys=True)
 
 def test_ranks_write_their_stacks_however_long_it_takes_to_read_them(script: Script) -> None:
     path = script(BUSY)
-    done = subprocess.run(
-        [sys.executable, "-c", SLOW_TO_READ, "run", "-n", "1", "--timeout", "5", path],
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    slow = [sys.executable, "-c", SLOW_TO_READ, "run"]
+    done = launch("-n", "1", "--timeout", "5", path, launcher=slow)
     assert done.returncode == 124
     assert "in busy\n" in done.stderr
 
@@ -79,14 +73,8 @@ IN_A_CONTAINER = ("unshare", "--pid", "--fork", "--kill-child=SIGKILL", "--mount
 def test_a_launcher_that_is_process_1_finds_its_ranks(script: Script) -> None:
     if subprocess.run([*IN_A_CONTAINER, "true"], check=False).returncode:
         pytest.skip("no pid namespaces here")
-    done = subprocess.run(
-        [*IN_A_CONTAINER, *LAUNCHER, "-n", "2", "--timeout", "20", script(HANGING)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=HANG_S,
-        check=False,
-    )
+    inside = [*IN_A_CONTAINER, *LAUNCHER]
+    done = launch("-n", "2", "--timeout", "20", script(HANGING), launcher=inside)
     assert done.returncode == 124
     assert "for rank 1" in done.stderr
 
