@@ -362,7 +362,7 @@ def widen(dtype: DType, target: int, source: int, count: int) -> None:
 
 TRACE_EVENTS: int = 32768
 
-def initialize_segment(fd: int, rank: int, world_size: int, staging_bytes: int) -> int:
+def initialize_segment(fd: int, rank: int, world_size: int, staging_bytes: int, error_prefix: str = '') -> int:
     """
     Sizes a memory file and writes its header, before the rendezvous; returns where its text about the rank goes, of at most FLIGHT_RANK_INFO_BYTES with the 0 that ends it.
     """

@@ -21,7 +21,7 @@ from .errors import NO_SEQ, SdpError, quoted
 
 _MOST_LINES = 400
 _MOST_CHARS = 2000  # of a line
-_LONGEST = 1 << 23  # of the file: a character takes up to 6 bytes in JSON
+_LONGEST = 1 << 24  # of the file: a character takes up to 12 bytes in JSON
 _LOSSES = ("peer_lost", "aborted")
 
 

@@ -147,9 +147,11 @@ def _share_memory(
     context = rendezvous.context
     index, size = members.index(context.rank), len(members)
     staging = config.staging_nbytes(size)
-    segment = os.memfd_create(f"sdp-{info.name}"[:200], os.MFD_CLOEXEC)
+    prefix = info.names.error_prefix(info.rank)
+    with context.raising_errors():
+        segment = os.memfd_create(f"sdp-{info.name}"[:200], os.MFD_CLOEXEC)
     try:
-        at = _native.initialize_segment(segment, index, size, staging)
+        at = _native.initialize_segment(segment, index, size, staging, prefix)
         os.pwrite(segment, info.pack(), at)
         links = rendezvous.connect(segment, members)
     except BaseException:
@@ -168,7 +170,7 @@ def _share_memory(
         info.token,
         list(info.members or ()),
     )
-    native.set_error_prefix(info.names.error_prefix(info.rank))
+    native.set_error_prefix(prefix)
     return native
 
 

@@ -18,7 +18,7 @@ from sdp_plugins.launch.who_waits import who_waits
 from sdp_plugins.launch.worker_group import Ending, Rank, RankOutput, WorkerGroup
 
 SURVIVOR_GRACE_S = 2.0  # from a failure to SIGTERM: the other ranks detect it and end
-TERMINATE_GRACE_S = 3.0  # from SIGTERM to SIGKILL, unless the launcher received a signal
+TERMINATE_GRACE_S = 3.0  # from SIGTERM to SIGKILL, unless the launcher received SIGTERM
 CAUSE_GRACE_S = 1.0  # from the end of a rank that lost another to the end of that one
 SAVE_GRACE_S = 15.0  # after a signal to the launcher: a script may save a checkpoint
 STACKS_S = 2.0  # after a time-out, until SIGTERM: the ranks write their Python stacks

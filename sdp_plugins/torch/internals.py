@@ -22,6 +22,7 @@ __all__ = [
     "c10d",
     "check",
     "count_modes",
+    "current_backward_pass",
     "profiling",
     "python_dispatch",
     "run_backward_code",
@@ -29,6 +30,7 @@ __all__ = [
 
 NAMES = {
     "_C._autograd._profiler_enabled": "tells whether this thread is profiled",
+    "_C._current_graph_task_id": "tells whether a backward pass runs in this thread",
     "_C._distributed_c10d.Backend.Options": "is what a group says of its time-out",
     "_C._len_torch_dispatch_stack": "counts the dispatch modes of this thread",
     "_C._profiler._RecordFunctionFast": "is an event of the profiler",
@@ -92,6 +94,8 @@ check()
 
 count_modes = torch._C._len_torch_dispatch_stack
 """Returns the number of dispatch modes that are active in this thread."""
+current_backward_pass = torch._C._current_graph_task_id
+"""Returns the number of the backward pass that runs in this thread; -1 outside of one."""
 profiling = torch._C._autograd._profiler_enabled
 """Returns whether this thread is profiled."""
 run_backward_code: Any = getattr(getattr(graph, "_engine_run_backward", None), "__code__", None)

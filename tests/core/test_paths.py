@@ -314,15 +314,15 @@ def register_badly(rank: int, world: int) -> list[str]:
 
 
 def test_wrong_registrations(rank_pool: Pool) -> None:
-    for texts in rank_pool(2).run(register_badly):
+    for rank, texts in enumerate(rank_pool(2).run(register_badly)):
         empty, long, beyond, closed = texts
         assert empty == "ValueError: registered memory must not be empty"
         size = Shared.__init__.__defaults__[0] * 4  # type: ignore[index]
-        text = "SharedMemoryError: a shared memory file holds {} bytes, but {} at offset {} were"
-        text += " announced"
+        head = f"SharedMemoryError: [rank {rank}/2] register: "
+        text = head + "a shared memory file holds {} bytes, but {} at offset {} were announced"
         assert long == text.format(size, size + 4096, 0)
         assert beyond == text.format(size, size, 4096)
-        assert closed == "SharedMemoryError: cannot share a memory file: Bad file descriptor"
+        assert closed == head + "cannot share a memory file: Bad file descriptor"
 
 
 def allocate(rank: int, world: int) -> tuple[Any, ...]:
@@ -331,7 +331,8 @@ def allocate(rank: int, world: int) -> tuple[Any, ...]:
     found = (view.format, view.nbytes, view.readonly, view.contiguous, any(view))
     with pytest.raises(ValueError):
         group.allocate(0)
-    with pytest.raises(SdpError, match=f"cannot map {2**62} bytes of shared memory"):
+    head = rf"^\[rank {rank}/2\] allocate: cannot map {2**62} bytes of shared memory"
+    with pytest.raises(SdpError, match=head + r".*vm\.max_map_count\.$"):
         group.allocate(2**62)
     group.barrier()
     return found
@@ -345,12 +346,14 @@ def exceed_the_size_of_files(rank: int, world: int) -> list[str]:
     group, file = kept_group(), os.memfd_create(NAME)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, limits[1]))
-    with pytest.raises(SharedMemoryError) as allocating:
-        group.allocate(2**21)
-    with pytest.raises(SharedMemoryError) as connecting:
-        _native.initialize_segment(file, 0, 2, 2**21)
-    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    os.close(file)
+    try:
+        with pytest.raises(SharedMemoryError) as allocating:
+            group.allocate(2**21)
+        with pytest.raises(SharedMemoryError) as connecting:
+            _native.initialize_segment(file, 0, 2, 2**21, f"[rank {rank}/2] ")
+    finally:  # the process serves other tests
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        os.close(file)
     group.barrier()
     return [str(allocating.value), str(connecting.value)]
 
@@ -359,5 +362,6 @@ def test_a_limit_on_shared_memory_is_named(rank_pool: Pool) -> None:
     for rank, (allocating, connecting) in enumerate(rank_pool(2).run(exceed_the_size_of_files)):
         head = f"[rank {rank}/2] allocate: cannot allocate 2097152 bytes of shared memory: "
         assert allocating.startswith(head) and "(ulimit -f)" in allocating
-        assert connecting.startswith("rendezvous: cannot size a memory file to ")
+        head = f"[rank {rank}/2] rendezvous: cannot size a memory file to "
+        assert connecting.startswith(head)
         assert "(ulimit -f)" in connecting

@@ -275,6 +275,23 @@ TEST(a_receive_is_taken_back_unless_its_message_has_come) {
   CHECK_EQ(taken->source_rank(), 5);
 }
 
+TEST(peers_wake_a_rank_only_while_a_message_is_pending) {
+  World world(2);
+  const auto& muted = world[0].header().bell.muted;
+  CHECK_EQ(muted.load(), 1U);
+  Ints first(1), second(1);
+  const auto taken = post_recv(world[0], first, 1);
+  CHECK_EQ(muted.load(), 0U);
+  CHECK(world[0].point_to_point->take_back(*taken).has_value());
+  CHECK_EQ(muted.load(), 1U);
+  const auto received = post_recv(world[0], second, 1);
+  CHECK_EQ(muted.load(), 0U);
+  send(world[1], {7}, 0);
+  ranks::expect_done(*received);
+  CHECK(!world[0].point_to_point->take_back(*received));  // waits for the step that completed it
+  CHECK_EQ(muted.load(), 1U);
+}
+
 TEST(a_receive_whose_message_has_begun_is_not_taken_back) {
   World world(2);
   Ints large = numbers(kRingBytes, 3), got(kRingBytes);

@@ -60,6 +60,7 @@ class Tracked:
 
 
 def run_callers_variables(rank: int, world: int) -> None:
+    """A look at a frame's f_locals keeps its variables alive before Python 3.13."""
     with process_group():
         tracked = Tracked()
         known = weakref.ref(tracked)
@@ -115,6 +116,27 @@ def run_hooks(rank: int, world: int) -> None:
 
 def test_buckets_of_comm_hooks_are_reduced_in_place(rank_pool: Any) -> None:
     rank_pool(2).run(run_hooks)
+
+
+# DDP refuses annotations that are strings.
+def hook_that_deletes(state, bucket):  # type: ignore[no-untyped-def]
+    future = default_hooks.allreduce_hook(state, bucket)
+    del bucket
+    dist.all_reduce(OWN)
+    return future
+
+
+def run_hook_that_deletes(rank: int, world: int) -> None:
+    """A parameter that was deleted is no variable of its frame."""
+    with process_group():
+        model = models.wrap(models.Plain, None, bucket_cap_mb=100)
+        model.register_comm_hook(None, hook_that_deletes)
+        models.train(model, rank, steps=2)
+        assert not is_shared(OWN)
+
+
+def test_a_comm_hook_may_delete_its_bucket(rank_pool: Any) -> None:
+    rank_pool(2).run(run_hook_that_deletes)
 
 
 def run_exported_gradient(rank: int, world: int) -> None:

@@ -187,7 +187,9 @@ ENDS = {
 # Forks a pair of ranks for each end, so that what DDP needs is imported once. A rank runs to the
 # end of the script and leaves as every script does.
 SCRIPT = """
-import gc, os, time, torch, torch._dynamo, torch.distributed as dist
+import gc, os, sys, time
+sys.modules["triton"] = None  # lists leaks of its own when a process ends
+import torch, torch._dynamo, torch.distributed as dist
 gc.freeze()
 
 def finish(pids):

@@ -9,7 +9,7 @@ namespace sdp {
 void bind_flight(nb::module_& m) {
   m.attr("TRACE_EVENTS") = Trace::kEvents;
   m.def("initialize_segment", &initialize_segment, "fd"_a, "rank"_a, "world_size"_a,
-        "staging_bytes"_a,
+        "staging_bytes"_a, "error_prefix"_a = "",
         "Sizes a memory file and writes its header, before the rendezvous; returns where its text "
         "about the rank goes, of at most FLIGHT_RANK_INFO_BYTES with the 0 that ends it.");
   m.attr("FLIGHT_RANK_INFO_BYTES") = FlightArea::kRankInfoBytes;

@@ -63,8 +63,7 @@ class NativeGroup {
   }
   std::uint64_t add_region(std::uintptr_t address, std::uint64_t nbytes, int fd,
                            std::uint64_t offset) {
-    communicator_->throw_if_failed();
-    return communicator_->regions().add(reinterpret_cast<std::byte*>(address), nbytes, fd, offset);
+    return communicator_->add_region(reinterpret_cast<std::byte*>(address), nbytes, fd, offset);
   }
   void remove_region(std::uint64_t region) {
     // A finalizer may run in a forked child while the parent still uses the memory.

@@ -157,22 +157,27 @@ void Communicator::close() {
   peers_.await_access();
 }
 
+std::uint64_t Communicator::add_region(std::byte* data, std::uint64_t nbytes, int fd,
+                                       std::uint64_t file_offset) {
+  throw_if_failed();
+  return peers_.in("register", [&] { return regions_.add(data, nbytes, fd, file_offset); });
+}
+
 Communicator::Shared Communicator::allocate(std::size_t nbytes) {
   throw_if_failed();
-  const FileDescriptor file(memfd_create("sdp-shared", MFD_CLOEXEC));
-  if (file.get() < 0 || ftruncate(file.get(), static_cast<off_t>(nbytes)) != 0) {
-    Failure failure(FailureKind::shared_memory,
-                    "cannot allocate " + std::to_string(nbytes) +
-                        " bytes of shared memory: " + std::strerror(errno),
-                    {id()}, Hint::file_limits);
-    throw peers_.composed(failure.in("allocate"));
-  }
-  Mapping mapping(file.get(), nbytes, 0, false);
-  std::byte* data = mapping.data();
-  const std::uint64_t region = regions_.add(data, nbytes, file.get(), 0);
-  const std::lock_guard lock(memory_mutex_);
-  memory_.emplace(region, std::move(mapping));
-  return {data, region};
+  return peers_.in("allocate", [&]() -> Shared {
+    const FileDescriptor file(memfd_create("sdp-shared", MFD_CLOEXEC));
+    if (file.get() < 0 || ftruncate(file.get(), static_cast<off_t>(nbytes)) != 0) {
+      throw shared_memory_failure("cannot allocate " + std::to_string(nbytes) +
+                                  " bytes of shared memory");
+    }
+    Mapping mapping(file.get(), nbytes, 0, false);
+    std::byte* data = mapping.data();
+    const std::uint64_t region = regions_.add(data, nbytes, file.get(), 0);
+    const std::lock_guard lock(memory_mutex_);
+    memory_.emplace(region, std::move(mapping));
+    return {data, region};
+  });
 }
 
 void Communicator::release(std::uint64_t region) {

@@ -52,6 +52,9 @@ class Communicator {
   void set_error_prefix(std::string text) { peers_.set_error_prefix(std::move(text)); }
   int id() const { return peers_.id(rank()); }  // this rank's number in failures
 
+  // Lets all peers map memory of this process, which lies in this file.
+  std::uint64_t add_region(std::byte* data, std::uint64_t nbytes, int fd,
+                           std::uint64_t file_offset);
   // Memory of this process that all peers can map, zero-filled; freed with the group.
   struct Shared {
     std::byte* data;

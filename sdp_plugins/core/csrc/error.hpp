@@ -46,7 +46,7 @@ enum class Hint : std::uint32_t {
   mapping_limits,
   open_files,
   open_files_or_no_register,
-  file_limits,
+  file_size,
   memory_of_aborter,
 };
 const char* text(Hint hint);  // "" for an unknown value: a peer may have written it

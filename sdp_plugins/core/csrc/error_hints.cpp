@@ -34,7 +34,7 @@ constexpr std::array<const char*, 20> kHints{
     "raise the limit on open files (ulimit -n), or call a collective between registrations, in "
     "which peers receive the files.",
     "raise the limit on open files (ulimit -n), or set SDP_REGISTER=0.",
-    "raise the limits on open files (ulimit -n) and on the size of a file (ulimit -f).",
+    "raise the limit on the size of a file (ulimit -f).",
     "memory has run out on the rank that aborted: free some there, and make a new group.",
 };
 static_assert(kHints.size() == static_cast<std::size_t>(Hint::memory_of_aborter) + 1);

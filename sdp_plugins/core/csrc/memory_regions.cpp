@@ -20,9 +20,7 @@ union Control {
 FileDescriptor duplicate(int fd) {
   FileDescriptor copy(fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (copy.get() < 0) {
-    throw Failure(FailureKind::shared_memory,
-                  std::string("cannot share a memory file: ") + std::strerror(errno), {},
-                  errno == EMFILE ? Hint::open_files : Hint::none);
+    throw shared_memory_failure("cannot share a memory file");
   }
   return copy;
 }

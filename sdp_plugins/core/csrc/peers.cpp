@@ -20,14 +20,12 @@ namespace {
 constexpr int kFilesKept = 8;
 }  // namespace
 
-std::size_t initialize_segment(int fd, int rank, int world_size, std::size_t staging_bytes) {
+std::size_t initialize_segment(int fd, int rank, int world_size, std::size_t staging_bytes,
+                               const std::string& error_prefix) try {
   const Layout layout(world_size, staging_bytes);
   if (ftruncate(fd, static_cast<off_t>(layout.total())) != 0) {
-    throw Failure(FailureKind::shared_memory,
-                  "cannot size a memory file to " + std::to_string(layout.total()) +
-                      " bytes: " + std::strerror(errno),
-                  {}, Hint::file_limits)
-        .in("rendezvous");
+    throw shared_memory_failure("cannot size a memory file to " + std::to_string(layout.total()) +
+                                " bytes");
   }
   const Mapping mapping(fd, sizeof(Header), 0, false);
   auto* header = reinterpret_cast<Header*>(mapping.data());  // the file is zero-filled
@@ -37,6 +35,8 @@ std::size_t initialize_segment(int fd, int rank, int world_size, std::size_t sta
   header->staging_bytes = staging_bytes;
   header->flight_at = layout.flight();
   return layout.flight();
+} catch (Failure& failure) {
+  throw failure.in("rendezvous").compose(error_prefix, RankNames(), rank);
 }
 
 Peers::Peers(Links links, std::size_t staging_bytes)
@@ -58,19 +58,19 @@ Peers::Peers(Links links, std::size_t staging_bytes)
   for (int fd : links.segment_fds) files.emplace_back(fd);
   for (int fd : links.sockets) sockets_.emplace_back(fd);
   for (int fd : links.pidfds) pidfds_.emplace_back(fd);
-  for (int r = 0; r < world_size_; ++r) {
-    const int file = files[static_cast<std::size_t>(r)].get();
-    // Map the header first: with another layout the file may be shorter than this layout.
-    const Mapping start(file, sizeof(Header), 0, false);
-    const auto& header = *reinterpret_cast<const Header*>(start.data());
-    if (header.magic != kMagic || header.rank != r || header.world_size != world_size_ ||
-        header.staging_bytes != staging_bytes) {
-      throw composed(
-          blame(FailureKind::mismatch, r, " has another memory layout", Hint::one_version)
-              .in("rendezvous"));
+  in("rendezvous", [&] {
+    for (int r = 0; r < world_size_; ++r) {
+      const int file = files[static_cast<std::size_t>(r)].get();
+      // Map the header first: with another layout the file may be shorter than this layout.
+      const Mapping start(file, sizeof(Header), 0, false);
+      const auto& header = *reinterpret_cast<const Header*>(start.data());
+      if (header.magic != kMagic || header.rank != r || header.world_size != world_size_ ||
+          header.staging_bytes != staging_bytes) {
+        throw blame(FailureKind::mismatch, r, " has another memory layout", Hint::one_version);
+      }
+      segments_.emplace_back(Mapping(file, layout_.total(), 0, false), &layout_);
     }
-    segments_.emplace_back(Mapping(file, layout_.total(), 0, false), &layout_);
-  }
+  });
   for (int next = 0; next < std::min(kFilesKept, world_size_); ++next) {
     const auto r = static_cast<std::size_t>((rank_ + next) % world_size_);
     files_.push_back(std::move(files[r]));

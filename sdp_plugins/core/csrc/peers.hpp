@@ -67,6 +67,15 @@ class Peers {
   Failure blame(FailureKind kind, int rank, const std::string& did, Hint hint = Hint::none) const;
   // The failure with its text as composed by this rank.
   Failure composed(Failure failure) const;
+  // Runs `body`, whose failures happen in an operation beyond `Op`, and composes them.
+  template <class Body>
+  auto in(std::string_view operation_name, const Body& body) const {
+    try {
+      return body();
+    } catch (Failure& failure) {
+      throw composed(failure.in(operation_name));
+    }
+  }
   // `left`: has closed the group normally. `failed`: has given up after a failure, so that the
   // whole group is unusable.
   PeerState state(int rank) const {
@@ -122,5 +131,6 @@ class PeerMemoryAccess {
 
 // Sizes a segment's file and writes its header; called by its owner before the rendezvous. Returns
 // the offset of `FlightArea::rank_info` in the file.
-std::size_t initialize_segment(int fd, int rank, int world_size, std::size_t staging_bytes);
+std::size_t initialize_segment(int fd, int rank, int world_size, std::size_t staging_bytes,
+                               const std::string& error_prefix = "");
 }  // namespace sdp

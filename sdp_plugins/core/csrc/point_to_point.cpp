@@ -113,7 +113,7 @@ bool PointToPoint::advance(const std::function<bool()>& step) {
 std::optional<EventRing::Ticket> PointToPoint::take_back(const Work& work) {
   const std::lock_guard lock(mutex_);
   const auto ticket = matching_.take_back(work);
-  if (ticket) forget();
+  if (ticket) one_fewer_pending();
   return ticket;
 }
 
@@ -133,11 +133,11 @@ void PointToPoint::finish(PendingMessage& pending, const std::optional<Failure>&
   if (failure) pending.record.begin();  // if it has not: traces show failed messages
   pending.record.end(failure ? &*failure : nullptr);
   pending.work->finish(failure, source);
-  forget();
+  one_fewer_pending();
 }
 
 // A message is no longer pending. Peers need not wake the background thread when none is.
-void PointToPoint::forget() {
+void PointToPoint::one_fewer_pending() {
   if (--pending_ == 0) bell().muted.fetch_add(1);
 }
 

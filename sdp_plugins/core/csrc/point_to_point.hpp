@@ -49,7 +49,7 @@ class PointToPoint : public std::enable_shared_from_this<PointToPoint> {
   bool advance(const std::function<bool()>& step);
   void post(Request request, const std::shared_ptr<Work>& work);
   void finish(PendingMessage& pending, const std::optional<Failure>& failure, int source);
-  void forget();
+  void one_fewer_pending();
   FutexCounter& bell() const { return communicator_->peers().own().header().bell; }
   void post_receive(PendingMessage receive);
   bool progress();

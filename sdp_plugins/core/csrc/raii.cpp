@@ -6,12 +6,30 @@
 
 #include <cerrno>
 #include <cstring>
-#include <string>
 #include <utility>
 
-#include "error.hpp"
-
 namespace sdp {
+namespace {
+Hint limit_of(int error) {
+  switch (error) {
+    case EMFILE:
+    case ENFILE:
+      return Hint::open_files;
+    case EFBIG:
+      return Hint::file_size;
+    case ENOMEM:
+    case ENOSPC:
+      return Hint::mapping_limits;
+    default:
+      return Hint::none;
+  }
+}
+}  // namespace
+
+Failure shared_memory_failure(const std::string& what) {
+  const int error = errno;
+  return {FailureKind::shared_memory, what + ": " + std::strerror(error), {}, limit_of(error)};
+}
 
 FileDescriptor::FileDescriptor(FileDescriptor&& other) noexcept
     : fd_(std::exchange(other.fd_, -1)) {}
@@ -36,10 +54,7 @@ Mapping::Mapping(int fd, std::size_t nbytes, std::size_t offset, bool populate) 
   void* data = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE,
                     MAP_SHARED | (populate ? MAP_POPULATE : 0), fd, static_cast<off_t>(offset));
   if (data == MAP_FAILED) {
-    throw Failure(
-        FailureKind::shared_memory,
-        "cannot map " + std::to_string(nbytes) + " bytes of shared memory: " + std::strerror(errno),
-        {}, Hint::mapping_limits);
+    throw shared_memory_failure("cannot map " + std::to_string(nbytes) + " bytes of shared memory");
   }
   data_ = static_cast<std::byte*>(data);
 }

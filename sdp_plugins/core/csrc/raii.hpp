@@ -2,8 +2,13 @@
 #pragma once
 
 #include <cstddef>
+#include <string>
+
+#include "error.hpp"
 
 namespace sdp {
+// What has just failed for want of shared memory, the reason by `errno`, and the limit to raise.
+Failure shared_memory_failure(const std::string& what);
 
 class FileDescriptor {
  public:

@@ -118,7 +118,7 @@ def planned(job: HostJob) -> HostPlan:
 def mpirun_environment(
     base: Mapping[str, str], *, token: str, threads: int | None, exported: Sequence[str]
 ) -> dict[str, str]:
-    """The environment of mpirun, and so of the ranks on this machine; see `HostJob`."""
+    """The environment of mpirun, and so of the ranks on this machine; see `HostPlan`."""
     kept = without_place(base) | huge_pages(base)
     if threads is not None:
         kept["OMP_NUM_THREADS"] = str(threads)
