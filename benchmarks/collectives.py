@@ -58,7 +58,7 @@ def run(plan: CollectivesPlan, progress: Progress = lambda text: None) -> Report
     """Measure a plan.
 
     Raises:
-        RankError: A rank failed.
+        JobError: A rank failed.
     """
     report = Report("collectives", asdict(plan), machine.describe())
     with Job(_spec(plan)) as job:

@@ -81,7 +81,7 @@ def run(plan: DdpPlan, progress: Progress = lambda text: None) -> Report:
     """Train all variants, alternating.
 
     Raises:
-        RankError: A rank failed.
+        JobError: A rank failed.
     """
     report = Report("ddp", asdict(plan), machine.describe())
     progress("building a model per variant and rank")

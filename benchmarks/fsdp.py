@@ -26,7 +26,7 @@ def run(plan: DdpPlan, progress: Progress = lambda text: None) -> Report:
     """Train over the plan's two backends, gloo and smddp, alternating.
 
     Raises:
-        RankError: A rank failed.
+        JobError: A rank failed.
     """
     progress("building a model per backend and rank")
     report = Report("fsdp", asdict(plan), machine.describe())

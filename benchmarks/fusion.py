@@ -48,7 +48,7 @@ def run(plan: FusionPlan, progress: Progress = lambda text: None) -> Report:
     """Average with all methods, alternating.
 
     Raises:
-        RankError: A rank failed.
+        JobError: A rank failed.
     """
     counts = gradient_counts(plan.layers)
     arguments = {"counts": counts, "threshold_bytes": plan.threshold_bytes}

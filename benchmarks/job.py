@@ -37,7 +37,7 @@ Start = Callable[[Sequence[list[str]], MpiInstall | None, str], list[Command]]
 """Converts the ranks' command lines, an MPI or None, and a temporary folder into start commands."""
 
 
-class RankError(RuntimeError):
+class JobError(RuntimeError):
     """A rank raised an exception, ended, or missed a deadline; the text names rank and cause."""
 
 
@@ -100,7 +100,7 @@ class Job:
         """Run a method of the task on every rank and return the results in rank order.
 
         Raises:
-            RankError: A rank raised an exception, ended or was late. The job is unusable
+            JobError: A rank raised an exception, ended or was late. The job is unusable
                 afterwards.
         """
         for connection in self._connections:
@@ -211,14 +211,14 @@ class Job:
             raise self._failure(f"{command}: rank {rank} ended") from None
         if not ok:
             self._broken = True
-            raise RankError(f"{self.spec.name}: {command}: rank {rank}: {value}")
+            raise JobError(f"{self.spec.name}: {command}: rank {rank}: {value}")
         return value
 
-    def _failure(self, text: str) -> RankError:
+    def _failure(self, text: str) -> JobError:
         self._broken = True
         self._output.seek(0)
         tail = self._output.read().decode(errors="replace").strip()[-1500:]
-        return RankError(f"{self.spec.name}: {text}" + (f"; it wrote:\n{tail}" if tail else ""))
+        return JobError(f"{self.spec.name}: {text}" + (f"; it wrote:\n{tail}" if tail else ""))
 
 
 def start_here(lines: Sequence[list[str]], mpi: MpiInstall | None, folder: str) -> list[Command]:

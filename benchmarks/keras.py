@@ -64,7 +64,7 @@ def run(
         start: Starts the ranks on nodes of a testbed.
 
     Raises:
-        RankError: A rank failed.
+        JobError: A rank failed.
     """
     report = Report("keras", asdict(plan), machine.describe())
     with ExitStack() as stack:

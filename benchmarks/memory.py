@@ -52,7 +52,7 @@ def run(plan: DdpPlan, progress: Progress = lambda text: None) -> MemoryReport:
     """Train a few steps with every backend, one job after the other.
 
     Raises:
-        RankError: A rank failed.
+        JobError: A rank failed.
     """
     jobs = []
     for backend in plan.backends:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import table
-from benchmarks.job import RankError
+from benchmarks.job import JobError
 from benchmarks.libraries import LIBRARIES
 
 WIDTH = 130  # if the output is not a terminal
@@ -122,6 +122,6 @@ def or_exit(measure: Callable[[], T]) -> T:
     """Exit with the failed rank's message instead of a traceback."""
     try:
         return measure()
-    except RankError as error:
+    except JobError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None

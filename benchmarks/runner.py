@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from benchmarks import machine
-from benchmarks.job import Job, JobSpec, RankError, Start
+from benchmarks.job import Job, JobError, JobSpec, Start
 from benchmarks.libraries import LibrarySpec
 from benchmarks.mpi import MpiInstall
 from benchmarks.results import Measurement, Progress, Report
@@ -92,7 +92,7 @@ class LibraryJobs:
         try:
             self.specs[library.name] = library
             self._jobs[library.name] = self._stack.enter_context(Job(spec))
-        except RankError as failure:
+        except JobError as failure:
             self._report.skipped[library.name] = str(failure)
             return
         if versions := self.call(library.name, "version"):
@@ -102,7 +102,7 @@ class LibraryJobs:
         """Call a command of a library; return None if the library has failed."""
         try:
             return self._jobs[library].call(command, arguments)
-        except RankError as failure:
+        except JobError as failure:
             self._report.skipped[library] = str(failure)
             self._jobs.pop(library).close()
             return None

@@ -11,7 +11,7 @@ from rich import box
 from rich.table import Table
 
 from benchmarks import ddp, memory, runner
-from benchmarks.job import RankError
+from benchmarks.job import JobError
 from benchmarks.libraries import select
 from benchmarks.mpi import MpiInstall
 from benchmarks.results import Measurement, Progress, Report
@@ -181,7 +181,7 @@ def _training(plan: ddp.DdpPlan, progress: Progress) -> list[Target]:
     what = "DDP step, 41 M parameters"
     try:
         report = ddp.run(plan, progress)
-    except RankError as error:
+    except JobError as error:
         return [Target(what, "95 % of no communication, 1.3 x gloo", str(error))]
     smddp = report.find("smddp")
     assert smddp is not None
@@ -200,7 +200,7 @@ def _footprints(plan: ddp.DdpPlan, progress: Progress) -> list[Target]:
     required = "one bucket (25 MiB) per process beyond gloo's, or less"
     try:
         report = memory.run(replace(plan, backends=("gloo", "smddp")), progress)
-    except RankError as error:
+    except JobError as error:
         return [Target("memory, DDP", required, str(error))]
     gloo, smddp = report.jobs
     more = report.beyond_first(smddp, "pss")

@@ -52,7 +52,7 @@ def run(plan: ScalingPlan, mpi: MpiInstall | None, progress: Progress = lambda t
     """Measure one model in one layout.
 
     Raises:
-        RankError: A rank failed.
+        JobError: A rank failed.
     """
     where, host = f"{plan.model} on {plan.layout}", machine.describe()
     progress(f"{where}: starting")

@@ -82,7 +82,7 @@ class ArrayShards(keras_internals.ArrayDataAdapter):
         )
 
 
-class Shards(keras_internals.DataAdapter):
+class BatchShards(keras_internals.DataAdapter):
     """Reads any other source and cuts each batch after reading it."""
 
     def __init__(self, source: Any, context: TrainingContext, seed: int) -> None:
@@ -221,9 +221,9 @@ def shard_data(source: Any, context: TrainingContext, seed: int) -> Any:
 
     The seed, the same on all ranks, is for shuffling.
     """
-    if isinstance(source, (ArrayShards, Shards)):
+    if isinstance(source, (ArrayShards, BatchShards)):
         return source
     if type(source) is keras_internals.ArrayDataAdapter:
         compare_arrays(context.group, source)
         return ArrayShards(source, context, seed)
-    return Shards(source, context, seed)
+    return BatchShards(source, context, seed)

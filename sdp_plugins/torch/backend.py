@@ -36,13 +36,13 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
     """
     from sdp_plugins.core.config import Config
     from sdp_plugins.torch.process_group import ProcessGroup
-    from sdp_plugins.torch.rendezvous import Rendezvous
+    from sdp_plugins.torch.rendezvous import TorchRendezvous
     from sdp_plugins.torch.store_shutdown import StoreShutdown
 
     if pg_options is not None:
         raise TypeError(f"{BACKEND} takes no pg_options, but got {type(pg_options).__name__}.")
     config = Config.from_env()  # raises before any rank waits
-    rendezvous = Rendezvous(options, config)
+    rendezvous = TorchRendezvous(options, config)
     group = rendezvous.make_group()
     serves_no_store = options.global_ranks_in_group or options.group_rank == 0
     return ProcessGroup(

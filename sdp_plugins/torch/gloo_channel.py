@@ -162,7 +162,7 @@ class GlooChannel:
         self._failures = failures
         self._sent: dict[int, int] = {}
         self._received: dict[int, int] = {}
-        self._waiter = Waiter()
+        self._waiter = WaitingThread()
 
     def send(self, peer: int, address: int, nbytes: int) -> GlooMessage:
         """Start sending memory, which must stay unchanged until the message is done."""
@@ -273,7 +273,7 @@ class GlooChannel:
         self._waiter.join()
 
 
-class Waiter:
+class WaitingThread:
     """A thread that waits for messages in gloo; it starts with the first message.
 
     The thread takes messages in batches: switching threads costs as much as a small message. It

@@ -27,7 +27,7 @@ from sdp_plugins.torch.store import TorchStore
 LOOKS = 10
 
 
-class Rendezvous:
+class TorchRendezvous:
     """The rendezvous of one init_process_group() or new_group(), with c10d's backend options."""
 
     def __init__(self, options: Any, config: Config) -> None:

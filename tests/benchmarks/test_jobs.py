@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks import mpi, runner
-from benchmarks.job import Job, JobSpec, RankError
+from benchmarks.job import Job, JobError, JobSpec
 from benchmarks.libraries import LibrarySpec, select
 from benchmarks.libraries.base import UnsupportedError
 
@@ -95,17 +95,17 @@ def test_commands_reach_all_ranks_and_answers_come_in_rank_order():
 
 
 def test_a_rank_that_raises_is_named():
-    with Job(echo()) as job, pytest.raises(RankError, match=r"fail: rank 1: .*wrong sum"):
+    with Job(echo()) as job, pytest.raises(JobError, match=r"fail: rank 1: .*wrong sum"):
         job.call("fail", {"rank": 1})
 
 
 def test_a_rank_that_dies_is_named_and_nobody_waits_for_the_others():
-    with Job(echo()) as job, pytest.raises(RankError, match="die: rank 0 ended"):
+    with Job(echo()) as job, pytest.raises(JobError, match="die: rank 0 ended"):
         job.call("die", {"rank": 0})  # the other one sleeps for longer than a test may take
 
 
 def test_a_rank_that_is_late_is_named():
-    with Job(echo()) as job, pytest.raises(RankError, match="no answer of ranks 0, 1 in 0 s"):
+    with Job(echo()) as job, pytest.raises(JobError, match="no answer of ranks 0, 1 in 0 s"):
         job.call("die", {"rank": 9}, timeout_s=0.2)
 
 
@@ -114,7 +114,7 @@ def test_a_rank_that_is_late_is_named():
     [({"fail_at": 1}, "rank 1: ValueError: no such thing"), ({"die_at": 0}, "rank 0 ended")],
 )
 def test_a_job_that_does_not_start_says_why(arguments, words):
-    with pytest.raises(RankError, match=words):
+    with pytest.raises(JobError, match=words):
         Job(echo(**arguments))
 
 
@@ -126,7 +126,7 @@ def test_why_a_rank_failed_is_told_whoever_else_is_still_to_come(monkeypatch):
         spawn(job, line if job._processes else late + line, variables)
 
     monkeypatch.setattr(Job, "_spawn", rank_0_comes_late)
-    with pytest.raises(RankError, match="rank 1: ValueError: no such thing"):
+    with pytest.raises(JobError, match="rank 1: ValueError: no such thing"):
         Job(echo(fail_at=1))
 
 

@@ -23,7 +23,7 @@ from sdp_plugins.core import (
 )
 from sdp_plugins.core.internode.operation import SpanningOperation
 from sdp_plugins.core.internode.plan import Algorithm, Plan
-from sdp_plugins.core.internode.sharded_reduction import Segment
+from sdp_plugins.core.internode.sharded_reduction import SegmentReduction
 from tests.internode.spanning import LAYOUTS, TIMEOUT_S, meet, only
 from tests.ranks import Outcome, Ranks, Start, say
 
@@ -84,7 +84,7 @@ def stall_at_the_end(rank: int, world: int, layout: str, root: str, victim: int)
         group.all_reduce(data)
         group.timeout_s = LIMIT_S
         stalls = mock.Mock(side_effect=lambda: time.sleep(TIMEOUT_S))
-        stalling = mock.patch.object(Segment, "_gather_node", stalls)
+        stalling = mock.patch.object(SegmentReduction, "_gather_node", stalls)
         with (
             only(Plan(Algorithm.sharded, (2,), 2**20)),
             stalling if rank == victim else nullcontext(),

@@ -52,7 +52,7 @@ class ShardedReduction:
         slots = hops + 1 + PREPARED  # segments whose messages are in flight at a time
         parts = segments(self.plan, self.operation.request.count, self.operation.itemsize)
         running = [
-            Segment(self, begin, length, number % slots)
+            SegmentReduction(self, begin, length, number % slots)
             for number, (begin, length) in enumerate(parts)
         ]
         for segment in running[:PREPARED]:
@@ -65,7 +65,7 @@ class ShardedReduction:
                     running[number].advance()
 
 
-class Segment:
+class SegmentReduction:
     """One segment of a reduction, with the scratch memory of a slot that no other in flight has."""
 
     def __init__(self, reduction: ShardedReduction, begin: int, count: int, slot: int) -> None:
