@@ -115,6 +115,11 @@ class FailedRank:
         return shortened(self.error.traceback) if self.error else excerpt(self.tail)
 
     @property
+    def blames(self) -> Sequence[int]:
+        """The ranks that it names as the cause, the most likely one last, if it lost one."""
+        return self.error.blames if self.error and self.kind is FailureOrigin.LOST else ()
+
+    @property
     def absent(self) -> tuple[int, ...]:
         """The ranks for which it waited until the time-out."""
         return self.error.ranks if self.error and self.error.kind == "timeout" else ()
@@ -126,8 +131,8 @@ def blamed(failures: Mapping[int, FailedRank]) -> int:
     Among the most likely causes, it is the rank that the first rank to lose another names as the
     root cause; otherwise the first that failed.
     """
-    lost = [failure.error for failure in failures.values() if failure.kind is FailureOrigin.LOST]
-    named = [rank for error in lost[:1] if error for rank in error.blames if rank in failures]
+    first = next((failure.blames for failure in failures.values() if failure.blames), ())
+    named = [rank for rank in first if rank in failures]
     return min([*reversed(named), *failures], key=lambda rank: failures[rank].kind)
 
 

@@ -19,7 +19,8 @@ from sdp_plugins.launch.worker_group import Ending, Rank, RankOutput, WorkerGrou
 
 SURVIVOR_GRACE_S = 2.0  # from a failure to SIGTERM: the other ranks detect it and end
 TERMINATE_GRACE_S = 3.0  # from SIGTERM to SIGKILL, unless the launcher received SIGTERM
-CAUSE_GRACE_S = 1.0  # from the end of a rank that lost another to the end of that one
+CAUSE_GRACE_S = 1.0  # from the end of a rank that gives no cause of its own to the end of the cause
+NAMED_GRACE_S = 10.0  # the same, if the rank names the cause, and that one runs
 SAVE_GRACE_S = 15.0  # after a signal to the launcher: a script may save a checkpoint
 STACKS_S = 2.0  # after a time-out, until SIGTERM: the ranks write their Python stacks
 DRAIN_S = 1.0  # limit for forwarding the last output after a signal or a time-out
@@ -59,6 +60,7 @@ class Supervisor:
         self.running: dict[int, Rank] = {}
         self.failed: dict[int, FailedRank] = {}  # in order, until one rank is blamed
         self.ended: list[int] = []  # with exit code 0, before any rank failed
+        self.first_failure_at: float | None = None
         self.blame_at: float | None = None  # until then, wait for a more likely cause
         self.signals: list[int] = []  # that the launcher received, in order
         self.asked = False  # for what the ranks wait for
@@ -248,8 +250,11 @@ class Supervisor:
         A rank that lost another may end before that one does. So the decision waits a moment while
         only ranks have failed that lost another or gave no reason.
         """
-        if self.blame_at is None:
-            self.blame_at = now + CAUSE_GRACE_S
+        if self.first_failure_at is None:
+            self.first_failure_at = now
+        named = {rank for failure in self.failed.values() for rank in failure.blames}
+        grace_s = NAMED_GRACE_S if named & self.running.keys() else CAUSE_GRACE_S
+        self.blame_at = self.first_failure_at + grace_s
         may_wait = self.running and not self.steps and now < self.blame_at
         if may_wait and FailureOrigin.OWN not in {failure.kind for failure in self.failed.values()}:
             return

@@ -78,7 +78,12 @@ def early(text):
 
 
 def test_the_cause_may_come_after_who_it_befalls(script: Script) -> None:
-    causes = {"raise ValueError('boom')": 1, "os.kill(os.getpid(), 9)": 137, "sys.exit(7)": 7}
+    causes = {
+        "raise ValueError('boom')": 1,
+        "time.sleep(2.5)\nraise ValueError('boom')": 1,
+        "os.kill(os.getpid(), 9)": 137,
+        "sys.exit(7)": 7,
+    }
     text = (
         LATE
         + "if rank == 2: time.sleep(600)\n"
