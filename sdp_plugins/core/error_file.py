@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import sys
@@ -17,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from .config import take_error_file
-from .errors import NO_SEQ, SdpError, quoted
+from .errors import NO_SEQ, SdpError, latest_error, quoted
 
 _MOST_LINES = 400
 _MOST_CHARS = 2000  # of a line
@@ -28,20 +29,30 @@ _LOSSES = ("peer_lost", "aborted")
 def write_uncaught() -> None:
     """Write the exception that ends this process to its error file, if it has one.
 
-    The first call installs the hook and removes the variable from the environment, because the
-    processes that a rank starts are not ranks. Later calls do nothing.
+    Without an uncaught exception it is the latest `SdpError`: a script may catch its exception,
+    print it, and exit with a code. The first call installs the hook and removes the variable from
+    the environment, because the processes that a rank starts are not ranks. Later calls do nothing.
     """
     path = take_error_file()
     if not path:
         return
     pid, previous = os.getpid(), sys.excepthook
 
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def write(error: BaseException) -> None:
+        atexit.unregister(write_latest)
         if os.getpid() == pid:  # not a forked child
             with suppress(Exception):  # must not hide the exception
                 _write(path, error)
+
+    def write_latest() -> None:
+        if error := latest_error():
+            write(error)
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        write(error)
         previous(kind, error, trace)
 
+    atexit.register(write_latest)
     sys.excepthook = hook
 
 
@@ -56,7 +67,7 @@ class RankError:
         op: The operation; empty outside of one.
         seq: The operation's sequence number.
         elapsed_s: Seconds that the rank spent in the operation.
-        traceback: Lines of the traceback.
+        traceback: Lines of the traceback; none if the rank has caught the exception.
     """
 
     kind: str = "exception"
@@ -70,7 +81,8 @@ class RankError:
     @classmethod
     def of(cls, error: BaseException) -> RankError:
         """Describe an exception, by the fields of an `SdpError` if one is among its causes."""
-        text = "".join(traceback.format_exception(error)).splitlines()[-_MOST_LINES:]
+        shown = traceback.format_exception(error) if error.__traceback__ else ()
+        text = "".join(shown).splitlines()[-_MOST_LINES:]
         lines = [line if len(line) <= _MOST_CHARS else f"{line[:_MOST_CHARS]} ..." for line in text]
         found = _sdp_error(error)
         if found is None:

@@ -206,10 +206,19 @@ def quoted(text: str) -> SdpError | None:
     """
     for cls, whole, fields in reversed(tuple(_recent)):
         if whole and f"{cls.__name__}: {whole}" in text:
-            error: SdpError = cls.__new__(cls, whole)  # not listed again
-            vars(error).update(fields)
-            return error
+            return _again(cls, whole, fields)
     return None
+
+
+def latest_error() -> SdpError | None:
+    """Return an error with the fields of this process's latest one, not raised."""
+    return _again(*_recent[-1]) if _recent else None
+
+
+def _again(cls: type[SdpError], text: str, fields: dict[str, Any]) -> SdpError:
+    error: SdpError = cls.__new__(cls, text)  # not listed again
+    vars(error).update(fields)
+    return error
 
 
 def _fields(signature: _native.OpSignature | None) -> SignatureFields | None:

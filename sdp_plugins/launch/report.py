@@ -112,7 +112,9 @@ class FailedRank:
     @property
     def lines(self) -> list[str]:
         """The lines to show."""
-        return shortened(self.error.traceback) if self.error else excerpt(self.tail)
+        if self.error and self.error.traceback:
+            return shortened(self.error.traceback)
+        return excerpt(self.tail)
 
     @property
     def blames(self) -> Sequence[int]:

@@ -105,12 +105,14 @@ def problems_of(
 
 def promised_s(job: Job, rank: int, end: End) -> float:
     """Return the guaranteed seconds from the fault to the error."""
+    # Ranks that have not met do not notice each other's end.
+    before_meeting = end.error == "RendezvousTimeoutError" or end.is_torchs
+    notice_s = job.timeout_s if before_meeting else NOTICE_S
     if rank in job.victims and job.fault in ("late", "stop and continue"):
-        return NOTICE_S + (job.pause_s if job.fault == "late" else 0)
+        return notice_s + (job.pause_s if job.fault == "late" else 0)
     if job.fault in DISAGREEMENTS:
         return 0.0
-    at_the_store = end.error == "RendezvousTimeoutError" or end.is_torchs
-    return job.timeout_s if job.fault in HALTING or at_the_store else NOTICE_S
+    return job.timeout_s if job.fault in HALTING else notice_s
 
 
 def is_promised(job: Job, rank: int, fates: list[Fate], verdict: Verdict) -> bool:

@@ -108,6 +108,21 @@ def test_the_rank_that_others_name_is_blamed(script: Script) -> None:
     assert "sdp run: rank 1 " in done.stderr
 
 
+def test_who_catches_and_prints_a_loss_is_not_the_cause(script: Script) -> None:
+    path = script(
+        LATE
+        + "if rank == 0:\n"
+        + "    try: early('rank 1 gave up: ValueError: boom')\n"
+        + "    except Exception:\n"
+        + "        print('Traceback (most recent call last):', file=sys.stderr)\n"
+        + "        sys.exit(3)\n"
+        + "late()\nprint('the end'); sys.exit(7)"
+    )
+    done = launch("-n", "2", path)
+    assert done.returncode == 7, done.stderr
+    assert "sdp run: rank 1 " in done.stderr
+
+
 def test_who_exits_without_a_word_may_have_lost_another(script: Script) -> None:
     path = script(
         """
