@@ -152,6 +152,8 @@ class RendezvousTimeoutError(RendezvousError, CollectiveTimeoutError):
     raise ``SDP_TIMEOUT_S`` if they only start late.
     """
 
+    kind = "timeout"
+
 
 _KINDS: dict[str, type[SdpError]] = {
     "peer_lost": PeerLostError,

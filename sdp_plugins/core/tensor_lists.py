@@ -19,6 +19,10 @@ from .rank_names import name_ranks
 
 MOST_PLANS = 256
 """Frameworks without fixed shapes have a plan for each length, and could fill the memory."""
+_ARRAYS_HINT = (
+    "all ranks have to pass arrays of the same types and shapes; only the numbers of rows to "
+    "gather may differ."
+)
 
 
 class FusedAllReduce:
@@ -149,6 +153,16 @@ def broadcast_arrays(group: Group, arrays: Sequence[np.ndarray[Any, Any]], root:
         work.wait()
 
 
+def check_same_gradients(group: Group, described: Sequence[str]) -> None:
+    """Check that all ranks have gradients of the same variables, before any is reduced.
+
+    Raises:
+        CollectiveMismatchError: They have not; the text has the first difference.
+    """
+    hint = "let all ranks use the same variables; look for a branch that depends on the rank."
+    _gathered_if_alike(group, "gradients", described, hint=hint)
+
+
 def to_move(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return an array to copy: the same memory, as bytes if the core lacks the type.
 
@@ -166,7 +180,7 @@ def _described(dtype: np.dtype[Any], shape: Sequence[int]) -> str:
 
 
 def _gathered_if_alike(
-    group: Group, op: str, described: Sequence[str], number: int = 0
+    group: Group, op: str, described: Sequence[str], number: int = 0, hint: str = _ARRAYS_HINT
 ) -> np.ndarray[Any, Any]:
     """Return each rank's `number`, after checking that their arrays are alike, as `described`.
 
@@ -180,11 +194,13 @@ def _gathered_if_alike(
     group.all_gather(everyones, np.array([number, zlib.crc32(mine)], np.int64))
     if (everyones[:, 1] != everyones[0, 1]).any():
         lines = [text.decode().split("\n") for text in group.exchange(mine)]
-        raise _mismatch(group, op, lines)
+        raise _mismatch(group, op, lines, hint)
     return everyones[:, 0]
 
 
-def _mismatch(group: Group, op: str, everyones: Sequence[Sequence[str]]) -> CollectiveMismatchError:
+def _mismatch(
+    group: Group, op: str, everyones: Sequence[Sequence[str]], hint: str
+) -> CollectiveMismatchError:
     columns = zip_longest(*everyones, fillvalue="nothing")
     first = next(column for column in columns if len(set(column)) > 1)
     parties: dict[str, list[int]] = {}
@@ -195,8 +211,7 @@ def _mismatch(group: Group, op: str, everyones: Sequence[Sequence[str]]) -> Coll
     )
     largest = max(parties.values(), key=len)
     return CollectiveMismatchError(
-        f"{group.error_prefix}{op}: ranks disagree: {words}. Hint: all ranks have to pass arrays "
-        "of the same types and shapes; only the numbers of rows to gather may differ.",
+        f"{group.error_prefix}{op}: ranks disagree: {words}. Hint: {hint}",
         ranks=[rank for ranks in parties.values() if ranks is not largest for rank in ranks],
         op=op,
     )

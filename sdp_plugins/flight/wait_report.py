@@ -20,7 +20,7 @@ _WAITS = {
     "behind": "have been in {what} for {time}, and wait for {targets} (there, but behind)",
     "unseen": "have been in {what} for {time}, and wait for {targets} (not seen here)",
     "together": "have been in {what} for {time}; all ranks have arrived",
-    "disagree": "called {what} {time} ago, and other ranks another operation",
+    "disagree": "called {what} {time} ago, and other ranks made a different call",
     "message": "have waited {time} in {what}",
 }
 

@@ -59,12 +59,16 @@ def patch_optimizer(optimizer: Any, context: TrainingContext, outermost: bool = 
             return clip(context.backend.average_accumulated_gradients(optimizer, grads))
         return clip(context.backend.average_gradients(grads, shard_of_step(context.backend)))
 
-    def apply_weighted(grads: Any, trainable_variables: Any = None) -> Any:
-        return apply(_weighted(grads, shard_of_step(context.backend)), trainable_variables)
+    def apply_compared(grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        if any(grad is None for grad in grads):  # Keras leaves those out before it clips
+            context.backend.check_same_gradients(grads, trainable_variables)
+        if accumulates:  # micro-batches may differ in size
+            grads = _weighted(grads, shard_of_step(context.backend))
+        return apply(grads, trainable_variables)
 
     object.__setattr__(optimizer, "_clip_gradients", clip_gradients)
-    if accumulates:  # micro-batches may differ in size
-        object.__setattr__(optimizer, "apply", apply_weighted)
+    object.__setattr__(optimizer, "apply", apply_compared)
 
 
 def _weighted(grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:

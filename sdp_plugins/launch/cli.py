@@ -159,7 +159,8 @@ def run(
     of a shell script a job ignores SIGINT, as every program does there: end it with SIGTERM.
     """
     check_script(command, module)
-    if hosts or hostfile:
+    on_hosts = hosts is not None or hostfile is not None  # empty ones are refused
+    if on_hosts:
         if ranks_per_node is not None:
             raise typer.BadParameter("--nproc-per-node is for this machine. Hint: --hosts a:4,b:4")
     else:
@@ -169,7 +170,7 @@ def run(
     traced = folder_of_traces(trace) if trace else {}
     job_id = uuid.uuid4().hex
     workers: WorkerGroup
-    if hosts or hostfile:
+    if on_hosts:
         named = [*(exported or []), *(f"{name}={value}" for name, value in traced.items())]
         job = HostJob(line, hosts, hostfile, ranks, mpirun, threads, master_port, named, job_id)
         try:

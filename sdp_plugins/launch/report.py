@@ -147,9 +147,10 @@ def described(
     """
     how = f"{program}: rank {rank} ({where}) failed first: {how_it_ended(failure.code)}"
     if failure.absent and failure.error:
-        op = f" at {failure.error.op} #{failure.error.seq}" if failure.error.seq >= 0 else ""
+        op, seq = failure.error.op or "an operation", failure.error.seq
+        op = f"{op} #{seq}" if seq >= 0 else f"the {op}" if op == "rendezvous" else op
         how = (
-            f"{program}: {name_ranks(failure.absent)} did not arrive{op} in "
+            f"{program}: {name_ranks(failure.absent)} did not arrive at {op} in "
             f"{failure.error.elapsed_s:.3g} s; rank {rank} ({where}) waited and "
             f"failed: {how_it_ended(failure.code)}"
         )

@@ -17,7 +17,12 @@ import numpy as np
 import tensorflow as tf
 
 from sdp_plugins.core import DType, Group, ReduceOp, native_api
-from sdp_plugins.core.tensor_lists import FusedAllReduce, broadcast_arrays, gather_uneven
+from sdp_plugins.core.tensor_lists import (
+    FusedAllReduce,
+    broadcast_arrays,
+    check_same_gradients,
+    gather_uneven,
+)
 
 from . import operations
 
@@ -109,6 +114,15 @@ class TensorFlowCollectives:
             reduced = self.all_reduce([gradients[index] for index in dense], op, factor)
             found.update(zip(dense, reduced, strict=True))
         return [found[index] for index in range(len(gradients))]
+
+    def check_same_gradients(self, described: Sequence[str]) -> None:
+        """Check that all ranks have gradients of the same variables."""
+
+        def check() -> list[np.ndarray[Any, Any]]:
+            check_same_gradients(self.group, described)
+            return [np.zeros(0, np.int8)]
+
+        self._in_turn(partial(_by_host, check, [], [tf.zeros(0, tf.int8)]))
 
     def _weighted(self, slices: Any, op: str, factor: Any) -> Any:
         """Return the slices whose sum over the ranks is the reduction; zeros if they count 0."""

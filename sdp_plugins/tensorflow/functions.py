@@ -107,8 +107,14 @@ def reduce_all(
 
     Raises:
         ValueError: The reduction does not support slices.
+        CollectiveMismatchError: Other tensors are None, or sparse, on other ranks.
     """
     given = {index: tensor for index, tensor in enumerate(tensors) if tensor is not None}
+    kinds = [_kind(tensor) for tensor in tensors]
+    if "missing" in kinds or "sparse" in kinds:
+        current.collectives.check_same_gradients(
+            [f"gradient {index} is {kind}" for index, kind in enumerate(kinds)]
+        )
     contexts: dict[int, Any] = {}
     for index, tensor in given.items():
         if not isinstance(tensor, tf.IndexedSlices) or sparse_as_dense:
@@ -121,6 +127,12 @@ def reduce_all(
     for index, context in contexts.items():
         found[index] = compression.decompress(found[index], context)
     return [found.get(index) for index in range(len(tensors))]
+
+
+def _kind(gradient: Any) -> str:
+    if gradient is None:
+        return "missing"
+    return "sparse" if isinstance(gradient, tf.IndexedSlices) else "dense"
 
 
 def broadcast(tensor: Any, root_rank: int) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache, wraps
 from typing import Any
 
 import tensorflow as tf
@@ -10,7 +11,10 @@ from sdp_plugins.core.config import check_bucket_mb
 
 from .compression import Compression
 from .functions import ReduceOp, reduce_all
+from .job import current
 from .tape import refuse_devices
+
+_AVERAGES = "_smddp_averages"
 
 
 def DistributedOptimizer(  # noqa: N802  the API's name
@@ -90,12 +94,35 @@ def _first_version(optimizer: Any, name: str, use_locking: bool, average: Any) -
 
 def _of_keras(optimizer: Any, average: Any) -> Any:
     kind = type(optimizer)
+    _share_overflows()
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         """Average and apply; ``apply_gradients`` and an outer LossScaleOptimizer call this, too."""
         return kind.apply(self, average(grads), trainable_variables)
 
     # A subclass of the same name, so that files saved with it load without this package.
-    members = {"apply": apply, "__module__": kind.__module__}
+    members = {"apply": apply, "__module__": kind.__module__, _AVERAGES: True}
     made: Any = type(kind.__name__, (kind,), members)
     return made.from_config(optimizer.get_config())
+
+
+@cache
+def _share_overflows() -> None:
+    """Make a LossScaleOptimizer around a distributed one skip a step on all ranks or on none.
+
+    Keras puts it there in ``compile`` under the policy ``mixed_float16``. A rank that skipped a
+    step alone would not take part in the average.
+    """
+    import keras
+
+    check = keras.optimizers.LossScaleOptimizer.check_finite
+
+    @wraps(check)
+    def check_finite(self: Any, grads: Any) -> Any:
+        finite = check(self, grads)
+        if not getattr(self.inner_optimizer, _AVERAGES, False):
+            return finite
+        (everywhere,) = current.collectives.all_reduce([tf.cast(finite, tf.int32)], "min")
+        return tf.cast(everywhere, tf.bool)
+
+    keras.optimizers.LossScaleOptimizer.check_finite = check_finite

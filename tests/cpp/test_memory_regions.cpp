@@ -72,6 +72,27 @@ TEST(a_part_of_a_region_is_reduced_in_place) {
   });
 }
 
+TEST(memory_that_was_freed_before_peers_saw_it_is_not_mapped) {
+  World world(2);
+  OwnMemory own(kBytes);
+  auto& communicator = *world[1].communicator;
+  communicator.regions().remove(
+      communicator.add_region(own.mapping.data(), kBytes, own.file.get(), 0));
+  CHECK_EQ(ftruncate(own.file.get(), 0), 0);  // no longer can it be mapped
+  world.each([](int, Rank& rank) { rank.run(ranks::request(Op::barrier, DType::uint8)); });
+}
+
+TEST(memory_that_cannot_be_mapped_fails_the_operation_by_name) {
+  World world(2);
+  OwnMemory own(kBytes);
+  world[1].communicator->add_region(own.mapping.data(), kBytes, own.file.get(), 0);
+  CHECK_EQ(ftruncate(own.file.get(), 0), 0);
+  const auto failures =
+      world.failures([](int, Rank& rank) { rank.run(ranks::request(Op::barrier, DType::uint8)); });
+  ranks::expect_failure(failures[0], FailureKind::shared_memory, "(memory of rank 1)");
+  ranks::expect_failure(failures[0], FailureKind::shared_memory, "barrier #1");
+}
+
 TEST(beyond_the_region_it_is_staged) {
   World world(2);
   world.each([&](int, Rank& rank) {

@@ -201,6 +201,29 @@ def test_gradients_on_some_ranks_only_are_named(rank: int, world: int) -> None:
     assert "model/seldom/bias' got a gradient on some ranks only" in text, text
 
 
+@on_ranks(2, ["tensorflow"])
+def test_layers_of_some_ranks_only_are_named(rank: int, world: int) -> None:
+    class Model(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers_of_ranks = [layers.Dense(1, name=f"of_rank_{r}") for r in range(2)]
+
+        def build(self, shape: Any) -> None:
+            for layer in self.layers_of_ranks:
+                layer.build(shape)
+
+        def call(self, x: Any) -> Any:
+            return self.layers_of_ranks[rank](x)
+
+    with strategy() as made:
+        with made.scope():
+            model = Model()
+            model.compile("sgd", "mse")
+        x = np.ones((4, 1), np.float32)
+        text = error_of(lambda: model.fit(x, x, batch_size=4, verbose=0))
+    assert "/of_rank_0/kernel' has a gradient; rank 1: 'model" in text, text
+
+
 def dies_in_backward(rank: int, world: int) -> str:
     with strategy() as made:
         model = deep(made, die if rank == 1 else time.monotonic, keras.optimizers.SGD(0.01))

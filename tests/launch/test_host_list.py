@@ -269,6 +269,7 @@ def sdp_run(*args: str) -> subprocess.CompletedProcess[str]:
     ("args", "part"),
     [
         (["--hosts", "a:0"], "a has no slot"),
+        (["--hosts", ""], "the list of hosts is empty"),
         (["--hosts", "localhost:2", "-n", "3"], "the hosts have 2 slots"),
         (["--hosts", "a", "--hostfile", "b"], "two lists"),
         (["--hosts", "no-such-host.invalid:2"], "there is no host 'no-such-host.invalid'"),

@@ -290,6 +290,37 @@ def test_optimizers_of_keras(rank: int, world: int, scaled: bool, name: str) -> 
 
 
 @on_ranks(2, ["tensorflow"])
+def test_an_overflow_of_one_rank_skips_the_step_of_all(rank: int, world: int) -> None:
+    """Of a loss scale's optimizer around it, which ``compile`` makes for float16."""
+    with job():
+        weight = tf.Variable([0.0])
+        inner = sdp.DistributedOptimizer(tf.keras.optimizers.SGD(1.0))
+        optimizer = tf.keras.optimizers.LossScaleOptimizer(inner, initial_scale=4)
+        optimizer.apply([tf.constant([np.inf if rank == 1 else 4.0])], [weight])
+        optimizer.apply([tf.constant([4.0 * rank])], [weight])
+        assert (weight.numpy().item(), float(optimizer.dynamic_scale)) == (-1.0, 2.0)
+
+
+@on_ranks(2, ["tensorflow"])
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_gradients_of_other_variables_are_not_averaged(
+    rank: int, world: int, compiled: bool, sparse: bool
+) -> None:
+    with job():
+        weights = [tf.Variable([[1.0], [2.0]]) for _ in range(2)]
+
+        def gradients() -> Any:
+            with sdp.DistributedGradientTape(tf.GradientTape(), sparse_as_dense=False) as tape:
+                mine = weights[rank]
+                loss = tf.reduce_sum(tf.gather(mine, [1]) if sparse else mine)
+            return tape.gradient(loss, weights)
+
+        with pytest.raises(Exception, match=r"gradients: ranks disagree: rank 0: gradient 0 is "):
+            (tf.function(gradients) if compiled else gradients)()
+
+
+@on_ranks(2, ["tensorflow"])
 def test_keras_in_horovods_way(rank: int, world: int) -> Any:
     with job():
         tf.keras.utils.set_random_seed(3 + rank)

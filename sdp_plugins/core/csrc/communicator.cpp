@@ -83,7 +83,9 @@ void Communicator::run(const Request& request, const Patience& patience, Operati
   Operation op(context, request, ++seq_, step_);
   try {
     dispatch(op);
-  } catch (const Failure& failure) {
+  } catch (Failure& failure) {
+    if (!failure.operation)
+      failure.in(op.signature(), last_completed_, now_s() - record.started_s());
     throw ended(failure);
   } catch (const Interrupted&) {
     ended(interruption(op.signature()));

@@ -11,6 +11,9 @@
 
 namespace sdp {
 namespace {
+// Page tables of larger regions fill at the first accesses: nothing could interrupt their filling.
+constexpr std::uint64_t kMostPopulated = 256 << 20;
+
 // Space for one file descriptor beside a message.
 union Control {
   char bytes[CMSG_SPACE(sizeof(int))];
@@ -122,45 +125,65 @@ bool Regions::send(const RegionUpdate& update) {
   return true;
 }
 
+// Maps what is left when all messages are read: the peer may have freed a region meanwhile.
 void Regions::sync(int rank, std::uint64_t version) {
   auto& seen = seen_[static_cast<std::size_t>(rank)];
   if (seen == version) return;
   seen = version;
   auto& mapped = mapped_[static_cast<std::size_t>(rank)];
-  while (true) {
-    Message message{};
-    iovec part{&message, sizeof message};
-    Control control{};
-    msghdr header{};
-    header.msg_iov = &part;
-    header.msg_iovlen = 1;
-    header.msg_control = control.bytes;
-    header.msg_controllen = sizeof control.bytes;
-    const ssize_t got = recvmsg(peers_.socket(rank), &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (got <= 0) return;
-    FileDescriptor file;
-    if (cmsghdr* attached = CMSG_FIRSTHDR(&header);
-        attached != nullptr && attached->cmsg_type == SCM_RIGHTS) {
-      int fd = -1;
-      std::memcpy(&fd, CMSG_DATA(attached), sizeof fd);
-      file = FileDescriptor(fd);
-    }
-    if ((header.msg_flags & MSG_CTRUNC) != 0) {
-      throw Failure(
-          FailureKind::shared_memory,
-          "no file descriptor is left for memory of " + peers_.names().list({peers_.id(rank)}),
-          {peers_.id(peers_.rank())}, Hint::open_files_or_no_register);
-    }
-    const bool cut = (header.msg_flags & MSG_TRUNC) != 0;
-    if (cut || got != static_cast<ssize_t>(sizeof message))
-      throw malformed(peers_, rank, "malformed message");
-    if (message.nbytes == 0) {
-      mapped.erase(message.region);
+  std::map<std::uint64_t, RegionUpdate> added;
+  while (auto update = receive(rank)) {
+    const std::uint64_t region = update->message.region;
+    if (update->message.nbytes == 0) {
+      added.erase(region);
+      mapped.erase(region);
     } else {
-      if (file.get() < 0) throw malformed(peers_, rank, "message without a file");
-      mapped[message.region] = Mapping(file.get(), message.nbytes, message.file_offset, true);
+      added.insert_or_assign(region, std::move(*update));
     }
   }
+  for (const auto& [region, update] : added) {
+    const auto& [_, nbytes, offset] = update.message;
+    try {
+      mapped[region] = Mapping(update.file.get(), nbytes, offset, nbytes <= kMostPopulated);
+    } catch (Failure& failure) {
+      mapped.erase(region);
+      failure.cause += " (memory of " + peers_.names().list({peers_.id(rank)}) + ")";
+      throw;
+    }
+  }
+}
+
+std::optional<Regions::RegionUpdate> Regions::receive(int rank) {
+  RegionUpdate update{rank, {}, FileDescriptor()};
+  iovec part{&update.message, sizeof update.message};
+  Control control{};
+  msghdr header{};
+  header.msg_iov = &part;
+  header.msg_iovlen = 1;
+  header.msg_control = control.bytes;
+  header.msg_controllen = sizeof control.bytes;
+  const ssize_t got = recvmsg(peers_.socket(rank), &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  if (got <= 0) return std::nullopt;
+  if (cmsghdr* attached = CMSG_FIRSTHDR(&header);
+      attached != nullptr && attached->cmsg_type == SCM_RIGHTS) {
+    int fd = -1;
+    std::memcpy(&fd, CMSG_DATA(attached), sizeof fd);
+    update.file = FileDescriptor(fd);
+  }
+  if ((header.msg_flags & MSG_CTRUNC) != 0) {
+    throw Failure(
+        FailureKind::shared_memory,
+        "no file descriptor is left for memory of " + peers_.names().list({peers_.id(rank)}),
+        {peers_.id(peers_.rank())}, Hint::open_files_or_no_register);
+  }
+  const bool cut = (header.msg_flags & MSG_TRUNC) != 0;
+  if (cut || got != static_cast<ssize_t>(sizeof update.message)) {
+    throw malformed(peers_, rank, "malformed message");
+  }
+  if (update.message.nbytes != 0 && update.file.get() < 0) {
+    throw malformed(peers_, rank, "message without a file");
+  }
+  return update;
 }
 
 std::byte* Regions::address(int rank, RegionPlace place, std::uint64_t nbytes) const {

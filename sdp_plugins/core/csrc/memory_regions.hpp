@@ -54,6 +54,7 @@ class Regions {
     FileDescriptor file;
   };
   bool send(const RegionUpdate& update);
+  std::optional<RegionUpdate> receive(int rank);  // nullopt: no message is left
   void flush();
 
   const Peers& peers_;

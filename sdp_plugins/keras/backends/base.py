@@ -86,6 +86,15 @@ class Backend(ABC):
         """
         return self.average_gradients(grads, None)
 
+    def check_same_gradients(  # noqa: B027  other backends notice, or have none missing
+        self, grads: Sequence[Any], variables: Sequence[Any] | None
+    ) -> None:
+        """Check that the same gradients are None on all ranks.
+
+        Raises:
+            CollectiveMismatchError: They are not.
+        """
+
     @abstractmethod
     def all_reduce(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the sum over ranks of each tensor."""

@@ -59,6 +59,16 @@ class TensorFlowBackend(Backend):
         gather = partial(gather_slices, self._collectives, batch=batch)
         return self._collectives.all_reduce_gradients(grads, "avg", factor_of(shard), gather)
 
+    def check_same_gradients(self, grads: Sequence[Any], variables: Sequence[Any] | None) -> None:
+        """Check that the same gradients are None on all ranks."""
+        names = [variable.path for variable in variables or ()]
+        self._collectives.check_same_gradients(
+            [
+                f"'{name}' has {'no' if grad is None else 'a'} gradient"
+                for name, grad in zip(names or range(len(grads)), grads, strict=True)
+            ]
+        )
+
     def all_reduce(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the sum over ranks of each tensor."""
         return self._collectives.all_reduce(tensors, "sum")
