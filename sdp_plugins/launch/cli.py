@@ -69,7 +69,7 @@ def run(
         typer.Option("--nproc-per-node", "--nproc_per_node", min=1, help="torchrun's name for -n."),
     ] = None,
     hosts: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--hosts",
             metavar="a:4,b:4",
@@ -77,7 +77,7 @@ def run(
             "slots. A host without a number has one slot; if no host has a number, -n ranks are "
             "spread evenly.",
         ),
-    ] = "",
+    ] = None,
     hostfile: Annotated[
         Path | None,
         typer.Option(
@@ -172,7 +172,9 @@ def run(
     workers: WorkerGroup
     if on_hosts:
         named = [*(exported or []), *(f"{name}={value}" for name, value in traced.items())]
-        job = HostJob(line, hosts, hostfile, ranks, mpirun, threads, master_port, named, job_id)
+        job = HostJob(
+            line, hosts or "", hostfile, ranks, mpirun, threads, master_port, named, job_id
+        )
         try:
             workers = RemoteRanks(planned(job))
         except LaunchError as error:

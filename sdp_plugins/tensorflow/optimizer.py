@@ -113,9 +113,8 @@ def _share_overflows() -> None:
     Keras puts it there in ``compile`` under the policy ``mixed_float16``. A rank that skipped a
     step alone would not take part in the average.
     """
-    import keras
-
-    check = keras.optimizers.LossScaleOptimizer.check_finite
+    scaled = tf.keras.optimizers.LossScaleOptimizer
+    check = scaled.check_finite
 
     @wraps(check)
     def check_finite(self: Any, grads: Any) -> Any:
@@ -125,4 +124,4 @@ def _share_overflows() -> None:
         (everywhere,) = current.collectives.all_reduce([tf.cast(finite, tf.int32)], "min")
         return tf.cast(everywhere, tf.bool)
 
-    keras.optimizers.LossScaleOptimizer.check_finite = check_finite
+    scaled.check_finite = check_finite
