@@ -67,6 +67,12 @@ class RendezvousFailure(Exception):  # noqa: N818
         except (ValueError, TypeError, OverflowError, RecursionError):
             raise ValueError("not a failure") from None
 
+    def told_by(self, rank: int, name: str) -> RendezvousFailure:
+        """Return the failure as another rank has told it, which blames that one if nobody else."""
+        if self.ranks:
+            return self
+        return RendezvousFailure(self.kind, f"{name} gave up: {self.what}", self.hint, [rank])
+
     @classmethod
     def refused(cls, what: str, hint: str, ranks: Iterable[int] = ()) -> RendezvousFailure:
         """The ranks must not or cannot form a group."""

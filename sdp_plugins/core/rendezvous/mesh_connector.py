@@ -268,7 +268,8 @@ class MeshConnector:
 
     def _take(self, peer: MeshPeer, kind: MessageKind, content: bytes) -> None:
         if kind is MessageKind.ABORT:
-            raise RendezvousFailure.unpack(content)
+            name = self._context.names.list([peer.rank])
+            raise RendezvousFailure.unpack(content).told_by(peer.rank, name)
         if kind is MessageKind.DONE:
             peer.done = True
             self._not_done.discard(peer.rank)
