@@ -48,13 +48,12 @@ def table(results: dict[str, dict]) -> Table:
     """One row for each backend."""
     table = Table(title="Two workers, one thread each", title_justify="left")
     table.add_column("backend")
-    for heading in ("test accuracy", "samples/s", "communication", "weights on all ranks"):
+    for heading in ("test accuracy", "communication", "weights on all ranks"):
         table.add_column(heading, justify="right")
     for label, result in results.items():
         table.add_row(
             label,
             f"{result['accuracy']:.1%}",
-            f"{result['samples_per_s']:.0f}",
             f"{result['communication']:.0%} of a step",
             "bitwise equal" if result["weights_equal"] else "[red]different[/red]",
         )
@@ -71,8 +70,7 @@ def summary(results: dict[str, dict]) -> str:
     ratio = (1 - results[last]["communication"]) / (1 - results[first]["communication"])
     text = (
         f"{last} trains {ratio:.2f} times as fast as {first}: each is compared with steps without "
-        "communication, which alternate with its own. The two rates of samples/s are of different "
-        "minutes, and also show what else the machine did."
+        "communication, which alternate with its own."
     )
     load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
     if load > cores * 1.5:

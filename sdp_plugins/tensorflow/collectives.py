@@ -27,6 +27,8 @@ from sdp_plugins.core.tensor_lists import (
 from . import operations
 
 _LAST = "_sdp_last_collective"
+_NUMPY_ONLY = (tf.bool, tf.complex64, tf.complex128)
+"""The core reduces these types, but the compiled operation does not."""
 
 
 class TensorFlowCollectives:
@@ -55,12 +57,16 @@ class TensorFlowCollectives:
         """
         tensors = [tf.convert_to_tensor(tensor) for tensor in tensors]
         factor = _cast(factor, tf.float64)
-        reduce = self._by_numpy if self._endpoint is None else self._by_operation
+
+        def reduce(bucket: Sequence[Any]) -> Sequence[Any]:
+            by_numpy = self._endpoint is None or bucket[0].dtype in _NUMPY_ONLY
+            return (self._by_numpy if by_numpy else self._by_operation)(bucket, op, factor)
+
         reduced = self._reduce.by_bucket(
             tensors,
             [(t.shape.num_elements(), DType.parse(t.dtype.name)) for t in tensors],
             op,
-            lambda bucket: self._in_turn(partial(reduce, bucket, op, factor)),
+            lambda bucket: self._in_turn(partial(reduce, bucket)),
         )
         for result, tensor in zip(reduced, tensors, strict=True):
             result.set_shape(tensor.shape)

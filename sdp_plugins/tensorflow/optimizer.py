@@ -42,7 +42,8 @@ def DistributedOptimizer(  # noqa: N802  the API's name
         bucket_cap_mb: Only validated; ``SDP_FUSION_MB`` sets the size of fusion buffers.
 
     Returns:
-        An optimizer of a subclass of the given one's class, with the same settings.
+        The optimizer, if it is of Keras: its class is now a subclass of the former. Or else a new
+        one around it.
 
     Raises:
         ValueError: An argument is not supported.
@@ -102,8 +103,9 @@ def _of_keras(optimizer: Any, average: Any) -> Any:
 
     # A subclass of the same name, so that files saved with it load without this package.
     members = {"apply": apply, "__module__": kind.__module__, _AVERAGES: True}
-    made: Any = type(kind.__name__, (kind,), members)
-    return made.from_config(optimizer.get_config())
+    # The same object, which may have a state, or settings that no configuration can hold.
+    optimizer.__class__ = type(kind.__name__, (kind,), members)
+    return optimizer
 
 
 @cache

@@ -290,6 +290,29 @@ def test_optimizers_of_keras(rank: int, world: int, scaled: bool, name: str) -> 
 
 
 @on_ranks(2, ["tensorflow"])
+def test_an_optimizer_keeps_its_state_and_settings(rank: int, world: int) -> None:
+    class Shifted(tf.keras.optimizers.SGD):  # type: ignore[misc]
+        def __init__(self, shift: float) -> None:
+            super().__init__(lambda: 1.0 + shift)
+
+    with job():
+        weight = tf.Variable([0.0])
+        optimizer = Shifted(1.0)
+        optimizer.apply([tf.constant([1.0])], [weight])
+        optimizer = sdp.DistributedOptimizer(optimizer)
+        optimizer.apply([tf.constant([2.0 * rank])], [weight])
+        assert (weight.numpy().item(), int(optimizer.iterations)) == (-4.0, 2)
+
+
+@on_ranks(2, ["tensorflow"])
+def test_types_that_the_operation_lacks(rank: int, world: int) -> None:
+    with job():
+        total = sdp.oob_allreduce(tf.constant([1.0 + 2.0j]), op=sdp.ReduceOp.SUM)
+        some = sdp.oob_allreduce(tf.constant([rank == 0, False]), op=sdp.ReduceOp.MAX)
+        assert (total.numpy().tolist(), some.numpy().tolist()) == ([2 + 4j], [True, False])
+
+
+@on_ranks(2, ["tensorflow"])
 def test_an_overflow_of_one_rank_skips_the_step_of_all(rank: int, world: int) -> None:
     """Of a loss scale's optimizer around it, which ``compile`` makes for float16."""
     with job():
