@@ -147,8 +147,8 @@ def described(
     """
     how = f"{program}: rank {rank} ({where}) failed first: {how_it_ended(failure.code)}"
     if failure.absent and failure.error:
-        op, seq = failure.error.op or "an operation", failure.error.seq
-        op = f"{op} #{seq}" if seq >= 0 else f"the {op}" if op == "rendezvous" else op
+        op, seq = failure.error.op or "operation", failure.error.seq
+        op = f"{op} #{seq}" if seq >= 0 else f"the {op}"  # such as the rendezvous
         how = (
             f"{program}: {name_ranks(failure.absent)} did not arrive at {op} in "
             f"{failure.error.elapsed_s:.3g} s; rank {rank} ({where}) waited and "

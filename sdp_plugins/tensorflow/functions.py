@@ -110,14 +110,14 @@ def reduce_all(
         CollectiveMismatchError: Other tensors are None, or sparse, on other ranks.
     """
     given = {index: tensor for index, tensor in enumerate(tensors) if tensor is not None}
-    kinds = [_kind(tensor) for tensor in tensors]
-    if "missing" in kinds or "sparse" in kinds:
+    kinds = [_kind(tensor, sparse_as_dense) for tensor in tensors]
+    if len(set(kinds)) > 1:  # else a rank that differs makes another call
         current.collectives.check_same_gradients(
             [f"gradient {index} is {kind}" for index, kind in enumerate(kinds)]
         )
     contexts: dict[int, Any] = {}
     for index, tensor in given.items():
-        if not isinstance(tensor, tf.IndexedSlices) or sparse_as_dense:
+        if kinds[index] == "dense":
             sent = compression.compress(tf.convert_to_tensor(tensor))
             given[index], contexts[index] = sent
         elif op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
@@ -129,10 +129,11 @@ def reduce_all(
     return [found.get(index) for index in range(len(tensors))]
 
 
-def _kind(gradient: Any) -> str:
+def _kind(gradient: Any, sparse_as_dense: bool) -> str:
     if gradient is None:
         return "missing"
-    return "sparse" if isinstance(gradient, tf.IndexedSlices) else "dense"
+    stays = isinstance(gradient, tf.IndexedSlices) and not sparse_as_dense
+    return "sparse" if stays else "dense"
 
 
 def broadcast(tensor: Any, root_rank: int) -> Any:

@@ -95,6 +95,8 @@ def _first_version(optimizer: Any, name: str, use_locking: bool, average: Any) -
 
 def _of_keras(optimizer: Any, average: Any) -> Any:
     kind = type(optimizer)
+    if getattr(kind, _AVERAGES, False):  # by an earlier call, whose arguments these replace
+        kind = kind.__mro__[1]
     _share_overflows()
 
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:

@@ -210,6 +210,7 @@ def test_verdicts():
     assert (missed.reached, missed.measured) == (False, "8.00 us: 11.99 x gloo")
     assert found.faster("w", "smddp", ["openmpi"], 1, "MPI").reached is None
     assert found.at_most("w", "smddp", 8).reached is True
+    assert found.at_most("w", "smddp", 7.9).reached is False
     missed = found.at_most("w", "smddp", 7.999)
     assert (missed.reached, missed.measured) == (False, "over 8.00 us")
     assert found.at_most("w", "core", 7.9).reached is None

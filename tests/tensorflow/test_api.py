@@ -305,6 +305,31 @@ def test_an_optimizer_keeps_its_state_and_settings(rank: int, world: int) -> Non
 
 
 @on_ranks(2, ["tensorflow"])
+def test_an_optimizer_that_is_made_distributed_again_averages_once(rank: int, world: int) -> None:
+    with job():
+        weight = tf.Variable([0.0])
+        optimizer = sdp.DistributedOptimizer(tf.keras.optimizers.SGD(1.0))
+        optimizer = sdp.DistributedOptimizer(optimizer)
+        before = current.collectives.group.issued
+        optimizer.apply([tf.constant([2.0 * rank])], [weight])
+        assert current.collectives.group.issued == before + 1
+        assert weight.numpy().tolist() == [-1.0]
+
+
+@on_ranks(2, ["tensorflow"])
+def test_sparse_gradients_that_become_dense_need_not_be_sparse_everywhere(
+    rank: int, world: int
+) -> None:
+    with job():
+        weight = tf.Variable([[1.0], [2.0]])
+        with sdp.DistributedGradientTape(tf.GradientTape()) as tape:
+            loss = tf.reduce_sum(tf.gather(weight, [0, 1]) if rank == 0 else weight)
+        before = current.collectives.group.issued
+        assert tape.gradient(loss, weight).numpy().tolist() == [[1.0], [1.0]]
+        assert current.collectives.group.issued == before + 1
+
+
+@on_ranks(2, ["tensorflow"])
 def test_types_that_the_operation_lacks(rank: int, world: int) -> None:
     with job():
         total = sdp.oob_allreduce(tf.constant([1.0 + 2.0j]), op=sdp.ReduceOp.SUM)

@@ -146,7 +146,6 @@ void Regions::sync(int rank, std::uint64_t version) {
     try {
       mapped[region] = Mapping(update.file.get(), nbytes, offset, nbytes <= kMostPopulated);
     } catch (Failure& failure) {
-      mapped.erase(region);
       failure.cause += " (memory of " + peers_.names().list({peers_.id(rank)}) + ")";
       throw;
     }
