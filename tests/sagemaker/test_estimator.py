@@ -22,15 +22,16 @@ from tests.sagemaker.jobs import PROCESSES, SHOW, fitted, folder_of_archives
 
 COLLECT = """
 import os
-import torch, torch.distributed as dist
-dist.init_process_group("smddp")
-ones = torch.ones(3)
-dist.all_reduce(ones)
+import numpy
+from sdp_plugins.core import Group
+group = Group.from_env()
+ones = numpy.ones(3)
+group.all_reduce(ones)
 print(f"sum={{ones[0]:.0f}};", flush=True)
 if os.environ["SM_CURRENT_HOST"] == "algo-2" and os.environ["LOCAL_RANK"] == "1":
     {ending}
-dist.barrier()
-dist.destroy_process_group()
+group.barrier()
+group.close()
 """
 
 

@@ -7,9 +7,9 @@
 
 namespace sdp {
 namespace {
-constexpr std::size_t kSlots =
+constexpr std::size_t kEventSlots =
     FlightRings::kOperations + FlightRings::kMessages + FlightRings::kSteps;
-static_assert(sizeof(FlightRings) == 3 * sizeof(std::uint64_t) + kSlots * sizeof(EventSlot));
+static_assert(sizeof(FlightRings) == 3 * sizeof(std::uint64_t) + kEventSlots * sizeof(EventSlot));
 static_assert(sizeof(FlightForming) == sizeof(std::uint64_t) + FlightForming::kTextBytes);
 static_assert(sizeof(FlightArea) ==
               FlightArea::kRankInfoBytes + sizeof(FlightForming) + sizeof(FlightRings));
