@@ -253,9 +253,10 @@ stub-check: venv
 # The C++ tests need neither Python's headers nor nanobind.
 $(BUILD)/cpp $(BUILD)/address $(BUILD)/thread: $(VENV)/.tools
 	$(BIN)/cmake -S . -B $@ -G Ninja -DCMAKE_MAKE_PROGRAM=$(abspath $(BIN))/ninja \
-	  -DSDP_BUILD_PYTHON=OFF -DSDP_BUILD_TESTS=ON -DSDP_SANITIZE=$(SANITIZE)
+	  -DSDP_BUILD_PYTHON=OFF -DSDP_BUILD_TESTS=ON -DSDP_SANITIZE=$(SANITIZE) $(UNITY)
 	@touch $@
 $(BUILD)/address: SANITIZE = address,undefined
+$(BUILD)/address: UNITY = -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16
 $(BUILD)/thread: SANITIZE = thread
 
 cpp-test: $(BUILD)/cpp

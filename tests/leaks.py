@@ -96,8 +96,10 @@ def listed_below(pid: int) -> set[int]:
     with suppress(FileNotFoundError, ProcessLookupError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with suppress(FileNotFoundError, ProcessLookupError):
-                children = Path(f"/proc/{pid}/task/{thread}/children").read_text()
-                for child in map(int, children.split()):
+                # Unbuffered: every test reads hundreds of these.
+                with open(f"/proc/{pid}/task/{thread}/children", "rb", 0) as children:
+                    listed = children.read()
+                for child in map(int, listed.split()):
                     found |= {child} | listed_below(child)
     return found
 

@@ -101,19 +101,24 @@ def test_the_former_module_runs_the_benchmarks():
     assert "--libraries" in done.stdout
 
 
-def test_ddp_over_gloo(run, tmp_path, monkeypatch):
+def test_ddp_over_smddp_computes_what_gloo_does(run, tmp_path, monkeypatch):
     monkeypatch.setattr(ddp, "FULL_MODEL", SMALL_MODEL)
     result = run(
-        *("ddp", "--backends", "gloo", "--layers", "1", "--tokens", "4", "--repeats", "2"),
-        *("--steps", "1", "--json", tmp_path / "r.json"),
+        *("ddp", "--layers", "1", "--tokens", "4", "--repeats", "2", "--steps", "2"),
+        *("--json", tmp_path / "r.json"),
     )
     assert result.exit_code == 0, result.output
     data = json.loads((tmp_path / "r.json").read_text())
-    *_, gloo = data["measurements"]
-    assert [m["variant"] for m in data["measurements"]] == ["no_comm", "lower_bound", "gloo"]
+    assert [m["variant"] for m in data["measurements"]] == [
+        *("no_comm", "lower_bound", "gloo", "smddp"),
+    ]
     assert all(len(m["rounds_us"]) == 2 for m in data["measurements"])
-    assert gloo["ranks_agree"] and gloo["times_gloo"] == 1
+    *_, gloo, smddp = data["measurements"]
+    assert gloo["ranks_agree"] and smddp["ranks_agree"] and gloo["times_gloo"] == 1
+    found = smddp["gradients"]
+    assert found["bitwise_equal"] and found["weights_equal"] and found["largest_gradient"] > 0
     assert "100.0%" in result.output
+    assert "bitwise those of gloo" in result.output
 
 
 def test_smddp_and_core_compute_what_gloo_does(run, tmp_path):
@@ -147,17 +152,6 @@ def test_fusion(run, tmp_path):
         p.numel() for p in bert.build(0, layers=1).parameters()
     )
     assert 1 < found["fused"] < found["one by one"] == data["facts"]["gradients"]
-
-
-def test_ddp_over_smddp_computes_what_gloo_does():
-    report = ddp.run(ddp.DdpPlan(rounds=1, steps=3, tokens=4, model=SMALL_MODEL))
-    gloo, smddp = report.find("gloo"), report.find("smddp")
-    assert gloo.facts["ranks_agree"] and smddp.facts["ranks_agree"]
-    found = smddp.facts["gradients"]
-    assert found["bitwise_equal"]
-    assert found["weights_equal"]
-    assert found["largest_gradient"] > 0
-    assert "bitwise those of gloo" in shown(ddp.ddp_table(report))
 
 
 def test_collectives(run, tmp_path):

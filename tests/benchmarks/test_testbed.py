@@ -126,7 +126,9 @@ def test_a_link_goes_down_under_torchrun(script: Script) -> None:
     ), done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("mpirun", marks=needs_mpi)])
+@pytest.mark.parametrize(
+    "launcher", ["torchrun", pytest.param("mpirun", marks=[needs_mpi, pytest.mark.long])]
+)
 def test_lightning_on_two_nodes(script: Script, launcher: str) -> None:
     path = script(
         """

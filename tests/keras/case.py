@@ -34,7 +34,8 @@ class Case:
         only_fits: `evaluate` and `predict` do not meet what the case is about.
         compiler: Torch's, where the step is compiled; in one process torch does without.
         tolerance: Of the numbers; None where one process makes something else.
-        on_three: Tried on three ranks as well, which do not divide batches evenly.
+        on_three: Backends on which it is tried on three ranks as well, which do not divide batches
+            evenly. If any, `make test-long` tries it so on all.
         versions: Run with other versions as well: such cases need every private name of Keras.
         long: The backends on which the case takes long and is left to `make test-long`.
         unsupported: Why Keras itself has no such case, by backend.
@@ -51,7 +52,7 @@ class Case:
     only_fits: bool = False
     compiler: str = ""
     tolerance: float | None = 2e-5
-    on_three: bool = False
+    on_three: tuple[str, ...] = ()
     versions: bool = False
     long: tuple[str, ...] = ()
     unsupported: Mapping[str, str] = field(default_factory=dict)

@@ -99,7 +99,7 @@ TRACED = ("tensorflow", "jax")
 SOURCES = {
     "Arrays": Case(),
     "ShortLastBatch": Case(rows=21, versions=True),  # batches of 8, 8 and 5
-    "LastBatchOfOne": Case(rows=17, on_three=True),  # all ranks but one have no row in that
+    "LastBatchOfOne": Case(rows=17, on_three=BACKENDS),  # all ranks but one have no row in that
     "ArraysWithoutBatchSize": Case(batch_size=None, only_fits=True, long=TRACED),
     "Dataset": Case(
         rows=21,
@@ -193,7 +193,7 @@ ARGUMENTS_OF_COMPILE = {
     "OwnMetrics": Case(
         rows=17,
         compile=lambda: {"metrics": [models.Peak(), models.spread, "accuracy"]},
-        on_three=True,
+        on_three=("torch",),
         versions=True,
     ),
     "OwnKindOfMean": Case(
@@ -216,7 +216,7 @@ OPTIMIZERS = {
         rows=21,
         compile=sgd(gradient_accumulation_steps=3, global_clipnorm=0.05),
         only_fits=True,
-        on_three=True,
+        on_three=("torch",),
         versions=True,
     ),
     "MovingAverage": Case(
@@ -260,19 +260,19 @@ MODELS = {
         build=models.embedding,
         compile=lambda: {"metrics": []},
         data=models.masked_tokens,
-        on_three=True,
+        on_three=("torch",),
         versions=True,
     ),
     "Frozen": Case(build=models.frozen, only_fits=True, long=TRACED),
     # sees this rank's rows only; its moving statistics are everyone's
     "Normalized": Case(
-        build=lambda: dense(normalization()), tolerance=None, on_three=True, versions=True
+        build=lambda: dense(normalization()), tolerance=None, on_three=("torch",), versions=True
     ),
     # over all ranks' rows: 17 rows are one in the last batch, and uneven in the others
     "NormalizedTogether": Case(
         rows=17,
         build=lambda: dense(layers.Dense(6, use_bias=False), normalization(synchronized=True)),
-        on_three=True,
+        on_three=BACKENDS,
         unsupported=other_than("tensorflow", "Keras has no synchronized=True but on TensorFlow"),
     ),
     "Dropout": Case(build=lambda: dense(layers.Dropout(0.5)), only_fits=True, tolerance=None),

@@ -19,7 +19,8 @@ def results() -> dict[Any, Any]:
 def marks(backend: str, world: int, name: str) -> list[Any]:
     case = CASES[name]
     versions = [pytest.mark.versions] if world == 2 and case.versions else []
-    return versions + ([pytest.mark.long] if backend in case.long else [])
+    long = backend in case.long or (world == 3 and backend not in case.on_three)
+    return versions + ([pytest.mark.long] if long else [])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from tests.torch.suite import listing
 
 REFUSED = "monitored_barrier is only implemented for GLOO backend"
 LIMIT_S = 350  # for one part, most of it on a machine that does something else, too
-PARTS = 5
+PARTS, LONG_PARTS = 2, 5  # to start one takes as long as dozens of tests
 EXCEPTIONS = set(listing.read("exceptions.txt"))
 LISTED = list(listing.read("gloo_passes.txt"))
 FEWEST = dict(reversed(LISTED))
@@ -39,8 +39,8 @@ pytestmark = [
         pytest.param(3, DEFAULT[3], id="3"),
         pytest.param(2, LONG[2], id="2-long", marks=pytest.mark.long),
         *(
-            pytest.param(3, LONG[3][i::PARTS], id=f"3-long-{i}", marks=pytest.mark.long)
-            for i in range(PARTS)
+            pytest.param(3, LONG[3][i::LONG_PARTS], id=f"3-long-{i}", marks=pytest.mark.long)
+            for i in range(LONG_PARTS)
         ),
     ],
 )
