@@ -34,6 +34,9 @@ def pytest_configure(config: pytest.Config) -> None:
         # too, unless this one handles them.
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, lambda *_: None)
+    # NumPy's threads spin as they start, for as long as all of its import takes; tests start
+    # hundreds of processes that import it.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     resource_tracker.ensure_running()  # lasts for the session once multiprocessing has used it
     adopt_orphans()
     own_shared_memory()
