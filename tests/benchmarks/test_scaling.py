@@ -136,6 +136,7 @@ def test_places_in_no_box_are_background_and_the_smallest_box_counts() -> None:
     assert (distances[0, 1] * 8).tolist() == [4, 4, 12, 12]
 
 
+@pytest.mark.long
 def test_the_detector_learns() -> None:
     workload = detection.Workload(SMALL)
     model, batch = workload.build(), workload.batch(0, 0)

@@ -24,7 +24,7 @@ pytestmark = needs_nodes
 @pytest.mark.parametrize(
     "mpi",
     [
-        pytest.param(MPI, marks=needs_mpi, id="mpich"),
+        pytest.param(MPI, marks=[needs_mpi, pytest.mark.long], id="mpich"),
         pytest.param(OPEN_MPI, marks=needs_open_mpi, id="openmpi"),
     ],
 )

@@ -183,29 +183,36 @@ def _output(kind: str, name: str, x: Any) -> Any:
     return layers.Dense(3, activations.get(kind), name=name)(x)
 
 
-def train(rank: int, world: int, weighted: bool) -> dict[str, Any]:
-    """The history and the weights of a model with an output for each loss."""
+def train(rank: int, world: int, weighted: bool, parts: str) -> dict[str, Any]:
+    """The history and the weights of a model with an output for each loss.
+
+    Args:
+        rank: This rank.
+        world: Number of ranks; 1: plain Keras.
+        weighted: Whether each row has a weight.
+        parts: Has "losses", "metrics" or both.
+    """
     keras.utils.clear_session()
     keras.utils.set_random_seed(1)
     if world == 1:
-        return _fit(*_compiled(weighted), weighted)
+        return _fit(*_compiled(weighted, parts), weighted)
     from sdp_plugins.keras import SMDDPStrategy
 
     strategy = SMDDPStrategy()
     try:
         with strategy.scope():
-            return _fit(*_compiled(weighted), weighted)
+            return _fit(*_compiled(weighted, parts), weighted)
     finally:
         strategy.close()
 
 
-def _compiled(weighted: bool) -> tuple[Any, dict[str, str]]:
+def _compiled(weighted: bool, parts: str) -> tuple[Any, dict[str, str]]:
     """A model, and the kind of each of its outputs' targets."""
     measured: dict[str, list[Any]] = {}
     skipped = WITHOUT_WEIGHTS if weighted else set()
-    for name in sorted(METRICS.keys() - skipped):
+    for name in sorted(METRICS.keys() - skipped) if "metrics" in parts else []:
         measured.setdefault(f"measured_{METRICS[name][0]}", []).append(METRICS[name][1]())
-    trained = {name: LOSSES[name] for name in sorted(LOSSES.keys() - skipped)}
+    trained = {n: LOSSES[n] for n in sorted(LOSSES.keys() - skipped) if "losses" in parts}
     kinds = {name: kind for name, (kind, _) in trained.items()}
     kinds |= {name: name.split("_")[1] for name in measured}
     x = keras.Input((FEATURES,))
@@ -214,7 +221,7 @@ def _compiled(weighted: bool) -> tuple[Any, dict[str, str]]:
         keras.optimizers.SGD(0.01),
         loss={name: make() for name, (_, make) in trained.items()}
         | {name: losses.MeanSquaredError() for name in measured},
-        loss_weights={name: float(name in LOSSES) for name in kinds},
+        loss_weights={name: float(name in LOSSES or not trained) for name in kinds},
         **{"weighted_metrics" if weighted else "metrics": measured},
     )
     return model, kinds
@@ -244,8 +251,13 @@ def _fit(model: Any, kinds: dict[str, str], weighted: bool) -> dict[str, Any]:
 
 
 LIMIT_S = 180.0  # of a job: compilers take their time
-DEFAULT = {"torch": [(2, True), (3, False)], "tensorflow": [(2, False)], "jax": [(2, False)]}
-"""Numbers of ranks, and whether rows are weighted, without `make test-long`: each rank compiles."""
+BOTH = "losses and metrics"
+DEFAULT = {
+    "torch": [(2, True, BOTH), (3, False, BOTH)],
+    "tensorflow": [(2, False, "losses")],
+    "jax": [(2, False, "metrics")],
+}
+"""Without `make test-long`: ranks, whether rows are weighted, and parts, as each rank compiles."""
 
 
 @pytest.fixture(scope="module")
@@ -255,26 +267,29 @@ def results() -> dict[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("backend", "world", "weighted"),
+    ("backend", "world", "weighted", "parts"),
     [
         pytest.param(*(backend, *job), marks=[] if job in DEFAULT[backend] else pytest.mark.long)
         for backend in BACKENDS
-        for job in ((2, False), (2, True), (3, False))
+        for job in dict.fromkeys(
+            [(2, False, BOTH), (2, True, BOTH), (3, False, BOTH), *DEFAULT[backend]]
+        )
     ],
 )
 @pytest.mark.timeout(2 * LIMIT_S + 20)
 def test_equal_one_process(
-    keras_pool: Any, results: dict[Any, Any], backend: str, world: int, weighted: bool
+    keras_pool: Any, results: dict[Any, Any], backend: str, world: int, weighted: bool, parts: str
 ) -> None:
-    pool = keras_pool(backend, world)
+    pool, job = keras_pool(backend, world), (weighted, parts)
+    key = (backend, *job)
     if world == 2:
-        *ranks, results[backend, weighted] = pool.run_beside_one(train, weighted, timeout_s=LIMIT_S)
+        *ranks, results[key] = pool.run_beside_one(train, *job, timeout_s=LIMIT_S)
     else:
-        ranks = pool.run(train, weighted, timeout_s=LIMIT_S)
-    if (backend, weighted) not in results:
+        ranks = pool.run(train, *job, timeout_s=LIMIT_S)
+    if key not in results:
         one = keras_pool(backend, 1)
-        (results[backend, weighted],) = one.run(train, weighted, timeout_s=LIMIT_S)
-    alone = results[backend, weighted]
+        (results[key],) = one.run(train, *job, timeout_s=LIMIT_S)
+    alone = results[key]
     assert alone["kernels"]
     wrong = []
     for part, values in alone.items():

@@ -45,14 +45,16 @@ def check_failure(job: Ended) -> None:
 
 
 def test_other_start_methods() -> None:
-    both, failing = run_jobs(
-        Job("train.py", "lightning.pytorch", "smddp_fork,smddp_spawn"),
-        Job("train.py", "lightning.pytorch", "smddp_fork", "1", "step raises"),
-    )
+    both = Job("train.py", "lightning.pytorch", "smddp_fork,smddp_spawn").run()
     assert both.code == 0, both.output
     # What follows fit() is run by the main process alone.
     assert len(both.results) == 2, both.output
     assert both.results[0] == both.results[1]
+
+
+@pytest.mark.long
+def test_a_forked_rank_raises() -> None:
+    failing = Job("train.py", "lightning.pytorch", "smddp_fork", "1", "step raises").run()
     check_failure(failing)
     assert "ArithmeticError: a fault of the script" in failing.output
 
@@ -92,14 +94,21 @@ def test_signals_to_the_main_process() -> None:
     assert "rank 0 gave up: " in interrupted.output
 
 
-def test_one_rank_alone_gets_sigterm() -> None:
-    through = ("-m", "sdp_plugins.launch", "run", "-n", "2")
-    own = Job(*LIGHTNING, "1", "step terminated")
-    launched = Job(*LIGHTNING, "0", "step terminated", through=through)
-    for failed, rank in zip(run_jobs(own, launched), (1, 0), strict=True):
-        check_failure(failed)
-        assert f"rank {rank} gave up: it received SIGTERM" in failed.output
-        assert "fewer operations" not in failed.output
+@pytest.mark.parametrize(
+    ("rank", "through"),
+    [
+        ("1", ()),
+        pytest.param(
+            *("0", ("-m", "sdp_plugins.launch", "run", "-n", "2")), marks=pytest.mark.long
+        ),
+    ],
+    ids=["Lightning starts them", "sdp run"],
+)
+def test_one_rank_alone_gets_sigterm(rank: str, through: tuple[str, ...]) -> None:
+    failed = Job(*LIGHTNING, rank, "step terminated", through=through).run()
+    check_failure(failed)
+    assert f"rank {rank} gave up: it received SIGTERM" in failed.output
+    assert "fewer operations" not in failed.output
 
 
 def test_the_main_process_of_fabric_raises() -> None:

@@ -14,7 +14,7 @@ from tests.torch.suite import listing
 
 REFUSED = "monitored_barrier is only implemented for GLOO backend"
 LIMIT_S = 350  # for one part, most of it on a machine that does something else, too
-PARTS, LONG_PARTS = 2, 5  # to start one takes as long as dozens of tests
+PARTS, LONG_PARTS = 3, 5  # to start one takes as long as dozens of tests
 EXCEPTIONS = set(listing.read("exceptions.txt"))
 LISTED = list(listing.read("gloo_passes.txt"))
 FEWEST = dict(reversed(LISTED))
