@@ -128,8 +128,8 @@ def test_a_job_that_fails_leaves_its_trace(tmp_path: Path, how: str) -> None:
     assert (barrier["name"], reduction["name"]) == ("barrier", "all_reduce")
     assert reduction["args"]["blamed"] == "rank 1"
     assert "failed" not in barrier["args"]
-    # All of it was waiting, and one sees for whom.
-    assert reduction["dur"] * 0.9 < reduction["args"]["waiting_us"] <= reduction["dur"]
+    # It has waited, and one sees for whom.
+    assert 0 < reduction["args"]["waiting_us"] <= reduction["dur"]
     (wait,) = (e for e in slices(found, "late") if e["ts"] >= reduction["ts"])
     assert (wait["name"], wait["dur"]) == ("waits for rank 1", reduction["args"]["waiting_us"])
     wanted = "rank 1 did not arrive" if how == "time-out" else "in user's code"
