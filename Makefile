@@ -52,8 +52,7 @@ $(VENV)/.tools: constraints.txt pyproject.toml
 	  { echo "sdp_plugins needs Python 3.10 or later: make PYTHON=python3.12"; exit 1; }
 	@[ -x $(BIN)/pip ] || $(PYTHON) -m venv $(VENV) || \
 	  { echo "python3 -m venv does not work here; on Debian: apt-get install python3-venv"; exit 1; }
-	$(BIN)/$(PIP_INSTALL) -c constraints.txt \
-	  scikit-build-core nanobind cmake ninja
+	$(BIN)/$(PIP_INSTALL) -c constraints.txt scikit-build-core nanobind cmake ninja
 	@touch $@
 
 tools: $(VENV)/.tools
@@ -256,7 +255,8 @@ $(BUILD)/cpp $(BUILD)/address $(BUILD)/thread: $(VENV)/.tools
 	  -DSDP_BUILD_PYTHON=OFF -DSDP_BUILD_TESTS=ON -DSDP_SANITIZE=$(SANITIZE) $(UNITY)
 	@touch $@
 $(BUILD)/address: SANITIZE = address,undefined
-$(BUILD)/address: UNITY = -DCMAKE_UNITY_BUILD=ON -DCMAKE_UNITY_BUILD_BATCH_SIZE=16
+$(BUILD)/address: UNITY = -DCMAKE_UNITY_BUILD=ON
+# Each file by itself, so that a missing include is found.
 $(BUILD)/thread: SANITIZE = thread
 
 cpp-test: $(BUILD)/cpp

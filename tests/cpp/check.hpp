@@ -5,6 +5,7 @@
 // names contain it.
 #pragma once
 
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -12,6 +13,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -104,6 +106,15 @@ inline int run_all(const char* part) {
   } while (false)
 
 #define CHECK_EQ(a, b) check::equal(__FILE__, __LINE__, #a " == " #b, (a), (b))
+
+// Waits until the condition holds; fails after some seconds.
+#define CHECK_UNTIL(condition)                                   \
+  do {                                                           \
+    for (int tries = 0; tries < 5000 && !(condition); ++tries) { \
+      std::this_thread::sleep_for(std::chrono::milliseconds(1)); \
+    }                                                            \
+    CHECK(condition);                                            \
+  } while (false)
 
 // Passes if `expression` throws an Exception whose what() contains `part`.
 #define CHECK_THROWS(expression, Exception, part)                                           \

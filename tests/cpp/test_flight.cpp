@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <thread>
 
@@ -46,13 +45,6 @@ Rings rings_of(const std::vector<std::byte>& copy) {
 Rings shown_by(Rank& rank) {
   return rings_of(copy_flight(rank.communicator->peers().own()));
 }
-template <class Condition>
-void until(Condition&& condition) {
-  for (int i = 0; i < 5000 && !condition(); ++i) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  CHECK(condition());
-}
 Request barrier() {
   return ranks::request(Op::barrier, DType::uint8);
 }
@@ -64,7 +56,7 @@ TEST(an_operation_is_there_while_it_runs_and_when_it_is_done) {
   const auto work =
       world[0].submit(ranks::in_place(Op::all_reduce, DType::int32, ranks::piece(buffer)));
   const auto queued = world[0].submit(barrier());
-  until([&] { return shown_by(world[0]).operations.at(0).started_ns > 0; });
+  CHECK_UNTIL(shown_by(world[0]).operations.at(0).started_ns > 0);
   const auto running = shown_by(world[0]).operations;
   CHECK_EQ(running.size(), 2U);
   CHECK_EQ(running[0].seq, 1U);
@@ -80,7 +72,7 @@ TEST(an_operation_is_there_while_it_runs_and_when_it_is_done) {
   world[1].run(barrier());
   ranks::expect_done(*work);
   ranks::expect_done(*queued);
-  until([&] { return shown_by(world[0]).operations.at(1).finished_ns > 0; });
+  CHECK_UNTIL(shown_by(world[0]).operations.at(1).finished_ns > 0);
   const auto done = shown_by(world[0]).operations;
   CHECK_EQ(done.size(), 2U);  // each has kept its slot
   CHECK(done[0].finished_ns >= done[0].started_ns && done[0].thread != 0);
@@ -106,7 +98,7 @@ TEST(what_was_queued_when_the_group_failed_is_not_shown_as_queued) {
   const auto second = world[0].submit(barrier());
   world[1].abort("enough");
   CHECK(ranks::failure_of(*first) && ranks::failure_of(*second));
-  until([&] { return shown_by(world[0]).operations.at(1).finished_ns > 0; });
+  CHECK_UNTIL(shown_by(world[0]).operations.at(1).finished_ns > 0);
   CHECK(shown_by(world[0]).operations.at(1).flags & TraceEvent::kFailed);
 }
 

@@ -14,6 +14,7 @@ from tests.lightning.jobs import END_S, Ended, Job, run_jobs
 pytestmark = pytest.mark.timeout(1200)
 LIGHTNING = ("train.py", "lightning.pytorch", "smddp")
 FABRIC = ("fabric_loop.py", "lightning.fabric", "smddp")
+SDP_RUN = ("-m", "sdp_plugins.launch", "run", "-n", "2")
 
 
 def check(job: Ended) -> None:
@@ -25,8 +26,7 @@ def check(job: Ended) -> None:
 
 
 def test_scripts_start_their_ranks_or_are_started() -> None:
-    through = ("-m", "sdp_plugins.launch", "run", "-n", "2")
-    launched = Job("train.py", "pytorch_lightning", "smddp", through=through)
+    launched = Job("train.py", "pytorch_lightning", "smddp", through=SDP_RUN)
     for job in run_jobs(Job(*LIGHTNING), Job(*FABRIC), launched):
         check(job)
 
@@ -96,12 +96,7 @@ def test_signals_to_the_main_process() -> None:
 
 @pytest.mark.parametrize(
     ("rank", "through"),
-    [
-        ("1", ()),
-        pytest.param(
-            *("0", ("-m", "sdp_plugins.launch", "run", "-n", "2")), marks=pytest.mark.long
-        ),
-    ],
+    [("1", ()), pytest.param("0", SDP_RUN, marks=pytest.mark.long)],
     ids=["Lightning starts them", "sdp run"],
 )
 def test_one_rank_alone_gets_sigterm(rank: str, through: tuple[str, ...]) -> None:

@@ -29,10 +29,7 @@ def test_random_collectives() -> None:
         assert not growth(result["samples"])
 
 
-@pytest.mark.parametrize(
-    ("what", "grows"),
-    [("descriptor", "fds"), pytest.param("thread", "threads", marks=pytest.mark.long)],
-)
+@pytest.mark.parametrize(("what", "grows"), [("descriptor", "fds"), ("thread", "threads")])
 def test_what_is_counted_must_not_grow(what: str, grows: str) -> None:
     for result in soaked(2, 300, checkpoint=30, spoil=what):
         assert grows in growth(result["samples"])

@@ -94,5 +94,6 @@ def run_metrics(rank: int, world: int) -> None:
         torch.testing.assert_close(accuracy.compute(), torch.tensor(right / (4 * world)))
 
 
-def test_torchmetrics(rank_pool: Any) -> None:
-    rank_pool(2).run(run_metrics)
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_torchmetrics(rank_pool: Any, world: int) -> None:
+    rank_pool(world).run(run_metrics)
