@@ -51,7 +51,9 @@ def test_sdp_run_and_a_rank_that_fails() -> None:
     assert re.search(r"PeerLostError: \[rank 0/2\] .*rank 1", job.output), job.output
 
 
+@pytest.mark.long
 def test_torchrun() -> None:
+    """Which `accelerate launch` starts as well."""
     job = ways(TORCHRUN, "trainer on cpu", "accelerator after init")
     assert job.code == 0, job.output
     curve(job, "trainer on cpu", TRAINER)

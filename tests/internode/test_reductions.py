@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import lru_cache
 
 import numpy as np
 import pytest
 
 from sdp_plugins.core import Group
 from sdp_plugins.core.internode.plan import Algorithm, Plan, factorings
-from tests.core.values import as_input, reduced, same_bits, values
+from tests.core.values import Array, as_input, reduced, same_bits, values
 from tests.internode.spanning import LAYOUTS, LAYOUTS_OF_PLANS, only, spanning_group
 from tests.ranks import Pool
 
@@ -21,16 +22,21 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("stores"))
 
 
+@lru_cache(32)
+def reduction(world: int, dtype: str, op: str, count: int, first: int = 0) -> Array:
+    """Of every rank's values, as if the first rank were another."""
+    return reduced([values(dtype, count, first + r) for r in range(world)], dtype, op)
+
+
 def reduce_by(rank: int, world: int, layout: str, root: str, plan: Plan) -> list[str]:
     group = spanning_group(layout, root)
     wrong = []
     with only(plan):
         for dtype, count in (("float32", 100_003), ("bfloat16", 70_001), ("float32", 3)):
             for op in ("sum", "avg", "max"):
-                inputs = [values(dtype, count, r) for r in range(world)]
-                data = inputs[rank].copy()
+                data = values(dtype, count, rank)
                 group.all_reduce(as_input(data, dtype), op)
-                if not same_bits(data, reduced(inputs, dtype, op)):
+                if not same_bits(data, reduction(world, dtype, op, count)):
                     wrong.append(f"{plan}: {dtype} {op}")
     return wrong
 
@@ -58,10 +64,7 @@ def many_in_flight(
     """Buffers of many sizes, all queued at once; one rank may be late with every other one."""
     group = spanning_group(layout, root)
     counts = [200_000, 10, 70_000, 300_001, 0, 1, 500_000, 40_000, 40_000, 123_456]
-    inputs = [
-        [values("float32", count, r + i) for r in range(world)] for i, count in enumerate(counts)
-    ]
-    buffers = [parts[rank].copy() for parts in inputs]
+    buffers = [values("float32", count, rank + i) for i, count in enumerate(counts)]
     with only(Plan(Algorithm.sharded, radices, 128 * 1024)):
         works = []
         for number, buffer in enumerate(buffers):
@@ -72,9 +75,9 @@ def many_in_flight(
             assert work is not None
             work.wait()
     return [
-        number
-        for number, parts in enumerate(inputs)
-        if not same_bits(buffers[number], reduced(parts, "float32", "sum"))
+        i
+        for i, count in enumerate(counts)
+        if not same_bits(buffers[i], reduction(world, "float32", "sum", count, first=i))
     ]
 
 

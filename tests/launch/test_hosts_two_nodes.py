@@ -70,7 +70,9 @@ def outcome(mpi: str, what: str, observer: str, path: str) -> tuple[int, list[st
 
 
 @needs_nodes
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_a_signal_leaves_nothing_on_two_nodes(mpi: str, script: Script, number: int) -> None:
     code, lines, _ = outcome(mpi, str(int(number)), script(LEFT), script(SLEEP))
     assert lines == [f"[rank {rank}] here\n" for rank in range(3)]

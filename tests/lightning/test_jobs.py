@@ -119,11 +119,14 @@ def test_an_exit_with_a_code_is_a_failure(rank_pool: Any) -> None:
 
 
 def test_a_rank_fails_before_the_ranks_have_met() -> None:
-    job, main = run_jobs(
-        Job(*LIGHTNING, "1", "early raises"), Job(*LIGHTNING, "0", "launched killed")
-    )
+    job = Job(*LIGHTNING, "1", "early raises").run()
+    check_failure(job)
     assert job.code == 1, job.output
     assert "rank 1 (pid " in job.output
+
+
+@pytest.mark.long
+def test_the_main_process_is_killed_before_the_ranks_have_met() -> None:
+    main = Job(*LIGHTNING, "0", "launched killed").run()
+    check_failure(main)
     assert main.code == -9, main.output
-    for failed in (job, main):
-        assert failed.seconds_after_failure < END_S, failed.output

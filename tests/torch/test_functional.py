@@ -121,6 +121,6 @@ def run_compiled(rank: int, world: int, backend: str) -> None:
                 torch.testing.assert_close(compiled(x), function(x))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
 def test_compiled(rank_pool: Any, backend: str) -> None:
     rank_pool(2).run(run_compiled, backend, timeout_s=160)
