@@ -5,6 +5,8 @@ The native core: shared-memory collectives and balanced fusion buffers.
 from collections.abc import Sequence
 import enum
 
+from typing_extensions import CapsuleType
+
 
 class DType(enum.IntEnum):
     float16 = 0
@@ -354,6 +356,9 @@ def combine(dtype: DType, op: ReduceOp, sources: Sequence[int], target: int, cou
     Reduces along the tree over `sources`, and completes that unless the result stays in accumulators; the target may be one of the sources.
     """
 
+def streaming_copy(target: int, source: int, nbytes: int) -> None:
+    """Copies to memory that another process reads next."""
+
 def narrow(dtype: DType, target: int, source: int, count: int) -> None:
     """Rounds float32 to a 16-bit type."""
 
@@ -385,6 +390,11 @@ def take_report_signal(number: int, eventfd: int) -> bool:
 
 def give_back_report_signal(number: int) -> None:
     """Undoes that, unless somebody else has taken the signal since."""
+
+def give_back_pages(data: int, nbytes: int) -> None:
+    """
+    Frees whole pages of registered memory, for all who map it; they are zeros until written.
+    """
 
 def api() -> int:
     """Address of the functions of sdp_api.h."""
@@ -446,6 +456,11 @@ class NativeGroup:
         """
 
     def free(self, region: int) -> None: ...
+
+    def map_region(self, rank: int, region: int) -> tuple[int, CapsuleType] | None:
+        """
+        (address, owner) of a region that a rank of this node has added; None if it is not known here. It stays mapped as long as the owner lives.
+        """
 
     def abort(self, reason: str) -> None: ...
 

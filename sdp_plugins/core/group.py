@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import time
 import weakref
@@ -12,7 +11,6 @@ from types import TracebackType
 import numpy as np
 
 from . import _native
-from .collectives import Collectives
 from .config import MAX_TIMEOUT_S, Config
 from .dtypes import DType
 from .errors import SdpError, is_news, name_error
@@ -24,6 +22,7 @@ from .internode.transport import Network
 from .open_groups import OpenGroup, open_groups
 from .rank_info import Forming
 from .rank_names import DEFAULT, RankNames
+from .registered_memory import RegisteredMemory
 from .rendezvous import Exchange, StoreExchange
 from .rendezvous.store_exchange import Store
 from .topology import Topology
@@ -31,7 +30,7 @@ from .topology import Topology
 _OPERATIONS = tuple(op.name for op in _native.Op)
 
 
-class Group(Collectives):
+class Group(RegisteredMemory):
     """A set of ranks that communicate; this process is one of them.
 
     All ranks issue the same collectives in the same order; ``send`` and ``recv`` are independent of
@@ -72,7 +71,6 @@ class Group(Collectives):
     ) -> None:
         """Use ``from_env``, ``from_store`` or ``new_group``."""
         nodes, info, local = membership.nodes, membership.info, membership.node
-        self.nodes = nodes
         self.name = info.name
         self._config = config
         self._network = network
@@ -80,7 +78,7 @@ class Group(Collectives):
         local_size = len(nodes.members[nodes.node_of(info.rank)])
         self._open = OpenGroup(info, local, local_size, config)
         issuer = Issuer(membership, timeout_s, weakref.ref(self._open))
-        super().__init__(issuer, info.rank, nodes.world_size)
+        super().__init__(issuer, info.rank, nodes)
         open_groups.add(self._open)
 
     @classmethod
@@ -183,53 +181,6 @@ class Group(Collectives):
     def global_ranks(self) -> tuple[int, ...] | None:
         """The members' ranks in the job, by which messages call them; None: not known."""
         return self.nodes.global_ranks
-
-    @property
-    def local_rank(self) -> int:
-        """Rank among the ranks of this node."""
-        return self.nodes.index_of(self.rank)
-
-    @property
-    def local_size(self) -> int:
-        """Number of ranks on this node."""
-        return len(self.nodes.members[self.node_rank])
-
-    @property
-    def node_rank(self) -> int:
-        """Index of this node, in the order of the nodes' lowest ranks."""
-        return self.nodes.node_of(self.rank)
-
-    # ---- memory --------------------------------------------------------------------------------
-
-    def register(self, ptr: int, nbytes: int, fd: int, offset: int = 0) -> int:
-        """Offer memory to the peers, so that ``all_reduce`` on it (or a part) copies nothing.
-
-        Args:
-            ptr: Start of a shared mapping (``MAP_SHARED``) of the file.
-            nbytes: Its size.
-            fd: The file; duplicated.
-            offset: Where in the file the mapping starts, a multiple of the page size.
-
-        Returns:
-            The id for ``unregister``. Ids are never used twice. Peers keep the memory mapped until
-            they hear of ``unregister`` in a later operation.
-        """
-        return self.issuer.node.add_region(ptr, nbytes, fd, offset)
-
-    def unregister(self, region: int) -> None:
-        """Take memory back; must come before its address can be used for anything else."""
-        self.issuer.node.remove_region(region)
-
-    def allocate(self, nbytes: int) -> memoryview:
-        """Allocate zero-filled registered memory, freed with its last reference."""
-        if not 0 < nbytes < 2**63:
-            raise ValueError(f"allocate: cannot allocate {nbytes} bytes")
-        node = self.issuer.node
-        address, region = node.allocate(nbytes)
-        array = (ctypes.c_char * nbytes).from_address(address)
-        # Holds the group's native object, in which the memory lives; at exit the process frees all.
-        weakref.finalize(array, node.free, region).atexit = False
-        return memoryview(array).cast("B")
 
     def explain(self, op: str, nbytes: int, registered: bool = False) -> str:
         """Describe the path that an operation would take, and the reason.

@@ -127,6 +127,35 @@ TEST(a_region_may_start_anywhere_in_its_file) {
   });
 }
 
+TEST(a_peer_s_region_can_be_mapped_and_outlives_the_peer_s_own) {
+  World world(2);
+  world.each([&](int r, Rank& rank) {
+    const auto meet = [&] { rank.run(ranks::request(Op::barrier, DType::uint8)); };
+    auto& communicator = *rank.communicator;
+    const auto memory = communicator.allocate(kBytes);
+    meet();
+    const auto mapping = communicator.regions().mapping(1 - r, memory.region);
+    CHECK(mapping != nullptr);
+    CHECK(communicator.regions().mapping(1 - r, memory.region + 1) == nullptr);
+    ints(memory.data)[kCount / 2] = r + 1;
+    meet();
+    const std::int64_t* theirs = ints(mapping->data());
+    CHECK_EQ(theirs[kCount / 2], 2 - r);
+    meet();
+    give_back_pages(memory.data, kBytes);
+    meet();
+    CHECK_EQ(theirs[kCount / 2], 0);
+    meet();
+    ints(memory.data)[kCount / 2] = 5;
+    meet();
+    communicator.release(memory.region);
+    meet();
+    meet();
+    CHECK(communicator.regions().mapping(1 - r, memory.region) == nullptr);
+    CHECK_EQ(theirs[kCount / 2], 5);
+  });
+}
+
 TEST(released_memory_is_not_used_in_place_and_ids_are_never_used_twice) {
   World world(2);
   world.each([&](int, Rank& rank) {

@@ -76,6 +76,17 @@ class NativeGroup {
   void free(std::uint64_t region) {
     if (communicator_->ours()) communicator_->release(region);  // as in remove_region
   }
+  std::optional<std::pair<std::uintptr_t, nb::capsule>> map_region(int rank, std::uint64_t region) {
+    auto mapping = communicator_->regions().mapping(rank, region);
+    if (mapping == nullptr) return std::nullopt;
+    const auto address = reinterpret_cast<std::uintptr_t>(mapping->data());
+    auto owned = std::make_unique<std::shared_ptr<const Mapping>>(std::move(mapping));
+    nb::capsule owner(owned.get(), [](void* held) noexcept {
+      delete static_cast<std::shared_ptr<const Mapping>*>(held);
+    });
+    (void)owned.release();
+    return std::pair(address, owner);
+  }
   void abort(const std::string& reason) {
     Failure failure(FailureKind::aborted, reason, {communicator_->id()}, Hint::new_group);
     communicator_->fail(failure.in("abort"));
@@ -188,6 +199,13 @@ class NativeFusionBuffer {
 
 void bind_group(nb::module_& m) {
   m.def(
+      "give_back_pages",
+      [](std::uintptr_t data, std::size_t nbytes) {
+        give_back_pages(reinterpret_cast<std::byte*>(data), nbytes);
+      },
+      "data"_a, "nbytes"_a,
+      "Frees whole pages of registered memory, for all who map it; they are zeros until written.");
+  m.def(
       "api", [] { return reinterpret_cast<std::uintptr_t>(api()); },
       "Address of the functions of sdp_api.h.");
   m.def(
@@ -230,6 +248,9 @@ void bind_group(nb::module_& m) {
       .def("allocate", &NativeGroup::allocate, "nbytes"_a,
            "(address, region) of zero-filled memory that peers can map; until `free`.")
       .def("free", &NativeGroup::free, "region"_a)
+      .def("map_region", &NativeGroup::map_region, "rank"_a, "region"_a,
+           "(address, owner) of a region that a rank of this node has added; None if it is not "
+           "known here. It stays mapped as long as the owner lives.")
       .def("abort", &NativeGroup::abort, "reason"_a)
       .def("failure", &NativeGroup::failure, nb::sig("def failure(self) -> BaseException | None"),
            "Why the group is unusable, or None.")

@@ -1,5 +1,6 @@
 #include "bindings.hpp"
 #include "reduction_tree.hpp"
+#include "streaming_copy.hpp"
 
 namespace sdp {
 
@@ -33,6 +34,14 @@ void bind_reductions(nb::module_& m) {
       "to_accumulators"_a = false,
       "Reduces along the tree over `sources`, and completes that unless the result stays in "
       "accumulators; the target may be one of the sources.");
+  m.def(
+      "streaming_copy",
+      [](std::uintptr_t target, std::uintptr_t source, std::size_t nbytes) {
+        const WithoutGil released;
+        streaming_copy(reinterpret_cast<std::byte*>(target),
+                       reinterpret_cast<const std::byte*>(source), nbytes);
+      },
+      "target"_a, "source"_a, "nbytes"_a, "Copies to memory that another process reads next.");
   m.def(
       "narrow",
       [](DType to, std::uintptr_t target, std::uintptr_t source, std::size_t count) {

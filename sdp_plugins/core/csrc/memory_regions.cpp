@@ -1,7 +1,9 @@
 #include "memory_regions.hpp"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -130,6 +132,7 @@ void Regions::sync(int rank, std::uint64_t version) {
   auto& seen = seen_[static_cast<std::size_t>(rank)];
   if (seen == version) return;
   seen = version;
+  const std::lock_guard lock(mutex_);
   auto& mapped = mapped_[static_cast<std::size_t>(rank)];
   std::map<std::uint64_t, RegionUpdate> added;
   while (auto update = receive(rank)) {
@@ -144,7 +147,8 @@ void Regions::sync(int rank, std::uint64_t version) {
   for (const auto& [region, update] : added) {
     const auto& [_, nbytes, offset] = update.message;
     try {
-      mapped[region] = Mapping(update.file.get(), nbytes, offset, nbytes <= kMostPopulated);
+      mapped[region] = std::make_shared<const Mapping>(update.file.get(), nbytes, offset,
+                                                       nbytes <= kMostPopulated);
     } catch (Failure& failure) {
       failure.cause += " (memory of " + peers_.names().list({peers_.id(rank)}) + ")";
       throw;
@@ -189,10 +193,25 @@ std::byte* Regions::address(int rank, RegionPlace place, std::uint64_t nbytes) c
   const auto& mapped = mapped_[static_cast<std::size_t>(rank)];
   const auto found = mapped.find(place.region);
   if (found == mapped.end()) return nullptr;
-  const Mapping& mapping = found->second;
+  const Mapping& mapping = *found->second;
   if (place.offset > mapping.nbytes() || nbytes > mapping.nbytes() - place.offset) {
     throw malformed(peers_, rank, "range outside its region");
   }
   return mapping.data() + place.offset;
+}
+
+void give_back_pages(std::byte* data, std::size_t nbytes) {
+  const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto start = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t first = (start + page - 1) / page * page;
+  const std::uintptr_t last = (start + nbytes) / page * page;
+  if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_REMOVE);
+}
+
+std::shared_ptr<const Mapping> Regions::mapping(int rank, std::uint64_t region) {
+  const std::lock_guard lock(mutex_);
+  const auto& mapped = mapped_[static_cast<std::size_t>(rank)];
+  const auto found = mapped.find(region);
+  return found == mapped.end() ? nullptr : found->second;
 }
 }  // namespace sdp

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <vector>
@@ -37,6 +38,9 @@ class Regions {
   // Address in this process of a peer's bytes; null if the peer does not offer the region, or not
   // any more. Throws Failure(mismatch) if the bytes do not lie in the region.
   std::byte* address(int rank, RegionPlace place, std::uint64_t nbytes) const;
+  // A peer's region, which stays mapped as long as the result lives; null like `address`. Any
+  // thread may call this.
+  std::shared_ptr<const Mapping> mapping(int rank, std::uint64_t region);
 
  private:
   struct Own {
@@ -58,12 +62,16 @@ class Regions {
   void flush();
 
   const Peers& peers_;
-  std::mutex mutex_;  // callers add regions while the engine's thread runs operations
+  std::mutex mutex_;  // callers add and map regions while the engine's thread runs operations
   std::uint64_t next_region_ = 1;
   std::uint64_t version_ = 0;
   std::map<std::uint64_t, Own> own_;
   std::deque<RegionUpdate> outbox_;
   std::vector<std::uint64_t> seen_;
-  std::vector<std::map<std::uint64_t, Mapping>> mapped_;
+  std::vector<std::map<std::uint64_t, std::shared_ptr<const Mapping>>> mapped_;
 };
+
+// Frees the physical memory of whole pages of registered memory, for all who map it. They are zeros
+// until they are written again.
+void give_back_pages(std::byte* data, std::size_t nbytes);
 }  // namespace sdp
