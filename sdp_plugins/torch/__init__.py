@@ -17,12 +17,14 @@ from sdp_plugins.torch.backend import register_backend
 if TYPE_CHECKING:
     from sdp_plugins.torch.backend import create
     from sdp_plugins.torch.process_group import ProcessGroup
+    from sdp_plugins.torch.sharding.optimizer import ShardedOptimizer
     from sdp_plugins.torch.share_tensor import share
 
-__all__ = ["ProcessGroup", "create", "share"]
+__all__ = ["ProcessGroup", "ShardedOptimizer", "create", "share"]
 
 _HOMES = {
     "ProcessGroup": "process_group",
+    "ShardedOptimizer": "sharding.optimizer",
     "create": "backend",
     "share": "share_tensor",
 }

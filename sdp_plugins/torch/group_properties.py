@@ -26,6 +26,7 @@ class GroupProperties(dist.ProcessGroup):
         super().__init__(group.rank, group.world_size)  # type: ignore[call-arg]
         self._group = group
         self._extra_groups: dict[str, Group] = {}  # of the same ranks; see ProcessGroupBase
+        self.sharded_optimizers = 0  # that were ever made; each has an extra group
         self._name = self._description = ""
 
     def getBackendName(self) -> str:  # noqa: N802

@@ -26,6 +26,7 @@ __all__ = [
     "profiling",
     "python_dispatch",
     "run_backward_code",
+    "unscale_gradients",
 ]
 
 NAMES = {
@@ -35,6 +36,7 @@ NAMES = {
     "_C._len_torch_dispatch_stack": "counts the dispatch modes of this thread",
     "_C._profiler._RecordFunctionFast": "is an event of the profiler",
     "Tensor._nnz": "counts the entries of a sparse tensor",
+    "_amp_foreach_non_finite_check_and_unscale_": "is what GradScaler does to gradients",
     "UntypedStorage._cdata": "tells storages apart",
     "UntypedStorage._get_shared_fd": "is the file of a shared storage",
     "UntypedStorage._new_shared_fd_cpu": "makes a storage of a file",
@@ -98,5 +100,7 @@ current_backward_pass = torch._C._current_graph_task_id
 """Returns the number of the backward pass that runs in this thread; -1 outside of one."""
 profiling = torch._C._autograd._profiler_enabled
 """Returns whether this thread is profiled."""
+unscale_gradients = torch._amp_foreach_non_finite_check_and_unscale_
+"""Divides gradients by GradScaler's scale, and looks for infinities in them."""
 run_backward_code: Any = getattr(getattr(graph, "_engine_run_backward", None), "__code__", None)
 """The code object that runs the backward pass; None where torch has moved it."""

@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 
 from sdp_plugins.core.nodes import Nodes
+from sdp_plugins.torch import ShardedOptimizer
 from tests.internode.spanning import LAYOUTS, on_node
 from tests.ranks import Pool
-from tests.torch import models, test_collectives, test_ddp
+from tests.torch import models, test_collectives, test_ddp, test_sharding
 from tests.torch.jobs import process_group
 
 
@@ -83,3 +84,37 @@ def test_sub_groups(rank_pool: Pool) -> None:
         [1, 2, 2],
         [1, 2, 2],
     ]
+
+
+@pytest.mark.parametrize("layout", ["2x1", "2x2", "1+2"])
+@pytest.mark.parametrize(
+    "case",
+    [test_sharding.like_one_process, test_sharding.clip, test_sharding.skip, test_sharding.scale],
+)
+def test_sharded_optimizer(rank_pool: Pool, layout: str, case: Callable[..., Any]) -> None:
+    rank_pool(len(LAYOUTS[layout])).run(run_on_nodes, layout, case)
+
+
+def test_a_sharded_checkpoint(rank_pool: Pool, tmp_path: Any) -> None:
+    path = str(tmp_path / "checkpoint")
+    rank_pool(4).run(run_on_nodes, "2x2", test_sharding.save, path)
+    rank_pool(4).run(test_sharding.load, path, 4)
+    rank_pool(2).run(run_on_nodes, "2x1", test_sharding.load, path, 4)
+
+
+def run_two_optimizers(rank: int, world: int) -> None:
+    """Two models' backward passes, in another order on each rank: buckets are not exchanged."""
+    with process_group():
+        torch.manual_seed(0)
+        models = [torch.nn.Linear(4, 4) for _ in range(2)]
+        optimizers = [ShardedOptimizer(model, torch.optim.SGD, lr=1.0) for model in models]
+        before = [model.bias.clone() for model in models]
+        for index in (0, 1) if rank == 0 else (1, 0):
+            (models[index](torch.ones(4)).sum() * (10 * index + 1)).backward()
+        for model, optimizer, old, change in zip(models, optimizers, before, (1, 11), strict=True):
+            optimizer.step()
+            torch.testing.assert_close(model.bias, old - change)
+
+
+def test_sharded_optimizers_are_apart(rank_pool: Pool) -> None:
+    rank_pool(2).run(run_on_nodes, "2x1", run_two_optimizers)

@@ -1,0 +1,97 @@
+"""What a ShardedOptimizer asks of its arguments, so that mistakes are told at once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from sdp_plugins.core import Group
+from sdp_plugins.torch.process_group_lifecycle import ProcessGroupBase
+from sdp_plugins.torch.sharding.gradients import OWNED
+
+BY_ELEMENT = (
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.Adagrad,
+    torch.optim.Adadelta,
+    torch.optim.Adamax,
+    torch.optim.NAdam,
+    torch.optim.RAdam,
+    torch.optim.RMSprop,
+    torch.optim.Rprop,
+)
+"""Optimizers that treat every element alike, whatever tensor it is in."""
+
+
+def check_optimizer(optimizer_class: type[torch.optim.Optimizer]) -> None:
+    """Refuse optimizers whose work cannot be divided by elements."""
+    if optimizer_class not in BY_ELEMENT:
+        supported = ", ".join(kind.__name__ for kind in BY_ELEMENT)
+        raise TypeError(
+            f"ShardedOptimizer cannot divide the work of {optimizer_class.__name__}. "
+            f"Hint: use one of {supported}."
+        )
+
+
+def core_group(group: dist.ProcessGroup | None) -> tuple[Group, Callable[[], object]]:
+    """A group of the core with the members of a process group, for one optimizer's operations.
+
+    Returns:
+        The group, and a function that gives it back.
+    """
+    chosen = dist.group.WORLD if group is None else group
+    if not isinstance(chosen, ProcessGroupBase):
+        raise ValueError(
+            f"ShardedOptimizer needs a group of smddp, not {chosen!r}. "
+            'Hint: call init_process_group("smddp") first.'
+        )
+    chosen.sharded_optimizers += 1  # on all ranks alike
+    name = f"sharding {chosen.sharded_optimizers}"
+    return chosen._extra_group(name), partial(chosen._extra_groups.pop, name, None)
+
+
+def find_mistake(parameters: Sequence[Tensor], names: Sequence[str]) -> str:
+    """Why parameters cannot lie in shared memory, or are another optimizer's; empty if they can."""
+    for parameter, name in zip(parameters, names, strict=True):
+        if not parameter.requires_grad:
+            return f"{name} does not require a gradient. Hint: leave it out of params."
+        if parameter.device.type != "cpu" or parameter.layout is not torch.strided:
+            return f"{name} is not a dense CPU tensor."
+        if not _is_whole(parameter):
+            return f"{name} is a part of a tensor, or expanded. Hint: make it contiguous()."
+        if getattr(parameter, OWNED, None) == id(parameter):
+            return f"{name} has a ShardedOptimizer already. Hint: call its close() first."
+    return ""
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Whether a tensor's elements fill a stretch of memory, in any order."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size if size > 1 else 1
+    return True
+
+
+def compare_ranks(group: Group, mistake: str, *settings: object) -> None:
+    """Refuse ranks with mistakes, or with other settings than rank 0; a collective."""
+    digest = hashlib.sha256(repr(settings).encode()).hexdigest()
+    found = [blob.decode().split(" ", 1) for blob in group.exchange(f"{digest} {mistake}".encode())]
+    for rank, (_, theirs) in enumerate(found):
+        if theirs:
+            whose = "" if rank == group.rank else f"on rank {rank}, "
+            raise ValueError(f"{group.error_prefix}ShardedOptimizer: {whose}{theirs}")
+    different = [rank for rank, (theirs, _) in enumerate(found) if theirs != found[0][0]]
+    if different:
+        raise ValueError(
+            f"{group.error_prefix}ShardedOptimizer: ranks {different} have other parameters, "
+            "parameter groups or settings than rank 0. Hint: build the model and the optimizer "
+            "alike on all ranks."
+        )

@@ -1,0 +1,152 @@
+"""Where parameters lie in buckets, and which parts of them a rank updates.
+
+Parameters enter buckets in the order in which the backward pass yields their gradients. Every rank
+updates an equal part of every bucket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ALIGNMENT = 128
+"""Bytes from which parameters and shards begin.
+
+No two ranks write into one cache line. And torch's kernels, some of which round the last elements
+of a tensor otherwise, find the same last elements in a parameter and in its pieces.
+"""
+PIECE_NBYTES = 2 * 2**20  # optimizers that make several passes find a piece in a cache again
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A parameter's place in a bucket.
+
+    Attributes:
+        parameter: Its index in the optimizer's parameters.
+        group: Its parameter group.
+        start: Its first element.
+        stop: The one after its last.
+    """
+
+    parameter: int
+    group: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters of one data type that are reduced together.
+
+    Attributes:
+        dtype: Of the elements.
+        offset: First byte in the memory of all buckets.
+        numel: Elements with padding: a multiple of the number of ranks.
+        slots: In the order of their places.
+    """
+
+    dtype: torch.dtype
+    offset: int
+    numel: int
+    slots: tuple[Slot, ...]
+
+    def shard(self, rank: int, world_size: int) -> tuple[int, int]:
+        """First element of what a rank updates, and the one after the last."""
+        size = self.numel // world_size
+        return rank * size, (rank + 1) * size
+
+    def of(self, memory: memoryview) -> Tensor:
+        """The bucket's elements in the memory of all buckets."""
+        if self.numel == 0:
+            return torch.empty(0, dtype=self.dtype)
+        return torch.frombuffer(memory, dtype=self.dtype, count=self.numel, offset=self.offset)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements of a parameter that a rank updates.
+
+    Attributes:
+        bucket: Index of the bucket.
+        slot: The parameter's place.
+        start: First element in the bucket.
+        stop: The one after the last.
+    """
+
+    bucket: int
+    slot: Slot
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """All buckets, equal on all ranks.
+
+    Attributes:
+        buckets: In the order in which they fill.
+        world_size: Number of ranks.
+    """
+
+    buckets: tuple[Bucket, ...]
+    world_size: int
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the memory of all buckets."""
+        last = self.buckets[-1]
+        return last.offset + last.numel * last.dtype.itemsize
+
+    def pieces(self, rank: int) -> list[Piece]:
+        """What a rank updates, in pieces of at most `PIECE_NBYTES`."""
+        found = []
+        for index, bucket in enumerate(self.buckets):
+            first, last = bucket.shard(rank, self.world_size)
+            most = PIECE_NBYTES // bucket.dtype.itemsize
+            for slot in bucket.slots:
+                start, stop = max(first, slot.start), min(last, slot.stop)
+                for at in range(start, stop, most):
+                    found.append(Piece(index, slot, at, min(at + most, stop)))
+        return found
+
+
+def lay_out(
+    parameters: Sequence[Tensor], groups: Sequence[int], world_size: int, bucket_bytes: int
+) -> Layout:
+    """Divide parameters into buckets.
+
+    Args:
+        parameters: In the order of their definition.
+        groups: The parameter group of each.
+        world_size: Number of ranks.
+        bucket_bytes: Size from which a bucket takes no other parameter.
+    """
+    filling: dict[torch.dtype, list[int]] = {}
+    full: list[list[int]] = []
+    for index in reversed(range(len(parameters))):
+        members = filling.setdefault(parameters[index].dtype, [])
+        if members and sum(parameters[i].nbytes for i in (*members, index)) > bucket_bytes:
+            full.append(members)
+            members = filling[parameters[index].dtype] = []
+        members.append(index)
+    buckets: list[Bucket] = []
+    offset = 0
+    for indices in (*full, *filling.values()):
+        bucket = _bucket([(parameters[i], i, groups[i]) for i in indices], world_size, offset)
+        buckets.append(bucket)
+        offset += bucket.numel * bucket.dtype.itemsize
+    return Layout(tuple(buckets), world_size)
+
+
+def _bucket(members: Sequence[tuple[Tensor, int, int]], world_size: int, offset: int) -> Bucket:
+    dtype = members[0][0].dtype
+    step = ALIGNMENT // dtype.itemsize
+    slots, at = [], 0
+    for parameter, index, group in members:
+        slots.append(Slot(index, group, at, at + parameter.numel()))
+        at += -(-parameter.numel() // step) * step
+    return Bucket(dtype, offset, -(-at // (step * world_size)) * step * world_size, tuple(slots))

@@ -1,0 +1,119 @@
+"""An optimizer's state in the form of the plain optimizer: a tensor for each parameter."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sdp_plugins.core import Group
+from sdp_plugins.torch.sharding.layout import Layout, Piece
+from sdp_plugins.torch.sharding.weights import like
+
+State = dict[str, Any]
+OF_ALL = ("step", "mu_product")
+"""The states of torch's optimizers that are one tensor for all elements of a parameter."""
+
+
+class ShardedState:
+    """Gathers and scatters the state of this rank's pieces.
+
+    Args:
+        group: All ranks.
+        layout: Of the parameters.
+        parameters: In the order of the optimizer's.
+        pieces: This rank's, and their tensors.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        layout: Layout,
+        parameters: Sequence[Tensor],
+        pieces: Sequence[tuple[Piece, Tensor]],
+    ) -> None:
+        self._group, self._layout, self._parameters = group, layout, parameters
+        self._pieces = pieces
+
+    def gather(self, state: Mapping[Tensor, State]) -> dict[int, State]:
+        """The state of all parameters, on every rank; a collective.
+
+        Args:
+            state: This rank's, by the tensor of each piece.
+        """
+        kinds = self._kinds(state)
+        whole: dict[int, State] = {}
+        for index, bucket in enumerate(self._layout.buckets):
+            gathered: dict[str, Tensor] = {}
+            for slot in bucket.slots:
+                for name, kind in kinds.get(slot.parameter, {}).items():
+                    mine = whole.setdefault(slot.parameter, {})
+                    if not isinstance(kind, torch.dtype):
+                        mine[name] = _copied(kind)
+                        continue
+                    if name not in gathered:
+                        gathered[name] = self._gather_bucket(index, name, kind, state)
+                    parameter = self._parameters[slot.parameter]
+                    mine[name] = like(parameter, gathered[name], slot.start).clone()
+        return dict(sorted(whole.items()))
+
+    def scatter(self, whole: Mapping[int, State]) -> dict[Tensor, State]:
+        """This rank's part of the state of all parameters, by the tensor of each piece."""
+        state: dict[Tensor, State] = {}
+        for piece, tensor in self._pieces:
+            parameter = self._parameters[piece.slot.parameter]
+            first, last = piece.start - piece.slot.start, piece.stop - piece.slot.start
+            mine = {
+                name: _flat(value, parameter)[first:last].clone()
+                if _of_each_element(name, value, parameter)
+                else _copied(value)
+                for name, value in whole.get(piece.slot.parameter, {}).items()
+            }
+            if mine:
+                state[tensor] = mine
+        return state
+
+    def _kinds(self, state: Mapping[Tensor, State]) -> dict[int, State]:
+        """By parameter: dtypes of what each element has, values of what all elements share."""
+        mine: dict[int, State] = {}
+        for piece, tensor in self._pieces:
+            for name, value in state.get(tensor, {}).items():
+                kind = value.dtype if _of_each_element(name, value, tensor) else value
+                mine.setdefault(piece.slot.parameter, {})[name] = kind
+        merged: dict[int, State] = {}
+        for blob in self._group.exchange(pickle.dumps(mine)):
+            merged |= pickle.loads(blob)
+        return merged
+
+    def _gather_bucket(
+        self, index: int, name: str, dtype: torch.dtype, state: Mapping[Tensor, State]
+    ) -> Tensor:
+        bucket = self._layout.buckets[index]
+        elements = torch.zeros(bucket.numel, dtype=dtype)
+        for piece, tensor in self._pieces:
+            if piece.bucket == index and name in state.get(tensor, {}):
+                elements[piece.start : piece.stop] = state[tensor][name]
+        start, stop = bucket.shard(self._group.rank, self._group.world_size)
+        mine = elements[start:stop].clone()
+        self._group.all_gather(elements.view(torch.uint8), mine.view(torch.uint8))
+        return elements
+
+
+def _of_each_element(name: str, value: Any, tensor: Tensor) -> bool:
+    """Whether a state has a value for each element of a parameter, not one for all."""
+    return isinstance(value, Tensor) and name not in OF_ALL and value.shape == tensor.shape
+
+
+def _copied(value: Any) -> Any:
+    """A state's value that does not change with the original, as a number of steps does."""
+    return value.clone() if isinstance(value, Tensor) else value
+
+
+def _flat(value: Tensor, parameter: Tensor) -> Tensor:
+    """A state's elements in the order of the parameter's memory."""
+    copy = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+    copy.copy_(value)
+    return copy.as_strided((copy.numel(),), (1,))

@@ -1,0 +1,705 @@
+"""ShardedOptimizer: the bits of DDP, from weights that a node has once."""
+
+from __future__ import annotations
+
+import copy
+import io
+import os
+import signal
+import time
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sdp_plugins.core import PeerLostError, SdpError, _native
+from sdp_plugins.torch import ShardedOptimizer
+from sdp_plugins.torch.sharding.checks import BY_ELEMENT
+from sdp_plugins.torch.sharding.layout import ALIGNMENT, lay_out
+from tests.ranks import Start, say
+from tests.torch.jobs import assert_same, process_group
+
+STEPS = 4
+
+
+class Net(nn.Module):
+    """Weights in channels_last, tied, frozen, large, of sizes that fit no alignment; buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        convolution = nn.Conv2d(3, 5, 3)
+        self.convolution = convolution.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.norm = nn.BatchNorm2d(5)
+        large = nn.Conv2d(5, 401, 3)
+        self.large = large.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.first = nn.Linear(401 * 2 * 2, 37)
+        self.second = nn.Linear(37, 37, bias=False)
+        self.third = nn.Linear(37, 37)
+        self.third.weight = self.second.weight
+        self.frozen = nn.Parameter(torch.randn(3), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.large(torch.relu(self.norm(self.convolution(x)))).flatten(1)
+        hidden = self.third(torch.tanh(self.second(self.first(hidden))))
+        return hidden * self.frozen.mean()
+
+
+def make(seed: int) -> Net:
+    torch.manual_seed(seed)
+    return Net()
+
+
+def loss_of(model: nn.Module, rank: int, step: int) -> Tensor:
+    random = torch.Generator().manual_seed(100 * step + rank)
+    return model(torch.randn(8, 3, 6, 6, generator=random)).square().mean()
+
+
+def parameter_groups(model: nn.Module) -> list[dict[str, Any]]:
+    """No weight decay of vectors, as in most recipes."""
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return [
+        {"params": [p for p in parameters if p.dim() > 1]},
+        {"params": [p for p in parameters if p.dim() <= 1], "weight_decay": 0.0, "lr": 0.02},
+    ]
+
+
+def plain(rank: int, kind: Any, **options: Any) -> tuple[nn.Module, Any]:
+    model = DistributedDataParallel(make(rank), broadcast_buffers=False)
+    return model, kind(parameter_groups(model), **options)
+
+
+def sharded(rank: int, kind: Any, **options: Any) -> tuple[nn.Module, ShardedOptimizer]:
+    model = make(rank)
+    groups = parameter_groups(model)
+    return model, ShardedOptimizer(model, kind, groups, bucket_bytes=8_000, **options)
+
+
+def train(
+    model: nn.Module,
+    optimizer: Any,
+    rank: int,
+    first: int = 0,
+    clip: Callable[[], Any] = lambda: None,
+) -> None:
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+    for step in range(first, first + STEPS):
+        loss_of(model, rank, step).backward()
+        clip()
+        optimizer.step()
+        optimizer.zero_grad()
+        scheduler.step()
+
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-7}
+
+
+def assert_same_weights(model: nn.Module, expected: nn.Module, **tolerance: float) -> None:
+    for found, other in zip(model.parameters(), expected.parameters(), strict=True):
+        if tolerance:
+            torch.testing.assert_close(found, other, **tolerance)
+        else:
+            assert_same(found, other)
+
+
+CASES: list[tuple[Any, dict[str, Any]]] = [
+    *((kind, {"lr": 0.01}) for kind in BY_ELEMENT),
+    (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "nesterov": True, "foreach": True}),
+    (torch.optim.SGD, {"lr": 0.01, "momentum": 0.9, "fused": True}),
+    (torch.optim.Adam, {"lr": 0.01, "amsgrad": True, "foreach": True}),
+    (torch.optim.AdamW, {"lr": 0.01, "weight_decay": 0.1, "fused": True}),
+    (torch.optim.Adagrad, {"lr": 0.01, "fused": True}),
+]
+
+
+def like_ddp(rank: int, world: int, kind: Any, options: dict[str, Any]) -> None:
+    with process_group():
+        ddp, theirs = plain(rank, kind, **options)
+        model, ours = sharded(rank, kind, **options)
+        train(ddp, theirs, rank)
+        train(model, ours, rank)
+        assert_same_weights(model, ddp)
+
+
+@pytest.mark.parametrize(("kind", "options"), CASES, ids=str)
+def test_like_ddp(rank_pool: Any, kind: Any, options: dict[str, Any]) -> None:
+    rank_pool(2).run(like_ddp, kind, options)
+
+
+def like_one_process(rank: int, world: int) -> None:
+    with process_group():
+        model, ours = sharded(rank, torch.optim.AdamW, lr=0.01, eps=1e-3)
+        model.eval()  # statistics of a batch are each rank's own
+        train(model, ours, rank)
+        alone = make(0).eval()
+        optimizer = torch.optim.AdamW(parameter_groups(alone), lr=0.01, eps=1e-3)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        for step in range(STEPS):
+            sum(loss_of(alone, each, step) for each in range(world)).div(world).backward()  # type: ignore[union-attr]
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+        assert_same_weights(model, alone, atol=1e-6, rtol=1e-5)
+        digests: list[Any] = [None] * world
+        dist.all_gather_object(digests, [p.detach().clone() for p in model.parameters()])
+        for other in digests[1:]:
+            for found, expected in zip(other, digests[0], strict=True):
+                assert_same(found, expected)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_like_one_process(rank_pool: Any, world: int) -> None:
+    rank_pool(world).run(like_one_process)
+
+
+def share(rank: int, world: int) -> None:
+    """A rank's parameters are the memory of the others' parameters."""
+    with process_group():
+        model, _ = sharded(rank, torch.optim.SGD, lr=0.1)
+        if rank == 0:
+            with torch.no_grad():
+                model.first.weight[3, 5] = 42  # type: ignore[index,operator,union-attr]
+        dist.barrier()
+        assert model.first.weight[3, 5] == 42  # type: ignore[index,operator,union-attr]
+    assert loss_of(model, rank, 0) > 0  # the weights outlive the group
+
+
+def test_a_node_has_the_weights_once(rank_pool: Any) -> None:
+    rank_pool(3).run(share)
+
+
+def begin(rank: int, world: int) -> None:
+    with process_group():
+        model, _ = sharded(rank, torch.optim.SGD, lr=0.1)
+        torch.manual_seed(0)
+        expected = Net()
+        assert_same_weights(model, expected)
+        for found, other in zip(model.buffers(), expected.buffers(), strict=True):
+            assert_same(found, other)
+
+
+def test_all_begin_as_rank_0(rank_pool: Any) -> None:
+    rank_pool(2).run(begin)
+
+
+def accumulate(rank: int, world: int) -> None:
+    with process_group():
+        ddp, theirs = plain(rank, torch.optim.SGD, lr=0.1)
+        model, ours = sharded(rank, torch.optim.SGD, lr=0.1)
+        for wrapped, optimizer, no_sync in (ddp, theirs, ddp.no_sync), (model, ours, ours.no_sync):  # type: ignore[operator]
+            for step in range(3):
+                with no_sync():
+                    loss_of(wrapped, rank, 2 * step).backward()
+                loss_of(wrapped, rank, 2 * step + 1).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        assert_same_weights(model, ddp)
+
+
+def test_accumulation(rank_pool: Any) -> None:
+    rank_pool(2).run(accumulate)
+
+
+def clip(rank: int, world: int) -> None:
+    with process_group():
+        ddp, theirs = plain(rank, torch.optim.SGD, lr=0.1)
+        model, ours = sharded(rank, torch.optim.SGD, lr=0.1)
+        for norm_type in (2.0, 1.0, float("inf")):
+            norms = []
+            loss_of(ddp, rank, 0).backward()
+            norms.append(nn.utils.clip_grad_norm_(ddp.parameters(), 1e-2, norm_type))
+            loss_of(model, rank, 0).backward()
+            norms.append(ours.clip_grad_norm_(1e-2, norm_type))
+            torch.testing.assert_close(norms[0], norms[1], **CLOSE)
+            for optimizer in theirs, ours:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert_same_weights(model, ddp, atol=1e-6, rtol=1e-5)
+        loss_of(ddp, rank, 1).backward()
+        nn.utils.clip_grad_value_(ddp.parameters(), 1e-3)
+        loss_of(model, rank, 1).backward()
+        ours.clip_grad_value_(1e-3)
+        theirs.step()
+        ours.step()
+        assert_same_weights(model, ddp, atol=1e-6, rtol=1e-5)
+
+
+def test_clipping(rank_pool: Any) -> None:
+    rank_pool(2).run(clip)
+
+
+def send_buffers(rank: int, world: int) -> None:
+    """As DDP does by default: what normalization remembers is what rank 0 has seen."""
+    with process_group():
+        ddp = DistributedDataParallel(make(rank))
+        theirs = torch.optim.SGD(parameter_groups(ddp), lr=0.1)
+        model, ours = sharded(rank, torch.optim.SGD, lr=0.1)
+        for wrapped, optimizer in (ddp, theirs), (model, ours):
+            for step in range(3):
+                loss_of(wrapped, rank, step).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        for found, expected in zip(model.buffers(), ddp.buffers(), strict=True):
+            assert_same(found, expected)
+        if rank == 0:
+            loss_of(model.eval(), rank, 0)  # one rank may evaluate alone
+        dist.barrier()
+
+
+def test_buffers(rank_pool: Any) -> None:
+    rank_pool(2).run(send_buffers)
+
+
+def scale(rank: int, world: int) -> None:
+    """One rank's overflow is everyone's; the steps around it are as without a scaler."""
+    with process_group():
+        ddp, theirs = plain(rank, torch.optim.SGD, lr=0.1)
+        model, ours = sharded(rank, torch.optim.SGD, lr=0.1)
+        for wrapped, optimizer in (ddp, theirs), (model, ours):
+            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+            for step in range(4):
+                loss = loss_of(wrapped, rank, step)
+                if step == 1 and rank == 1:
+                    loss = loss * float("inf")
+                scaler.scale(loss).backward()
+                if step == 3:
+                    scaler.unscale_(optimizer)
+                    ours.clip_grad_norm_(1e-3) if optimizer is ours else None
+                    nn.utils.clip_grad_norm_(
+                        ddp.parameters(), 1e-3
+                    ) if optimizer is theirs else None
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+            assert scaler.get_scale() == 512.0
+        assert_same_weights(model, ddp, atol=1e-6, rtol=1e-5)
+
+
+def test_grad_scaler(rank_pool: Any) -> None:
+    rank_pool(2).run(scale)
+
+
+def checkpoint(rank: int, world: int) -> None:
+    """torch.compile, and activations that are computed again, change nothing."""
+    with process_group():
+        models = []
+        for _ in range(3):
+            torch.manual_seed(0)
+            models.append(nn.Sequential(nn.Linear(9, 300), nn.Tanh(), nn.Linear(300, 9)))
+        optimizers = [ShardedOptimizer(each, torch.optim.Adam, lr=0.01) for each in models]
+        compiled = torch.compile(models[1], backend="aot_eager")
+        x = torch.randn(4, 9, generator=torch.Generator().manual_seed(rank))
+        for _ in range(3):
+            models[0](x).square().sum().backward()
+            compiled(x).square().sum().backward()
+            again = torch.utils.checkpoint.checkpoint(models[2], x, use_reentrant=False)
+            again.square().sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert_same_weights(models[1], models[0], atol=1e-6, rtol=1e-5)
+        assert_same_weights(models[2], models[0])
+
+
+def test_compiled_and_checkpointed(rank_pool: Any) -> None:
+    rank_pool(2).run(checkpoint, timeout_s=160)
+
+
+def skip(rank: int, world: int) -> None:
+    """Gradients that are dropped without a step have changed nothing."""
+    with process_group():
+        ddp, theirs = plain(rank, torch.optim.SGD, lr=0.1)
+        model, ours = sharded(rank, torch.optim.SGD, lr=0.1)
+        for wrapped, optimizer in (ddp, theirs), (model, ours):
+            for step in range(4):
+                loss_of(wrapped, rank, step).backward()
+                if step % 2:
+                    optimizer.step()
+                optimizer.zero_grad()
+        # Sums over uneven nodes have another order.
+        assert_same_weights(model, ddp, **(CLOSE if world == 3 else {}))
+
+
+def test_steps_that_are_left_out(rank_pool: Any) -> None:
+    rank_pool(2).run(skip)
+
+
+def clip_late(rank: int, world: int) -> None:
+    """Rank 1 is late: rank 0 may write neither what it still averages nor the weights it reads."""
+    with process_group():
+        torch.manual_seed(0)
+        model = nn.Linear(300, 300, bias=False)
+        optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=1.0)
+        combine = _native.combine
+
+        def late(*args: Any) -> None:
+            time.sleep(0.2 * rank)
+            combine(*args)
+
+        x = torch.ones(1, 300)
+        model(x).sum().backward()
+        with mock.patch.object(_native, "combine", late):
+            optimizer.clip_grad_value_(1e9)
+        found = [tensor.grad.clone() for _, tensor in optimizer._pieces]  # type: ignore[union-attr]
+        optimizer.zero_grad()
+        (100 * model(x).sum()).backward()
+        assert found and all((each == 1).all() for each in found)
+        before = model.weight.detach().clone()
+        optimizer.clip_grad_norm_(1e9)
+        time.sleep(0.2 * rank)
+        assert_same(model.weight, before)
+        optimizer.step()
+        assert_same(model.weight, before - 100)
+
+
+def test_ranks_that_are_late_after_clipping(rank_pool: Any) -> None:
+    rank_pool(2).run(clip_late)
+
+
+class Odd(nn.Module):
+    """Gradients that are views of one memory; parameters without a dimension, or an element."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pair = nn.ParameterList(torch.randn(200, 200) for _ in range(4))
+        self.scale = nn.Parameter(torch.tensor(0.5))
+        self.empty = nn.Parameter(torch.zeros(0, dtype=torch.float64))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b, c, d = (each.reshape(400, 100) for each in self.pair)
+        self.seen = self.seen * 0.5 + x.mean()
+        return ((a + b) @ x).sum(0) * ((c + d) @ x).sum(0) * self.scale + self.seen
+
+
+def odd(rank: int, world: int) -> None:
+    """Like DDP through a checkpoint, through what users do to gradients, and in two models."""
+    with process_group():
+        models = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            models.append(nn.ModuleList([Odd(), nn.Linear(100, 1, bias=False)]))
+        ddp = [DistributedDataParallel(each, find_unused_parameters=True) for each in models[0]]
+        results = []
+        for parts, kind in (ddp, torch.optim.AdamW), (list(models[1]), ShardedOptimizer):
+            optimizers = [
+                kind(part, torch.optim.AdamW, lr=1e-3)
+                if kind is ShardedOptimizer
+                else kind(part.parameters(), lr=1e-3)
+                for part in parts
+            ]
+            for step in range(4):
+                x = torch.randn(100, 3, generator=torch.Generator().manual_seed(9 * step + rank))
+                optimizers[1].zero_grad()
+                loss = parts[1](x.T).square().mean()
+                loss.backward()
+                optimizers[1].step()
+                optimizers[0].zero_grad()
+                first = parts[0](x)
+                (first.sum() + parts[1](first.expand(100, 3).T).sum()).backward()  # reaches both
+                scale = parts[0].module.scale if kind is torch.optim.AdamW else parts[0].scale
+                if step == 1:
+                    scale.grad = None
+                if step == 2:
+                    scale.grad = torch.full((), rank + 1.5 if kind is ShardedOptimizer else 2.0)
+                optimizers[0].step()
+                if step == 2:
+                    for optimizer in optimizers:
+                        optimizer.load_state_dict(optimizer.state_dict())
+            results.append(optimizers)
+        for found, expected in zip(models[1], models[0], strict=True):
+            assert_same_weights(found, expected)
+            for one, other in zip(found.buffers(), expected.buffers(), strict=True):
+                assert_same(one, other)
+
+
+def test_odd_models(rank_pool: Any) -> None:
+    rank_pool(2).run(odd)
+
+
+def unscale_some(rank: int, world: int) -> None:
+    """A rank may have gradients of some data types only; norms are of all."""
+    with process_group():
+        torch.manual_seed(0)
+        model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3, dtype=torch.float64)])
+        optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        loss = model[0](torch.ones(3)).sum()
+        if rank == 0:
+            loss = loss + model[1](torch.ones(3, dtype=torch.float64)).sum()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        assert optimizer.clip_grad_norm_(1e9, "inf") == 1
+        torch.testing.assert_close(optimizer.clip_grad_norm_(1e9), torch.tensor((12 + 3) ** 0.5))
+        scaler.step(optimizer)
+        optimizer.close()
+        before = model[0].bias.clone()
+        plain = torch.optim.SGD(model.parameters(), lr=1.0)
+        model[0](torch.ones(3)).sum().backward()
+        plain.step()  # each rank for itself
+        assert_same(model[0].bias, before - 1)
+        dist.barrier()
+
+
+def test_unscaling_and_leaving(rank_pool: Any) -> None:
+    rank_pool(2).run(unscale_some)
+
+
+class Words(nn.Module):
+    """Gradients that are sparse; values of 16 bits, and of 64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 700, sparse=True)
+        self.narrow = nn.Linear(700, 90, dtype=torch.bfloat16)
+        self.wide = nn.Linear(90, 3, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.wide(self.narrow(self.words(x).bfloat16()).double())
+
+
+def mix(rank: int, world: int) -> None:
+    with process_group():
+        models = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            models.append(Words())
+        ddp = DistributedDataParallel(models[0])
+        theirs = torch.optim.SGD(ddp.parameters(), lr=1e-3)
+        ours = ShardedOptimizer(models[1], torch.optim.SGD, lr=1e-3)
+        for wrapped, optimizer in (ddp, theirs), (models[1], ours):
+            for step in range(3):
+                x = torch.arange(4 * step + rank, 4 * step + rank + 7)
+                loss = wrapped(x).square().sum()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        assert_same_weights(models[1], models[0])
+        before = models[1].wide.weight.clone()
+        models[1](x).square().sum().backward(create_graph=True)  # which DDP does not do
+        ours.step()
+        assert not models[1].wide.weight.equal(before)
+
+
+def test_sparse_gradients_and_other_types(rank_pool: Any) -> None:
+    rank_pool(2).run(mix)
+
+
+class Switched(nn.Module):
+    """Layers of which a step may use some, on some ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(9, 9) for _ in range(5))
+
+    def forward(self, x: Tensor, used: tuple[int, ...]) -> Tensor:
+        for index in used:
+            x = torch.tanh(self.layers[index](x))
+        return x
+
+
+USED: list[list[tuple[int, ...]]] = [  # by step and rank
+    [(0, 1, 2, 3, 4), (0, 1, 2, 3, 4)],
+    [(0, 1, 3), (0, 1, 3)],
+    [(0, 1), (0, 2)],
+    [(4, 0), (0, 4, 3)],
+    [(0, 1, 2, 3, 4), (0, 1, 2, 3, 4)],
+]
+
+
+def leave_out(rank: int, world: int) -> None:
+    """What no rank uses keeps its weights and its number of steps, through a checkpoint, too."""
+    with process_group():
+        models = []
+        for _ in range(2):
+            torch.manual_seed(0)
+            models.append(Switched())
+        ddp = DistributedDataParallel(models[0], find_unused_parameters=True)
+        theirs = torch.optim.AdamW(ddp.parameters(), lr=0.01, weight_decay=0.1)
+        ours = ShardedOptimizer(models[1], torch.optim.AdamW, lr=0.01, weight_decay=0.1)
+        for step, used in enumerate(USED):
+            x = torch.randn(4, 9, generator=torch.Generator().manual_seed(10 * step + rank))
+            for model, optimizer in (ddp, theirs), (models[1], ours):
+                model(x, used[rank]).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            assert_same_weights(models[1], models[0])
+            expected, found = theirs.state_dict()["state"], ours.state_dict()["state"]
+            assert found.keys() == expected.keys()
+            for index, state in expected.items():
+                for name, value in state.items():
+                    assert_same(found[index][name], value)
+            if step == 3:
+                with pytest.raises(ValueError, match="has a ShardedOptimizer already"):
+                    ShardedOptimizer(models[1], torch.optim.SGD)
+                ours.close()
+                ours = ShardedOptimizer(models[1], torch.optim.AdamW, lr=0.01, weight_decay=0.1)
+                ours.load_state_dict(theirs.state_dict())
+
+
+def test_parameters_without_gradient(rank_pool: Any) -> None:
+    rank_pool(2).run(leave_out)
+
+
+def save(rank: int, world: int, path: str) -> None:
+    """The state is the plain optimizer's, and training goes on from it as it would have."""
+    with process_group():
+        ddp, theirs = plain(rank, torch.optim.AdamW, lr=0.01)
+        model, ours = sharded(rank, torch.optim.AdamW, lr=0.01)
+        train(ddp, theirs, rank)
+        train(model, ours, rank)
+        expected, found = theirs.state_dict(), ours.state_dict()
+        assert found["param_groups"] == expected["param_groups"]
+        assert found["state"].keys() == expected["state"].keys()
+        for index, state in expected["state"].items():
+            assert found["state"][index].keys() == state.keys()
+            for name, value in state.items():
+                assert_same(found["state"][index][name], value)
+                assert found["state"][index][name].stride() == value.stride()
+        if rank == 0:
+            torch.save((model.state_dict(), found), path)
+        train(model, ours, rank, STEPS)
+        if rank == 0:
+            torch.save(model.state_dict(), f"{path}.after")
+
+
+def load(rank: int, world: int, path: str, ranks: int) -> None:
+    """Each rank's batches are those of `ranks / world` ranks before."""
+    with process_group():
+        model, ours = sharded(7, torch.optim.AdamW, lr=0.01)
+        weights, state = torch.load(path)
+        model.load_state_dict(weights)
+        ours.load_state_dict(state)
+        if world == ranks:
+            train(model, ours, rank, STEPS)
+            after = torch.load(f"{path}.after")
+            for name, value in dict(model.named_parameters()).items():
+                assert_same(value, after[name])
+        assert ours.state_dict()["state"].keys() == state["state"].keys()
+        for index, each in ours.state_dict()["state"].items():
+            if world != ranks:
+                for name, value in each.items():
+                    assert_same(value, state["state"][index][name])
+
+
+def test_checkpoints(rank_pool: Any, tmp_path: Any) -> None:
+    path = str(tmp_path / "checkpoint")
+    rank_pool(2).run(save, path)
+    for world in 1, 2, 3:
+        rank_pool(world).run(load, path, 2)
+
+
+def misuse(rank: int, world: int) -> None:
+    with process_group():
+        model, optimizer = sharded(rank, torch.optim.SGD, lr=0.1)
+        loss_of(model, rank, 0).backward()
+        with pytest.raises(RuntimeError, match=r"clip_grad_norm_\(\)"):
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with pytest.raises(RuntimeError, match=r"second gradient of third\.bias .*no_sync"):
+            loss_of(model, rank, 0).backward()
+        with pytest.raises(RuntimeError, match=r"second gradient of third\.bias"):
+            optimizer.step()  # of gradients that are not whole
+        with optimizer.no_sync(), pytest.raises(RuntimeError, match="second gradient"):
+            loss_of(model, rank, 0).backward()
+        optimizer.zero_grad()
+        model.first.bias.data = torch.zeros(37)  # type: ignore[union-attr]
+        with pytest.raises(RuntimeError, match=r"weights of first\.bias were replaced"):
+            optimizer.step()
+        with pytest.raises(TypeError, match="LBFGS"):
+            ShardedOptimizer(make(0), torch.optim.LBFGS)
+        with pytest.raises(ValueError, match=r"ranks \[1\] have other parameters"):
+            ShardedOptimizer(nn.Linear(3, 3 + rank), torch.optim.SGD, lr=0.1)
+        with pytest.raises(ValueError, match=r"ranks \[1\] have other"):
+            ShardedOptimizer(nn.Linear(3, 3), torch.optim.SGD, lr=0.1 + rank)
+        part = nn.Linear(3, 3)
+        if rank:
+            part.weight = nn.Parameter(torch.randn(10, 10)[:3, :3])
+        with pytest.raises(ValueError, match=r"weight is a part of a tensor.*contiguous"):
+            ShardedOptimizer(part, torch.optim.SGD, lr=0.1)
+        with pytest.raises(ValueError, match="group of smddp"):
+            ShardedOptimizer(make(0), torch.optim.SGD, group=dist.new_group(backend="gloo"))
+
+
+def test_misuse_is_told(rank_pool: Any) -> None:
+    rank_pool(2).run(misuse)
+
+
+def die(rank: int, world: int) -> None:
+    with process_group():
+        model, optimizer = sharded(rank, torch.optim.SGD, lr=0.1)
+        loss_of(model, rank, 0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if rank == 1:
+            optimizer._inner.step = lambda: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+        loss_of(model, rank, 1).backward()
+        with pytest.raises(PeerLostError, match="rank 1"):
+            optimizer.step()
+        for call in optimizer.step, optimizer.state_dict:
+            with pytest.raises(SdpError, match="rank 1"):
+                call()
+        say("told")
+
+
+def test_a_rank_dies_in_its_update(start_pooled: Start) -> None:
+    with start_pooled(3, die) as ranks:
+        for rank in 0, 2:
+            assert ranks[rank].heard() == "told"
+            ranks[rank].result()
+
+
+@pytest.mark.parametrize("world", [1, 2, 5])
+@pytest.mark.parametrize("bucket_bytes", [1, 1000, 10**9])
+def test_layout(world: int, bucket_bytes: int) -> None:
+    """Each element of each parameter is in one rank's piece, and in no other."""
+    parameters: list[Tensor] = list(make(0).parameters())
+    parameters += [nn.Parameter(torch.zeros(n, dtype=torch.bfloat16)) for n in (1, 700)]
+    groups = [i % 3 for i in range(len(parameters))]
+    layout = lay_out(parameters, groups, world, bucket_bytes)
+    found: dict[tuple[int, int], int] = {}
+    for rank in range(world):
+        for piece in layout.pieces(rank):
+            bucket = layout.buckets[piece.bucket]
+            first, last = bucket.shard(rank, world)
+            assert first <= piece.start < piece.stop <= last
+            assert (bucket.offset + first * bucket.dtype.itemsize) % ALIGNMENT == 0
+            for at in range(piece.start, piece.stop):
+                assert (piece.bucket, at) not in found
+                found[piece.bucket, at] = piece.slot.parameter
+    slots = [(i, slot) for i, bucket in enumerate(layout.buckets) for slot in bucket.slots]
+    assert sorted(slot.parameter for _, slot in slots) == list(range(len(parameters)))
+    for index, slot in slots:
+        assert slot.stop - slot.start == parameters[slot.parameter].numel()
+        assert slot.group == groups[slot.parameter]
+        assert layout.buckets[index].dtype == parameters[slot.parameter].dtype
+        for at in range(slot.start, slot.stop):
+            assert found.pop((index, at)) == slot.parameter
+    assert not found
+
+
+def copy_the_model(rank: int, world: int) -> None:
+    """Averages of weights, as for evaluation, have memory of their own."""
+    with process_group():
+        model, optimizer = sharded(rank, torch.optim.SGD, lr=0.1)
+        average = torch.optim.swa_utils.AveragedModel(model)
+        before = copy.deepcopy(model)
+        train(model, optimizer, rank)
+        average.update_parameters(model)
+        assert_same_weights(before, make(0))
+        with pytest.raises(AssertionError):
+            assert_same_weights(model, before)
+        assert_same_weights(average.module, model)
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False)
+        assert_same_weights(loaded, model)
+        assert loss_of(loaded, rank, 0) > 0
+
+
+def test_copies_of_the_model(rank_pool: Any) -> None:
+    rank_pool(2).run(copy_the_model)
