@@ -17,6 +17,7 @@ from benchmarks import fusion as fusion_of
 from benchmarks import keras as keras_of
 from benchmarks import machine, mpi, nodes_cli, options, runner, table
 from benchmarks import memory as memory_of
+from benchmarks import step as step_of
 from benchmarks import targets as targets_of
 from benchmarks.all_reduce import all_reduce_table
 from benchmarks.libraries import select
@@ -207,6 +208,45 @@ def fsdp(
         model={**training.FULL_MODEL, "layers": layers},
     )
     options.report(partial(fsdp_of.run, plan), fsdp_of.fsdp_table, "fsdp", markdown, json)
+
+
+@app.command("step")
+def step(
+    variants: Annotated[
+        str, typer.Option(help="some of " + ", ".join(step_of.VARIANTS))
+    ] = ",".join(step_of.VARIANTS),
+    ranks: Ranks = 2,
+    threads: Threads = 1,
+    repeats: Repeats = 7,
+    steps: Steps = 3,
+    rows: Rows = 1,
+    tokens: Tokens = 64,
+    layers: Layers = 8,
+    optimizer: Annotated[str, typer.Option(help=", ".join(step_of.OPTIMIZERS))] = "fused_adamw",
+    json: Json = None,
+    markdown: Markdown = None,
+) -> None:
+    """Training step of the same BERT by DDP, ZeRO, FSDP2 and shards, and on each rank alone."""
+    names = tuple(parse_list(variants))
+    if unknown := set(names) - set(step_of.VARIANTS):
+        raise typer.BadParameter(f"there is no variant {', '.join(sorted(unknown))}")
+    if step_of.REFERENCE not in names:
+        names = (step_of.REFERENCE, *names)
+    if optimizer not in step_of.OPTIMIZERS:
+        raise typer.BadParameter(f"unknown optimizer {optimizer!r}")
+    plan = training.DdpPlan(
+        backends=names,
+        ranks=ranks,
+        threads=threads,
+        rounds=repeats,
+        steps=steps,
+        rows=rows,
+        tokens=tokens,
+        optimizer=optimizer,
+        model={**training.FULL_MODEL, "layers": layers},
+    )
+    section = f"step {optimizer}"
+    options.report(partial(step_of.run, plan), step_of.step_table, section, markdown, json)
 
 
 @app.command("memory")

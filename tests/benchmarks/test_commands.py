@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from benchmarks import bert, collectives, ddp, fsdp, memory, mpi, table
+from benchmarks import bert, collectives, ddp, fsdp, memory, mpi, step, table
 from benchmarks import targets as targets
 from benchmarks.all_reduce import all_reduce_table
 from benchmarks.cli import app
@@ -179,6 +179,28 @@ def test_fsdp_over_smddp_computes_what_gloo_does():
     report = fsdp.run(ddp.DdpPlan(rounds=1, steps=2, tokens=4, model=SMALL_MODEL))
     assert report.facts["largest_difference"] == 0
     assert "1 thread each" in shown(fsdp.fsdp_table(report))
+
+
+def test_steps_of_every_way():
+    plan = ddp.DdpPlan(("none", "smddp", "sharded"), rounds=1, steps=1, tokens=4, model=SMALL_MODEL)
+    report = step.run(plan)
+    none, *others = report.measurements
+    assert none.facts["memory"] > 0
+    assert others[0].facts["weights"] == others[1].facts["weights"]
+    assert "bitwise those of smddp" in shown(step.step_table(report))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", step.VARIANTS)
+def test_every_way_trains(name):
+    plan = ddp.DdpPlan(("none", name), rounds=1, steps=1, tokens=4, model=SMALL_MODEL)
+    assert len(step.run(plan).measurements) == len({"none", name})
+
+
+def test_an_unknown_way_is_refused(run):
+    result = run("step", "--variants", "none,horovod")
+    assert result.exit_code == 2
+    assert "no variant horovod" in result.output
 
 
 @pytest.mark.long

@@ -1,0 +1,149 @@
+"""In a rank: trains one copy of a model per way of data parallelism."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks import bert
+from benchmarks.ddp_lower_bound import leave_alone
+from benchmarks.footprint import Footprint, footprint
+from benchmarks.libraries.base import Place
+from benchmarks.torch_groups import group_over, join
+
+OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
+    "sgd": (torch.optim.SGD, {}),
+    "adamw": (torch.optim.AdamW, {}),
+    "fused_adamw": (torch.optim.AdamW, {"fused": True}),
+}
+
+
+@dataclass
+class Training:
+    """A model, its optimizer, and what follows a backward pass."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    synchronize: Callable[[], object] = lambda: None
+
+
+def _ddp(setting: dict[str, Any], group: Any, reduce: bool = True) -> DistributedDataParallel:
+    model = DistributedDataParallel(bert.Workload(setting).build(), process_group=group)
+    if not reduce:
+        model.register_comm_hook(None, leave_alone)
+    return model
+
+
+def none(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Training:
+    """Each rank for itself."""
+    model = bert.Workload(setting).build()
+    return Training(model, make(model.parameters(), **options))
+
+
+def lower_bound(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Training:
+    """DDP fills its buckets and the ranks meet, but nothing is reduced."""
+    model = _ddp(setting, None, reduce=False)
+    return Training(model, make(model.parameters(), **options), dist.barrier)
+
+
+def gloo(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Training:
+    """DDP over gloo."""
+    model = _ddp(setting, None)
+    return Training(model, make(model.parameters(), **options))
+
+
+def smddp(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Training:
+    """DDP over smddp."""
+    model = _ddp(setting, group_over("smddp"))
+    return Training(model, make(model.parameters(), **options))
+
+
+def zero(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Training:
+    """DDP over smddp with torch's ZeroRedundancyOptimizer."""
+    group = group_over("smddp")
+    model = _ddp(setting, group)
+    sharded = ZeroRedundancyOptimizer(model.parameters(), make, process_group=group, **options)
+    return Training(model, sharded)
+
+
+def fsdp2(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Training:
+    """FSDP2 over smddp."""
+    mesh = DeviceMesh.from_group(group_over("smddp"), "cpu")
+    model = bert.Workload(setting).build()
+    for layer in model.encoder.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return Training(model, make(model.parameters(), **options))
+
+
+def sharded(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Training:
+    """`ShardedOptimizer` over smddp."""
+    from sdp_plugins.torch import ShardedOptimizer
+
+    group, model = group_over("smddp"), bert.Workload(setting).build()
+    return Training(model, ShardedOptimizer(model, make, group=group, **options))
+
+
+VARIANTS = {f.__name__: f for f in (none, lower_bound, gloo, smddp, zero, fsdp2, sharded)}
+
+
+class StepTask:
+    """The commands of `step` in its ranks.
+
+    Args:
+        place: This rank's position.
+        variants: Names in `VARIANTS`; each is built by its first training.
+        setting: `optimizer`, and the settings of the workload.
+    """
+
+    def __init__(self, place: Place, variants: list[str], setting: dict[str, Any]) -> None:
+        self.place, self.setting = place, setting
+        join(place)
+        self.workload = bert.Workload(setting)
+        self.trained: dict[str, Training] = {}
+        self.done = dict.fromkeys(variants, 0)
+
+    def train(self, variant: str, steps: int) -> list[float]:
+        """Return the seconds of each step, excluding the creation of the batch."""
+        if variant not in self.trained:
+            make, options = OPTIMIZERS[self.setting["optimizer"]]
+            build = VARIANTS[variant]
+            self.trained[variant] = build(self.setting, make, {"lr": 1e-4, **options})
+        return [self._step(variant) for _ in range(steps)]
+
+    def _step(self, variant: str) -> float:
+        training = self.trained[variant]
+        batch = self.workload.batch(self.done[variant], self.place.rank)
+        self.done[variant] += 1
+        start = time.perf_counter()
+        training.model(*batch).backward()
+        training.synchronize()
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        return time.perf_counter() - start
+
+    def fingerprint(self, variant: str) -> str:
+        """Return a hash of all weights."""
+        digest = hashlib.sha256()
+        for parameter in self.trained[variant].model.parameters():
+            digest.update(parameter.detach().numpy().tobytes())
+        return digest.hexdigest()
+
+    def footprint(self) -> Footprint:
+        """Return this process's current memory."""
+        return footprint()
+
+    def close(self) -> None:
+        """Leave all groups."""
+        self.trained.clear()
+        dist.destroy_process_group()
