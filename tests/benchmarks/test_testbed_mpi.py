@@ -25,7 +25,7 @@ pytestmark = needs_nodes
     "mpi",
     [
         pytest.param(MPI, marks=[needs_mpi, pytest.mark.long], id="mpich"),
-        pytest.param(OPEN_MPI, marks=needs_open_mpi, id="openmpi"),
+        pytest.param(OPEN_MPI, marks=[needs_open_mpi, pytest.mark.long], id="openmpi"),
     ],
 )
 def test_core_over_mpi(script: Script, mpi: str) -> None:

@@ -86,10 +86,15 @@ def test_sub_groups(rank_pool: Pool) -> None:
     ]
 
 
-@pytest.mark.parametrize("layout", ["2x1", "2x2", "1+2"])
+@pytest.mark.parametrize("layout", ["2x2", "1+2", pytest.param("2x1", marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "case",
-    [test_sharding.like_one_process, test_sharding.clip, test_sharding.skip, test_sharding.scale],
+    [
+        test_sharding.like_one_process,
+        test_sharding.scale,
+        pytest.param(test_sharding.clip, marks=pytest.mark.long),
+        pytest.param(test_sharding.skip, marks=pytest.mark.long),
+    ],
 )
 def test_sharded_optimizer(rank_pool: Pool, layout: str, case: Callable[..., Any]) -> None:
     rank_pool(len(LAYOUTS[layout])).run(run_on_nodes, layout, case)

@@ -255,7 +255,7 @@ BOTH = "losses and metrics"
 DEFAULT = {
     "torch": [(2, True, BOTH), (3, False, BOTH)],
     "tensorflow": [(2, False, "losses")],
-    "jax": [(2, False, "metrics")],
+    "jax": [],
 }
 """Without `make test-long`: ranks, whether rows are weighted, and parts, as each rank compiles."""
 
