@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from sdp_plugins.core import (
     PeerLostError,
     SdpError,
 )
+from sdp_plugins.core.internode.operation import SpanningOperation
 from sdp_plugins.core.internode.receiver import Receiver
 from tests.flight.cases import LONG_S, job_of, until_seen
 from tests.internode.spanning import LAYOUTS, meet
@@ -232,16 +234,19 @@ def test_a_failure_within_a_node_is_told(start_pooled: Start, tmp_path: Path, la
             assert "rank 2 sends float64[4]" in ranks[rank].heard()
 
 
-def give_up(rank: int, world: int, root: str) -> None:
+def give_up(rank: int, world: int, root: str, seen: bool) -> None:
     with meet("2x2", root, "g") as group:
         group.barrier()
         if rank == 3:
             raise KeyError("no such column")
-        group.recv(np.zeros(3), None)
+        check = SpanningOperation.check if seen else Mock()
+        with mock.patch.object(SpanningOperation, "check", check):
+            group.recv(np.zeros(3), None)
 
 
-def test_an_exception_is_told(start_pooled: Start, tmp_path: Path) -> None:
-    with start_pooled(4, give_up, str(tmp_path)) as ranks:
+@pytest.mark.parametrize("seen", [True, False], ids=["before it leaves", "as it leaves"])
+def test_an_exception_is_told(start_pooled: Start, tmp_path: Path, seen: bool) -> None:
+    with start_pooled(4, give_up, str(tmp_path), seen) as ranks:
         for rank in (0, 1, 2):
             error = ranks[rank].outcome().error
             assert isinstance(error, SdpError)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -115,12 +116,13 @@ class Receiver:
         """Convert a broken connection into the error for the receives that wait."""
         lost = error.peers or (self._peer,)
         left = all(map(self._channel.left, lost))
-        if left:  # no error for receives that other ranks can still serve
-            self._matching.leave(lost)
+        if left:
+            with suppress(UnwantedError):  # a rank that fails also leaves, after it has told why
+                self._matching.wanting(self._peer)[0].operation.await_cause()
+            self._matching.leave(lost)  # no error for receives that other ranks can still serve
         self._operation = operation = self._matching.wanting(self._peer)[0].operation
         if not left:
             return operation.lost_error(error, lost)
-        operation.await_cause()  # a rank that fails also leaves, after it has told why
         what = f"{operation.context.nodes.name(lost)} has closed the group while it was needed"
         return operation.error(PeerLostError, what, lost)
 
