@@ -124,10 +124,7 @@ class DdpTask:
 
     def fingerprint(self, variant: str) -> str:
         """Return a hash of all weights, which must be equal on all ranks."""
-        digest = hashlib.sha256()
-        for parameter in self.variants[variant].model.parameters():
-            digest.update(parameter.detach().numpy().tobytes())
-        return digest.hexdigest()
+        return fingerprint(self.variants[variant].model)
 
     def footprint(self) -> Footprint:
         """Return this process's current memory."""
@@ -137,6 +134,14 @@ class DdpTask:
         """Leave all groups."""
         self.variants.clear()
         dist.destroy_process_group()
+
+
+def fingerprint(model: torch.nn.Module) -> str:
+    """Return a hash of all weights of a model."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _group(variant: str) -> Any:

@@ -16,16 +16,21 @@ from benchmarks.libraries.base import Place
 from benchmarks.torch_groups import group_over, join
 
 
+def shard_layers(workload: bert.Workload, group: Any) -> bert.Bert:
+    """Build a model whose layers are sharded over a group."""
+    model, mesh = workload.build(), DeviceMesh.from_group(group, "cpu")
+    for layer in model.encoder.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    return model
+
+
 class Sharded:
     """A model whose layers are sharded over one group, and its optimizer."""
 
     def __init__(self, group: Any, workload: bert.Workload, optimizer: str) -> None:
         self.workload = workload
-        self.model = workload.build()
-        mesh = DeviceMesh.from_group(group, "cpu")
-        for layer in self.model.encoder.layers:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(self.model, mesh=mesh)
+        self.model = shard_layers(workload, group)
         self.optimizer = OPTIMIZERS[optimizer](self.model.parameters(), lr=1e-4)
         self.done = 0
 

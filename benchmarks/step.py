@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from rich.table import Table
@@ -25,7 +24,6 @@ VARIANTS = ("none", "lower_bound", "gloo", "smddp", "zero", "fsdp2", "sharded")
 OPTIMIZERS = ("sgd", "adamw", "fused_adamw")
 REFERENCE = "none"
 SAME_WEIGHTS = ("smddp", "sharded")
-MIB = 2**20
 
 
 def run(plan: DdpPlan, progress: Progress = lambda text: None) -> Report:
@@ -35,8 +33,8 @@ def run(plan: DdpPlan, progress: Progress = lambda text: None) -> Report:
         JobError: A rank failed.
     """
     report = Report("step", asdict(plan), machine.describe())
-    memory = {name: _memory(plan, [name], progress) for name in plan.backends}
-    alone = _memory(replace(plan, ranks=1), [REFERENCE], progress)
+    memory = {name: _memory(plan, name, progress) for name in plan.backends}
+    alone = _memory(replace(plan, ranks=1), REFERENCE, progress)
     with Job(job_spec(plan, plan.backends, "step", TASK)) as job:
         rounds = rounds_us(job, plan, plan.backends, progress)
         for name, us in rounds.items():
@@ -47,12 +45,12 @@ def run(plan: DdpPlan, progress: Progress = lambda text: None) -> Report:
     return report
 
 
-def _memory(plan: DdpPlan, names: Sequence[str], progress: Progress) -> int:
+def _memory(plan: DdpPlan, name: str, progress: Progress) -> int:
     """Return the bytes by which training has made all ranks grow: pages that two map count once."""
-    progress(f"memory of {names[0]} with {plan.ranks} ranks")
-    with Job(job_spec(plan, names, "step", TASK)) as job:
+    progress(f"memory of {name} with {plan.ranks} ranks")
+    with Job(job_spec(plan, [name], "step", TASK)) as job:
         before = sum(rank.pss for rank in job.call("footprint"))
-        job.call("train", {"variant": names[0], "steps": WARM_UP_STEPS})
+        job.call("train", {"variant": name, "steps": WARM_UP_STEPS})
         return sum(rank.pss for rank in job.call("footprint")) - before
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,14 +9,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import bert
 from benchmarks.ddp_lower_bound import leave_alone
+from benchmarks.ddp_task import fingerprint
 from benchmarks.footprint import Footprint, footprint
+from benchmarks.fsdp_task import shard_layers
 from benchmarks.libraries.base import Place
 from benchmarks.torch_groups import group_over, join
 
@@ -78,11 +77,7 @@ def zero(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Trainin
 
 def fsdp2(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Training:
     """FSDP2 over smddp."""
-    mesh = DeviceMesh.from_group(group_over("smddp"), "cpu")
-    model = bert.Workload(setting).build()
-    for layer in model.encoder.layers:
-        fully_shard(layer, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    model = shard_layers(bert.Workload(setting), group_over("smddp"))
     return Training(model, make(model.parameters(), **options))
 
 
@@ -134,10 +129,7 @@ class StepTask:
 
     def fingerprint(self, variant: str) -> str:
         """Return a hash of all weights."""
-        digest = hashlib.sha256()
-        for parameter in self.trained[variant].model.parameters():
-            digest.update(parameter.detach().numpy().tobytes())
-        return digest.hexdigest()
+        return fingerprint(self.trained[variant].model)
 
     def footprint(self) -> Footprint:
         """Return this process's current memory."""

@@ -238,11 +238,8 @@ def send_buffers(rank: int, world: int) -> None:
         ddp = DistributedDataParallel(make(rank))
         theirs = torch.optim.SGD(parameter_groups(ddp), lr=0.1)
         model, ours = sharded(rank, torch.optim.SGD, lr=0.1)
-        for wrapped, optimizer in (ddp, theirs), (model, ours):
-            for step in range(3):
-                loss_of(wrapped, rank, step).backward()
-                optimizer.step()
-                optimizer.zero_grad()
+        train(ddp, theirs, rank)
+        train(model, ours, rank)
         for found, expected in zip(model.buffers(), ddp.buffers(), strict=True):
             assert_same(found, expected)
         if rank == 0:

@@ -204,7 +204,7 @@ class GradientBuckets:
             gradient = parameter.grad
             if gradient is None:
                 self._present[index] = 0
-                self._give(index, torch.zeros_like(parameter))
+                self._give(index, parameter.new_zeros(()).expand_as(parameter))
                 parameter.grad = None
             elif gradient is not self._placeholders[index]:
                 self._give(index, gradient)  # accumulated by earlier backward passes, or the user's

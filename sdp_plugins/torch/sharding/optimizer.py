@@ -92,7 +92,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             [(tuple(p.shape), p.stride(), p.dtype) for p in parameters],
         )
         sharded = set(parameters)
-        broadcast(self._group, [p for p in model.parameters() if p not in sharded])
+        for parameter in model.parameters():  # one by one: frozen ones may be most of the memory
+            if parameter not in sharded:
+                broadcast(self._group, [parameter])
         self._buckets = move_to_node(self._group, self._layout, parameters)
         self._addresses = [parameter.data_ptr() for parameter in parameters]
         self._parameters, self._names = parameters, names

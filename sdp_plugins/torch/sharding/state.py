@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -63,17 +64,16 @@ class ShardedState:
     def scatter(self, whole: Mapping[int, State]) -> dict[Tensor, State]:
         """This rank's part of the state of all parameters, by the tensor of each piece."""
         state: dict[Tensor, State] = {}
-        for piece, tensor in self._pieces:
-            parameter = self._parameters[piece.slot.parameter]
-            first, last = piece.start - piece.slot.start, piece.stop - piece.slot.start
-            mine = {
-                name: _flat(value, parameter)[first:last].clone()
-                if _of_each_element(name, value, parameter)
-                else _copied(value)
-                for name, value in whole.get(piece.slot.parameter, {}).items()
-            }
-            if mine:
-                state[tensor] = mine
+        for index, pieces in groupby(self._pieces, lambda item: item[0].slot.parameter):
+            tensors = list(pieces)
+            for name, value in whole.get(index, {}).items():
+                parameter = self._parameters[index]
+                each = _of_each_element(name, value, parameter)
+                flat = _flat(value, parameter) if each else value
+                for piece, tensor in tensors:
+                    first, last = piece.start - piece.slot.start, piece.stop - piece.slot.start
+                    part = flat[first:last] if each else flat
+                    state.setdefault(tensor, {})[name] = _copied(part)
         return state
 
     def _kinds(self, state: Mapping[Tensor, State]) -> dict[int, State]:
