@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -29,13 +30,19 @@ BY_ELEMENT = (
 """Optimizers that treat every element alike, whatever tensor it is in."""
 
 
-def check_optimizer(optimizer_class: type[torch.optim.Optimizer]) -> None:
-    """Refuse optimizers whose work cannot be divided by elements."""
-    if optimizer_class not in BY_ELEMENT:
-        supported = ", ".join(kind.__name__ for kind in BY_ELEMENT)
+def check_optimizer(optimizer: Any, params: Any, defaults: Mapping[str, Any]) -> None:
+    """Refuse optimizers whose work cannot be divided by elements, and objects with settings."""
+    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+    if kind not in BY_ELEMENT:
+        supported = ", ".join(each.__name__ for each in BY_ELEMENT)
         raise TypeError(
-            f"ShardedOptimizer cannot divide the work of {optimizer_class.__name__}. "
+            f"ShardedOptimizer cannot divide the work of {kind.__name__}. "
             f"Hint: use one of {supported}."
+        )
+    if kind is not optimizer and (params is not None or defaults):
+        raise TypeError(
+            f"ShardedOptimizer takes parameters and settings from the {kind.__name__} that it is "
+            "given. Hint: to give others, pass the class."
         )
 
 
@@ -60,13 +67,15 @@ def find_mistake(parameters: Sequence[Tensor], names: Sequence[str]) -> str:
     """Why parameters cannot lie in shared memory, or are another optimizer's; empty if they can."""
     for parameter, name in zip(parameters, names, strict=True):
         if not parameter.requires_grad:
-            return f"{name} does not require a gradient. Hint: leave it out of params."
+            continue
         if parameter.device.type != "cpu" or parameter.layout is not torch.strided:
             return f"{name} is not a dense CPU tensor."
         if not _is_whole(parameter):
             return f"{name} is a part of a tensor, or expanded. Hint: make it contiguous()."
         if getattr(parameter, OWNED, None) == id(parameter):
             return f"{name} has a ShardedOptimizer already. Hint: call its close() first."
+    if not any(parameter.requires_grad for parameter in parameters):
+        return "no parameter requires a gradient."
     return ""
 
 

@@ -4,55 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sdp_plugins.core import Buffer, Group, Work, _native
-from sdp_plugins.torch import internals
 from sdp_plugins.torch.sharding.layout import Bucket, Layout, Piece, Slot
+from sdp_plugins.torch.sharding.placeholder import GradientInShards
 from sdp_plugins.torch.sharding.weights import like
 from sdp_plugins.torch.tensors import DTYPES
 
 OWNED = "_sdp_gradients_in_shards"
 """Attribute of parameters whose gradients a ShardedOptimizer takes; copies have another id."""
-PROPERTIES = tuple(getattr(Tensor, name).__get__ for name in ("device", "dtype", "is_sparse"))
-"""What GradScaler asks of a gradient."""
 LARGE_NBYTES = 64 * 1024
 """Size from which gradients are not copied where only this rank reads them."""
-
-
-class GradientInShards(Tensor):
-    """In the place of ``parameter.grad`` after the backward pass: the ranks hold its average.
-
-    Any operation on it would read this rank's own gradient, in the middle of being averaged. Only
-    GradScaler's works, on the averages.
-
-    Attributes:
-        unscale: Does GradScaler's operation on all gradients: (found_inf, inv_scale).
-    """
-
-    unscale: Callable[[Tensor, Tensor], None]
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if function in PROPERTIES:
-            return super().__torch_function__(function, types, args, kwargs)
-        if function is internals.unscale_gradients:
-            (first, *_), found_inf, inv_scale = args
-            return first.unscale(found_inf, inv_scale)
-        raise RuntimeError(
-            f"{getattr(function, '__name__', function)}: gradients of a ShardedOptimizer are "
-            "averaged in the ranks' shards and cannot be read. Hint: to clip them, call the "
-            "optimizer's clip_grad_norm_() or clip_grad_value_(); zero_grad() before the next "
-            "backward pass."
-        )
-
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return "<gradient in the ranks' shards>"
 
 
 class GradientBuckets:
@@ -65,6 +30,7 @@ class GradientBuckets:
     Attributes:
         synchronizing: Whether backward passes give their gradients away; otherwise they
             accumulate in ``parameter.grad``.
+        placeholders: What is in ``parameter.grad`` after them, by parameter.
     """
 
     def __init__(
@@ -73,7 +39,6 @@ class GradientBuckets:
         layout: Layout,
         parameters: Sequence[Tensor],
         names: Sequence[str],
-        unscale: Callable[[Tensor, Tensor], None],
     ) -> None:
         self._group, self._layout, self._parameters = group, layout, parameters
         self._names = names
@@ -86,7 +51,7 @@ class GradientBuckets:
             self._reductions = [self._reduction(i) for i in range(len(self._buckets))]
         self._places: dict[int, tuple[int, Bucket, Slot]] = {}
         self._views: dict[int, Tensor] = {}
-        placeholders: dict[int, Tensor] = {}
+        self.placeholders: dict[int, GradientInShards] = {}
         self._kept: dict[int, Tensor] = {}
         for i, bucket in enumerate(layout.buckets):
             for slot in bucket.slots:
@@ -94,20 +59,19 @@ class GradientBuckets:
                 self._places[slot.parameter] = i, bucket, slot
                 self._views[slot.parameter] = view
                 placeholder = view.as_subclass(GradientInShards)
-                placeholder.unscale = unscale
-                placeholders[slot.parameter] = placeholder
+                placeholder.parameter = slot.parameter
+                self.placeholders[slot.parameter] = placeholder
         for index, view in self._views.items():  # what `_put` never copies needs no memory
             if view.nbytes >= LARGE_NBYTES:
                 first, last = self._own_bytes(index)
                 _native.give_back_pages(view.data_ptr() + first, last - first)
-        self._placeholders = [placeholders[i] for i in range(len(parameters))]
         self.begin()
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(partial(self._ready, index))
-            for index, parameter in enumerate(parameters)
+            parameters[index].register_post_accumulate_grad_hook(partial(self._ready, index))
+            for index in self.placeholders
         ]
-        for parameter in parameters:
-            setattr(parameter, OWNED, id(parameter))
+        for index in self.placeholders:
+            setattr(parameters[index], OWNED, id(parameters[index]))
 
     def begin(self) -> None:
         """Expect a gradient of every parameter."""
@@ -118,8 +82,8 @@ class GradientBuckets:
         self._kept.clear()
         self._kept_storages: set[int] = set()
         self._mistake: RuntimeError | None = None
-        self._present = torch.ones(len(self._parameters), dtype=torch.uint8)
         self._unused: frozenset[int] | None = None
+        self._uneven: frozenset[int] = frozenset()
 
     def _reduction(self, index: int) -> Callable[[], Work | None]:
         bucket, elements = self._layout.buckets[index], self._buckets[index]
@@ -133,7 +97,7 @@ class GradientBuckets:
         """After a parameter's gradient is whole."""
         gradient = parameter.grad
         assert gradient is not None
-        if gradient is self._placeholders[index]:  # to which autograd has added the new gradient
+        if gradient is self.placeholders[index]:  # to which autograd has added the new gradient
             self._mistake = RuntimeError(
                 f"A second gradient of {self._names[index]} came before step(). Hint: accumulate "
                 "gradients of all but the last backward pass in `with optimizer.no_sync():`; or "
@@ -174,7 +138,7 @@ class GradientBuckets:
             target, source = view.data_ptr(), gradient.data_ptr()
             _native.streaming_copy(target, source, first)
             _native.streaming_copy(target + last, source + last, gradient.nbytes - last)
-        self._parameters[index].grad = self._placeholders[index]
+        self._parameters[index].grad = self.placeholders[index]
 
     def _own_bytes(self, index: int) -> tuple[int, int]:
         """The first byte of a gradient that only this rank reads, and the one after the last."""
@@ -200,19 +164,39 @@ class GradientBuckets:
             raise self._mistake
         if self._unused is not None:
             return self._unused
-        for index, parameter in enumerate(self._parameters):
+        ranks_have, are_irregular = known = torch.zeros(2, len(self._parameters), dtype=torch.uint8)
+        ranks_have.fill_(1)
+        for index, placeholder in self.placeholders.items():
+            parameter = self._parameters[index]
             gradient = parameter.grad
             if gradient is None:
-                self._present[index] = 0
+                ranks_have[index], are_irregular[index] = 0, 1
                 self._give(index, parameter.new_zeros(()).expand_as(parameter))
                 parameter.grad = None
-            elif gradient is not self._placeholders[index]:
+            elif gradient is not placeholder:
+                are_irregular[index] = 1
                 self._give(index, gradient)  # accumulated by earlier backward passes, or the user's
         self._reduce_full()
         self._wait()
-        self._group.all_reduce(self._present, "max")
-        self._unused = frozenset((self._present == 0).nonzero().flatten().tolist())
+        self._group.all_reduce(known, "max")
+        self._unused = _indices(ranks_have == 0)
+        self._uneven = _indices(are_irregular) - self._unused
         return self._unused
+
+    def raise_if_uneven(self) -> None:
+        """Refuse what looks at ``parameter.grad`` if the ranks see different gradients there.
+
+        Raises:
+            RuntimeError: Only some ranks used a parameter in the last backward pass; on all ranks.
+        """
+        if self._uneven:
+            names = ", ".join(self._names[index] for index in sorted(self._uneven)[:5])
+            raise RuntimeError(
+                f"{self._group.error_prefix}gradients of {names} came from some ranks only, or not "
+                "from the last backward pass, so that torch's functions would see other gradients "
+                "on each rank. Hint: clip by the optimizer's clip_grad_norm_() or "
+                "clip_grad_value_()."
+            )
 
     def _wait(self) -> None:
         for work in self._works:
@@ -250,14 +234,18 @@ class GradientBuckets:
     def leave_parameters(self) -> None:
         """Have backward passes leave gradients in ``parameter.grad`` again."""
         self.drop()
-        for hook, parameter in zip(self._hooks, self._parameters, strict=True):
+        for hook, index in zip(self._hooks, self.placeholders, strict=True):
             hook.remove()
-            delattr(parameter, OWNED)
+            delattr(self._parameters[index], OWNED)
 
     def drop(self) -> None:
         """Drop the gradients that were given to the ranks, and expect new ones."""
         self._wait()
-        for parameter, placeholder in zip(self._parameters, self._placeholders, strict=True):
-            if parameter.grad is placeholder:
-                parameter.grad = None
+        for index, placeholder in self.placeholders.items():
+            if self._parameters[index].grad is placeholder:
+                self._parameters[index].grad = None
         self.begin()
+
+
+def _indices(flags: Tensor) -> frozenset[int]:
+    return frozenset(flags.nonzero().flatten().tolist())

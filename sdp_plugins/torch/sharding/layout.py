@@ -61,9 +61,17 @@ class Bucket:
 
     def of(self, memory: memoryview) -> Tensor:
         """The bucket's elements in the memory of all buckets."""
-        if self.numel == 0:
+        return self._elements(memory, 0, self.numel)
+
+    def of_slot(self, memory: memoryview, slot: Slot) -> Tensor:
+        """A parameter's elements there: a storage of its own, which can be saved by itself."""
+        return self._elements(memory, slot.start, slot.stop)
+
+    def _elements(self, memory: memoryview, start: int, stop: int) -> Tensor:
+        if start == stop:
             return torch.empty(0, dtype=self.dtype)
-        return torch.frombuffer(memory, dtype=self.dtype, count=self.numel, offset=self.offset)
+        offset = self.offset + start * self.dtype.itemsize
+        return torch.frombuffer(memory, dtype=self.dtype, count=stop - start, offset=offset)
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,8 @@ class Layout:
     @property
     def nbytes(self) -> int:
         """Size of the memory of all buckets."""
+        if not self.buckets:
+            return 0
         last = self.buckets[-1]
         return last.offset + last.numel * last.dtype.itemsize
 
@@ -117,7 +127,7 @@ class Layout:
 def lay_out(
     parameters: Sequence[Tensor], groups: Sequence[int], world_size: int, bucket_bytes: int
 ) -> Layout:
-    """Divide parameters into buckets.
+    """Divide the parameters that require a gradient into buckets.
 
     Args:
         parameters: In the order of their definition.
@@ -128,6 +138,8 @@ def lay_out(
     filling: dict[torch.dtype, list[int]] = {}
     full: list[list[int]] = []
     for index in reversed(range(len(parameters))):
+        if not parameters[index].requires_grad:
+            continue
         members = filling.setdefault(parameters[index].dtype, [])
         if members and sum(parameters[i].nbytes for i in (*members, index)) > bucket_bytes:
             full.append(members)

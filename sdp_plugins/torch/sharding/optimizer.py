@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import math
+import copy
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from sdp_plugins.core import SdpError
 from sdp_plugins.core.errors import is_news
-from sdp_plugins.torch import internals
+from sdp_plugins.torch.sharding.averages import Averages
 from sdp_plugins.torch.sharding.buffers import SynchronizedBuffers, broadcast
 from sdp_plugins.torch.sharding.checks import (
     check_optimizer,
@@ -51,35 +52,39 @@ class ShardedOptimizer(torch.optim.Optimizer):
     Args:
         model: Its parameters move into shared memory; tensors that view them before do not follow.
             Parameters without ``requires_grad`` stay as they are.
-        optimizer_class: One of `checks.BY_ELEMENT`: SGD, AdamW and others.
+        optimizer: One of `checks.BY_ELEMENT`: SGD, AdamW and others. Or an object of it, whose
+            parameter groups, schedulers, step hooks and state go on to count.
         params: Parameters or parameter groups, as for the plain optimizer; None: all of the
-            model's that require a gradient.
+            model's. Those that require no gradient now are left alone.
         group: A process group of smddp; None: the default group.
         bucket_bytes: Size from which a bucket takes no other parameter.
         **defaults: The optimizer's settings.
 
     Raises:
-        TypeError: The optimizer is none of them.
+        TypeError: The optimizer is none of them, or an object and settings are given.
         ValueError: The group is not of smddp, or the ranks' models or settings differ.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer_class: type[torch.optim.Optimizer],
+        optimizer: type[torch.optim.Optimizer] | torch.optim.Optimizer,
         params: Iterable[Tensor] | Iterable[dict[str, Any]] | None = None,
         *,
         group: dist.ProcessGroup | None = None,
         bucket_bytes: int = 25 * 2**20,
         **defaults: Any,
     ) -> None:
-        check_optimizer(optimizer_class)
+        check_optimizer(optimizer, params, defaults)
         self._group, give_back = core_group(group)
-        if params is None:
-            params = [p for p in model.parameters() if p.requires_grad]
-        super().__init__(
-            params, optimizer_class([nn.Parameter(torch.zeros(1))], **defaults).defaults
-        )
+        self._consolidated: tuple[dict[int, Any] | None, int | None]  # and the rank that has it
+        self._given: torch.optim.Optimizer | None = None
+        if isinstance(optimizer, type):
+            plain = optimizer(model.parameters() if params is None else params, **defaults)
+        else:
+            plain = self._given = optimizer
+        super().__init__(plain.param_groups, plain.defaults)
+        plain.param_groups = self.param_groups  # one list, where its schedulers look
         parameters = [p for g in self.param_groups for p in g["params"]]
         groups = [i for i, g in enumerate(self.param_groups) for _ in g["params"]]
         known = {parameter: name for name, parameter in model.named_parameters()}
@@ -88,39 +93,36 @@ class ShardedOptimizer(torch.optim.Optimizer):
         compare_ranks(
             self._group,
             find_mistake(parameters, names),
-            (optimizer_class, self._layout.buckets, [_but_params(g) for g in self.param_groups]),
+            (type(plain), self._layout.buckets, [_but_params(g) for g in self.param_groups]),
             [(tuple(p.shape), p.stride(), p.dtype) for p in parameters],
         )
-        sharded = set(parameters)
+        trained = {parameters[slot.parameter] for b in self._layout.buckets for slot in b.slots}
         for parameter in model.parameters():  # one by one: frozen ones may be most of the memory
-            if parameter not in sharded:
+            if parameter not in trained:
                 broadcast(self._group, [parameter])
         self._buckets = move_to_node(self._group, self._layout, parameters)
-        self._addresses = [parameter.data_ptr() for parameter in parameters]
+        self._addresses = [p.data_ptr() if p in trained else None for p in parameters]
         self._parameters, self._names = parameters, names
-        myself = weakref.proxy(self)  # which the gradients do not keep alive
-        self._gradients = gradients = GradientBuckets(
-            self._group, self._layout, parameters, names, lambda *args: myself._unscale(*args)
-        )
+        self._gradients = gradients = GradientBuckets(self._group, self._layout, parameters, names)
         buffers = SynchronizedBuffers(self._group, model, lambda: gradients.synchronizing)
-        self._found_inf: Tensor | None = None
-        self._make_inner(optimizer_class, defaults)
+        self._make_inner(plain)
         self._updating = False
         self._end = weakref.finalize(self, _leave, gradients, buffers, give_back)
         self._end.atexit = False
 
-    def _make_inner(
-        self, optimizer_class: type[torch.optim.Optimizer], defaults: dict[str, Any]
-    ) -> None:
-        settings: list[dict[str, Any]] = [{**each, "params": []} for each in self.param_groups]
+    def _make_inner(self, plain: torch.optim.Optimizer) -> None:
+        """Make an optimizer of this rank's pieces."""
+        self._inner = copy.copy(plain)
+        self._inner.param_groups = [{**each, "params": []} for each in self.param_groups]
         self._pieces: list[tuple[Piece, nn.Parameter]] = []
         for piece in self._layout.pieces(self._group.rank):
             tensor = nn.Parameter(self._buckets[piece.bucket][piece.start : piece.stop])
-            settings[piece.slot.group]["params"].append(tensor)
+            self._inner.param_groups[piece.slot.group]["params"].append(tensor)
             self._pieces.append((piece, tensor))
-        self._inner = optimizer_class(settings, **defaults)
-        self._averaged = False
+        self._averages = Averages(self._group, self._gradients, self._pieces)
         self._sharded = ShardedState(self._group, self._layout, self._parameters, self._pieces)
+        self._take_state(plain.state_dict()["state"])
+        plain.state.clear()
 
     # ---- training ------------------------------------------------------------------------------
 
@@ -141,18 +143,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._raise_if_torn()
-        for parameter, address, name in zip(
-            self._parameters, self._addresses, self._names, strict=True
-        ):
-            if parameter.data_ptr() != address:
-                raise RuntimeError(
-                    f"step(): the weights of {name} were replaced by others, which no rank "
-                    "updates. Hint: copy into them, as load_state_dict() does, instead of "
-                    "assigning `.data`."
-                )
-        if self._averaged:
+        self._check_parameters()
+        if self._averages.computed:
             self._group.barrier()  # since then, ranks may have read the weights
-        self._average()
+        self._averages.compute()
         self._use_settings()
         self._updating = True
         try:
@@ -165,12 +159,15 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 self._group.abort(error)  # the other ranks wait for this one
             raise
         self._updating = False
-        self._drop()
+        self._averages.drop()
+        self._consolidated = None, None
+        if self._given is not None:
+            self._given.step()  # without gradients: its schedulers and hooks know of the step
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients, also those that no step has used; on all ranks alike."""
-        self._drop()
+        self._averages.drop()
         super().zero_grad(set_to_none)
 
     @contextmanager
@@ -189,26 +186,25 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """Leave the parameters to another optimizer, each rank with a copy of its own."""
         if self._end.alive:
             self._end()
-            for parameter in self._parameters:
-                parameter.data = parameter.data.clone()
+            for parameter, address in zip(self._parameters, self._addresses, strict=True):
+                if address is not None:
+                    parameter.data = parameter.data.clone()
 
-    def _average(self) -> None:
-        """Give this rank's pieces the gradients' averages, once in a step; a collective."""
-        if self._averaged:
-            return
-        unused = self._gradients.finish()
-        used = [(p, tensor) for p, tensor in self._pieces if p.slot.parameter not in unused]
-        averages = self._gradients.average(piece for piece, _ in used)
-        for (_, tensor), average in zip(used, averages, strict=True):
-            tensor.grad = average
-        self._averaged = True  # torch's optimizers skip those without gradient
-
-    def _drop(self) -> None:
-        for _, tensor in self._pieces:
-            tensor.grad = None
-        self._averaged = False
-        self._found_inf = None
-        self._gradients.drop()
+    def _check_parameters(self) -> None:
+        for parameter, address, name in zip(
+            self._parameters, self._addresses, self._names, strict=True
+        ):
+            if address is None and parameter.grad is not None:
+                raise RuntimeError(
+                    f"step(): {name} required no gradient when this optimizer was made, so no rank "
+                    "updates it. Hint: freeze parameters afterwards, or give them lr=0."
+                )
+            if address not in (None, parameter.data_ptr()):
+                raise RuntimeError(
+                    f"step(): the weights of {name} were replaced by others, which no rank "
+                    "updates. Hint: copy into them, as load_state_dict() does, instead of "
+                    "assigning `.data`."
+                )
 
     def _use_settings(self) -> None:
         """Give the inner optimizer what schedulers and users have set."""
@@ -242,78 +238,60 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         As ``torch.nn.utils.clip_grad_norm_``, whose result it returns, up to rounding.
         """
-        norm_type = float(norm_type)
-        if norm_type == 0:
-            raise ValueError("clip_grad_norm_: norm_type 0 is no norm. Hint: 2.0.")
-        gradients = self._averages()
-        types = [torch.promote_types(g.dtype, torch.float32) for g in gradients]
-        norms = [
-            torch.linalg.vector_norm(g, norm_type, dtype=dtype)
-            for g, dtype in zip(gradients, types, strict=True)
-        ]
-        mine = (
-            torch.stack([n.double() for n in norms])
-            if norms
-            else torch.zeros(1, dtype=torch.float64)
-        )
-        if math.isinf(norm_type):
-            total = mine.max().reshape(1)
-            self._group.all_reduce(total, "max")
-        else:
-            total = mine.pow(norm_type).sum().reshape(1)
-            self._group.all_reduce(total, "sum")
-            total = total.pow(1.0 / norm_type)
-        norm = total[0].float()
+        norm = self._averages.total_norm(float(norm_type))
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(
                 f"The norm of order {norm_type} of the gradients is {norm.item()}, so they cannot "
                 "be clipped. Hint: pass error_if_nonfinite=False to scale them all the same."
             )
-        scale = torch.clamp(max_norm / (norm + 1e-6), max=1.0)
-        for gradient in gradients:
-            gradient.mul_(scale)
+        self._averages.scale(torch.clamp(max_norm / (norm + 1e-6), max=1.0))
         return norm
 
     @torch.no_grad()
     def clip_grad_value_(self, clip_value: float) -> None:
         """Limit each element of the averaged gradients, as ``torch.nn.utils.clip_grad_value_``."""
-        for gradient in self._averages():
-            gradient.clamp_(-clip_value, clip_value)
-
-    def _averages(self) -> list[Tensor]:
-        """Of this rank's shards; a collective."""
-        if not self._averaged:
-            self._average()
-            self._group.barrier()  # now no rank reads others' gradients any more
-        return [tensor.grad for _, tensor in self._pieces if tensor.grad is not None]
-
-    @torch.no_grad()
-    def _unscale(self, found_inf: Tensor, inv_scale: Tensor) -> None:
-        """GradScaler's operation, on the averages: all ranks find what one finds."""
-        if self._found_inf is None:  # of all types at once: a rank may have gradients of some only
-            gradients = self._averages()
-            found = torch.zeros_like(found_inf)
-            for each in {g.dtype for g in gradients}:
-                of_type = [g for g in gradients if g.dtype is each]
-                internals.unscale_gradients(of_type, found, inv_scale)
-            self._group.all_reduce(found, "max")
-            self._found_inf = found
-        found_inf.add_(self._found_inf)
+        self._averages.clamp(-clip_value, clip_value)
 
     # ---- state ---------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The plain optimizer's state of all parameters, on every rank; a collective."""
+        """The plain optimizer's state of all parameters.
+
+        A collective, and on every rank; but after `consolidate_state_dict`, until the next step,
+        only on the rank that has the state.
+        """
+        state, rank = self._consolidated
+        if state is None:
+            self._raise_if_torn()
+            state = self._sharded.gather(self._inner.state)
+        elif rank != self._group.rank:
+            raise RuntimeError(
+                f"{self._group.error_prefix}state_dict(): the state was consolidated on rank "
+                f"{rank}. Hint: call it there, or consolidate_state_dict({self._group.rank})."
+            )
+        return {**super().state_dict(), "state": state}
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Have one rank gather the state, as with ``ZeroRedundancyOptimizer``; a collective.
+
+        Args:
+            to: Its rank in the group; others need no memory for it.
+        """
         self._raise_if_torn()
-        return {**super().state_dict(), "state": self._sharded.gather(self._inner.state)}
+        self._consolidated = self._sharded.gather(self._inner.state, to), to
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take the state of a plain optimizer or of a ShardedOptimizer on any number of ranks."""
-        state = state_dict["state"]
+        state, groups = state_dict["state"], self.param_groups
         super().load_state_dict({**state_dict, "state": {}})
+        groups[:] = self.param_groups
+        self.param_groups = groups
         self._use_settings()
-        self._inner.state.clear()
-        self._inner.state.update(self._sharded.scatter(state))
+        self._take_state(state)
+
+    def _take_state(self, state: Mapping[int, Any]) -> None:
+        self._inner.state = defaultdict(dict, self._sharded.scatter(state))
+        self._consolidated = None, None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only while the optimizer is made: the weights lie in shared memory afterwards."""

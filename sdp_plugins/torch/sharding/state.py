@@ -39,11 +39,12 @@ class ShardedState:
         self._group, self._layout, self._parameters = group, layout, parameters
         self._pieces = pieces
 
-    def gather(self, state: Mapping[Tensor, State]) -> dict[int, State]:
-        """The state of all parameters, on every rank; a collective.
+    def gather(self, state: Mapping[Tensor, State], to: int | None = None) -> dict[int, State]:
+        """The state of all parameters; a collective.
 
         Args:
             state: This rank's, by the tensor of each piece.
+            to: The rank that gets it, the others get none; None: all get it.
         """
         kinds = self._kinds(state)
         whole: dict[int, State] = {}
@@ -56,10 +57,12 @@ class ShardedState:
                         mine[name] = _copied(kind)
                         continue
                     if name not in gathered:
-                        gathered[name] = self._gather_bucket(index, name, kind, state)
+                        gathered[name] = self._gather_bucket(index, name, kind, state, to)
+                    if to not in (None, self._group.rank):
+                        continue
                     parameter = self._parameters[slot.parameter]
                     mine[name] = like(parameter, gathered[name], slot.start).clone()
-        return dict(sorted(whole.items()))
+        return dict(sorted(whole.items())) if to in (None, self._group.rank) else {}
 
     def scatter(self, whole: Mapping[int, State]) -> dict[Tensor, State]:
         """This rank's part of the state of all parameters, by the tensor of each piece."""
@@ -89,16 +92,29 @@ class ShardedState:
         return merged
 
     def _gather_bucket(
-        self, index: int, name: str, dtype: torch.dtype, state: Mapping[Tensor, State]
+        self,
+        index: int,
+        name: str,
+        dtype: torch.dtype,
+        state: Mapping[Tensor, State],
+        to: int | None,
     ) -> Tensor:
-        bucket = self._layout.buckets[index]
-        elements = torch.zeros(bucket.numel, dtype=dtype)
+        """One state of all of a bucket's elements; of this rank's shard, on ranks that get none."""
+        bucket, group = self._layout.buckets[index], self._group
+        start, stop = bucket.shard(group.rank, group.world_size)
+        mine = torch.zeros(stop - start, dtype=dtype)
         for piece, tensor in self._pieces:
             if piece.bucket == index and name in state.get(tensor, {}):
-                elements[piece.start : piece.stop] = state[tensor][name]
-        start, stop = bucket.shard(self._group.rank, self._group.world_size)
-        mine = elements[start:stop].clone()
-        self._group.all_gather(elements.view(torch.uint8), mine.view(torch.uint8))
+                mine[piece.start - start : piece.stop - start] = state[tensor][name]
+        if to not in (None, group.rank):
+            group.gather(None, mine.view(torch.uint8), to)
+            return mine
+        elements = torch.empty(bucket.numel, dtype=dtype)
+        if to is None:
+            group.all_gather(elements.view(torch.uint8), mine.view(torch.uint8))
+        else:
+            parts = elements.view(torch.uint8).chunk(group.world_size)
+            group.gather(parts, mine.view(torch.uint8), to)
         return elements
 
 

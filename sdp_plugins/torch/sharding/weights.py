@@ -27,9 +27,10 @@ def move_to_node(group: Group, layout: Layout, parameters: Sequence[Tensor]) -> 
     buckets = [bucket.of(memory) for bucket in layout.buckets]
     views: dict[int, Tensor] = {}
     with torch.no_grad():
-        for bucket, elements in zip(layout.buckets, buckets, strict=True):
+        for bucket in layout.buckets:
             for slot in bucket.slots:
-                views[slot.parameter] = like(parameters[slot.parameter], elements, slot.start)
+                elements = bucket.of_slot(memory, slot)
+                views[slot.parameter] = like(parameters[slot.parameter], elements, 0)
         if group.rank == 0:
             for index, view in views.items():
                 view.copy_(parameters[index])

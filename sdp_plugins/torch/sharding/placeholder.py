@@ -1,0 +1,80 @@
+"""What is in the place of ``parameter.grad`` while the ranks hold its average in shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from sdp_plugins.torch import internals
+
+UNCHANGED = (Tensor.data.__get__, Tensor.detach)  # type: ignore[attr-defined]
+NORMS = (torch.linalg.vector_norm, torch.norm, Tensor.norm)
+PROPERTIES = tuple(getattr(Tensor, name).__get__ for name in ("device", "dtype", "is_sparse"))
+"""What torch asks of a gradient before it clips or scales it."""
+
+
+class AverageGradients(Protocol):
+    """Operations on the averages; `of` is the index of a parameter. All are collectives."""
+
+    def norm(self, of: int, norm_type: float) -> Tensor:
+        """The norm of a parameter's gradient."""
+
+    def scale(self, factor: Any, of: int | None = None) -> None:
+        """Multiply a parameter's gradient."""
+
+    def clamp(self, low: Any, high: Any, of: int | None = None) -> None:
+        """Limit the elements of a parameter's gradient."""
+
+    def unscale(self, found_inf: Tensor, inv_scale: Tensor) -> None:
+        """GradScaler's operation, on all gradients."""
+
+
+class GradientInShards(Tensor):
+    """In the place of ``parameter.grad`` after the backward pass: the ranks hold its average.
+
+    Most operations would read this rank's own gradient, in the middle of being averaged, and are
+    refused. Those of torch's clipping functions and of GradScaler work on the averages.
+
+    Attributes:
+        averages: Does them.
+        parameter: Its index.
+    """
+
+    averages: AverageGradients
+    parameter: int
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if function in PROPERTIES:
+            return super().__torch_function__(function, types, args, kwargs)
+        named = {name: v for name, v in (kwargs or {}).items() if v is not None and v is not False}
+        if function is internals.unscale_gradients:
+            (first, *_), found_inf, inv_scale = args
+            return first.averages.unscale(found_inf, inv_scale)
+        me = args[0] if args else None
+        if isinstance(me, GradientInShards):
+            if function in UNCHANGED:
+                return me
+            if function in NORMS and len(args) <= 2 and named.keys() <= {"p", "ord"}:
+                norm_type = [*args[1:], *named.values(), 2.0][0]
+                return me.averages.norm(me.parameter, float(norm_type))
+            if function is Tensor.mul_ and len(args) == 2:
+                me.averages.scale(args[1], me.parameter)
+                return me
+            if function is Tensor.clamp_ and len(args) == 1 and named.keys() <= {"min", "max"}:
+                me.averages.clamp(named.get("min"), named.get("max"), me.parameter)
+                return me
+        raise RuntimeError(
+            f"{getattr(function, '__name__', function)}: gradients of a ShardedOptimizer are "
+            "averaged in the ranks' shards and cannot be read. Hint: torch's clip_grad_norm_() and "
+            "clip_grad_value_() work, as do those of the optimizer; zero_grad() before the next "
+            "backward pass."
+        )
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return "<gradient in the ranks' shards>"

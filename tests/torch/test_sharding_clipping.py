@@ -1,0 +1,181 @@
+"""Clipping and scaling the gradients of a ShardedOptimizer."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from sdp_plugins.core import _native
+from sdp_plugins.torch import ShardedOptimizer
+from tests.torch.jobs import assert_same, process_group
+from tests.torch.sharded_nets import (
+    CLOSE,
+    Switched,
+    assert_same_weights,
+    loss_of,
+    plain,
+    sharded,
+)
+
+
+def clip(rank: int, world: int) -> None:
+    """By the optimizer, and by torch's functions."""
+    with process_group():
+        ddp, theirs = plain(rank, torch.optim.SGD, lr=0.1)
+        both = [sharded(rank, torch.optim.SGD, lr=0.1) for _ in range(2)]
+        ways: list[tuple[nn.Module, Any, Any, Any]] = [
+            (
+                model,
+                optimizer,
+                partial(nn.utils.clip_grad_norm_, list(model.parameters())),
+                partial(nn.utils.clip_grad_value_, list(model.parameters())),
+            )
+            for model, optimizer in ((ddp, theirs), both[0])
+        ]
+        model, ours = both[1]
+        ways.append((model, ours, ours.clip_grad_norm_, ours.clip_grad_value_))
+        for step, norm_type in enumerate((2.0, 1.0, float("inf"), None)):
+            norms = []
+            for model, optimizer, clip_norm, clip_value in ways:
+                loss_of(model, rank, step).backward()
+                if norm_type is None:
+                    clip_value(1e-3)
+                else:
+                    norms.append(clip_norm(1e-2, norm_type))
+                optimizer.step()
+                optimizer.zero_grad()
+            for norm in norms:
+                torch.testing.assert_close(norm, norms[0], **CLOSE)
+            for model, *_ in ways[1:]:
+                assert_same_weights(model, ddp, atol=1e-6, rtol=1e-5)
+        loss_of(ddp, rank, 0).backward()
+        loss_of(model, rank, 0).backward()
+        expected = [p.grad.norm() for p in ddp.parameters() if p.grad is not None]
+        found = [p.grad.data.norm(2) for p in model.parameters() if p.grad is not None]
+        torch.testing.assert_close(found, expected, **CLOSE)
+        with pytest.raises(ValueError, match="norm_type 0"):
+            ours.clip_grad_norm_(1.0, 0)
+
+
+def test_clipping(rank_pool: Any) -> None:
+    rank_pool(2).run(clip)
+
+
+def clip_uneven(rank: int, world: int) -> None:
+    """Gradients that only some ranks have, or that came in an earlier backward pass."""
+    with process_group():
+        model = Switched()
+        optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+        model(torch.ones(4, 9), (0, 1 + rank)).sum().backward()
+        with pytest.raises(RuntimeError, match=r"layers\.2\.bias came from some ranks only"):
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with pytest.raises(RuntimeError, match=r"Hint: clip by the optimizer's"):
+            nn.utils.clip_grad_value_(model.parameters(), 1.0)
+        norm = optimizer.clip_grad_norm_(1e-3)
+        optimizer.step()
+        with optimizer.no_sync():
+            model(torch.ones(4, 9), (3,)).sum().backward()
+        model(torch.ones(4, 9), (0,)).sum().backward()
+        with pytest.raises(RuntimeError, match=r"layers\.3\..* last backward pass"):
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.zero_grad()
+        norms = [torch.zeros(()) for _ in range(world)]
+        dist.all_gather(norms, norm)
+        assert norms[0] == norms[1] > 0
+
+
+def test_clipping_where_ranks_have_other_gradients(rank_pool: Any) -> None:
+    rank_pool(2).run(clip_uneven)
+
+
+def scale(rank: int, world: int) -> None:
+    """One rank's overflow is everyone's; the steps around it are as without a scaler."""
+    with process_group():
+        ddp, theirs = plain(rank, torch.optim.SGD, lr=0.1)
+        model, ours = sharded(rank, torch.optim.SGD, lr=0.1)
+        for wrapped, optimizer in (ddp, theirs), (model, ours):
+            scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+            for step in range(4):
+                loss = loss_of(wrapped, rank, step)
+                if step == 1 and rank == 1:
+                    loss = loss * float("inf")
+                scaler.scale(loss).backward()
+                if step == 3:
+                    scaler.unscale_(optimizer)
+                    nn.utils.clip_grad_norm_(wrapped.parameters(), 1e-3)
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+            assert scaler.get_scale() == 512.0
+        assert_same_weights(model, ddp, atol=1e-6, rtol=1e-5)
+
+
+def test_grad_scaler(rank_pool: Any) -> None:
+    rank_pool(2).run(scale)
+
+
+def clip_late(rank: int, world: int) -> None:
+    """Rank 1 is late: rank 0 may write neither what it still averages nor the weights it reads."""
+    with process_group():
+        torch.manual_seed(0)
+        model = nn.Linear(300, 300, bias=False)
+        optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=1.0)
+        combine = _native.combine
+
+        def late(*args: Any) -> None:
+            time.sleep(0.2 * rank)
+            combine(*args)
+
+        x = torch.ones(1, 300)
+        model(x).sum().backward()
+        with mock.patch.object(_native, "combine", late):
+            optimizer.clip_grad_value_(1e9)
+        found = [tensor.grad.clone() for _, tensor in optimizer._pieces]  # type: ignore[union-attr]
+        optimizer.zero_grad()
+        (100 * model(x).sum()).backward()
+        assert found and all((each == 1).all() for each in found)
+        before = model.weight.detach().clone()
+        optimizer.clip_grad_norm_(1e9)
+        time.sleep(0.2 * rank)
+        assert_same(model.weight, before)
+        optimizer.step()
+        assert_same(model.weight, before - 100)
+
+
+def test_ranks_that_are_late_after_clipping(rank_pool: Any) -> None:
+    rank_pool(2).run(clip_late)
+
+
+def unscale_some(rank: int, world: int) -> None:
+    """A rank may have gradients of some data types only; norms are of all."""
+    with process_group():
+        torch.manual_seed(0)
+        model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3, dtype=torch.float64)])
+        optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        loss = model[0](torch.ones(3)).sum()
+        if rank == 0:
+            loss = loss + model[1](torch.ones(3, dtype=torch.float64)).sum()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        assert optimizer.clip_grad_norm_(1e9, "inf") == 1
+        torch.testing.assert_close(optimizer.clip_grad_norm_(1e9), torch.tensor((12 + 3) ** 0.5))
+        scaler.step(optimizer)
+        optimizer.close()
+        before = model[0].bias.clone()
+        plain = torch.optim.SGD(model.parameters(), lr=1.0)
+        model[0](torch.ones(3)).sum().backward()
+        plain.step()  # each rank for itself
+        assert_same(model[0].bias, before - 1)
+        dist.barrier()
+
+
+def test_unscaling_and_leaving(rank_pool: Any) -> None:
+    rank_pool(2).run(unscale_some)
