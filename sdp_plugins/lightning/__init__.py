@@ -8,14 +8,15 @@ arguments, make an object:
 
     Trainer(strategy=SMDDPStrategy(static_graph=True), accelerator="cpu", devices=2)
 
-With SDP_AUTOLOAD=0 only objects work.
+With SDP_AUTOLOAD=0 only objects work. `strategy="smddp_sharded"` and `SMDDPShardedStrategy` keep
+one copy of the weights per node: see docs/sharding.md.
 
-Each Lightning package accepts only strategies of its own. The two names here are the classes for
+Each Lightning package accepts only strategies of its own. The names here are the classes for
 the package that is already imported. Before any is imported, they are classes that choose when they
 are called: the package imported by then, else an installed one, `lightning` before
 `pytorch_lightning`. To name a package, or to subclass, import from:
 
-| for                  | import SMDDPStrategy from                 |
+| for                  | import both strategies from               |
 |----------------------|-------------------------------------------|
 | `lightning.pytorch`  | `sdp_plugins.lightning.pytorch`           |
 | `lightning.fabric`   | `sdp_plugins.lightning.fabric`            |
@@ -30,11 +31,19 @@ from typing import TYPE_CHECKING, Any
 from sdp_plugins.lightning import namespaces
 
 if TYPE_CHECKING:
+    from sdp_plugins.lightning.sharded import SMDDPShardedFabricStrategy, SMDDPShardedStrategy
     from sdp_plugins.lightning.strategy import SMDDPFabricStrategy, SMDDPStrategy
 
-__all__ = ["SMDDPFabricStrategy", "SMDDPStrategy"]
+__all__ = [
+    "SMDDPFabricStrategy",
+    "SMDDPShardedFabricStrategy",
+    "SMDDPShardedStrategy",
+    "SMDDPStrategy",
+]
 
-_PACKAGES = {"SMDDPStrategy": namespaces.TRAINER, "SMDDPFabricStrategy": namespaces.FABRIC}
+_PACKAGES = {
+    name: namespaces.FABRIC if "Fabric" in name else namespaces.TRAINER for name in __all__
+}
 
 
 def __getattr__(name: str) -> Any:
@@ -42,7 +51,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PACKAGES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if imported := namespaces.imported(_PACKAGES[name]):
-        return namespaces.strategy_class(imported[0])
-    from sdp_plugins.lightning import strategy
+        return namespaces.strategy_class(imported[0], name.replace("Fabric", ""))
+    from sdp_plugins.lightning import sharded, strategy
 
-    return getattr(strategy, name)
+    return getattr(sharded if "Sharded" in name else strategy, name)

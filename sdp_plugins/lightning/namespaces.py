@@ -20,12 +20,12 @@ LightningClass: Any = object
 """Base of a mixin: for type checkers, any class of a Lightning package may follow it."""
 
 
-def strategy_class(package: str) -> type:
+def strategy_class(package: str, name: str = "SMDDPStrategy") -> type:
     """The strategy for a Lightning package."""
-    return importlib.import_module(MODULES[package]).SMDDPStrategy
+    return getattr(importlib.import_module(MODULES[package]), name)
 
 
-def concrete_class(packages: tuple[str, ...]) -> type:
+def concrete_class(packages: tuple[str, ...], name: str) -> type:
     """The strategy for the imported one of `packages`, else for the first installed one."""
     installed = (package for package in packages if is_installed(package))
     package = next(iter(imported(packages)), None) or next(installed, None)
@@ -33,7 +33,7 @@ def concrete_class(packages: tuple[str, ...]) -> type:
         raise ModuleNotFoundError(
             f"none of {', '.join(packages)} is installed. Hint: pip install sdp_plugins[lightning]"
         )
-    return strategy_class(package)
+    return strategy_class(package, name)
 
 
 def imported(packages: tuple[str, ...]) -> list[str]:

@@ -26,23 +26,32 @@ def register(module: ModuleType) -> None:
         log.warning("strategy='smddp' is not available in %s", module.__name__, exc_info=True)
 
 
-def install(module: ModuleType, strategy: type) -> None:
-    """Make `strategy` the smddp of `<package>.strategies`; SDP_AUTOLOAD=0 leaves its names out."""
+def install(module: ModuleType, strategy: type, sharded: type) -> None:
+    """Make a package's strategies those of smddp's names; SDP_AUTOLOAD=0 leaves the names out."""
     survive_missing_mpi(module.__name__.removesuffix(".strategies"))
     if autoload():
-        add_names(module, strategy)
+        add_names(module, strategy, sharded)
 
 
-def add_names(module: Any, strategy: type) -> None:
-    """Register a name such as "smddp_spawn" for every name of DDPStrategy, such as "ddp_spawn"."""
+def add_names(module: Any, strategy: type, sharded: type) -> None:
+    """Register a name such as "smddp_spawn" for every name of DDPStrategy, such as "ddp_spawn".
+
+    And one such as "smddp_sharded_spawn", unless it has arguments of DistributedDataParallel.
+    """
     registry = getattr(module, "StrategyRegistry", None)
     if registry is None:
         registry = module.STRATEGY_REGISTRY
     for name, entry in list(registry.items()):
-        ours = name.replace("ddp", "smddp", 1)
-        if entry["strategy"] is module.DDPStrategy and ours not in registry:
-            description = entry["description"].replace("DDP", "SMDDP", 1)
-            registry.register(ours, strategy, description, **entry["init_params"])
+        if entry["strategy"] is not module.DDPStrategy:
+            continue
+        ours = {"smddp": (strategy, "SMDDP")}
+        if "find_unused_parameters" not in entry["init_params"]:
+            ours["smddp_sharded"] = (sharded, "SMDDPSharded")
+        for prefix, (kind, described) in ours.items():
+            new = name.replace("ddp", prefix, 1)
+            if new not in registry:
+                description = entry["description"].replace("DDP", described, 1)
+                registry.register(new, kind, description, **entry["init_params"])
 
 
 def survive_missing_mpi(package: str) -> None:

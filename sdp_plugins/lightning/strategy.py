@@ -29,13 +29,14 @@ class _OverSmddp(LightningClass):
 
     _launcher: Any
     _cluster_environment: Any = None
-    _packages: tuple[str, ...] = ()
+    _packages: tuple[str, ...] = ()  # of a mixin
+    _concrete = "SMDDPStrategy"  # the name of the classes for them
     _elastic_environment: type  # of a concrete class
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Make an object of the class for the Lightning package in use, as pathlib.Path does."""
-        if cls in (SMDDPStrategy, SMDDPFabricStrategy):
-            cls = concrete_class(cls._packages)
+        if "_packages" in vars(cls):
+            cls = concrete_class(cls._packages, cls._concrete)
         elif not hasattr(cls, "barrier"):
             raise TypeError(
                 f"{cls.__name__} has no Lightning strategy among its bases. Hint: subclass the "

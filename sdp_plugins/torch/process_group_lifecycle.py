@@ -242,7 +242,8 @@ class ProcessGroupBase(GroupProperties):
     def abort(self, reason: str | BaseException = "abort() was called") -> None:
         """Leave the group immediately; peers get PeerLostError with the reason."""
         if self._end.alive and os.getpid() == self._pid:
-            self._group.abort(reason)
+            for group in (self._group, *self._extra_groups.values()):
+                group.abort(reason)
         self._end()
 
 
@@ -263,9 +264,10 @@ def _end(
     """Close all groups; the argument `works` keeps their tensors alive until then."""
     if os.getpid() != pid:
         return  # a forked child: threads and segments belong to its parent
-    if (error := uncaught_at_exit()) is not None:
-        group.abort(error)
+    error = uncaught_at_exit()
     for closing in (group, *extra_groups.values()):
+        if error is not None:
+            closing.abort(error)
         with suppress(SdpError):  # the group failed earlier, and the waiting callers got the error
             closing.close()
     for thread in threads:

@@ -52,13 +52,16 @@ def leave(rank: int, world: int, code: int | None) -> str:
 
 
 @case
-def fit(rank: int, world: int, package: str, folder: str) -> dict[str, Any]:
+def fit(
+    rank: int, world: int, package: str, folder: str, strategy: str = "smddp"
+) -> dict[str, Any]:
     """Training with validation, checkpoints, early stopping, metrics and accumulation."""
     lightning = importlib.import_module(package)
     stop = lightning.callbacks.EarlyStopping("val_loss", patience=1, min_delta=10.0)
     keep = lightning.callbacks.ModelCheckpoint(folder, monitor="val_loss", save_last=True)
     t = trainer(
         package,
+        strategy=strategy,
         max_epochs=9,
         callbacks=[stop, keep],
         enable_checkpointing=True,
@@ -80,14 +83,14 @@ def fit(rank: int, world: int, package: str, folder: str) -> dict[str, Any]:
 
 
 @case
-def fit_again(rank: int, world: int, package: str) -> tuple[str, str]:
+def fit_again(rank: int, world: int, package: str, strategy: str = "smddp") -> tuple[str, str]:
     """Training after one that all ranks have left with an error."""
     m = model(package, broken=True)
     try:
-        trainer(package).fit(m, loader())
+        trainer(package, strategy=strategy).fit(m, loader())
     except (ArithmeticError, PeerLostError) as error:
         m = model(package)
-        trainer(package).fit(m, loader())
+        trainer(package, strategy=strategy).fit(m, loader())
         return type(error).__name__, digest(m)
 
 

@@ -45,6 +45,10 @@ def test_trainer_knows_every_variant(package: str) -> None:
         assert type(strategy) is strategy_class(package)
         assert strategy._start_method == lightnings._start_method
         assert strategy._ddp_kwargs == lightnings._ddp_kwargs
+    for start in "", "_spawn", "_fork", "_notebook":
+        strategy = names(package).get(f"smddp_sharded{start}")
+        assert type(strategy) is strategy_class(package, "SMDDPShardedStrategy")
+        assert strategy._start_method == names(package).get(f"ddp{start}")._start_method
 
 
 @pytest.mark.parametrize("package", FABRIC)
@@ -52,7 +56,9 @@ def test_fabric_knows_the_variants_of_ddp(package: str) -> None:
     ours = {name for name in names(package) if name.startswith("smddp")}
     module = strategies(package)
     ddp = {name for name, data in names(package).items() if data["strategy"] is module.DDPStrategy}
-    assert ours == {f"sm{name}" for name in ddp}
+    started = {name for name in ddp if "unused" not in name}
+    sharded = {name.replace("ddp", "smddp_sharded", 1) for name in started}
+    assert ours == {f"sm{name}" for name in ddp} | sharded
     assert "smddp" in ours
 
 
@@ -112,7 +118,8 @@ def test_a_name_that_is_taken_is_left_alone() -> None:
     module.DDPStrategy, module.StrategyRegistry = lightning.DDPStrategy, type(names(TRAINER[0]))()
     module.StrategyRegistry.register("ddp", lightning.DDPStrategy)
     module.StrategyRegistry.register("smddp", lightning.FSDPStrategy)
-    registry.add_names(module, strategy_class("lightning.pytorch"))
+    mine = [strategy_class("lightning.pytorch", f"SMDDP{kind}Strategy") for kind in ("", "Sharded")]
+    registry.add_names(module, *mine)
     assert module.StrategyRegistry["smddp"]["strategy"] is lightning.FSDPStrategy
 
 
@@ -136,9 +143,9 @@ def test_the_imported_package_is_chosen(
 
 def test_the_name_is_the_class_of_the_imported_package(monkeypatch: pytest.MonkeyPatch) -> None:
     others = {name: module for name, module in sys.modules.items() if name not in MODULES}
-    for name, packages in (("SMDDPStrategy", TRAINER), ("SMDDPFabricStrategy", FABRIC)):
-        for package in packages:
-            expected = strategy_class(package)
+    for name in sdp_plugins.lightning.__all__:
+        for package in FABRIC if "Fabric" in name else TRAINER:
+            expected = strategy_class(package, name.replace("Fabric", ""))
             with monkeypatch.context() as context:
                 context.setattr(namespaces.sys, "modules", others | {package: ModuleType(package)})
                 assert getattr(sdp_plugins.lightning, name) is expected
@@ -149,9 +156,10 @@ def test_the_name_is_the_class_of_the_imported_package(monkeypatch: pytest.Monke
 @pytest.mark.parametrize("installed", TRAINER)
 def test_the_installed_package_is_chosen(monkeypatch: pytest.MonkeyPatch, installed: str) -> None:
     expected = strategy_class(installed)
+    classes = {(installed, "SMDDPStrategy"): expected}
     monkeypatch.setattr(namespaces.sys, "modules", {})
     monkeypatch.setattr(namespaces, "is_installed", lambda package: package == installed)
-    monkeypatch.setattr(namespaces, "strategy_class", {installed: expected}.__getitem__)
+    monkeypatch.setattr(namespaces, "strategy_class", lambda package, name: classes[package, name])
     assert type(SMDDPStrategy()) is expected
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import os
+import re
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from sdp_plugins.core import PeerLostError, SdpError
 from sdp_plugins.torch import ShardedOptimizer
 from sdp_plugins.torch.sharding.checks import BY_ELEMENT
 from sdp_plugins.torch.sharding.layout import ALIGNMENT, lay_out
+from tests.launch.jobs import launch
 from tests.ranks import Start, say
 from tests.torch.jobs import assert_same, process_group
 from tests.torch.sharded_nets import (
@@ -445,6 +448,45 @@ def test_a_rank_dies_in_its_update(start_pooled: Start) -> None:
         for rank in 0, 2:
             assert ranks[rank].heard() == "told"
             ranks[rank].result()
+
+
+def give_up(rank: int, world: int) -> None:
+    dist.init_process_group("smddp")
+    model, optimizer = sharded(rank, torch.optim.SGD, lr=0.1)
+    loss_of(model, rank, 0).backward()
+    if rank == 1:
+        dist.group.WORLD.abort(KeyError("no such file"))  # type: ignore[union-attr]
+    else:
+        with pytest.raises(PeerLostError, match="rank 1 gave up: KeyError: 'no such file'"):
+            optimizer.step()
+    dist.destroy_process_group()
+
+
+def test_a_rank_gives_up(rank_pool: Any) -> None:
+    rank_pool(2).run(give_up)
+
+
+RAISING = """
+import torch, torch.distributed as dist
+from sdp_plugins.torch import ShardedOptimizer
+dist.init_process_group("smddp")
+model = torch.nn.Linear(9, 9)
+optimizer = ShardedOptimizer(model, torch.optim.SGD)
+model(torch.ones(9)).sum().backward()
+if dist.get_rank() == 1:
+    raise KeyError("no such file")
+optimizer.step()
+"""
+
+
+def test_a_rank_raises(tmp_path: Path) -> None:
+    """The others hear of it in the group that they wait in."""
+    script = tmp_path / "script.py"
+    script.write_text(RAISING)
+    done = launch("-n", "2", str(script))
+    assert done.returncode == 1
+    text = r"PeerLostError: .*sharding 1.*all_reduce.*rank 1 gave up: KeyError: 'no such file'"
+    assert re.search(text, done.stderr), done.stderr
 
 
 @pytest.mark.parametrize("world", [1, 2, 5])

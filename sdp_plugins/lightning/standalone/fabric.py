@@ -1,9 +1,10 @@
-"""The strategy for `lightning_fabric`; its arguments are those of DDPStrategy."""
+"""The strategies for `lightning_fabric`; their arguments are those of DDPStrategy."""
 
 from lightning_fabric import strategies
 from lightning_fabric.plugins.environments import TorchElasticEnvironment
 
 from sdp_plugins.lightning.registry import install
+from sdp_plugins.lightning.sharded import SMDDPShardedFabricStrategy
 from sdp_plugins.lightning.strategy import SMDDPFabricStrategy
 
 
@@ -13,4 +14,10 @@ class SMDDPStrategy(SMDDPFabricStrategy, strategies.DDPStrategy):
     _elastic_environment = TorchElasticEnvironment
 
 
-install(strategies, SMDDPStrategy)
+class SMDDPShardedStrategy(SMDDPShardedFabricStrategy, strategies.DDPStrategy):
+    """One copy of the weights per node, for `lightning_fabric`."""
+
+    _elastic_environment = TorchElasticEnvironment
+
+
+install(strategies, SMDDPStrategy, SMDDPShardedStrategy)

@@ -1,9 +1,10 @@
-"""The strategy for `pytorch_lightning`; its arguments are those of DDPStrategy."""
+"""The strategies for `pytorch_lightning`; their arguments are those of DDPStrategy."""
 
 from lightning_fabric.plugins.environments import TorchElasticEnvironment
 from pytorch_lightning import strategies
 
 from sdp_plugins.lightning.registry import install
+from sdp_plugins.lightning.sharded import SMDDPShardedStrategy as _ShardedForTrainer
 from sdp_plugins.lightning.strategy import SMDDPStrategy as _ForTrainer
 
 
@@ -13,4 +14,10 @@ class SMDDPStrategy(_ForTrainer, strategies.DDPStrategy):
     _elastic_environment = TorchElasticEnvironment
 
 
-install(strategies, SMDDPStrategy)
+class SMDDPShardedStrategy(_ShardedForTrainer, strategies.DDPStrategy):
+    """One copy of the weights per node, for `pytorch_lightning`."""
+
+    _elastic_environment = TorchElasticEnvironment
+
+
+install(strategies, SMDDPStrategy, SMDDPShardedStrategy)

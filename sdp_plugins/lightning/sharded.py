@@ -1,0 +1,171 @@
+"""The strategies with one copy of the weights per node: mixins as in `strategy`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from sdp_plugins.lightning.namespaces import FABRIC, TRAINER, LightningClass
+from sdp_plugins.lightning.strategy import SMDDPFabricStrategy, SMDDPStrategy
+
+if TYPE_CHECKING:
+    from sdp_plugins.torch import ShardedOptimizer
+
+
+class ShardedModule(nn.Module):
+    """Calls a module whose optimizers are sharded; stands where DDPStrategy has DDP's wrapper.
+
+    Lightning calls ``training_step`` through a wrapper's ``forward``, and so through the hooks of
+    the module.
+
+    Attributes:
+        module: The user's.
+        optimizers: Of its parameters.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self.optimizers: list[ShardedOptimizer] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        return self.module(*args, **kwargs)
+
+    def shard(self, optimizer: Optimizer) -> ShardedOptimizer:
+        """Take over an optimizer of some of the module's parameters; a collective."""
+        from sdp_plugins.torch import ShardedOptimizer
+
+        sharded = ShardedOptimizer(self.module, optimizer)
+        self.optimizers.append(sharded)
+        return sharded
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Accumulate gradients without communication."""
+        with ExitStack() as stack:
+            for optimizer in self.optimizers:
+                stack.enter_context(optimizer.no_sync())
+            yield
+
+    def close(self) -> None:
+        """Give each rank weights of its own."""
+        for optimizer in self.optimizers:
+            optimizer.close()
+
+
+class _Sharded(LightningClass):
+    """What both have: no arguments of DistributedDataParallel, which they do not use."""
+
+    _ddp_kwargs: dict[str, Any]
+
+    def _configure_launcher(self) -> None:
+        given = dict(self._ddp_kwargs)
+        for name in ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper"):
+            if (value := getattr(self, f"_{name}", None)) is not None:
+                given[name] = value
+        if given:
+            raise TypeError(
+                f"{type(self).__name__} does not use DistributedDataParallel and takes none of its "
+                f"arguments: {', '.join(given)}. Hint: leave them out; parameters without gradient "
+                "need no find_unused_parameters."
+            )
+        super()._configure_launcher()
+
+
+class SMDDPShardedStrategy(_Sharded, SMDDPStrategy):
+    """One copy of the weights per node and sharded optimizers, for Lightning's Trainer.
+
+    Each optimizer of ``configure_optimizers`` becomes a `ShardedOptimizer`. Makes an object for the
+    Lightning package in use: see `sdp_plugins.lightning`.
+    """
+
+    _packages = TRAINER
+    _concrete = "SMDDPShardedStrategy"
+    model: Any
+    lightning_module: Any
+    optimizers: Any
+
+    def configure_ddp(self) -> None:
+        """Wrap the module, in DDP's place."""
+        self.model = ShardedModule(self.lightning_module)
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """Make the module's optimizers, and shard them."""
+        refuse_swapped_weights(trainer.callbacks)
+        super().setup_optimizers(trainer)
+        self.optimizers = [self.model.shard(optimizer) for optimizer in self.optimizers]
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        """Accumulate gradients without communication."""
+        with self.model.no_sync():
+            yield
+
+    def teardown(self) -> None:
+        """Leave the weights to whoever uses the module next."""
+        if isinstance(self.model, ShardedModule):
+            self.model.close()
+            self.model = self.lightning_module
+        super().teardown()
+
+
+class SMDDPShardedFabricStrategy(_Sharded, SMDDPFabricStrategy):
+    """One copy of the weights per node and sharded optimizers, for Fabric.
+
+    ``Fabric.setup`` and ``Fabric.setup_optimizers`` return each optimizer as a `ShardedOptimizer`.
+    """
+
+    _packages = FABRIC
+    _concrete = "SMDDPShardedStrategy"
+
+    def setup_module(self, module: nn.Module) -> ShardedModule:
+        """Wrap a module, in DDP's place."""
+        self._modules = [*getattr(self, "_modules", ()), ShardedModule(module)]
+        self._backward_sync_control = _BackwardSyncControl()
+        return self._modules[-1]
+
+    def setup_optimizer(self, optimizer: Optimizer) -> ShardedOptimizer:
+        """Shard an optimizer of a module that is set up."""
+        first = optimizer.param_groups[0]["params"][0]
+        for module in getattr(self, "_modules", ()):
+            if any(parameter is first for parameter in module.parameters()):
+                return module.shard(optimizer)
+        raise ValueError(
+            "The optimizer's parameters belong to no module that Fabric has set up. "
+            "Hint: fabric.setup(module, optimizer), or fabric.setup_module(module) first."
+        )
+
+    def get_module_state_dict(self, module: nn.Module) -> Any:
+        """The state of the user's module."""
+        return super().get_module_state_dict(_unwrapped(module))
+
+    def load_module_state_dict(self, module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        """Load a state of the user's module."""
+        super().load_module_state_dict(_unwrapped(module), *args, **kwargs)
+
+
+class _BackwardSyncControl:
+    """What ``Fabric.no_backward_sync`` calls."""
+
+    def no_backward_sync(self, module: Any, enabled: bool = True) -> AbstractContextManager[None]:
+        return module.no_sync() if enabled else nullcontext()
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    return module.module if isinstance(module, ShardedModule) else module
+
+
+def refuse_swapped_weights(callbacks: Any) -> None:
+    """Refuse Lightning's WeightAveraging: every rank would swap the one copy of the weights."""
+    for callback in callbacks:
+        if any(each.__name__ == "WeightAveraging" for each in type(callback).__mro__):
+            raise ValueError(
+                f"{type(callback).__name__} swaps averaged weights with the module's on every "
+                "rank, but with strategy='smddp_sharded' the ranks of a node have one copy. "
+                "Hint: strategy='smddp'."
+            )

@@ -1,0 +1,218 @@
+"""The strategies smddp_sharded: the weights of smddp, with one copy per node."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from sdp_plugins.lightning.namespaces import MODULES, strategy_class
+from tests.lightning import cases
+from tests.lightning.cases import case
+from tests.lightning.models import FABRICS, PACKAGES, data, digest, loader, net, trainer
+from tests.ranks import Pool
+from tests.torch.jobs import assert_same
+
+
+def module_of(package: str, **traits: Any) -> Any:
+    """A LightningModule with buffers, frozen parameters and a schedule."""
+    lightning = importlib.import_module(package)
+
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.BatchNorm1d(6), net())
+            self.other = nn.Linear(6, 2)
+            self.frozen = nn.Linear(6, 2).requires_grad_(False)
+            self.automatic_optimization = not traits.get("manual")
+
+        def training_step(self, batch: list[Tensor], index: int) -> Tensor | None:
+            x, y = batch
+            loss = nn.functional.mse_loss(self.net(x) + self.frozen(x), y)
+            if self.automatic_optimization:
+                return loss + 0 * self.other(x).sum() if traits.get("clip") else loss
+            for optimizer, own in zip(self.optimizers(), (0.0, 1.0), strict=True):
+                self.toggle_optimizer(optimizer)
+                out = (1 - own) * self.net(x) + own * self.other(x)
+                optimizer.zero_grad()
+                self.manual_backward(nn.functional.mse_loss(out, y))
+                self.clip_gradients(optimizer, 0.05, "norm")
+                optimizer.step()
+                self.untoggle_optimizer(optimizer)
+            for scheduler in self.lr_schedulers():
+                scheduler.step()
+            return None
+
+        def configure_optimizers(self) -> Any:
+            if not self.automatic_optimization:
+                of = [self.net.parameters(), self.other.parameters()]
+                optimizers = [torch.optim.Adam(each, lr=0.01) for each in of]
+                return optimizers, [torch.optim.lr_scheduler.StepLR(o, 2) for o in optimizers]
+            optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, 20)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    torch.manual_seed(2)
+    return Model()
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "accumulated": {"accumulate_grad_batches": 3, "max_epochs": 3},
+    "clipped by norm": {"gradient_clip_val": 0.05},
+    "clipped by value": {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"},
+    "manual": {},
+}
+
+
+@case
+def train(rank: int, world: int, package: str, kind: str) -> list[dict[str, Tensor]]:
+    """The states of a module after training with either strategy."""
+    found = []
+    for strategy in "smddp_find_unused_parameters_true", "smddp_sharded":
+        m = module_of(package, manual=kind == "manual", clip="clipped" in kind)
+        options = {"max_epochs": 2, "strategy": strategy, **OPTIONS[kind]}
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message=".*lr_scheduler")
+            trainer(package, **options).fit(m, loader(shuffle=True))
+        found.append(m.state_dict())
+    return found
+
+
+@pytest.mark.parametrize("kind", OPTIONS)
+@pytest.mark.parametrize("package", PACKAGES)
+def test_weights_are_those_of_smddp(rank_pool: Pool, package: str, kind: str) -> None:
+    (expected, first), (_, second) = rank_pool(2).run(train, package, kind)
+    for name, value in expected.items():
+        if "running" not in name:  # of batches that each rank has seen after the last broadcast
+            assert_same(first[name], second[name])
+        if OPTIONS[kind].get("gradient_clip_val") or kind == "manual":
+            torch.testing.assert_close(first[name], value, rtol=1e-4, atol=1e-6)
+        else:
+            assert_same(first[name], value)
+
+
+@case
+def move(rank: int, world: int, package: str, folder: str) -> list[str]:
+    """Two epochs with one strategy, a checkpoint, two more with the other."""
+    digests = []
+    for first, second in (("smddp", "smddp_sharded"), ("smddp_sharded", "smddp")):
+        for strategy, start, epochs in ((first, None, 2), (second, f"{folder}/{first}", 4)):
+            m = module_of(package, clip=True)
+            t = trainer(package, strategy=strategy, max_epochs=epochs)
+            t.fit(m, loader(shuffle=True), ckpt_path=start)
+            if start is None:
+                t.save_checkpoint(f"{folder}/{first}")
+        digests.append(digest(m))
+    return digests
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_checkpoint_moves(rank_pool: Pool, package: str, tmp_path: Path) -> None:
+    for first, second in rank_pool(2).run(move, package, str(tmp_path)):
+        assert first == second  # of each rank: they have seen other batches last
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_fit(rank_pool: Pool, package: str, tmp_path: Path) -> None:
+    """Validation, early stopping, checkpoints and metrics."""
+    sharded = rank_pool(2).run(cases.fit, package, str(tmp_path), "smddp_sharded")
+    plain = rank_pool(2).run(cases.fit, package, str(tmp_path / "plain"))
+    for found, expected in zip(sharded, plain, strict=True):
+        for name in "metrics", "epochs", "steps", "digest":
+            assert found[name] == expected[name]
+        assert found["strategy"].startswith("sdp_plugins.lightning.")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_training_again_after_an_error(rank_pool: Pool, package: str) -> None:
+    (error, mine), (other, theirs) = rank_pool(2).run(cases.fit_again, package, "smddp_sharded")
+    assert "ArithmeticError" in (error, other)
+    assert mine == theirs
+
+
+@case
+def unused(rank: int, world: int, package: str) -> str:
+    m = cases.model(package, unused=True)
+    trainer(package, strategy="smddp_sharded").fit(m, loader())
+    return digest(m)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_unused_parameters(rank_pool: Pool, package: str) -> None:
+    first, second = rank_pool(2).run(unused, package)
+    assert first == second
+
+
+@pytest.mark.parametrize("package", MODULES)
+def test_what_is_refused(package: str) -> None:
+    lightning = importlib.import_module(package)
+    strategy = strategy_class(package, "SMDDPShardedStrategy")(static_graph=True)
+    owner = lightning.Fabric if package in FABRICS else lightning.Trainer
+    with pytest.raises(TypeError, match=r"none of its arguments: static_graph\. Hint"):
+        owner(strategy=strategy, accelerator="cpu", devices=2)
+
+
+@case
+def average(rank: int, world: int, package: str) -> str:
+    callback = importlib.import_module(package).callbacks.EMAWeightAveraging()
+    with pytest.raises(ValueError) as caught:
+        trainer(package, strategy="smddp_sharded", callbacks=[callback]).fit(
+            cases.model(package), loader()
+        )
+    return str(caught.value)
+
+
+def test_weights_that_are_swapped_are_refused(rank_pool: Pool) -> None:
+    for text in rank_pool(2).run(average, "lightning.pytorch"):
+        assert "EMAWeightAveraging swaps" in text and "Hint: strategy='smddp'" in text
+
+
+@case
+def loop(rank: int, world: int, package: str, folder: str) -> list[str]:
+    """A loop of one's own with Fabric, over a checkpoint, with both strategies."""
+    lightning = importlib.import_module(package)
+    digests = []
+    for strategy in "smddp", "smddp_sharded":
+        fabric = lightning.Fabric(strategy=strategy, accelerator="cpu", devices=2)
+        fabric.launch()
+        path = f"{folder}/{strategy}"
+        for start in 0, 4:
+            torch.manual_seed(rank)
+            module: Any = nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 300), nn.Linear(300, 2))
+            optimizer: Any = torch.optim.Adam(module.parameters(), lr=0.01)
+            if start:
+                module = fabric.setup_module(module)
+                optimizer = fabric.setup_optimizers(optimizer)
+                fabric.load(path, {"module": module, "optimizer": optimizer})
+            else:
+                module, optimizer = fabric.setup(module, optimizer)
+            batches = torch.utils.data.DataLoader(data(), 4)
+            for index, (x, y) in enumerate(fabric.setup_dataloaders(batches), start):
+                with fabric.no_backward_sync(module, enabled=index % 2 == 0):
+                    fabric.backward(nn.functional.mse_loss(module(x), y))
+                if index % 2:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            fabric.save(path, {"module": module, "optimizer": optimizer})
+            fabric.barrier()
+        digests.append(digest(module.module))
+        if strategy == "smddp_sharded":
+            loss = nn.functional.mse_loss(module(x), y)
+            fabric.backward(loss)
+            assert fabric.clip_gradients(module, optimizer, max_norm=0.1) > 0
+            optimizer.step()
+            with pytest.raises(ValueError, match="belong to no module"):
+                fabric.setup_optimizers(torch.optim.SGD(nn.Linear(2, 2).parameters()))
+    return digests
+
+
+@pytest.mark.parametrize("package", FABRICS)
+def test_a_loop_with_fabric(rank_pool: Pool, package: str, tmp_path: Path) -> None:
+    for first, second in rank_pool(2).run(loop, package, str(tmp_path)):
+        assert first == second
