@@ -46,7 +46,13 @@ LISTED: dict[str, set[str]] = {
         "_sigterm_notifier_fn",
     },
     # `Upstream` compares each with what is known of it.
-    "huggingface": {"_prepare_backend", "_shared_state", "_wrap_model"},
+    "huggingface": {
+        "_optimizers",
+        "_prepare_backend",
+        "_save_optimizer_and_scheduler",
+        "_shared_state",
+        "_wrap_model",
+    },
     "keras": {
         *in_lists_of("keras/keras_internals.py"),
         *in_lists_of("keras/backends/torch_internals.py"),

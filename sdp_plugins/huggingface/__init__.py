@@ -37,14 +37,15 @@ def patch(module: ModuleType) -> None:
 
 
 def offer_smddp(module: ModuleType) -> None:
-    """Add smddp to the choices of `--ddp_backend`, if there is a list.
+    """Add smddp and smddp_sharded to the choices of `--ddp_backend`, if there is a list.
 
     `TrainingArguments(ddp_backend="smddp")` takes any name, but HfArgumentParser refuses names that
     the field's metadata do not list (transformers 5.23.0: training_args.py:1435).
     """
+    from sdp_plugins.huggingface.sharded import SHARDED
     from sdp_plugins.torch.backend_name import BACKEND
 
     for field in fields(module.TrainingArguments):
         choices = field.metadata.get("choices")
         if field.name == "ddp_backend" and isinstance(choices, list) and BACKEND not in choices:
-            choices.append(BACKEND)
+            choices += [BACKEND, SHARDED]

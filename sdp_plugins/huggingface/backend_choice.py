@@ -33,6 +33,7 @@ from sdp_plugins.core.config import (
     take_sagemaker_flag,
 )
 from sdp_plugins.core.topology import Topology
+from sdp_plugins.huggingface import sharded
 from sdp_plugins.torch.backend_name import BACKEND
 
 log = logging.getLogger(__name__)
@@ -67,6 +68,7 @@ def patch(module: ModuleType) -> None:
     else:
         cpu_type = module.DistributedType.MULTI_CPU  # type: ignore[attr-defined]
         patched = choosing(choose, cpu_type)
+        sharded.patch_state(partial_state)
     setattr(patched, PATCHED, True)
     partial_state._prepare_backend = patched
 

@@ -30,12 +30,17 @@ def case(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*args)
         finally:
-            if dist.is_initialized():
-                dist.destroy_process_group()
-            AcceleratorState._reset_state(reset_partial_state=True)
-            GradientState._reset_state()
+            reset()
 
     return run
+
+
+def reset() -> None:
+    """Leave the process group, and have accelerate begin anew."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
 
 
 @contextmanager

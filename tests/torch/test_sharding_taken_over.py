@@ -27,8 +27,8 @@ from tests.torch.sharded_nets import (
 
 def take_over(rank: int, world: int) -> None:
     """Its schedulers, hooks, frozen parameters and state go on to count; nothing warns."""
-    warnings.simplefilter("error")
-    with process_group():
+    with warnings.catch_warnings(), process_group():
+        warnings.simplefilter("error")
         models = [make(3), make(3)]
         plains = [torch.optim.Adam(each.parameters(), lr=0.1, amsgrad=True) for each in models]
         for model, plain in zip(models, plains, strict=True):

@@ -264,18 +264,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if state is None:
             self._raise_if_torn()
             state = self._sharded.gather(self._inner.state)
-        elif rank != self._group.rank:
+        elif rank not in (None, self._group.rank):
             raise RuntimeError(
                 f"{self._group.error_prefix}state_dict(): the state was consolidated on rank "
                 f"{rank}. Hint: call it there, or consolidate_state_dict({self._group.rank})."
             )
         return {**super().state_dict(), "state": state}
 
-    def consolidate_state_dict(self, to: int = 0) -> None:
+    def consolidate_state_dict(self, to: int | None = 0) -> None:
         """Have one rank gather the state, as with ``ZeroRedundancyOptimizer``; a collective.
 
         Args:
-            to: Its rank in the group; others need no memory for it.
+            to: Its rank in the group; others need no memory for it. None: all ranks.
         """
         self._raise_if_torn()
         self._consolidated = self._sharded.gather(self._inner.state, to), to

@@ -1,0 +1,128 @@
+"""One copy of the weights per node: ``ddp_backend="smddp_sharded"``.
+
+Where accelerate would wrap a model in DistributedDataParallel, it stays as it is, and its optimizer
+becomes a `ShardedOptimizer`. Jobs that do not ask for it, or evaluate only, run upstream's code
+(accelerate 1.15.0: accelerator.py; transformers 5.23.0: trainer.py).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from weakref import WeakSet
+
+import wrapt
+
+from sdp_plugins.torch.backend_name import BACKEND
+
+SHARDED = "smddp_sharded"
+"""In the place of a backend's name; also the attribute of accelerate's state that keeps it."""
+
+
+def patch_state(partial_state: Any) -> None:
+    """Have accelerate's PartialState take the name in the place of a backend's."""
+    init = partial_state.__init__
+
+    @functools.wraps(init)
+    def init_and_note(self: Any, *args: Any, **kwargs: Any) -> None:
+        if kwargs.get("backend") != SHARDED:
+            init(self, *args, **kwargs)
+            return
+        init(self, *args, **{**kwargs, "backend": BACKEND})
+        setattr(self, SHARDED, True)  # until accelerate's state is reset
+        wrapt.register_post_import_hook(patch_accelerate, "accelerate.accelerator")
+        wrapt.register_post_import_hook(patch_trainer, "transformers.trainer")
+
+    partial_state.__init__ = init_and_note
+
+
+def patch_accelerate(module: Any) -> None:
+    """Replace what wraps models, prepares optimizers and accumulates gradients."""
+    for ours in prepare_model, prepare_optimizer, no_sync:
+        replace(module.Accelerator, ours.__name__, ours)
+
+
+def patch_trainer(module: Any) -> None:
+    """Replace what saves the optimizer."""
+    replace(module.Trainer, "_save_optimizer_and_scheduler", save_optimizer)
+
+
+def replace(owner: type, name: str, ours: Callable[..., Any]) -> None:
+    """Replace a method by one that gets it as the first argument; a second time changes nothing."""
+    theirs = getattr(owner, name)
+    if hasattr(theirs, "_smddp"):
+        return
+
+    @functools.wraps(theirs)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_chosen():
+            return theirs(self, *args, **kwargs)
+        return ours(theirs, self, *args, **kwargs)
+
+    method._smddp = True  # type: ignore[attr-defined]
+    setattr(owner, name, method)
+
+
+def is_chosen() -> bool:
+    """Whether this process shards optimizers."""
+    from accelerate.state import PartialState
+
+    return SHARDED in PartialState._shared_state
+
+
+def prepare_model(
+    theirs: Callable[..., Any],
+    accelerator: Any,
+    model: Any,
+    device_placement: bool | None = None,
+    evaluation_mode: bool = False,
+) -> Any:
+    """Prepare a model as for evaluation, in which accelerate does not wrap it in DDP."""
+    if not evaluation_mode:
+        if not hasattr(accelerator, "_smddp_models"):
+            accelerator._smddp_models = WeakSet()
+        accelerator._smddp_models.add(model)
+    return theirs(accelerator, model, device_placement, evaluation_mode=True)
+
+
+def prepare_optimizer(
+    theirs: Callable[..., Any], accelerator: Any, optimizer: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Shard an optimizer; a collective."""
+    from sdp_plugins.torch import ShardedOptimizer  # only here: jobs without smddp need no backend
+
+    if hasattr(optimizer, "optimizer"):  # prepared before
+        return theirs(accelerator, optimizer, *args, **kwargs)
+    for model in getattr(accelerator, "_smddp_models", ()):
+        if is_of(model, optimizer):
+            sharded = ShardedOptimizer(model, optimizer)
+            return theirs(accelerator, sharded, *args, **kwargs)
+    raise ValueError(
+        f"{SHARDED}: the optimizer's parameters belong to no prepared model. "
+        "Hint: Accelerator.prepare(model, optimizer), the model first."
+    )
+
+
+@contextmanager
+def no_sync(theirs: Callable[..., Any], accelerator: Any, model: Any) -> Iterator[None]:
+    """Accumulate the gradients of a model."""
+    with ExitStack() as stack:
+        for prepared in accelerator._optimizers:
+            if is_of(model, prepared.optimizer):
+                stack.enter_context(prepared.optimizer.no_sync())
+        yield
+
+
+def save_optimizer(theirs: Callable[..., Any], trainer: Any, *args: Any, **kwargs: Any) -> None:
+    """Give the state to the ranks that save it; a collective, called on all ranks."""
+    to = None if trainer.args.save_on_each_node else 0
+    trainer.optimizer.optimizer.consolidate_state_dict(to)
+    theirs(trainer, *args, **kwargs)
+
+
+def is_of(model: Any, optimizer: Any) -> bool:
+    """Whether an optimizer updates a model's parameters."""
+    first = optimizer.param_groups[0]["params"][0]
+    return any(parameter is first for parameter in model.parameters())
