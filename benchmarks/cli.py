@@ -223,6 +223,10 @@ def step(
     tokens: Tokens = 64,
     layers: Layers = 8,
     optimizer: Annotated[str, typer.Option(help=", ".join(step_of.OPTIMIZERS))] = "fused_adamw",
+    nodes: Annotated[
+        int, typer.Option(min=1, help="nodes of a testbed that share the ranks (needs root)")
+    ] = 1,
+    gbit: Annotated[float, typer.Option(min=0.001, help="speed of the nodes' links")] = 1.0,
     json: Json = None,
     markdown: Markdown = None,
 ) -> None:
@@ -246,7 +250,16 @@ def step(
         model={**training.FULL_MODEL, "layers": layers},
     )
     section = f"step {optimizer}"
-    options.report(partial(step_of.run, plan), step_of.step_table, section, markdown, json)
+    if nodes == 1:
+        options.report(partial(step_of.run, plan), step_of.step_table, section, markdown, json)
+        return
+    if ranks % nodes:
+        raise typer.BadParameter(f"{ranks} ranks cannot be divided among {nodes} nodes")
+    nodes_cli.enter_sandbox()
+    with Network(nodes, gbit) as network:
+        run = partial(step_of.run, plan, network=network)
+        section += f" {nodes} nodes"
+        options.report(run, step_of.step_table, section, markdown, json)
 
 
 @app.command("memory")

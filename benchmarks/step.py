@@ -18,31 +18,55 @@ from benchmarks.table import (
     render,
     variant,
 )
+from benchmarks.testbed import start
+from benchmarks.testbed.network import Network
 
 TASK = "benchmarks.step_task:StepTask"
 VARIANTS = ("none", "lower_bound", "gloo", "smddp", "zero", "fsdp2", "sharded")
 OPTIMIZERS = ("sgd", "adamw", "fused_adamw")
 REFERENCE = "none"
 SAME_WEIGHTS = ("smddp", "sharded")
+COUNTED_STEPS = 2
 
 
-def run(plan: DdpPlan, progress: Progress = lambda text: None) -> Report:
+def run(
+    plan: DdpPlan, progress: Progress = lambda text: None, network: Network | None = None
+) -> Report:
     """Train by each of the plan's `backends`, which are names in `VARIANTS`, alternating.
+
+    Args:
+        plan: The settings.
+        progress: Shows what is being done.
+        network: The nodes of a testbed, which have equally many ranks each; None: this machine.
 
     Raises:
         JobError: A rank failed.
     """
     report = Report("step", asdict(plan), machine.describe())
-    memory = {name: _memory(plan, name, progress) for name in plan.backends}
-    alone = _memory(replace(plan, ranks=1), REFERENCE, progress)
-    with Job(job_spec(plan, plan.backends, "step", TASK)) as job:
+    report.facts["nodes"] = network.nodes if network else 1
+    report.facts["gbit"] = network.gbit if network else None
+    used = memory(plan, progress) if network is None else {}
+    spec = job_spec(plan, plan.backends, "step", TASK)
+    if network is not None:
+        across = {"SDP_INTERNODE": "gloo"}
+        spec = replace(spec, start=start.on(network), environment=across)
+    with Job(spec) as job:
         rounds = rounds_us(job, plan, plan.backends, progress)
         for name, us in rounds.items():
-            facts: dict[str, object] = {"memory": memory[name] / alone}
+            facts: dict[str, object] = {"memory": used.get(name)}
+            if network is not None:
+                facts["sent"] = _sent(job, name, network)
             if name in SAME_WEIGHTS:
                 facts["weights"] = sorted(set(job.call("fingerprint", {"variant": name})))
             report.measurements.append(Measurement(name, us, facts=facts))
     return report
+
+
+def memory(plan: DdpPlan, progress: Progress) -> dict[str, float]:
+    """Return the memory of all ranks by variant, in multiples of one process's."""
+    used = {name: _memory(plan, name, progress) for name in plan.backends}
+    alone = _memory(replace(plan, ranks=1), REFERENCE, progress)
+    return {name: nbytes / alone for name, nbytes in used.items()}
 
 
 def _memory(plan: DdpPlan, name: str, progress: Progress) -> int:
@@ -54,21 +78,40 @@ def _memory(plan: DdpPlan, name: str, progress: Progress) -> int:
         return sum(rank.pss for rank in job.call("footprint")) - before
 
 
+def _sent(job: Job, name: str, network: Network) -> float:
+    """Return the bytes of a step on the busiest link and direction, in multiples of the model."""
+    before = [network.traffic(node) for node in range(network.nodes)]
+    job.call("train", {"variant": name, "steps": COUNTED_STEPS})
+    after = [network.traffic(node) for node in range(network.nodes)]
+    spent = [now.since(then) for now, then in zip(after, before, strict=True)]
+    most = max(max(traffic.sent, traffic.received) for traffic in spent)
+    return most / COUNTED_STEPS / job.call("model_nbytes", {"variant": name})[0]
+
+
 def step_table(report: Report) -> Table:
     """Return a table with one row per variant."""
-    s = report.settings
+    s, nodes = report.settings, report.facts["nodes"]
+    if nodes == 1:
+        cost = Column("memory of\none process", lambda m: f"{m.facts['memory']:.2f} x")
+        about = (
+            "memory of all ranks between steps, Pss, as a multiple of one process without data "
+            "parallelism"
+        )
+    else:
+        cost = Column("sent", lambda m: f"{m.facts['sent']:.3f} x")
+        about = "sent: bytes of the busiest link in a step, as a multiple of the gradients"
+    across = f"{nodes} nodes at {report.facts['gbit']:g} Gbit/s, " if nodes > 1 else ""
     return render(
         report,
-        f"training step, batch {s['rows']} x {s['tokens']} per rank, {s['optimizer']}, "
+        f"training step, batch {s['rows']} x {s['tokens']} per rank, {s['optimizer']}, {across}"
         f"{ranks_and_threads(report)}",
-        f"medians of {s['rounds']} alternating rounds of {s['steps']} steps; memory of all ranks "
-        "between steps, Pss, as a multiple of one process without data parallelism",
+        f"medians of {s['rounds']} alternating rounds of {s['steps']} steps; {about}",
         [
             variant("data parallelism"),
             milliseconds(1),
             ROUNDS,
             Column("time of\nnone", lambda m: f"{m.us / report.us(REFERENCE):.2f} x"),
-            Column("memory of\none process", lambda m: f"{m.facts['memory']:.2f} x"),
+            cost,
             Column("weights", lambda m: _verdict(report, m), number=False),
         ],
     )

@@ -127,6 +127,10 @@ class StepTask:
         training.optimizer.zero_grad()
         return time.perf_counter() - start
 
+    def model_nbytes(self, variant: str) -> int:
+        """Return the size of all weights, and so of their gradients."""
+        return sum(p.nbytes for p in self.trained[variant].model.parameters())
+
     def fingerprint(self, variant: str) -> str:
         """Return a hash of all weights."""
         return fingerprint(self.trained[variant].model)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-WORKS = ("collectives", "asynchronous", "groups", "messages", "ddp", "callbacks", "mixture")
+WORKS = ("collectives", "asynchronous", "groups", "messages", "ddp", "sharded", "callbacks",
+         "mixture")  # fmt: skip
 LIVES = (*WORKS, "creation", "start", "end")  # plus the creation and the end of a group
 
 # Faults that the starting process injects, and faults that a rank causes itself.

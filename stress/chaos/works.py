@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sdp_plugins.torch import share
+from sdp_plugins.torch import ShardedOptimizer, share
 from stress.chaos.jobs import Job
 from stress.soak.plan import WEIGHTS, chosen
 from stress.soak.turn import Live, Turn
@@ -68,6 +68,9 @@ def prepare(place: Place) -> None:
     place.groups.append((dist.group.WORLD, place.everyone))
     if place.job.life == "ddp":
         place.kept["model"] = models.wrap(models.Plain, None, gradient_as_bucket_view=True)
+    if place.job.life == "sharded":
+        place.kept["model"] = model = torch.nn.Linear(300, 300, bias=False)
+        place.kept["optimizer"] = ShardedOptimizer(model, torch.optim.SGD, lr=1.0)
     if place.job.life == "collectives":
         place.kept["bucket"] = torch.zeros(300_000)
         share(place.kept["bucket"])
@@ -189,6 +192,18 @@ def ddp(place: Place, draw: random.Random) -> None:
     models.train(place.kept["model"], place.rank, steps=1)
 
 
+def sharded(place: Place, draw: random.Random) -> None:
+    """Train by shards: the weights change by the mean of the ranks' gradients."""
+    place.members = place.everyone
+    weight, optimizer = place.kept["model"].weight, place.kept["optimizer"]
+    before, gradient = weight.detach().clone(), values(place.rank, weight.numel())
+    dist.barrier()  # all have read the weights
+    (weight * gradient.view_as(weight)).sum().backward()
+    optimizer.step()
+    mean = total(place.world, weight.numel()).view_as(weight) / place.world
+    assert torch.allclose(weight, before - mean), "a wrong result"
+
+
 def callbacks(place: Place, draw: random.Random) -> None:
     """Run callbacks that reduce once more, concurrently with the main thread."""
     place.members, count = place.everyone, draw.choice(COUNTS)
@@ -240,6 +255,7 @@ ROUNDS: dict[str, Callable[[Place, random.Random], None]] = {
     "groups": groups,
     "messages": messages,
     "ddp": ddp,
+    "sharded": sharded,
     "callbacks": callbacks,
     "creation": creation,
     "mixture": mixture,

@@ -189,13 +189,20 @@ def small_steps(*variants):
     return shown(step.step_table(report))
 
 
-def test_a_step_in_shards():
+def test_a_step_in_shards(monkeypatch):
+    monkeypatch.setattr(step, "memory", lambda plan, progress: dict.fromkeys(plan.backends, 1.0))
     assert "all ranks alike" in small_steps("none", "sharded")
 
 
 @pytest.mark.long
 def test_steps_of_every_way():
     assert "bitwise those of smddp" in small_steps(*step.VARIANTS)
+
+
+def test_ranks_that_cannot_be_divided_among_nodes_are_refused(run):
+    result = run("step", "--nodes", "2", "--ranks", "3")
+    assert result.exit_code == 2
+    assert "3 ranks cannot be divided among 2 nodes" in result.output
 
 
 def test_an_unknown_way_is_refused(run):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -167,3 +169,19 @@ def test_lightning_on_two_nodes(script: Script, launcher: str) -> None:
     lines = sorted(line for line in done.stdout.splitlines() if line[:1].isdigit())
     name = "MPI" if launcher == "mpirun" else "gloo"
     assert lines == [f"0 0 2 {name} True", f"1 1 2 {name} True"]
+
+
+@pytest.mark.long
+def test_a_step_across_nodes(tmp_path: Path) -> None:
+    """Shards give DDP's weights, and send as much."""
+    line = [sys.executable, "-m", "benchmarks", "step", "--nodes", "2", "--layers", "1"]
+    line += ["--tokens", "4", "--repeats", "1", "--steps", "1", "--optimizer", "sgd"]
+    line += ["--variants", "smddp,sharded", "--json", str(tmp_path / "found")]
+    done = subprocess.run(
+        line, env=environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert "bitwise those of smddp" in done.stdout, done.stdout + done.stderr
+    found = json.loads((tmp_path / "found").read_text())["measurements"]
+    sent = {each["variant"]: each["sent"] for each in found}
+    assert sent["sharded"] == pytest.approx(sent["smddp"], rel=0.05)
+    assert sent["smddp"] == pytest.approx(1.0, rel=0.1)
