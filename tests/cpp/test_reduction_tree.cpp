@@ -31,6 +31,9 @@ Kernel tree_kernel(DType, ReduceOp) {
   kernel.load = [](void* out, const void* in, std::size_t n, double) { std::memcpy(out, in, n); };
   kernel.fold = join;
   kernel.store = [](void* out, const void* in, std::size_t n, int) { std::memcpy(out, in, n); };
+  kernel.join = [](void* out, const void* a, const void* b, std::size_t n, int) {
+    join(out, a, b, n);
+  };
   return kernel;
 }
 

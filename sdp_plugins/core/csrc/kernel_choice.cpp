@@ -17,6 +17,10 @@ bool has_f16c() {
 KernelTable best_kernels() {
 #if defined(__x86_64__)
   static const bool has_avx2 = __builtin_cpu_supports("avx2") && has_f16c();
+  static const bool has_avx512 =
+      has_avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (has_avx512) return kernel_avx512;
   if (has_avx2) return kernel_avx2;
 #endif
   return kernel_baseline;

@@ -17,9 +17,10 @@ struct Kernel {
   void (*load)(void* acc, const void* in, std::size_t n, double factor) = nullptr;
   void (*fold)(void* out, const void* a, const void* b, std::size_t n) = nullptr;  // accumulators
   void (*store)(void* out, const void* acc, std::size_t n, int divisor) = nullptr;
-  // out = a + b on elements in one pass, for the most common case of two ranks; null for AVG and
-  // for scaled values
-  void (*pair)(void* out, const void* a, const void* b, std::size_t n) = nullptr;
+  // `fold` and `store` in one pass
+  void (*join)(void* out, const void* a, const void* b, std::size_t n, int divisor) = nullptr;
+  // `load` of both, `fold` and `store` in one pass, for two ranks; null for scaled values
+  void (*pair)(void* out, const void* a, const void* b, std::size_t n, int divisor) = nullptr;
 
   explicit operator bool() const { return fold != nullptr; }
 };
@@ -30,5 +31,6 @@ KernelTable best_kernels();  // for the current processor
 Kernel kernel_baseline(DType dtype, ReduceOp op);
 #if defined(__x86_64__)
 Kernel kernel_avx2(DType dtype, ReduceOp op);
+Kernel kernel_avx512(DType dtype, ReduceOp op);
 #endif
 }  // namespace sdp

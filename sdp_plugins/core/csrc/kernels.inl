@@ -132,6 +132,33 @@ complex<T> scale(complex<T> value, double by) {
   return {scale(value.re, by), scale(value.im, by)};
 }
 
+// ---- what becomes of a result
+struct Whole {
+  explicit Whole(int) {}
+  template <class T>
+  T operator()(T value) const {
+    return value;
+  }
+};
+struct Divided {
+  explicit Divided(int divisor) : by(divisor) {}
+  template <class T>
+  T operator()(T value) const {
+    return divide(value, by);
+  }
+#if defined(__F16C__) && defined(__AVX2__)
+  __m256 operator()(__m256 value) const {
+    return _mm256_div_ps(value, _mm256_set1_ps(static_cast<float>(by)));
+  }
+#endif
+  int by;
+};
+
+template <class T, class U>
+constexpr bool kSame = false;
+template <class T>
+constexpr bool kSame<T, T> = true;
+
 // ---- loops
 // `ivdep`: an output may be the same memory as an input, which is not a loop-carried dependence.
 #if defined(__clang__)
@@ -161,16 +188,29 @@ inline size_t load_fast(Loose<float>* to, const Loose<half>* from, size_t n) {
   for (; i + 8 <= n; i += 8) _mm256_storeu_ps(reinterpret_cast<float*>(to + i), widen8(from + i));
   return i;
 }
-inline size_t store_fast(Loose<half>* to, const Loose<float>* from, size_t n) {
+template <class Finish>
+size_t store_fast(Finish finish, Loose<half>* to, const Loose<float>* from, size_t n) {
   size_t i = 0;
   for (; i + 8 <= n; i += 8)
-    narrow8(to + i, _mm256_loadu_ps(reinterpret_cast<const float*>(from + i)));
+    narrow8(to + i, finish(_mm256_loadu_ps(reinterpret_cast<const float*>(from + i))));
   return i;
 }
-inline size_t pair_fast(Sum, Loose<half>* to, const Loose<half>* a, const Loose<half>* b,
-                        size_t n) {
+template <class Finish>
+size_t join_fast(Finish finish, Sum, Loose<half>* to, const Loose<float>* a, const Loose<float>* b,
+                 size_t n) {
   size_t i = 0;
-  for (; i + 8 <= n; i += 8) narrow8(to + i, _mm256_add_ps(widen8(a + i), widen8(b + i)));
+  for (; i + 8 <= n; i += 8) {
+    const __m256 left = _mm256_loadu_ps(reinterpret_cast<const float*>(a + i));
+    const __m256 right = _mm256_loadu_ps(reinterpret_cast<const float*>(b + i));
+    narrow8(to + i, finish(_mm256_add_ps(left, right)));
+  }
+  return i;
+}
+template <class Finish>
+size_t join_fast(Finish finish, Sum, Loose<half>* to, const Loose<half>* a, const Loose<half>* b,
+                 size_t n) {
+  size_t i = 0;
+  for (; i + 8 <= n; i += 8) narrow8(to + i, finish(_mm256_add_ps(widen8(a + i), widen8(b + i))));
   return i;
 }
 #endif
@@ -178,25 +218,23 @@ template <class To, class From>
 size_t load_fast(To*, const From*, size_t) {
   return 0;
 }
-template <class To, class From>
-size_t store_fast(To*, const From*, size_t) {
+template <class Finish, class To, class From>
+size_t store_fast(Finish, To*, const From*, size_t) {
   return 0;
 }
-template <class Operator, class T>
-size_t pair_fast(Operator, T*, const T*, const T*, size_t) {
+template <class Finish, class Operator, class To, class From>
+size_t join_fast(Finish, Operator, To*, const From*, const From*, size_t) {
   return 0;
 }
 
-enum class Finish { plain, divide, scale };
-
-template <class Format, Finish kFinish>
+template <class Format, bool kScale>
 void load(void* acc, const void* in, size_t n, double factor) {
   auto* to = static_cast<Loose<typename Format::Acc>*>(acc);
   const auto* from = static_cast<const Loose<typename Format::Element>*>(in);
-  const size_t start = kFinish == Finish::scale ? 0 : load_fast(to, from, n);
+  const size_t start = kScale ? 0 : load_fast(to, from, n);
   SDP_LOOP
   for (size_t i = start; i < n; ++i) {
-    if constexpr (kFinish == Finish::scale) {
+    if constexpr (kScale) {
       to[i].value = scale(Format::in(from[i].value), factor);
     } else {
       to[i].value = Format::in(from[i].value);
@@ -213,49 +251,48 @@ void fold(void* out, const void* a, const void* b, size_t n) {
   for (size_t i = 0; i < n; ++i) to[i].value = Operator::apply(x[i].value, y[i].value);
 }
 
-template <class Format, Finish kFinish>
+template <class Format, class Finish>
 void store(void* out, const void* acc, size_t n, int divisor) {
+  const Finish finish(divisor);
   auto* to = static_cast<Loose<typename Format::Element>*>(out);
   const auto* from = static_cast<const Loose<typename Format::Acc>*>(acc);
-  const size_t start = kFinish == Finish::divide ? 0 : store_fast(to, from, n);
+  const size_t start = store_fast(finish, to, from, n);
+  SDP_LOOP
+  for (size_t i = start; i < n; ++i) to[i].value = Format::out(finish(from[i].value));
+}
+
+// From: accumulators, or elements.
+template <class Format, class Operator, class Finish, class From>
+void join(void* out, const void* a, const void* b, size_t n, int divisor) {
+  const Finish finish(divisor);
+  auto* to = static_cast<Loose<typename Format::Element>*>(out);
+  const auto* x = static_cast<const Loose<From>*>(a);
+  const auto* y = static_cast<const Loose<From>*>(b);
+  const size_t start = join_fast(finish, Operator{}, to, x, y, n);
   SDP_LOOP
   for (size_t i = start; i < n; ++i) {
-    if constexpr (kFinish == Finish::divide) {
-      to[i].value = Format::out(divide(from[i].value, divisor));
+    if constexpr (kSame<From, typename Format::Acc>) {
+      to[i].value = Format::out(finish(Operator::apply(x[i].value, y[i].value)));
     } else {
-      to[i].value = Format::out(from[i].value);
+      const auto sum = Operator::apply(Format::in(x[i].value), Format::in(y[i].value));
+      to[i].value = Format::out(finish(sum));
     }
   }
 }
 
-template <class Format, class Operator>
-void pair(void* out, const void* a, const void* b, size_t n) {
-  auto* to = static_cast<Loose<typename Format::Element>*>(out);
-  const auto* x = static_cast<const Loose<typename Format::Element>*>(a);
-  const auto* y = static_cast<const Loose<typename Format::Element>*>(b);
-  const size_t start = pair_fast(Operator{}, to, x, y, n);
-  SDP_LOOP
-  for (size_t i = start; i < n; ++i) {
-    to[i].value = Format::out(Operator::apply(Format::in(x[i].value), Format::in(y[i].value)));
-  }
-}
-
 // ---- supported pairs
-template <class T, class U>
-constexpr bool kSame = false;
-template <class T>
-constexpr bool kSame<T, T> = true;
-
-template <class Format, class Operator, Finish kFinish = Finish::plain>
+template <class Format, class Operator, class Finish = Whole, bool kScale = false>
 Kernel make() {
   using Acc = typename Format::Acc;
+  using Element = typename Format::Element;
   Kernel kernel;
   kernel.accumulator_size = sizeof(Acc);
-  kernel.widens = !kSame<Acc, typename Format::Element> || kFinish == Finish::scale;
-  kernel.load = load<Format, kFinish>;
+  kernel.widens = !kSame<Acc, Element> || kScale;
+  kernel.load = load<Format, kScale>;
   kernel.fold = fold<Acc, Operator>;
-  kernel.store = store<Format, kFinish>;
-  if constexpr (kFinish == Finish::plain) kernel.pair = pair<Format, Operator>;
+  kernel.store = store<Format, Finish>;
+  kernel.join = join<Format, Operator, Finish, Acc>;
+  if constexpr (!kScale) kernel.pair = join<Format, Operator, Finish, Element>;
   return kernel;
 }
 
@@ -287,9 +324,9 @@ template <class Format>
 Kernel complex_number(ReduceOp op) {
   switch (op) {
     case ReduceOp::avg:
-      return make<Format, Sum, Finish::divide>();
+      return make<Format, Sum, Divided>();
     case ReduceOp::premul_sum:
-      return make<Format, Sum, Finish::scale>();
+      return make<Format, Sum, Whole, true>();
     default:
       return arithmetic<Format>(op);
   }
@@ -305,7 +342,7 @@ template <class T>
 Kernel integer(ReduceOp op) {
   switch (op) {
     case ReduceOp::avg:
-      return make<Wide<T>, Sum, Finish::divide>();
+      return make<Wide<T>, Sum, Divided>();
     case ReduceOp::band:
       return make<Plain<T>, BitAnd>();
     case ReduceOp::bor:

@@ -8,7 +8,8 @@
 
 namespace sdp {
 namespace {
-constexpr std::size_t kBlockBytes = 8192;  // of accumulators: L1 holds two, and an element block
+constexpr std::size_t kBlockBytes =
+    2048;  // of accumulators: short runs of many sources stay in the L1 cache
 }
 
 Kernel checked_kernel(DType dtype, ReduceOp op, KernelTable table) {
@@ -40,27 +41,32 @@ const std::byte* Reducer::subtree(std::span<const std::byte* const> sources, std
     kernel_.load(scratch, source, n, factors_.empty() ? 1.0 : factors_[first]);
     return scratch;
   }
-  const std::size_t half = std::bit_ceil(sources.size()) / 2;
-  const std::byte* left = subtree(sources.first(half), first, at, n, scratch);
-  const std::byte* right =
-      subtree(sources.subspan(half), first + half, at, n, scratch + kBlockBytes);
+  const auto [left, right] = halves(sources, first, at, n, scratch);
   kernel_.fold(scratch, left, right, n);
   return scratch;
 }
 
+std::pair<const std::byte*, const std::byte*> Reducer::halves(
+    std::span<const std::byte* const> sources, std::size_t first, std::size_t at, std::size_t n,
+    std::byte* scratch) {
+  const std::size_t half = std::bit_ceil(sources.size()) / 2;
+  const std::byte* left = subtree(sources.first(half), first, at, n, scratch);
+  return {left, subtree(sources.subspan(half), first + half, at, n, scratch + kBlockBytes)};
+}
+
 void Reducer::block(std::span<const std::byte* const> sources, std::byte* output, std::size_t at,
                     std::size_t n) {
-  const bool plain = !forms_.from_accumulators && !forms_.to_accumulators;
-  if (plain && sources.size() == 2 && kernel_.pair != nullptr) {
-    kernel_.pair(output, sources[0] + at * itemsize_, sources[1] + at * itemsize_, n);
-    return;
-  }
-  const std::byte* result = subtree(sources, 0, at, n, scratch_.data());
-  if (!forms_.to_accumulators) {
-    kernel_.store(output, result, n,
-                  forms_.divisor > 0 ? forms_.divisor : static_cast<int>(sources.size()));
-  } else if (result != output) {
-    std::memcpy(output, result, n * kernel_.accumulator_size);
+  const int divisor = forms_.divisor > 0 ? forms_.divisor : static_cast<int>(sources.size());
+  if (forms_.to_accumulators) {
+    const std::byte* result = subtree(sources, 0, at, n, scratch_.data());
+    if (result != output) std::memcpy(output, result, n * kernel_.accumulator_size);
+  } else if (sources.size() == 1) {
+    kernel_.store(output, subtree(sources, 0, at, n, scratch_.data()), n, divisor);
+  } else if (sources.size() == 2 && !forms_.from_accumulators && kernel_.pair != nullptr) {
+    kernel_.pair(output, sources[0] + at * itemsize_, sources[1] + at * itemsize_, n, divisor);
+  } else {
+    const auto [left, right] = halves(sources, 0, at, n, scratch_.data());
+    kernel_.join(output, left, right, n, divisor);
   }
 }
 

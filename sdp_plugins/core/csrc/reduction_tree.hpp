@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "kernels.hpp"
@@ -41,6 +42,10 @@ class Reducer {
  private:
   const std::byte* subtree(std::span<const std::byte* const> sources, std::size_t first,
                            std::size_t at, std::size_t n, std::byte* scratch);
+  // The accumulators of the two subtrees of at least two sources.
+  std::pair<const std::byte*, const std::byte*> halves(std::span<const std::byte* const> sources,
+                                                       std::size_t first, std::size_t at,
+                                                       std::size_t n, std::byte* scratch);
   void block(std::span<const std::byte* const> sources, std::byte* output, std::size_t at,
              std::size_t n);
   std::size_t source_size() const {
