@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ from benchmarks.table import (
 
 TASK = "benchmarks.ddp_task:DdpTask"
 WARM_UP_STEPS = 3  # DDP rebuilds its buckets after the first step
+COUNTED_TURNS, COUNTED_STEPS = 5, 3
 OPTIMIZERS = ("sgd", "adamw")
 FULL_MODEL = {"layers": 8, "width": 512, "words": 30522}
 
@@ -88,9 +90,10 @@ def run(plan: DdpPlan, progress: Progress = lambda text: None) -> Report:
     with Job(job_spec(plan, variants(plan))) as job:
         rounds = rounds_us(job, plan, variants(plan), progress)
         report.facts["parameters"] = job.call("describe")[0]["parameters"]
+        spent = {name: _processor_ms(job, name) for name in rounds}
         differences = _compare(job, plan)
         for name, us in rounds.items():
-            facts: dict[str, Any] = {"gradients": differences.get(name)}
+            facts: dict[str, Any] = {"gradients": differences.get(name), **spent[name]}
             if name in plan.backends:
                 facts["ranks_agree"] = _agree(job, name)
             report.measurements.append(Measurement(name, us, facts=facts))
@@ -109,6 +112,17 @@ def rounds_us(
         return step_us(job.call("train", {"variant": name, "steps": plan.steps + 1}), warm_up=1)
 
     return alternate(names, plan.rounds, turn, progress)
+
+
+def _processor_ms(job: Job, name: str) -> dict[str, float]:
+    """Return the processor time of a step, in milliseconds of the median rank and turn."""
+    turns = [
+        rank
+        for _ in range(COUNTED_TURNS)
+        for rank in job.call("processor_seconds", {"variant": name, "steps": COUNTED_STEPS})
+    ]
+    engine, script = (statistics.median(each) * 1e3 for each in zip(*turns, strict=True))
+    return {"engine_ms": engine, "script_ms": script}
 
 
 def _compare(job: Job, plan: DdpPlan) -> dict[str, dict[str, Any]]:
@@ -147,6 +161,8 @@ def ddp_table(report: Report) -> Table:
             variant("communication"),
             milliseconds(1),
             ROUNDS,
+            Column("script's\nprocessor ms", lambda m: f"{m.facts['script_ms']:.1f}"),
+            Column("engine's", lambda m: f"{m.facts['engine_ms']:.1f}"),
             Column("speed\nof no_comm", lambda m: f"{share(report, m):.1%}"),
             faster(report, but=[NO_COMM]),
             Column("gradients", lambda m: _verdict(report, m), number=False),

@@ -16,6 +16,7 @@ from benchmarks.ddp_lower_bound import leave_alone
 from benchmarks.ddp_variants import LOWER_BOUND, NO_COMM, REFERENCES
 from benchmarks.footprint import Footprint, footprint
 from benchmarks.libraries.base import Place
+from benchmarks.processor_time import processor_time
 from benchmarks.rank import load
 from benchmarks.torch_groups import group_over, join
 
@@ -111,6 +112,14 @@ class DdpTask:
     def train(self, variant: str, steps: int) -> list[float]:
         """Return the seconds of each step."""
         return [self.variants[variant].step(self.place.rank) for _ in range(steps)]
+
+    def processor_seconds(self, variant: str, steps: int) -> tuple[float, float]:
+        """Return the processor time of a step: of smddp's engine, and of all else."""
+        dist.barrier()
+        before = processor_time()
+        self.train(variant, steps)
+        after = processor_time()
+        return (after.engine - before.engine) / steps, (after.script - before.script) / steps
 
     def compare(self, one: str, other: str) -> dict[str, Any]:
         """Compare the gradients of two variants after the same steps, on the same data."""

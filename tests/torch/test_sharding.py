@@ -418,6 +418,7 @@ def misuse(rank: int, world: int) -> None:
             part.weight = nn.Parameter(torch.randn(10, 10)[:3, :3])
         with pytest.raises(ValueError, match=r"weight is a part of a tensor.*contiguous"):
             ShardedOptimizer(part, torch.optim.SGD, lr=0.1)
+        assert len(dist.group.WORLD._extra_groups) == 1  # type: ignore[union-attr]
         with pytest.raises(ValueError, match="group of smddp"):
             ShardedOptimizer(make(0), torch.optim.SGD, group=dist.new_group(backend="gloo"))
 

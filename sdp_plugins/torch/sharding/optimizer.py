@@ -90,12 +90,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
         known = {parameter: name for name, parameter in model.named_parameters()}
         names = [known.get(p, f"parameter {i}") for i, p in enumerate(parameters)]
         self._layout = lay_out(parameters, groups, self._group.world_size, bucket_bytes)
-        compare_ranks(
-            self._group,
-            find_mistake(parameters, names),
-            (type(plain), self._layout.buckets, [_but_params(g) for g in self.param_groups]),
-            [(tuple(p.shape), p.stride(), p.dtype) for p in parameters],
-        )
+        try:
+            compare_ranks(
+                self._group,
+                find_mistake(parameters, names),
+                (type(plain), self._layout.buckets, [_but_params(g) for g in self.param_groups]),
+                [(tuple(p.shape), p.stride(), p.dtype) for p in parameters],
+            )
+        except ValueError:
+            give_back()
+            raise
         trained = {parameters[slot.parameter] for b in self._layout.buckets for slot in b.slots}
         for parameter in model.parameters():  # one by one: frozen ones may be most of the memory
             if parameter not in trained:
