@@ -13,7 +13,7 @@ from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.torch import ShardedOptimizer
 from tests.internode.spanning import LAYOUTS, on_node
 from tests.ranks import Pool
-from tests.torch import models, test_collectives, test_ddp, test_sharding
+from tests.torch import models, test_collectives, test_ddp, test_sharding, test_sharding_clipping
 from tests.torch.jobs import process_group
 
 
@@ -91,8 +91,8 @@ def test_sub_groups(rank_pool: Pool) -> None:
     "case",
     [
         test_sharding.like_one_process,
-        test_sharding.scale,
-        pytest.param(test_sharding.clip, marks=pytest.mark.long),
+        test_sharding_clipping.scale,
+        pytest.param(test_sharding_clipping.clip, marks=pytest.mark.long),
         pytest.param(test_sharding.skip, marks=pytest.mark.long),
     ],
 )
