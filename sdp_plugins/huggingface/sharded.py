@@ -40,7 +40,7 @@ def patch_state(partial_state: Any) -> None:
 
 def patch_accelerate(module: Any) -> None:
     """Replace what wraps models, prepares optimizers and accumulates gradients."""
-    for ours in prepare_model, prepare_optimizer, no_sync:
+    for ours in prepare_model, prepare_optimizer, no_sync, clip_grad_norm_, clip_grad_value_:
         replace(module.Accelerator, ours.__name__, ours)
 
 
@@ -84,6 +84,8 @@ def prepare_model(
         if not hasattr(accelerator, "_smddp_models"):
             accelerator._smddp_models = WeakSet()
         accelerator._smddp_models.add(model)
+        if any(parameter.requires_grad for parameter in model.parameters()):
+            model.register_forward_pre_hook(refuse_plain_optimizers)
     return theirs(accelerator, model, device_placement, evaluation_mode=True)
 
 
@@ -100,8 +102,9 @@ def prepare_optimizer(
             sharded = ShardedOptimizer(model, optimizer)
             return theirs(accelerator, sharded, *args, **kwargs)
     raise ValueError(
-        f"{SHARDED}: the optimizer's parameters belong to no prepared model. "
-        "Hint: Accelerator.prepare(model, optimizer), the model first."
+        f"{SHARDED}: the optimizer's parameters belong to no prepared model, or to several. "
+        "Hint: Accelerator.prepare(model, optimizer), the model first; for several models, one "
+        "optimizer each."
     )
 
 
@@ -122,7 +125,62 @@ def save_optimizer(theirs: Callable[..., Any], trainer: Any, *args: Any, **kwarg
     theirs(trainer, *args, **kwargs)
 
 
+def clip_grad_norm_(
+    theirs: Callable[..., Any],
+    accelerator: Any,
+    parameters: Any,
+    max_norm: float,
+    norm_type: float = 2,
+) -> Any:
+    """Clip the averages; works where only some ranks have a gradient, too."""
+    parameters = list(parameters)
+    if (optimizer := owner_of(accelerator, parameters)) is None:
+        return theirs(accelerator, parameters, max_norm, norm_type)
+    accelerator.unscale_gradients()
+    return optimizer.clip_grad_norm_(max_norm, norm_type)
+
+
+def clip_grad_value_(
+    theirs: Callable[..., Any], accelerator: Any, parameters: Any, clip_value: float
+) -> Any:
+    """Clip the averages; works where only some ranks have a gradient, too."""
+    parameters = list(parameters)
+    if (optimizer := owner_of(accelerator, parameters)) is None:
+        return theirs(accelerator, parameters, clip_value)
+    accelerator.unscale_gradients()
+    return optimizer.clip_grad_value_(clip_value)
+
+
+def owner_of(accelerator: Any, parameters: list[Any]) -> Any:
+    """The sharded optimizer whose trained parameters are exactly these; None if there is none."""
+    asked = {id(parameter) for parameter in parameters if parameter.requires_grad}
+    for prepared in accelerator._optimizers:
+        if {id(p) for p in parameters_of(prepared.optimizer) if p.requires_grad} == asked:
+            return prepared.optimizer
+    return None
+
+
+def refuse_plain_optimizers(model: Any, inputs: Any) -> None:
+    """Before a forward pass: a model that is trained has a sharded optimizer."""
+    import torch
+
+    from sdp_plugins.torch.sharding.gradients import OWNED
+
+    if not (model.training and torch.is_grad_enabled()):
+        return
+    if not any(hasattr(parameter, OWNED) for parameter in model.parameters()):
+        raise RuntimeError(
+            f"{SHARDED}: the model is trained, but no optimizer of it is prepared, so ranks would "
+            "train different weights. Hint: Accelerator.prepare(model, optimizer)."
+        )
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    """All parameters of an optimizer."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def is_of(model: Any, optimizer: Any) -> bool:
-    """Whether an optimizer updates a model's parameters."""
-    first = optimizer.param_groups[0]["params"][0]
-    return any(parameter is first for parameter in model.parameters())
+    """Whether all of an optimizer's parameters are a model's."""
+    mine = {id(parameter) for parameter in model.parameters()}
+    return all(id(parameter) in mine for parameter in parameters_of(optimizer))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -33,16 +35,32 @@ class ShardedModule(nn.Module):
         self.optimizers: list[ShardedOptimizer] = []
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module."""
+        """Call the module; in evaluation, too, all ranks have rank 0's buffers, as under DDP."""
+        trains = self.training and torch.is_grad_enabled()
+        if trains and not self.optimizers:
+            raise RuntimeError(
+                "smddp_sharded: the module is trained, but no optimizer of it is sharded, so ranks "
+                "would train different weights. Hint: return the optimizer from "
+                "configure_optimizers(), or pass it to Fabric's setup() or setup_optimizers()."
+            )
+        if not trains and self.optimizers:
+            self.optimizers[0].synchronize_buffers()
         return self.module(*args, **kwargs)
 
     def shard(self, optimizer: Optimizer) -> ShardedOptimizer:
         """Take over an optimizer of some of the module's parameters; a collective."""
         from sdp_plugins.torch import ShardedOptimizer
 
-        sharded = ShardedOptimizer(self.module, optimizer)
+        # Loggers of learning rates name optimizers by their class.
+        kind = type(type(optimizer).__name__, (ShardedOptimizer,), {})
+        sharded: ShardedOptimizer = kind(self.module, optimizer)
         self.optimizers.append(sharded)
         return sharded
+
+    def owns(self, optimizer: Optimizer) -> bool:
+        """Whether all parameters of an optimizer are the module's."""
+        mine = {id(parameter) for parameter in self.module.parameters()}
+        return all(id(p) in mine for group in optimizer.param_groups for p in group["params"])
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -89,16 +107,23 @@ class SMDDPShardedStrategy(_Sharded, SMDDPStrategy):
     model: Any
     lightning_module: Any
     optimizers: Any
+    precision_plugin: Any
 
     def configure_ddp(self) -> None:
         """Wrap the module, in DDP's place."""
         self.model = ShardedModule(self.lightning_module)
+        # torch's functions refuse gradients that only some ranks have.
+        self.precision_plugin.clip_grad_by_norm = _clip_norm
+        self.precision_plugin.clip_grad_by_value = _clip_value
 
     def setup_optimizers(self, trainer: Any) -> None:
         """Make the module's optimizers, and shard them."""
         refuse_swapped_weights(trainer.callbacks)
         super().setup_optimizers(trainer)
-        self.optimizers = [self.model.shard(optimizer) for optimizer in self.optimizers]
+        self.optimizers = [
+            self.model.shard(optimizer) if optimizer.param_groups else optimizer  # stands for none
+            for optimizer in self.optimizers
+        ]
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
@@ -111,6 +136,7 @@ class SMDDPShardedStrategy(_Sharded, SMDDPStrategy):
         if isinstance(self.model, ShardedModule):
             self.model.close()
             self.model = self.lightning_module
+            del self.precision_plugin.clip_grad_by_norm, self.precision_plugin.clip_grad_by_value
         super().teardown()
 
 
@@ -123,22 +149,45 @@ class SMDDPShardedFabricStrategy(_Sharded, SMDDPFabricStrategy):
     _packages = FABRIC
     _concrete = "SMDDPShardedStrategy"
 
+    precision: Any
+    _modules: WeakSet[ShardedModule]
+
     def setup_module(self, module: nn.Module) -> ShardedModule:
         """Wrap a module, in DDP's place."""
-        self._modules = [*getattr(self, "_modules", ()), ShardedModule(module)]
-        self._backward_sync_control = _BackwardSyncControl()
-        return self._modules[-1]
+        if not hasattr(self, "_modules"):
+            self._modules = WeakSet()
+            self._backward_sync_control = _BackwardSyncControl()
+        wrapped = ShardedModule(module)
+        self._modules.add(wrapped)
+        return wrapped
 
     def setup_optimizer(self, optimizer: Optimizer) -> ShardedOptimizer:
         """Shard an optimizer of a module that is set up."""
-        first = optimizer.param_groups[0]["params"][0]
         for module in getattr(self, "_modules", ()):
-            if any(parameter is first for parameter in module.parameters()):
+            if module.owns(optimizer):
                 return module.shard(optimizer)
         raise ValueError(
-            "The optimizer's parameters belong to no module that Fabric has set up. "
-            "Hint: fabric.setup(module, optimizer), or fabric.setup_module(module) first."
+            "The optimizer's parameters belong to no module that Fabric has set up, or to several. "
+            "Hint: fabric.setup(module, optimizer), or fabric.setup_module(module) first; for "
+            "several modules, one optimizer each."
         )
+
+    def clip_gradients_norm(
+        self,
+        module: nn.Module,
+        optimizer: Any,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = True,
+    ) -> Any:
+        """Clip the averages; works where only some ranks have a gradient, too."""
+        self.precision.unscale_gradients(optimizer)
+        return optimizer.clip_grad_norm_(max_norm, float(norm_type), error_if_nonfinite)
+
+    def clip_gradients_value(self, module: nn.Module, optimizer: Any, clip_val: float) -> None:
+        """Clip the averages; works where only some ranks have a gradient, too."""
+        self.precision.unscale_gradients(optimizer)
+        optimizer.clip_grad_value_(clip_val)
 
     def get_module_state_dict(self, module: nn.Module) -> Any:
         """The state of the user's module."""
@@ -154,6 +203,14 @@ class _BackwardSyncControl:
 
     def no_backward_sync(self, module: Any, enabled: bool = True) -> AbstractContextManager[None]:
         return module.no_sync() if enabled else nullcontext()
+
+
+def _clip_norm(optimizer: Any, clip_val: float) -> None:
+    optimizer.clip_grad_norm_(clip_val)
+
+
+def _clip_value(optimizer: Any, clip_val: float) -> None:
+    optimizer.clip_grad_value_(clip_val)
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:

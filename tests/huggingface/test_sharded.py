@@ -100,6 +100,13 @@ def prepare(folder: str) -> tuple[str, str, str]:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     with pytest.raises(ValueError, match="the model first"):
         accelerator.prepare(optimizer, model)
+    batch = gaps(rows(2))
+    with pytest.raises(RuntimeError, match="no optimizer of it is prepared"):
+        accelerator.prepare(bert()).train()(**batch)
+    both = [accelerator.prepare(torch.nn.Linear(2, 2)) for _ in range(2)]
+    over_both = torch.optim.SGD([p for each in both for p in each.parameters()])
+    with pytest.raises(ValueError, match="belong to no prepared model, or to several"):
+        accelerator.prepare(over_both)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     loader = torch.utils.data.DataLoader(rows(16), batch_size=2, collate_fn=gaps)
     model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)

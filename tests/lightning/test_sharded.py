@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +36,9 @@ def module_of(package: str, **traits: Any) -> Any:
         def training_step(self, batch: list[Tensor], index: int) -> Tensor | None:
             x, y = batch
             loss = nn.functional.mse_loss(self.net(x) + self.frozen(x), y)
-            if self.automatic_optimization:
-                return loss + 0 * self.other(x).sum() if traits.get("clip") else loss
+            if self.automatic_optimization:  # clipped: used on one rank, in some batches
+                used = traits.get("clip") and (index + self.global_rank) % 3 == 0
+                return loss + self.other(x).square().mean() if used else loss
             for optimizer, own in zip(self.optimizers(), (0.0, 1.0), strict=True):
                 self.toggle_optimizer(optimizer)
                 out = (1 - own) * self.net(x) + own * self.other(x)
@@ -48,7 +51,13 @@ def module_of(package: str, **traits: Any) -> Any:
                 scheduler.step()
             return None
 
+        def validation_step(self, batch: list[Tensor], index: int) -> None:
+            loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
+            self.log("val_loss", loss, sync_dist=True)
+
         def configure_optimizers(self) -> Any:
+            if traits.get("no_optimizer"):
+                return None
             if not self.automatic_optimization:
                 of = [self.net.parameters(), self.other.parameters()]
                 optimizers = [torch.optim.Adam(each, lr=0.01) for each in of]
@@ -72,15 +81,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 @case
 def train(rank: int, world: int, package: str, kind: str) -> list[dict[str, Tensor]]:
-    """The states of a module after training with either strategy."""
+    """The states of a module after training with either strategy, and what was logged."""
     found = []
     for strategy in "smddp_find_unused_parameters_true", "smddp_sharded":
         m = module_of(package, manual=kind == "manual", clip="clipped" in kind)
         options = {"max_epochs": 2, "strategy": strategy, **OPTIONS[kind]}
         with warnings.catch_warnings():
             warnings.filterwarnings("error", message=".*lr_scheduler")
-            trainer(package, **options).fit(m, loader(shuffle=True))
-        found.append(m.state_dict())
+            t = trainer(package, **options)
+            t.fit(m, loader(shuffle=True), loader())
+        found.append(m.state_dict() | {"val_loss": t.callback_metrics["val_loss"]})
     return found
 
 
@@ -89,6 +99,8 @@ def train(rank: int, world: int, package: str, kind: str) -> list[dict[str, Tens
 def test_weights_are_those_of_smddp(rank_pool: Pool, package: str, kind: str) -> None:
     (expected, first), (_, second) = rank_pool(2).run(train, package, kind)
     for name, value in expected.items():
+        if kind == "manual" and name == "val_loss":
+            continue  # Lightning's DDP sends no buffers then
         if "running" not in name:  # of batches that each rank has seen after the last broadcast
             assert_same(first[name], second[name])
         if OPTIONS[kind].get("gradient_clip_val") or kind == "manual":
@@ -98,10 +110,25 @@ def test_weights_are_those_of_smddp(rank_pool: Pool, package: str, kind: str) ->
 
 
 @case
+def train_without(rank: int, world: int, package: str) -> str:
+    m = module_of(package, no_optimizer=True)
+    with pytest.raises(RuntimeError) as caught:
+        trainer(package, strategy="smddp_sharded").fit(m, loader())
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_module_without_a_sharded_optimizer_is_refused(rank_pool: Pool, package: str) -> None:
+    for text in rank_pool(2).run(train_without, package):
+        assert "no optimizer of it is sharded" in text and "Hint: " in text
+
+
+@case
 def move(rank: int, world: int, package: str, folder: str) -> list[str]:
     """Two epochs with one strategy, a checkpoint, two more with the other."""
     digests = []
-    for first, second in (("smddp", "smddp_sharded"), ("smddp_sharded", "smddp")):
+    plain, sharded = "smddp_find_unused_parameters_true", "smddp_sharded"
+    for first, second in ((plain, sharded), (sharded, plain)):
         for strategy, start, epochs in ((first, None, 2), (second, f"{folder}/{first}", 4)):
             m = module_of(package, clip=True)
             t = trainer(package, strategy=strategy, max_epochs=epochs)
@@ -207,8 +234,18 @@ def loop(rank: int, world: int, package: str, folder: str) -> list[str]:
             fabric.backward(loss)
             assert fabric.clip_gradients(module, optimizer, max_norm=0.1) > 0
             optimizer.step()
-            with pytest.raises(ValueError, match="belong to no module"):
-                fabric.setup_optimizers(torch.optim.SGD(nn.Linear(2, 2).parameters()))
+            both = [*module.parameters(), *fabric.setup_module(nn.Linear(2, 2)).parameters()]
+            for parameters in nn.Linear(2, 2).parameters(), both:
+                with pytest.raises(ValueError, match="belong to no module"):
+                    fabric.setup_optimizers(torch.optim.SGD(parameters))
+            assert type(optimizer).__name__ == "FabricAdam"
+            alone = fabric.setup_module(nn.Linear(6, 2))
+            with pytest.raises(RuntimeError, match="no optimizer of it is sharded"):
+                alone(x)
+            wrapped = weakref.ref(module._forward_module)
+            del module, optimizer, loss, alone, both
+            gc.collect()
+            assert wrapped() is None  # the strategy keeps nothing
     return digests
 
 

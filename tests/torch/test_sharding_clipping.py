@@ -86,6 +86,19 @@ def clip_uneven(rank: int, world: int) -> None:
         with pytest.raises(RuntimeError, match=r"layers\.3\..* last backward pass"):
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.zero_grad()
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        model(torch.ones(4, 9), (rank,)).sum().backward()
+        parameters = model.layers[0].parameters()  # type: ignore[union-attr]
+        wait: Any = (
+            partial(nn.utils.clip_grad_norm_, parameters, 1.0) if rank == 0 else optimizer.step
+        )
+        with pytest.raises(
+            RuntimeError, match=r"some ranks clip .* before step\(\), and others do"
+        ):
+            wait()
+        for parameter, expected in zip(model.parameters(), before, strict=True):
+            assert_same(parameter, expected)
+        optimizer.zero_grad()
         norms = [torch.zeros(()) for _ in range(world)]
         dist.all_gather(norms, norm)
         assert norms[0] == norms[1] > 0

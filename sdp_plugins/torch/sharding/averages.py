@@ -51,11 +51,15 @@ class Averages:
         self._found_inf: Tensor | None = None
         self._gradients.drop()
 
-    def compute(self) -> None:
-        """Average the gradients, once in a step. Pieces whose parameter has none get none."""
+    def compute(self, early: bool) -> None:
+        """Average the gradients, once in a step. Pieces whose parameter has none get none.
+
+        Args:
+            early: Whether this is before the step, which has to be so on all ranks.
+        """
         if self.computed:
             return
-        unused = self._gradients.finish()
+        unused = self._gradients.finish(early)
         used = [(p, tensor) for p, tensor in self._pieces if p.slot.parameter not in unused]
         averages = self._gradients.average(piece for piece, _ in used)
         for (_, tensor), average in zip(used, averages, strict=True):
@@ -109,7 +113,7 @@ class Averages:
     def _compute_early(self) -> None:
         """Average before the step: other ranks read this rank's gradients until all have."""
         if not self.computed:
-            self.compute()
+            self.compute(early=True)
             self._group.barrier()
 
     def _all_norms(self, norm_type: float) -> Tensor:

@@ -27,14 +27,20 @@ class SynchronizedBuffers:
         self._group, self._synchronizing = group, synchronizing
         broadcast(group, list(model.buffers()))
         self._due = True
+        self._model = model
         self._hook = model.register_forward_pre_hook(self)
 
     def __call__(self, model: nn.Module, inputs: Any) -> None:
         """Before a forward pass; not if the one before was in ``no_sync``, as under DDP."""
         if model.training and torch.is_grad_enabled() and not self._group.closed:
-            if self._due:
-                broadcast(self._group, list(model.buffers()))
+            self.synchronize()
             self._due = self._synchronizing()
+
+    def synchronize(self) -> None:
+        """Send the buffers, unless nothing was trained since they were sent; a collective."""
+        if self._due:
+            broadcast(self._group, list(self._model.buffers()))
+        self._due = False
 
     def __deepcopy__(self, memo: Any) -> Callable[..., None]:
         return _nothing  # a copy of the model, as for an average of weights, is not trained

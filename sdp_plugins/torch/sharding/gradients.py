@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from sdp_plugins.core import Buffer, Group, Work, _native
+from sdp_plugins.core import Buffer, Group, SdpError, Work, _native
 from sdp_plugins.torch.sharding.layout import Bucket, Layout, Piece, Slot
 from sdp_plugins.torch.sharding.placeholder import GradientInShards
 from sdp_plugins.torch.sharding.weights import like
@@ -154,8 +155,11 @@ class GradientBuckets:
         while len(self._works) < len(self._reductions) and not self._missing[len(self._works)]:
             self._works.append(self._reductions[len(self._works)]())
 
-    def finish(self) -> frozenset[int]:
+    def finish(self, early: bool) -> frozenset[int]:
         """Wait until all ranks have their gradients.
+
+        Args:
+            early: Whether this rank clips, scales or reads them before its step.
 
         Returns:
             The parameters of which no rank has a gradient; the same until `begin`.
@@ -164,8 +168,10 @@ class GradientBuckets:
             raise self._mistake
         if self._unused is not None:
             return self._unused
-        ranks_have, are_irregular = known = torch.zeros(2, len(self._parameters), dtype=torch.uint8)
+        known = torch.zeros(2, len(self._parameters) + 1, dtype=torch.uint8)
+        ranks_have, are_irregular = known
         ranks_have.fill_(1)
+        known[int(early), -1], known[1 - int(early), -1] = 1, 0
         for index, placeholder in self.placeholders.items():
             parameter = self._parameters[index]
             gradient = parameter.grad
@@ -179,8 +185,18 @@ class GradientBuckets:
         self._reduce_full()
         self._wait()
         self._group.all_reduce(known, "max")
-        self._unused = _indices(ranks_have == 0)
-        self._uneven = _indices(are_irregular) - self._unused
+        some_step, some_are_early = known[:, -1].tolist()
+        self._unused = _indices(ranks_have[:-1] == 0)
+        self._uneven = _indices(are_irregular[:-1]) - self._unused
+        if (
+            some_step and some_are_early
+        ):  # where torch's clipping finds no gradient, it does nothing
+            self._mistake = RuntimeError(
+                f"{self._group.error_prefix}some ranks clip or scale gradients before step(), and "
+                "others do not. Hint: do it on all ranks; where a rank may have no gradient of a "
+                "parameter, by the optimizer's clip_grad_norm_() or clip_grad_value_()."
+            )
+            raise self._mistake
         return self._unused
 
     def raise_if_uneven(self) -> None:
@@ -233,18 +249,22 @@ class GradientBuckets:
 
     def leave_parameters(self) -> None:
         """Have backward passes leave gradients in ``parameter.grad`` again."""
-        self.drop()
+        with suppress(SdpError):  # of reductions that have failed, which a step has told
+            self.drop()
         for hook, index in zip(self._hooks, self.placeholders, strict=True):
             hook.remove()
             delattr(self._parameters[index], OWNED)
 
     def drop(self) -> None:
         """Drop the gradients that were given to the ranks, and expect new ones."""
-        self._wait()
         for index, placeholder in self.placeholders.items():
             if self._parameters[index].grad is placeholder:
                 self._parameters[index].grad = None
+        works = self._works
         self.begin()
+        for work in works:
+            if work is not None:
+                work.wait()
 
 
 def _indices(flags: Tensor) -> frozenset[int]:

@@ -53,7 +53,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         model: Its parameters move into shared memory; tensors that view them before do not follow.
             Parameters without ``requires_grad`` stay as they are.
         optimizer: One of `checks.BY_ELEMENT`: SGD, AdamW and others. Or an object of it, whose
-            parameter groups, schedulers, step hooks and state go on to count.
+            parameter groups, schedulers, state and step hooks go on to count; the hooks run after
+            the update.
         params: Parameters or parameter groups, as for the plain optimizer; None: all of the
             model's. Those that require no gradient now are left alone.
         group: A process group of smddp; None: the default group.
@@ -104,14 +105,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for parameter in model.parameters():  # one by one: frozen ones may be most of the memory
             if parameter not in trained:
                 broadcast(self._group, [parameter])
-        self._buckets = move_to_node(self._group, self._layout, parameters)
+        self._weights = move_to_node(self._group, self._layout, parameters)
         self._addresses = [p.data_ptr() if p in trained else None for p in parameters]
         self._parameters, self._names = parameters, names
         self._gradients = gradients = GradientBuckets(self._group, self._layout, parameters, names)
-        buffers = SynchronizedBuffers(self._group, model, lambda: gradients.synchronizing)
+        self._buffers = SynchronizedBuffers(self._group, model, lambda: gradients.synchronizing)
         self._make_inner(plain)
         self._updating = False
-        self._end = weakref.finalize(self, _leave, gradients, buffers, give_back)
+        self._end = weakref.finalize(self, _leave, gradients, self._buffers, give_back)
         self._end.atexit = False
 
     def _make_inner(self, plain: torch.optim.Optimizer) -> None:
@@ -120,7 +121,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._inner.param_groups = [{**each, "params": []} for each in self.param_groups]
         self._pieces: list[tuple[Piece, nn.Parameter]] = []
         for piece in self._layout.pieces(self._group.rank):
-            tensor = nn.Parameter(self._buckets[piece.bucket][piece.start : piece.stop])
+            tensor = nn.Parameter(self._weights[piece.bucket][piece.start : piece.stop])
             self._inner.param_groups[piece.slot.group]["params"].append(tensor)
             self._pieces.append((piece, tensor))
         self._averages = Averages(self._group, self._gradients, self._pieces)
@@ -150,7 +151,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._check_parameters()
         if self._averages.computed:
             self._group.barrier()  # since then, ranks may have read the weights
-        self._averages.compute()
+        self._averages.compute(early=False)
         self._use_settings()
         self._updating = True
         try:
@@ -186,6 +187,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         finally:
             self._gradients.synchronizing = before
 
+    def synchronize_buffers(self) -> None:
+        """Give all ranks rank 0's buffers before they evaluate together; a collective."""
+        self._buffers.synchronize()
+
     def close(self) -> None:
         """Leave the parameters to another optimizer, each rank with a copy of its own."""
         if self._end.alive:
@@ -218,7 +223,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _gather_weights(self) -> None:
         """Give this node the shards of others."""
         rank, world_size = self._group.rank, self._group.world_size
-        for bucket, elements in zip(self._layout.buckets, self._buckets, strict=True):
+        for bucket, elements in zip(self._layout.buckets, self._weights, strict=True):
             start, stop = bucket.shard(rank, world_size)
             whole = elements.view(torch.uint8)
             self._group.all_gather(whole, elements[start:stop].view(torch.uint8))
@@ -310,9 +315,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
 def _leave(
     gradients: GradientBuckets, buffers: SynchronizedBuffers, give_back: Callable[[], object]
 ) -> None:
-    gradients.leave_parameters()
     buffers.leave()
-    give_back()
+    try:
+        gradients.leave_parameters()
+    finally:
+        give_back()
 
 
 def _but_params(group: Mapping[str, Any]) -> dict[str, Any]:

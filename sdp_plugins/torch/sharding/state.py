@@ -71,6 +71,7 @@ class ShardedState:
             tensors = list(pieces)
             for name, value in whole.get(index, {}).items():
                 parameter = self._parameters[index]
+                value = _as_loaded(name, value, parameter)
                 each = _of_each_element(name, value, parameter)
                 flat = _flat(value, parameter) if each else value
                 for piece, tensor in tensors:
@@ -121,6 +122,13 @@ class ShardedState:
 def _of_each_element(name: str, value: Any, tensor: Tensor) -> bool:
     """Whether a state has a value for each element of a parameter, not one for all."""
     return isinstance(value, Tensor) and name not in OF_ALL and value.shape == tensor.shape
+
+
+def _as_loaded(name: str, value: Any, parameter: Tensor) -> Any:
+    """A state of the parameter's type, as plain optimizers load it."""
+    if not isinstance(value, Tensor) or name == "step" or not parameter.is_floating_point():
+        return value
+    return value.to(parameter.dtype)
 
 
 def _copied(value: Any) -> Any:
