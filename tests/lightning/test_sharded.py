@@ -21,6 +21,11 @@ from tests.ranks import Pool
 from tests.torch.jobs import assert_same
 
 
+# The packages differ in their names only.
+ONE_OF_TWO = [PACKAGES[0], pytest.param(PACKAGES[1], marks=pytest.mark.long)]
+ONE_FABRIC = [pytest.param(FABRICS[0], marks=pytest.mark.long), FABRICS[1]]
+
+
 def module_of(package: str, **traits: Any) -> Any:
     """A LightningModule with buffers, frozen parameters and a schedule."""
     lightning = importlib.import_module(package)
@@ -95,7 +100,7 @@ def train(rank: int, world: int, package: str, kind: str) -> list[dict[str, Tens
 
 
 @pytest.mark.parametrize("kind", OPTIONS)
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", ONE_OF_TWO)
 def test_weights_are_those_of_smddp(rank_pool: Pool, package: str, kind: str) -> None:
     (expected, first), (_, second) = rank_pool(2).run(train, package, kind)
     for name, value in expected.items():
@@ -117,7 +122,7 @@ def train_without(rank: int, world: int, package: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", ONE_OF_TWO)
 def test_a_module_without_a_sharded_optimizer_is_refused(rank_pool: Pool, package: str) -> None:
     for text in rank_pool(2).run(train_without, package):
         assert "no optimizer of it is sharded" in text and "Hint: " in text
@@ -139,13 +144,13 @@ def move(rank: int, world: int, package: str, folder: str) -> list[str]:
     return digests
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", ONE_OF_TWO)
 def test_a_checkpoint_moves(rank_pool: Pool, package: str, tmp_path: Path) -> None:
     for first, second in rank_pool(2).run(move, package, str(tmp_path)):
         assert first == second  # of each rank: they have seen other batches last
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", ONE_OF_TWO)
 def test_fit(rank_pool: Pool, package: str, tmp_path: Path) -> None:
     """Validation, early stopping, checkpoints and metrics."""
     sharded = rank_pool(2).run(cases.fit, package, str(tmp_path), "smddp_sharded")
@@ -156,7 +161,7 @@ def test_fit(rank_pool: Pool, package: str, tmp_path: Path) -> None:
         assert found["strategy"].startswith("sdp_plugins.lightning.")
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", ONE_OF_TWO)
 def test_training_again_after_an_error(rank_pool: Pool, package: str) -> None:
     (error, mine), (other, theirs) = rank_pool(2).run(cases.fit_again, package, "smddp_sharded")
     assert "ArithmeticError" in (error, other)
@@ -170,7 +175,7 @@ def unused(rank: int, world: int, package: str) -> str:
     return digest(m)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
+@pytest.mark.parametrize("package", ONE_OF_TWO)
 def test_unused_parameters(rank_pool: Pool, package: str) -> None:
     first, second = rank_pool(2).run(unused, package)
     assert first == second
@@ -249,7 +254,7 @@ def loop(rank: int, world: int, package: str, folder: str) -> list[str]:
     return digests
 
 
-@pytest.mark.parametrize("package", FABRICS)
+@pytest.mark.parametrize("package", ONE_FABRIC)
 def test_a_loop_with_fabric(rank_pool: Pool, package: str, tmp_path: Path) -> None:
     for first, second in rank_pool(2).run(loop, package, str(tmp_path)):
         assert first == second
