@@ -20,7 +20,6 @@ from tests.lightning.models import FABRICS, PACKAGES, data, digest, loader, net,
 from tests.ranks import Pool
 from tests.torch.jobs import assert_same
 
-
 # The packages differ in their names only.
 ONE_OF_TWO = [PACKAGES[0], pytest.param(PACKAGES[1], marks=pytest.mark.long)]
 ONE_FABRIC = [pytest.param(FABRICS[0], marks=pytest.mark.long), FABRICS[1]]
