@@ -124,6 +124,32 @@ def all_reduce(
     _judge(report, asked=libraries != DEFAULT_LIBRARIES)
 
 
+def _training_plan(
+    ranks: int,
+    threads: int,
+    repeats: int,
+    steps: int,
+    rows: int,
+    tokens: int,
+    layers: int,
+    optimizer: str,
+    **more: Any,
+) -> training.DdpPlan:
+    """Return the plan of the options that `ddp`, `fsdp` and `step` share."""
+    model = {**training.FULL_MODEL, "layers": layers}
+    return training.DdpPlan(
+        ranks=ranks,
+        threads=threads,
+        rounds=repeats,
+        steps=steps,
+        rows=rows,
+        tokens=tokens,
+        optimizer=optimizer,
+        model=model,
+        **more,
+    )
+
+
 @app.command("ddp")
 def ddp(
     backends: Backends = "gloo,smddp",
@@ -140,18 +166,8 @@ def ddp(
     markdown: Markdown = None,
 ) -> None:
     """Training step of a BERT of 41 M parameters under DDP, by backend and without one."""
-    plan = training.DdpPlan(
-        backends=tuple(parse_list(backends)),
-        ranks=ranks,
-        threads=threads,
-        rounds=repeats,
-        steps=steps,
-        rows=rows,
-        tokens=tokens,
-        optimizer=optimizer,
-        bucket_view=bucket_view,
-        model={**training.FULL_MODEL, "layers": layers},
-    )
+    shape = (ranks, threads, repeats, steps, rows, tokens, layers, optimizer)
+    plan = _training_plan(*shape, backends=tuple(parse_list(backends)), bucket_view=bucket_view)
     options.report(partial(training.run, plan), training.ddp_table, "ddp", markdown, json)
 
 
@@ -197,16 +213,7 @@ def fsdp(
     markdown: Markdown = None,
 ) -> None:
     """Training step of the same BERT under FSDP2, over gloo and smddp."""
-    plan = training.DdpPlan(
-        ranks=ranks,
-        threads=threads,
-        rounds=repeats,
-        steps=steps,
-        rows=rows,
-        tokens=tokens,
-        optimizer=optimizer,
-        model={**training.FULL_MODEL, "layers": layers},
-    )
+    plan = _training_plan(ranks, threads, repeats, steps, rows, tokens, layers, optimizer)
     options.report(partial(fsdp_of.run, plan), fsdp_of.fsdp_table, "fsdp", markdown, json)
 
 
@@ -238,17 +245,8 @@ def step(
         names = (step_of.REFERENCE, *names)
     if optimizer not in step_of.OPTIMIZERS:
         raise typer.BadParameter(f"unknown optimizer {optimizer!r}")
-    plan = training.DdpPlan(
-        backends=names,
-        ranks=ranks,
-        threads=threads,
-        rounds=repeats,
-        steps=steps,
-        rows=rows,
-        tokens=tokens,
-        optimizer=optimizer,
-        model={**training.FULL_MODEL, "layers": layers},
-    )
+    shape = (ranks, threads, repeats, steps, rows, tokens, layers, optimizer)
+    plan = _training_plan(*shape, backends=names)
     section = f"step {optimizer}"
     if nodes == 1:
         options.report(partial(step_of.run, plan), step_of.step_table, section, markdown, json)

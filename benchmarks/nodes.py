@@ -16,7 +16,7 @@ from benchmarks.mpi import MpiInstall
 from benchmarks.results import Progress, Report
 from benchmarks.runner import LibraryJobs, Plan, measure
 from benchmarks.testbed import start
-from benchmarks.testbed.network import Network, Traffic
+from benchmarks.testbed.network import Network
 from benchmarks.units import format_size
 
 DTYPE = "float32"
@@ -112,15 +112,8 @@ def run(
 
 
 def _count(jobs: LibraryJobs, library: str, network: Network, unit: float) -> list[float]:
-    before = [network.traffic(node) for node in range(network.nodes)]
-    jobs.call(library, "repeat", times=COUNTED_CALLS)
-    after = [network.traffic(node) for node in range(network.nodes)]
-    spent = [now.since(then) for now, then in zip(after, before, strict=True)]
-    return [_busier(traffic) / COUNTED_CALLS / unit for traffic in spent]
-
-
-def _busier(traffic: Traffic) -> int:
-    return max(traffic.sent, traffic.received)
+    counted = network.count(lambda: jobs.call(library, "repeat", times=COUNTED_CALLS))
+    return [nbytes / COUNTED_CALLS / unit for nbytes in counted]
 
 
 def nodes_table(rows: Sequence[Row], nbytes: int, rounds: int) -> Table:

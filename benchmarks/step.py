@@ -80,11 +80,8 @@ def _memory(plan: DdpPlan, name: str, progress: Progress) -> int:
 
 def _sent(job: Job, name: str, network: Network) -> float:
     """Return the bytes of a step on the busiest link and direction, in multiples of the model."""
-    before = [network.traffic(node) for node in range(network.nodes)]
-    job.call("train", {"variant": name, "steps": COUNTED_STEPS})
-    after = [network.traffic(node) for node in range(network.nodes)]
-    spent = [now.since(then) for now, then in zip(after, before, strict=True)]
-    most = max(max(traffic.sent, traffic.received) for traffic in spent)
+    training = {"variant": name, "steps": COUNTED_STEPS}
+    most = max(network.count(lambda: job.call("train", training)))
     return most / COUNTED_STEPS / job.call("model_nbytes", {"variant": name})[0]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,6 +96,14 @@ class Network:
         stats = json.loads(text)[0]["stats64"]
         # These are counters of the switch's end: it sends what the node receives.
         return Traffic(stats["rx"]["bytes"], stats["tx"]["bytes"])
+
+    def count(self, run: Callable[[], object]) -> list[int]:
+        """Return the bytes on each node's link while `run` runs, in its busier direction."""
+        before = [self.traffic(node) for node in range(self.nodes)]
+        run()
+        after = [self.traffic(node) for node in range(self.nodes)]
+        spent = [now.since(then) for now, then in zip(after, before, strict=True)]
+        return [max(traffic.sent, traffic.received) for traffic in spent]
 
     def set_speed(self, gbit: float) -> None:
         """Set the speed of all links; programs on the nodes continue."""

@@ -93,12 +93,14 @@ def prepare_optimizer(
     theirs: Callable[..., Any], accelerator: Any, optimizer: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Shard an optimizer; a collective."""
-    from sdp_plugins.torch import ShardedOptimizer  # only here: jobs without smddp need no backend
+    # Imported only here and below: jobs without smddp need no backend.
+    from sdp_plugins.torch import ShardedOptimizer
+    from sdp_plugins.torch.sharding.checks import belongs_to
 
     if hasattr(optimizer, "optimizer"):  # prepared before
         return theirs(accelerator, optimizer, *args, **kwargs)
     for model in getattr(accelerator, "_smddp_models", ()):
-        if is_of(model, optimizer):
+        if belongs_to(optimizer, model):
             sharded = ShardedOptimizer(model, optimizer)
             return theirs(accelerator, sharded, *args, **kwargs)
     raise ValueError(
@@ -111,9 +113,11 @@ def prepare_optimizer(
 @contextmanager
 def no_sync(theirs: Callable[..., Any], accelerator: Any, model: Any) -> Iterator[None]:
     """Accumulate the gradients of a model."""
+    from sdp_plugins.torch.sharding.checks import belongs_to
+
     with ExitStack() as stack:
         for prepared in accelerator._optimizers:
-            if is_of(model, prepared.optimizer):
+            if belongs_to(prepared.optimizer, model):
                 stack.enter_context(prepared.optimizer.no_sync())
         yield
 
@@ -153,6 +157,8 @@ def clip_grad_value_(
 
 def owner_of(accelerator: Any, parameters: list[Any]) -> Any:
     """The sharded optimizer whose trained parameters are exactly these; None if there is none."""
+    from sdp_plugins.torch.sharding.checks import parameters_of
+
     asked = {id(parameter) for parameter in parameters if parameter.requires_grad}
     for prepared in accelerator._optimizers:
         if {id(p) for p in parameters_of(prepared.optimizer) if p.requires_grad} == asked:
@@ -173,14 +179,3 @@ def refuse_plain_optimizers(model: Any, inputs: Any) -> None:
             f"{SHARDED}: the model is trained, but no optimizer of it is prepared, so ranks would "
             "train different weights. Hint: Accelerator.prepare(model, optimizer)."
         )
-
-
-def parameters_of(optimizer: Any) -> list[Any]:
-    """All parameters of an optimizer."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def is_of(model: Any, optimizer: Any) -> bool:
-    """Whether all of an optimizer's parameters are a model's."""
-    mine = {id(parameter) for parameter in model.parameters()}
-    return all(id(parameter) in mine for parameter in parameters_of(optimizer))

@@ -57,11 +57,6 @@ class ShardedModule(nn.Module):
         self.optimizers.append(sharded)
         return sharded
 
-    def owns(self, optimizer: Optimizer) -> bool:
-        """Whether all parameters of an optimizer are the module's."""
-        mine = {id(parameter) for parameter in self.module.parameters()}
-        return all(id(p) in mine for group in optimizer.param_groups for p in group["params"])
-
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients without communication."""
@@ -163,8 +158,10 @@ class SMDDPShardedFabricStrategy(_Sharded, SMDDPFabricStrategy):
 
     def setup_optimizer(self, optimizer: Optimizer) -> ShardedOptimizer:
         """Shard an optimizer of a module that is set up."""
+        from sdp_plugins.torch.sharding.checks import belongs_to
+
         for module in getattr(self, "_modules", ()):
-            if module.owns(optimizer):
+            if belongs_to(optimizer, module):
                 return module.shard(optimizer)
         raise ValueError(
             "The optimizer's parameters belong to no module that Fabric has set up, or to several. "

@@ -8,8 +8,7 @@
 
 namespace sdp {
 namespace {
-constexpr std::size_t kBlockBytes =
-    2048;  // of accumulators: short runs of many sources stay in the L1 cache
+constexpr std::size_t kBlockBytes = 2048;  // of accumulators: runs of many sources stay in L1
 }
 
 Kernel checked_kernel(DType dtype, ReduceOp op, KernelTable table) {

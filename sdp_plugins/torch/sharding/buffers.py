@@ -15,7 +15,7 @@ from sdp_plugins.torch.sharding.layout import ALIGNMENT
 class SynchronizedBuffers:
     """Gives all ranks rank 0's buffers before each forward pass of the training, as DDP does.
 
-    In evaluation nothing is sent, so that one rank may evaluate alone.
+    In evaluation nothing is sent but by `synchronize`, so that one rank may evaluate alone.
 
     Args:
         group: All ranks.

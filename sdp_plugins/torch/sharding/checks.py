@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from sdp_plugins.core import Group
 from sdp_plugins.torch.process_group_lifecycle import ProcessGroupBase
@@ -44,6 +44,17 @@ def check_optimizer(optimizer: Any, params: Any, defaults: Mapping[str, Any]) ->
             f"ShardedOptimizer takes parameters and settings from the {kind.__name__} that it is "
             "given. Hint: to give others, pass the class."
         )
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The parameters of all groups, in their order."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def belongs_to(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
+    """Whether all parameters of an optimizer are a module's."""
+    mine = {id(parameter) for parameter in module.parameters()}
+    return all(id(parameter) in mine for parameter in parameters_of(optimizer))
 
 
 def core_group(group: dist.ProcessGroup | None) -> tuple[Group, Callable[[], object]]:

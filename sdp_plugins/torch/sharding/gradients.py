@@ -183,14 +183,13 @@ class GradientBuckets:
                 are_irregular[index] = 1
                 self._give(index, gradient)  # accumulated by earlier backward passes, or the user's
         self._reduce_full()
-        self._wait()
+        _wait(self._works)
         self._group.all_reduce(known, "max")
         some_step, some_are_early = known[:, -1].tolist()
         self._unused = _indices(ranks_have[:-1] == 0)
         self._uneven = _indices(are_irregular[:-1]) - self._unused
-        if (
-            some_step and some_are_early
-        ):  # where torch's clipping finds no gradient, it does nothing
+        # Where torch's clipping finds no gradient, it does nothing.
+        if some_step and some_are_early:
             self._mistake = RuntimeError(
                 f"{self._group.error_prefix}some ranks clip or scale gradients before step(), and "
                 "others do not. Hint: do it on all ranks; where a rank may have no gradient of a "
@@ -213,11 +212,6 @@ class GradientBuckets:
                 "on each rank. Hint: clip by the optimizer's clip_grad_norm_() or "
                 "clip_grad_value_()."
             )
-
-    def _wait(self) -> None:
-        for work in self._works:
-            if work is not None:
-                work.wait()
 
     def average(self, pieces: Iterable[Piece]) -> list[Tensor]:
         """Average the gradients of some of this rank's pieces over all ranks; after `finish`.
@@ -262,9 +256,13 @@ class GradientBuckets:
                 self._parameters[index].grad = None
         works = self._works
         self.begin()
-        for work in works:
-            if work is not None:
-                work.wait()
+        _wait(works)
+
+
+def _wait(works: Iterable[Work | None]) -> None:
+    for work in works:
+        if work is not None:
+            work.wait()
 
 
 def _indices(flags: Tensor) -> frozenset[int]:

@@ -6,6 +6,7 @@ updates an equal part of every bucket.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -136,15 +137,20 @@ def lay_out(
         bucket_bytes: Size from which a bucket takes no other parameter.
     """
     filling: dict[torch.dtype, list[int]] = {}
+    nbytes: Counter[torch.dtype] = Counter()  # of what is filling
     full: list[list[int]] = []
     for index in reversed(range(len(parameters))):
-        if not parameters[index].requires_grad:
+        parameter = parameters[index]
+        if not parameter.requires_grad:
             continue
-        members = filling.setdefault(parameters[index].dtype, [])
-        if members and sum(parameters[i].nbytes for i in (*members, index)) > bucket_bytes:
+        dtype = parameter.dtype
+        members = filling.setdefault(dtype, [])
+        if members and nbytes[dtype] + parameter.nbytes > bucket_bytes:
             full.append(members)
-            members = filling[parameters[index].dtype] = []
+            members, nbytes[dtype] = [], 0
+            filling[dtype] = members
         members.append(index)
+        nbytes[dtype] += parameter.nbytes
     buckets: list[Bucket] = []
     offset = 0
     for indices in (*full, *filling.values()):

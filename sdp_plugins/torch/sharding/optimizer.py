@@ -22,6 +22,7 @@ from sdp_plugins.torch.sharding.checks import (
     compare_ranks,
     core_group,
     find_mistake,
+    parameters_of,
 )
 from sdp_plugins.torch.sharding.gradients import GradientBuckets
 from sdp_plugins.torch.sharding.layout import Piece, lay_out
@@ -86,9 +87,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
             plain = self._given = optimizer
         super().__init__(plain.param_groups, plain.defaults)
         plain.param_groups = self.param_groups  # one list, where its schedulers look
-        parameters = [p for g in self.param_groups for p in g["params"]]
+        parameters = parameters_of(self)
         groups = [i for i, g in enumerate(self.param_groups) for _ in g["params"]]
-        known = {parameter: name for name, parameter in model.named_parameters()}
+        known: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         names = [known.get(p, f"parameter {i}") for i, p in enumerate(parameters)]
         self._layout = lay_out(parameters, groups, self._group.world_size, bucket_bytes)
         try:
