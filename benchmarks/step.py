@@ -23,7 +23,7 @@ from benchmarks.testbed.network import Network
 
 TASK = "benchmarks.step_task:StepTask"
 VARIANTS = ("none", "lower_bound", "gloo", "smddp", "zero", "fsdp2", "sharded")
-OPTIMIZERS = ("sgd", "adamw", "fused_adamw")
+OPTIMIZERS = ("sgd", "adamw", "fused_adamw", "adafactor", "muon")
 REFERENCE = "none"
 SAME_WEIGHTS = ("smddp", "sharded")
 COUNTED_STEPS = 2

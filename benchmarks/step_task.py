@@ -24,6 +24,8 @@ OPTIMIZERS: dict[str, tuple[type[torch.optim.Optimizer], dict[str, Any]]] = {
     "sgd": (torch.optim.SGD, {}),
     "adamw": (torch.optim.AdamW, {}),
     "fused_adamw": (torch.optim.AdamW, {"fused": True}),
+    "adafactor": (torch.optim.Adafactor, {}),
+    "muon": (torch.optim.Muon, {}),
 }
 
 
@@ -36,6 +38,11 @@ class Training:
     synchronize: Callable[[], object] = lambda: None
 
 
+def updated(model: torch.nn.Module, make: Any) -> list[torch.nn.Parameter]:
+    """The parameters that an optimizer updates: Muon, matrices only."""
+    return [p for p in model.parameters() if p.dim() == 2 or make is not torch.optim.Muon]
+
+
 def _ddp(setting: dict[str, Any], group: Any, reduce: bool = True) -> DistributedDataParallel:
     model = DistributedDataParallel(bert.Workload(setting).build(), process_group=group)
     if not reduce:
@@ -46,39 +53,39 @@ def _ddp(setting: dict[str, Any], group: Any, reduce: bool = True) -> Distribute
 def none(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Training:
     """Each rank for itself."""
     model = bert.Workload(setting).build()
-    return Training(model, make(model.parameters(), **options))
+    return Training(model, make(updated(model, make), **options))
 
 
 def lower_bound(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Training:
     """DDP fills its buckets and the ranks meet, but nothing is reduced."""
     model = _ddp(setting, None, reduce=False)
-    return Training(model, make(model.parameters(), **options), dist.barrier)
+    return Training(model, make(updated(model, make), **options), dist.barrier)
 
 
 def gloo(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Training:
     """DDP over gloo."""
     model = _ddp(setting, None)
-    return Training(model, make(model.parameters(), **options))
+    return Training(model, make(updated(model, make), **options))
 
 
 def smddp(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Training:
     """DDP over smddp."""
     model = _ddp(setting, group_over("smddp"))
-    return Training(model, make(model.parameters(), **options))
+    return Training(model, make(updated(model, make), **options))
 
 
 def zero(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Training:
     """DDP over smddp with torch's ZeroRedundancyOptimizer."""
     group = group_over("smddp")
     model = _ddp(setting, group)
-    sharded = ZeroRedundancyOptimizer(model.parameters(), make, process_group=group, **options)
+    sharded = ZeroRedundancyOptimizer(updated(model, make), make, process_group=group, **options)
     return Training(model, sharded)
 
 
 def fsdp2(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Training:
     """FSDP2 over smddp."""
     model = shard_layers(bert.Workload(setting), group_over("smddp"))
-    return Training(model, make(model.parameters(), **options))
+    return Training(model, make(updated(model, make), **options))
 
 
 def sharded(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Training:
@@ -86,7 +93,8 @@ def sharded(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Trai
     from sdp_plugins.torch import ShardedOptimizer
 
     group, model = group_over("smddp"), bert.Workload(setting).build()
-    return Training(model, ShardedOptimizer(model, make, group=group, **options))
+    optimizer = make(updated(model, make), **options)
+    return Training(model, ShardedOptimizer(model, optimizer, group=group))
 
 
 VARIANTS = {f.__name__: f for f in (none, lower_bound, gloo, smddp, zero, fsdp2, sharded)}

@@ -20,6 +20,9 @@ from sdp_plugins.torch.backend_name import BACKEND
 SHARDED = "smddp_sharded"
 """In the place of a backend's name; also the attribute of accelerate's state that keeps it."""
 
+ADAFACTOR = "transformers.optimization.Adafactor"
+"""Its update of a parameter depends on no other; with ``relative_step`` neither."""
+
 
 def patch_state(partial_state: Any) -> None:
     """Have accelerate's PartialState take the name in the place of a backend's."""
@@ -101,7 +104,9 @@ def prepare_optimizer(
         return theirs(accelerator, optimizer, *args, **kwargs)
     for model in getattr(accelerator, "_smddp_models", ()):
         if belongs_to(optimizer, model):
-            sharded = ShardedOptimizer(model, optimizer)
+            kind = type(optimizer)
+            by_parameter = f"{kind.__module__}.{kind.__name__}" == ADAFACTOR or None
+            sharded = ShardedOptimizer(model, optimizer, by_parameter=by_parameter)
             return theirs(accelerator, sharded, *args, **kwargs)
     raise ValueError(
         f"{SHARDED}: the optimizer's parameters belong to no prepared model, or to several. "

@@ -29,13 +29,9 @@ def on_both(pool: Pool, case: Any, *args: Any) -> tuple[list[Any], list[Any]]:
     return pool(2).run(case, "smddp_sharded", *args), pool(2).run(case, "smddp", *args)
 
 
-@pytest.mark.parametrize("accumulated", [1, 3])
-def test_trainer(rank_pool: Pool, tmp_path: Path, accumulated: int) -> None:
-    arguments = {
-        **NO_CLIPPING,
-        "gradient_accumulation_steps": accumulated,
-        "average_tokens_across_devices": False,
-    }
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 3}, {"optim": "adafactor"}])
+def test_trainer(rank_pool: Pool, tmp_path: Path, options: dict[str, Any]) -> None:
+    arguments = {**NO_CLIPPING, "average_tokens_across_devices": False, **options}
     sharded, plain = on_both(rank_pool, cases.fit, str(tmp_path), arguments)
     assert [rank.pop("buckets") for rank in (*sharded, *plain)] == [0, 0, 4, 4]
     assert sharded == plain

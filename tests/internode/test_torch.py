@@ -13,7 +13,15 @@ from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.torch import ShardedOptimizer
 from tests.internode.spanning import LAYOUTS, on_node
 from tests.ranks import Pool
-from tests.torch import models, test_collectives, test_ddp, test_sharding, test_sharding_clipping
+from tests.torch import (
+    models,
+    test_collectives,
+    test_ddp,
+    test_sharding,
+    test_sharding_by_parameter,
+    test_sharding_clipping,
+    test_sharding_masters,
+)
 from tests.torch.jobs import process_group
 
 
@@ -105,6 +113,18 @@ def test_a_sharded_checkpoint(rank_pool: Pool, tmp_path: Any) -> None:
     rank_pool(4).run(run_on_nodes, "2x2", test_sharding.save, path)
     rank_pool(4).run(test_sharding.load, path, 4)
     rank_pool(2).run(run_on_nodes, "2x1", test_sharding.load, path, 4)
+
+
+@pytest.mark.parametrize("layout", ["2x2", pytest.param("1+2", marks=pytest.mark.long)])
+def test_sharded_by_parameter(rank_pool: Pool, layout: str) -> None:
+    world = len(LAYOUTS[layout])
+    rank_pool(world).run(run_on_nodes, layout, test_sharding_by_parameter.more_ranks)
+
+
+def test_master_weights(rank_pool: Pool) -> None:
+    kind = torch.optim.Adafactor, {"lr": 1e-4}
+    case = test_sharding_masters.like_by_hand
+    rank_pool(2).run(run_on_nodes, "2x1", case, torch.bfloat16, *kind)
 
 
 def run_two_optimizers(rank: int, world: int) -> None:

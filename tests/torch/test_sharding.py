@@ -502,7 +502,7 @@ def test_layout(world: int, bucket_bytes: int) -> None:
     for rank in range(world):
         for piece in layout.pieces(rank):
             bucket = layout.buckets[piece.bucket]
-            first, last = bucket.shard(rank, world)
+            first, last = bucket.shard(rank)
             assert first <= piece.start < piece.stop <= last
             assert (bucket.offset + first * bucket.dtype.itemsize) % ALIGNMENT == 0
             for at in range(piece.start, piece.stop):

@@ -14,6 +14,7 @@ from sdp_plugins.core import Group
 from sdp_plugins.torch import internals
 from sdp_plugins.torch.sharding.gradients import GradientBuckets
 from sdp_plugins.torch.sharding.layout import Piece
+from sdp_plugins.torch.sharding.weights import like
 
 
 class Averages:
@@ -63,7 +64,8 @@ class Averages:
         used = [(p, tensor) for p, tensor in self._pieces if p.slot.parameter not in unused]
         averages = self._gradients.average(piece for piece, _ in used)
         for (_, tensor), average in zip(used, averages, strict=True):
-            tensor.grad = average
+            average = like(tensor, average, 0)
+            tensor.grad = average.to(tensor.dtype)  # master weights are float32
         self.computed = True
 
     def total_norm(self, norm_type: float) -> Tensor:

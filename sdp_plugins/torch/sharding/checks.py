@@ -28,22 +28,39 @@ BY_ELEMENT = (
     torch.optim.Rprop,
 )
 """Optimizers that treat every element alike, whatever tensor it is in."""
+BY_PARAMETER = (torch.optim.Adafactor, torch.optim.Muon)
+"""Optimizers whose update of a parameter depends on its shape, but on no other parameter."""
 
 
-def check_optimizer(optimizer: Any, params: Any, defaults: Mapping[str, Any]) -> None:
-    """Refuse optimizers whose work cannot be divided by elements, and objects with settings."""
+def check_optimizer(
+    optimizer: Any, params: Any, defaults: Mapping[str, Any], by_parameter: bool | None
+) -> bool:
+    """Refuse optimizers whose work cannot be divided, and objects with settings.
+
+    Returns:
+        Whether the work is divided by parameters, not by elements.
+    """
     kind = optimizer if isinstance(optimizer, type) else type(optimizer)
-    if kind not in BY_ELEMENT:
-        supported = ", ".join(each.__name__ for each in BY_ELEMENT)
+    if issubclass(kind, torch.optim.LBFGS):
         raise TypeError(
-            f"ShardedOptimizer cannot divide the work of {kind.__name__}. "
-            f"Hint: use one of {supported}."
+            "ShardedOptimizer cannot divide the work of LBFGS, which treats all parameters as one "
+            "vector. Hint: DistributedDataParallel."
         )
+    if by_parameter is None:
+        if kind not in (*BY_ELEMENT, *BY_PARAMETER):
+            supported = ", ".join(each.__name__ for each in (*BY_ELEMENT, *BY_PARAMETER))
+            raise TypeError(
+                f"ShardedOptimizer does not know how to divide the work of {kind.__name__}. Hint: "
+                "pass by_parameter=True if its update of a parameter depends on no other; or use "
+                f"one of {supported}."
+            )
+        by_parameter = kind in BY_PARAMETER
     if kind is not optimizer and (params is not None or defaults):
         raise TypeError(
             f"ShardedOptimizer takes parameters and settings from the {kind.__name__} that it is "
             "given. Hint: to give others, pass the class."
         )
+    return by_parameter
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:

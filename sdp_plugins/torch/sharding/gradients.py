@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
+from itertools import chain, pairwise
 
 import torch
 from torch import Tensor
@@ -47,7 +48,7 @@ class GradientBuckets:
         memories = group.allocate_on_node(layout.nbytes)
         self._everyones = [[bucket.of(each) for each in memories] for bucket in layout.buckets]
         self._buckets = [each[group.local_rank] for each in self._everyones]
-        self._reductions: list[Callable[[], Work | None]] = []
+        self._reductions: list[Callable[[], list[Work | None]]] = []
         if group.local_size < group.world_size:
             self._reductions = [self._reduction(i) for i in range(len(self._buckets))]
         self._places: dict[int, tuple[int, Bucket, Slot]] = {}
@@ -79,20 +80,24 @@ class GradientBuckets:
         self._missing = [
             {slot.parameter for slot in bucket.slots} for bucket in self._layout.buckets
         ]
-        self._works: list[Work | None] = []
+        self._works: list[list[Work | None]] = []
         self._kept.clear()
         self._kept_storages: set[int] = set()
         self._mistake: RuntimeError | None = None
         self._unused: frozenset[int] | None = None
         self._uneven: frozenset[int] = frozenset()
 
-    def _reduction(self, index: int) -> Callable[[], Work | None]:
-        bucket, elements = self._layout.buckets[index], self._buckets[index]
-        start, stop = bucket.shard(self._group.rank, self._group.world_size)
+    def _reduction(self, index: int) -> Callable[[], list[Work | None]]:
+        """What begins to give each rank its shard of a bucket's averages."""
+        group, bucket, elements = self._group, self._layout.buckets[index], self._buckets[index]
         dtype = DTYPES[bucket.dtype]
         whole = Buffer(elements.data_ptr(), bucket.numel, dtype, elements)
-        mine = Buffer(whole.ptr + start * dtype.itemsize, stop - start, dtype, elements)
-        return partial(self._group.reduce_scatter, mine, whole, "avg", async_op=True)
+        shards = whole.split([last - first for first, last in pairwise(bucket.bounds)])
+        if bucket.is_even:
+            mine = shards[group.rank]
+            return lambda: [group.reduce_scatter(mine, whole, "avg", async_op=True)]
+        some = [(rank, shard) for rank, shard in enumerate(shards) if shard.count]
+        return lambda: [group.reduce(shard, rank, "avg", async_op=True) for rank, shard in some]
 
     def _ready(self, index: int, parameter: Tensor) -> None:
         """After a parameter's gradient is whole."""
@@ -146,7 +151,7 @@ class GradientBuckets:
         if self._reductions:
             return 0, 0
         _, bucket, slot = self._places[index]
-        shard = bucket.shard(self._group.rank, self._group.world_size)
+        shard = bucket.shard(self._group.rank)
         start, stop = (min(max(at, slot.start), slot.stop) - slot.start for at in shard)
         return start * bucket.dtype.itemsize, stop * bucket.dtype.itemsize
 
@@ -259,8 +264,8 @@ class GradientBuckets:
         _wait(works)
 
 
-def _wait(works: Iterable[Work | None]) -> None:
-    for work in works:
+def _wait(works: Iterable[Iterable[Work | None]]) -> None:
+    for work in chain.from_iterable(works):
         if work is not None:
             work.wait()
 

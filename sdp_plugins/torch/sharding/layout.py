@@ -1,14 +1,17 @@
 """Where parameters lie in buckets, and which parts of them a rank updates.
 
 Parameters enter buckets in the order in which the backward pass yields their gradients. Every rank
-updates an equal part of every bucket.
+updates an equal part of every bucket, or whole parameters, of about equally many elements.
 """
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -46,19 +49,29 @@ class Bucket:
     Attributes:
         dtype: Of the elements.
         offset: First byte in the memory of all buckets.
-        numel: Elements with padding: a multiple of the number of ranks.
+        bounds: The first element of what each rank updates, and the number of elements with
+            padding.
         slots: In the order of their places.
     """
 
     dtype: torch.dtype
     offset: int
-    numel: int
+    bounds: tuple[int, ...]
     slots: tuple[Slot, ...]
 
-    def shard(self, rank: int, world_size: int) -> tuple[int, int]:
+    @property
+    def numel(self) -> int:
+        """Elements with padding."""
+        return self.bounds[-1]
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all ranks update equally many elements."""
+        return len({last - first for first, last in pairwise(self.bounds)}) == 1
+
+    def shard(self, rank: int) -> tuple[int, int]:
         """First element of what a rank updates, and the one after the last."""
-        size = self.numel // world_size
-        return rank * size, (rank + 1) * size
+        return self.bounds[rank], self.bounds[rank + 1]
 
     def of(self, memory: memoryview) -> Tensor:
         """The bucket's elements in the memory of all buckets."""
@@ -98,11 +111,11 @@ class Layout:
 
     Attributes:
         buckets: In the order in which they fill.
-        world_size: Number of ranks.
+        by_parameter: Whether each parameter is updated by one rank.
     """
 
     buckets: tuple[Bucket, ...]
-    world_size: int
+    by_parameter: bool
 
     @property
     def nbytes(self) -> int:
@@ -113,11 +126,11 @@ class Layout:
         return last.offset + last.numel * last.dtype.itemsize
 
     def pieces(self, rank: int) -> list[Piece]:
-        """What a rank updates, in pieces of at most `PIECE_NBYTES`."""
+        """What a rank updates: parameters, or pieces of them of at most `PIECE_NBYTES`."""
         found = []
         for index, bucket in enumerate(self.buckets):
-            first, last = bucket.shard(rank, self.world_size)
-            most = PIECE_NBYTES // bucket.dtype.itemsize
+            first, last = bucket.shard(rank)
+            most = sys.maxsize if self.by_parameter else PIECE_NBYTES // bucket.dtype.itemsize
             for slot in bucket.slots:
                 start, stop = max(first, slot.start), min(last, slot.stop)
                 for at in range(start, stop, most):
@@ -126,7 +139,11 @@ class Layout:
 
 
 def lay_out(
-    parameters: Sequence[Tensor], groups: Sequence[int], world_size: int, bucket_bytes: int
+    parameters: Sequence[Tensor],
+    groups: Sequence[int],
+    world_size: int,
+    bucket_bytes: int,
+    by_parameter: bool = False,
 ) -> Layout:
     """Divide the parameters that require a gradient into buckets.
 
@@ -135,6 +152,7 @@ def lay_out(
         groups: The parameter group of each.
         world_size: Number of ranks.
         bucket_bytes: Size from which a bucket takes no other parameter.
+        by_parameter: Whether ranks update whole parameters.
     """
     filling: dict[torch.dtype, list[int]] = {}
     nbytes: Counter[torch.dtype] = Counter()  # of what is filling
@@ -151,20 +169,49 @@ def lay_out(
             filling[dtype] = members
         members.append(index)
         nbytes[dtype] += parameter.nbytes
+    owners = _owners(parameters, world_size) if by_parameter else None
     buckets: list[Bucket] = []
     offset = 0
     for indices in (*full, *filling.values()):
-        bucket = _bucket([(parameters[i], i, groups[i]) for i in indices], world_size, offset)
-        buckets.append(bucket)
-        offset += bucket.numel * bucket.dtype.itemsize
-    return Layout(tuple(buckets), world_size)
+        if owners:
+            indices.sort(key=owners.__getitem__)
+        slots, numel = _slots([(parameters[i], i, groups[i]) for i in indices])
+        dtype = parameters[indices[0]].dtype
+        if owners:
+            bounds = _bounds([owners[index] for index in indices], slots, numel, world_size)
+        else:
+            unit = ALIGNMENT // dtype.itemsize
+            size = -(-numel // (unit * world_size)) * unit
+            bounds = tuple(rank * size for rank in range(world_size + 1))
+        buckets.append(Bucket(dtype, offset, bounds, slots))
+        offset += bounds[-1] * dtype.itemsize
+    return Layout(tuple(buckets), by_parameter)
 
 
-def _bucket(members: Sequence[tuple[Tensor, int, int]], world_size: int, offset: int) -> Bucket:
-    dtype = members[0][0].dtype
-    step = ALIGNMENT // dtype.itemsize
+def _owners(parameters: Sequence[Tensor], world_size: int) -> dict[int, int]:
+    """The rank that updates each parameter: the largest first, each to who has the least."""
+    indices = (i for i, parameter in enumerate(parameters) if parameter.requires_grad)
+    loads = [0] * world_size
+    owners = {}
+    for index in sorted(indices, key=lambda i: parameters[i].numel(), reverse=True):
+        owners[index] = rank = loads.index(min(loads))
+        loads[rank] += parameters[index].numel()
+    return owners
+
+
+def _bounds(
+    owners: Sequence[int], slots: Sequence[Slot], numel: int, world_size: int
+) -> tuple[int, ...]:
+    """Where each rank's parameters begin, and their end."""
+    starts = [*(slot.start for slot in slots), numel]
+    return tuple(starts[bisect_left(owners, rank)] for rank in range(world_size + 1))
+
+
+def _slots(members: Sequence[tuple[Tensor, int, int]]) -> tuple[tuple[Slot, ...], int]:
+    """Places for parameters, and the number of elements that they need."""
+    unit = ALIGNMENT // members[0][0].dtype.itemsize
     slots, at = [], 0
     for parameter, index, group in members:
         slots.append(Slot(index, group, at, at + parameter.numel()))
-        at += -(-parameter.numel() // step) * step
-    return Bucket(dtype, offset, -(-at // (step * world_size)) * step * world_size, tuple(slots))
+        at += -(-parameter.numel() // unit) * unit
+    return tuple(slots), at

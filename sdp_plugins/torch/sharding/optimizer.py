@@ -7,6 +7,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -26,8 +27,9 @@ from sdp_plugins.torch.sharding.checks import (
 )
 from sdp_plugins.torch.sharding.gradients import GradientBuckets
 from sdp_plugins.torch.sharding.layout import Piece, lay_out
+from sdp_plugins.torch.sharding.masters import MasterWeights
 from sdp_plugins.torch.sharding.state import ShardedState
-from sdp_plugins.torch.sharding.weights import move_to_node
+from sdp_plugins.torch.sharding.weights import like, move_to_node
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -53,17 +55,23 @@ class ShardedOptimizer(torch.optim.Optimizer):
     Args:
         model: Its parameters move into shared memory; tensors that view them before do not follow.
             Parameters without ``requires_grad`` stay as they are.
-        optimizer: One of `checks.BY_ELEMENT`: SGD, AdamW and others. Or an object of it, whose
-            parameter groups, schedulers, state and step hooks go on to count; the hooks run after
-            the update.
+        optimizer: One of `checks.BY_ELEMENT` and `checks.BY_PARAMETER`: SGD, AdamW, Muon and
+            others. Or an object of it, whose parameter groups, schedulers, state and step hooks go
+            on to count; the hooks run after the update.
         params: Parameters or parameter groups, as for the plain optimizer; None: all of the
             model's. Those that require no gradient now are left alone.
         group: A process group of smddp; None: the default group.
         bucket_bytes: Size from which a bucket takes no other parameter.
+        by_parameter: Whether each parameter is updated as a whole, by one rank, instead of by
+            elements, by all. None: where the optimizer is known to need it. True allows any
+            optimizer whose update of a parameter depends on no other.
+        master_weights: Whether the optimizer updates float32 copies of bfloat16 and float16
+            weights, of which each rank has those of its shard, and the weights are these copies,
+            rounded. The state, which has them as "master_param", is float32, too.
         **defaults: The optimizer's settings.
 
     Raises:
-        TypeError: The optimizer is none of them, or an object and settings are given.
+        TypeError: The optimizer is none that can be divided, or an object and settings are given.
         ValueError: The group is not of smddp, or the ranks' models or settings differ.
     """
 
@@ -75,9 +83,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         *,
         group: dist.ProcessGroup | None = None,
         bucket_bytes: int = 25 * 2**20,
+        by_parameter: bool | None = None,
+        master_weights: bool = False,
         **defaults: Any,
     ) -> None:
-        check_optimizer(optimizer, params, defaults)
+        by_parameter = check_optimizer(optimizer, params, defaults, by_parameter)
         self._group, give_back = core_group(group)
         self._consolidated: tuple[dict[int, Any] | None, int | None]  # and the rank that has it
         self._given: torch.optim.Optimizer | None = None
@@ -91,12 +101,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         groups = [i for i, g in enumerate(self.param_groups) for _ in g["params"]]
         known: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         names = [known.get(p, f"parameter {i}") for i, p in enumerate(parameters)]
-        self._layout = lay_out(parameters, groups, self._group.world_size, bucket_bytes)
+        world_size = self._group.world_size
+        self._layout = lay_out(parameters, groups, world_size, bucket_bytes, by_parameter)
         try:
             compare_ranks(
                 self._group,
                 find_mistake(parameters, names),
-                (type(plain), self._layout.buckets, [_but_params(g) for g in self.param_groups]),
+                (type(plain), master_weights, self._layout.buckets),
+                [_but_params(group) for group in self.param_groups],
                 [(tuple(p.shape), p.stride(), p.dtype) for p in parameters],
             )
         except ValueError:
@@ -111,6 +123,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._parameters, self._names = parameters, names
         self._gradients = gradients = GradientBuckets(self._group, self._layout, parameters, names)
         self._buffers = SynchronizedBuffers(self._group, model, lambda: gradients.synchronizing)
+        self._masters = MasterWeights(master_weights)
         self._make_inner(plain)
         self._updating = False
         self._end = weakref.finalize(self, _leave, gradients, self._buffers, give_back)
@@ -122,7 +135,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._inner.param_groups = [{**each, "params": []} for each in self.param_groups]
         self._pieces: list[tuple[Piece, nn.Parameter]] = []
         for piece in self._layout.pieces(self._group.rank):
-            tensor = nn.Parameter(self._weights[piece.bucket][piece.start : piece.stop])
+            weights = self._weights[piece.bucket][piece.start : piece.stop]
+            if self._layout.by_parameter:
+                weights = like(self._parameters[piece.slot.parameter].detach(), weights, 0)
+            tensor = self._masters.of(weights)
             self._inner.param_groups[piece.slot.group]["params"].append(tensor)
             self._pieces.append((piece, tensor))
         self._averages = Averages(self._group, self._gradients, self._pieces)
@@ -156,7 +172,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._use_settings()
         self._updating = True
         try:
+            self._masters.follow()
             self._inner.step()
+            self._masters.write()
             if self._group.local_size < self._group.world_size:
                 self._gather_weights()
             self._group.barrier()
@@ -223,11 +241,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _gather_weights(self) -> None:
         """Give this node the shards of others."""
-        rank, world_size = self._group.rank, self._group.world_size
         for bucket, elements in zip(self._layout.buckets, self._weights, strict=True):
-            start, stop = bucket.shard(rank, world_size)
-            whole = elements.view(torch.uint8)
-            self._group.all_gather(whole, elements[start:stop].view(torch.uint8))
+            shards = [elements[i:j].view(torch.uint8) for i, j in pairwise(bucket.bounds)]
+            self._group.all_gather_uneven(shards, shards[self._group.rank])
 
     def _raise_if_torn(self) -> None:
         if self._updating:
@@ -273,7 +289,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         state, rank = self._consolidated
         if state is None:
             self._raise_if_torn()
-            state = self._sharded.gather(self._inner.state)
+            state = self._sharded.gather(self._masters.add_to(self._inner.state))
         elif rank not in (None, self._group.rank):
             raise RuntimeError(
                 f"{self._group.error_prefix}state_dict(): the state was consolidated on rank "
@@ -288,7 +304,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             to: Its rank in the group; others need no memory for it. None: all ranks.
         """
         self._raise_if_torn()
-        self._consolidated = self._sharded.gather(self._inner.state, to), to
+        state = self._masters.add_to(self._inner.state)
+        self._consolidated = self._sharded.gather(state, to), to
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take the state of a plain optimizer or of a ShardedOptimizer on any number of ranks."""
@@ -300,7 +317,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._take_state(state)
 
     def _take_state(self, state: Mapping[int, Any]) -> None:
-        self._inner.state = defaultdict(dict, self._sharded.scatter(state))
+        mine = self._sharded.scatter(state)
+        self._masters.take_from(mine)
+        self._inner.state = defaultdict(dict, mine)
         self._consolidated = None, None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

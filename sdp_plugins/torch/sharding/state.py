@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -46,6 +47,8 @@ class ShardedState:
             state: This rank's, by the tensor of each piece.
             to: The rank that gets it, the others get none; None: all get it.
         """
+        if self._layout.by_parameter:
+            return self._gather_parameters(state, to)
         kinds = self._kinds(state)
         whole: dict[int, State] = {}
         for index, bucket in enumerate(self._layout.buckets):
@@ -71,14 +74,28 @@ class ShardedState:
             tensors = list(pieces)
             for name, value in whole.get(index, {}).items():
                 parameter = self._parameters[index]
-                value = _as_loaded(name, value, parameter)
+                value = _as_loaded(name, value, tensors[0][1])
                 each = _of_each_element(name, value, parameter)
                 flat = _flat(value, parameter) if each else value
                 for piece, tensor in tensors:
-                    first, last = piece.start - piece.slot.start, piece.stop - piece.slot.start
-                    part = flat[first:last] if each else flat
+                    part = like(tensor, flat, piece.start - piece.slot.start) if each else flat
                     state.setdefault(tensor, {})[name] = _copied(part)
         return state
+
+    def _gather_parameters(self, state: Mapping[Tensor, State], to: int | None) -> dict[int, State]:
+        """The state of parameters, of which each is one rank's."""
+        group = self._group
+        mine = {p.slot.parameter: state[tensor] for p, tensor in self._pieces if tensor in state}
+        blob = pickle.dumps(mine)
+        blobs: Sequence[bytes | bytearray]
+        if to is None:
+            blobs = group.exchange(blob)
+        else:
+            sizes = [int(size) for size in group.exchange(b"%d" % len(blob))]
+            blobs = [bytearray(size) for size in sizes] if to == group.rank else []
+            group.gather(blobs, blob, to)
+        whole = {i: s for each in blobs for i, s in pickle.loads(each).items() if s}
+        return dict(sorted(whole.items()))
 
     def _kinds(self, state: Mapping[Tensor, State]) -> dict[int, State]:
         """By parameter: dtypes of what each element has, values of what all elements share."""
@@ -102,7 +119,7 @@ class ShardedState:
     ) -> Tensor:
         """One state of all of a bucket's elements; of this rank's shard, on ranks that get none."""
         bucket, group = self._layout.buckets[index], self._group
-        start, stop = bucket.shard(group.rank, group.world_size)
+        start, stop = bucket.shard(group.rank)
         mine = torch.zeros(stop - start, dtype=dtype)
         for piece, tensor in self._pieces:
             if piece.bucket == index and name in state.get(tensor, {}):
@@ -133,7 +150,7 @@ def _as_loaded(name: str, value: Any, parameter: Tensor) -> Any:
 
 def _copied(value: Any) -> Any:
     """A state's value that does not change with the original, as a number of steps does."""
-    return value.clone() if isinstance(value, Tensor) else value
+    return value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
 
 
 def _flat(value: Tensor, parameter: Tensor) -> Tensor:

@@ -1,0 +1,62 @@
+"""Float32 copies of 16-bit weights, for updates that are too small for 16 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+SIXTEEN_BITS = (torch.bfloat16, torch.float16)
+NAME = "master_param"
+"""Of the copy in the state, as in other libraries' optimizers."""
+
+
+class MasterWeights:
+    """What a rank's optimizer updates in the place of its 16-bit weights.
+
+    Needs 4 bytes for each of the rank's elements, and 4 for its gradient in a step.
+
+    Args:
+        enabled: Whether 16-bit weights have copies; others never have.
+    """
+
+    def __init__(self, enabled: bool) -> None:
+        self._dtypes = SIXTEEN_BITS if enabled else ()
+        self._weights: dict[Tensor, Tensor] = {}
+
+    def of(self, weights: Tensor) -> nn.Parameter:
+        """What is updated: a copy of the weights, or the weights themselves."""
+        if weights.dtype not in self._dtypes:
+            return nn.Parameter(weights)
+        master = nn.Parameter(weights.float())
+        self._weights[master] = weights
+        return master
+
+    def follow(self) -> None:
+        """Take over weights that were changed since `write`, as by loading a checkpoint."""
+        for master, weights in self._weights.items():
+            changed = master.to(weights.dtype) != weights
+            if changed.any():
+                master.copy_(torch.where(changed, weights.float(), master))
+
+    def write(self) -> None:
+        """Round the updated copies to the weights."""
+        for master, weights in self._weights.items():
+            weights.copy_(master)
+
+    def add_to(self, state: Mapping[Tensor, dict[str, Any]]) -> dict[Tensor, dict[str, Any]]:
+        """An optimizer's state with the copies."""
+        copies = {master: {NAME: master.detach()} for master in self._weights}
+        return {
+            tensor: {**state.get(tensor, {}), **copies.get(tensor, {})}
+            for tensor in (*state, *copies)
+        }
+
+    def take_from(self, state: Mapping[Tensor, dict[str, Any]]) -> None:
+        """Move the copies out of an optimizer's state that was loaded, if it has any."""
+        for tensor, values in state.items():
+            copy = values.pop(NAME, None)
+            if copy is not None and tensor in self._weights:
+                tensor.detach().copy_(copy)
