@@ -29,7 +29,9 @@ def on_both(pool: Pool, case: Any, *args: Any) -> tuple[list[Any], list[Any]]:
     return pool(2).run(case, "smddp_sharded", *args), pool(2).run(case, "smddp", *args)
 
 
-@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 3}, {"optim": "adafactor"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"gradient_accumulation_steps": 3}, {"optim": "adafactor"}], ids=str
+)
 def test_trainer(rank_pool: Pool, tmp_path: Path, options: dict[str, Any]) -> None:
     arguments = {**NO_CLIPPING, "average_tokens_across_devices": False, **options}
     sharded, plain = on_both(rank_pool, cases.fit, str(tmp_path), arguments)
