@@ -38,9 +38,11 @@ class Training:
     synchronize: Callable[[], object] = lambda: None
 
 
-def updated(model: torch.nn.Module, make: Any) -> list[torch.nn.Parameter]:
-    """The parameters that an optimizer updates: Muon, matrices only."""
-    return [p for p in model.parameters() if p.dim() == 2 or make is not torch.optim.Muon]
+def updated(model: torch.nn.Module, make: Any) -> list[torch.Tensor]:
+    """The parameters that an optimizer updates: Muon, the matrices of linear layers."""
+    if make is not torch.optim.Muon:
+        return list(model.parameters())
+    return [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
 
 
 def _ddp(setting: dict[str, Any], group: Any, reduce: bool = True) -> DistributedDataParallel:

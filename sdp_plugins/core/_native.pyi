@@ -407,9 +407,9 @@ def make_endpoint(submit: object) -> int:
 class NativeGroup:
     """The ranks of a group on this node."""
 
-    def __init__(self, rank: int, world_size: int, segment_fds: Sequence[int], sockets: Sequence[int], pidfds: Sequence[int], staging_bytes: int, spin_us: int = -1, ids: Sequence[int] = [], group_size: int = 0, token: int = 0, global_ranks: Sequence[int] = []) -> None:
+    def __init__(self, rank: int, world_size: int, segment_fds: Sequence[int], sockets: Sequence[int], pidfds: Sequence[int], staging_bytes: int, spin_us: int = -1, ids: Sequence[int] = [], group_size: int = 0, token: int = 0, global_ranks: Sequence[int] = [], threads: int = 1) -> None:
         """
-        Takes ownership of all file descriptors, also if it raises. `ids`: the ranks' places, where they are one node's share of a group of `group_size`. `global_ranks`: by which messages call the group's ranks, if not by these.
+        Takes ownership of all file descriptors, also if it raises. `ids`: the ranks' places, where they are one node's share of a group of `group_size`. `global_ranks`: by which messages call the group's ranks, if not by these. `threads`: that share large operations.
         """
 
     def run(self, request: Request) -> None:

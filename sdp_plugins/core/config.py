@@ -68,6 +68,10 @@ def _spin_us(name: str, text: str) -> int | None:
     return _integer(name, text, 0, 10**6, "microseconds")
 
 
+def _engine_threads(name: str, text: str) -> int:
+    return _integer(name, text, 1, 64, "threads")
+
+
 def _internode(name: str, text: str) -> str | None:
     word = text.lower()
     if word not in ("auto", "mpi", "gloo"):
@@ -131,10 +135,14 @@ class Config:
     """Shared memory of each rank for other buffers, a multiple of 4096; None: by the ranks."""
     spin_us: int | None = _setting("SDP_SPIN_US", _spin_us)
     """Microseconds to poll before a wait sleeps; None: by the number of ranks per core."""
+    engine_threads: int = _setting("SDP_ENGINE_THREADS", _engine_threads, 1)
+    """Threads of each rank that share the work of a large operation."""
     internode: str | None = _setting("SDP_INTERNODE", _internode)
     """``"mpi"`` or ``"gloo"``: the network between nodes; None: MPI if mpirun started the ranks."""
     wire_dtype: str | None = _setting("SDP_WIRE_DTYPE", _wire_dtype)
     """``"bfloat16"`` or ``"float16"``: how float32 sums travel between nodes; None: unchanged."""
+    numa: bool = _setting("SDP_NUMA", _switch, True)
+    """Have ``sdp run`` bind each rank to NUMA nodes, where a machine has several."""
     native_ops: bool = _setting("SDP_NATIVE_OPS", _switch, True)
     """Compile operations for TensorFlow and JAX at their first use."""
     cache: str | None = _setting("SDP_CACHE", _text)
@@ -235,6 +243,11 @@ def autoload() -> bool:
     missing backend could not.
     """
     return _is_on("SDP_AUTOLOAD")
+
+
+def binds_ranks(env: Mapping[str, str]) -> bool:
+    """Read ``SDP_NUMA`` only, and never fail; an invalid value counts as on."""
+    return _is_on("SDP_NUMA", env)
 
 
 def patches_huggingface(env: Mapping[str, str] | None = None) -> bool:

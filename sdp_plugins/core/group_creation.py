@@ -169,6 +169,7 @@ def _share_memory(
         context.world_size,
         info.token,
         list(info.members or ()),
+        config.engine_threads,
     )
     native.set_error_prefix(prefix)
     return native

@@ -35,6 +35,8 @@ PLACE = {
     "SDP_JOB_ID",
 }
 TUNABLES = "GLIBC_TUNABLES"
+MOST_ENGINE_THREADS = 4
+"""A few threads use all of a memory bus."""
 _HUGE_PAGES = "glibc.malloc.hugetlb"
 
 
@@ -75,6 +77,13 @@ def huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
     return {TUNABLES: ":".join(filter(None, [tunables, f"{_HUGE_PAGES}=1"]))}
 
 
+def free_threads(environment: Mapping[str, str], cores: int) -> int:
+    """How many threads may share the work of a rank's reductions: its cores that no other uses."""
+    framework = environment["OMP_NUM_THREADS"].split(",")[0]  # of nested regions
+    used = int(framework) if framework.isdecimal() else cores
+    return max(1, min(MOST_ENGINE_THREADS, cores - used))
+
+
 def job_environment(
     base: Mapping[str, str], world_size: int, threads: int | None, job_id: str
 ) -> dict[str, str]:
@@ -101,4 +110,6 @@ def job_environment(
         environment["OMP_NUM_THREADS"] = str(threads)
     share = max(1, len(os.sched_getaffinity(0)) // world_size)
     environment.setdefault("OMP_NUM_THREADS", str(share))
+    if (threads := free_threads(environment, share)) > 1:
+        environment.setdefault("SDP_ENGINE_THREADS", str(threads))
     return environment | huge_pages(environment)

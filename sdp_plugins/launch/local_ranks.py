@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from sdp_plugins.launch.event_loop import EventLoop
 from sdp_plugins.launch.job_environment import job_environment
+from sdp_plugins.launch.numa import cores_of_ranks
 from sdp_plugins.launch.sessions import Reaper, kill_sessions
 from sdp_plugins.launch.spawn import RankProcess, child_setup, start_process
 from sdp_plugins.launch.worker_group import RankOutput, WorkerGroup
@@ -52,11 +53,12 @@ class LocalRanks(WorkerGroup):
         environment = job_environment(
             self._environment, self.world_size, self._threads, self._job_id
         )
-        setup = child_setup(mask)
+        cores = cores_of_ranks(self.world_size, environment)
         for number, (stdout, stderr) in enumerate(output):
             if is_over():
                 return False
             place = {"RANK": str(number), "LOCAL_RANK": str(number)}
+            setup = child_setup(mask, cores[number])
             # Only rank 0 has the launcher's stdin.
             rank = start_process(self._command, environment | place, setup, stdin=number == 0)
             self.ranks.append(rank)

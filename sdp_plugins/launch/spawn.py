@@ -86,7 +86,9 @@ class RankProcess:
 
 
 def child_setup(
-    mask: Iterable[int], death_signal: signal.Signals = signal.SIGKILL
+    mask: Iterable[int],
+    cores: Iterable[int] | None = None,
+    death_signal: signal.Signals = signal.SIGKILL,
 ) -> Callable[[], None]:
     """Make the function that a rank calls before its program.
 
@@ -94,6 +96,7 @@ def child_setup(
 
     Args:
         mask: Signals that stay blocked.
+        cores: Those that it may use; None: the launcher's.
         death_signal: Signal that the kernel sends when the launcher ends.
     """
     prctl = ctypes.CDLL(None).prctl
@@ -103,6 +106,8 @@ def child_setup(
         prctl(PR_SET_PDEATHSIG, int(death_signal))
         if os.getppid() != launcher:  # it ended before the kernel knew
             os._exit(1)
+        if cores is not None:
+            os.sched_setaffinity(0, cores)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     return setup

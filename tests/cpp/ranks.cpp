@@ -79,10 +79,10 @@ void throw_first(const std::vector<std::exception_ptr>& errors) {
 }
 }  // namespace
 
-World::World(int size, std::size_t staging_bytes, int spin_us) {
+World::World(int size, std::size_t staging_bytes, int spin_us, int threads) {
   Links links(size, staging_bytes);
   for (int r = 0; r < size; ++r) {
-    auto communicator = std::make_shared<sdp::Communicator>(links.take(r), staging_bytes);
+    auto communicator = std::make_shared<sdp::Communicator>(links.take(r), staging_bytes, threads);
     ranks_.push_back({communicator, std::make_shared<sdp::Engine>(communicator, spin_us),
                       std::make_shared<sdp::PointToPoint>(communicator, spin_us)});
   }

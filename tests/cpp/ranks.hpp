@@ -52,7 +52,8 @@ class Links {
 
 class World {
  public:
-  explicit World(int size, std::size_t staging_bytes = kStagingBytes, int spin_us = -1);
+  explicit World(int size, std::size_t staging_bytes = kStagingBytes, int spin_us = -1,
+                 int threads = 1);
   int size() const { return static_cast<int>(ranks_.size()); }
   Rank& operator[](int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
 

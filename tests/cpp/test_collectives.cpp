@@ -296,12 +296,13 @@ TEST(operations_go_on_when_the_step_counter_wraps) {
     Peers& mine = *peers[static_cast<std::size_t>(r)];
     Regions regions(mine);
     const Patience patience{SpinPolicy::background(), {}};
+    HelperThreads helpers(1);
     std::uint32_t step = kStart;
     for (std::uint64_t seq = 1; seq <= 10; ++seq) {
       Ints buffer = data(r, 0, 9001);
       const Request made = ranks::in_place(Op::all_reduce, DType::int32, ranks::piece(buffer));
       const OpSignature nothing;
-      Operation op({mine, regions, patience, nothing, now_s()}, made, seq, step);
+      Operation op({mine, regions, patience, helpers, nothing, now_s()}, made, seq, step);
       all_reduce(op);
       if (buffer != sum(kSize, 0, 9001)) return false;
     }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import io
+import mmap
 import os
 import re
 import signal
@@ -20,6 +22,7 @@ from sdp_plugins.core import PeerLostError, SdpError
 from sdp_plugins.torch import ShardedOptimizer
 from sdp_plugins.torch.sharding.checks import BY_ELEMENT
 from sdp_plugins.torch.sharding.layout import ALIGNMENT, lay_out
+from sdp_plugins.torch.sharding.weights import touch
 from tests.launch.jobs import launch
 from tests.ranks import Start, say
 from tests.torch.jobs import assert_same, process_group
@@ -543,3 +546,44 @@ def copy_the_model(rank: int, world: int) -> None:
 
 def test_copies_of_the_model(rank_pool: Any) -> None:
     rank_pool(2).run(copy_the_model)
+
+
+def touched_by(local_rank: int) -> list[bool]:
+    """Which pages of two ranks' weights a rank writes first."""
+    parameters = [nn.Parameter(torch.zeros(n)) for n in (100_000, 300_000, 7)]
+    layout = lay_out(parameters, [0] * 3, world_size=2, bucket_bytes=1_000_000)
+    with mmap.mmap(-1, layout.nbytes) as memory:
+        buckets = [bucket.of(memoryview(memory)) for bucket in layout.buckets]
+        touch(layout, buckets, local_rank, local_size=2)
+        pages = resident_pages(buckets[0].data_ptr(), layout.nbytes)
+        del buckets
+    return pages
+
+
+def resident_pages(address: int, nbytes: int) -> list[bool]:
+    found = (ctypes.c_ubyte * -(-nbytes // mmap.PAGESIZE))()
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mincore(ctypes.c_void_p(address), ctypes.c_size_t(nbytes), found) == 0
+    return [bool(page & 1) for page in found]
+
+
+def test_ranks_write_their_shards_first() -> None:
+    first, second = touched_by(0), touched_by(1)
+    assert all(a or b for a, b in zip(first, second, strict=True))
+    both = sum(a and b for a, b in zip(first, second, strict=True))
+    assert both <= 4  # pages in which a shard ends
+    assert abs(sum(first) - sum(second)) <= 4
+
+
+def several_threads(rank: int, world: int) -> None:
+    """Copies and averages of several threads have the bits of one thread's."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        like_ddp(rank, world, torch.optim.SGD, {"lr": 0.01})
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_several_threads(rank_pool: Any) -> None:
+    rank_pool(2).run(several_threads)

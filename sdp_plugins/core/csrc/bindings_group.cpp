@@ -14,11 +14,11 @@ class NativeGroup {
  public:
   NativeGroup(int rank, int world_size, std::vector<int> segment_fds, std::vector<int> sockets,
               std::vector<int> pidfds, std::size_t staging_bytes, int spin_us, std::vector<int> ids,
-              int group_size, std::uint64_t token, std::vector<int> global_ranks)
+              int group_size, std::uint64_t token, std::vector<int> global_ranks, int threads)
       : communicator_(std::make_shared<Communicator>(
             Links{rank, world_size, std::move(segment_fds), std::move(sockets), std::move(pidfds),
                   std::move(ids), group_size, token, RankNames(std::move(global_ranks))},
-            staging_bytes)),
+            staging_bytes, threads)),
         engine_(std::make_shared<Engine>(communicator_, spin_us)),
         point_to_point_(std::make_shared<PointToPoint>(communicator_, spin_us)) {}
   // In a forked child the group's threads do not exist. Locks and condition variables that they
@@ -218,13 +218,14 @@ void bind_group(nb::module_& m) {
 
   nb::class_<NativeGroup>(m, "NativeGroup", "The ranks of a group on this node.")
       .def(nb::init<int, int, std::vector<int>, std::vector<int>, std::vector<int>, std::size_t,
-                    int, std::vector<int>, int, std::uint64_t, std::vector<int>>(),
+                    int, std::vector<int>, int, std::uint64_t, std::vector<int>, int>(),
            "rank"_a, "world_size"_a, "segment_fds"_a, "sockets"_a, "pidfds"_a, "staging_bytes"_a,
            "spin_us"_a = -1, "ids"_a = std::vector<int>(), "group_size"_a = 0, "token"_a = 0,
-           "global_ranks"_a = std::vector<int>(),
+           "global_ranks"_a = std::vector<int>(), "threads"_a = 1,
            "Takes ownership of all file descriptors, also if it raises. `ids`: the ranks' places, "
            "where they are one node's share of a group of `group_size`. `global_ranks`: by which "
-           "messages call the group's ranks, if not by these.")
+           "messages call the group's ranks, if not by these. `threads`: that share large "
+           "operations.")
       .def("run", &NativeGroup::run, no_gil, "request"_a, "Blocks until the collective is done.")
       .def("submit", &NativeGroup::submit, no_gil, "request"_a,
            "Queues a collective, or posts a send or a receive.")

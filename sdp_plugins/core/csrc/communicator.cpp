@@ -47,9 +47,10 @@ void dispatch(Operation& op) {
 }
 }  // namespace
 
-Communicator::Communicator(Links links, std::size_t staging_bytes)
+Communicator::Communicator(Links links, std::size_t staging_bytes, int threads)
     : peers_(std::move(links), staging_bytes),
       regions_(peers_),
+      helpers_(threads),
       owner_pid_(getpid()),
       oversubscribed_(peers_.world_size() > allowed_cores()),
       flight_(peers_.own().flight(), owner_pid_) {}
@@ -78,7 +79,7 @@ void Communicator::run(const Request& request, const Patience& patience, Operati
   };
   if (const auto why = failure()) throw ended(*why);
   record.begin();
-  const Operation::Context context{peers_,          regions_,           patience,
+  const Operation::Context context{peers_,          regions_,           patience,       helpers_,
                                    last_completed_, record.started_s(), record.traced()};
   Operation op(context, request, ++seq_, step_);
   try {

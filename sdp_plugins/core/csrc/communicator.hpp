@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "helper_threads.hpp"
 #include "memory_regions.hpp"
 #include "operation.hpp"
 #include "operation_record.hpp"
@@ -16,7 +17,8 @@ namespace sdp {
 
 class Communicator {
  public:
-  Communicator(Links links, std::size_t staging_bytes);
+  // `threads`: those that share the work of a large operation, with the one that runs it.
+  Communicator(Links links, std::size_t staging_bytes, int threads = 1);
   ~Communicator();
 
   int rank() const { return peers_.rank(); }
@@ -68,6 +70,7 @@ class Communicator {
 
   Peers peers_;
   Regions regions_;
+  HelperThreads helpers_;
   const int owner_pid_;
   bool oversubscribed_;  // the node has more ranks than cores that this process may use
   std::uint64_t seq_ = 0;

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "helper_threads.hpp"
 #include "memory_regions.hpp"
 #include "path_choice.hpp"
 #include "peers.hpp"
@@ -31,6 +32,7 @@ class Operation {
     Peers& peers;
     Regions& regions;
     const Patience& patience;
+    HelperThreads& helpers;
     const OpSignature& last_completed;
     double started_s;             // when this operation began
     TraceEvent* event = nullptr;  // of this operation, if it is traced
@@ -73,6 +75,11 @@ class Operation {
       if (const auto cause = context_.peers.gave_up(r)) fail(*cause);
     }
     access();
+  }
+
+  // Calls `work` for ranges of `count` elements, in as many threads as the group has.
+  void divide(std::size_t count, const std::function<void(Range)>& work) const {
+    context_.helpers.divide(count, itemsize_, work);
   }
 
   // Runs phases over `rounds` rounds: in stage i, phase p works on round i - p. All ranks

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
@@ -25,6 +25,7 @@ from sdp_plugins.core.topology import Topology
 from sdp_plugins.launch.binding import undo_one_core_binding
 from sdp_plugins.launch.hosts import agent_messages
 from sdp_plugins.launch.hosts.agent_messages import TOKEN
+from sdp_plugins.launch.numa import cores_of_ranks
 from sdp_plugins.launch.output import CHUNK
 from sdp_plugins.launch.sessions import Reaper, kill_sessions
 from sdp_plugins.launch.spawn import RankProcess, child_setup, start_process
@@ -81,13 +82,21 @@ class IoForwarder:
         with self._sending, suppress(OSError):
             self._connection.sendall(agent_messages.message(kind, body))
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    def start(
+        self, command: Sequence[str], environment: Mapping[str, str], cores: Iterable[int]
+    ) -> None:
         """Start the rank's program.
+
+        Args:
+            command: Its command line.
+            environment: All of its variables.
+            cores: Those that it may use.
 
         Raises:
             OSError, subprocess.SubprocessError: It cannot be started.
         """
-        rank = start_process(command, environment, child_setup(set()), stdin=False, inherit=True)
+        setup = child_setup(set(), cores)
+        rank = start_process(command, environment, setup, stdin=False, inherit=True)
         self._rank = rank
         self._reaper.watch(rank.pid)
         self.send(agent_messages.STARTED, {"pid": rank.pid})
@@ -209,7 +218,8 @@ def run(launcher: str, master_port: int, token: str) -> int:
     try:
         start = forwarder.ask(hello)
         given = {**os.environ, **start["variables"]}
-        forwarder.start(start["command"], rank_environment(topology, given))
+        cores = cores_of_ranks(topology.local_size, given)[topology.local_rank]
+        forwarder.start(start["command"], rank_environment(topology, given), cores)
         forwarder.serve()
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no thread
         forwarder.send(agent_messages.REFUSED, f"{host} cannot start its rank: {error}".encode())

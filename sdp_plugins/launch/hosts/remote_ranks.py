@@ -60,7 +60,7 @@ class RemoteRanks(WorkerGroup):
         self.start_by = time.monotonic() + START_S
         command = self.plan.command(self.listener.getsockname()[1])
         # On SIGTERM mpirun removes its files and ends its daemons.
-        setup = child_setup(mask, signal.SIGTERM)
+        setup = child_setup(mask, death_signal=signal.SIGTERM)
         self.mpirun = start_process(command, self.plan.environment, setup, stdin=False)
         self.reaper.watch(self.mpirun.pid)
         self.mpirun_output = loop.add_stream("[mpirun] ", output[0].stderr.sink)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import chain, pairwise
@@ -141,9 +142,8 @@ class GradientBuckets:
             elif first < last:
                 self._kept[index] = gradient
                 self._kept_storages.add(storage)
-            target, source = view.data_ptr(), gradient.data_ptr()
-            _native.streaming_copy(target, source, first)
-            _native.streaming_copy(target + last, source + last, gradient.nbytes - last)
+            for start, stop in (0, first), (last, gradient.nbytes):
+                _copy(view, gradient, start, stop)
         self._parameters[index].grad = self.placeholders[index]
 
     def _own_bytes(self, index: int) -> tuple[int, int]:
@@ -221,21 +221,26 @@ class GradientBuckets:
     def average(self, pieces: Iterable[Piece]) -> list[Tensor]:
         """Average the gradients of some of this rank's pieces over all ranks; after `finish`.
 
+        Uses as many threads as torch's operations do.
+
         Returns:
             The elements of each piece, until `begin`.
         """
-        found = []
-        for piece in pieces:
-            mine = self._of(piece)
-            if not self._reductions:
-                offset = piece.start * mine.itemsize
-                sources = [each.data_ptr() + offset for each in self._everyones[piece.bucket]]
-                sources[self._group.local_rank] = target = mine.data_ptr()
-                dtype = DTYPES[mine.dtype].native
-                average = _native.ReduceOp.avg
-                _native.combine(dtype, average, sources, target, mine.numel(), 0, False)
-            found.append(mine)
-        return found
+        if self._reductions:
+            return [self._of(piece) for piece in pieces]
+        if torch.get_num_threads() == 1:
+            return [self._average(piece) for piece in pieces]
+        with ThreadPoolExecutor(torch.get_num_threads(), "sdp-average") as threads:
+            return list(threads.map(self._average, pieces))
+
+    def _average(self, piece: Piece) -> Tensor:
+        mine = self._of(piece)
+        offset = piece.start * mine.itemsize
+        sources = [each.data_ptr() + offset for each in self._everyones[piece.bucket]]
+        sources[self._group.local_rank] = target = mine.data_ptr()
+        dtype, average = DTYPES[mine.dtype].native, _native.ReduceOp.avg
+        _native.combine(dtype, average, sources, target, mine.numel(), 0, False)
+        return mine
 
     def _of(self, piece: Piece) -> Tensor:
         """This rank's gradients of a piece, in the bucket or where the backward pass left them."""
@@ -262,6 +267,18 @@ class GradientBuckets:
         works = self._works
         self.begin()
         _wait(works)
+
+
+def _copy(target: Tensor, source: Tensor, start: int, stop: int) -> None:
+    """Copy a range of bytes, in as many threads as torch's operations have."""
+    if torch.get_num_threads() == 1:
+        _native.streaming_copy(target.data_ptr() + start, source.data_ptr() + start, stop - start)
+        return
+    target, source = (
+        tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)[start:stop]
+        for tensor in (target, source)
+    )
+    target.copy_(source)
 
 
 def _wait(works: Iterable[Iterable[Work | None]]) -> None:

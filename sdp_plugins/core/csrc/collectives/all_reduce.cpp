@@ -85,14 +85,19 @@ class AllReduce {
   // beginning and at the end.
   void zero_copy() {
     const Range mine = shards().shard(op_.rank());
-    std::vector<std::byte*> buffers;
+    std::vector<std::byte*> shards;
     for (int r = 0; r < op_.world_size(); ++r) {
       std::byte* base = pieces_[0].data;
       if (r != op_.rank()) base = op_.memory_of(r, buffer_.count() * item_);
-      buffers.push_back(base + mine.begin * item_);
+      shards.push_back(base + mine.begin * item_);
     }
-    const std::vector<const std::byte*> sources(buffers.begin(), buffers.end());
-    op_.access_peer_memory([&] { reducer().run(sources, buffers, mine.count); });
+    const auto reduce = [&](Range part) {
+      std::vector<std::byte*> outputs;
+      for (std::byte* shard : shards) outputs.push_back(shard + part.begin * item_);
+      const std::vector<const std::byte*> sources(outputs.begin(), outputs.end());
+      reducer().run(sources, outputs, part.count);
+    };
+    op_.access_peer_memory([&] { op_.divide(mine.count, reduce); });
     op_.publish();
     op_.await_all();
   }

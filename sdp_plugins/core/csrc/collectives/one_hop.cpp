@@ -215,8 +215,11 @@ void copy_exchange(Operation& op, std::span<const Piece> shown, std::span<const 
       if (take.rank == op.rank()) continue;
       const auto part = hop.part(take.rank, take.piece, round);
       if (part.range.count == 0) continue;
-      std::memcpy(take.into.data + part.range.begin * op.itemsize(), part.data,
-                  part.range.count * op.itemsize());
+      std::byte* const into = take.into.data + part.range.begin * op.itemsize();
+      op.divide(part.range.count, [&](Range range) {
+        const std::size_t begin = range.begin * op.itemsize();
+        std::memcpy(into + begin, part.data + begin, range.count * op.itemsize());
+      });
     }
   });
 }
