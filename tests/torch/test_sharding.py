@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sdp_plugins.core import PeerLostError, SdpError
+from sdp_plugins.core import CollectiveMismatchError, PeerLostError, SdpError
 from sdp_plugins.torch import ShardedOptimizer
 from sdp_plugins.torch.sharding.checks import BY_ELEMENT
 from sdp_plugins.torch.sharding.layout import ALIGNMENT, lay_out
@@ -483,14 +483,40 @@ optimizer.step()
 """
 
 
-def test_a_rank_raises(tmp_path: Path) -> None:
+EARLY = """
+import torch, torch.distributed as dist
+from sdp_plugins.torch import ShardedOptimizer
+dist.init_process_group("smddp")
+if dist.get_rank() == 1:
+    raise KeyError("no such file")
+ShardedOptimizer(torch.nn.Linear(9, 9), torch.optim.SGD)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "waits"), [(RAISING, "sharding 1.*all_reduce"), (EARLY, "barrier")]
+)
+def test_a_rank_raises(tmp_path: Path, text: str, waits: str) -> None:
     """The others hear of it in the group that they wait in."""
     script = tmp_path / "script.py"
-    script.write_text(RAISING)
+    script.write_text(text)
     done = launch("-n", "2", str(script))
     assert done.returncode == 1
-    text = r"PeerLostError: .*sharding 1.*all_reduce.*rank 1 gave up: KeyError: 'no such file'"
-    assert re.search(text, done.stderr), done.stderr
+    expected = rf"PeerLostError: .*{waits}.*rank 1 gave up: KeyError: 'no such file'"
+    assert re.search(expected, done.stderr), done.stderr
+
+
+def gather_state_alone(rank: int, world: int) -> None:
+    with process_group():
+        _, optimizer = sharded(rank, torch.optim.SGD, lr=0.1)
+        call: Any = optimizer.state_dict if rank == 0 else dist.barrier
+        with pytest.raises(CollectiveMismatchError, match=r"rank 0: all_reduce .*rank 1: barrier"):
+            call()
+
+
+def test_a_rank_gathers_the_state_alone(rank_pool: Any) -> None:
+    """Told at once, not after the time-outs of two groups."""
+    rank_pool(2).run(gather_state_alone)
 
 
 @pytest.mark.parametrize("world", [1, 2, 5])

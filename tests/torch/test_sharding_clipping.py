@@ -192,3 +192,97 @@ def unscale_some(rank: int, world: int) -> None:
 
 def test_unscaling_and_leaving(rank_pool: Any) -> None:
     rank_pool(2).run(unscale_some)
+
+
+def drop_after_clipping(rank: int, world: int) -> None:
+    """A step is left out, by the script or by GradScaler; the next has gradients of its own."""
+    with process_group():
+        ddp, theirs = plain(rank, torch.optim.SGD, lr=0.1)
+        model, ours = sharded(rank, torch.optim.SGD, lr=0.1)
+        for scales in False, True:
+            norms: list[list[Any]] = []
+            for wrapped, optimizer in (ddp, theirs), (model, ours):
+                scaler = torch.amp.GradScaler("cpu", enabled=scales, init_scale=4.0)
+                norms.append([])
+                for step in range(4):
+                    loss = loss_of(wrapped, rank, step)
+                    if step == 1:
+                        loss = loss * (float("inf") if scales else 1e6)
+                    scaler.scale(loss).backward()
+                    scaler.unscale_(optimizer)
+                    norms[-1].append(nn.utils.clip_grad_norm_(wrapped.parameters(), 1e9))
+                    if scales or step != 1:
+                        scaler.step(optimizer)
+                    scaler.update()
+                    wrapped.zero_grad()
+            torch.testing.assert_close(norms[1], norms[0], equal_nan=True, **CLOSE)
+        assert_same_weights(model, ddp, atol=1e-6, rtol=1e-5)
+        # Dropped between clipping and the step: nothing is updated, as with a plain optimizer.
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        loss_of(model, rank, 5).backward()
+        ours.clip_grad_norm_(1.0)
+        model.zero_grad()
+        ours.step()
+        for parameter, expected in zip(model.parameters(), before, strict=True):
+            assert_same(parameter, expected)
+
+
+def test_gradients_dropped_after_clipping(rank_pool: Any) -> None:
+    rank_pool(2).run(drop_after_clipping)
+
+
+def change_after_clipping(rank: int, world: int) -> None:
+    """Gradients that a rank drops or replaces, or accumulates, between clipping and the step."""
+    with process_group():
+        model, optimizer = sharded(rank, torch.optim.SGD, lr=0.1)
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        bias: Any = model.first.bias  # type: ignore[union-attr]
+
+        def replace() -> None:
+            bias.grad = torch.ones_like(bias)
+
+        def drop() -> None:
+            bias.grad = None
+
+        for change in drop, replace, model.zero_grad:
+            for ranks in (0,), (0, 1):
+                if change == model.zero_grad and len(ranks) == world:
+                    continue  # allowed
+                loss_of(model, rank, 0).backward()
+                optimizer.clip_grad_norm_(1.0)
+                if rank in ranks:
+                    change()
+                with pytest.raises(RuntimeError, match="were dropped or replaced after they were"):
+                    optimizer.step()
+                optimizer.zero_grad()
+        loss_of(model, rank, 0).backward()
+        optimizer.clip_grad_norm_(1.0)
+        bias.grad = None
+        with pytest.raises(RuntimeError, match=r"A second gradient of third\.bias came before"):
+            loss_of(model, rank, 0).backward()
+        optimizer.zero_grad()
+        for parameter, expected in zip(model.parameters(), before, strict=True):
+            assert_same(parameter, expected)
+        dist.barrier()
+
+
+def test_gradients_changed_after_clipping(rank_pool: Any) -> None:
+    rank_pool(2).run(change_after_clipping)
+
+
+def clip_others(rank: int, world: int) -> None:
+    """Of parameters that the optimizer does not update, each rank has its own gradients."""
+    with process_group():
+        torch.manual_seed(0)
+        base, head = nn.Linear(3, 3), nn.Linear(3, 1)
+        optimizer = ShardedOptimizer(head, torch.optim.SGD, lr=0.1)
+        before = head.weight.detach().clone()
+        head(base(torch.full((3,), 1.0 + rank))).sum().backward()
+        nn.utils.clip_grad_norm_([*base.parameters(), *head.parameters()], 0.1)
+        with pytest.raises(RuntimeError, match=r"by different factors.*requires_grad_\(False\)"):
+            optimizer.step()
+        assert_same(head.weight, before)
+
+
+def test_clipping_of_other_parameters(rank_pool: Any) -> None:
+    rank_pool(2).run(clip_others)

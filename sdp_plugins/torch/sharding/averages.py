@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -50,6 +51,7 @@ class Averages:
         self.computed = False
         self._norms: dict[float, Tensor] = {}
         self._found_inf: Tensor | None = None
+        self._changes = 0
         self._gradients.drop()
 
     def compute(self, early: bool) -> None:
@@ -68,6 +70,15 @@ class Averages:
             tensor.grad = average.to(tensor.dtype)  # master weights are float32
         self.computed = True
 
+    def confirm(self) -> None:
+        """Before the step: drop what `compute` made early, if all ranks have dropped gradients.
+
+        Raises:
+            RuntimeError: The ranks have done different things to them; on all ranks.
+        """
+        if self.computed and self._gradients.are_dropped(self._changes):
+            self.drop()
+
     def total_norm(self, norm_type: float) -> Tensor:
         """The norm of all gradients, float32."""
         return torch.linalg.vector_norm(self._all_norms(norm_type), norm_type).float()
@@ -81,11 +92,13 @@ class Averages:
 
     def scale(self, factor: Any, of: int | None = None) -> None:
         """Multiply a parameter's gradient, or all."""
+        self._note(of, factor)
         for gradient in self._mine(of):
             gradient.mul_(factor)
 
     def clamp(self, low: Any, high: Any, of: int | None = None) -> None:
         """Limit the elements of a parameter's gradient, or of all."""
+        self._note(of, low, high)
         for gradient in self._mine(of):
             gradient.clamp_(low, high)
 
@@ -100,6 +113,11 @@ class Averages:
             self._group.all_reduce(found, "max")
             self._found_inf = found
         found_inf.add_(self._found_inf)
+
+    def _note(self, of: int | None, *values: Any) -> None:
+        """Remember a change, to compare the ranks' later: they must stay alike."""
+        known = [None if value is None else float(value) for value in values]
+        self._changes = zlib.crc32(repr((of, known)).encode(), self._changes)
 
     def _mine(self, of: int | None = None) -> list[Tensor]:
         """The averages in this rank's shards of a parameter, or of all, to be changed."""

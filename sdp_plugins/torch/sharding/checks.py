@@ -74,11 +74,11 @@ def belongs_to(optimizer: torch.optim.Optimizer, module: nn.Module) -> bool:
     return all(id(parameter) in mine for parameter in parameters_of(optimizer))
 
 
-def core_group(group: dist.ProcessGroup | None) -> tuple[Group, Callable[[], object]]:
+def core_groups(group: dist.ProcessGroup | None) -> tuple[Group, Group, Callable[[], object]]:
     """A group of the core with the members of a process group, for one optimizer's operations.
 
     Returns:
-        The group, and a function that gives it back.
+        The process group's own group, the new one, and a function that gives the latter back.
     """
     chosen = dist.group.WORLD if group is None else group
     if not isinstance(chosen, ProcessGroupBase):
@@ -88,7 +88,9 @@ def core_group(group: dist.ProcessGroup | None) -> tuple[Group, Callable[[], obj
         )
     chosen.sharded_optimizers += 1  # on all ranks alike
     name = f"sharding {chosen.sharded_optimizers}"
-    return chosen._extra_group(name), partial(chosen._extra_groups.pop, name, None)
+    chosen._group.barrier()  # hears of a rank that fails, which the making of a group does not
+    made = chosen._extra_group(name)
+    return chosen._group, made, partial(chosen._extra_groups.pop, name, None)
 
 
 def find_mistake(parameters: Sequence[Tensor], names: Sequence[str]) -> str:

@@ -87,6 +87,7 @@ class GradientBuckets:
         self._mistake: RuntimeError | None = None
         self._unused: frozenset[int] | None = None
         self._uneven: frozenset[int] = frozenset()
+        self._seen: dict[int, Tensor | None] = {}  # in ``parameter.grad`` as they were averaged
 
     def _reduction(self, index: int) -> Callable[[], list[Work | None]]:
         """What begins to give each rank its shard of a bucket's averages."""
@@ -104,16 +105,23 @@ class GradientBuckets:
         """After a parameter's gradient is whole."""
         gradient = parameter.grad
         assert gradient is not None
-        if gradient is self.placeholders[index]:  # to which autograd has added the new gradient
+        placeholder = self.placeholders[index]  # to which autograd may have added the new gradient
+        began_anew = self._unused is not None and not self._have_placeholders()
+        if gradient is placeholder or (self._unused is not None and not began_anew):
             self._mistake = RuntimeError(
                 f"A second gradient of {self._names[index]} came before step(). Hint: accumulate "
                 "gradients of all but the last backward pass in `with optimizer.no_sync():`; or "
                 "drop those of the pass before with zero_grad()."
             )
             raise self._mistake
+        if began_anew:  # the averages of gradients that were clipped, and dropped without a step
+            placeholder.averages.drop()
         if self.synchronizing:
             self._give(index, gradient)
             self._reduce_full()
+
+    def _have_placeholders(self) -> bool:
+        return any(self._parameters[i].grad is each for i, each in self.placeholders.items())
 
     def _give(self, index: int, gradient: Tensor) -> None:
         """Take a gradient, also in the place of one that was dropped or replaced."""
@@ -188,6 +196,7 @@ class GradientBuckets:
                 are_irregular[index] = 1
                 self._give(index, gradient)  # accumulated by earlier backward passes, or the user's
         self._reduce_full()
+        self._seen = {index: self._parameters[index].grad for index in self.placeholders}
         _wait(self._works)
         self._group.all_reduce(known, "max")
         some_step, some_are_early = known[:, -1].tolist()
@@ -202,6 +211,35 @@ class GradientBuckets:
             )
             raise self._mistake
         return self._unused
+
+    def are_dropped(self, changes: int) -> bool:
+        """Whether all ranks have dropped their gradients since `finish`; a collective.
+
+        Args:
+            changes: Tells what was done to the averages.
+
+        Raises:
+            RuntimeError: Gradients were dropped or replaced in part, or the averages were changed
+                in another way on each rank; on all ranks.
+        """
+        now = {index: self._parameters[index].grad for index in self.placeholders}
+        kept = any(gradient is not None for gradient in now.values())
+        replaced = kept and any(now[index] is not seen for index, seen in self._seen.items())
+        found = torch.tensor([kept, not kept, replaced, changes, -changes])
+        self._group.all_reduce(found, "max")
+        some_kept, some_dropped, some_replaced, most, least = found.tolist()
+        if some_replaced or (some_kept and some_dropped):
+            raise RuntimeError(
+                f"{self._group.error_prefix}step(): gradients were dropped or replaced after they "
+                "were clipped or scaled. Hint: do so before; or drop all of them, on all ranks."
+            )
+        if some_kept and most != -least:
+            raise RuntimeError(
+                f"{self._group.error_prefix}step(): the ranks have clipped or scaled gradients by "
+                "different factors. Hint: clip only parameters that this optimizer updates, and "
+                "freeze the others with requires_grad_(False): nobody averages their gradients."
+            )
+        return not some_kept
 
     def raise_if_uneven(self) -> None:
         """Refuse what looks at ``parameter.grad`` if the ranks see different gradients there.

@@ -21,7 +21,7 @@ from sdp_plugins.torch.sharding.buffers import SynchronizedBuffers, broadcast
 from sdp_plugins.torch.sharding.checks import (
     check_optimizer,
     compare_ranks,
-    core_group,
+    core_groups,
     find_mistake,
     parameters_of,
 )
@@ -88,7 +88,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         **defaults: Any,
     ) -> None:
         by_parameter = check_optimizer(optimizer, params, defaults, by_parameter)
-        self._group, give_back = core_group(group)
+        self._process_group, self._group, give_back = core_groups(group)
         self._consolidated: tuple[dict[int, Any] | None, int | None]  # and the rank that has it
         self._given: torch.optim.Optimizer | None = None
         if isinstance(optimizer, type):
@@ -166,8 +166,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._raise_if_torn()
         self._check_parameters()
-        if self._averages.computed:
-            self._group.barrier()  # since then, ranks may have read the weights
+        self._averages.confirm()  # a collective: since `compute`, ranks may have read the weights
         self._averages.compute(early=False)
         self._use_settings()
         self._updating = True
@@ -288,8 +287,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         """
         state, rank = self._consolidated
         if state is None:
-            self._raise_if_torn()
-            state = self._sharded.gather(self._masters.add_to(self._inner.state))
+            state = self._gather_state(None)
         elif rank not in (None, self._group.rank):
             raise RuntimeError(
                 f"{self._group.error_prefix}state_dict(): the state was consolidated on rank "
@@ -303,9 +301,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Args:
             to: Its rank in the group; others need no memory for it. None: all ranks.
         """
+        self._consolidated = self._gather_state(to), to
+
+    def _gather_state(self, to: int | None) -> dict[int, Any]:
         self._raise_if_torn()
-        state = self._masters.add_to(self._inner.state)
-        self._consolidated = self._sharded.gather(state, to), to
+        # If not all ranks are here, the others wait in the group of the program. Two groups cannot
+        # tell that from a slow rank; one sees two operations that differ.
+        self._process_group.all_reduce(torch.zeros(1, dtype=torch.uint8))
+        return self._sharded.gather(self._masters.add_to(self._inner.state), to)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take the state of a plain optimizer or of a ShardedOptimizer on any number of ranks."""

@@ -17,7 +17,10 @@ PROPERTIES = tuple(getattr(Tensor, name).__get__ for name in ("device", "dtype",
 
 
 class AverageGradients(Protocol):
-    """Operations on the averages; `of` is the index of a parameter. All are collectives."""
+    """Operations on the averages; `of` is the index of a parameter. Most are collectives."""
+
+    def drop(self) -> None:
+        """Forget the averages; no collective."""
 
     def norm(self, of: int, norm_type: float) -> Tensor:
         """The norm of a parameter's gradient."""
