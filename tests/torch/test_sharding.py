@@ -613,3 +613,36 @@ def several_threads(rank: int, world: int) -> None:
 
 def test_several_threads(rank_pool: Any) -> None:
     rank_pool(2).run(several_threads)
+
+
+def memory_of(rank: int, world: int) -> tuple[int, int]:
+    """Bytes of this rank's weights, shared pages by the ranks that have them, and state."""
+    with process_group():
+        model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(4)))
+        optimizer = ShardedOptimizer(model, torch.optim.AdamW, lr=0.1)
+        model(torch.ones(1, 512)).sum().backward()
+        optimizer.step()
+        dist.barrier()
+        weights = pss_at(min(parameter.data_ptr() for parameter in model.parameters()))
+        dist.barrier()
+        mine = [each for state in optimizer._inner.state.values() for each in state.values()]
+        plain = 3 * sum(parameter.nbytes for parameter in model.parameters())
+        return weights + sum(tensor.nbytes for tensor in mine), plain
+
+
+def pss_at(address: int) -> int:
+    """The proportional share of the mapping at an address that is this process's."""
+    found = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if bounds := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            found = int(bounds[1], 16) <= address < int(bounds[2], 16)
+        elif found and line.startswith("Pss:"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError("no mapping")
+
+
+@pytest.mark.parametrize("world", [2, pytest.param(4, marks=pytest.mark.long)])
+def test_weights_and_state_of_a_node_are_those_of_one_process(rank_pool: Any, world: int) -> None:
+    found = rank_pool(world).run(memory_of)
+    node, alone = sum(mine for mine, _ in found), found[0][1]
+    assert 0.9 * alone < node <= 1.1 * alone
