@@ -51,9 +51,8 @@ Communicator::Communicator(Links links, std::size_t staging_bytes, int threads)
     : peers_(std::move(links), staging_bytes),
       regions_(peers_),
       helpers_(threads),
-      owner_pid_(getpid()),
       oversubscribed_(peers_.world_size() > allowed_cores()),
-      flight_(peers_.own().flight(), owner_pid_) {}
+      flight_(peers_.own().flight(), getpid()) {}
 
 Failure Communicator::interruption(const OpSignature& operation) const {
   Failure failure(FailureKind::interrupted, "interrupted by a signal", {id()},
@@ -108,6 +107,7 @@ Failure Communicator::fail(const Failure& failure) {
     if (cause_) return repeat_of_cause();
     cause_ = peers_.composed(failure);
     cause_->group = peers_.token();
+    failed_.store(true);
     peers_.give_up(*cause_);
     return *cause_;
   }();
@@ -125,16 +125,12 @@ Failure Communicator::closing() const {
   return peers_.composed({FailureKind::closed, "the group is closed", {}, Hint::new_group});
 }
 
-bool Communicator::ours() const {
-  return getpid() == owner_pid_;
-}
-
 std::optional<Failure> Communicator::failure() const {
   if (!ours()) return peers_.composed(forked());
   if (closed_.load()) return closing();
+  if (!failed_.load()) return std::nullopt;  // without the lock: operations ask twice
   const std::lock_guard lock(cause_mutex_);
-  if (cause_) return repeat_of_cause();
-  return std::nullopt;
+  return repeat_of_cause();
 }
 
 // Called in every operation: makes no copies unless the group has failed.

@@ -11,6 +11,7 @@
 #include "memory_regions.hpp"
 #include "operation.hpp"
 #include "operation_record.hpp"
+#include "owner_process.hpp"
 #include "peers.hpp"
 
 namespace sdp {
@@ -45,7 +46,7 @@ class Communicator {
                    double elapsed_s);
   void close();  // later operations throw
   bool closed() const { return closed_.load(); }
-  bool ours() const;  // false in a forked child, which must not use the group
+  bool ours() const { return owner_.is_this(); }  // a forked child must not use the group
   bool oversubscribed() const { return oversubscribed_; }
   Path last_path() const { return last_path_.load(); }
 
@@ -71,7 +72,7 @@ class Communicator {
   Peers peers_;
   Regions regions_;
   HelperThreads helpers_;
-  const int owner_pid_;
+  const OwnerProcess owner_;
   bool oversubscribed_;  // the node has more ranks than cores that this process may use
   std::uint64_t seq_ = 0;
   std::uint32_t step_ = 0;
@@ -82,6 +83,7 @@ class Communicator {
   Flight flight_;
   mutable std::mutex cause_mutex_;
   std::optional<Failure> cause_;
+  std::atomic<bool> failed_{false};  // there is a cause
   std::mutex memory_mutex_;
   std::map<std::uint64_t, Mapping> memory_;
 };

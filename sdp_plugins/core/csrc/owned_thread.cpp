@@ -1,13 +1,10 @@
 #include "owned_thread.hpp"
 
 #include <pthread.h>
-#include <unistd.h>
 
 #include <csignal>
 
 namespace sdp {
-
-OwnedThread::OwnedThread() : owner_pid_(getpid()) {}
 
 OwnedThread::~OwnedThread() {
   if (!ours()) {
@@ -15,10 +12,6 @@ OwnedThread::~OwnedThread() {
     return;
   }
   join();
-}
-
-bool OwnedThread::ours() const {
-  return getpid() == owner_pid_;
 }
 
 void OwnedThread::start(std::function<void()> body, const char* name) {

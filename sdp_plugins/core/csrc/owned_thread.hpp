@@ -6,21 +6,23 @@
 #include <mutex>
 #include <thread>
 
+#include "owner_process.hpp"
+
 namespace sdp {
 
 class OwnedThread {
  public:
-  OwnedThread();
+  OwnedThread() = default;
   ~OwnedThread();
   bool started() const { return thread_ != nullptr; }
-  bool ours() const;  // false in a forked child
+  bool ours() const { return owner_.is_this(); }
   // The thread blocks signals, which stay with the program's threads. `name`: at most 15
   // characters.
   void start(std::function<void()> body, const char* name);
   void join();  // may be called from several threads
 
  private:
-  const int owner_pid_;
+  const OwnerProcess owner_;
   std::mutex joining_;
   std::unique_ptr<std::thread> thread_;
 };

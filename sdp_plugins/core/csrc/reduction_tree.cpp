@@ -61,7 +61,7 @@ void Reducer::block(std::span<const std::byte* const> sources, std::byte* output
     if (result != output) std::memcpy(output, result, n * kernel_.accumulator_size);
   } else if (sources.size() == 1) {
     kernel_.store(output, subtree(sources, 0, at, n, scratch_.data()), n, divisor);
-  } else if (sources.size() == 2 && !forms_.from_accumulators && kernel_.pair != nullptr) {
+  } else if (in_one_pass(sources.size())) {
     kernel_.pair(output, sources[0] + at * itemsize_, sources[1] + at * itemsize_, n, divisor);
   } else {
     const auto [left, right] = halves(sources, 0, at, n, scratch_.data());
@@ -73,8 +73,9 @@ void Reducer::run(std::span<const std::byte* const> sources, std::span<std::byte
                   std::size_t count, Forms forms) {
   forms_ = forms;
   const std::size_t size = forms.to_accumulators ? kernel_.accumulator_size : itemsize_;
-  const std::size_t levels = std::bit_width(sources.size()) + 1;
-  scratch_.resize(levels * kBlockBytes);
+  if (!in_one_pass(sources.size())) {
+    scratch_.resize((std::bit_width(sources.size()) + 1) * kBlockBytes);
+  }
   const std::size_t per_block = kBlockBytes / std::max(kernel_.accumulator_size, itemsize_);
   for (std::size_t at = 0; at < count; at += per_block) {
     const std::size_t n = std::min(per_block, count - at);

@@ -48,6 +48,11 @@ class Reducer {
                                                        std::size_t n, std::byte* scratch);
   void block(std::span<const std::byte* const> sources, std::byte* output, std::size_t at,
              std::size_t n);
+  // Whether one kernel reads the sources and writes the result.
+  bool in_one_pass(std::size_t sources) const {
+    return sources == 2 && !forms_.from_accumulators && !forms_.to_accumulators &&
+           kernel_.pair != nullptr;
+  }
   std::size_t source_size() const {
     return forms_.from_accumulators ? kernel_.accumulator_size : itemsize_;
   }

@@ -1,7 +1,5 @@
 #include "work.hpp"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <chrono>
 
@@ -10,7 +8,7 @@
 
 namespace sdp {
 
-Work::Work(Progress progress) : owner_pid_(getpid()), progress_(std::move(progress)) {}
+Work::Work(Progress progress) : progress_(std::move(progress)) {}
 
 bool Work::completed() const {
   return completed_.load(std::memory_order_acquire);
@@ -31,7 +29,7 @@ Work::Waiter Work::waiter() const {
 
 bool Work::wait(double timeout_s, const std::function<void()>& interrupt) {
   const double deadline_s = now_s() + timeout_s;
-  if (getpid() != owner_pid_) {
+  if (!owner_.is_this()) {
     if (!completed())
       throw forked().compose("", RankNames(), 0);  // no thread of this process would finish it
     if (failure_) throw *failure_;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "error.hpp"
+#include "owner_process.hpp"
 
 namespace sdp {
 
@@ -45,7 +46,7 @@ class Work {
   void finish(std::optional<Failure> failure = std::nullopt, int source_rank = -1);
 
  private:
-  const int owner_pid_;
+  const OwnerProcess owner_;
   const Progress progress_;
   mutable std::mutex mutex_;
   std::condition_variable done_;
