@@ -24,14 +24,19 @@ class ShardedModule(nn.Module):
     Lightning calls ``training_step`` through a wrapper's ``forward``, and so through the hooks of
     the module.
 
+    Args:
+        module: The user's.
+        master_weights: For its optimizers.
+
     Attributes:
         module: The user's.
         optimizers: Of its parameters.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, master_weights: bool = False) -> None:
         super().__init__()
         self.module = module
+        self._master_weights = master_weights
         self.optimizers: list[ShardedOptimizer] = []
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +58,9 @@ class ShardedModule(nn.Module):
 
         # Loggers of learning rates name optimizers by their class.
         kind = type(type(optimizer).__name__, (ShardedOptimizer,), {})
-        sharded: ShardedOptimizer = kind(self.module, optimizer)
+        sharded: ShardedOptimizer = kind(
+            self.module, optimizer, master_weights=self._master_weights
+        )
         self.optimizers.append(sharded)
         return sharded
 
@@ -72,9 +79,20 @@ class ShardedModule(nn.Module):
 
 
 class _Sharded(LightningClass):
-    """What both have: no arguments of DistributedDataParallel, which they do not use."""
+    """What both have: `ShardedOptimizer`'s argument, and none of DistributedDataParallel.
+
+    Args:
+        master_weights: Whether optimizers update float32 copies of 16-bit weights, as of
+            ``precision="bf16-true"``.
+        *args: Of Lightning's DDPStrategy.
+        **kwargs: Of Lightning's DDPStrategy.
+    """
 
     _ddp_kwargs: dict[str, Any]
+
+    def __init__(self, *args: Any, master_weights: bool = False, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._master_weights = master_weights
 
     def _configure_launcher(self) -> None:
         given = dict(self._ddp_kwargs)
@@ -106,7 +124,7 @@ class SMDDPShardedStrategy(_Sharded, SMDDPStrategy):
 
     def configure_ddp(self) -> None:
         """Wrap the module, in DDP's place."""
-        self.model = ShardedModule(self.lightning_module)
+        self.model = ShardedModule(self.lightning_module, self._master_weights)
         # torch's functions refuse gradients that only some ranks have.
         self.precision_plugin.clip_grad_by_norm = _clip_norm
         self.precision_plugin.clip_grad_by_value = _clip_value
@@ -152,7 +170,7 @@ class SMDDPShardedFabricStrategy(_Sharded, SMDDPFabricStrategy):
         if not hasattr(self, "_modules"):
             self._modules = WeakSet()
             self._backward_sync_control = _BackwardSyncControl()
-        wrapped = ShardedModule(module)
+        wrapped = ShardedModule(module, self._master_weights)
         self._modules.add(wrapped)
         return wrapped
 

@@ -114,6 +114,33 @@ def test_weights_are_those_of_smddp(rank_pool: Pool, package: str, kind: str) ->
 
 
 @case
+def train_in_bfloat16(rank: int, world: int, package: str, master_weights: bool) -> set[str]:
+    """The types of an optimizer's state."""
+    m = module_of(package)
+    found: set[str] = set()
+
+    def note() -> None:
+        for state in m.trainer.optimizers[0].state_dict()["state"].values():
+            found.update(f"{name} {value.dtype}" for name, value in state.items())
+
+    m.on_train_end = note
+    strategy = strategy_class(package, "SMDDPShardedStrategy")(master_weights=master_weights)
+    trainer(package, strategy=strategy, precision="bf16-true").fit(m, loader())
+    return found
+
+
+@pytest.mark.parametrize("package", ONE_OF_TWO)
+@pytest.mark.parametrize("master_weights", [True, False])
+def test_master_weights(rank_pool: Pool, package: str, master_weights: bool) -> None:
+    found = rank_pool(2).run(train_in_bfloat16, package, master_weights)
+    of = "float32" if master_weights else "bfloat16"
+    expected = {"step torch.float32", f"exp_avg torch.{of}", f"exp_avg_sq torch.{of}"}
+    if master_weights:
+        expected.add("master_param torch.float32")
+    assert found == [expected] * 2
+
+
+@case
 def train_without(rank: int, world: int, package: str) -> str:
     m = module_of(package, no_optimizer=True)
     with pytest.raises(RuntimeError) as caught:
