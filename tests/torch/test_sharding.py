@@ -9,6 +9,7 @@ import mmap
 import os
 import re
 import signal
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,41 @@ def accumulate(rank: int, world: int) -> None:
 
 def test_accumulation(rank_pool: Any) -> None:
     rank_pool(2).run(accumulate)
+
+
+def accumulate_in_turns(rank: int, world: int) -> None:
+    """Without no_sync(), as DDP allows, too."""
+    with process_group():
+        models = [sharded(rank, torch.optim.SGD, lr=0.1) for _ in range(2)]
+        for model, optimizer in models:
+            with nullcontext() if model is models[0][0] else optimizer.no_sync():
+                loss_of(model, rank, 0).backward()
+                model.first(torch.full((2, 401 * 4), 1.0 + rank)).sum().backward()  # type: ignore[operator]
+            loss_of(model, rank, 2).backward()
+            norm = optimizer.clip_grad_norm_(0.5)
+            assert norm > 0.5
+            optimizer.step()
+        assert_same_weights(models[0][0], models[1][0])
+
+
+def test_accumulation_without_no_sync(rank_pool: Any) -> None:
+    rank_pool(2).run(accumulate_in_turns)
+
+
+def refuse_second_gradients(rank: int, world: int) -> None:
+    """Across nodes: other ranks have the first ones."""
+    with process_group():
+        model, optimizer = sharded(rank, torch.optim.SGD, lr=0.1)
+        loss_of(model, rank, 0).backward()
+        with pytest.raises(RuntimeError, match=r"second gradient of third\.bias .*no_sync"):
+            loss_of(model, rank, 0).backward()
+        with pytest.raises(RuntimeError, match=r"second gradient of third\.bias"):
+            optimizer.step()  # of gradients that are not whole
+        with optimizer.no_sync(), pytest.raises(RuntimeError, match="second gradient"):
+            loss_of(model, rank, 0).backward()
+        optimizer.zero_grad()
+        loss_of(model, rank, 0).backward()
+        optimizer.step()
 
 
 def send_buffers(rank: int, world: int) -> None:
@@ -400,12 +436,6 @@ def misuse(rank: int, world: int) -> None:
         loss_of(model, rank, 0).backward()
         with pytest.raises(RuntimeError, match=r"^add: gradients .* cannot be read"):
             model.first.bias.grad + 1  # type: ignore[operator, union-attr]
-        with pytest.raises(RuntimeError, match=r"second gradient of third\.bias .*no_sync"):
-            loss_of(model, rank, 0).backward()
-        with pytest.raises(RuntimeError, match=r"second gradient of third\.bias"):
-            optimizer.step()  # of gradients that are not whole
-        with optimizer.no_sync(), pytest.raises(RuntimeError, match="second gradient"):
-            loss_of(model, rank, 0).backward()
         optimizer.zero_grad()
         model.first.bias.data = torch.zeros(37)  # type: ignore[union-attr]
         with pytest.raises(RuntimeError, match=r"weights of first\.bias were replaced"):

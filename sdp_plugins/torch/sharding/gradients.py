@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import chain, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,12 +70,13 @@ class GradientBuckets:
                 first, last = self._own_bytes(index)
                 _native.give_back_pages(view.data_ptr() + first, last - first)
         self.begin()
-        self._hooks = [
-            parameters[index].register_post_accumulate_grad_hook(partial(self._ready, index))
-            for index in self.placeholders
-        ]
+        self._hooks: list[Any] = []
         for index in self.placeholders:
-            setattr(parameters[index], OWNED, id(parameters[index]))
+            parameter: Any = parameters[index]
+            expect, take = partial(self._expect, index), partial(self._take, index)
+            self._hooks.append(parameter.register_hook(expect))
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(take))
+            setattr(parameter, OWNED, id(parameter))
 
     def begin(self) -> None:
         """Expect a gradient of every parameter."""
@@ -84,6 +86,7 @@ class GradientBuckets:
         self._works: list[list[Work | None]] = []
         self._kept.clear()
         self._kept_storages: set[int] = set()
+        self._adding: set[int] = set()  # parameters that get a further gradient
         self._mistake: RuntimeError | None = None
         self._unused: frozenset[int] | None = None
         self._uneven: frozenset[int] = frozenset()
@@ -101,27 +104,35 @@ class GradientBuckets:
         some = [(rank, shard) for rank, shard in enumerate(shards) if shard.count]
         return lambda: [group.reduce(shard, rank, "avg", async_op=True) for rank, shard in some]
 
-    def _ready(self, index: int, parameter: Tensor) -> None:
+    def _expect(self, index: int, gradient: Tensor) -> None:
+        """Before autograd adds a gradient to ``parameter.grad``."""
+        kept = self.placeholders[index] is self._parameters[index].grad
+        if self._unused is not None and not any(
+            self._parameters[i].grad is each for i, each in self.placeholders.items()
+        ):  # gradients were clipped, and dropped without a step
+            self.placeholders[index].averages.drop()
+        if (kept and self._reductions) or self._unused is not None:
+            self._mistake = RuntimeError(
+                f"A second gradient of {self._names[index]} came before step(), when other ranks "
+                "had the first. Hint: accumulate gradients of all but the last backward pass in "
+                "`with optimizer.no_sync():`; or drop those of the pass before with zero_grad()."
+            )
+            raise self._mistake
+        if kept:
+            self._adding.add(index)
+            self._parameters[index].grad = None
+
+    def _take(self, index: int, parameter: Tensor) -> None:
         """After a parameter's gradient is whole."""
         gradient = parameter.grad
         assert gradient is not None
-        placeholder = self.placeholders[index]  # to which autograd may have added the new gradient
-        began_anew = self._unused is not None and not self._have_placeholders()
-        if gradient is placeholder or (self._unused is not None and not began_anew):
-            self._mistake = RuntimeError(
-                f"A second gradient of {self._names[index]} came before step(). Hint: accumulate "
-                "gradients of all but the last backward pass in `with optimizer.no_sync():`; or "
-                "drop those of the pass before with zero_grad()."
-            )
-            raise self._mistake
-        if began_anew:  # the averages of gradients that were clipped, and dropped without a step
-            placeholder.averages.drop()
-        if self.synchronizing:
+        if index in self._adding:
+            self._adding.remove(index)
+            before = self._kept.get(index, self._views[index])
+            self._put(index, gradient.detach().to_dense() + before)
+        elif self.synchronizing:
             self._give(index, gradient)
             self._reduce_full()
-
-    def _have_placeholders(self) -> bool:
-        return any(self._parameters[i].grad is each for i, each in self.placeholders.items())
 
     def _give(self, index: int, gradient: Tensor) -> None:
         """Take a gradient, also in the place of one that was dropped or replaced."""
@@ -293,8 +304,9 @@ class GradientBuckets:
         """Have backward passes leave gradients in ``parameter.grad`` again."""
         with suppress(SdpError):  # of reductions that have failed, which a step has told
             self.drop()
-        for hook, index in zip(self._hooks, self.placeholders, strict=True):
+        for hook in self._hooks:
             hook.remove()
+        for index in self.placeholders:
             delattr(self._parameters[index], OWNED)
 
     def drop(self) -> None:
