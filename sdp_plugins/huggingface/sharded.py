@@ -105,7 +105,7 @@ def prepare_optimizer(
     for model in getattr(accelerator, "_smddp_models", ()):
         if belongs_to(optimizer, model):
             kind = type(optimizer)
-            by_parameter = f"{kind.__module__}.{kind.__name__}" == ADAFACTOR or None
+            by_parameter = f"{kind.__module__}.{kind.__name__}" == ADAFACTOR
             sharded = ShardedOptimizer(model, optimizer, by_parameter=by_parameter)
             return theirs(accelerator, sharded, *args, **kwargs)
     raise ValueError(

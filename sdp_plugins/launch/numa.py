@@ -25,7 +25,8 @@ def cores_of_ranks(ranks: int, environment: Mapping[str, str]) -> list[set[int]]
     """
     allowed = os.sched_getaffinity(0)
     nodes = [shared for cores in nodes_of(NODES) if (shared := cores & allowed)]
-    if not binds_ranks(environment) or not _divide_evenly(nodes, ranks):
+    unknown = allowed.difference(*nodes)
+    if not binds_ranks(environment) or unknown or not _divide_evenly(nodes, ranks):
         return [allowed] * ranks
     if ranks >= len(nodes):
         return [nodes[rank * len(nodes) // ranks] for rank in range(ranks)]
@@ -41,7 +42,10 @@ def _divide_evenly(nodes: Collection[Collection[int]], ranks: int) -> bool:
 def nodes_of(folder: Path) -> list[set[int]]:
     """The cores of each NUMA node, as the kernel lists them; empty if it does not."""
     lists = sorted(folder.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name[4:]))
-    return [_cores(path.read_text().strip()) for path in lists]
+    try:
+        return [_cores(path.read_text().strip()) for path in lists]
+    except ValueError:
+        return []
 
 
 def _cores(text: str) -> set[int]:

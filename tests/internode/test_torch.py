@@ -127,6 +127,10 @@ def test_master_weights(rank_pool: Pool) -> None:
     rank_pool(2).run(run_on_nodes, "2x1", case, torch.bfloat16, *kind)
 
 
+def test_conjugated_gradients(rank_pool: Pool) -> None:
+    rank_pool(2).run(run_on_nodes, "2x1", test_sharding.conjugate)
+
+
 def test_second_gradients(rank_pool: Pool) -> None:
     rank_pool(2).run(run_on_nodes, "2x1", test_sharding.refuse_second_gradients)
 

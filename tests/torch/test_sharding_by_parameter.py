@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.torch.sharded_nets import (
     assert_same_weights,
     loss_of,
     make,
+    parameter_groups,
     plain,
     sharded,
     train,
@@ -41,15 +43,35 @@ class SignOfMean(Optimizer):
                     parameter.sub_(group["lr"] * torch.stack(history).mean().sign())
 
 
+class Decay(Optimizer):
+    """Counts in a parameter group, in an attribute and beside parameters; needs no gradient."""
+
+    def __init__(self, params: Iterable[Any], lr: float = 0.1) -> None:
+        super().__init__(params, {"lr": lr, "calls": 0})
+        self.rate = 0.5
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        self.state["all"]["calls"] = calls = self.state["all"].get("calls", 0) + 1  # type: ignore[index]
+        for group in self.param_groups:
+            group["calls"] += 1
+            for parameter in group["params"]:
+                parameter.mul_(1 - self.rate / (group["calls"] + calls))
+                if parameter.grad is not None:
+                    parameter.sub_(group["lr"] * parameter.grad)
+
+
 CASES: list[tuple[Any, dict[str, Any]]] = [
     (Adafactor, {"lr": 0.01}),
     (Adafactor, {"lr": 0.01, "foreach": True, "weight_decay": 0.1}),
     (SignOfMean, {"lr": 0.01}),
+    (Decay, {"lr": 0.01}),
 ]
+UNKNOWN = SignOfMean, Decay
 
 
 def like_ddp(rank: int, world: int, kind: Any, options: dict[str, Any]) -> None:
-    by_parameter = True if kind is SignOfMean else None
+    by_parameter = kind in UNKNOWN
     with process_group():
         ddp, theirs = plain(rank, kind, **options)
         model, ours = sharded(rank, kind, by_parameter=by_parameter, **options)
@@ -61,6 +83,25 @@ def like_ddp(rank: int, world: int, kind: Any, options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(("kind", "options"), CASES, ids=str)
 def test_like_ddp(rank_pool: Any, kind: Any, options: dict[str, Any]) -> None:
     rank_pool(2).run(like_ddp, kind, options)
+
+
+def take_over(rank: int, world: int) -> None:
+    """An object's own step, after the update, updates nothing; its counters go on."""
+    with process_group():
+        ddp, theirs = plain(rank, Decay, lr=0.01)
+        model = make(rank)
+        given = Decay(parameter_groups(model), lr=0.01)
+        sizes = [len(group["params"]) for group in given.param_groups]
+        ours = ShardedOptimizer(model, given, by_parameter=True)
+        train(ddp, theirs, rank)
+        train(model, ours, rank)
+        assert_same_weights(model, ddp)
+        assert [group["calls"] for group in given.param_groups] == [STEPS] * 2
+        assert [len(group["params"]) for group in given.param_groups] == sizes
+
+
+def test_take_over(rank_pool: Any) -> None:
+    rank_pool(2).run(take_over)
 
 
 def split(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
@@ -98,7 +139,7 @@ def test_muon(rank_pool: Any) -> None:
 
 def move_state(rank: int, world: int, kind: Any, options: dict[str, Any], to: int | None) -> None:
     """A checkpoint goes on in the plain optimizer under DDP, and the other way round."""
-    by_parameter = True if kind is SignOfMean else None
+    by_parameter = kind in UNKNOWN
     with process_group():
         ddp, theirs = plain(rank, kind, **options)
         model, ours = sharded(rank, kind, by_parameter=by_parameter, **options)
@@ -107,6 +148,7 @@ def move_state(rank: int, world: int, kind: Any, options: dict[str, Any], to: in
         if to is not None:
             ours.consolidate_state_dict(to)
         if to in (None, rank):
+            assert ours.state_dict()["param_groups"] == theirs.state_dict()["param_groups"]
             state, expected = ours.state_dict()["state"], theirs.state_dict()["state"]
             assert state.keys() == expected.keys()
             for index, values in state.items():
@@ -121,7 +163,7 @@ def move_state(rank: int, world: int, kind: Any, options: dict[str, Any], to: in
 
 
 @pytest.mark.parametrize("to", [None, 1])
-@pytest.mark.parametrize(("kind", "options"), [CASES[0], CASES[-1]], ids=str)
+@pytest.mark.parametrize(("kind", "options"), [CASES[0], *CASES[-2:]], ids=str)
 def test_state(rank_pool: Any, kind: Any, options: dict[str, Any], to: int | None) -> None:
     rank_pool(2).run(move_state, kind, options, to)
 
@@ -152,6 +194,11 @@ def refuse(rank: int, world: int) -> None:
         model = nn.Linear(3, 3)
         with pytest.raises(TypeError, match=r"SignOfMean.*by_parameter=True"):
             ShardedOptimizer(model, SignOfMean)
+        descriptors = len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            with pytest.raises(ValueError, match="Muon only supports 2D"):
+                ShardedOptimizer(model, Muon)
+        assert len(os.listdir("/proc/self/fd")) == descriptors
         with pytest.raises(TypeError, match="LBFGS, which treats all parameters as one"):
             ShardedOptimizer(model, torch.optim.LBFGS, by_parameter=True)
 

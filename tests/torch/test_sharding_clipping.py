@@ -217,6 +217,21 @@ def drop_after_clipping(rank: int, world: int) -> None:
                     wrapped.zero_grad()
             torch.testing.assert_close(norms[1], norms[0], equal_nan=True, **CLOSE)
         assert_same_weights(model, ddp, atol=1e-6, rtol=1e-5)
+        # Then, a rank has no gradient, and drops by another call than the others.
+        for wrapped, optimizer in (ddp, theirs), (model, ours):
+            loss_of(wrapped, rank, 5).backward()
+            nn.utils.clip_grad_norm_(wrapped.parameters(), 1e-3)
+            (wrapped if rank else optimizer).zero_grad()
+            loss_of(wrapped, rank, 6).backward()
+            optimizer.step()
+        assert_same_weights(model, ddp, atol=1e-6, rtol=1e-5)
+        loss_of(model, rank, 5).backward()
+        ours.clip_grad_norm_(1.0)
+        model.zero_grad()
+        loss = loss_of(model, rank, 6)
+        if rank == 0:
+            loss.backward()
+        ours.step()
         # Dropped between clipping and the step: nothing is updated, as with a plain optimizer.
         before = [parameter.detach().clone() for parameter in model.parameters()]
         loss_of(model, rank, 5).backward()

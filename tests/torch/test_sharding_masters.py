@@ -121,7 +121,10 @@ def resume(rank: int, world: int) -> None:
             backward(again, rank, step, dtype)
             other.step()
         assert_same_weights(again, model)
-        # A plain optimizer ignores the copies.
+        # A plain optimizer ignores the copies, and there are none before the first step.
+        plain = torch.optim.AdamW(make(0, dtype).parameters(), lr=1e-4)
+        first = ShardedOptimizer(make(0, dtype), torch.optim.AdamW, master_weights=True)
+        assert first.state_dict()["state"] == {}
         plain = torch.optim.AdamW(make(0, dtype).parameters(), lr=1e-4)
         plain.load_state_dict(state)
         # An optimizer without them drops them.
@@ -181,3 +184,30 @@ def small_updates(rank: int, world: int) -> None:
 
 def test_small_updates(rank_pool: Any) -> None:
     rank_pool(2).run(small_updates)
+
+
+def scale(rank: int, world: int) -> None:
+    """float16 by GradScaler, which refuses to unscale float16 gradients: the averages are not."""
+    dtype = torch.float16
+    with process_group():
+        results = []
+        for scales in False, True:
+            model = make(0, dtype)
+            optimizer = ShardedOptimizer(model, torch.optim.SGD, master_weights=True, lr=1e-3)
+            scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=scales)
+            for step in range(STEPS):
+                random = torch.Generator().manual_seed(100 * step + rank)
+                loss = model(torch.randn(8, 11, generator=random).to(dtype)).pow(3).mean()
+                scaler.scale(loss).backward()
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+                scaler.step(optimizer)
+                scaler.update()
+            results.append(model)
+        assert_same_weights(results[0], results[1], atol=1e-3, rtol=1e-2)
+        with pytest.raises(AssertionError):
+            assert_same_weights(results[0], make(0, dtype))
+
+
+def test_grad_scaler(rank_pool: Any) -> None:
+    rank_pool(2).run(scale)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sdp_plugins.core import Group
 from sdp_plugins.torch import internals
-from sdp_plugins.torch.sharding.gradients import GradientBuckets
+from sdp_plugins.torch.sharding.gradients import Call, GradientBuckets
 from sdp_plugins.torch.sharding.layout import Piece
 from sdp_plugins.torch.sharding.weights import like
 
@@ -60,24 +60,19 @@ class Averages:
         Args:
             early: Whether this is before the step, which has to be so on all ranks.
         """
+        if self.computed and self._gradients.are_dropped():
+            self.drop()
         if self.computed:
+            if not early:
+                self._gradients.finish(Call.STEP_AFTER_CHANGES, self._changes)
             return
-        unused = self._gradients.finish(early)
+        unused = self._gradients.finish(Call.CHANGE if early else Call.STEP)
         used = [(p, tensor) for p, tensor in self._pieces if p.slot.parameter not in unused]
         averages = self._gradients.average(piece for piece, _ in used)
         for (_, tensor), average in zip(used, averages, strict=True):
             average = like(tensor, average, 0)
             tensor.grad = average.to(tensor.dtype)  # master weights are float32
         self.computed = True
-
-    def confirm(self) -> None:
-        """Before the step: drop what `compute` made early, if all ranks have dropped gradients.
-
-        Raises:
-            RuntimeError: The ranks have done different things to them; on all ranks.
-        """
-        if self.computed and self._gradients.are_dropped(self._changes):
-            self.drop()
 
     def total_norm(self, norm_type: float) -> Tensor:
         """The norm of all gradients, float32."""
@@ -87,7 +82,7 @@ class Averages:
         """The norm of a parameter's gradient; the first asks for those of all, in one message."""
         norms = self._all_norms(norm_type)
         self._gradients.raise_if_uneven()
-        dtype = self._gradients.placeholders[of].dtype
+        dtype = self._gradients.placeholders[of].averaged_as
         return norms[of].to(torch.promote_types(dtype, torch.float32))
 
     def scale(self, factor: Any, of: int | None = None) -> None:
@@ -132,8 +127,9 @@ class Averages:
 
     def _compute_early(self) -> None:
         """Average before the step: other ranks read this rank's gradients until all have."""
-        if not self.computed:
-            self.compute(early=True)
+        before = self.computed and not self._gradients.are_dropped()
+        self.compute(early=True)
+        if not before:
             self._group.barrier()
 
     def _all_norms(self, norm_type: float) -> Tensor:

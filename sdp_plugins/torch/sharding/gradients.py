@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from enum import Enum
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any
@@ -24,12 +25,28 @@ LARGE_NBYTES = 64 * 1024
 """Size from which gradients are not copied where only this rank reads them."""
 
 
+class Call(Enum):
+    """What a rank does with the gradients of all ranks."""
+
+    CHANGE = "clips or scales averages before its step"
+    STEP = "updates weights"
+    STEP_AFTER_CHANGES = "updates weights by averages that it has changed"
+
+
 class GradientBuckets:
     """This rank's gradients in memory that its peers map, and theirs.
 
     On one node, ranks read each other's gradients where they are: nothing is sent, and large
     gradients that this rank updates are not even copied. Across nodes, a bucket that is full is
     reduced to shards beside the rest of the backward pass.
+
+    Args:
+        program: The program's group. Ranks meet there: if another rank is elsewhere in the program,
+            it sees two operations that differ, not a slow rank.
+        group: For everything else.
+        layout: Of the parameters.
+        parameters: In the order of the optimizer's.
+        names: Of the parameters.
 
     Attributes:
         synchronizing: Whether backward passes give their gradients away; otherwise they
@@ -39,13 +56,14 @@ class GradientBuckets:
 
     def __init__(
         self,
+        program: Group,
         group: Group,
         layout: Layout,
         parameters: Sequence[Tensor],
         names: Sequence[str],
     ) -> None:
-        self._group, self._layout, self._parameters = group, layout, parameters
-        self._names = names
+        self._program, self._group = program, group
+        self._layout, self._parameters, self._names = layout, parameters, names
         self.synchronizing = True
         memories = group.allocate_on_node(layout.nbytes)
         self._everyones = [[bucket.of(each) for each in memories] for bucket in layout.buckets]
@@ -63,7 +81,7 @@ class GradientBuckets:
                 self._places[slot.parameter] = i, bucket, slot
                 self._views[slot.parameter] = view
                 placeholder = view.as_subclass(GradientInShards)
-                placeholder.parameter = slot.parameter
+                placeholder.parameter, placeholder.averaged_as = slot.parameter, view.dtype
                 self.placeholders[slot.parameter] = placeholder
         for index, view in self._views.items():  # what `_put` never copies needs no memory
             if view.nbytes >= LARGE_NBYTES:
@@ -107,10 +125,8 @@ class GradientBuckets:
     def _expect(self, index: int, gradient: Tensor) -> None:
         """Before autograd adds a gradient to ``parameter.grad``."""
         kept = self.placeholders[index] is self._parameters[index].grad
-        if self._unused is not None and not any(
-            self._parameters[i].grad is each for i, each in self.placeholders.items()
-        ):  # gradients were clipped, and dropped without a step
-            self.placeholders[index].averages.drop()
+        if self._unused is not None and not self._have_placeholders():
+            self.placeholders[index].averages.drop()  # clipped, and dropped without a step
         if (kept and self._reductions) or self._unused is not None:
             self._mistake = RuntimeError(
                 f"A second gradient of {self._names[index]} came before step(), when other ranks "
@@ -129,7 +145,7 @@ class GradientBuckets:
         if index in self._adding:
             self._adding.remove(index)
             before = self._kept.get(index, self._views[index])
-            self._put(index, gradient.detach().to_dense() + before)
+            self._put(index, _plain(gradient) + before)
         elif self.synchronizing:
             self._give(index, gradient)
             self._reduce_full()
@@ -148,7 +164,7 @@ class GradientBuckets:
     def _put(self, index: int, gradient: Tensor) -> None:
         """Copy what other ranks read, and keep what this rank averages, if it is large."""
         view = self._views[index]
-        gradient = gradient.detach().to_dense()
+        gradient = _plain(gradient)
         self._kept.pop(index, None)
         alike = gradient.dtype is view.dtype and gradient.stride() == view.stride()
         if gradient.nbytes < LARGE_NBYTES or not alike:
@@ -179,78 +195,69 @@ class GradientBuckets:
         while len(self._works) < len(self._reductions) and not self._missing[len(self._works)]:
             self._works.append(self._reductions[len(self._works)]())
 
-    def finish(self, early: bool) -> frozenset[int]:
-        """Wait until all ranks have their gradients.
+    def are_dropped(self) -> bool:
+        """Whether the program has dropped or replaced all gradients since `finish`."""
+        seen = self._seen.values()
+        return any(gradient is not None for gradient in seen) and not self._have_placeholders()
+
+    def _have_placeholders(self) -> bool:
+        return any(self._parameters[i].grad is each for i, each in self.placeholders.items())
+
+    def finish(self, call: Call, changes: int = 0) -> frozenset[int]:
+        """Wait until all ranks have their gradients; a collective.
 
         Args:
-            early: Whether this rank clips, scales or reads them before its step.
+            call: What this rank does with them.
+            changes: Tells what it has done to the averages.
 
         Returns:
-            The parameters of which no rank has a gradient; the same until `begin`.
+            The parameters of which no rank has a gradient.
+
+        Raises:
+            RuntimeError: Gradients are not whole, or the ranks do different things to them; on
+                all ranks.
         """
         if self._mistake is not None:
             raise self._mistake
-        if self._unused is not None:
-            return self._unused
-        known = torch.zeros(2, len(self._parameters) + 1, dtype=torch.uint8)
+        known = torch.zeros(2, len(self._parameters), dtype=torch.uint8)
         ranks_have, are_irregular = known
         ranks_have.fill_(1)
-        known[int(early), -1], known[1 - int(early), -1] = 1, 0
-        for index, placeholder in self.placeholders.items():
-            parameter = self._parameters[index]
-            gradient = parameter.grad
-            if gradient is None:
-                ranks_have[index], are_irregular[index] = 0, 1
-                self._give(index, parameter.new_zeros(()).expand_as(parameter))
-                parameter.grad = None
-            elif gradient is not placeholder:
-                are_irregular[index] = 1
-                self._give(index, gradient)  # accumulated by earlier backward passes, or the user's
-        self._reduce_full()
-        self._seen = {index: self._parameters[index].grad for index in self.placeholders}
-        _wait(self._works)
-        self._group.all_reduce(known, "max")
-        some_step, some_are_early = known[:, -1].tolist()
-        self._unused = _indices(ranks_have[:-1] == 0)
-        self._uneven = _indices(are_irregular[:-1]) - self._unused
-        # Where torch's clipping finds no gradient, it does nothing.
-        if some_step and some_are_early:
-            self._mistake = RuntimeError(
-                f"{self._group.error_prefix}some ranks clip or scale gradients before step(), and "
-                "others do not. Hint: do it on all ranks; where a rank may have no gradient of a "
-                "parameter, by the optimizer's clip_grad_norm_() or clip_grad_value_()."
-            )
-            raise self._mistake
+        replaced = False
+        if call is Call.STEP_AFTER_CHANGES:
+            seen = self._seen
+            replaced = any(self._parameters[i].grad is not each for i, each in seen.items())
+        else:
+            for index, placeholder in self.placeholders.items():
+                parameter = self._parameters[index]
+                gradient = parameter.grad
+                if gradient is None:
+                    ranks_have[index], are_irregular[index] = 0, 1
+                    self._give(index, parameter.new_zeros(()).expand_as(parameter))
+                    parameter.grad = None
+                elif gradient is not placeholder:
+                    are_irregular[index] = 1
+                    self._give(index, gradient)  # accumulated by earlier passes, or the user's
+            self._reduce_full()
+            self._seen = {index: self._parameters[index].grad for index in self.placeholders}
+            _wait(self._works)
+        digest = changes.to_bytes(4, "little")
+        calls = [call is each for each in Call]
+        flags = [*calls, replaced, *digest, *(255 - byte for byte in digest)]
+        known = torch.cat([known.flatten(), torch.tensor(flags, dtype=torch.uint8)])
+        self._program.all_reduce(known, "max")
+        found = known[-len(flags) :].tolist()
+        mistake = _mistake(dict(zip(Call, found, strict=False)), bool(found[3]), found[4:])
+        if mistake:
+            error = RuntimeError(f"{self._group.error_prefix}{mistake}")
+            if call is not Call.STEP_AFTER_CHANGES:
+                self._mistake = error  # until these gradients are dropped
+            raise error
+        if call is not Call.STEP_AFTER_CHANGES:
+            ranks_have, are_irregular = known[: -len(flags)].view(2, -1)
+            self._unused = _indices(ranks_have == 0)
+            self._uneven = _indices(are_irregular) - self._unused
+        assert self._unused is not None
         return self._unused
-
-    def are_dropped(self, changes: int) -> bool:
-        """Whether all ranks have dropped their gradients since `finish`; a collective.
-
-        Args:
-            changes: Tells what was done to the averages.
-
-        Raises:
-            RuntimeError: Gradients were dropped or replaced in part, or the averages were changed
-                in another way on each rank; on all ranks.
-        """
-        now = {index: self._parameters[index].grad for index in self.placeholders}
-        kept = any(gradient is not None for gradient in now.values())
-        replaced = kept and any(now[index] is not seen for index, seen in self._seen.items())
-        found = torch.tensor([kept, not kept, replaced, changes, -changes])
-        self._group.all_reduce(found, "max")
-        some_kept, some_dropped, some_replaced, most, least = found.tolist()
-        if some_replaced or (some_kept and some_dropped):
-            raise RuntimeError(
-                f"{self._group.error_prefix}step(): gradients were dropped or replaced after they "
-                "were clipped or scaled. Hint: do so before; or drop all of them, on all ranks."
-            )
-        if some_kept and most != -least:
-            raise RuntimeError(
-                f"{self._group.error_prefix}step(): the ranks have clipped or scaled gradients by "
-                "different factors. Hint: clip only parameters that this optimizer updates, and "
-                "freeze the others with requires_grad_(False): nobody averages their gradients."
-            )
-        return not some_kept
 
     def raise_if_uneven(self) -> None:
         """Refuse what looks at ``parameter.grad`` if the ranks see different gradients there.
@@ -329,6 +336,35 @@ def _copy(target: Tensor, source: Tensor, start: int, stop: int) -> None:
         for tensor in (target, source)
     )
     target.copy_(source)
+
+
+def _plain(gradient: Tensor) -> Tensor:
+    """A dense gradient, whose memory has its values: not their conjugates or negatives."""
+    return gradient.detach().to_dense().resolve_conj().resolve_neg()
+
+
+def _mistake(calls: Mapping[Call, int], replaced: bool, digests: Sequence[int]) -> str:
+    """Why ranks that do these things, some each, cannot go on; empty if they can."""
+    steps = calls[Call.STEP] or calls[Call.STEP_AFTER_CHANGES]
+    if steps and calls[Call.CHANGE]:  # where torch's clipping finds no gradient, it does nothing
+        return (
+            "some ranks clip or scale gradients before step(), and others do not. Hint: do it on "
+            "all ranks; where a rank may have no gradient of a parameter, by the optimizer's "
+            "clip_grad_norm_() or clip_grad_value_()."
+        )
+    if replaced or (calls[Call.STEP] and calls[Call.STEP_AFTER_CHANGES]):
+        return (
+            "step(): gradients were dropped or replaced after they were clipped or scaled. Hint: "
+            "do so before; or drop all of them, on all ranks."
+        )
+    most, least = digests[:4], digests[4:]
+    if any(high + low != 255 for high, low in zip(most, least, strict=True)):
+        return (
+            "step(): the ranks have clipped or scaled gradients by different factors. Hint: clip "
+            "only parameters that this optimizer updates, and freeze the others with "
+            "requires_grad_(False): nobody averages their gradients."
+        )
+    return ""
 
 
 def _wait(works: Iterable[Iterable[Work | None]]) -> None:

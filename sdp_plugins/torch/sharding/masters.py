@@ -25,10 +25,15 @@ class MasterWeights:
     def __init__(self, enabled: bool) -> None:
         self._dtypes = SIXTEEN_BITS if enabled else ()
         self._weights: dict[Tensor, Tensor] = {}
+        self._updated: set[Tensor] = set()  # others are equal to the weights
 
-    def of(self, weights: Tensor) -> nn.Parameter:
-        """What is updated: a copy of the weights, or the weights themselves."""
-        if weights.dtype not in self._dtypes:
+    def dtype_of(self, weights: Tensor) -> torch.dtype:
+        """The type in which weights are updated."""
+        return torch.float32 if weights.dtype in self._dtypes else weights.dtype
+
+    def add(self, weights: Tensor) -> nn.Parameter:
+        """Copy weights, or leave them; returns what the optimizer updates."""
+        if self.dtype_of(weights) is weights.dtype:
             return nn.Parameter(weights)
         master = nn.Parameter(weights.float())
         self._weights[master] = weights
@@ -44,11 +49,13 @@ class MasterWeights:
     def write(self) -> None:
         """Round the updated copies to the weights."""
         for master, weights in self._weights.items():
-            weights.copy_(master)
+            if master.grad is not None:
+                weights.copy_(master)
+                self._updated.add(master)
 
     def add_to(self, state: Mapping[Tensor, dict[str, Any]]) -> dict[Tensor, dict[str, Any]]:
-        """An optimizer's state with the copies."""
-        copies = {master: {NAME: master.detach()} for master in self._weights}
+        """An optimizer's state with the copies that were updated; plain ones expect no other."""
+        copies = {master: {NAME: master.detach()} for master in self._updated}
         return {
             tensor: {**state.get(tensor, {}), **copies.get(tensor, {})}
             for tensor in (*state, *copies)
@@ -60,3 +67,4 @@ class MasterWeights:
             copy = values.pop(NAME, None)
             if copy is not None and tensor in self._weights:
                 tensor.detach().copy_(copy)
+                self._updated.add(tensor)

@@ -57,14 +57,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
             Parameters without ``requires_grad`` stay as they are.
         optimizer: One of `checks.BY_ELEMENT` and `checks.BY_PARAMETER`: SGD, AdamW, Muon and
             others. Or an object of it, whose parameter groups, schedulers, state and step hooks go
-            on to count; the hooks run after the update.
+            on to count; the hooks run after the update, and see no parameters.
         params: Parameters or parameter groups, as for the plain optimizer; None: all of the
             model's. Those that require no gradient now are left alone.
         group: A process group of smddp; None: the default group.
         bucket_bytes: Size from which a bucket takes no other parameter.
-        by_parameter: Whether each parameter is updated as a whole, by one rank, instead of by
-            elements, by all. None: where the optimizer is known to need it. True allows any
-            optimizer whose update of a parameter depends on no other.
+        by_parameter: Whether each parameter is updated as a whole, by one rank, also where the
+            optimizer is not known to need it. Allows any optimizer whose update of a parameter
+            depends on no other.
         master_weights: Whether the optimizer updates float32 copies of bfloat16 and float16
             weights, of which each rank has those of its shard, and the weights are these copies,
             rounded. The state, which has them as "master_param", is float32, too.
@@ -83,12 +83,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         *,
         group: dist.ProcessGroup | None = None,
         bucket_bytes: int = 25 * 2**20,
-        by_parameter: bool | None = None,
+        by_parameter: bool = False,
         master_weights: bool = False,
         **defaults: Any,
     ) -> None:
         by_parameter = check_optimizer(optimizer, params, defaults, by_parameter)
-        self._process_group, self._group, give_back = core_groups(group)
         self._consolidated: tuple[dict[int, Any] | None, int | None]  # and the rank that has it
         self._given: torch.optim.Optimizer | None = None
         if isinstance(optimizer, type):
@@ -97,23 +96,37 @@ class ShardedOptimizer(torch.optim.Optimizer):
             plain = self._given = optimizer
         super().__init__(plain.param_groups, plain.defaults)
         plain.param_groups = self.param_groups  # one list, where its schedulers look
+        self._program, self._group, give_back = core_groups(group)
+        try:
+            self._share(model, plain, bucket_bytes, by_parameter, master_weights)
+        except BaseException:
+            give_back()
+            raise
+        self._end = weakref.finalize(self, _leave, self._gradients, self._buffers, give_back)
+        self._end.atexit = False
+
+    def _share(
+        self,
+        model: nn.Module,
+        plain: torch.optim.Optimizer,
+        bucket_bytes: int,
+        by_parameter: bool,
+        master_weights: bool,
+    ) -> None:
+        """Move the weights into shared memory, and take the gradients; a collective."""
         parameters = parameters_of(self)
         groups = [i for i, g in enumerate(self.param_groups) for _ in g["params"]]
         known: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
         names = [known.get(p, f"parameter {i}") for i, p in enumerate(parameters)]
         world_size = self._group.world_size
         self._layout = lay_out(parameters, groups, world_size, bucket_bytes, by_parameter)
-        try:
-            compare_ranks(
-                self._group,
-                find_mistake(parameters, names),
-                (type(plain), master_weights, self._layout.buckets),
-                [_but_params(group) for group in self.param_groups],
-                [(tuple(p.shape), p.stride(), p.dtype) for p in parameters],
-            )
-        except ValueError:
-            give_back()
-            raise
+        compare_ranks(
+            self._group,
+            find_mistake(parameters, names),
+            (type(plain), master_weights, self._layout.buckets),
+            [_but_params(group) for group in self.param_groups],
+            [(tuple(p.shape), p.stride(), p.dtype) for p in parameters],
+        )
         trained = {parameters[slot.parameter] for b in self._layout.buckets for slot in b.slots}
         for parameter in model.parameters():  # one by one: frozen ones may be most of the memory
             if parameter not in trained:
@@ -121,29 +134,34 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._weights = move_to_node(self._group, self._layout, parameters)
         self._addresses = [p.data_ptr() if p in trained else None for p in parameters]
         self._parameters, self._names = parameters, names
-        self._gradients = gradients = GradientBuckets(self._group, self._layout, parameters, names)
-        self._buffers = SynchronizedBuffers(self._group, model, lambda: gradients.synchronizing)
+        self._gradients = gradients = GradientBuckets(
+            self._program, self._group, self._layout, parameters, names
+        )
+        self._buffers = SynchronizedBuffers(self._program, model, lambda: gradients.synchronizing)
         self._masters = MasterWeights(master_weights)
         self._make_inner(plain)
         self._updating = False
-        self._end = weakref.finalize(self, _leave, gradients, self._buffers, give_back)
-        self._end.atexit = False
 
     def _make_inner(self, plain: torch.optim.Optimizer) -> None:
         """Make an optimizer of this rank's pieces."""
-        self._inner = copy.copy(plain)
+        self._inner = copy.copy(plain)  # what torch pickles
+        for name, value in plain.__dict__.items():
+            if name not in self._inner.__dict__ and name != "step":  # which schedulers wrap
+                setattr(self._inner, name, value)
         self._inner.param_groups = [{**each, "params": []} for each in self.param_groups]
         self._pieces: list[tuple[Piece, nn.Parameter]] = []
         for piece in self._layout.pieces(self._group.rank):
             weights = self._weights[piece.bucket][piece.start : piece.stop]
             if self._layout.by_parameter:
                 weights = like(self._parameters[piece.slot.parameter].detach(), weights, 0)
-            tensor = self._masters.of(weights)
+            tensor = self._masters.add(weights)
             self._inner.param_groups[piece.slot.group]["params"].append(tensor)
             self._pieces.append((piece, tensor))
+        for index, placeholder in self._gradients.placeholders.items():
+            placeholder.averaged_as = self._masters.dtype_of(self._parameters[index])
         self._averages = Averages(self._group, self._gradients, self._pieces)
         self._sharded = ShardedState(self._group, self._layout, self._parameters, self._pieces)
-        self._take_state(plain.state_dict()["state"])
+        self._take_state(plain.state_dict()["state"], loads=False)
         plain.state.clear()
 
     # ---- training ------------------------------------------------------------------------------
@@ -160,13 +178,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
             SdpError: A rank was lost or gave up. If that was in its update, weights are partly of
                 this step and partly of the one before, and later calls raise, too.
         """
+        if not self._end.alive:
+            raise RuntimeError("step(): this optimizer was closed. Hint: make another one.")
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._raise_if_torn()
         self._check_parameters()
-        self._averages.confirm()  # a collective: since `compute`, ranks may have read the weights
         self._averages.compute(early=False)
         self._use_settings()
         self._updating = True
@@ -184,9 +203,23 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._updating = False
         self._averages.drop()
         self._consolidated = None, None
-        if self._given is not None:
-            self._given.step()  # without gradients: its schedulers and hooks know of the step
+        self._tell_given()
         return loss
+
+    def _tell_given(self) -> None:
+        """Have schedulers, hooks and counters in parameter groups know of a step."""
+        if self._given is None:
+            for outer, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
+                outer.update(_but_params(inner))
+            return
+        members = [group["params"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["params"] = []  # some optimizers update parameters without gradient, too
+        try:
+            self._given.step()
+        finally:
+            for group, parameters in zip(self.param_groups, members, strict=True):
+                group["params"] = parameters
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Drop all gradients, also those that no step has used; on all ranks alike."""
@@ -305,10 +338,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _gather_state(self, to: int | None) -> dict[int, Any]:
         self._raise_if_torn()
-        # If not all ranks are here, the others wait in the group of the program. Two groups cannot
-        # tell that from a slow rank; one sees two operations that differ.
-        self._process_group.all_reduce(torch.zeros(1, dtype=torch.uint8))
-        return self._sharded.gather(self._masters.add_to(self._inner.state), to)
+        self._program.all_reduce(torch.zeros(1, dtype=torch.uint8))  # see GradientBuckets
+        with torch.no_grad():
+            self._masters.follow()
+        state: dict[Any, Any] = {**self._inner.state}
+        others = {key: state.pop(key) for key in list(state) if not isinstance(key, Tensor)}
+        return {**self._sharded.gather(self._masters.add_to(state), to), **others}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take the state of a plain optimizer or of a ShardedOptimizer on any number of ranks."""
@@ -319,10 +354,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._use_settings()
         self._take_state(state)
 
-    def _take_state(self, state: Mapping[int, Any]) -> None:
-        mine = self._sharded.scatter(state)
+    def _take_state(self, state: Mapping[Any, Any], loads: bool = True) -> None:
+        mine = self._sharded.scatter(state, loads)
         self._masters.take_from(mine)
-        self._inner.state = defaultdict(dict, mine)
+        others = {key: value for key, value in state.items() if not isinstance(key, int)}
+        self._inner.state = defaultdict(dict, {**mine, **copy.deepcopy(others)})
         self._consolidated = None, None
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

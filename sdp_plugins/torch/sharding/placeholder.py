@@ -12,7 +12,8 @@ from sdp_plugins.torch import internals
 
 UNCHANGED = (Tensor.data.__get__, Tensor.detach)  # type: ignore[attr-defined]
 NORMS = (torch.linalg.vector_norm, torch.norm, Tensor.norm)
-PROPERTIES = tuple(getattr(Tensor, name).__get__ for name in ("device", "dtype", "is_sparse"))
+DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
+PROPERTIES = tuple(getattr(Tensor, name).__get__ for name in ("device", "is_sparse"))
 """What torch asks of a gradient before it clips or scales it."""
 
 
@@ -44,8 +45,10 @@ class GradientInShards(Tensor):
     Attributes:
         averages: Does them.
         parameter: Its index.
+        averaged_as: Type of the averages.
     """
 
+    averaged_as: torch.dtype
     averages: AverageGradients
     parameter: int
 
@@ -55,6 +58,8 @@ class GradientInShards(Tensor):
     ) -> Any:
         if function in PROPERTIES:
             return super().__torch_function__(function, types, args, kwargs)
+        if function == DTYPE:
+            return args[0].averaged_as
         named = {name: v for name, v in (kwargs or {}).items() if v is not None and v is not False}
         if function is internals.unscale_gradients:
             (first, *_), found_inf, inv_scale = args

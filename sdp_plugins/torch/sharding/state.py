@@ -67,14 +67,21 @@ class ShardedState:
                     mine[name] = like(parameter, gathered[name], slot.start).clone()
         return dict(sorted(whole.items())) if to in (None, self._group.rank) else {}
 
-    def scatter(self, whole: Mapping[int, State]) -> dict[Tensor, State]:
-        """This rank's part of the state of all parameters, by the tensor of each piece."""
+    def scatter(self, whole: Mapping[Any, State], loads: bool) -> dict[Tensor, State]:
+        """This rank's part of the state of all parameters, by the tensor of each piece.
+
+        Args:
+            whole: By index.
+            loads: Whether it is of a checkpoint, and gets the parameters' types; else it keeps
+                its own where pieces have the parameters' types.
+        """
         state: dict[Tensor, State] = {}
         for index, pieces in groupby(self._pieces, lambda item: item[0].slot.parameter):
             tensors = list(pieces)
             for name, value in whole.get(index, {}).items():
                 parameter = self._parameters[index]
-                value = _as_loaded(name, value, tensors[0][1])
+                if loads or tensors[0][1].dtype is not parameter.dtype:
+                    value = _as_loaded(name, value, tensors[0][1])
                 each = _of_each_element(name, value, parameter)
                 flat = _flat(value, parameter) if each else value
                 for piece, tensor in tensors:
@@ -85,7 +92,11 @@ class ShardedState:
     def _gather_parameters(self, state: Mapping[Tensor, State], to: int | None) -> dict[int, State]:
         """The state of parameters, of which each is one rank's."""
         group = self._group
-        mine = {p.slot.parameter: state[tensor] for p, tensor in self._pieces if tensor in state}
+        mine = {
+            piece.slot.parameter: {name: _alone(value) for name, value in state[tensor].items()}
+            for piece, tensor in self._pieces
+            if tensor in state
+        }
         blob = pickle.dumps(mine)
         blobs: Sequence[bytes | bytearray]
         if to is None:
@@ -146,6 +157,13 @@ def _as_loaded(name: str, value: Any, parameter: Tensor) -> Any:
     if not isinstance(value, Tensor) or name == "step" or not parameter.is_floating_point():
         return value
     return value.to(parameter.dtype)
+
+
+def _alone(value: Any) -> Any:
+    """A state's value without other memory that its tensor views, which would be sent, too."""
+    if isinstance(value, Tensor) and value.untyped_storage().nbytes() > value.nbytes:
+        return value.clone()
+    return value
 
 
 def _copied(value: Any) -> Any:

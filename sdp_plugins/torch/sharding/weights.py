@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -18,14 +17,11 @@ def like(parameter: Tensor, bucket: Tensor, start: int) -> Tensor:
     return bucket.as_strided(parameter.size(), parameter.stride(), at)
 
 
-def touch(layout: Layout, buckets: Sequence[Tensor], local_rank: int, local_size: int) -> None:
-    """Write this rank's shards first, so that their pages lie in its NUMA node.
-
-    Across nodes, ranks with the same place in theirs have the same shards to touch.
-    """
+def touch(layout: Layout, buckets: Sequence[Tensor], rank: int) -> None:
+    """Write this rank's shards first, so that their pages lie in its NUMA node."""
     for bucket, elements in zip(layout.buckets, buckets, strict=True):
-        for first, last in list(pairwise(bucket.bounds))[local_rank::local_size]:
-            elements[first:last].zero_()
+        first, last = bucket.shard(rank)
+        elements[first:last].zero_()
 
 
 def move_to_node(group: Group, layout: Layout, parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -36,7 +32,7 @@ def move_to_node(group: Group, layout: Layout, parameters: Sequence[Tensor]) -> 
     """
     memory = group.allocate_on_node(0 if group.local_rank else layout.nbytes)[0]
     buckets = [bucket.of(memory) for bucket in layout.buckets]
-    touch(layout, buckets, group.local_rank, group.local_size)
+    touch(layout, buckets, group.rank)
     group.barrier()
     views: dict[int, Tensor] = {}
     with torch.no_grad():
