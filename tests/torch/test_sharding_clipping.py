@@ -227,6 +227,17 @@ def drop_after_clipping(rank: int, world: int) -> None:
         assert_same_weights(model, ddp, atol=1e-6, rtol=1e-5)
         loss_of(model, rank, 5).backward()
         ours.clip_grad_norm_(1.0)
+        (model if rank else ours).zero_grad()
+        for parameter in model.parameters():  # the script's own
+            parameter.grad = torch.ones_like(parameter) if parameter.requires_grad else None
+        bias: Any = model.first.bias  # type: ignore[union-attr]
+        expected = bias.detach() - 0.5 * 0.02
+        dist.barrier()
+        ours.clip_grad_value_(0.5)
+        ours.step()
+        torch.testing.assert_close(bias, expected)
+        loss_of(model, rank, 5).backward()
+        ours.clip_grad_norm_(1.0)
         model.zero_grad()
         loss = loss_of(model, rank, 6)
         if rank == 0:
@@ -238,8 +249,8 @@ def drop_after_clipping(rank: int, world: int) -> None:
         ours.clip_grad_norm_(1.0)
         model.zero_grad()
         ours.step()
-        for parameter, expected in zip(model.parameters(), before, strict=True):
-            assert_same(parameter, expected)
+        for parameter, old in zip(model.parameters(), before, strict=True):
+            assert_same(parameter, old)
 
 
 def test_gradients_dropped_after_clipping(rank_pool: Any) -> None:

@@ -87,14 +87,16 @@ class Averages:
 
     def scale(self, factor: Any, of: int | None = None) -> None:
         """Multiply a parameter's gradient, or all."""
+        gradients = self._mine(of)
         self._note(of, factor)
-        for gradient in self._mine(of):
+        for gradient in gradients:
             gradient.mul_(factor)
 
     def clamp(self, low: Any, high: Any, of: int | None = None) -> None:
         """Limit the elements of a parameter's gradient, or of all."""
+        gradients = self._mine(of)
         self._note(of, low, high)
-        for gradient in self._mine(of):
+        for gradient in gradients:
             gradient.clamp_(low, high)
 
     def unscale(self, found_inf: Tensor, inv_scale: Tensor) -> None:
