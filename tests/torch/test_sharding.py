@@ -513,25 +513,27 @@ optimizer.step()
 """
 
 
-EARLY = """
-import torch, torch.distributed as dist
-from sdp_plugins.torch import ShardedOptimizer
-dist.init_process_group("smddp")
-if dist.get_rank() == 1:
-    raise KeyError("no such file")
-ShardedOptimizer(torch.nn.Linear(9, 9), torch.optim.SGD)
-"""
-
-
-@pytest.mark.parametrize(("text", "waits"), [(RAISING, "all_reduce"), (EARLY, "barrier")])
-def test_a_rank_raises(tmp_path: Path, text: str, waits: str) -> None:
+def test_a_rank_raises(tmp_path: Path) -> None:
     """The others hear of it in the group that they wait in."""
     script = tmp_path / "script.py"
-    script.write_text(text)
+    script.write_text(RAISING)
     done = launch("-n", "2", str(script))
     assert done.returncode == 1
-    expected = rf"PeerLostError: .*{waits}.*rank 1 gave up: KeyError: 'no such file'"
+    expected = r"PeerLostError: .*all_reduce.*rank 1 gave up: KeyError: 'no such file'"
     assert re.search(expected, done.stderr), done.stderr
+
+
+def give_up_before(rank: int, world: int) -> None:
+    with process_group():
+        if rank == 1:
+            dist.group.WORLD.abort(KeyError("no such file"))  # type: ignore[union-attr]
+            return
+        with pytest.raises(PeerLostError, match=r"barrier.*rank 1 gave up: KeyError: 'no such"):
+            ShardedOptimizer(nn.Linear(9, 9), torch.optim.SGD)
+
+
+def test_a_rank_gives_up_before_the_optimizer_is_made(rank_pool: Any) -> None:
+    rank_pool(2).run(give_up_before)
 
 
 def gather_state_alone(rank: int, world: int) -> None:
