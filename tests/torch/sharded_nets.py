@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.torch import ShardedOptimizer
-from tests.torch.jobs import assert_same
+from tests.torch.jobs import assert_same, process_group
 
 STEPS = 4
 
@@ -81,6 +81,16 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         scheduler.step()
+
+
+def train_like_ddp(rank: int, kind: Any, options: dict[str, Any], **how: Any) -> None:
+    """Train under DDP and sharded (`how`: divided), and compare the weights, bit by bit."""
+    with process_group():
+        ddp, theirs = plain(rank, kind, **options)
+        model, ours = sharded(rank, kind, **how, **options)
+        train(ddp, theirs, rank)
+        train(model, ours, rank)
+        assert_same_weights(model, ddp)
 
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-7}

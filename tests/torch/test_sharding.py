@@ -9,7 +9,8 @@ import mmap
 import os
 import re
 import signal
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from tests.torch.sharded_nets import (
     plain,
     sharded,
     train,
+    train_like_ddp,
 )
 
 CASES: list[tuple[Any, dict[str, Any]]] = [
@@ -52,12 +54,7 @@ CASES: list[tuple[Any, dict[str, Any]]] = [
 
 
 def like_ddp(rank: int, world: int, kind: Any, options: dict[str, Any]) -> None:
-    with process_group():
-        ddp, theirs = plain(rank, kind, **options)
-        model, ours = sharded(rank, kind, **options)
-        train(ddp, theirs, rank)
-        train(model, ours, rank)
-        assert_same_weights(model, ddp)
+    train_like_ddp(rank, kind, options)
 
 
 @pytest.mark.parametrize(("kind", "options"), CASES, ids=str)
@@ -641,14 +638,20 @@ def test_ranks_write_their_shards_first() -> None:
     assert abs(sum(first) - sum(second)) <= 4
 
 
-def several_threads(rank: int, world: int) -> None:
-    """Copies and averages of several threads have the bits of one thread's."""
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(2)
+    torch.set_num_threads(count)
     try:
-        like_ddp(rank, world, torch.optim.SGD, {"lr": 0.01})
+        yield
     finally:
         torch.set_num_threads(before)
+
+
+def several_threads(rank: int, world: int) -> None:
+    """Copies and averages of several threads have the bits of one thread's."""
+    with torch_threads(2):
+        like_ddp(rank, world, torch.optim.SGD, {"lr": 0.01})
 
 
 def test_several_threads(rank_pool: Any) -> None:
@@ -702,18 +705,16 @@ class Conjugated(nn.Module):
 def conjugate(rank: int, world: int) -> None:
     with process_group():
         for threads in 1, 2:
-            before = torch.get_num_threads()
-            torch.set_num_threads(threads)
             torch.manual_seed(0)
             model = Conjugated()
             alone = copy.deepcopy(model)
             optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
             plain = torch.optim.SGD(alone.parameters(), lr=0.1)
             x = torch.randn(12_000, dtype=torch.complex64)
-            for each, steps in (model, optimizer), (alone, plain):
-                each(x).backward()
-                steps.step()
-            torch.set_num_threads(before)
+            with torch_threads(threads):
+                for each, steps in (model, optimizer), (alone, plain):
+                    each(x).backward()
+                    steps.step()
             assert_same_weights(model, alone)
 
 

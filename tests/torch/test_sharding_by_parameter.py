@@ -24,6 +24,7 @@ from tests.torch.sharded_nets import (
     plain,
     sharded,
     train,
+    train_like_ddp,
 )
 
 
@@ -71,13 +72,7 @@ UNKNOWN = SignOfMean, Decay
 
 
 def like_ddp(rank: int, world: int, kind: Any, options: dict[str, Any]) -> None:
-    by_parameter = kind in UNKNOWN
-    with process_group():
-        ddp, theirs = plain(rank, kind, **options)
-        model, ours = sharded(rank, kind, by_parameter=by_parameter, **options)
-        train(ddp, theirs, rank)
-        train(model, ours, rank)
-        assert_same_weights(model, ddp)
+    train_like_ddp(rank, kind, options, by_parameter=kind in UNKNOWN)
 
 
 @pytest.mark.parametrize(("kind", "options"), CASES, ids=str)

@@ -54,18 +54,21 @@ class Averages:
         self._changes = 0
         self._gradients.drop()
 
-    def compute(self, early: bool) -> None:
+    def compute(self, early: bool) -> bool:
         """Average the gradients, once in a step. Pieces whose parameter has none get none.
 
         Args:
             early: Whether this is before the step, which has to be so on all ranks.
+
+        Returns:
+            Whether this call has averaged them; False: an earlier one had.
         """
         if self.computed and self._gradients.are_dropped():
             self.drop()
         if self.computed:
             if not early:
                 self._gradients.finish(Call.STEP_AFTER_CHANGES, self._changes)
-            return
+            return False
         unused = self._gradients.finish(Call.CHANGE if early else Call.STEP)
         used = [(p, tensor) for p, tensor in self._pieces if p.slot.parameter not in unused]
         averages = self._gradients.average(piece for piece, _ in used)
@@ -73,6 +76,7 @@ class Averages:
             average = like(tensor, average, 0)
             tensor.grad = average.to(tensor.dtype)  # master weights are float32
         self.computed = True
+        return True
 
     def total_norm(self, norm_type: float) -> Tensor:
         """The norm of all gradients, float32."""
@@ -129,9 +133,7 @@ class Averages:
 
     def _compute_early(self) -> None:
         """Average before the step: other ranks read this rank's gradients until all have."""
-        before = self.computed and not self._gradients.are_dropped()
-        self.compute(early=True)
-        if not before:
+        if self.compute(early=True):
             self._group.barrier()
 
     def _all_norms(self, norm_type: float) -> Tensor:
