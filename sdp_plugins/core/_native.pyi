@@ -396,6 +396,14 @@ def give_back_pages(data: int, nbytes: int) -> None:
     Frees whole pages of registered memory, for all who map it; they are zeros until written.
     """
 
+def written_pages(view: int, nbytes: int) -> list[tuple[int, int]]:
+    """
+    [(start, stop)] in bytes of the whole pages that this process has written in a view, which no longer show what is written into the memory.
+    """
+
+def drop_pages(view: int, nbytes: int) -> None:
+    """Lets pages of a view show the memory again."""
+
 def api() -> int:
     """Address of the functions of sdp_api.h."""
 
@@ -450,16 +458,16 @@ class NativeGroup:
 
     def remove_region(self, region: int) -> None: ...
 
-    def allocate(self, nbytes: int) -> tuple[int, int]:
+    def allocate(self, nbytes: int, with_view: bool = False) -> tuple[int, int, int]:
         """
-        (address, region) of zero-filled memory that peers can map; until `free`.
+        (address, view, region) of zero-filled memory that peers can map; until `free`. The view, 0 if none is wanted, is copy on write: see written_pages().
         """
 
     def free(self, region: int) -> None: ...
 
-    def map_region(self, rank: int, region: int) -> tuple[int, CapsuleType] | None:
+    def map_region(self, rank: int, region: int) -> tuple[int, int, CapsuleType] | None:
         """
-        (address, owner) of a region that a rank of this node has added; None if it is not known here. It stays mapped as long as the owner lives.
+        (address, view, owner) of a region that a rank of this node has added; None if it is not known here. It stays mapped as long as the owner lives.
         """
 
     def abort(self, reason: str) -> None: ...

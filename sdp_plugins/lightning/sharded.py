@@ -131,7 +131,6 @@ class SMDDPShardedStrategy(_Sharded, SMDDPStrategy):
 
     def setup_optimizers(self, trainer: Any) -> None:
         """Make the module's optimizers, and shard them."""
-        refuse_swapped_weights(trainer.callbacks)
         super().setup_optimizers(trainer)
         self.optimizers = [
             self.model.shard(optimizer) if optimizer.param_groups else optimizer  # stands for none
@@ -230,14 +229,3 @@ def _clip_value(optimizer: Any, clip_val: float) -> None:
 
 def _unwrapped(module: nn.Module) -> nn.Module:
     return module.module if isinstance(module, ShardedModule) else module
-
-
-def refuse_swapped_weights(callbacks: Any) -> None:
-    """Refuse Lightning's WeightAveraging: every rank would swap the one copy of the weights."""
-    for callback in callbacks:
-        if any(each.__name__ == "WeightAveraging" for each in type(callback).__mro__):
-            raise ValueError(
-                f"{type(callback).__name__} swaps averaged weights with the module's on every "
-                "rank, but with strategy='smddp_sharded' the ranks of a node have one copy. "
-                "Hint: strategy='smddp'."
-            )

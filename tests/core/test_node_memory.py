@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import mmap
 from typing import Any
 
 import numpy as np
 import pytest
 
-from sdp_plugins.core import Group
+from sdp_plugins.core import Group, _native
 from tests.core.test_groups import shared_mappings
 from tests.internode.spanning import LAYOUTS, spanning_group
 from tests.leaks import no_leaks
@@ -61,11 +62,49 @@ def test_it_outlives_the_group_and_who_allocated_it(rank_pool: Pool) -> None:
     assert rank_pool(2).run(keep) == [7, 7]
 
 
+def view(rank: int, world: int) -> None:
+    with Group.from_env(timeout_s=30) as group, no_leaks():
+        before = shared_mappings()
+        n = 10_000
+        memory, view = map(numbers, group.allocate_with_view(8 * n))
+        address, page = view.ctypes.data, mmap.PAGESIZE
+        share = slice(rank * n // world, (rank + 1) * n // world)
+        memory[share] = rank
+        group.barrier()
+        assert view.sum() == n // world * sum(range(world))
+        group.barrier()
+        view[0] = 7 + rank  # on all ranks, each for itself
+        group.barrier()
+        assert (view[0], memory[0]) == (7 + rank, 0)
+        assert _native.written_pages(address, view.nbytes) == [(0, page)]
+        _native.drop_pages(address, page)
+        assert not _native.written_pages(address, view.nbytes)
+        assert view[0] == 0
+        del memory
+        gc.collect()
+        group.barrier()
+        assert view[-1] == world - 1  # keeps the memory
+        del view
+        gc.collect()
+        group.barrier()
+        group.barrier()
+        assert shared_mappings() == before
+
+
+def test_a_view_keeps_writes_to_itself(rank_pool: Pool) -> None:
+    rank_pool(2).run(view)
+
+
 def share_on_nodes(rank: int, world: int, layout: str, root: str) -> list[int]:
     group = spanning_group(layout, root)
     memories = group.allocate_on_node(8)
     numbers(memories[group.local_rank])[0] = rank
     group.barrier()
+    memory, view = map(numbers, group.allocate_with_view(8))
+    if group.local_rank == 0:
+        memory[0] = rank
+    group.barrier()
+    assert view[0] == group.nodes.members[group.node_rank][0]
     return [int(numbers(memory)[0]) for memory in memories]
 
 

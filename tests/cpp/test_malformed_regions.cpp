@@ -14,7 +14,7 @@ using Ints = std::vector<std::int32_t>;
 
 namespace {
 struct Message {
-  std::uint64_t region, nbytes, file_offset;
+  std::uint64_t region, nbytes, file_offset, with_view = 0;
 };
 
 void send_message(int socket, const void* data, std::size_t nbytes, int file) {
@@ -55,7 +55,7 @@ TEST(an_honest_region_passes) {
 TEST(messages_of_another_size) {
   const FileDescriptor file = ranks::file_of(kLarge * 4);
   std::vector<std::byte> bytes(200, std::byte{1});
-  for (std::size_t nbytes : {1, 8, 23, 25, 200}) {
+  for (std::size_t nbytes : {1, 8, 31, 33, 200}) {
     for (int attached : {-1, file.get()}) {
       const int before = ranks::open_files();
       expect_failure(meet_region(bytes.data(), nbytes, attached, {7, 0}), FailureKind::mismatch,

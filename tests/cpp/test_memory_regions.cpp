@@ -9,6 +9,7 @@
 
 #include "check.hpp"
 #include "ranks.hpp"
+#include "written_pages.hpp"
 
 using namespace sdp;
 using ranks::Rank;
@@ -139,7 +140,7 @@ TEST(a_peer_s_region_can_be_mapped_and_outlives_the_peer_s_own) {
     CHECK(communicator.regions().mapping(1 - r, memory.region + 1) == nullptr);
     ints(memory.data)[kCount / 2] = r + 1;
     meet();
-    const std::int64_t* theirs = ints(mapping->data());
+    const std::int64_t* theirs = ints(mapping->shared.data());
     CHECK_EQ(theirs[kCount / 2], 2 - r);
     meet();
     give_back_pages(memory.data, kBytes);
@@ -313,4 +314,36 @@ TEST(memory_that_peers_gave_up_with_the_group) {
     CHECK_EQ(late[2]->ranks, std::vector<int>{2});
     CHECK(std::string(late[2]->what()).find(" gave up: ") != std::string::npos);
   }
+}
+
+TEST(a_view_shows_the_memory_and_keeps_its_writes) {
+  using Ranges = std::vector<std::pair<std::size_t, std::size_t>>;
+  const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  const std::size_t size = 9 * page + 100;
+  World world(2);
+  const auto own = world[0].communicator->allocate(size, true);
+  world.each([&](int, Rank& rank) {
+    std::vector<std::int64_t> values(8);
+    reduce_at(rank, values.data(), values.size(), 2);  // tells of the region
+  });
+  const auto peer = world[1].communicator->regions().mapping(0, own.region);
+  CHECK(peer != nullptr);
+  std::byte* const view = peer->view.data();
+  own.data[5] = std::byte{1};
+  CHECK(view[5] == std::byte{1} && own.view[5] == std::byte{1});
+  peer->shared.data()[size - 1] = std::byte{2};
+  CHECK(view[size - 1] == std::byte{2} && own.view[size - 1] == std::byte{2});
+  CHECK(written_pages(view, size).empty());
+
+  view[page] = view[2 * page - 1] = view[3 * page] = view[size - 1] = std::byte{3};
+  CHECK(own.data[page] == std::byte{} && own.view[page] == std::byte{});
+  own.data[page + 1] = std::byte{4};
+  CHECK(view[page + 1] == std::byte{});  // of before the write
+  const Ranges written{{page, 2 * page}, {3 * page, 4 * page}, {size / page * page, size}};
+  CHECK(written_pages(view, size) == written);
+  CHECK(written_pages(own.view, size).empty());
+  drop_pages(view + page, page);
+  CHECK(view[page] == std::byte{} && view[page + 1] == std::byte{4});
+  CHECK(view[3 * page] == std::byte{3});
+  CHECK_EQ(written_pages(view, size).size(), 2);
 }

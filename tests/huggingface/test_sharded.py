@@ -118,14 +118,10 @@ def prepare(folder: str) -> tuple[str, str, str]:
             optimizer.zero_grad()
     trained = digest(accelerator.unwrap_model(model))
     accelerator.save_state(folder)
-    accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.zero_()
-    accelerator.wait_for_everyone()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.zero_()
     zeroed = digest(model)
-    accelerator.wait_for_everyone()
     accelerator.load_state(folder)
     return trained, zeroed, digest(model)
 

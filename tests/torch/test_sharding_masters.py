@@ -146,11 +146,8 @@ def change_weights(rank: int, world: int) -> None:
         backward(model, rank, 0, dtype)
         optimizer.step()
         before = optimizer.state_dict()["state"][0]["master_param"]
-        dist.barrier()
-        if rank == 1:
-            with torch.no_grad():
-                model[0].weight[5:9] = 3.0  # type: ignore[index]
-        dist.barrier()
+        with torch.no_grad():
+            model[0].weight[5:9] = 3.0  # type: ignore[index]
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()

@@ -6,9 +6,14 @@
 #include "flight_reader.hpp"
 #include "fusion.hpp"
 #include "point_to_point.hpp"
+#include "written_pages.hpp"
 
 namespace sdp {
 namespace {
+std::uintptr_t address_of(const std::byte* data) {
+  return reinterpret_cast<std::uintptr_t>(data);
+}
+
 // A group as Python uses it. The caller keeps the memory of an operation alive until its end.
 class NativeGroup {
  public:
@@ -69,23 +74,26 @@ class NativeGroup {
     // A finalizer may run in a forked child while the parent still uses the memory.
     if (communicator_->ours() && !communicator_->closed()) communicator_->regions().remove(region);
   }
-  std::pair<std::uintptr_t, std::uint64_t> allocate(std::size_t nbytes) {
-    const auto shared = communicator_->allocate(nbytes);
-    return {reinterpret_cast<std::uintptr_t>(shared.data), shared.region};
+  std::tuple<std::uintptr_t, std::uintptr_t, std::uint64_t> allocate(std::size_t nbytes,
+                                                                     bool with_view) {
+    const auto shared = communicator_->allocate(nbytes, with_view);
+    return {address_of(shared.data), address_of(shared.view), shared.region};
   }
   void free(std::uint64_t region) {
     if (communicator_->ours()) communicator_->release(region);  // as in remove_region
   }
-  std::optional<std::pair<std::uintptr_t, nb::capsule>> map_region(int rank, std::uint64_t region) {
-    auto mapping = communicator_->regions().mapping(rank, region);
-    if (mapping == nullptr) return std::nullopt;
-    const auto address = reinterpret_cast<std::uintptr_t>(mapping->data());
-    auto owned = std::make_unique<std::shared_ptr<const Mapping>>(std::move(mapping));
+  std::optional<std::tuple<std::uintptr_t, std::uintptr_t, nb::capsule>> map_region(
+      int rank, std::uint64_t region) {
+    auto mapped = communicator_->regions().mapping(rank, region);
+    if (mapped == nullptr) return std::nullopt;
+    const auto shared = address_of(mapped->shared.data());
+    const auto view = address_of(mapped->view.data());
+    auto owned = std::make_unique<std::shared_ptr<const MappedFile>>(std::move(mapped));
     nb::capsule owner(owned.get(), [](void* held) noexcept {
-      delete static_cast<std::shared_ptr<const Mapping>*>(held);
+      delete static_cast<std::shared_ptr<const MappedFile>*>(held);
     });
     (void)owned.release();
-    return std::pair(address, owner);
+    return std::tuple(shared, view, owner);
   }
   void abort(const std::string& reason) {
     Failure failure(FailureKind::aborted, reason, {communicator_->id()}, Hint::new_group);
@@ -206,6 +214,20 @@ void bind_group(nb::module_& m) {
       "data"_a, "nbytes"_a,
       "Frees whole pages of registered memory, for all who map it; they are zeros until written.");
   m.def(
+      "written_pages",
+      [](std::uintptr_t view, std::size_t nbytes) {
+        return written_pages(reinterpret_cast<const std::byte*>(view), nbytes);
+      },
+      no_gil, "view"_a, "nbytes"_a,
+      "[(start, stop)] in bytes of the whole pages that this process has written in a view, which "
+      "no longer show what is written into the memory.");
+  m.def(
+      "drop_pages",
+      [](std::uintptr_t view, std::size_t nbytes) {
+        drop_pages(reinterpret_cast<std::byte*>(view), nbytes);
+      },
+      "view"_a, "nbytes"_a, "Lets pages of a view show the memory again.");
+  m.def(
       "api", [] { return reinterpret_cast<std::uintptr_t>(api()); },
       "Address of the functions of sdp_api.h.");
   m.def(
@@ -246,12 +268,13 @@ void bind_group(nb::module_& m) {
       .def("add_region", &NativeGroup::add_region, "address"_a, "nbytes"_a, "fd"_a, "offset"_a,
            "Offers a shared mapping to the peers; returns its id. The fd is duplicated.")
       .def("remove_region", &NativeGroup::remove_region, "region"_a)
-      .def("allocate", &NativeGroup::allocate, "nbytes"_a,
-           "(address, region) of zero-filled memory that peers can map; until `free`.")
+      .def("allocate", &NativeGroup::allocate, "nbytes"_a, "with_view"_a = false,
+           "(address, view, region) of zero-filled memory that peers can map; until `free`. The "
+           "view, 0 if none is wanted, is copy on write: see written_pages().")
       .def("free", &NativeGroup::free, "region"_a)
       .def("map_region", &NativeGroup::map_region, "rank"_a, "region"_a,
-           "(address, owner) of a region that a rank of this node has added; None if it is not "
-           "known here. It stays mapped as long as the owner lives.")
+           "(address, view, owner) of a region that a rank of this node has added; None if it is "
+           "not known here. It stays mapped as long as the owner lives.")
       .def("abort", &NativeGroup::abort, "reason"_a)
       .def("failure", &NativeGroup::failure, nb::sig("def failure(self) -> BaseException | None"),
            "Why the group is unusable, or None.")

@@ -162,7 +162,7 @@ std::uint64_t Communicator::add_region(std::byte* data, std::uint64_t nbytes, in
   return peers_.in("register", [&] { return regions_.add(data, nbytes, fd, file_offset); });
 }
 
-Communicator::Shared Communicator::allocate(std::size_t nbytes) {
+Communicator::Shared Communicator::allocate(std::size_t nbytes, bool with_view) {
   throw_if_failed();
   return peers_.in("allocate", [&]() -> Shared {
     const FileDescriptor file(memfd_create("sdp-shared", MFD_CLOEXEC));
@@ -170,12 +170,14 @@ Communicator::Shared Communicator::allocate(std::size_t nbytes) {
       throw shared_memory_failure("cannot allocate " + std::to_string(nbytes) +
                                   " bytes of shared memory");
     }
-    Mapping mapping(file.get(), nbytes, 0, false);
-    std::byte* data = mapping.data();
-    const std::uint64_t region = regions_.add(data, nbytes, file.get(), 0);
+    MappedFile mapped{Mapping(file.get(), nbytes, 0, false), Mapping()};
+    if (with_view) mapped.view = Mapping::copy_on_write(file.get(), nbytes);
+    std::byte* const data = mapped.shared.data();
+    std::byte* const view = mapped.view.data();
+    const std::uint64_t region = regions_.add(data, nbytes, file.get(), 0, with_view);
     const std::lock_guard lock(memory_mutex_);
-    memory_.emplace(region, std::move(mapping));
-    return {data, region};
+    memory_.emplace(region, std::move(mapped));
+    return {data, view, region};
   });
 }
 

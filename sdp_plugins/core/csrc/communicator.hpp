@@ -58,12 +58,14 @@ class Communicator {
   // Lets all peers map memory of this process, which lies in this file.
   std::uint64_t add_region(std::byte* data, std::uint64_t nbytes, int fd,
                            std::uint64_t file_offset);
-  // Memory of this process that all peers can map, zero-filled; freed with the group.
+  // Memory of this process that all peers can map, zero-filled; freed with the group. `with_view`
+  // gives this process and those that map it a view of it, too, that keeps their writes to itself.
   struct Shared {
     std::byte* data;
+    std::byte* view;  // null without
     std::uint64_t region;
   };
-  Shared allocate(std::size_t nbytes);
+  Shared allocate(std::size_t nbytes, bool with_view = false);
   void release(std::uint64_t region);
 
  private:
@@ -85,6 +87,6 @@ class Communicator {
   std::optional<Failure> cause_;
   std::atomic<bool> failed_{false};  // there is a cause
   std::mutex memory_mutex_;
-  std::map<std::uint64_t, Mapping> memory_;
+  std::map<std::uint64_t, MappedFile> memory_;
 };
 }  // namespace sdp

@@ -40,15 +40,15 @@ Regions::Regions(const Peers& peers)
       seen_(static_cast<std::size_t>(peers.world_size())),
       mapped_(static_cast<std::size_t>(peers.world_size())) {}
 
-std::uint64_t Regions::add(std::byte* data, std::uint64_t nbytes, int fd,
-                           std::uint64_t file_offset) {
+std::uint64_t Regions::add(std::byte* data, std::uint64_t nbytes, int fd, std::uint64_t file_offset,
+                           bool with_view) {
   if (nbytes == 0) throw std::invalid_argument("registered memory must not be empty");
   const std::lock_guard lock(mutex_);
   const std::uint64_t region = next_region_++;
   std::vector<RegionUpdate> updates;
   for (int r = 0; r < peers_.world_size(); ++r) {
     if (r == peers_.rank()) continue;
-    updates.push_back({r, {region, nbytes, file_offset}, duplicate(fd)});
+    updates.push_back({r, {region, nbytes, file_offset, with_view}, duplicate(fd)});
   }
   const Mapping probe(fd, nbytes, file_offset, false);  // as the peers will map it: fails here
   std::move(updates.begin(), updates.end(), std::back_inserter(outbox_));
@@ -71,7 +71,7 @@ void Regions::remove(std::uint64_t region) {
     if (unsent != outbox_.end()) {
       outbox_.erase(unsent);
     } else {
-      outbox_.push_back({r, {region, 0, 0}, FileDescriptor()});
+      outbox_.push_back({r, {region, 0, 0, 0}, FileDescriptor()});
     }
   }
   flush();
@@ -145,10 +145,13 @@ void Regions::sync(int rank, std::uint64_t version) {
     }
   }
   for (const auto& [region, update] : added) {
-    const auto& [_, nbytes, offset] = update.message;
+    const auto& [_, nbytes, offset, with_view] = update.message;
+    const int fd = update.file.get();
     try {
-      mapped[region] = std::make_shared<const Mapping>(update.file.get(), nbytes, offset,
-                                                       nbytes <= kMostPopulated);
+      Mapping shared(fd, nbytes, offset, nbytes <= kMostPopulated);
+      Mapping view = with_view != 0 ? Mapping::copy_on_write(fd, nbytes) : Mapping();
+      mapped[region] =
+          std::make_shared<const MappedFile>(MappedFile{std::move(shared), std::move(view)});
     } catch (Failure& failure) {
       failure.cause += " (memory of " + peers_.names().list({peers_.id(rank)}) + ")";
       throw;
@@ -193,7 +196,7 @@ std::byte* Regions::address(int rank, RegionPlace place, std::uint64_t nbytes) c
   const auto& mapped = mapped_[static_cast<std::size_t>(rank)];
   const auto found = mapped.find(place.region);
   if (found == mapped.end()) return nullptr;
-  const Mapping& mapping = *found->second;
+  const Mapping& mapping = found->second->shared;
   if (place.offset > mapping.nbytes() || nbytes > mapping.nbytes() - place.offset) {
     throw malformed(peers_, rank, "range outside its region");
   }
@@ -208,7 +211,7 @@ void give_back_pages(std::byte* data, std::size_t nbytes) {
   if (first < last) madvise(reinterpret_cast<void*>(first), last - first, MADV_REMOVE);
 }
 
-std::shared_ptr<const Mapping> Regions::mapping(int rank, std::uint64_t region) {
+std::shared_ptr<const MappedFile> Regions::mapping(int rank, std::uint64_t region) {
   const std::lock_guard lock(mutex_);
   const auto& mapped = mapped_[static_cast<std::size_t>(rank)];
   const auto found = mapped.find(region);

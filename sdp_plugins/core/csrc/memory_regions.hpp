@@ -24,9 +24,10 @@ class Regions {
   explicit Regions(const Peers& peers);
 
   // Offers [data, data + nbytes), a shared mapping of `fd` at `file_offset`. `fd` is borrowed.
-  // Returns the id. The peers map the region in the next operation that uses it. Throws
-  // Failure(shared_memory) without failing the group.
-  std::uint64_t add(std::byte* data, std::uint64_t nbytes, int fd, std::uint64_t file_offset);
+  // Returns the id. The peers map the region in the next operation that uses it, `with_view` also
+  // copy on write. Throws Failure(shared_memory) without failing the group.
+  std::uint64_t add(std::byte* data, std::uint64_t nbytes, int fd, std::uint64_t file_offset,
+                    bool with_view = false);
   void remove(std::uint64_t region);
 
   // The place of `data` in a region that was announced to every peer; nullopt if there is none.
@@ -40,7 +41,7 @@ class Regions {
   std::byte* address(int rank, RegionPlace place, std::uint64_t nbytes) const;
   // A peer's region, which stays mapped as long as the result lives; null like `address`. Any
   // thread may call this.
-  std::shared_ptr<const Mapping> mapping(int rank, std::uint64_t region);
+  std::shared_ptr<const MappedFile> mapping(int rank, std::uint64_t region);
 
  private:
   struct Own {
@@ -49,7 +50,7 @@ class Regions {
     bool announced;  // the file was sent to all peers
   };
   struct Message {
-    std::uint64_t region, nbytes, file_offset;  // nbytes 0: unmap
+    std::uint64_t region, nbytes, file_offset, with_view;  // nbytes 0: unmap
   };
   // A message to one peer; waits in the outbox while the peer's socket is full.
   struct RegionUpdate {
@@ -68,7 +69,7 @@ class Regions {
   std::map<std::uint64_t, Own> own_;
   std::deque<RegionUpdate> outbox_;
   std::vector<std::uint64_t> seen_;
-  std::vector<std::map<std::uint64_t, std::shared_ptr<const Mapping>>> mapped_;
+  std::vector<std::map<std::uint64_t, std::shared_ptr<const MappedFile>>> mapped_;
 };
 
 // Frees the physical memory of whole pages of registered memory, for all who map it. They are zeros

@@ -41,7 +41,17 @@ FileDescriptor::~FileDescriptor() {
   if (fd_ >= 0) close(fd_);
 }
 
-Mapping::Mapping(int fd, std::size_t nbytes, std::size_t offset, bool populate) : nbytes_(nbytes) {
+Mapping::Mapping(int fd, std::size_t nbytes, std::size_t offset, bool populate) {
+  map(fd, nbytes, offset, MAP_SHARED | (populate ? MAP_POPULATE : 0));
+}
+
+Mapping Mapping::copy_on_write(int fd, std::size_t nbytes) {
+  Mapping mapping;
+  mapping.map(fd, nbytes, 0, MAP_PRIVATE | MAP_NORESERVE);
+  return mapping;
+}
+
+void Mapping::map(int fd, std::size_t nbytes, std::size_t offset, int flags) {
   // Access to a page past the end of the file raises SIGBUS: check the file, do not trust the peer.
   struct stat info{};
   const std::size_t held = fstat(fd, &info) == 0 ? static_cast<std::size_t>(info.st_size) : 0;
@@ -51,12 +61,12 @@ Mapping::Mapping(int fd, std::size_t nbytes, std::size_t offset, bool populate) 
                                                   " at offset " + std::to_string(offset) +
                                                   " were announced");
   }
-  void* data = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE,
-                    MAP_SHARED | (populate ? MAP_POPULATE : 0), fd, static_cast<off_t>(offset));
+  void* data = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, flags, fd, static_cast<off_t>(offset));
   if (data == MAP_FAILED) {
     throw shared_memory_failure("cannot map " + std::to_string(nbytes) + " bytes of shared memory");
   }
   data_ = static_cast<std::byte*>(data);
+  nbytes_ = nbytes;
 }
 
 Mapping::Mapping(Mapping&& other) noexcept

@@ -28,6 +28,8 @@ class Mapping {
   Mapping() = default;
   // Throws Failure(shared_memory). `populate` fills the page tables at once.
   Mapping(int fd, std::size_t nbytes, std::size_t offset, bool populate);
+  // One that shows what is written into the file, but keeps writes to itself (copy on write).
+  static Mapping copy_on_write(int fd, std::size_t nbytes);
   Mapping(Mapping&& other) noexcept;
   Mapping& operator=(Mapping&& other) noexcept;
   ~Mapping();
@@ -35,7 +37,15 @@ class Mapping {
   std::size_t nbytes() const { return nbytes_; }
 
  private:
+  void map(int fd, std::size_t nbytes, std::size_t offset, int flags);
+
   std::byte* data_ = nullptr;
   std::size_t nbytes_ = 0;
+};
+
+// A memory file as peers use it, and this process' own view of it, where there is one.
+struct MappedFile {
+  Mapping shared;
+  Mapping view;  // copy on write
 };
 }  // namespace sdp

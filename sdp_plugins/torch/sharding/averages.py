@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -54,11 +54,12 @@ class Averages:
         self._changes = 0
         self._gradients.drop()
 
-    def compute(self, early: bool) -> bool:
+    def compute(self, early: bool, new_weights: Collection[int] | None = None) -> bool:
         """Average the gradients, once in a step. Pieces whose parameter has none get none.
 
         Args:
             early: Whether this is before the step, which has to be so on all ranks.
+            new_weights: In the step, the parameters that the program has changed since the last.
 
         Returns:
             Whether this call has averaged them; False: an earlier one had.
@@ -67,9 +68,10 @@ class Averages:
             self.drop()
         if self.computed:
             if not early:
-                self._gradients.finish(Call.STEP_AFTER_CHANGES, self._changes)
+                self._gradients.finish(Call.STEP_AFTER_CHANGES, self._changes, new_weights)
             return False
-        unused = self._gradients.finish(Call.CHANGE if early else Call.STEP)
+        call = Call.CHANGE if early else Call.STEP
+        unused = self._gradients.finish(call, new_weights=new_weights)
         used = [(p, tensor) for p, tensor in self._pieces if p.slot.parameter not in unused]
         averages = self._gradients.average(piece for piece, _ in used)
         for (_, tensor), average in zip(used, averages, strict=True):

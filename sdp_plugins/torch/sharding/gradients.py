@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum
@@ -203,12 +203,15 @@ class GradientBuckets:
     def _have_placeholders(self) -> bool:
         return any(self._parameters[i].grad is each for i, each in self.placeholders.items())
 
-    def finish(self, call: Call, changes: int = 0) -> frozenset[int]:
+    def finish(
+        self, call: Call, changes: int = 0, new_weights: Collection[int] | None = None
+    ) -> frozenset[int]:
         """Wait until all ranks have their gradients; a collective.
 
         Args:
             call: What this rank does with them.
             changes: Tells what it has done to the averages.
+            new_weights: The parameters that the program has changed; None: it is too early to tell.
 
         Returns:
             The parameters of which no rank has a gradient.
@@ -219,8 +222,8 @@ class GradientBuckets:
         """
         if self._mistake is not None:
             raise self._mistake
-        known = torch.zeros(2, len(self._parameters), dtype=torch.uint8)
-        ranks_have, are_irregular = known
+        known = torch.zeros(4, len(self._parameters), dtype=torch.uint8)
+        ranks_have, are_irregular, are_new, are_old = known
         ranks_have.fill_(1)
         replaced = False
         if call is Call.STEP_AFTER_CHANGES:
@@ -240,20 +243,25 @@ class GradientBuckets:
             self._reduce_full()
             self._seen = {index: self._parameters[index].grad for index in self.placeholders}
             _wait(self._works)
+        if new_weights is not None:
+            are_new[list(new_weights)] = 1
+            are_old.copy_(1 - are_new)
         digest = changes.to_bytes(4, "little")
         calls = [call is each for each in Call]
         flags = [*calls, replaced, *digest, *(255 - byte for byte in digest)]
         known = torch.cat([known.flatten(), torch.tensor(flags, dtype=torch.uint8)])
         self._program.all_reduce(known, "max")
         found = known[-len(flags) :].tolist()
+        ranks_have, are_irregular, are_new, are_old = known[: -len(flags)].view(4, -1)
         mistake = _mistake(dict(zip(Call, found, strict=False)), bool(found[3]), found[4:])
+        if not mistake and (are_new & are_old).any():
+            mistake = self._new_on_some(_indices(are_new & are_old))
         if mistake:
             error = RuntimeError(f"{self._group.error_prefix}{mistake}")
             if call is not Call.STEP_AFTER_CHANGES:
                 self._mistake = error  # until these gradients are dropped
             raise error
         if call is not Call.STEP_AFTER_CHANGES:
-            ranks_have, are_irregular = known[: -len(flags)].view(2, -1)
             self._unused = _indices(ranks_have == 0)
             self._uneven = _indices(are_irregular) - self._unused
         assert self._unused is not None
@@ -266,13 +274,21 @@ class GradientBuckets:
             RuntimeError: Only some ranks used a parameter in the last backward pass; on all ranks.
         """
         if self._uneven:
-            names = ", ".join(self._names[index] for index in sorted(self._uneven)[:5])
             raise RuntimeError(
-                f"{self._group.error_prefix}gradients of {names} came from some ranks only, or not "
-                "from the last backward pass, so that torch's functions would see other gradients "
-                "on each rank. Hint: clip by the optimizer's clip_grad_norm_() or "
-                "clip_grad_value_()."
+                f"{self._group.error_prefix}gradients of {self._list(self._uneven)} came from some "
+                "ranks only, or not from the last backward pass, so that torch's functions would "
+                "see other gradients on each rank. Hint: clip by the optimizer's clip_grad_norm_() "
+                "or clip_grad_value_()."
             )
+
+    def _new_on_some(self, parameters: Collection[int]) -> str:
+        return (
+            f"step(): some ranks have changed the weights of {self._list(parameters)} since the "
+            "last step, and others have not. Hint: load or change weights alike on all ranks."
+        )
+
+    def _list(self, parameters: Collection[int]) -> str:
+        return ", ".join(self._names[index] for index in sorted(parameters)[:5])
 
     def average(self, pieces: Iterable[Piece]) -> list[Tensor]:
         """Average the gradients of some of this rank's pieces over all ranks; after `finish`.

@@ -29,7 +29,7 @@ from sdp_plugins.torch.sharding.gradients import GradientBuckets
 from sdp_plugins.torch.sharding.layout import Piece, lay_out
 from sdp_plugins.torch.sharding.masters import MasterWeights
 from sdp_plugins.torch.sharding.state import ShardedState
-from sdp_plugins.torch.sharding.weights import like, move_to_node
+from sdp_plugins.torch.sharding.weights import NodeWeights, like
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -44,8 +44,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     returns when all ranks have: see docs/sharding.md. With N ranks on a node, each has 1/N of the
     state, and the node has the weights once instead of N times.
 
-    A write into the weights is seen by all ranks of the node. If all of them write, as in
-    ``weight.mul_(0.5)``, each writes into the same memory.
+    What a program writes into the weights, on all ranks alike, other ranks do not see; in the next
+    step each rank's shard of it counts.
 
     Weights after k steps have the bits that DistributedDataParallel over smddp gives with the same
     optimizer, if the number of ranks is a power of two. All ranks begin with rank 0's weights and
@@ -131,7 +131,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for parameter in model.parameters():  # one by one: frozen ones may be most of the memory
             if parameter not in trained:
                 broadcast(self._group, [parameter])
-        self._weights = move_to_node(self._group, self._layout, parameters)
+        self._weights = NodeWeights(self._group, self._layout, parameters)
         self._addresses = [p.data_ptr() if p in trained else None for p in parameters]
         self._parameters, self._names = parameters, names
         self._gradients = gradients = GradientBuckets(
@@ -151,7 +151,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._inner.param_groups = [{**each, "params": []} for each in self.param_groups]
         self._pieces: list[tuple[Piece, nn.Parameter]] = []
         for piece in self._layout.pieces(self._group.rank):
-            weights = self._weights[piece.bucket][piece.start : piece.stop]
+            weights = self._weights.buckets[piece.bucket][piece.start : piece.stop]
             if self._layout.by_parameter:
                 weights = like(self._parameters[piece.slot.parameter].detach(), weights, 0)
             tensor = self._masters.add(weights)
@@ -186,10 +186,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._raise_if_torn()
         self._check_parameters()
-        self._averages.compute(early=False)
+        self._averages.compute(early=False, new_weights=self._weights.changed())
         self._use_settings()
         self._updating = True
         try:
+            self._weights.take()
             self._masters.follow()
             self._inner.step()
             self._masters.write()
@@ -273,7 +274,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _gather_weights(self) -> None:
         """Give this node the shards of others."""
-        for bucket, elements in zip(self._layout.buckets, self._weights, strict=True):
+        for bucket, elements in zip(self._layout.buckets, self._weights.buckets, strict=True):
             shards = [elements[i:j].view(torch.uint8) for i, j in pairwise(bucket.bounds)]
             self._group.all_gather_uneven(shards, shards[self._group.rank])
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from sdp_plugins.core import Group
-from sdp_plugins.torch.sharding.layout import Layout
+from sdp_plugins.core import Group, _native
+from sdp_plugins.torch.sharding.layout import Bucket, Layout
 
 
 def like(parameter: Tensor, bucket: Tensor, start: int) -> Tensor:
@@ -24,29 +24,73 @@ def touch(layout: Layout, buckets: Sequence[Tensor], rank: int) -> None:
         elements[first:last].zero_()
 
 
-def move_to_node(group: Group, layout: Layout, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Put rank 0's parameters into memory of which a node has one copy; a collective.
+class NodeWeights:
+    """Tensors of which a node has one copy; making it is a collective.
 
-    Returns:
-        The elements of each bucket.
+    The program goes on to use the tensors, whose data is now this rank's view of the copy. What the
+    program writes there, other ranks do not see: `take` puts this rank's shards of it into the
+    copy, where optimizers write, too.
+
+    Args:
+        group: All ranks; they begin with rank 0's values.
+        layout: Of the tensors.
+        tensors: Those of the layout's parameters.
+
+    Attributes:
+        buckets: The elements of each bucket.
     """
-    memory = group.allocate_on_node(0 if group.local_rank else layout.nbytes)[0]
-    buckets = [bucket.of(memory) for bucket in layout.buckets]
-    touch(layout, buckets, group.rank)
-    group.barrier()
-    views: dict[int, Tensor] = {}
-    with torch.no_grad():
+
+    def __init__(self, group: Group, layout: Layout, tensors: Sequence[Tensor]) -> None:
+        self._layout, self._rank = layout, group.rank
+        memory, view = group.allocate_with_view(layout.nbytes)
+        self.buckets = [bucket.of(memory) for bucket in layout.buckets]
+        touch(layout, self.buckets, group.rank)
+        group.barrier()
+        with torch.no_grad():
+            if group.rank == 0:
+                for bucket, elements in zip(layout.buckets, self.buckets, strict=True):
+                    for slot in bucket.slots:
+                        tensor = tensors[slot.parameter]
+                        like(tensor, elements, slot.start).copy_(tensor)
+        if group.local_size < group.world_size:
+            for elements in self.buckets:
+                group.broadcast(elements.view(torch.uint8), 0)
+        group.barrier()
         for bucket in layout.buckets:
             for slot in bucket.slots:
-                elements = bucket.of_slot(memory, slot)
-                views[slot.parameter] = like(parameters[slot.parameter], elements, 0)
-        if group.rank == 0:
-            for index, view in views.items():
-                view.copy_(parameters[index])
-    if group.local_size < group.world_size:
-        for elements in buckets:
-            group.broadcast(elements.view(torch.uint8), 0)
-    group.barrier()
-    for index, view in views.items():
-        parameters[index].data = view
-    return buckets
+                tensor = tensors[slot.parameter]
+                tensor.data = like(tensor, bucket.of_slot(view, slot), 0)
+        self._memory, self._view = (torch.frombuffer(m, dtype=torch.uint8) for m in (memory, view))
+        self._written: list[tuple[int, int]] = []
+
+    def changed(self) -> set[int]:
+        """The parameters whose values the program has changed since the last `take`."""
+        self._written = _native.written_pages(self._view.data_ptr(), self._view.nbytes)
+        return {
+            slot.parameter
+            for bucket, first, last in self._written_parts()
+            for slot in bucket.slots
+            for start, stop in [_bytes(bucket, slot.start, slot.stop, first, last)]
+            if not torch.equal(self._memory[start:stop], self._view[start:stop])
+        }
+
+    def take(self) -> None:
+        """Put what `changed` has found into the copy; all ranks read it there from now on."""
+        for bucket, first, last in self._written_parts():
+            start, stop = _bytes(bucket, *bucket.shard(self._rank), first, last)
+            self._memory[start:stop] = self._view[start:stop]
+        for first, last in self._written:
+            _native.drop_pages(self._view.data_ptr() + first, last - first)
+        self._written = []
+
+    def _written_parts(self) -> Iterator[tuple[Bucket, int, int]]:
+        for first, last in self._written:
+            for bucket in self._layout.buckets:
+                yield bucket, first, last
+
+
+def _bytes(bucket: Bucket, start: int, stop: int, first: int, last: int) -> tuple[int, int]:
+    """The bytes of elements of a bucket, as far as they are from `first` to `last`."""
+    size = bucket.dtype.itemsize
+    begin = max(bucket.offset + start * size, first)
+    return begin, max(begin, min(bucket.offset + stop * size, last))
