@@ -33,7 +33,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "jax": ({"core"}, {"numpy", "jax"}),
     "keras": ({"core", "keras/backends"}, {"numpy", "keras"}),
     "keras/backends": (
-        {"core", "keras", "tensorflow", "jax"},
+        {"core", "keras", "tensorflow", "torch", "jax"},
         {"numpy", "keras", "tensorflow", "torch", "jax"},
     ),
     "lightning": ({"core", "torch"}, LIGHTNING),

@@ -65,7 +65,7 @@ def patch_optimizer(optimizer: Any, context: TrainingContext, outermost: bool = 
             context.backend.check_same_gradients(grads, trainable_variables)
         if accumulates:  # micro-batches may differ in size
             grads = _weighted(grads, shard_of_step(context.backend))
-        return apply(grads, trainable_variables)
+        return context.backend.update(apply, optimizer, grads, trainable_variables)
 
     object.__setattr__(optimizer, "_clip_gradients", clip_gradients)
     object.__setattr__(optimizer, "apply", apply_compared)

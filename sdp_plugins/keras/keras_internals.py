@@ -108,7 +108,12 @@ ATTRIBUTES = {
     "Model": ("_compile_loss", "_initial_epoch", "_loss_tracker"),
     "MultiOptimizer": ("_inner_optimizers",),
     "Optimizer": ("_accumulated_gradients", "_iterations", "gradient_accumulation_steps"),
+    "Variable": ("_value", "_shape"),
     "JAX's Model": ("_jax_state", "_jax_state_synced"),
+    "torch's Optimizer": (
+        *("_parallel_update_step", "_trainable_variables", "_trainable_variables_indices"),
+        *("_get_variable_index", "_variables"),
+    ),
 }
 """Further attributes of objects; ``tests/keras/test_keras_internals.py`` checks some."""
 LOGITS = "_keras_logits"

@@ -130,6 +130,7 @@ class SMDDPStrategy:
 
     def close(self) -> None:
         """Leave the group."""
+        self._context.backend.close()
         self._context.failure_group.close()
         self.group.close()
         scope.closed(self._context)

@@ -32,13 +32,17 @@ def test_names_are_there(rank: int, world: int) -> None:
         "MeanMetricWrapper": keras.metrics.MeanSquaredError(),
         "Optimizer": optimizer,
     }
+    objects["Variable"] = optimizer._iterations
     if keras.backend.backend() == "jax":
         objects["JAX's Model"] = model
+    if keras.backend.backend() == "torch":
+        objects["torch's Optimizer"] = optimizer
     if hasattr(keras.optimizers, "MultiOptimizer"):
         objects["MultiOptimizer"] = keras.optimizers.MultiOptimizer(
             keras.optimizers.OptimizerMap(keras.optimizers.SGD())
         )
-    assert keras_internals.ATTRIBUTES.keys() - objects.keys() <= {"JAX's Model", "MultiOptimizer"}
+    missing = keras_internals.ATTRIBUTES.keys() - objects.keys()
+    assert missing <= {"JAX's Model", "torch's Optimizer", "MultiOptimizer"}
     for name, each in objects.items():
         for attribute in keras_internals.ATTRIBUTES[name]:
             assert hasattr(each, attribute), f"Keras {keras.__version__}: {name}.{attribute}"

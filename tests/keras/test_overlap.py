@@ -142,6 +142,11 @@ class OwnStep(keras.Sequential):
         return super().train_step(*args)
 
 
+def not_sharded() -> Any:
+    """An optimizer that needs all gradients on each rank."""
+    return keras.optimizers.SGD(0.01, clipnorm=1e6)
+
+
 def overlapping(kind: type, wait_s: float) -> tuple[list[bool], list[Any]]:
     """Whether the last layer's gradient becomes the average while the first layer waits for that.
 
@@ -157,7 +162,7 @@ def overlapping(kind: type, wait_s: float) -> tuple[list[bool], list[Any]]:
         seen.append(not same)
 
     with strategy() as made:
-        model = deep(made, wait_for_average, keras.optimizers.SGD(0.01), kind)
+        model = deep(made, wait_for_average, not_sharded(), kind)
         kernel = model.get_layer("last").kernel.value
         kernel.register_post_accumulate_grad_hook(lambda it: own.append(it.grad.clone()))
         train(model)
@@ -175,8 +180,9 @@ def test_torch_overlaps(rank: int, world: int) -> list[Any]:
     return found
 
 
+@pytest.mark.parametrize("sharded", [False, True])
 @on_ranks(2, environment=SMALL_BUFFERS)
-def test_gradients_on_some_ranks_only_are_named(rank: int, world: int) -> None:
+def test_gradients_on_some_ranks_only_are_named(rank: int, world: int, sharded: bool) -> None:
     """Of a layer that is used or not as a rank's data will have it."""
 
     class Model(keras.Model):
@@ -195,7 +201,7 @@ def test_gradients_on_some_ranks_only_are_named(rank: int, world: int) -> None:
     with strategy() as made:
         with made.scope():
             model = Model()
-            model.compile("sgd", "mse")
+            model.compile("sgd" if sharded else not_sharded(), "mse")
         x = np.repeat(np.array([[1.0], [-1.0]], np.float32), 2, axis=0)  # rank 0's; rank 1's
         text = error_of(lambda: model.fit(x, x, batch_size=4, shuffle=False, verbose=0))
     assert "model/seldom/bias' got a gradient on some ranks only" in text, text
@@ -224,16 +230,18 @@ def test_layers_of_some_ranks_only_are_named(rank: int, world: int) -> None:
     assert "/of_rank_0/kernel' has a gradient; rank 1: 'model" in text, text
 
 
-def dies_in_backward(rank: int, world: int) -> str:
+def dies_in_backward(rank: int, world: int, sharded: bool) -> str:
+    optimizer = keras.optimizers.SGD(0.01) if sharded else not_sharded()
     with strategy() as made:
-        model = deep(made, die if rank == 1 else time.monotonic, keras.optimizers.SGD(0.01))
+        model = deep(made, die if rank == 1 else time.monotonic, optimizer)
         return error_of(train, model)
 
 
-def test_a_rank_that_dies_in_its_backward_pass_is_named(rank_pools: Any) -> None:
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_rank_that_dies_in_its_backward_pass_is_named(rank_pools: Any, sharded: bool) -> None:
     pool = first_ranks(rank_pools, "torch", 2)
     pool.environment = SMALL_BUFFERS
-    with pool.start(dies_in_backward) as ranks:
+    with pool.start(dies_in_backward, sharded) as ranks:
         text = ranks[0].result()
     assert "PeerLostError: [rank 0 in group keras (ranks 0, 1)] all_reduce" in text
     assert "rank 1 ended unexpectedly" in text

@@ -33,6 +33,10 @@ class Backend(ABC):
     def step(self, model: Any, context: Any) -> Any:
         """Return a ``StatefulStep`` or ``StatelessStep``."""
 
+    def close(self) -> None:
+        """Leave the models."""
+        return
+
     def prepare(self, model: Any) -> None:
         """Reset compile options that this backend does not support, with a warning."""
         return
@@ -78,6 +82,12 @@ class Backend(ABC):
 
         No shard gives all ranks equal weight.
         """
+
+    def update(
+        self, apply: Callable[..., Any], optimizer: Any, grads: Sequence[Any], variables: Any
+    ) -> Any:
+        """Call an optimizer's ``apply``, which averages the gradients before it uses them."""
+        return apply(grads, variables)
 
     def average_accumulated_gradients(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
         """Average gradients that an optimizer accumulates, if it is about to use them.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
@@ -17,6 +18,7 @@ from ..batch_shard import BatchShard, factor_of, rows
 from ..steps import StatefulStep
 from .base import Backend
 from .torch_overlap import Overlap, in_memory_of_its_own
+from .torch_shards import ShardedUpdate, can_shard
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
@@ -30,9 +32,15 @@ class TorchBackend(Backend):
     def __init__(self, group: Group) -> None:
         self._group = group
         self._reduce = FusedAllReduce(group)
-        self._overlap: Overlap | None = None
+        self._updates: WeakKeyDictionary[Any, ShardedUpdate] = WeakKeyDictionary()
+        self._step: Overlap | ShardedUpdate | None = None  # the one that is running
 
     step = staticmethod(StatefulStep)
+
+    def close(self) -> None:
+        """Leave gradients to whoever trains the models next."""
+        while self._updates:
+            self._updates.popitem()[1].leave()
 
     @contextmanager
     def training(self, model: Any, shard: BatchShard | None) -> Iterator[None]:
@@ -40,18 +48,39 @@ class TorchBackend(Backend):
         if not _has_one_backward(model):
             yield
             return
-        self._overlap = Overlap(self._reduce, model.trainable_weights, factor_of(shard))
+        variables = model.trainable_weights
+        self._step = self._update_of(model, variables) or Overlap(self._reduce, variables)
         try:
-            with self._overlap.averaging():
+            with self._step.averaging(factor_of(shard)):
                 yield
         finally:
-            self._overlap = None
+            self._step = None
+
+    def _update_of(self, model: Any, variables: Sequence[Any]) -> ShardedUpdate | None:
+        """Return the update by shards of a model, or None; a collective where it is new."""
+        optimizer = model.optimizer
+        can = can_shard(self._group, optimizer, variables)
+        update = self._updates.get(model)
+        if update is not None and not (can and update.serves(optimizer, variables)):
+            update.leave()
+            update = self._updates.pop(model, None) and None
+        if can and update is None:
+            update = self._updates[model] = ShardedUpdate(self._group, optimizer, variables)
+        return update
+
+    def update(
+        self, apply: Callable[..., Any], optimizer: Any, grads: Sequence[Any], variables: Any
+    ) -> Any:
+        """Update by shards in a step that can."""
+        if isinstance(self._step, ShardedUpdate):
+            return self._step.update(apply, optimizer, grads, variables)
+        return apply(grads, variables)
 
     @torch.compiler.disable
     @torch.no_grad()
     def average_gradients(self, grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:
         """Average gradients, last layers first; in place if the memory has no other user."""
-        if self._overlap is not None and self._overlap.done:
+        if self._step is not None and self._step.done:
             return list(grads)
         factor = factor_of(shard)
         averaged = [in_memory_of_its_own(grad) for grad in grads]

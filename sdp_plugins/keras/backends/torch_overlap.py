@@ -18,6 +18,7 @@ from sdp_plugins.core import DType
 from sdp_plugins.core.tensor_lists import FusedAllReduce
 
 from .torch_internals import at_end_of_backward, uses_of_storage
+from .torch_shards import on_some_ranks
 
 _USES_BY_ONE_TENSOR = 2  # the tensor, and the storage object that is queried
 
@@ -29,12 +30,11 @@ class Overlap:
         done: Whether the parameters' gradients are already the averages over ranks.
     """
 
-    def __init__(self, reduce: FusedAllReduce, variables: Sequence[Any], factor: float) -> None:
-        """Plan by the reducer; the factor multiplies this rank's gradients before the reduction."""
+    def __init__(self, reduce: FusedAllReduce, variables: Sequence[Any]) -> None:
+        """Plan by the reducer."""
         self.done = False
         self._variables = variables[::-1]  # the first ones of the model get their gradients last
         self._parameters = [variable.value for variable in self._variables]
-        self._factor = factor
         # 1 for each variable with a gradient; the average reveals one that only some ranks have.
         self._present = torch.zeros(len(self._parameters))
         sizes = [(tensor.numel(), _dtype(tensor)) for tensor in (*self._parameters, self._present)]
@@ -43,8 +43,13 @@ class Overlap:
         self._less_than_one_rank = 0.5 / reduce.world_size
 
     @contextmanager
-    def averaging(self) -> Iterator[None]:
-        """Return a context in which a backward pass averages gradients."""
+    def averaging(self, factor: float) -> Iterator[None]:
+        """Return a context in which a backward pass averages gradients.
+
+        Args:
+            factor: Weight of this rank's gradients.
+        """
+        self._factor = factor
         with ExitStack() as stack:
             for index, parameter in enumerate(self._parameters):
                 hook = parameter.register_post_accumulate_grad_hook(partial(self._ready, index))
@@ -79,10 +84,7 @@ class Overlap:
         self.done = True
         for variable, present in zip(self._variables, self._present.tolist(), strict=True):
             if self._less_than_one_rank < present < 1 - self._less_than_one_rank:
-                raise RuntimeError(
-                    f"'{variable.path}' got a gradient on some ranks only, in the same step. Hint: "
-                    "a model must use the same layers on all ranks, whatever its data."
-                )
+                raise on_some_ranks(variable)
 
 
 def in_memory_of_its_own(gradient: torch.Tensor) -> torch.Tensor:

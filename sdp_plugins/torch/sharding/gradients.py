@@ -267,6 +267,11 @@ class GradientBuckets:
         assert self._unused is not None
         return self._unused
 
+    @property
+    def uneven(self) -> frozenset[int]:
+        """The parameters of which, at `finish`, only some ranks had the last pass's gradient."""
+        return self._uneven
+
     def raise_if_uneven(self) -> None:
         """Refuse what looks at ``parameter.grad`` if the ranks see different gradients there.
 

@@ -10,7 +10,7 @@ import sys
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -125,16 +125,22 @@ class Layout:
         last = self.buckets[-1]
         return last.offset + last.numel * last.dtype.itemsize
 
+    def parts(self, rank: int) -> list[Piece]:
+        """What a rank updates of each parameter, perhaps nothing."""
+        return [
+            Piece(index, slot, *(min(max(at, slot.start), slot.stop) for at in bucket.shard(rank)))
+            for index, bucket in enumerate(self.buckets)
+            for slot in bucket.slots
+        ]
+
     def pieces(self, rank: int) -> list[Piece]:
         """What a rank updates: parameters, or pieces of them of at most `PIECE_NBYTES`."""
         found = []
-        for index, bucket in enumerate(self.buckets):
-            first, last = bucket.shard(rank)
-            most = sys.maxsize if self.by_parameter else PIECE_NBYTES // bucket.dtype.itemsize
-            for slot in bucket.slots:
-                start, stop = max(first, slot.start), min(last, slot.stop)
-                for at in range(start, stop, most):
-                    found.append(Piece(index, slot, at, min(at + most, stop)))
+        for part in self.parts(rank):
+            itemsize = self.buckets[part.bucket].dtype.itemsize
+            most = sys.maxsize if self.by_parameter else PIECE_NBYTES // itemsize
+            for at in range(part.start, part.stop, most):
+                found.append(replace(part, start=at, stop=min(at + most, part.stop)))
         return found
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from sdp_plugins.core import Group, _native
+from sdp_plugins.core import Group, SdpError, _native
 from sdp_plugins.torch.sharding.layout import Bucket, Layout
 
 
@@ -22,6 +24,18 @@ def touch(layout: Layout, buckets: Sequence[Tensor], rank: int) -> None:
     for bucket, elements in zip(layout.buckets, buckets, strict=True):
         first, last = bucket.shard(rank)
         elements[first:last].zero_()
+
+
+@cache
+def can_tell_writes() -> bool:
+    """Whether the kernel tells which pages a process has written; a sandbox may hide that."""
+    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE)
+    page[0] = 1
+    address = torch.frombuffer(page, dtype=torch.uint8).data_ptr()
+    try:
+        return _native.written_pages(address, len(page)) == [(0, len(page))]
+    except SdpError:
+        return False
 
 
 class NodeWeights:
@@ -61,7 +75,7 @@ class NodeWeights:
                 tensor = tensors[slot.parameter]
                 tensor.data = like(tensor, bucket.of_slot(view, slot), 0)
         self._memory, self._view = (torch.frombuffer(m, dtype=torch.uint8) for m in (memory, view))
-        self._written: list[tuple[int, int]] = []
+        self.changed()  # fails here if the kernel does not tell
 
     def changed(self) -> set[int]:
         """The parameters whose values the program has changed since the last `take`."""
