@@ -55,8 +55,11 @@ class JaxBackend(Backend):
             grads = [jax.numpy.zeros_like(grad) for grad in grads]
         elif factor != 1:
             grads = [grad * jax.numpy.asarray(factor, grad.dtype) for grad in grads]
-        averaged, _ = self._collectives.all_reduce(grads[::-1], "avg", self._turn)
-        return averaged[::-1]
+        averaged, turn = self._collectives.all_reduce(grads[::-1], "avg", self._turn)
+        # An update after the whole backward pass: without that order, XLA copies each weight, as the
+        # pass may still read it. Multiplying by one needs no pass of its own.
+        one = 1 + 0 * turn
+        return [grad * one.astype(grad.dtype) for grad in averaged[::-1]]
 
     def average_accumulated_gradients(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
         """Average in the last micro-step only: Keras clips in all, but discards other results."""
