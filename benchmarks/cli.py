@@ -301,6 +301,7 @@ def keras(
     rows: Annotated[int, typer.Option(min=1, help="rows of the global batch")] = 16,
     layers: Annotated[int, typer.Option(min=1, help="number of hidden layers")] = 3,
     width: Annotated[int, typer.Option(min=1, help="width of the hidden layers")] = 4096,
+    optimizer: Annotated[str, typer.Option(help="sgd, adam or another of Keras")] = "sgd",
     repeats: Repeats = 5,
     gbit: Annotated[
         float | None,
@@ -313,8 +314,9 @@ def keras(
     """Training step of Keras: smddp, without communication, and TensorFlow's strategy."""
     if backend not in keras_of.BACKENDS:
         raise typer.BadParameter(f"there is no backend {backend!r} of Keras", param_hint="backend")
-    plan = keras_of.KerasPlan(backend, ranks, rows, layers, width, repeats, gbit=gbit)
-    section = f"keras {backend}"
+    sizes = (ranks, rows, layers, width, repeats)
+    plan = keras_of.KerasPlan(backend, *sizes, optimizer=optimizer, gbit=gbit)
+    section = f"keras {backend}" + (f" {optimizer}" if optimizer != "sgd" else "")
     with ExitStack() as stack:
         run = partial(keras_of.run, plan)
         if gbit is not None:

@@ -35,6 +35,7 @@ class KerasPlan:
         width: Width of the hidden layers; three of 4096 make 38.6 million parameters.
         rounds: Turns of every method.
         steps: Timed steps in a turn; two untimed steps precede them.
+        optimizer: Keras' name of it, with its defaults.
         gbit: Speed of the links between ranks, each on a node of a testbed; None: all ranks are
             on this machine.
     """
@@ -46,6 +47,7 @@ class KerasPlan:
     width: int = 4096
     rounds: int = 5
     steps: int = 8
+    optimizer: str = "sgd"
     gbit: float | None = None
 
 
@@ -109,7 +111,7 @@ def _spec(
 ) -> JobSpec:
     workers = _addresses(plan.ranks) if way == MIRRORED else []
     sizes = {"layers": plan.layers, "width": plan.width, "rows": plan.rows}
-    task = {"backend": plan.backend, "workers": workers, **sizes}
+    task = {"backend": plan.backend, "workers": workers, "optimizer": plan.optimizer, **sizes}
     variables = ONE_THREAD | (environment or {}) | ({"SDP_INTERNODE": "mpi"} if where else {})
     return JobSpec(f"keras {way}", TASK, plan.ranks, task, environment=variables, **where)
 
@@ -134,8 +136,8 @@ def keras_table(report: Report) -> Table:
     where = f"{s['ranks']} nodes on links of {s['gbit']:g} Gbit/s" if s["gbit"] else "one machine"
     return render(
         report,
-        f"Keras on {s['backend']}: a step of {report.facts['parameters'] / 1e6:.1f} M parameters, "
-        f"{s['ranks']} ranks, global batch of {s['rows']}; {where}",
+        f"Keras on {s['backend']}: a step of {report.facts['parameters'] / 1e6:.1f} M parameters "
+        f"with {s['optimizer']}, {s['ranks']} ranks, global batch of {s['rows']}; {where}",
         caption,
         [
             variant("way"),

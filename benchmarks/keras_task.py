@@ -27,6 +27,7 @@ class KerasTask:
         layers: Number of hidden layers.
         width: Width of the hidden layers.
         rows: Rows of the global batch.
+        optimizer: Keras' name of it.
         workers: Addresses of the ranks for MultiWorkerMirroredStrategy; empty: do not measure it.
     """
 
@@ -37,10 +38,12 @@ class KerasTask:
         layers: int,
         width: int,
         rows: int,
+        optimizer: str,
         workers: list[str],
     ) -> None:
         os.environ.update(KERAS_BACKEND=backend, TF_CPP_MIN_LOG_LEVEL="3", JAX_PLATFORMS="cpu")
         self.place, self.rows, self._layers, self._width = place, rows, layers, width
+        self._optimizer = optimizer
         self._strategy: Any = None
         scopes = {"mwms": self._mirrored(workers)} if workers else self._ours()
         self._models = {way: self._build(scope) for way, scope in scopes.items()}
@@ -111,7 +114,7 @@ class KerasTask:
             model = keras.Sequential(
                 [keras.Input((FEATURES,)), *hidden, keras.layers.Dense(OUTPUTS)]
             )
-            model.compile(keras.optimizers.SGD(0.01), "mse")
+            model.compile(self._optimizer, "mse")
         return model
 
 

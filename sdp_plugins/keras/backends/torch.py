@@ -59,13 +59,14 @@ class TorchBackend(Backend):
     def _update_of(self, model: Any, variables: Sequence[Any]) -> ShardedUpdate | None:
         """Return the update by shards of a model, or None; a collective where it is new."""
         optimizer = model.optimizer
-        can = can_shard(self._group, optimizer, variables)
         update = self._updates.get(model)
-        if update is not None and not (can and update.serves(optimizer, variables)):
-            update.leave()
-            update = self._updates.pop(model, None) and None
-        if can and update is None:
-            update = self._updates[model] = ShardedUpdate(self._group, optimizer, variables)
+        if update is not None and update.serves(optimizer, variables):
+            return update
+        if update is not None:
+            self._updates.pop(model).leave()
+        if not can_shard(self._group, optimizer, variables):
+            return None
+        update = self._updates[model] = ShardedUpdate(self._group, optimizer, variables)
         return update
 
     def update(

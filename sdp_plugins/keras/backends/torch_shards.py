@@ -30,18 +30,23 @@ def can_shard(group: Group, optimizer: Any, variables: Sequence[Any]) -> bool:
         group.local_size == group.world_size
         and hasattr(optimizer, "_parallel_update_step")
         and is_of_keras(type(optimizer))
-        and not (optimizer.clipnorm or optimizer.global_clipnorm)
+        and _is_by_element(optimizer, variables)
         and len(variables) > 0
         and all(
             id(variable) in optimizer._trainable_variables_indices
-            and variable.constraint is None
             and not variable.overwrite_with_gradient
-            and variable.value.dtype in DTYPES
+            and variable._value.dtype in DTYPES
             for variable in variables
         )
         and _states(optimizer) is not None
         and can_tell_writes()
     )
+
+
+def _is_by_element(optimizer: Any, variables: Sequence[Any]) -> bool:
+    """Return whether an optimizer of Keras neither clips by norms nor constrains variables."""
+    clips = optimizer.clipnorm or optimizer.global_clipnorm
+    return not clips and all(variable.constraint is None for variable in variables)
 
 
 def _states(optimizer: Any) -> list[list[Any]] | None:
@@ -102,9 +107,10 @@ class ShardedUpdate:
         self._averages = Averages(group, self._gradients, pieces)
 
     def serves(self, optimizer: Any, variables: Sequence[Any]) -> bool:
-        """Return whether it was made for these variables, and nobody has replaced their values."""
+        """Return whether it can update these variables, whose values nobody has replaced."""
         return (
             optimizer is self._optimizer
+            and _is_by_element(optimizer, variables)
             and [id(variable) for variable in variables] == list(self._weights)
             and self._find_addresses() == self._addresses
         )
