@@ -39,7 +39,8 @@ def broadcast(group: Group, variables: Sequence[Any], root: int) -> None:
     broadcast_arrays(group, arrays, root)
     if group.rank != root:
         for variable, array in zip(variables, arrays, strict=True):
-            variable.assign(array)
+            if not np.array_equal(ops.convert_to_numpy(variable), array):  # most often it is equal
+                variable.assign(array)
 
 
 def partial_sums(optimizer: Any) -> Sequence[Any]:

@@ -148,11 +148,12 @@ def change_weights(rank: int, world: int) -> None:
         before = optimizer.state_dict()["state"][0]["master_param"]
         with torch.no_grad():
             model[0].weight[5:9] = 3.0  # type: ignore[index]
+        expected = before.clone()
+        expected[5:9] = 3.0
+        assert_same(optimizer.state_dict()["state"][0]["master_param"], expected)
         for parameter in model.parameters():
             parameter.grad = torch.zeros_like(parameter)
         optimizer.step()
-        expected = before.clone()
-        expected[5:9] = 3.0
         assert_same(optimizer.state_dict()["state"][0]["master_param"], expected)
         assert_same(model[0].weight.detach(), expected.to(dtype))  # type: ignore[index]
 

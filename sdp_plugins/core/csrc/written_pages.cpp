@@ -49,6 +49,8 @@ std::vector<std::pair<std::size_t, std::size_t>> written_pages(const std::byte* 
 }
 
 void drop_pages(std::byte* view, std::size_t nbytes) {
-  madvise(view, nbytes, MADV_DONTNEED);
+  if (madvise(view, nbytes, MADV_DONTNEED) != 0) {  // of locked memory, as by mlockall
+    throw shared_memory_failure("cannot drop what was written into a view of shared memory");
+  }
 }
 }  // namespace sdp

@@ -13,5 +13,6 @@ std::vector<std::pair<std::size_t, std::size_t>> written_pages(const std::byte* 
                                                                std::size_t nbytes);
 
 // Drops what was written into [view, view + nbytes), which begins at a page: it shows the file.
+// Throws Failure(shared_memory) if the memory is locked.
 void drop_pages(std::byte* view, std::size_t nbytes);
 }  // namespace sdp

@@ -25,26 +25,32 @@ class MasterWeights:
     def __init__(self, enabled: bool) -> None:
         self._dtypes = SIXTEEN_BITS if enabled else ()
         self._weights: dict[Tensor, Tensor] = {}
+        self._seen: dict[Tensor, Tensor] = {}
         self._updated: set[Tensor] = set()  # others are equal to the weights
 
     def dtype_of(self, weights: Tensor) -> torch.dtype:
         """The type in which weights are updated."""
         return torch.float32 if weights.dtype in self._dtypes else weights.dtype
 
-    def add(self, weights: Tensor) -> nn.Parameter:
-        """Copy weights, or leave them; returns what the optimizer updates."""
+    def add(self, weights: Tensor, seen: Tensor) -> nn.Parameter:
+        """Copy weights, or leave them; returns what the optimizer updates.
+
+        Args:
+            weights: What is updated.
+            seen: The same as the program sees it, and may change it.
+        """
         if self.dtype_of(weights) is weights.dtype:
             return nn.Parameter(weights)
         master = nn.Parameter(weights.float())
-        self._weights[master] = weights
+        self._weights[master], self._seen[master] = weights, seen
         return master
 
     def follow(self) -> None:
         """Take over weights that were changed since `write`, as by loading a checkpoint."""
-        for master, weights in self._weights.items():
-            changed = master.to(weights.dtype) != weights
+        for master, seen in self._seen.items():
+            changed = master.to(seen.dtype) != seen
             if changed.any():
-                master.copy_(torch.where(changed, weights.float(), master))
+                master.copy_(torch.where(changed, seen.float(), master))
 
     def write(self) -> None:
         """Round the updated copies to the weights."""

@@ -151,10 +151,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._inner.param_groups = [{**each, "params": []} for each in self.param_groups]
         self._pieces: list[tuple[Piece, nn.Parameter]] = []
         for piece in self._layout.pieces(self._group.rank):
-            weights = self._weights.buckets[piece.bucket][piece.start : piece.stop]
+            weights, seen = (
+                each[piece.bucket][piece.start : piece.stop]
+                for each in (self._weights.buckets, self._weights.views)
+            )
             if self._layout.by_parameter:
-                weights = like(self._parameters[piece.slot.parameter].detach(), weights, 0)
-            tensor = self._masters.add(weights)
+                shape = self._parameters[piece.slot.parameter].detach()
+                weights, seen = like(shape, weights, 0), like(shape, seen, 0)
+            tensor = self._masters.add(weights, seen)
             self._inner.param_groups[piece.slot.group]["params"].append(tensor)
             self._pieces.append((piece, tensor))
         for index, placeholder in self._gradients.placeholders.items():

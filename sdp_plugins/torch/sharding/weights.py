@@ -52,12 +52,14 @@ class NodeWeights:
 
     Attributes:
         buckets: The elements of each bucket.
+        views: The same, as the program sees them on this rank.
     """
 
     def __init__(self, group: Group, layout: Layout, tensors: Sequence[Tensor]) -> None:
         self._layout, self._rank = layout, group.rank
         memory, view = group.allocate_with_view(layout.nbytes)
         self.buckets = [bucket.of(memory) for bucket in layout.buckets]
+        self.views = [bucket.of(view) for bucket in layout.buckets]
         touch(layout, self.buckets, group.rank)
         group.barrier()
         with torch.no_grad():
