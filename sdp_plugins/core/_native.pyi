@@ -398,7 +398,7 @@ def give_back_pages(data: int, nbytes: int) -> None:
 
 def written_pages(view: int, nbytes: int) -> list[tuple[int, int]]:
     """
-    [(start, stop)] in bytes of the whole pages that this process has written in a view, which no longer show what is written into the memory.
+    [(start, stop)] in bytes of the pages that this process has written in a view, which no longer show what is written into the memory.
     """
 
 def drop_pages(view: int, nbytes: int) -> None:

@@ -7,6 +7,7 @@ lowered on all ranks or on none.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from .context import TrainingContext
 
 _PATCHED = "_smddp_context"
+_OVERRIDDEN = "_smddp_overridden"
+PATCHES = __name__
+"""The module of the functions that `patch_optimizer` gives an optimizer."""
 
 
 def install() -> None:
@@ -45,6 +49,8 @@ def patch_optimizer(optimizer: Any, context: TrainingContext, outermost: bool = 
     if vars(optimizer).get(_PATCHED) is context:
         return
     object.__setattr__(optimizer, _PATCHED, context)
+    own = any(inspect.isroutine(value) for value in vars(optimizer).values())
+    object.__setattr__(optimizer, _OVERRIDDEN, own)
     if outermost and context.backend.is_stateless:
         _patch_stateless_apply(optimizer, context)
     if hasattr(optimizer, "inner_optimizer"):
@@ -69,6 +75,11 @@ def patch_optimizer(optimizer: Any, context: TrainingContext, outermost: bool = 
 
     object.__setattr__(optimizer, "_clip_gradients", clip_gradients)
     object.__setattr__(optimizer, "apply", apply_compared)
+
+
+def was_overridden(optimizer: Any) -> bool:
+    """Return whether a patched optimizer had functions of the program's own before."""
+    return bool(vars(optimizer).get(_OVERRIDDEN))
 
 
 def _weighted(grads: Sequence[Any], shard: BatchShard | None) -> list[Any]:

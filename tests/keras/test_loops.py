@@ -113,3 +113,14 @@ def test_errors_of_a_step_get_the_name_of_the_method(rank: int, world: int) -> N
         for name in names:
             error_of(getattr(model, name))  # without data
     assert asked == names
+
+
+@on_ranks(1, ["jax"])
+def test_what_orders_collectives_is_zero(rank: int, world: int) -> None:
+    """Gradients are multiplied by one plus it, whatever the weights that it has to wait for."""
+    import jax
+
+    from sdp_plugins.jax.collectives import after
+
+    weights = [np.full(2, value, np.float32) for value in (np.inf, np.nan, 3e38, 3e38)]
+    assert float(jax.jit(after)(np.float32(0), weights)) == 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ import numpy as np
 import pytest
 from keras import layers, optimizers
 
+from tests.core.test_groups import shared_mappings
 from tests.keras.case import variables
 from tests.keras.first_ranks import assert_same, first_ranks, on_ranks
 from tests.keras.strategies import error_of, strategy
@@ -162,17 +165,27 @@ def test_rank_0_saves_alone(rank: int, world: int, tmp_path: Path) -> Any:
     return with_and_without(run, OPTIMIZERS["Adam"])
 
 
+def halve(variable: Any, rank: int) -> None:
+    variable.assign(variable * (0.5 if rank else 1.0))
+
+
+@pytest.mark.parametrize("which", ["kernel", "momentum", "both"])
 @on_ranks(2)
-def test_a_write_on_one_rank_is_named(rank: int, world: int) -> None:
-    class Alone(Writing):
+def test_different_writes_are_named(rank: int, world: int, which: str) -> None:
+    class Alone(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if rank == 1:
-                self.model.layers[2].kernel.assign(self.model.layers[2].kernel * 0.5)
+            kernel, momentum = self.model.layers[0].variables[0], self.model.optimizer.variables[2]
+            assert momentum.shape == kernel.shape
+            if which == "both":  # each on one rank
+                halve(kernel if rank else momentum, 1)
+            else:
+                halve(kernel if which == "kernel" else momentum, rank)
 
     with strategy() as made:
-        text = error_of(fit, model_of(made, optimizers.SGD(0.1)), Alone())
-    assert "some ranks have changed the weights of" in text and "dense" in text, text
-    assert "Hint: load or change weights alike on all ranks" in text
+        text = error_of(fit, model_of(made, OPTIMIZERS["momentum"]()), Alone())
+    assert "to different values since the last step" in text, text
+    assert ("momentum" in text) == (which != "kernel") and "kernel" in text, text
+    assert "Hint: change weights and state alike on all ranks, or broadcast them" in text
 
 
 @on_ranks(2)
@@ -181,6 +194,12 @@ def test_what_needs_whole_gradients_is_not_sharded(rank: int, world: int) -> Non
         pass
 
     from sdp_plugins.keras.backends import torch_shards
+
+    def overridden() -> Any:
+        optimizer = optimizers.SGD(0.1)
+        apply = optimizer.apply
+        optimizer.apply = lambda grads, variables=None: apply(grads, variables)
+        return optimizer
 
     def constrain(model: Any) -> None:
         model.layers[2].kernel.constraint = keras.constraints.NonNeg()
@@ -194,6 +213,8 @@ def test_what_needs_whole_gradients_is_not_sharded(rank: int, world: int) -> Non
             (optimizers.Ftrl(0.1), None),
             (optimizers.LossScaleOptimizer(optimizers.SGD(0.1)), None),
             (Own(0.1), None),
+            (optimizers.SGD(lambda: 0.1), None),
+            (overridden(), None),
             (optimizers.SGD(0.1), constrain),
         ]:
             model = model_of(made, optimizer)
@@ -223,6 +244,61 @@ def test_the_model_is_left_as_it_was(rank: int, world: int) -> None:
     assert (kernel.grad != 0).any()
     kernel.data -= kernel.grad * (rank + 1)
     assert (kernel == before - kernel.grad * (rank + 1)).all()
+
+
+@on_ranks(2)
+def test_models_are_freed(rank: int, world: int) -> None:
+    with strategy() as made:
+        made.all_reduce(np.ones(3, np.float32))
+        before = shared_mappings()
+        for _ in range(3):
+            fit(model := model_of(made, optimizers.Adam(0.1)))
+            kernel = weakref.ref(model.layers[0].variables[0]._value)
+            assert shared_mappings() > before
+            del model
+            for _ in range(3):
+                gc.collect()
+            assert kernel() is None
+            for _ in range(2):
+                made.all_reduce(np.ones(3, np.float32))
+            assert shared_mappings() == before
+
+
+@on_ranks(2)
+def test_models_that_share_a_layer(rank: int, world: int) -> None:
+    """The first of them is sharded."""
+    found = []
+    for allowed in True, False:
+        with sharding(allowed), strategy() as made, made.scope():
+            shared = layers.Dense(7)
+            models = [keras.Sequential([shared, layers.Dense(7)]) for _ in range(2)]
+            for model in models:
+                model.compile(optimizers.Adam(0.1), "mse")
+            losses = [float(model.train_on_batch(X, Y)) for _ in range(3) for model in models]
+            assert [is_sharded(made, model) for model in models] == [allowed, False]
+            models[0].compile(optimizers.SGD(0.1, clipnorm=1.0), "mse")
+            losses += [float(model.train_on_batch(X, Y)) for _ in range(2) for model in models]
+            assert [is_sharded(made, model) for model in models] == [False, allowed]
+        found.append(losses)
+    assert_same(*found, 0.0, "")
+
+
+@on_ranks(2)
+def test_parts_of_tensors_are_left_alone(rank: int, world: int) -> Any:
+    def run(model: Any) -> Any:
+        losses = fit(model)
+        value = model.layers[2].kernel._value
+        model.layers[2].kernel._value = type(value)(value.data)  # over the same memory
+        return losses + fit(model)
+
+    with strategy() as made:
+        model = model_of(made, optimizers.SGD(0.1))
+        model.build((None, 6, 7))
+        value = model.layers[2].kernel._value
+        value.data = value.data.repeat(1, 2)[:, ::2]
+        fit(model)
+        assert not is_sharded(made, model)
+    return with_and_without(run, OPTIMIZERS["SGD"])
 
 
 def dies_in_update(rank: int, world: int) -> str:

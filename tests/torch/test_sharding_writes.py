@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from sdp_plugins.core import SdpError, _native
+from sdp_plugins.torch import ShardedOptimizer
 from tests.torch.jobs import assert_same, process_group
 from tests.torch.sharded_nets import (
     STEPS,
@@ -81,11 +84,11 @@ def swap(rank: int, world: int) -> None:
         assert_same(next(model.parameters()), torch.zeros_like(before[0]))
         for parameter, value in zip(model.parameters(), before, strict=True):
             parameter.data.copy_(value)
-        assert optimizer._weights.changed() == set()
+        assert not optimizer._weights.changed()
         assert optimizer._weights._written
         loss_of(model, rank, 0).backward()
         optimizer.step()
-        assert not optimizer._weights._written and optimizer._weights.changed() == set()
+        assert not optimizer._weights._written and not optimizer._weights.changed()
 
 
 def test_weights_are_swapped_and_back(rank_pool: Any) -> None:
@@ -104,8 +107,7 @@ def write_alone(rank: int, world: int) -> None:
             assert_same(model.second.weight, before)
         for step in range(2):  # again until the ranks agree
             loss_of(model, rank, step).backward()
-            text = r"some ranks have changed the weights of second\.weight since the last step"
-            with pytest.raises(RuntimeError, match=text):
+            with pytest.raises(RuntimeError, match=r"have changed second\.weight to different"):
                 optimizer.step()
             optimizer.zero_grad()
         if rank == 1:
@@ -116,6 +118,76 @@ def write_alone(rank: int, world: int) -> None:
 
 def test_a_write_on_one_rank_is_told(rank_pool: Any) -> None:
     rank_pool(2).run(write_alone)
+
+
+def write_differently(rank: int, world: int) -> None:
+    with process_group():
+        model, optimizer = sharded(rank, torch.optim.SGD, lr=0.1)
+        model.second.weight.data[3, 5] = rank  # type: ignore[index,operator,union-attr]
+        model.first.weight.data[3] = 7.0  # type: ignore[index,operator,union-attr]
+        loss_of(model, rank, 0).backward()
+        with pytest.raises(RuntimeError, match=r"have changed second\.weight to different"):
+            optimizer.step()
+
+
+def test_different_writes_are_told(rank_pool: Any) -> None:
+    rank_pool(2).run(write_differently)
+
+
+def columns(rank: int, world: int) -> None:
+    """One page in two is written, in the memory of many parameters."""
+    with process_group():
+        layers = [nn.Linear(9, 9) for _ in range(150)]
+        model = nn.Sequential(nn.Embedding(4000, 2048), nn.Linear(2048, 9), *layers)
+        optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+        model(torch.tensor([rank])).sum().backward()
+        model[0].weight.data[:, 0] = 0.5  # type: ignore[index]
+        written = _native.written_pages(
+            optimizer._weights._view.data_ptr(), optimizer._weights._view.nbytes
+        )
+        assert len(written) > 1000
+        optimizer._weights.changed()
+        assert len(optimizer._weights._written) == 1
+        optimizer.step()
+        assert (model[0].weight[world:, 0] == 0.5).all()  # type: ignore[index]
+
+
+def test_many_small_writes(rank_pool: Any) -> None:
+    rank_pool(2).run(columns)
+
+
+def stale(rank: int, world: int) -> None:
+    """A backward pass through weights of before an update."""
+    with process_group():
+        model, optimizer = sharded(rank, torch.optim.SGD, lr=0.1)
+        before = loss_of(model, rank, 0)
+        loss_of(model, rank, 0).backward()
+        optimizer.step()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            before.backward()
+
+
+def test_graphs_of_before_a_step(rank_pool: Any) -> None:
+    rank_pool(2).run(stale)
+
+
+def lock(rank: int, world: int) -> None:
+    """Locked memory is copied when it is mapped, and cannot be given back."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with process_group():
+        model, optimizer = sharded(rank, torch.optim.SGD, lr=0.1)
+        if libc.mlockall(1):
+            pytest.skip("memory cannot be locked")
+        try:
+            loss_of(model, rank, 0).backward()
+            with pytest.raises(SdpError, match="cannot drop what was written"):
+                optimizer.step()
+        finally:
+            libc.munlockall()
+
+
+def test_locked_memory_is_told(rank_pool: Any) -> None:
+    rank_pool(2).run(lock)
 
 
 def outlive(rank: int, world: int) -> None:

@@ -219,8 +219,8 @@ void bind_group(nb::module_& m) {
         return written_pages(reinterpret_cast<const std::byte*>(view), nbytes);
       },
       no_gil, "view"_a, "nbytes"_a,
-      "[(start, stop)] in bytes of the whole pages that this process has written in a view, which "
-      "no longer show what is written into the memory.");
+      "[(start, stop)] in bytes of the pages that this process has written in a view, which no "
+      "longer show what is written into the memory.");
   m.def(
       "drop_pages",
       [](std::uintptr_t view, std::size_t nbytes) {

@@ -25,6 +25,7 @@ bool is_written(std::uint64_t entry) {
 std::vector<std::pair<std::size_t, std::size_t>> written_pages(const std::byte* view,
                                                                std::size_t nbytes) {
   const FileDescriptor pagemap(open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC));
+  if (pagemap.get() < 0) throw shared_memory_failure("cannot open /proc/self/pagemap");
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   const std::size_t pages = (nbytes + page - 1) / page;
   const std::size_t first = reinterpret_cast<std::uintptr_t>(view) / page;

@@ -56,8 +56,8 @@ class JaxBackend(Backend):
         elif factor != 1:
             grads = [grad * jax.numpy.asarray(factor, grad.dtype) for grad in grads]
         averaged, turn = self._collectives.all_reduce(grads[::-1], "avg", self._turn)
-        # An update after the whole backward pass: without that order, XLA copies each weight, as the
-        # pass may still read it. Multiplying by one needs no pass of its own.
+        # Updates come after the whole backward pass: otherwise XLA copies each weight, which the
+        # pass may still read. XLA multiplies by one in the same loop as it updates.
         one = 1 + 0 * turn
         return [grad * one.astype(grad.dtype) for grad in averaged[::-1]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from threading import Lock
@@ -23,6 +24,7 @@ from .torch_shards import ShardedUpdate, can_shard
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
 
+log = logging.getLogger("sdp_plugins.keras")
 _seeding = Lock()  # the strategies of different threads share torch's generator
 
 
@@ -67,6 +69,8 @@ class TorchBackend(Backend):
         if not can_shard(self._group, optimizer, variables):
             return None
         update = self._updates[model] = ShardedUpdate(self._group, optimizer, variables)
+        if self._group.rank == 0:
+            log.info("model '%s': each rank updates a shard of the weights", model.name)
         return update
 
     def update(

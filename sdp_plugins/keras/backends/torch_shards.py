@@ -7,7 +7,9 @@ only. Between steps they are as ever, and whole on all ranks.
 
 from __future__ import annotations
 
+import inspect
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -16,11 +18,13 @@ import torch
 
 from sdp_plugins.core import Group, SdpError
 from sdp_plugins.torch.sharding.averages import Averages
+from sdp_plugins.torch.sharding.checks import find_mistake
 from sdp_plugins.torch.sharding.gradients import GradientBuckets
 from sdp_plugins.torch.sharding.layout import lay_out
 from sdp_plugins.torch.sharding.weights import NodeWeights, can_tell_writes
 from sdp_plugins.torch.tensors import DTYPES
 
+from ..gradients import PATCHES, was_overridden
 from ..keras_internals import is_of_keras
 
 
@@ -38,9 +42,20 @@ def can_shard(group: Group, optimizer: Any, variables: Sequence[Any]) -> bool:
             and variable._value.dtype in DTYPES
             for variable in variables
         )
+        and not _is_overridden(optimizer)
+        and not find_mistake([v._value for v in variables], [v.path for v in variables])
         and _states(optimizer) is not None
         and can_tell_writes()
     )
+
+
+def _is_overridden(optimizer: Any) -> bool:
+    """Return whether an optimizer has functions of the program's own, which may need all elements.
+
+    Among them is a learning rate that is a function.
+    """
+    own = [value for value in vars(optimizer).values() if inspect.isroutine(value)]
+    return was_overridden(optimizer) or any(each.__module__ != PATCHES for each in own)
 
 
 def _is_by_element(optimizer: Any, variables: Sequence[Any]) -> bool:
@@ -98,10 +113,15 @@ class ShardedUpdate:
             shards = [memory.buckets[part.bucket][part.start : part.stop] for part in parts]
             self._memories.append(memory)
             self._shards += zip(members, shards, strict=True)
-        self._addresses = self._find_addresses()
-        names = [variable.path for variable in variables]
-        self._gradients = GradientBuckets(group, group, layout, parameters, names)
+        self._places = self._find_places()
+        names = [variable.path for variable, _ in self._shards]
+        self._gradients = GradientBuckets(
+            group, group, layout, parameters, names[: len(parameters)], watched=names
+        )
         self._gradients.synchronizing = False
+        # The hooks on parameters would keep all memory, and no garbage collector sees them.
+        self._end = weakref.finalize(self, self._gradients.leave_parameters)
+        self._end.atexit = False
         self._weights = {id(variable): shard for variable, shard in self._shards[: len(parameters)]}
         pieces = list(zip(parts, self._weights.values(), strict=True))
         self._averages = Averages(group, self._gradients, pieces)
@@ -112,15 +132,16 @@ class ShardedUpdate:
             optimizer is self._optimizer
             and _is_by_element(optimizer, variables)
             and [id(variable) for variable in variables] == list(self._weights)
-            and self._find_addresses() == self._addresses
+            and self._find_places() == self._places
         )
 
-    def _find_addresses(self) -> list[int]:
-        return [variable._value.data_ptr() for variable, _ in self._shards]
+    def _find_places(self) -> list[tuple[int, int]]:
+        values = (variable._value for variable, _ in self._shards)
+        return [(id(value), value.data_ptr()) for value in values]
 
     def leave(self) -> None:
         """Leave the variables to another update, or to none."""
-        self._gradients.leave_parameters()
+        self._end()
 
     @contextmanager
     def averaging(self, factor: float) -> Iterator[None]:
@@ -145,7 +166,7 @@ class ShardedUpdate:
     def update(
         self, apply: Callable[..., Any], optimizer: Any, grads: Sequence[Any], variables: Any
     ) -> Any:
-        """Run an optimizer's ``apply`` on this rank's shards.
+        """Run an optimizer's ``apply`` on this rank's shards of averages, which replace `grads`.
 
         Raises:
             RuntimeError: Only some ranks have a gradient of a variable, or have changed it.
@@ -153,8 +174,13 @@ class ShardedUpdate:
         """
         if optimizer is not self._optimizer:
             return apply(grads, variables)
-        changed = set[int]().union(*(memory.changed() for memory in self._memories))
-        self._averages.compute(early=False, new_weights=changed)
+        count = len(self._variables)
+        new = {
+            i * count + n: digest
+            for i, memory in enumerate(self._memories)
+            for n, digest in memory.changed().items()
+        }
+        self._averages.compute(early=False, new=new)
         self.done = True
         if self._gradients.uneven:
             raise on_some_ranks(self._variables[max(self._gradients.uneven)])
@@ -168,6 +194,7 @@ class ShardedUpdate:
             text = "The weights are partly of this step, and partly of the one before."
             error.args = (f"{error} {text}",)
             raise
+        self._memories[0].tell_autograd()
         return result
 
     @contextmanager

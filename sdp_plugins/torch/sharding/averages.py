@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 import zlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,8 @@ from torch import Tensor
 
 from sdp_plugins.core import Group
 from sdp_plugins.torch import internals
-from sdp_plugins.torch.sharding.gradients import Call, GradientBuckets
+from sdp_plugins.torch.sharding.agreement import Call
+from sdp_plugins.torch.sharding.gradients import GradientBuckets
 from sdp_plugins.torch.sharding.layout import Piece
 from sdp_plugins.torch.sharding.weights import like
 
@@ -54,12 +55,12 @@ class Averages:
         self._changes = 0
         self._gradients.drop()
 
-    def compute(self, early: bool, new_weights: Collection[int] | None = None) -> bool:
+    def compute(self, early: bool, new: Mapping[int, int] | None = None) -> bool:
         """Average the gradients, once in a step. Pieces whose parameter has none get none.
 
         Args:
             early: Whether this is before the step, which has to be so on all ranks.
-            new_weights: In the step, the parameters that the program has changed since the last.
+            new: In the step, what of the watched the program has changed, see `NodeWeights`.
 
         Returns:
             Whether this call has averaged them; False: an earlier one had.
@@ -68,10 +69,10 @@ class Averages:
             self.drop()
         if self.computed:
             if not early:
-                self._gradients.finish(Call.STEP_AFTER_CHANGES, self._changes, new_weights)
+                self._gradients.finish(Call.STEP_AFTER_CHANGES, self._changes, new)
             return False
         call = Call.CHANGE if early else Call.STEP
-        unused = self._gradients.finish(call, new_weights=new_weights)
+        unused = self._gradients.finish(call, new=new)
         used = [(p, tensor) for p, tensor in self._pieces if p.slot.parameter not in unused]
         averages = self._gradients.average(piece for piece, _ in used)
         for (_, tensor), average in zip(used, averages, strict=True):

@@ -94,6 +94,7 @@ def core_groups(group: dist.ProcessGroup | None) -> tuple[Group, Group, Callable
 
 def find_mistake(parameters: Sequence[Tensor], names: Sequence[str]) -> str:
     """Why parameters cannot lie in shared memory, or are another optimizer's; empty if they can."""
+    places: dict[int, str] = {}
     for parameter, name in zip(parameters, names, strict=True):
         if not parameter.requires_grad:
             continue
@@ -103,6 +104,9 @@ def find_mistake(parameters: Sequence[Tensor], names: Sequence[str]) -> str:
             return f"{name} is a part of a tensor, or expanded. Hint: make it contiguous()."
         if getattr(parameter, OWNED, None) == id(parameter):
             return f"{name} has a ShardedOptimizer already. Hint: call its close() first."
+        other = places.setdefault(parameter.data_ptr(), name) if parameter.numel() else name
+        if other != name:
+            return f"{name} has the memory of {other}. Hint: use one parameter."
     if not any(parameter.requires_grad for parameter in parameters):
         return "no parameter requires a gradient."
     return ""

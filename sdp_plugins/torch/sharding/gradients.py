@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from enum import Enum
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sdp_plugins.core import Buffer, Group, SdpError, Work, _native
+from sdp_plugins.torch.sharding.agreement import Call, differing, mistake_of
 from sdp_plugins.torch.sharding.layout import Bucket, Layout, Piece, Slot
 from sdp_plugins.torch.sharding.placeholder import GradientInShards
 from sdp_plugins.torch.sharding.weights import like
@@ -23,14 +23,6 @@ OWNED = "_sdp_gradients_in_shards"
 """Attribute of parameters whose gradients a ShardedOptimizer takes; copies have another id."""
 LARGE_NBYTES = 64 * 1024
 """Size from which gradients are not copied where only this rank reads them."""
-
-
-class Call(Enum):
-    """What a rank does with the gradients of all ranks."""
-
-    CHANGE = "clips or scales averages before its step"
-    STEP = "updates weights"
-    STEP_AFTER_CHANGES = "updates weights by averages that it has changed"
 
 
 class GradientBuckets:
@@ -47,6 +39,7 @@ class GradientBuckets:
         layout: Of the parameters.
         parameters: In the order of the optimizer's.
         names: Of the parameters.
+        watched: Names of what the program must change alike on all ranks; None: the parameters.
 
     Attributes:
         synchronizing: Whether backward passes give their gradients away; otherwise they
@@ -61,7 +54,9 @@ class GradientBuckets:
         layout: Layout,
         parameters: Sequence[Tensor],
         names: Sequence[str],
+        watched: Sequence[str] | None = None,
     ) -> None:
+        self._watched = names if watched is None else watched
         self._program, self._group = program, group
         self._layout, self._parameters, self._names = layout, parameters, names
         self.synchronizing = True
@@ -204,14 +199,14 @@ class GradientBuckets:
         return any(self._parameters[i].grad is each for i, each in self.placeholders.items())
 
     def finish(
-        self, call: Call, changes: int = 0, new_weights: Collection[int] | None = None
+        self, call: Call, changes: int = 0, new: Mapping[int, int] | None = None
     ) -> frozenset[int]:
         """Wait until all ranks have their gradients; a collective.
 
         Args:
             call: What this rank does with them.
             changes: Tells what it has done to the averages.
-            new_weights: The parameters that the program has changed; None: it is too early to tell.
+            new: Digests of the watched that the program has changed; None: too early to tell.
 
         Returns:
             The parameters of which no rank has a gradient.
@@ -222,8 +217,8 @@ class GradientBuckets:
         """
         if self._mistake is not None:
             raise self._mistake
-        known = torch.zeros(4, len(self._parameters), dtype=torch.uint8)
-        ranks_have, are_irregular, are_new, are_old = known
+        known = torch.zeros(2, len(self._parameters), dtype=torch.uint8)
+        ranks_have, are_irregular = known
         ranks_have.fill_(1)
         replaced = False
         if call is Call.STEP_AFTER_CHANGES:
@@ -243,25 +238,31 @@ class GradientBuckets:
             self._reduce_full()
             self._seen = {index: self._parameters[index].grad for index in self.placeholders}
             _wait(self._works)
-        if new_weights is not None:
-            are_new[list(new_weights)] = 1
-            are_old.copy_(1 - are_new)
+        states = torch.zeros(2, len(self._watched), 4, dtype=torch.uint8)
+        if new is not None:
+            for index, value in new.items():
+                states[0, index] = torch.tensor(list(value.to_bytes(4, "little")))
+            states[1] = 255 - states[0]
         digest = changes.to_bytes(4, "little")
         calls = [call is each for each in Call]
         flags = [*calls, replaced, *digest, *(255 - byte for byte in digest)]
-        known = torch.cat([known.flatten(), torch.tensor(flags, dtype=torch.uint8)])
-        self._program.all_reduce(known, "max")
-        found = known[-len(flags) :].tolist()
-        ranks_have, are_irregular, are_new, are_old = known[: -len(flags)].view(4, -1)
-        mistake = _mistake(dict(zip(Call, found, strict=False)), bool(found[3]), found[4:])
-        if not mistake and (are_new & are_old).any():
-            mistake = self._new_on_some(_indices(are_new & are_old))
+        parts = known.flatten(), states.flatten(), torch.tensor(flags, dtype=torch.uint8)
+        message = torch.cat(parts)
+        self._program.all_reduce(message, "max")
+        known, states, last = message.split([part.numel() for part in parts])
+        found = last.tolist()
+        mistake = mistake_of(dict(zip(Call, found, strict=False)), bool(found[3]), found[4:])
+        if new is not None and not mistake:
+            most, most_of_complement = states.view(2, -1, 4)
+            if found_differing := _indices((most != 255 - most_of_complement).any(1)):
+                mistake = differing([self._watched[i] for i in sorted(found_differing)], bool(new))
         if mistake:
             error = RuntimeError(f"{self._group.error_prefix}{mistake}")
             if call is not Call.STEP_AFTER_CHANGES:
                 self._mistake = error  # until these gradients are dropped
             raise error
         if call is not Call.STEP_AFTER_CHANGES:
+            ranks_have, are_irregular = known.view(2, -1)
             self._unused = _indices(ranks_have == 0)
             self._uneven = _indices(are_irregular) - self._unused
         assert self._unused is not None
@@ -279,21 +280,13 @@ class GradientBuckets:
             RuntimeError: Only some ranks used a parameter in the last backward pass; on all ranks.
         """
         if self._uneven:
+            names = ", ".join(self._names[index] for index in sorted(self._uneven)[:5])
             raise RuntimeError(
-                f"{self._group.error_prefix}gradients of {self._list(self._uneven)} came from some "
+                f"{self._group.error_prefix}gradients of {names} came from some "
                 "ranks only, or not from the last backward pass, so that torch's functions would "
                 "see other gradients on each rank. Hint: clip by the optimizer's clip_grad_norm_() "
                 "or clip_grad_value_()."
             )
-
-    def _new_on_some(self, parameters: Collection[int]) -> str:
-        return (
-            f"step(): some ranks have changed the weights of {self._list(parameters)} since the "
-            "last step, and others have not. Hint: load or change weights alike on all ranks."
-        )
-
-    def _list(self, parameters: Collection[int]) -> str:
-        return ", ".join(self._names[index] for index in sorted(parameters)[:5])
 
     def average(self, pieces: Iterable[Piece]) -> list[Tensor]:
         """Average the gradients of some of this rank's pieces over all ranks; after `finish`.
@@ -335,7 +328,7 @@ class GradientBuckets:
         for hook in self._hooks:
             hook.remove()
         for index in self.placeholders:
-            delattr(self._parameters[index], OWNED)
+            self._parameters[index].__dict__.pop(OWNED, None)
 
     def drop(self) -> None:
         """Drop the gradients that were given to the ranks, and expect new ones."""
@@ -362,30 +355,6 @@ def _copy(target: Tensor, source: Tensor, start: int, stop: int) -> None:
 def _plain(gradient: Tensor) -> Tensor:
     """A dense gradient, whose memory has its values: not their conjugates or negatives."""
     return gradient.detach().to_dense().resolve_conj().resolve_neg()
-
-
-def _mistake(calls: Mapping[Call, int], replaced: bool, digests: Sequence[int]) -> str:
-    """Why ranks that do these things, some each, cannot go on; empty if they can."""
-    steps = calls[Call.STEP] or calls[Call.STEP_AFTER_CHANGES]
-    if steps and calls[Call.CHANGE]:  # where torch's clipping finds no gradient, it does nothing
-        return (
-            "some ranks clip or scale gradients before step(), and others do not. Hint: do it on "
-            "all ranks; where a rank may have no gradient of a parameter, by the optimizer's "
-            "clip_grad_norm_() or clip_grad_value_()."
-        )
-    if replaced or (calls[Call.STEP] and calls[Call.STEP_AFTER_CHANGES]):
-        return (
-            "step(): gradients were dropped or replaced after they were clipped or scaled. Hint: "
-            "do so before; or drop all of them, on all ranks."
-        )
-    most, least = digests[:4], digests[4:]
-    if any(high + low != 255 for high, low in zip(most, least, strict=True)):
-        return (
-            "step(): the ranks have clipped or scaled gradients by different factors. Hint: clip "
-            "only parameters that this optimizer updates, and freeze the others with "
-            "requires_grad_(False): nobody averages their gradients."
-        )
-    return ""
 
 
 def _wait(works: Iterable[Iterable[Work | None]]) -> None:

@@ -190,7 +190,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._raise_if_torn()
         self._check_parameters()
-        self._averages.compute(early=False, new_weights=self._weights.changed())
+        self._averages.compute(early=False, new=self._weights.changed())
         self._use_settings()
         self._updating = True
         try:
@@ -201,6 +201,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             if self._group.local_size < self._group.world_size:
                 self._gather_weights()
             self._group.barrier()
+            self._weights.tell_autograd()
         except BaseException as error:
             if is_news(error):
                 self._group.abort(error)  # the other ranks wait for this one

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import os
+import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from functools import cache
 
@@ -11,6 +14,9 @@ from torch import Tensor
 
 from sdp_plugins.core import Group, SdpError, _native
 from sdp_plugins.torch.sharding.layout import Bucket, Layout
+
+JOINED_NBYTES = 2**20
+"""Written pages that are nearer to each other are handled together."""
 
 
 def like(parameter: Tensor, bucket: Tensor, start: int) -> Tensor:
@@ -28,14 +34,25 @@ def touch(layout: Layout, buckets: Sequence[Tensor], rank: int) -> None:
 
 @cache
 def can_tell_writes() -> bool:
-    """Whether the kernel tells which pages a process has written; a sandbox may hide that."""
-    page = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE)
-    page[0] = 1
-    address = torch.frombuffer(page, dtype=torch.uint8).data_ptr()
+    """Whether views work here: a sandbox may hide what was written, and locked memory is copied."""
+    page = mmap.PAGESIZE
+    file = os.memfd_create("sdp-probe")
     try:
-        return _native.written_pages(address, len(page)) == [(0, len(page))]
+        os.ftruncate(file, 2 * page)
+        memory = mmap.mmap(file, 2 * page)
+        view = mmap.mmap(file, 2 * page, mmap.MAP_PRIVATE)
+    finally:
+        os.close(file)
+    address = torch.frombuffer(view, dtype=torch.uint8).data_ptr()
+    memory[0] = memory[page] = 1
+    try:
+        shown = view[0], view[page]
+        view[page] = 2
+        written = _native.written_pages(address, 2 * page)
+        _native.drop_pages(address + page, page)
     except SdpError:
         return False
+    return shown == (1, 1) and written == [(page, 2 * page)] and view[page] == 1
 
 
 class NodeWeights:
@@ -56,7 +73,12 @@ class NodeWeights:
     """
 
     def __init__(self, group: Group, layout: Layout, tensors: Sequence[Tensor]) -> None:
-        self._layout, self._rank = layout, group.rank
+        if not can_tell_writes():
+            raise SdpError(
+                f"{group.error_prefix}Linux does not tell here which memory a process has written. "
+                "Hint: give processes /proc/self/pagemap, and do not lock memory by mlockall()."
+            )
+        self._layout, self._rank, self._tensors = layout, group.rank, tensors
         memory, view = group.allocate_with_view(layout.nbytes)
         self.buckets = [bucket.of(memory) for bucket in layout.buckets]
         self.views = [bucket.of(view) for bucket in layout.buckets]
@@ -77,18 +99,22 @@ class NodeWeights:
                 tensor = tensors[slot.parameter]
                 tensor.data = like(tensor, bucket.of_slot(view, slot), 0)
         self._memory, self._view = (torch.frombuffer(m, dtype=torch.uint8) for m in (memory, view))
-        self.changed()  # fails here if the kernel does not tell
+        self._written: list[tuple[int, int]] = []
 
-    def changed(self) -> set[int]:
-        """The parameters whose values the program has changed since the last `take`."""
-        self._written = _native.written_pages(self._view.data_ptr(), self._view.nbytes)
-        return {
-            slot.parameter
-            for bucket, first, last in self._written_parts()
-            for slot in bucket.slots
-            for start, stop in [_bytes(bucket, slot.start, slot.stop, first, last)]
-            if not torch.equal(self._memory[start:stop], self._view[start:stop])
-        }
+    def changed(self) -> dict[int, int]:
+        """The parameters that the program has changed since the last `take`: digests of them."""
+        pages = _native.written_pages(self._view.data_ptr(), self._view.nbytes)
+        self._written = _joined(pages)
+        found: dict[int, int] = {}
+        for bucket, first, last in self._written_parts():
+            for slot in bucket.slots:
+                start, stop = _bytes(bucket, slot.start, slot.stop, first, last)
+                if start == stop or slot.parameter in found:
+                    continue
+                if not torch.equal(self._memory[start:stop], self._view[start:stop]):
+                    whole = slice(*_bytes(bucket, slot.start, slot.stop, 0, sys.maxsize))
+                    found[slot.parameter] = zlib.crc32(self._view[whole].numpy().data) or 1
+        return found
 
     def take(self) -> None:
         """Put what `changed` has found into the copy; all ranks read it there from now on."""
@@ -99,10 +125,25 @@ class NodeWeights:
             _native.drop_pages(self._view.data_ptr() + first, last - first)
         self._written = []
 
+    def tell_autograd(self) -> None:
+        """Have backward passes of graphs from before an update fail, as after any in-place one."""
+        torch.autograd.graph.increment_version(self._tensors)
+
     def _written_parts(self) -> Iterator[tuple[Bucket, int, int]]:
         for first, last in self._written:
             for bucket in self._layout.buckets:
                 yield bucket, first, last
+
+
+def _joined(pages: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Few ranges with all of these pages; pages between them show the copy, and may be taken."""
+    joined: list[tuple[int, int]] = []
+    for first, last in pages:
+        if joined and first - joined[-1][1] < JOINED_NBYTES:
+            joined[-1] = joined[-1][0], last
+        else:
+            joined.append((first, last))
+    return joined
 
 
 def _bytes(bucket: Bucket, start: int, stop: int, first: int, last: int) -> tuple[int, int]:
