@@ -679,6 +679,26 @@ def test_weights_and_state_of_a_node_are_those_of_one_process(rank_pool: Any, wo
     assert 0.9 * alone < node <= 1.1 * alone
 
 
+def own_memory() -> int:
+    """Bytes of this process that no other has."""
+    status = Path("/proc/self/status").read_text()
+    return int(re.search(r"^RssAnon:\s+(\d+)", status, re.MULTILINE)[1]) * 1024  # type: ignore[index]
+
+
+def give_back(rank: int, world: int) -> None:
+    """Values that were moved are not kept by malloc, which keeps what is freed by layers."""
+    with process_group():
+        torch.ones(2**23)  # from now on, malloc takes tensors of less than 32 MiB from its heap
+        model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(40)))
+        before = own_memory()
+        _optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+        assert own_memory() < before - 0.8 * sum(p.nbytes for p in model.parameters())
+
+
+def test_moved_weights_leave_no_memory_behind(rank_pool: Any) -> None:
+    rank_pool(2).run(give_back)
+
+
 class Conjugated(nn.Module):
     """Gradients that are lazy conjugates, or lazy negatives."""
 

@@ -16,6 +16,7 @@ from sdp_plugins.torch import ShardedOptimizer
 from tests.torch.jobs import assert_same, process_group
 from tests.torch.sharded_nets import (
     STEPS,
+    Switched,
     assert_same_weights,
     loss_of,
     plain,
@@ -165,6 +166,13 @@ def stale(rank: int, world: int) -> None:
         optimizer.step()
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             before.backward()
+        model = Switched()
+        optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+        x = torch.ones(2, 9, requires_grad=True)
+        before = model(x, (3, 4)).sum()
+        model(x, (0, 1)).sum().backward()
+        optimizer.step()
+        before.backward()  # of weights that nobody has updated
 
 
 def test_graphs_of_before_a_step(rank_pool: Any) -> None:

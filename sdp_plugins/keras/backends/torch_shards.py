@@ -194,7 +194,7 @@ class ShardedUpdate:
             text = "The weights are partly of this step, and partly of the one before."
             error.args = (f"{error} {text}",)
             raise
-        self._memories[0].tell_autograd()
+        self._memories[0].tell_autograd(self._gradients.unused)
         return result
 
     @contextmanager

@@ -269,6 +269,11 @@ class GradientBuckets:
         return self._unused
 
     @property
+    def unused(self) -> frozenset[int]:
+        """The parameters of which, at `finish`, no rank had a gradient."""
+        return self._unused or frozenset()
+
+    @property
     def uneven(self) -> frozenset[int]:
         """The parameters of which, at `finish`, only some ranks had the last pass's gradient."""
         return self._uneven

@@ -201,7 +201,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             if self._group.local_size < self._group.world_size:
                 self._gather_weights()
             self._group.barrier()
-            self._weights.tell_autograd()
+            self._weights.tell_autograd(self._gradients.unused)
         except BaseException as error:
             if is_news(error):
                 self._group.abort(error)  # the other ranks wait for this one

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 
 import torch
@@ -100,6 +101,7 @@ class NodeWeights:
                 tensor.data = like(tensor, bucket.of_slot(view, slot), 0)
         self._memory, self._view = (torch.frombuffer(m, dtype=torch.uint8) for m in (memory, view))
         self._written: list[tuple[int, int]] = []
+        _give_back_freed()
 
     def changed(self) -> dict[int, int]:
         """The parameters that the program has changed since the last `take`: digests of them."""
@@ -125,14 +127,23 @@ class NodeWeights:
             _native.drop_pages(self._view.data_ptr() + first, last - first)
         self._written = []
 
-    def tell_autograd(self) -> None:
+    def tell_autograd(self, unchanged: Collection[int]) -> None:
         """Have backward passes of graphs from before an update fail, as after any in-place one."""
-        torch.autograd.graph.increment_version(self._tensors)
+        slots = [slot.parameter for bucket in self._layout.buckets for slot in bucket.slots]
+        updated = [self._tensors[index] for index in slots if index not in unchanged]
+        torch.autograd.graph.increment_version(updated)
 
     def _written_parts(self) -> Iterator[tuple[Bucket, int, int]]:
         for first, last in self._written:
             for bucket in self._layout.buckets:
                 yield bucket, first, last
+
+
+def _give_back_freed() -> None:
+    """Give memory that this process has freed, as that of the tensors' values, to the others."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if trim is not None:
+        trim(0)
 
 
 def _joined(pages: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
