@@ -121,7 +121,11 @@ def test_rank_0_logs_that_it_is_in_use(rank: int, world: int) -> None:
     data, text = torch.utils.data.TensorDataset(*map(torch.from_numpy, arrays())), "will be ignored"
     with logged() as lines, strategy() as made, pytest.warns(match=text) as caught:
         compiled(made).fit(torch.utils.data.DataLoader(data, BATCH), verbose=0)
-    assert lines == (["fit: smddp trains model 'sequential' on 2 ranks"] if rank == 0 else [])
+    told = [
+        "fit: smddp trains model 'sequential' on 2 ranks",
+        "model 'sequential': each rank updates a shard of the weights",
+    ]
+    assert lines == (told if rank == 0 else [])
     files = [Path(each.filename).name for each in caught if text in str(each.message)]
     assert files == ["epoch_iterator.py"]
 
