@@ -689,6 +689,7 @@ def give_back(rank: int, world: int) -> None:
     """Values that were moved are not kept by malloc, which keeps what is freed by layers."""
     with process_group():
         torch.ones(2**23)  # from now on, malloc takes tensors of less than 32 MiB from its heap
+        sharded(rank, torch.optim.SGD, lr=0.1)  # imports what it needs
         model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(40)))
         before = own_memory()
         _optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
