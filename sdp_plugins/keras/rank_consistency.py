@@ -110,6 +110,14 @@ def exchange(group: Group, call: str, mine: Any) -> list[Any]:
     return list(everyones)
 
 
+def gradient_on_some_ranks(variable: Any) -> RuntimeError:
+    """Return the error for a variable of which only some ranks have a gradient."""
+    return RuntimeError(
+        f"'{variable.path}' got a gradient on some ranks only, in the same step. Hint: a model "
+        "must use the same layers on all ranks, whatever its data."
+    )
+
+
 def check_epoch_end(model: Any, group: Group, backend: Backend, progress: Progress) -> None:
     """Check that all ranks end ``fit`` after this epoch or none does, and have the same weights.
 

@@ -17,8 +17,8 @@ import torch
 from sdp_plugins.core import DType
 from sdp_plugins.core.tensor_lists import FusedAllReduce
 
+from ..rank_consistency import gradient_on_some_ranks
 from .torch_internals import at_end_of_backward, uses_of_storage
-from .torch_shards import on_some_ranks
 
 _USES_BY_ONE_TENSOR = 2  # the tensor, and the storage object that is queried
 
@@ -84,7 +84,7 @@ class Overlap:
         self.done = True
         for variable, present in zip(self._variables, self._present.tolist(), strict=True):
             if self._less_than_one_rank < present < 1 - self._less_than_one_rank:
-                raise on_some_ranks(variable)
+                raise gradient_on_some_ranks(variable)
 
 
 def in_memory_of_its_own(gradient: torch.Tensor) -> torch.Tensor:

@@ -26,6 +26,7 @@ from sdp_plugins.torch.tensors import DTYPES
 
 from ..gradients import PATCHES, was_overridden
 from ..keras_internals import is_of_keras
+from ..rank_consistency import gradient_on_some_ranks
 
 
 def can_shard(group: Group, optimizer: Any, variables: Sequence[Any]) -> bool:
@@ -180,10 +181,10 @@ class ShardedUpdate:
             for i, memory in enumerate(self._memories)
             for n, digest in memory.changed().items()
         }
-        self._averages.compute(early=False, new=new)
+        self._averages.compute(new)
         self.done = True
         if self._gradients.uneven:
-            raise on_some_ranks(self._variables[max(self._gradients.uneven)])
+            raise gradient_on_some_ranks(self._variables[max(self._gradients.uneven)])
         for memory in self._memories:
             memory.take()
         with self._as_shards():
@@ -219,11 +220,3 @@ def _order_like(parameter: torch.Tensor, state: torch.Tensor) -> None:
 def _weighted(gradient: torch.Tensor, factor: float) -> torch.Tensor:
     """Return a rank's gradient with its weight; that of a shard without rows may be NaN."""
     return gradient * factor if factor else torch.zeros_like(gradient)
-
-
-def on_some_ranks(variable: Any) -> RuntimeError:
-    """Return the error for a variable of which only some ranks have a gradient."""
-    return RuntimeError(
-        f"'{variable.path}' got a gradient on some ranks only, in the same step. Hint: a model "
-        "must use the same layers on all ranks, whatever its data."
-    )

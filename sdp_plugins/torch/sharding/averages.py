@@ -55,12 +55,12 @@ class Averages:
         self._changes = 0
         self._gradients.drop()
 
-    def compute(self, early: bool, new: Mapping[int, int] | None = None) -> bool:
+    def compute(self, new: Mapping[int, int] | None = None) -> bool:
         """Average the gradients, once in a step. Pieces whose parameter has none get none.
 
         Args:
-            early: Whether this is before the step, which has to be so on all ranks.
-            new: In the step, what of the watched the program has changed, see `NodeWeights`.
+            new: In the step, what of the watched the program has changed, see `NodeWeights`; None:
+                this is before the step, which has to be so on all ranks.
 
         Returns:
             Whether this call has averaged them; False: an earlier one had.
@@ -68,10 +68,10 @@ class Averages:
         if self.computed and self._gradients.are_dropped():
             self.drop()
         if self.computed:
-            if not early:
+            if new is not None:
                 self._gradients.finish(Call.STEP_AFTER_CHANGES, self._changes, new)
             return False
-        call = Call.CHANGE if early else Call.STEP
+        call = Call.CHANGE if new is None else Call.STEP
         unused = self._gradients.finish(call, new=new)
         used = [(p, tensor) for p, tensor in self._pieces if p.slot.parameter not in unused]
         averages = self._gradients.average(piece for piece, _ in used)
@@ -136,7 +136,7 @@ class Averages:
 
     def _compute_early(self) -> None:
         """Average before the step: other ranks read this rank's gradients until all have."""
-        if self.compute(early=True):
+        if self.compute():
             self._group.barrier()
 
     def _all_norms(self, norm_type: float) -> Tensor:

@@ -156,8 +156,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 for each in (self._weights.buckets, self._weights.views)
             )
             if self._layout.by_parameter:
-                shape = self._parameters[piece.slot.parameter].detach()
-                weights, seen = like(shape, weights, 0), like(shape, seen, 0)
+                parameter = self._parameters[piece.slot.parameter]
+                weights, seen = like(parameter, weights, 0), like(parameter, seen, 0)
             tensor = self._masters.add(weights, seen)
             self._inner.param_groups[piece.slot.group]["params"].append(tensor)
             self._pieces.append((piece, tensor))
@@ -190,7 +190,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._raise_if_torn()
         self._check_parameters()
-        self._averages.compute(early=False, new=self._weights.changed())
+        self._averages.compute(self._weights.changed())
         self._use_settings()
         self._updating = True
         try:
