@@ -55,12 +55,14 @@ def mpirun(program: Sequence[str], layout: tuple[int, int] = (2, 2), mpi: str = 
     return sorted(done.stdout.splitlines())
 
 
-# `setup` sets a time-out when the ranks have met. Each rank then waits until the other has said it.
+# `setup` sets a time-out when the ranks have met. Each rank then waits until the other has said it,
+# in a file: a launcher that is killed may not have passed on what a rank has printed.
 LINK_DOWN = """
     import os, pathlib, subprocess, time
     from datetime import timedelta
     {setup}
-    said = [pathlib.Path(__file__).with_name(f"said {{rank}}") for rank in range(2)]
+    said = [pathlib.Path(__file__).with_name(f"said by {{rank}}") for rank in range(2)]
+    line = ""
     try:
         for turn in range(1000):
             if turn == 3 and group.node_rank == 1 and group.local_rank == 0:
@@ -68,8 +70,10 @@ LINK_DOWN = """
             reduce()
     except RuntimeError as error:
         there = "node0" if group.node_rank else "node1"
-        say(group.rank, type(error).__name__, f"on {{there}}" in str(error))
-    said[group.rank].touch()
+        line = f"{{type(error).__name__}} {{f'on {{there}}' in str(error)}}"
+    written = said[group.rank].with_suffix(".written")
+    written.write_text(line)
+    written.rename(said[group.rank])
     end = time.monotonic() + {patience_s}
     while not said[1 - group.rank].exists() and time.monotonic() < end: time.sleep(0.01)
     end_launchers()
