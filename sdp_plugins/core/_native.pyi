@@ -426,6 +426,11 @@ class NativeGroup:
     def submit(self, request: Request) -> Work:
         """Queues a collective, or posts a send or a receive."""
 
+    def submit_at_flags(self, request: Request, flags: Sequence[tuple[int, int, int]]) -> Work:
+        """
+        Queues an all_reduce of each piece of the request, with (ready, done, value): it starts when the word at `ready` has come to `value`, and stores that at `done` at its end. Words and memory are borrowed until the last is done, whose Work this is.
+        """
+
     def check_peers(self, operation: OpSignature, last_completed: OpSignature | None, elapsed_s: float) -> None:
         """Raises if a rank here has failed or ended, without waiting."""
 

@@ -47,6 +47,40 @@ class Collectives:
         request = self.issuer.in_place(_ALL_REDUCE, target, timeout_s, reduction)
         return self.issuer.issue(request, (target,), async_op)
 
+    def all_reduce_at_flags(
+        self,
+        pieces: Sequence[Buffer],
+        op: ReduceOp,
+        flags: Sequence[tuple[int, int, int]],
+        timeout_s: float | None = None,
+    ) -> Work:
+        """``all_reduce`` of pieces of memory that a device, such as a GPU, starts and waits for.
+
+        Each piece is an operation. It starts when the device has written ``value`` at ``ready``,
+        and stores ``value`` at ``done`` at its end, however it ends. After a failure it still waits
+        for the device, and every byte of the piece is 0xFF then, so that floating-point numbers are
+        NaN. The handle is done soon after the last ``done`` is stored; ``failure`` of the group
+        says it earlier. A group that is closed waits for two seconds at most.
+
+        Args:
+            pieces: Memory that the host can access, of one type.
+            op: The reduction.
+            flags: ``(ready, done, value)`` of each piece: addresses of two 32-bit words, which must
+                stay valid until the handle is done, and the value. It may wrap around: a word has
+                come to it if ``(int32_t)(word - value) >= 0``.
+            timeout_s: How long each piece waits for the device, and then for the other ranks.
+
+        Raises:
+            NotImplementedError: The group spans several nodes.
+        """
+        if self.issuer.submit_across_nodes is not None:
+            raise NotImplementedError(
+                "all_reduce_at_flags: the group spans several nodes. Hint: synchronize with the "
+                "device and call all_reduce."
+            )
+        call = self.issuer.collective(_ALL_REDUCE, (), pieces, timeout_s, op)
+        return self.issuer.submit(*call, flags)
+
     def reduce(
         self,
         buffer: BufferLike,

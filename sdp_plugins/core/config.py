@@ -137,6 +137,8 @@ class Config:
     """Microseconds to poll before a wait sleeps; None: by the number of ranks per core."""
     engine_threads: int = _setting("SDP_ENGINE_THREADS", _engine_threads, 1)
     """Threads of each rank that share the work of a large operation."""
+    device_flags: bool = _setting("SDP_DEVICE_FLAGS", _switch, True)
+    """Order an accelerator's copies and the CPU by flags in memory, where the device can."""
     internode: str | None = _setting("SDP_INTERNODE", _internode)
     """``"mpi"`` or ``"gloo"``: the network between nodes; None: MPI if mpirun started the ranks."""
     wire_dtype: str | None = _setting("SDP_WIRE_DTYPE", _wire_dtype)

@@ -128,21 +128,45 @@ class Issuer:
             raise
         return None
 
-    def submit(self, request: _native.Request, buffers: Sequence[Buffer]) -> Work:
-        """Start an operation; hold its memory until it is done, even if the handle is dropped."""
+    def submit(
+        self,
+        request: _native.Request,
+        buffers: Sequence[Buffer],
+        flags: Sequence[tuple[int, int, int]] | None = None,
+    ) -> Work:
+        """Start an operation; hold its memory until it is done, even if the handle is dropped.
+
+        Args:
+            request: The operation.
+            buffers: What it uses.
+            flags: Of each piece of memory, where a device starts it.
+        """
         held = list(buffers)
         self._release_done()
         # Before it starts: a signal handler may raise as soon as it has. Without the lock, which
         # may be held for ever in a forked child.
         self._in_flight.append((request, held))
         try:
-            native = self.endpoint.submit(request)
+            if flags is None:
+                native = self.endpoint.submit(request)
+            else:
+                native = self.node.submit_at_flags(request, flags)
         except BaseException:
             if request.work is None:  # it has not started
                 request.work = done = _native.Work()
                 done.finish()
             raise
-        return Work(native, request.op.name, held, self.release, self._group)
+        return self.handle(native, request.op.name, held)
+
+    def handle(self, native: _native.Work, what: str, held: list[Buffer] | None = None) -> Work:
+        """Return the handle of an operation that is under way.
+
+        Args:
+            native: Completed by whoever runs the operation.
+            what: Its name, for messages.
+            held: What it uses, held by the group as well.
+        """
+        return Work(native, what, [] if held is None else held, self.release, self._group)
 
     def _release_done(self) -> None:
         """Look at operations in flight, in turns, until two have been met that are not done."""

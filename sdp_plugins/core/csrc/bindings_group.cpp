@@ -10,6 +10,8 @@
 
 namespace sdp {
 namespace {
+using FlagAddresses = std::tuple<std::uintptr_t, std::uintptr_t, std::uint32_t>;
+
 std::uintptr_t address_of(const std::byte* data) {
   return reinterpret_cast<std::uintptr_t>(data);
 }
@@ -23,7 +25,7 @@ class NativeGroup {
       : communicator_(std::make_shared<Communicator>(
             Links{rank, world_size, std::move(segment_fds), std::move(sockets), std::move(pidfds),
                   std::move(ids), group_size, token, RankNames(std::move(global_ranks))},
-            staging_bytes, threads)),
+            staging_bytes, threads, std::max(0, spin_us))),
         engine_(std::make_shared<Engine>(communicator_, spin_us)),
         point_to_point_(std::make_shared<PointToPoint>(communicator_, spin_us)) {}
   // In a forked child the group's threads do not exist. Locks and condition variables that they
@@ -37,6 +39,23 @@ class NativeGroup {
   void run(const Request& request) {
     check(request);
     engine_->run(request, check_signals);
+  }
+  // Each piece of the request becomes an operation; returns the last one's Work.
+  std::shared_ptr<Work> submit_at_flags(Request& request, const std::vector<FlagAddresses>& flags) {
+    check(request);
+    if (flags.empty() || flags.size() != request.recvs.size())
+      throw std::invalid_argument("there are " + std::to_string(request.recvs.size()) +
+                                  " pieces of memory, but flags of " +
+                                  std::to_string(flags.size()));
+    for (std::size_t i = 0; i < flags.size(); ++i) {
+      const auto [ready, done, value] = flags[i];
+      Request piece = request;
+      piece.recvs = {request.recvs[i]};
+      piece.device_flags = DeviceFlags{reinterpret_cast<std::uint32_t*>(ready),
+                                       reinterpret_cast<std::uint32_t*>(done), value};
+      request.work = engine_->submit(std::move(piece));  // if a later one fails, this has started
+    }
+    return request.work;
   }
   std::shared_ptr<Work> submit(Request& request) {
     check(request);
@@ -251,6 +270,11 @@ void bind_group(nb::module_& m) {
       .def("run", &NativeGroup::run, no_gil, "request"_a, "Blocks until the collective is done.")
       .def("submit", &NativeGroup::submit, no_gil, "request"_a,
            "Queues a collective, or posts a send or a receive.")
+      .def(
+          "submit_at_flags", &NativeGroup::submit_at_flags, no_gil, "request"_a, "flags"_a,
+          "Queues an all_reduce of each piece of the request, with (ready, done, value): it starts "
+          "when the word at `ready` has come to `value`, and stores that at `done` at its end. "
+          "Words and memory are borrowed until the last is done, whose Work this is.")
       .def("check_peers", &NativeGroup::check_peers, no_gil, "operation"_a,
            "last_completed"_a.none(), "elapsed_s"_a,
            "Raises if a rank here has failed or ended, without waiting.")

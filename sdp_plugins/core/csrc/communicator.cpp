@@ -2,17 +2,25 @@
 
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "clock.hpp"
 #include "collectives/collectives.hpp"
 
 namespace sdp {
 namespace {
+// How often a wait for a device looks: a word in memory wakes nobody.
+constexpr double kMinDevicePollUs = 20;
+constexpr double kMaxDevicePollUs = 200;
+constexpr unsigned long kTimerSlackNs = 1'000;  // Linux adds 50 us to every sleep by default
+
 int allowed_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
@@ -47,10 +55,10 @@ void dispatch(Operation& op) {
 }
 }  // namespace
 
-Communicator::Communicator(Links links, std::size_t staging_bytes, int threads)
+Communicator::Communicator(Links links, std::size_t staging_bytes, int threads, int spin_us)
     : peers_(std::move(links), staging_bytes),
       regions_(peers_),
-      helpers_(threads),
+      helpers_(threads, spin_us),
       oversubscribed_(peers_.world_size() > allowed_cores()),
       flight_(peers_.own().flight(), getpid()) {}
 
@@ -97,6 +105,55 @@ void Communicator::run(const Request& request, const Patience& patience, Operati
   record.end();
   last_path_.store(op.path());
   last_completed_ = {.op = request.op, .seq = op.shown_seq()};
+}
+
+// In the flight recorder, the operation stays queued meanwhile. A time-out blames this rank: to its
+// peers, it is the one that does not arrive.
+void Communicator::await_device(const Request& request, const Patience& patience,
+                                OperationRecord& record) try {
+  const DeviceFlags& flags = *request.device_flags;
+  const double started_s = now_s();
+  const double yield_s = 1e-6 * (patience.spin.pause_us + patience.spin.yield_us);
+  double checked_s = 0;
+  bool sleeps = false;
+  while (!flags.is_ready()) {
+    const double waited_s = now_s() - started_s;
+    if (patience.interrupt) patience.interrupt();
+    if (waited_s - checked_s >= 1e-6 * kPeerCheckUs) {
+      check_needed_peers(request.signature(seq_ + 1), waited_s);
+      checked_s = waited_s;
+    }
+    if (waited_s > request.timeout_s) {
+      Failure late =
+          peers_.blame(FailureKind::timeout, rank(),
+                       "'s device has not reached the operation in " + seconds(request.timeout_s),
+                       Hint::late_device);
+      throw fail(late.in(request.signature(seq_ + 1), last_completed_, waited_s));
+    }
+    if (waited_s < yield_s) {
+      sched_yield();
+      continue;
+    }
+    if (!std::exchange(sleeps, true)) prctl(PR_SET_TIMERSLACK, kTimerSlackNs, 0, 0, 0);
+    // A wait that has been long may well be longer: fewer looks cost the program less.
+    usleep(
+        static_cast<useconds_t>(std::clamp(0.05e6 * waited_s, kMinDevicePollUs, kMaxDevicePollUs)));
+  }
+} catch (const Failure& failure) {
+  record.end(&failure);
+  throw;
+}
+
+// Throws if a peer can no longer take part in an operation that this rank has not begun: without
+// this rank, no peer can have completed it.
+void Communicator::check_needed_peers(const OpSignature& operation, double elapsed_s) {
+  check_peers(operation, last_completed_, elapsed_s);
+  for (int r = 0; r < world_size(); ++r) {
+    if (r == rank()) continue;
+    if (auto cause = peers_.gave_up(r)) {
+      throw fail(cause->in(operation, last_completed_, elapsed_s));
+    }
+  }
 }
 
 Failure Communicator::fail(const Failure& failure) {
@@ -147,6 +204,12 @@ void Communicator::check_peers(const OpSignature& operation, const OpSignature& 
     if (r == rank() || peers_.state(r) != PeerState::failed) continue;
     if (const auto cause = peers_.gave_up(r)) raise(*cause);
   }
+}
+
+void Communicator::await_access() {
+  // Until this rank has left, accesses may begin; the thread that closes may not have come so far.
+  if (closed()) peers_.leave();
+  peers_.await_access();
 }
 
 void Communicator::close() {

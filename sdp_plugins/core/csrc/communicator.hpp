@@ -19,7 +19,7 @@ namespace sdp {
 class Communicator {
  public:
   // `threads`: those that share the work of a large operation, with the one that runs it.
-  Communicator(Links links, std::size_t staging_bytes, int threads = 1);
+  Communicator(Links links, std::size_t staging_bytes, int threads = 1, int spin_us = 0);
   ~Communicator();
 
   int rank() const { return peers_.rank(); }
@@ -30,6 +30,11 @@ class Communicator {
   // Runs a collective; one thread at a time. Throws Failure; the first one stays the group's cause.
   // Begins and ends the operation's record.
   void run(const Request& request, const Patience& patience, OperationRecord& record);
+  // Before `run`, of a request that has device flags: returns when this rank's device has reached
+  // the operation. Throws Failure, as `run` does.
+  void await_device(const Request& request, const Patience& patience, OperationRecord& record);
+  // After a failure, or when the group is closed: returns when no peer accesses this rank's memory.
+  void await_access();
   Trace& trace() { return trace_; }
   Flight& flight() { return flight_; }
 
@@ -70,6 +75,7 @@ class Communicator {
 
  private:
   Failure repeat_of_cause() const;  // with the lock held
+  void check_needed_peers(const OpSignature& operation, double elapsed_s);
 
   Peers peers_;
   Regions regions_;

@@ -2,12 +2,30 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <cstring>
+
+#include "clock.hpp"
+
 namespace sdp {
+namespace {
+constexpr double kArrivalS = 2;  // how long a closed group waits for its device, for all operations
+
+// Such bytes are NaN in every type of floating-point numbers: nothing takes them for a result.
+void spoil_outputs(const Request& request) {
+  for (const Piece& piece : request.recvs) {
+    if (piece.count > 0) std::memset(piece.data, 0xFF, piece.count * itemsize(request.dtype));
+  }
+}
+}  // namespace
+
 Engine::Engine(std::shared_ptr<Communicator> communicator, int spin_us)
     : communicator_(std::move(communicator)) {
   foreground_.spin = SpinPolicy::of_callers(spin_us, communicator_->oversubscribed());
   background_.spin = SpinPolicy::background();
   background_.interrupt = [this] { communicator_->throw_if_failed(); };
+  // Most of these come in close succession, and the program does not compute on CPUs.
+  of_devices_ = {foreground_.spin, background_.interrupt};
 }
 
 Engine::~Engine() {
@@ -63,7 +81,7 @@ void Engine::wait_for_queue(Work& work, const Request& request,
 }
 
 std::shared_ptr<Work> Engine::submit(Request request) {
-  request.validate(communicator_->rank(), communicator_->world_size());
+  request.validate(communicator_->rank(), communicator_->world_size(), true);
   communicator_->throw_if_failed();
   const std::lock_guard lock(mutex_);
   refuse_reentry(request);
@@ -111,18 +129,51 @@ void Engine::loop() {
     lock.unlock();
     std::optional<Failure> failure;
     try {
-      communicator_->run(item.request, background_, item.record);
+      if (item.request.device_flags) {
+        communicator_->await_device(item.request, of_devices_, item.record);
+      }
+      const Patience& patience = item.request.device_flags ? of_devices_ : background_;
+      communicator_->run(item.request, patience, item.record);
     } catch (const Failure& error) {
       failure = error;
     } catch (const std::exception& error) {
       failure =
           communicator_->fail(communicator_->unexpected(error).in(item.request.signature(), {}, 0));
     }
-    item.work->finish(std::move(failure));
+    finish(item, std::move(failure));
     lock.lock();
     busy_ = false;
     changed_.notify_all();
   }
+}
+
+// The device that arrives after a failure would overwrite what tells it of that. Its stream depends
+// on nothing that is still in this queue, so it arrives unless it hangs, and then nothing waits for
+// `done`. Once the group is closed, a caller waits for this thread.
+void Engine::await_arrival(const DeviceFlags& flags) {
+  for (useconds_t pause_us = 20; !flags.is_ready(); pause_us = std::min(2 * pause_us, 1000U)) {
+    if (communicator_->closed()) {
+      if (give_up_s_ == 0) give_up_s_ = now_s() + kArrivalS;
+      if (now_s() > give_up_s_) return;
+    }
+    usleep(pause_us);
+  }
+}
+
+// The one place where an operation in the queue ends, in the process that owns the group. The
+// device goes on first: once the Work is done, its owner may free the flags; and callbacks, which
+// may take long, must not hold up the device. So who sees `done` may use the memory, and finds the
+// group failed if this operation has failed; only the Work itself may not know of its end yet.
+void Engine::finish(const Item& item, std::optional<Failure> failure) {
+  if (item.request.device_flags) {
+    if (failure) {
+      await_arrival(*item.request.device_flags);
+      communicator_->await_access();
+      spoil_outputs(item.request);
+    }
+    item.request.device_flags->set_done();
+  }
+  item.work->finish(std::move(failure));
 }
 
 std::uint64_t Engine::issued() const {
@@ -144,7 +195,7 @@ void Engine::close() {
   changed_.notify_all();
   // If a signal handler calls this, the operation below it on the stack ends only after the handler
   // returns, and the engine's thread only after that operation: do not join the thread.
-  for (const Item& item : dropped) item.work->finish(communicator_->closing());
+  for (const Item& item : dropped) finish(item, communicator_->closing());
   if (!in_handler) thread_.join();
 }
 }  // namespace sdp

@@ -46,9 +46,11 @@ class Engine {
   std::shared_ptr<Work> enqueue(Request request);                       // with the lock held
   OperationRecord record_of(const Request& request, const Work* work);  // numbers the operation
   void loop();
+  void finish(const Item& item, std::optional<Failure> failure);
+  void await_arrival(const DeviceFlags& flags);
 
   std::shared_ptr<Communicator> communicator_;
-  Patience foreground_, background_;
+  Patience foreground_, background_, of_devices_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<Item> queue_;
@@ -56,6 +58,7 @@ class Engine {
   bool busy_ = false;                     // an operation is running
   std::thread::id caller_{};              // the caller that runs its own operation, if any
   bool stopping_ = false;
+  double give_up_s_ = 0;  // when a closed group stops waiting for its device
   OwnedThread thread_;
 };
 }  // namespace sdp

@@ -48,6 +48,7 @@ enum class Hint : std::uint32_t {
   open_files_or_no_register,
   file_size,
   memory_of_aborter,
+  late_device,
 };
 const char* text(Hint hint);  // "" for an unknown value: a peer may have written it
 Hint default_hint(FailureKind kind, bool across_nodes = false);

@@ -6,7 +6,7 @@
 namespace sdp {
 namespace {
 // In the order of `Hint`.
-constexpr std::array<const char*, 20> kHints{
+constexpr std::array<const char*, 21> kHints{
     "",
     "read that rank's output for an error, and the kernel's log for an out-of-memory kill; without "
     "either, that rank called fewer operations than this one: if it had fewer batches, pass "
@@ -36,8 +36,12 @@ constexpr std::array<const char*, 20> kHints{
     "raise the limit on open files (ulimit -n), or set SDP_REGISTER=0.",
     "raise the limit on the size of a file (ulimit -f).",
     "memory has run out on the rank that aborted: free some there, and make a new group.",
+    "earlier work in that device's stream has not ended; look for a kernel that hangs or that "
+    "waits "
+    "for another rank. If it is only slow, raise the group's timeout (SDP_TIMEOUT_S, unless the "
+    "program passes one).",
 };
-static_assert(kHints.size() == static_cast<std::size_t>(Hint::memory_of_aborter) + 1);
+static_assert(kHints.size() == static_cast<std::size_t>(Hint::late_device) + 1);
 }  // namespace
 
 const char* text(Hint hint) {

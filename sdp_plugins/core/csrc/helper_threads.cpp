@@ -1,7 +1,11 @@
 #include "helper_threads.hpp"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <system_error>
+
+#include "clock.hpp"
 
 namespace sdp {
 namespace {
@@ -31,6 +35,7 @@ void HelperThreads::divide(std::size_t count, std::size_t itemsize,
       parts_[static_cast<std::size_t>(i - 1)] = {&work, shards.shard(i)};
     unfinished_ = static_cast<std::size_t>(threads - 1);
     error_ = nullptr;
+    divided_.fetch_add(1, std::memory_order_release);
   }
   changed_.notify_all();
   std::exception_ptr mine;
@@ -39,10 +44,20 @@ void HelperThreads::divide(std::size_t count, std::size_t itemsize,
   } catch (...) {
     mine = std::current_exception();
   }
+  spin_for([this] { return unfinished_.load(std::memory_order_acquire) == 0; });
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return unfinished_ == 0; });  // they use the caller's memory
   if (mine) std::rethrow_exception(mine);
   if (error_) std::rethrow_exception(error_);
+}
+
+bool HelperThreads::spin_for(const std::function<bool()>& reached) const {
+  const double end_s = now_s() + 1e-6 * spin_us_;
+  while (!reached()) {
+    if (now_s() >= end_s) return false;
+    sched_yield();
+  }
+  return true;
 }
 
 void HelperThreads::start() {
@@ -59,11 +74,18 @@ void HelperThreads::start() {
 }
 
 void HelperThreads::loop(std::size_t index) {
+  std::uint32_t seen = 0;
   std::unique_lock lock(mutex_);
   while (true) {
+    if (spin_us_ > 0 && !stopping_ && parts_[index].work == nullptr) {
+      lock.unlock();
+      spin_for([&] { return divided_.load(std::memory_order_acquire) != seen; });
+      lock.lock();
+    }
     changed_.wait(lock, [&] { return stopping_ || parts_[index].work != nullptr; });
     if (parts_[index].work == nullptr) return;
     const Part part = parts_[index];
+    seen = divided_;
     lock.unlock();
     std::exception_ptr error;
     try {

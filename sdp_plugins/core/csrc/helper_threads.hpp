@@ -1,8 +1,10 @@
 // Threads that share the work of one operation with the thread that runs it.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -16,8 +18,9 @@ namespace sdp {
 
 class HelperThreads {
  public:
-  // `threads`: with the caller. The others start with the first work that is worth it.
-  explicit HelperThreads(int threads) : threads_(threads) {}
+  // `threads`: with the caller. The others start with the first work that is worth it. `spin_us`:
+  // how long they poll for more before they sleep.
+  explicit HelperThreads(int threads, int spin_us = 0) : threads_(threads), spin_us_(spin_us) {}
   ~HelperThreads();
 
   // Calls `work` for the parts of `count` elements of this size, in all threads at once, and
@@ -31,13 +34,16 @@ class HelperThreads {
   };
   void start();
   void loop(std::size_t index);
+  bool spin_for(const std::function<bool()>& reached) const;
 
-  const int threads_;
+  const int threads_, spin_us_;
+  // Polled without the lock: changes with each new work, and with the end of each part.
+  std::atomic<std::uint32_t> divided_{0};
+  std::atomic<std::size_t> unfinished_{0};
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::unique_ptr<OwnedThread>> helpers_;
   std::vector<Part> parts_;  // of each helper
-  std::size_t unfinished_ = 0;
   std::exception_ptr error_;
   bool stopping_ = false;
 };

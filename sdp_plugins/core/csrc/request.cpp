@@ -34,6 +34,18 @@ void check_own(const Request& request, const Piece& given, const Piece& taken) {
                          " elements, its input " + std::to_string(given.count));
   }
 }
+
+void check_flags(const Request& request, bool queued) {
+  if (!queued || request.part) {
+    invalid(request,
+            "only an asynchronous collective of a group on one node may wait for a device's flag");
+  }
+  for (const std::uint32_t* word : {request.device_flags->ready, request.device_flags->done}) {
+    if (word == nullptr || reinterpret_cast<std::uintptr_t>(word) % sizeof *word != 0) {
+      invalid(request, "a device's flag needs the address of an aligned 32-bit word");
+    }
+  }
+}
 }  // namespace
 
 std::uint64_t Request::count() const {
@@ -62,11 +74,12 @@ OpSignature Request::signature(std::uint64_t number) const {
   return made;
 }
 
-void Request::validate(int rank, int world_size) const {
+void Request::validate(int rank, int world_size, bool queued) const {
   if (!(timeout_s > 0) || std::isinf(timeout_s)) {  // also refuses NaN, which would never expire
     invalid(*this, "the time-out must be positive and finite, not " + seconds(timeout_s) +
                        ". Hint: pass seconds, such as 300, or none for the group's.");
   }
+  if (device_flags) check_flags(*this, queued);
   if (part && part->compares_only) return;  // the larger group has validated it
   if (is_rooted(op) && (root < 0 || root >= world_size)) {
     invalid(*this, "root " + std::to_string(root) + " is not a rank of this group of " +

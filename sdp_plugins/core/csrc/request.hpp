@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "device_flags.hpp"
 #include "op_signature.hpp"
 #include "types.hpp"
 
@@ -47,11 +48,13 @@ struct Request {
   std::uint64_t seq = 0;  // recv: its number in a larger group; 0: numbered by this group
   double timeout_s = 300.0;
   std::optional<Part> part = {};
+  std::optional<DeviceFlags> device_flags = {};  // only of a collective that is submitted
   std::shared_ptr<Work> work = {};  // for Python: set once the operation may use the memory
 
   std::uint64_t count() const;  // elements of all_reduce's buffer, else of the largest piece
   OpSignature signature(std::uint64_t number = 0) const;
-  // Throws std::invalid_argument for errors that show without the other ranks.
-  void validate(int rank, int world_size) const;
+  // Throws std::invalid_argument for errors that show without the other ranks. `queued`: whether
+  // the engine's thread will run it, which alone may wait for a device.
+  void validate(int rank, int world_size, bool queued = false) const;
 };
 }  // namespace sdp
