@@ -33,7 +33,7 @@ BUILD ?= build
 ARGS ?=
 BIN := $(VENV)/bin
 CORE_SOURCES := $(shell find sdp_plugins/core/csrc -name '*.[chi]*')
-TEST_SOURCES := $(shell find tests/cpp -name '*.[chi]pp')
+TEST_SOURCES := $(shell find tests/cpp tests/simdev -name '*.[chi]pp' -o -path '*/simdev/*.h')
 PLUGIN_SOURCES := $(shell find sdp_plugins -name '*.cc' -o -name '*.h')
 CPP_SOURCES := $(CORE_SOURCES) $(TEST_SOURCES) $(PLUGIN_SOURCES)
 CTEST = $(BIN)/ctest --output-on-failure --no-tests=error --test-dir
