@@ -98,6 +98,7 @@ MODULE_STATE = {
     "keras/scope.py: _current": "whose scope a thread is in: a context variable",
     "keras/scope.py: _open": "models without a strategy are warned of while one is open",
     "tensorflow/job.py: current": "SMDDP's API for TensorFlow has a global init()",
+    "torch/accelerator/drivers.py: _drivers": "other devices than CUDA's register theirs",
     "torch/shared_storage.py: _moving": "a lock: two groups may see one storage",
 }
 

@@ -67,8 +67,6 @@ class _OverSmddp(LightningClass):
         self._cluster_environment = for_this_launch(environment, self._elastic_environment)
 
     def _configure_launcher(self) -> None:
-        if any(device.type != "cpu" for device in self.parallel_devices or ()):
-            raise ValueError("smddp trains on CPUs. Hint: accelerator='cpu', or strategy='ddp'.")
         super()._configure_launcher()
         interactive = hasattr(sys, "ps1") or bool(sys.flags.interactive)
         if interactive and self._launcher and not self._launcher.is_interactive_compatible:

@@ -22,6 +22,21 @@ def register_backend() -> None:
         dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu"])
 
 
+def _serve_accelerator() -> None:
+    """Tell torch that the backend serves this machine's accelerator.
+
+    Not in `register_backend`: that would look for one in every program, and make smddp the default
+    of devices that have no backend.
+    """
+    import torch
+    import torch.distributed as dist
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    served = dist.Backend.backend_capability[BACKEND]
+    if accelerator is not None and accelerator.type not in served:
+        served.append(accelerator.type)
+
+
 def create(options: Any, pg_options: Any = None) -> ProcessGroup:
     """Create the group of one init_process_group() or new_group(), on each of its ranks.
 
@@ -41,6 +56,7 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
 
     if pg_options is not None:
         raise TypeError(f"{BACKEND} takes no pg_options, but got {type(pg_options).__name__}.")
+    _serve_accelerator()
     config = Config.from_env()  # raises before any rank waits
     rendezvous = TorchRendezvous(options, config)
     group = rendezvous.make_group()

@@ -22,7 +22,9 @@ _FRAMES_TO_NOTIFY = 8
 
 def called_by_reducer() -> bool:
     """Return whether C++ called the caller in a backward pass, as DDP without a comm hook does."""
-    return sys._getframe(2).f_code is run_backward_code
+    caller = sys._getframe(1).f_back
+    # The backward pass of an accelerator runs in a thread without other Python frames.
+    return caller is None or caller.f_code is run_backward_code
 
 
 def in_grad_bucket(storage: UntypedStorage) -> bool:

@@ -19,6 +19,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any, NoReturn
 
@@ -40,8 +41,17 @@ class FailedResult:
     traverse the future, which is a C++ object.
     """
 
-    def __init__(self, error: BaseException) -> None:
+    def __init__(self, error: BaseException, on_device: bool = False) -> None:
         self._error = _without_frames(error)
+        self._on_device = on_device
+
+    def __reduce__(self) -> Any:
+        """Let torch's search for device memory, which pickles what it finds, go on."""
+        return str, ()
+
+    def __repr__(self) -> str:
+        """Say what happened: C++ shows the value where it needs a tensor."""
+        return f"{type(self._error).__name__}: {self._error}"
 
     def reraise(self) -> NoReturn:
         """Raise a copy of the original exception, which gets the traceback of this call."""
@@ -52,8 +62,11 @@ class FailedResult:
         """Raise, unless torch's search for tensors asks.
 
         That search runs in Python, where an exception would become a RuntimeError. Posing as a
-        tensor there makes C++ raise the exception when it reads the value.
+        tensor there makes C++ raise the exception when it reads the value. On devices, the search
+        would fail, and C++ reads the value in threads that lose the exception: it is shown instead.
         """
+        if self._on_device:
+            return FailedResult
         if sys._getframe(1).f_code.co_name == "persistent_id":
             return torch.Tensor
         self.reraise()
@@ -97,12 +110,20 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
         thread: Completes the future and runs its callbacks. If the thread is not in order,
             callbacks are torch's own: the thread that completes the future runs them.
         of_callback: Whether the value is the result of a callback.
+        side: For a value in device memory, the stream of callbacks: who waits for the future gets
+            its own stream ordered behind it.
     """
 
-    def __init__(self, thread: CallbackThread, of_callback: bool = False) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        thread: CallbackThread,
+        of_callback: bool = False,
+        side: torch.Stream | None = None,
+    ) -> None:
+        super().__init__(devices=None if side is None else [side.device])
         self._thread = thread
         self._of_callback = of_callback
+        self._side = nullcontext() if side is None else side
         self._followers: list[Callable[[], None]] = []  # callbacks added by earlier callbacks
         self._completed = threading.Event()
         self._pid = os.getpid()
@@ -110,14 +131,21 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
 
     def complete_with(self, call: Callable[[], Any]) -> None:
         """Complete the future with the result of `call`, or with the exception that it raises."""
-        try:
-            result = call()
-        except BaseException as error:  # a waiter depends on this future, whatever is raised
-            result = FailedResult(error)
-        self.set_result(result)
+        with self._side:
+            try:
+                result = call()
+            except BaseException as error:  # a waiter depends on this future, whatever is raised
+                result = FailedResult(error, not isinstance(self._side, nullcontext))
+            self.set_result(result)
         self._completed.set()
         while self._followers:
             self._followers.pop(0)()
+
+    def _call_back(self, callback: Callable[[Any], Any]) -> Any:
+        if not isinstance(self._side, nullcontext):
+            with suppress(BaseException):  # the callback sees the error
+                super().wait()  # orders the current stream
+        return self._thread.call_back(callback, self)
 
     def wait(self) -> Any:
         """Wait for the value and return it; unlike in torch, Ctrl-C ends the wait."""
@@ -138,9 +166,9 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
         """Return a future of the result of `callback(self)`, called after this future is done."""
         if not self._thread.in_order:
             return super().then(callback)
-        child = WorkFuture(self._thread, of_callback=True)
-        call = partial(self._thread.call_back, callback, self)
-        task = partial(child.complete_with, call)
+        side = None if isinstance(self._side, nullcontext) else self._side
+        child = WorkFuture(self._thread, of_callback=True, side=side)
+        task = partial(child.complete_with, partial(self._call_back, callback))
         if self._thread.is_current() and not self.done():
             # Tasks submitted by a task run immediately, in an order that the main thread cannot
             # change.

@@ -90,7 +90,7 @@ class GroupProperties(dist.ProcessGroup):
         # An empty device list marks this group as one.
         if sys._getframe(1).f_code.co_name == "_maybe_attach_flight_recorder":
             return []
-        return [torch.device("cpu")]
+        return [torch.device(kind) for kind in dist.Backend.backend_capability[BACKEND]]
 
     # torch queries the capabilities of a group's backend; this group is its own backend.
     def _get_backend(self, device: torch.device) -> Any:

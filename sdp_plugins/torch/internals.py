@@ -35,6 +35,8 @@ NAMES = {
     "_C._distributed_c10d.Backend.Options": "is what a group says of its time-out",
     "_C._len_torch_dispatch_stack": "counts the dispatch modes of this thread",
     "_C._profiler._RecordFunctionFast": "is an event of the profiler",
+    "Tensor._indices": "is memory of a sparse tensor",
+    "Tensor._values": "is memory of a sparse tensor",
     "Tensor._nnz": "counts the entries of a sparse tensor",
     "_amp_foreach_non_finite_check_and_unscale_": "is what GradScaler does to gradients",
     "UntypedStorage._cdata": "tells storages apart",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import threading
@@ -12,24 +13,29 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from sdp_plugins.core import Buffer, Group, SdpError
+from sdp_plugins.core import Buffer, Group, ReduceOp, SdpError
 from sdp_plugins.core import Work as NativeWork
+from sdp_plugins.core.config import Config
 from sdp_plugins.torch import debug_detail
 from sdp_plugins.torch.bucket_registration import Registrations
 from sdp_plugins.torch.callback_thread import CallbackThread
 from sdp_plugins.torch.group_properties import GroupProperties
 from sdp_plugins.torch.options import CallOptions, Launch
-from sdp_plugins.torch.profiling import ProfiledCall, begin
+from sdp_plugins.torch.profiling import ProfiledCall, begin, enqueuing
 from sdp_plugins.torch.sparse import SparseSum
 from sdp_plugins.torch.store_shutdown import StoreShutdown
 from sdp_plugins.torch.tensors import Outputs, readable, same_dtype, tensor_of
 from sdp_plugins.torch.work import PendingWork, Work
 
+if TYPE_CHECKING:
+    from sdp_plugins.torch.accelerator.device_calls import DeviceCalls
+
 DRAIN_S = 0.5
+log = logging.getLogger(__name__)
 
 Copies = Outputs | SparseSum
 """Finishes a call once its operations are done."""
@@ -48,7 +54,7 @@ class ProcessGroupBase(GroupProperties):
     def __init__(
         self,
         group: Group,
-        make_group: Callable[[str], Group],
+        make_group: Callable[..., Group],
         register: bool,
         store_shutdown: StoreShutdown | None = None,
     ) -> None:
@@ -68,8 +74,16 @@ class ProcessGroupBase(GroupProperties):
         self._pid = os.getpid()
         self._detail = debug_detail.is_on()
         threads = (self._callback_thread, self._message_thread, self._profiler_thread)
+        self._device_calls: dict[str, DeviceCalls] = {}
         self._end = weakref.finalize(
-            self, _end, self._pid, group, self._extra_groups, threads, self._works
+            self,
+            _end,
+            self._pid,
+            group,
+            self._extra_groups,
+            self._device_calls,
+            threads,
+            self._works,
         )
 
     def _current_group(self) -> Group:
@@ -87,12 +101,62 @@ class ProcessGroupBase(GroupProperties):
             return self._group
         return self._extra_group("callbacks")
 
-    def _extra_group(self, name: str) -> Group:
+    def _extra_group(self, name: str, for_devices: bool = False) -> Group:
+        """Return another Group of the same ranks; the first call for a name is a collective."""
         if name not in self._extra_groups:
-            made = self._make_group(name)
+            made = self._make_group(name, for_devices=for_devices)
             made.timeout_s = self._group.timeout_s  # set_timeout() may have changed it
             self._extra_groups[name] = made
         return self._extra_groups[name]
+
+    def _reduce_on_device(
+        self, tensors: Sequence[Tensor], op: ReduceOp, timeout_s: float | None
+    ) -> Work:
+        """Reduce tensors of an accelerator over all ranks, in place."""
+        if self._detail:
+            self._compare_shapes("all_reduce", tensors, timeout_s)
+        self._forget_done()
+        with enqueuing("all_reduce", (tensors,), self._profiler_thread):
+            return self._calls_on_device().all_reduce(tensors, op, timeout_s)
+
+    def call_on_device(
+        self, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Work:
+        """Run a method whose tensors are on an accelerator on copies of them."""
+        self._forget_done()
+        with enqueuing(method.__name__, args, self._profiler_thread):
+            return self._calls_on_device().on_host(self, method, args, kwargs)
+
+    def _calls_on_device(self) -> DeviceCalls:
+        """Return what runs device operations of this thread; see ``_current_group``."""
+        self._current_group()
+        prefix = "callbacks, " if self._callback_thread.in_callback() else ""
+        if prefix not in self._device_calls:
+            from sdp_plugins.torch.accelerator.device_calls import DeviceCalls
+
+            make_extra, own = self._make_group, weakref.WeakMethod(self._extra_group)
+            kind = type(self)
+
+            def make_group(name: str) -> Group:
+                if (make := own()) is None:
+                    raise SdpError("the process group is gone", kind="closed")
+                return make(prefix + name, for_devices=True)
+
+            def make_host_group(group: Group) -> ProcessGroupBase:
+                def make_other(name: str, **options: Any) -> Group:
+                    return make_extra(f"{prefix}device, {name}", **options)
+
+                return kind(group, make_other, False)
+
+            self._device_calls[prefix] = DeviceCalls(
+                self._group.world_size,
+                make_group,
+                make_host_group,
+                (self._callback_thread, self._message_thread),
+                self._works,
+                Config.from_env().device_flags,
+            )
+        return self._device_calls[prefix]
 
     def _compare_shapes(
         self, name: str, tensors: Sequence[Tensor], timeout_s: float | None
@@ -220,15 +284,28 @@ class ProcessGroupBase(GroupProperties):
         """Leave the group; every later call raises."""
         ours = os.getpid() == self._pid
         failed = ours and self._group.failure is not None
+        unseen = None
         try:
             if self._end.alive and ours and not failed:
+                for calls in list(self._device_calls.values()):
+                    calls.abort_if_failed()
                 self._drain()
+                unseen = self._unseen_failure()
         finally:
             self._end()
         store_shutdown, self._store_shutdown = self._store_shutdown, None
         if ours and store_shutdown is not None:
             # The other ranks know by now that this rank has left.
-            store_shutdown.follow(self._group, failed)
+            store_shutdown.follow(self._group, failed or unseen is not None)
+        if unseen is not None:
+            if sys.exc_info()[1] is None:
+                raise unseen
+            log_unseen(unseen)  # an error that is on its way says more
+
+    def _unseen_failure(self) -> BaseException | None:
+        """Return the error of a reduction on a device that no call has raised, if there is one."""
+        failures = (calls.unseen_failure() for calls in self._device_calls.values())
+        return next((failure for failure in failures if failure is not None), None)
 
     def _drain(self) -> None:
         """Wait briefly for collectives that no caller waited for: peers need this rank's part."""
@@ -236,8 +313,7 @@ class ProcessGroupBase(GroupProperties):
         for work in list(self._works):
             left = timedelta(seconds=deadline - time.monotonic())
             if left > timedelta(0) and work.is_collective:  # a time-out of 0 means the group's
-                with suppress(Exception):  # its caller has not asked
-                    work.wait(left)
+                work.settle(left)
 
     def abort(self, reason: str | BaseException = "abort() was called") -> None:
         """Leave the group immediately; peers get PeerLostError with the reason."""
@@ -245,6 +321,11 @@ class ProcessGroupBase(GroupProperties):
             for group in (self._group, *self._extra_groups.values()):
                 group.abort(reason)
         self._end()
+
+
+def log_unseen(failure: BaseException) -> None:
+    """Log the error of a reduction on a device that no call can raise any more."""
+    log.error("the results of a reduction are NaN: %s", failure)
 
 
 def uncaught_at_exit() -> BaseException | None:
@@ -258,6 +339,7 @@ def _end(
     pid: int,
     group: Group,
     extra_groups: dict[str, Group],
+    device_calls: dict[str, DeviceCalls],
     threads: tuple[CallbackThread, ...],
     works: dict[PendingWork, None],
 ) -> None:
@@ -265,11 +347,16 @@ def _end(
     if os.getpid() != pid:
         return  # a forked child: threads and segments belong to its parent
     error = uncaught_at_exit()
+    for calls in device_calls.values():
+        if error is None and (unseen := calls.unseen_failure()) is not None:
+            log_unseen(unseen)
     for closing in (group, *extra_groups.values()):
         if error is not None:
             closing.abort(error)
         with suppress(SdpError):  # the group failed earlier, and the waiting callers got the error
             closing.close()
+    for calls in device_calls.values():
+        calls.close(at_exit=not threading.main_thread().is_alive())
     for thread in threads:
         thread.stop()
     works.clear()

@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sdp_plugins.torch.backend_name import BACKEND
+from sdp_plugins.torch.callback_thread import CallbackThread
 from sdp_plugins.torch.internals import profiling
 
 END_LIMIT_S = 1.0
+OF_DEVICE_CALLS = {
+    "_sum_sparse": "sparse_all_reduce",
+    "all_gather_single": "all_gather",
+    "all_gather_single_coalesced": "all_gather",
+    "all_to_all_single": "all_to_all",
+    "allgather": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "allreduce": "all_reduce",
+    "alltoall": "all_to_all",
+    "reduce_scatter_single": "reduce_scatter",
+    "reduce_scatter_single_coalesced": "reduce_scatter",
+}
+"""The names of methods' events, where they differ."""
 
 
 def begin(name: str, tensors: Sequence[Tensor]) -> ProfiledCall | None:
@@ -50,3 +66,35 @@ class ProfiledCall:
         """
         if os.getpid() == self._pid:
             self._ended.wait(END_LIMIT_S)
+
+
+@contextmanager
+def enqueuing(method: str, args: Sequence[Any], thread: CallbackThread) -> Iterator[None]:
+    """Return a context for a call on tensors of a device.
+
+    As with NCCL, its event ends when the call has been enqueued.
+
+    Args:
+        method: The name of the process group's method.
+        args: Its arguments; tensors come first: outputs, then inputs.
+        thread: Ends the event.
+    """
+    # A receive shows the event of the call on its CPU copy.
+    event = None if not profiling() or method.startswith("recv") else _begin(method, args)
+    try:
+        yield
+    finally:
+        if event is not None:
+            thread.when_done((), event.end)
+            event.wait()
+
+
+def _begin(method: str, args: Sequence[Any]) -> ProfiledCall | None:
+    lists = [tensors for tensors in map(_flat, args[:2]) if tensors]
+    return begin(OF_DEVICE_CALLS.get(method, method), lists[-1])
+
+
+def _flat(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    return [t for part in value for t in _flat(part)] if isinstance(value, (list, tuple)) else []

@@ -26,6 +26,7 @@ from sdp_plugins.torch.tensors import (
     Outputs,
     address,
     is_dense,
+    is_on_accelerator,
     only,
     readable,
     same_dtype,
@@ -57,11 +58,14 @@ class Reductions(ProcessGroupBase):
             return through_operators(Reductions.allreduce, self, tensors, **given)
         kind, options = op_and_options(op if opts is None else opts, timeout)
         if tensor.layout is not torch.strided or not is_dense(tensor):
-            if tensor.layout is not torch.sparse_coo:
-                return self._reduce_all([tensor], kind, options)
-            work = self._sum_sparse(tensor, kind, options)
+            if tensor.layout is torch.sparse_coo:
+                work = self._sum_sparse(tensor, kind, options)
+            else:
+                work = self._reduce_all([tensor], kind, options)
             if called_by_reducer():
                 wait_in_python(work.wait)
+            elif (module := joining()) is not None:
+                self._of_join[module] = work
             return work
         group = self._current_group()
         if tensor.nbytes >= MIN_BYTES and group is self._group:
@@ -92,12 +96,16 @@ class Reductions(ProcessGroupBase):
 
     def _sum_sparse(self, tensor: Tensor, kind: Any, options: CallOptions) -> Work:
         check(tensor, kind)
+        if is_on_accelerator(tensor):
+            return self.call_on_device(Reductions._sum_sparse, (tensor, kind, options), {})
         entries = SparseSum(tensor, self._current_group(), options[1])
         launches = entries.launches
         return self._run("sparse_all_reduce", launches, options, [tensor], copies=entries)
 
     def _reduce_all(self, tensors: Sequence[Tensor], kind: Any, options: CallOptions) -> Work:
         same_dtype(tensors)
+        if is_on_accelerator(tensors[0]):
+            return self._reduce_on_device(tensors, core_op(kind), options[1])
         copies, op, group = Outputs([[t] for t in tensors]), core_op(kind), self._current_group()
         buffers = [to_reduce(copies.dense(tensor)) for tensor in tensors]
         launches = [partial(group.all_reduce, buffer, op) for buffer in buffers]

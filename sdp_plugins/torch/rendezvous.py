@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,6 +26,8 @@ from sdp_plugins.torch.options import group_seconds
 from sdp_plugins.torch.store import TorchStore
 
 LOOKS = 10
+MOST_THREADS = 4
+SPIN_US = 500
 
 
 class TorchRendezvous:
@@ -51,20 +54,21 @@ class TorchRendezvous:
             with store_failures(context):
                 store = TorchStore.of_new_group(self._options.store, context.rank, self._answer_s)
             self._store = store
-            return self._make("main", context.names, self._check_members)
+            return self._make("main", context.names, self._check_members, self._config)
         except Exception as error:
             # If a rank that has ended served the store, the store's error comes first.
             if not isinstance(error, PeerLostError) and (lost := self._lost(LOOKS)):
                 raise lost from error
             raise
 
-    def make_extra_group(self, group: Group, name: str) -> Group:
+    def make_extra_group(self, group: Group, name: str, for_devices: bool = False) -> Group:
         """Create another group of the same ranks; called on all of them.
 
         Args:
             group: The group from `make_group`. It may already be closed, as a future's callback may
                 create another group at any time.
             name: The name of the new group.
+            for_devices: Whether its operations are on tensors of an accelerator.
         """
 
         def check() -> None:
@@ -72,10 +76,11 @@ class TorchRendezvous:
                 raise TimeoutError("the group has ended")
 
         names = self._context.names
-        return self._make(name, replace(names, group=f"{names.group}, {name}"), check)
+        config = for_device_tensors(self._config, group.local_size) if for_devices else self._config
+        return self._make(name, replace(names, group=f"{names.group}, {name}"), check, config)
 
-    def _make(self, key: str, names: RankNames, check: Callable[[], None]) -> Group:
-        store, rank, config = self._store.under(key, check), self._context.rank, self._config
+    def _make(self, key: str, names: RankNames, check: Callable[[], None], config: Config) -> Group:
+        store, rank = self._store.under(key, check), self._context.rank
         by_mpi = mpi_is_there() if config.internode is None else config.internode == "mpi"
         network: Network = MpiNetwork() if by_mpi else GlooNetwork(store.raw)
         return Group.from_names(store, rank, names, self._timeout_s, network, config)
@@ -98,6 +103,20 @@ class TorchRendezvous:
                 what = f"{self._context.names.list(lost)} ended before the group was made"
                 return self._context.error(RendezvousFailure.lost(what, lost))
         return None
+
+
+def for_device_tensors(config: Config, local_ranks: int) -> Config:
+    """Return the settings of a group that reduces tensors of accelerators.
+
+    Its ranks compute elsewhere, so cores are free: half of a rank's share them the work, and they
+    poll for the next piece, as the pieces of a tensor follow each other within microseconds.
+    """
+    cores = len(os.sched_getaffinity(0)) // local_ranks
+    if config.engine_threads == 1:
+        config = replace(config, engine_threads=max(1, min(MOST_THREADS, cores // 2)))
+    if config.spin_us is None and cores >= 2 * config.engine_threads >= 4:
+        config = replace(config, spin_us=SPIN_US)
+    return config
 
 
 def _global_ranks(members: Sequence[int]) -> tuple[int, ...] | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sdp_plugins.core import Buffer, DType
-from sdp_plugins.torch.torch_dispatch import OwnDispatchError, has_own_dispatch
+from sdp_plugins.torch.torch_dispatch import OnDeviceError, OwnDispatchError, has_own_dispatch
 
 DTYPES: dict[torch.dtype, DType] = {getattr(torch, dtype.name): dtype for dtype in DType}
 STRIDED = torch.strided
@@ -79,14 +79,22 @@ def on_cpu(tensor: Tensor) -> Tensor:
     """Return the tensor after a check of its device.
 
     Raises:
-        ValueError: The tensor is not on the CPU.
+        OnDeviceError: The tensor is on an accelerator; ``dispatched`` handles it.
+        ValueError: It is nowhere.
     """
     if not tensor.is_cpu:
         hint = "pass tensor.cpu(), or use a group of the device's own backend, such as nccl."
         if tensor.is_meta:
             hint = "a meta tensor has no data; materialize it first, with to_empty(device='cpu')."
-        raise ValueError(f"smddp works on CPU tensors, not on {tensor.device}. Hint: {hint}")
+        kind = OnDeviceError if is_on_accelerator(tensor) else ValueError
+        raise kind(f"smddp does not work on tensors on {tensor.device}. Hint: {hint}")
     return tensor
+
+
+def is_on_accelerator(tensor: Tensor) -> bool:
+    """Return whether the tensor is on this machine's type of accelerator."""
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator is not None and tensor.device.type == accelerator.type
 
 
 class Outputs:

@@ -23,6 +23,10 @@ from sdp_plugins.torch.internals import FakeTensor, count_modes, python_dispatch
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
+class OnDeviceError(ValueError):
+    """A tensor is on an accelerator."""
+
+
 class OwnDispatchError(TypeError):
     """A tensor's class has a dispatch of its own, so its elements may lie in other tensors."""
 
@@ -36,19 +40,29 @@ def has_own_dispatch(kind: type) -> bool:
 def dispatched(method: Method) -> Method:
     """Let Tensor subclasses and dispatch modes see a method's operators first.
 
-    The method raises OwnDispatchError before it has started any operation.
+    The method raises OwnDispatchError before it has started any operation, and OnDeviceError for
+    tensors on an accelerator: ``call_on_device`` of the group then runs it on CPU copies.
     """
 
     @wraps(method)
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
         if not count_modes():
             try:
-                return method(group, *args, **kwargs)
+                return directly(method, group, *args, **kwargs)
             except OwnDispatchError:
                 pass
         return through_operators(method, group, *args, **kwargs)
 
     return call  # type: ignore[return-value]
+
+
+def directly(method: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a method that no subclass or mode has to see."""
+    try:
+        return method(group, *args, **kwargs)
+    except OnDeviceError:
+        pass
+    return group.call_on_device(method, args, kwargs)
 
 
 def through_operators(method: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
@@ -96,7 +110,8 @@ class _Below(python_dispatch.TorchDispatchMode):
         # own.
         count = next(i for i, value in enumerate(args) if isinstance(value, torch.ScriptObject))
         given = 0 if self._method.__name__ == "barrier" else count
-        work = self._method(self._group, *args[:given], *self._args[given:], **self._kwargs)
+        rest = self._args[given:]
+        work = directly(self._method, self._group, *args[:given], *rest, **self._kwargs)
         self.works.append(work)  # otherwise its Python half would be freed
         outputs = len(operator._schema.returns) - 1
         return (args[0], work.boxed()) if outputs else work.boxed()

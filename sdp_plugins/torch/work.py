@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -125,6 +126,11 @@ class PendingWork(Work):
         if self._event is not None:
             self._event.wait()
         return True
+
+    def settle(self, limit: timedelta) -> None:
+        """Wait for so long at most; its caller has not asked for an error."""
+        with suppress(Exception):
+            self.wait(limit)
 
     def is_completed(self) -> bool:
         """Return whether there is a result or an error; run what follows finished operations."""

@@ -70,7 +70,8 @@ def batch(rank: int, step: int, size: int = 6) -> tuple[Tensor, Tensor]:
 
 
 def loss_of(model: nn.Module, data: tuple[Tensor, Tensor]) -> Tensor:
-    inputs, targets = data
+    device = next(model.parameters()).device
+    inputs, targets = (tensor.to(device) for tensor in data)
     return nn.functional.mse_loss(model(inputs), targets)
 
 
@@ -109,8 +110,10 @@ def train_joining(model: Any, rank: int, **options: Any) -> None:
             optimizer.step()
 
 
-def wrap(kind: Callable[[], nn.Module], group: Any, **options: Any) -> DistributedDataParallel:
-    model = make(kind)
+def wrap(
+    kind: Callable[[], nn.Module], group: Any, device: str = "cpu", **options: Any
+) -> DistributedDataParallel:
+    model = make(kind).to(device)
     if "delay" in options:
         names = options.pop("delay")
         named = [(n, p) for n, p in model.named_parameters() if n in names]

@@ -11,7 +11,8 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from sdp_plugins.core import CollectiveMismatchError
-from tests.ranks import HANG_S
+from tests.ranks import HANG_S, run_ranks
+from tests.torch.accelerator import TIERS, device_group
 from tests.torch.jobs import process_group, total, values
 
 
@@ -19,12 +20,12 @@ def events(profiled: Any) -> list[Any]:
     return [event for event in profiled.events() if event.name.startswith("smddp:")]
 
 
-def run_calls(rank: int, world: int) -> None:
-    with process_group(), profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
-        tensor, many = values(rank, 4), torch.empty(4 * world)
+def calls(rank: int, world: int, device: str) -> None:
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+        tensor, many = values(rank, 4).to(device), torch.empty(4 * world, device=device)
         dist.all_reduce(tensor)
-        assert torch.equal(tensor, total(world, 4))
-        pending = dist.all_reduce(torch.ones(2, 3), async_op=True)
+        assert torch.equal(tensor.cpu(), total(world, 4))
+        pending = dist.all_reduce(torch.ones(2, 3, device=device), async_op=True)
         dist.broadcast(tensor, 0)
         dist.all_gather_into_tensor(many, tensor)
         dist.reduce_scatter_tensor(tensor, many)
@@ -47,8 +48,23 @@ def run_calls(rank: int, world: int) -> None:
     assert all(event.is_async for event in events(seen))
 
 
+def run_calls(rank: int, world: int) -> None:
+    with process_group():
+        calls(rank, world, "cpu")
+
+
 def test_calls_are_events(rank_pool: Any) -> None:
     rank_pool(2).run(run_calls)
+
+
+def run_calls_on_device(rank: int, world: int, tier: str) -> None:
+    with device_group(tier):
+        calls(rank, world, "simdev")
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_calls_on_a_device_are_events(tier: str) -> None:
+    run_ranks(2, run_calls_on_device, tier)
 
 
 def run_ddp(rank: int, world: int) -> None:

@@ -1,8 +1,12 @@
-"""PyTorch's own tests of torch.distributed: every one that gloo passes, smddp passes."""
+"""PyTorch's own tests of torch.distributed: every one that gloo passes, smddp passes.
+
+Those for GPUs run on CPUs and, as for NCCL, on the simulated accelerator.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +16,8 @@ import torch
 
 from tests.torch.suite import listing
 
+ON_DEVICE = dict(reversed(list(listing.read("device_passes.txt"))))
+DEVICE_PARTS = 2
 REFUSED = "monitored_barrier is only implemented for GLOO backend"
 LIMIT_S = 350  # for one part, most of it on a machine that does something else, too
 PARTS, LONG_PARTS = 3, 5  # to start one takes as long as dozens of tests
@@ -32,6 +38,23 @@ pytestmark = [
 ]
 
 
+def outcomes(folder: Path, *arguments: str, **env: str) -> dict[str, str]:
+    """What becomes of tests, in a process of their own."""
+    command = [sys.executable, "-m", "tests.torch.suite.run", *arguments]
+    result = folder / "result.json"
+    with (folder / "log").open("w") as log:
+        job = subprocess.Popen(
+            [*command, "--json", str(result)], stdout=log, stderr=log, env=os.environ | env
+        )
+        try:
+            job.wait(LIMIT_S)
+        finally:
+            job.kill()
+            job.wait()
+    found: dict[str, str] = json.loads(result.read_text())
+    return found
+
+
 @pytest.mark.parametrize(
     ("ranks", "tests"),
     [
@@ -45,18 +68,9 @@ pytestmark = [
     ],
 )
 def test_what_gloo_passes(tmp_path: Path, ranks: int, tests: list[str]) -> None:
-    command = [sys.executable, "-m", "tests.torch.suite.run", "--ranks", str(ranks)]
-    result = tmp_path / "result.json"
-    with (tmp_path / "log").open("w") as log:
-        job = subprocess.Popen([*command, "--json", str(result), *tests], stdout=log, stderr=log)
-        try:
-            job.wait(LIMIT_S)
-        finally:
-            job.kill()
-            job.wait()
     wrong = [
         f"{test} on {ranks} ranks: {text}"
-        for test, text in json.loads(result.read_text()).items()
+        for test, text in outcomes(tmp_path, "--ranks", str(ranks), *tests).items()
         if not (REFUSED in text if (test, ranks) in EXCEPTIONS else text == "passed")
     ]
     assert not wrong, "\n".join(wrong)
@@ -65,3 +79,17 @@ def test_what_gloo_passes(tmp_path: Path, ranks: int, tests: list[str]) -> None:
 def test_all_of_the_list_runs() -> None:
     run = [(test, n) for n in listing.RANKS for test in DEFAULT[n] + LONG[n]]
     assert sorted(run) == sorted(LISTED)
+
+
+@pytest.mark.parametrize("flags", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("ranks", "part"), [*((2, part) for part in range(DEVICE_PARTS)), (3, 0)], ids=str
+)
+def test_on_a_device(tmp_path: Path, ranks: int, part: int, flags: bool) -> None:
+    tests = [t for t, n in ON_DEVICE.items() if n == ranks and not (flags and t == COMPILES)]
+    tests = tests[part :: DEVICE_PARTS if ranks == 2 else 1]
+    options = ["--device", "simdev", "--posing-as", "nccl", "--ranks", str(ranks)]
+    found = outcomes(tmp_path, *options, *tests, SDP_DEVICE_FLAGS=str(int(flags)))
+    wrong = [f"{test}: {text}" for test, text in found.items() if text != "passed"]
+    assert len(found) == len(tests)
+    assert not wrong, "\n".join(wrong)

@@ -18,6 +18,7 @@ from sdp_plugins.core.tensor_lists import FusedAllReduce
 from ..batch_shard import BatchShard, factor_of, rows
 from ..steps import StatefulStep
 from .base import Backend
+from .torch_devices import DeviceGradients
 from .torch_overlap import Overlap, in_memory_of_its_own
 from .torch_shards import ShardedUpdate, can_shard
 
@@ -34,6 +35,7 @@ class TorchBackend(Backend):
     def __init__(self, group: Group) -> None:
         self._group = group
         self._reduce = FusedAllReduce(group)
+        self._on_devices = DeviceGradients(group)
         self._updates: WeakKeyDictionary[Any, ShardedUpdate] = WeakKeyDictionary()
         self._step: Overlap | ShardedUpdate | None = None  # the one that is running
 
@@ -43,6 +45,7 @@ class TorchBackend(Backend):
         """Leave gradients to whoever trains the models next."""
         while self._updates:
             self._updates.popitem()[1].leave()
+        self._on_devices.close()
 
     @contextmanager
     def training(self, model: Any, shard: BatchShard | None) -> Iterator[None]:
@@ -51,6 +54,9 @@ class TorchBackend(Backend):
             yield
             return
         variables = model.trainable_weights
+        if not all(variable.value.is_cpu for variable in variables):
+            yield  # Keras calls average_gradients
+            return
         self._step = self._update_of(model, variables) or Overlap(self._reduce, variables)
         try:
             with self._step.averaging(factor_of(shard)):
@@ -93,16 +99,19 @@ class TorchBackend(Backend):
             torch._foreach_zero_(averaged)
         elif factor != 1:
             torch._foreach_mul_(averaged, factor)
-        self._reduce(averaged[::-1], "avg")
+        if on_device := [grad for grad in averaged if not grad.is_cpu]:
+            self._on_devices.average(on_device)
+        if on_cpu := [grad for grad in averaged[::-1] if grad.is_cpu]:
+            self._reduce(on_cpu, "avg")
         return averaged
 
     @torch.compiler.disable
     @torch.no_grad()
     def all_reduce(self, tensors: Sequence[Any]) -> list[Any]:
         """Return the sum over ranks of each tensor, computed on copies."""
-        totals = [tensor.detach().clone().contiguous() for tensor in tensors]
+        totals = [tensor.detach().cpu().clone().contiguous() for tensor in tensors]
         self._reduce(totals, "sum")
-        return totals
+        return [_like(tensor, total) for tensor, total in zip(tensors, totals, strict=True)]
 
     @torch.compiler.disable
     @torch.no_grad()
@@ -110,11 +119,10 @@ class TorchBackend(Backend):
         """Gather all ranks' rows with an uneven all_gather."""
         group = self._group
         lengths = [rows(shard.count, rank, group.world_size)[1] for rank in range(group.world_size)]
-        whole = tensor.new_empty((shard.count, *tensor.shape[1:]))
-        group.all_gather_uneven(
-            list(whole.split(lengths)), tensor.detach()[: shard.rows].contiguous()
-        )
-        return whole
+        mine = tensor.detach()[: shard.rows].cpu().contiguous()
+        whole = mine.new_empty((shard.count, *tensor.shape[1:]))
+        group.all_gather_uneven(list(whole.split(lengths)), mine)
+        return _like(tensor, whole)
 
     def in_seeded_order(self, loader: Any, seed: int) -> Iterator[Any]:
         """Iterate with a seed for everything that samplers draw from torch's own generator."""
@@ -139,6 +147,11 @@ class TorchBackend(Backend):
     def batches(self, adapter: Any) -> Any:
         """Return tensors of torch."""
         return adapter.get_torch_dataloader()
+
+
+def _like(tensor: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """Return a result on the device of the tensor that it is of."""
+    return result.to(tensor.device)
 
 
 def _has_one_backward(model: Any) -> bool:

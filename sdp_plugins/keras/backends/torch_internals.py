@@ -12,6 +12,7 @@ from sdp_plugins.core.private_names import check_names
 NAMES = {
     "_C._storage_Use_Count": "tells whether another tensor has a gradient's memory",
     "UntypedStorage._cdata": "tells storages apart",
+    "_foreach_copy_": "copies averages into gradients by one call",
     "_foreach_mul_": "multiplies all gradients by one call",
     "_foreach_zero_": "clears them by one call",
     "autograd.Variable._execution_engine.queue_callback": "calls back after a backward pass",

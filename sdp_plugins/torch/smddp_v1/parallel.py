@@ -26,7 +26,8 @@ class DistributedDataParallel(nn.Module):
 
     Args:
         module: The module to train.
-        device_ids: The GPU of a module on one GPU; without meaning for a module on the CPU.
+        device_ids: The device of a module on one accelerator; without meaning for a module on the
+            CPU.
         output_device: As in torch.
         broadcast_buffers: Whether every training step copies rank 0's buffers to all ranks.
         process_group: None or group.WORLD.
@@ -96,11 +97,11 @@ class DistributedDataParallel(nn.Module):
         device = next((p.device for p in self.module.parameters()), torch.device("cpu"))
         made: Any = self.__dict__["_made"]
         if made is None or made[0] != device:
-            on_gpu = device.type == "cuda"
+            on_device = device.type != "cpu"
             wrapped = nn.parallel.DistributedDataParallel(
                 self.module,
-                device_ids=(self._device_ids or None) if on_gpu else None,
-                output_device=self._output_device if on_gpu else None,
+                device_ids=(self._device_ids or None) if on_device else None,
+                output_device=self._output_device if on_device else None,
                 **self._options,
             )
             made = self.__dict__["_made"] = (device, wrapped)

@@ -1,4 +1,4 @@
-"""Which of PyTorch's tests gloo passes, as `gloo_passes.txt` keeps it.
+"""Which of PyTorch's tests gloo passes, as `gloo_passes.txt` keeps it, and which use a device.
 
 for n in 2 3; do python -m tests.torch.suite.run --backend gloo --ranks $n --json gloo$n.json; done
 python -m tests.torch.suite.listing gloo2.json gloo3.json > tests/torch/suite/gloo_passes.txt
@@ -6,6 +6,15 @@ python -m tests.torch.suite.listing gloo2.json gloo3.json > tests/torch/suite/gl
 Tests that take gloo longer than run.LIMIT_S are not in it. Of those that may pass this is
 test_ddp_uneven_inputs alone, whose large convolutions take CPUs more than seven minutes, over any
 backend.
+
+`device_passes.txt` has those that smddp passes posing as nccl, and in which it communicates tensors
+of the simulated accelerator. Among them are all such tests that run with gloo. Those that use the
+device but do not pass are in `device_exceptions.txt`, with the reasons.
+
+for n in 2 3; do
+    python -m tests.torch.suite.run --device simdev --posing-as nccl --ranks $n --json nccl$n.json
+done
+python -m tests.torch.suite.listing --device nccl2.json nccl3.json
 """
 
 from __future__ import annotations
@@ -27,15 +36,15 @@ def read(name: str) -> Iterator[tuple[str, int]]:
 
 
 def torch_version() -> str:
-    """The version of torch that the list is of."""
+    """The version of torch that the lists are of."""
     return (HERE / "gloo_passes.txt").read_text().split(maxsplit=3)[2]
 
 
-def write(found: dict[int, dict[str, str]]) -> None:
+def write(found: dict[int, dict[str, str]], what: str) -> None:
     """Print the list: what became of each test, by number of ranks."""
     import torch
 
-    print(f"# torch {torch.__version__.partition('+')[0]} : what gloo passes, at how many ranks")
+    print(f"# torch {torch.__version__.partition('+')[0]} : what {what} passes, at how many ranks")
     for test in sorted({test for outcomes in found.values() for test in outcomes}):
         ranks = [n for n, outcomes in found.items() if outcomes.get(test) == "passed"]
         if ranks:
@@ -43,4 +52,8 @@ def write(found: dict[int, dict[str, str]]) -> None:
 
 
 if __name__ == "__main__":
-    write({n: json.loads(Path(f).read_text()) for n, f in zip(RANKS, sys.argv[1:], strict=True)})
+    *flag, two, three = sys.argv[1:]
+    outcomes = {
+        n: json.loads(Path(f).read_text()) for n, f in zip(RANKS, (two, three), strict=True)
+    }
+    write(outcomes, "smddp on a device" if flag else "gloo")

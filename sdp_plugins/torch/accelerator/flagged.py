@@ -1,0 +1,113 @@
+"""All-reduce that is enqueued whole, in the call: flags order the device and the CPU.
+
+For each piece, of at most a slot:
+
+    down stream   wait until the slot is free; copy down; write the flag `ready`
+    core          wait for `ready`; all_reduce with the peers, in shared memory; write `done`
+    up stream     wait for `done`; copy up; record the event that the slot is free
+
+The host never waits, and the order in which things are enqueued is one in which they can run: CUDA
+may serve two streams by one queue, and cannot see the order that flags impose. Cost: each piece
+crosses the link once in each direction, and once the memory of the CPU as in the core's all_reduce.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from sdp_plugins.core import Buffer, Group, SdpError
+from sdp_plugins.core import Work as NativeWork
+from sdp_plugins.torch.accelerator.drivers import Driver
+from sdp_plugins.torch.accelerator.pieces import Reduction
+from sdp_plugins.torch.accelerator.pinned_ring import SLOTS, PinnedRing
+
+
+class FlaggedReducer:
+    """Runs the all-reduces of one group and device.
+
+    Args:
+        group: A Group whose only operations these are, on one node.
+        ring: Its pinned memory.
+        driver: Has flags.
+        streams: The streams for copies down and up.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        ring: PinnedRing,
+        driver: Driver,
+        streams: tuple[torch.Stream, torch.Stream],
+    ) -> None:
+        self.group, self.ring = group, ring
+        self._driver = driver
+        self._down, self._up = streams
+        self._has_raised = False
+        self._down_handle, self._up_handle = map(driver.handle, streams)
+
+    def start(self, call: Reduction, event: torch.Event) -> list[NativeWork]:
+        """Enqueue a reduction behind the current stream.
+
+        Args:
+            call: The reduction.
+            event: Recorded when all results are in the tensors.
+
+        Returns:
+            The core's operations.
+        """
+        self.failure()  # the core raises it
+        self._down.wait_stream(torch.accelerator.current_stream(self._down.device))
+        works: list[NativeWork] = []
+        pieces = call.pieces()
+        for tensor in (*call.tensors, *call.dense):  # first: a part may be accepted, then an error
+            tensor.record_stream(self._up)  # which comes after `down`
+        with torch.inference_mode():
+            while batch := list(islice(pieces, SLOTS)):
+                works.append(self._reduce(batch, call))
+            with self._up:
+                call.copy_back()
+        event.record(self._up)
+        return works
+
+    def _reduce(self, pieces: Sequence[Tensor], call: Reduction) -> NativeWork:
+        """Enqueue the reduction of at most as many pieces as there are slots."""
+        dtype, driver, size = call.dtype, self._driver, call.dtype.itemsize
+        used = [(piece, self.ring.take()) for piece in pieces]
+        buffers = [Buffer(slot.address, p.numel() // size, dtype, self.ring) for p, slot in used]
+        # First: once it is accepted, the core writes the flags however it ends.
+        flags = [slot.flags for _, slot in used]
+        work = self.group.all_reduce_at_flags(buffers, call.op, flags, call.timeout_s)
+        is_free = torch.Event(self._up.device)
+        last: torch.Event | None = None
+        with self._down:
+            for piece, slot in used:
+                if slot.is_free is not None and slot.is_free is not last:
+                    self._down.wait_event(slot.is_free)
+                    last = slot.is_free
+                slot.part(piece.numel()).copy_(piece, non_blocking=True)
+                driver.write_flag(self._down_handle, slot.ready, slot.value)
+                slot.is_free = is_free
+        with self._up:
+            for piece, slot in used:
+                driver.wait_flag(self._up_handle, slot.done, slot.value)
+                piece.copy_(slot.part(piece.numel()), non_blocking=True)
+            is_free.record(self._up)
+        return work
+
+    def failure(self) -> BaseException | None:
+        """Return the group's error, which somebody will raise."""
+        error = self.group.failure
+        self._has_raised |= error is not None
+        return error
+
+    def unseen_failure(self) -> BaseException | None:
+        """Return the group's error if nobody on this rank has raised or caused it; only once."""
+        if self._has_raised or (error := self.failure()) is None:
+            return None
+        if isinstance(error, SdpError) and error.kind == "aborted":
+            return None if error.origin_rank == self.group.rank else error
+        return error

@@ -1,0 +1,90 @@
+"""Keras on torch with its variables on an accelerator, the simulated one, trains as on CPUs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from tests.keras.first_ranks import environment
+from tests.ranks import run_ranks
+
+WORLD = 2
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {"optimizer": "sgd"},
+    "adam": {"optimizer": "adam", "metrics": ["accuracy"]},
+    "clipping": {"clip": 0.1},
+    "accumulating": {"accumulate": 2},
+}
+
+
+def on_device(device: str) -> None:
+    """Make a device Keras' default, before Keras is imported."""
+    os.environ["KERAS_TORCH_DEVICE"] = device
+    if device != "cpu":
+        from sdp_plugins.torch.accelerator.drivers import register_driver
+        from tests import simdev
+        from tests.torch.accelerator import SimulatedDriver
+
+        simdev.load()
+        register_driver("simdev", SimulatedDriver())
+
+
+def run_all(rank: int, world: int, device: str, names: list[str]) -> list[Any]:
+    on_device(device)
+    found = [fit(rank, device, name) for name in names]
+    if device != "cpu":
+        import torch
+
+        from tests import simdev
+
+        torch.accelerator.synchronize()
+        assert simdev.registered() == {}
+    return found
+
+
+def fit(rank: int, device: str, name: str) -> list[Any]:
+    """Weights, history and predictions of a model on Keras' default device."""
+    import keras
+
+    from sdp_plugins.keras import SMDDPStrategy
+    from sdp_plugins.keras.backends.torch_devices import DeviceGradients
+
+    options = dict(OPTIONS[name])
+    if clip := options.pop("clip", None):
+        options["optimizer"] = keras.optimizers.Adam(global_clipnorm=clip)
+    if count := options.pop("accumulate", None):
+        options["optimizer"] = keras.optimizers.SGD(gradient_accumulation_steps=count)
+    keras.utils.set_random_seed(5 + rank)
+    strategy = SMDDPStrategy()
+    with strategy.scope():
+        layers = [keras.layers.Dense(20, activation="relu"), keras.layers.Dense(3)]
+        model = keras.Sequential([keras.Input((8,)), *layers])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(loss=loss, **options)
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(30, 8)).astype("float32"), random.integers(0, 3, 30)
+    average = DeviceGradients.average
+    with mock.patch.object(DeviceGradients, "average", autospec=True, side_effect=average) as calls:
+        history = model.fit(x, y, batch_size=8, epochs=2, verbose=0, validation_data=(x, y))
+    assert calls.called == (device != "cpu")
+    predicted = model.predict(x, verbose=0)
+    assert {variable.value.device.type for variable in model.trainable_weights} == {device}
+    weights = [keras.ops.convert_to_numpy(weight) for weight in model.weights]
+    strategy.close()
+    return [*weights, predicted, *history.history.values()]
+
+
+@pytest.mark.parametrize("flags", ["1", "0"])
+def test_trains_as_on_cpus(flags: str) -> None:
+    env = environment("torch") | {"SDP_DEVICE_FLAGS": flags}
+    names = list(OPTIONS) if flags == "1" else ["adam"]  # both ways have the same gradients
+    on_cpus, _ = run_ranks(WORLD, run_all, "cpu", names, env=env)
+    first, second = run_ranks(WORLD, run_all, "simdev", names, env=env)
+    for mine, others, expected in zip(first, second, on_cpus, strict=True):
+        for value, other, on_cpu in zip(mine, others, expected, strict=True):
+            np.testing.assert_array_equal(value, other)
+            np.testing.assert_allclose(value, on_cpu, rtol=1e-4, atol=1e-5)

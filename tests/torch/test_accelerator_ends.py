@@ -1,0 +1,247 @@
+"""Groups that end, or are forked or interrupted, while an accelerator works for them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from sdp_plugins.core import (
+    CollectiveMismatchError,
+    SdpError,
+)
+from tests import simdev
+from tests.faults import wait_for_go
+from tests.leaks import no_leaks
+from tests.ranks import run_ranks, say, start_ranks
+from tests.torch.accelerator import TIERS, device_group, load
+from tests.torch.jobs import assert_same
+
+tiers = pytest.mark.parametrize("tier", TIERS)
+BIG = 3_000_001
+
+
+ENDS: dict[str, Callable[[Any], None]] = {
+    "destroy": lambda group: dist.destroy_process_group(),
+    "abort": lambda group: group.abort(),
+    "shutdown": lambda group: group.shutdown(),
+}
+
+
+def end_in_flight(rank: int, world: int, tier: str, how: str) -> None:
+    load(tier)
+    with device_group(tier):  # what torch keeps of the first group
+        dist.barrier()
+    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+    with no_leaks():
+        dist.init_process_group("smddp")
+        tensor, gate = torch.ones(BIG, device="simdev"), simdev.gate()
+        dist.all_reduce(tensor)
+        dist.broadcast(tensor, 0)
+        torch.accelerator.synchronize()
+        if rank == 1:
+            gate.block()
+        works = [dist.all_reduce(tensor, async_op=True) for _ in range(10)]
+        works += [dist.broadcast(tensor, 0, async_op=True) for _ in range(3)]
+        timer = threading.Timer(1.0, gate.open)
+        timer.start()
+        with suppress(SdpError):  # a peer has left before
+            ENDS[how](dist.group.WORLD)
+        timer.join()
+        torch.accelerator.synchronize()
+        for work in works if tier == "threaded" else works[10:]:
+            with suppress(SdpError):
+                work.wait()
+        with suppress(SdpError):
+            dist.destroy_process_group() if dist.is_initialized() else None
+        assert simdev.registered() == {}
+        del works, work
+
+
+@tiers
+@pytest.mark.parametrize("how", ENDS)
+def test_an_end_in_flight(tier: str, how: str) -> None:
+    run_ranks(2, end_in_flight, tier, how)
+
+
+def end_and_begin(rank: int, world: int, tier: str) -> None:
+    load(tier)
+    tensor = torch.ones(BIG, device="simdev")
+    for count in range(5):
+        with no_leaks(ignore=("fds",) if count == 0 else ()):
+            dist.init_process_group("smddp", init_method="env://")
+            groups = [dist.new_group() for _ in range(3)]
+            for group in (None, *groups):
+                dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)
+                dist.broadcast(tensor, 0, group=group)
+            for group in (groups[1], groups[0]):
+                dist.destroy_process_group(group)
+                dist.all_reduce(tensor, dist.ReduceOp.MAX)
+                dist.all_reduce(tensor, dist.ReduceOp.MAX, group=groups[2])
+            del group, groups
+            dist.destroy_process_group()
+            assert_same(tensor.cpu(), torch.ones(BIG))
+            assert simdev.registered() == {}
+        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
+        print("round", count)
+
+
+@tiers
+def test_five_groups_in_one_process(tier: str) -> None:
+    run_ranks(2, end_and_begin, tier)
+
+
+def forget_a_group(rank: int, world: int, tier: str) -> None:
+    load(tier)
+    dist.init_process_group("smddp")
+    tensor = torch.ones(BIG, device="simdev")
+    kind = type(dist.group.WORLD)
+    before = len(simdev.registered())
+    group = dist.new_group()
+    for _ in range(3):
+        dist.all_reduce(tensor, group=group, async_op=True)
+        dist.broadcast(tensor, 0, group=group, async_op=True)
+    torch.accelerator.synchronize()
+    here = weakref.ref(group)
+    dist.barrier()
+    world_of = dist.distributed_c10d._world
+    for name in ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag"):
+        getattr(world_of, name).pop(group, None)
+    for groups in world_of.tags_to_pg.values():
+        while group in groups:
+            groups.remove(group)
+    dist.distributed_c10d._unregister_process_group(group.group_name)
+    del group, groups
+    gc.collect()
+    print(kind, gc.get_referrers(here()) if here() else None)
+    assert here() is None
+    assert len(simdev.registered()) == before
+    dist.destroy_process_group()
+    assert simdev.registered() == {}
+
+
+@tiers
+def test_a_forgotten_group(tier: str) -> None:
+    run_ranks(2, forget_a_group, tier)
+
+
+def exit_without_destroy(rank: int, world: int, tier: str, in_flight: bool) -> None:
+    load(tier)
+    dist.init_process_group("smddp")
+    tensor = torch.ones(BIG, device="simdev")
+    dist.all_reduce(tensor)
+    dist.broadcast(tensor, 0)
+    if in_flight:
+        simdev.gate().block()
+        for _ in range(5):
+            dist.all_reduce(tensor, async_op=True)
+            dist.broadcast(tensor, 0, async_op=True)
+    else:
+        torch.accelerator.synchronize()
+
+
+@tiers
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_an_exit_without_destroy(tier: str, in_flight: bool) -> None:
+    run_ranks(2, exit_without_destroy, tier, in_flight)
+
+
+class Numbers(torch.utils.data.Dataset):  # type: ignore[type-arg]
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def fork_in_flight(rank: int, world: int, tier: str) -> None:
+    with device_group(tier):
+        tensor, gate = torch.ones(BIG, device="simdev"), simdev.gate()
+        dist.all_reduce(tensor)
+        gate.block()
+        tensors = [torch.ones(BIG, device="simdev") for _ in range(3)]
+        works = [dist.all_reduce(one, async_op=True) for one in tensors]
+        works.append(dist.broadcast(tensor, 0, async_op=True))
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                for call in (lambda: works[-1].wait(), lambda: dist.all_reduce(tensor)):
+                    with pytest.raises(SdpError):
+                        call()
+                works.clear()
+                gc.collect()
+                code = 0
+            finally:
+                os._exit(code)
+        batches = list(torch.utils.data.DataLoader(Numbers(), 2, num_workers=2))
+        assert len(batches) == 4
+        assert os.waitpid(pid, 0)[1] == 0
+        gate.open()
+        for work in works:
+            work.wait()
+        for one in (tensor, *tensors):
+            assert_same(one.cpu(), torch.full((BIG,), float(world)))
+
+
+@tiers
+def test_a_fork_in_flight(tier: str) -> None:
+    run_ranks(2, fork_in_flight, tier)
+
+
+def wait_in_vain(rank: int, world: int, tier: str) -> None:
+    with device_group(tier):
+        tensor = torch.ones(BIG, device="simdev")
+        dist.all_reduce(tensor)
+        dist.broadcast(tensor, 0)
+        if rank == 1:
+            wait_for_go()
+            return
+        works = [dist.broadcast(tensor, 0, async_op=True)]
+        works += [dist.all_reduce(tensor, async_op=True)] if tier == "threaded" else []
+        for work in works:
+            for wait in (work.wait, work.get_future().wait):
+                say("waiting")
+                with pytest.raises(KeyboardInterrupt):
+                    wait()
+                say("interrupted")
+
+
+@tiers
+def test_ctrl_c(tier: str) -> None:
+    with start_ranks(2, wait_in_vain, tier) as ranks:
+        for _ in range(4 if tier == "threaded" else 2):
+            assert ranks[0].heard() == "waiting"
+            ranks[0].until_asleep()
+            ranks[0].kill(signal.SIGINT)
+            assert ranks[0].heard() == "interrupted"
+        ranks[1].kill(signal.SIGKILL)
+
+
+def run_in_detail(rank: int, world: int, tier: str) -> list[str]:
+    with device_group(tier):
+        tensor = torch.ones(10, device="simdev")
+        with torch.profiler.profile() as profile:
+            dist.all_reduce(tensor)
+            dist.broadcast(tensor, 0)
+            torch.accelerator.synchronize()
+        assert_same(tensor.cpu(), torch.full((10,), float(world)))
+        for call in (dist.all_reduce, lambda tensor: dist.broadcast(tensor, 0)):
+            with pytest.raises(CollectiveMismatchError, match=r"\(2, 5\).*\(5, 2\)|\(5, 2\).*\(2"):
+                call(tensor.view((2, 5) if rank else (5, 2)))
+        return [event.name for event in profile.events()]
+
+
+@tiers
+def test_in_detail(tier: str) -> None:
+    for names in run_ranks(2, run_in_detail, tier, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}):
+        assert "aten::as_strided" in names
