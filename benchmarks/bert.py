@@ -39,7 +39,7 @@ class Bert(nn.Module):
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of a batch of token rows."""
-        places = torch.arange(tokens.shape[1])
+        places = torch.arange(tokens.shape[1], device=tokens.device)
         hidden = self.encoder(self.norm(self.words(tokens) + self.positions(places)))
         scores = functional.linear(hidden, self.words.weight, self.bias)
         return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())

@@ -20,6 +20,7 @@ from benchmarks import memory as memory_of
 from benchmarks import step as step_of
 from benchmarks import targets as targets_of
 from benchmarks.all_reduce import all_reduce_table
+from benchmarks.gpu.cli import gpu
 from benchmarks.libraries import select
 from benchmarks.options import (
     Json,
@@ -344,6 +345,7 @@ def targets(
     options.write_json(json, targets_of.to_json(found))
 
 
+app.command("gpu")(gpu)
 app.command("nodes")(nodes_cli.nodes)
 app.command("scaling")(nodes_cli.scaling)
 app.command("predict")(predict)

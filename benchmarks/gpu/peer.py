@@ -1,0 +1,48 @@
+"""In a rank: the CPU's part in reductions, for a rank that has no GPU.
+
+Ranks that share a GPU take turns on it, and share its link. Where there is one GPU only, rank 0 has
+it to itself if the other ranks' CPUs do what theirs would do after each copy from a device: the
+core's all_reduce of every piece, in shared memory.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.task import Rank
+from sdp_plugins.core import Buffer, DType, ReduceOp
+from sdp_plugins.torch.accelerator.pieces import Reduction
+from sdp_plugins.torch.accelerator.pinned_ring import SLOT_NBYTES, SLOTS
+
+KEPT = "peer"
+
+
+def play(rank: Rank, on: bool) -> None:
+    """Let all ranks but the first do the CPU's part of reductions only, or no longer."""
+    rank.plays = on and rank.place.rank != 0
+
+
+def reduce(rank: Rank, sizes: list[int]) -> None:
+    """Do the CPU's part of reductions of float32 tensors, one after another."""
+    group, memory = rank.kept.get(KEPT) or rank.kept.setdefault(KEPT, _prepare(rank))
+    slot = 0
+    for nbytes in sizes:
+        for piece in _pieces(nbytes):
+            address = memory.data_ptr() + slot * SLOT_NBYTES
+            group.all_reduce(Buffer(address, piece // 4, DType.float32, memory))
+            slot = (slot + 1) % SLOTS
+
+
+def _prepare(rank: Rank) -> tuple[Any, Tensor]:
+    """Return the Group whose operations the reductions of device tensors are, and memory."""
+    group = rank.group._calls_on_device()._make_group("device reductions")
+    return group, torch.frombuffer(group.allocate(SLOTS * SLOT_NBYTES), dtype=torch.uint8)
+
+
+def _pieces(nbytes: int) -> list[int]:
+    tensor = torch.empty(nbytes, dtype=torch.uint8)
+    made = Reduction([tensor], [tensor], DType.uint8, ReduceOp.SUM, None)
+    return [piece.numel() for piece in made.pieces()]
