@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -237,3 +238,22 @@ def run_capture(rank: int, world: int, tier: str) -> None:
 @pytest.mark.parametrize("tier", TIERS)
 def test_capture_is_refused(tier: str) -> None:
     run_ranks(2, run_capture, tier)
+
+
+def run_second_device(rank: int, world: int, tier: str) -> None:
+    """The current device is another one."""
+    with device_group(tier):
+        source, tensor = values(rank, 5000).to("simdev:1"), torch.zeros(5000, device="simdev:1")
+        gate = simdev.gate()
+        gate.block(torch.accelerator.current_stream("simdev:1"))
+        tensor.copy_(source)
+        opener = threading.Timer(0.3, gate.open)
+        opener.start()
+        dist.all_reduce(tensor)
+        assert_same(tensor.cpu(), total(world, 5000))
+        opener.join()
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_a_device_that_is_not_the_current_one(tier: str) -> None:
+    run_ranks(2, run_second_device, tier)

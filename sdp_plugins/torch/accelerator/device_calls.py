@@ -147,7 +147,7 @@ class DeviceCalls:
         assert device.ring is not None
         if self._reducer is None:
             self._reducer = ThreadedReducer(group)
-        where = end.device
+        where = device.down.device
         start = torch.Event(where)
         start.record(torch.accelerator.current_stream(where))
         reducing = Reducing(call, device.ring, (device.down, device.up), start, end)
