@@ -28,6 +28,7 @@ import torch.futures
 
 from sdp_plugins.core import SdpError
 from sdp_plugins.torch.callback_thread import CallbackThread
+from sdp_plugins.torch.streams import on
 
 
 class FailedResult:
@@ -123,7 +124,7 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
         super().__init__(devices=None if side is None else [side.device])
         self._thread = thread
         self._of_callback = of_callback
-        self._side = nullcontext() if side is None else side
+        self._side = side
         self._followers: list[Callable[[], None]] = []  # callbacks added by earlier callbacks
         self._completed = threading.Event()
         self._pid = os.getpid()
@@ -131,18 +132,18 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
 
     def complete_with(self, call: Callable[[], Any]) -> None:
         """Complete the future with the result of `call`, or with the exception that it raises."""
-        with self._side:
+        with nullcontext() if self._side is None else on(self._side):
             try:
                 result = call()
             except BaseException as error:  # a waiter depends on this future, whatever is raised
-                result = FailedResult(error, not isinstance(self._side, nullcontext))
+                result = FailedResult(error, self._side is not None)
             self.set_result(result)
         self._completed.set()
         while self._followers:
             self._followers.pop(0)()
 
     def _call_back(self, callback: Callable[[Any], Any]) -> Any:
-        if not isinstance(self._side, nullcontext):
+        if self._side is not None:
             with suppress(BaseException):  # the callback sees the error
                 super().wait()  # orders the current stream
         return self._thread.call_back(callback, self)
@@ -166,8 +167,7 @@ class WorkFuture(torch.futures.Future):  # type: ignore[type-arg]
         """Return a future of the result of `callback(self)`, called after this future is done."""
         if not self._thread.in_order:
             return super().then(callback)
-        side = None if isinstance(self._side, nullcontext) else self._side
-        child = WorkFuture(self._thread, of_callback=True, side=side)
+        child = WorkFuture(self._thread, of_callback=True, side=self._side)
         task = partial(child.complete_with, partial(self._call_back, callback))
         if self._thread.is_current() and not self.done():
             # Tasks submitted by a task run immediately, in an order that the main thread cannot

@@ -102,17 +102,17 @@ MUTANTS = [
         "works_over_a_slow_link",
         F,
     ),
-    Mutant("flagged", "with self._down:", "if True:", "works_over_a_slow_link", F),
+    Mutant("flagged", "with on(self._down):", "if True:", "works_over_a_slow_link", F),
     Mutant(
         "flagged",
-        "with self._up:\n            for piece",
+        "with on(self._up):\n            for piece",
         "if True:\n            for piece",
         "wait_orders_streams",
         F,
     ),
     Mutant(
         "flagged",
-        "with self._up:\n                call.copy_back()",
+        "with on(self._up):\n                call.copy_back()",
         "if True:\n                call.copy_back()",
         "wait_orders_streams",
         F,
@@ -130,19 +130,19 @@ MUTANTS = [
     Mutant(
         "threaded", "slot.is_free = self._up.record_event()", "pass", "slots_are_reused_safely", T
     ),
-    Mutant("threaded", "with down:", "if True:", "works_over_a_slow_link", T),
+    Mutant("threaded", "with on(down):", "if True:", "works_over_a_slow_link", T),
     Mutant("threaded", "event.record(down)", "pass", "works_over_a_slow_link", T),
     Mutant("threaded", AWAIT, "pass", "works_over_a_slow_link", T),
     Mutant(
         "threaded",
-        "with self._up:\n            piece.copy_",
+        "with on(self._up):\n            piece.copy_",
         "if True:\n            piece.copy_",
         "works_over_a_slow_link",
         T,
     ),
     Mutant(
         "threaded",
-        "with self._up:\n            self._call",
+        "with on(self._up):\n            self._call",
         "if True:\n            self._call",
         "wait_orders_streams",
         T,
@@ -215,7 +215,7 @@ MUTANTS = [
     ),
     Mutant(
         "device_calls",
-        "device.down.wait_stream(current)",
+        "down.wait_stream(current)",
         "pass",
         "copies_read_current_stream",
         T,
@@ -223,19 +223,19 @@ MUTANTS = [
     Mutant("device_calls", "copied.record(source)", "pass", "copies_over_a_slow_link", T),
     Mutant(
         "device_calls",
-        "tensor.record_stream(device.up)\n\n",
+        "tensor.record_stream(up)\n\n",
         "pass\n\n",
         "copies_keep_dropped_tensors",
         T,
     ),
     Mutant(
         "device_calls",
-        "with torch.inference_mode(), device.up:",
+        "with torch.inference_mode(), on(up):",
         "with torch.inference_mode():",
         "copies_over_a_slow_link",
         T,
     ),
-    Mutant("device_calls", "end.record(device.up)", "pass", "copies_wait_orders_streams", T),
+    Mutant("device_calls", "end.record(up)", "pass", "copies_wait_orders_streams", T),
     Mutant(
         "device_calls",
         "await_device(copied, owner._group, name, None)",
@@ -288,7 +288,7 @@ MUTANTS = [
     ),
     Mutant(
         "device_calls",
-        "device.up.wait_event(copied)",
+        "up.wait_event(copied)",
         "pass",
         "messages_do_not_overtake_readers",
         T,
@@ -309,7 +309,7 @@ MUTANTS = [
         T,
     ),
     Mutant("host_copies", "self.tensors.append(source)", "pass", "copies_keep_dropped_tensors", T),
-    Mutant("host_copies", "with self._down:", "if True:", "copies_over_a_slow_link", T),
+    Mutant("host_copies", "with on(self._down):", "if True:", "copies_over_a_slow_link", T),
     # ---- works ----
     Mutant(
         "works",
@@ -353,7 +353,7 @@ MUTANTS = [
         F,
     ),
     Mutant("works", "self._side.wait_event(self._end)", "pass", "futures_order_streams", F),
-    Mutant("works", "with self._side:", "if True:", "futures_order_streams", F),
+    Mutant("works", "with on(self._side):", "if True:", "futures_order_streams", F),
     Mutant(
         "futures",
         "devices=None if side is None else [side.device]",
@@ -363,7 +363,7 @@ MUTANTS = [
     ),
     Mutant(
         "futures",
-        "with self._side:\n            try",
+        "with nullcontext() if self._side is None else on(self._side):\n            try",
         "if True:\n            try",
         "callbacks_have_a_stream_of_their_own",
         T,

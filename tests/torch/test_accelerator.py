@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sdp_plugins.torch.streams import on
 from tests import simdev
 from tests.ranks import run_ranks
 from tests.torch.accelerator import TIERS, device_group
@@ -62,7 +63,7 @@ def run_layouts(rank: int, world: int, tier: str) -> None:
         lambda x: x.view(4, 5, 5, 2).to(memory_format=torch.channels_last),
         lambda x: x.requires_grad_(),
         lambda x: x[0, :2][::2],
-        lambda x: x[:, :1].expand(20, 3).clone(),
+        lambda x: x[:, :1].clone().expand(20, 3),
     ]
     with device_group(tier):
         for make in made:
@@ -257,3 +258,68 @@ def run_second_device(rank: int, world: int, tier: str) -> None:
 @pytest.mark.parametrize("tier", TIERS)
 def test_a_device_that_is_not_the_current_one(tier: str) -> None:
     run_ranks(2, run_second_device, tier)
+
+
+def run_message_beside_reductions(rank: int, world: int, tier: str) -> None:
+    """Messages do not wait for a collective that a peer has yet to call."""
+    with device_group(tier):
+        tensor, message = torch.ones(5000, device="simdev"), torch.ones(9, device="simdev")
+        dist.all_reduce(tensor)
+        if rank == 0:
+            work = dist.all_reduce(tensor, async_op=True)
+        for turn in (rank, 1 - rank):
+            dist.recv(message, 1 - rank) if turn == 0 else dist.send(message + rank, 1 - rank)
+        torch.accelerator.current_stream().synchronize()
+        if rank == 1:
+            work = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+        assert_same(tensor.cpu(), torch.full((5000,), 4.0))
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_messages_pass_reductions(tier: str) -> None:
+    run_ranks(2, run_message_beside_reductions, tier)
+
+
+def run_ranks_that_differ(rank: int, world: int) -> None:
+    """One rank does without flags, so all do: callbacks run in the same place on all ranks."""
+    with device_group(TIERS[rank]):
+        tensor = torch.ones(5000, device="simdev")
+        future = dist.all_reduce(tensor, async_op=True).get_future()
+
+        def again(done: Any) -> Tensor:
+            return dist.all_reduce(done.value()[0], async_op=True).get_future().wait()[0]
+
+        assert_same(future.then(again).wait().cpu(), torch.full((5000,), 4.0))
+
+
+def test_ranks_that_differ_agree() -> None:
+    run_ranks(2, run_ranks_that_differ)
+
+
+def run_streams_of_threads(rank: int, world: int, tier: str) -> None:
+    """Two threads that are on one stream come back to their own."""
+    simdev.load()
+    shared, others = torch.Stream("simdev"), [torch.Stream("simdev") for _ in range(2)]
+    barrier, ends = threading.Barrier(2), [0, 0]
+
+    def enter(index: int) -> None:
+        with on(others[index]):
+            if index == 1:
+                barrier.wait()
+            with on(shared):
+                if index == 0:
+                    barrier.wait()
+                barrier.wait()
+            ends[index] = torch.accelerator.current_stream().stream_id
+
+    threads = [threading.Thread(target=enter, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ends == [other.stream_id for other in others]
+
+
+def test_threads_share_no_stream_to_go_back_to() -> None:
+    run_ranks(1, run_streams_of_threads, "")

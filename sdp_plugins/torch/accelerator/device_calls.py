@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,7 @@ from sdp_plugins.torch.accelerator.pinned_ring import PinnedRing
 from sdp_plugins.torch.accelerator.threaded import Reducing, ThreadedReducer, await_device
 from sdp_plugins.torch.accelerator.works import DeviceWork, FlaggedWork
 from sdp_plugins.torch.callback_thread import CallbackThread
+from sdp_plugins.torch.streams import on
 from sdp_plugins.torch.work import PendingWork
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -37,6 +39,8 @@ class _Device:
         self.driver: Driver | None = driver_of(device.type)
         self.has_flags = self.driver is not None and self.driver.has_flags(device)
         self.down, self.up, self.side = (torch.Stream(device) for _ in range(3))
+        # Of messages: on the streams above, flags wait for other ranks' collectives.
+        self.sends, self.receives = (torch.Stream(device) for _ in range(2))
         module = torch.get_device_module(device)
         self.is_capturing = getattr(module, "is_current_stream_capturing", lambda: False)
         self.order = CallOrder()
@@ -93,6 +97,7 @@ class DeviceCalls:
         self._senders = DeviceThread("sdp-device-send")
         self._host_group: Any = None
         self._reducer: ThreadedReducer | None = None
+        self._devices_agree = False
         self._lock = threading.RLock()
 
     # ---- all_reduce ----------------------------------------------------------------------------
@@ -103,8 +108,7 @@ class DeviceCalls:
     ) -> DeviceWork:
         """Reduce tensors of one device and dtype over all ranks, in place.
 
-        Whether with flags or without, the operations of the core are the same: another rank may not
-        be able to use flags.
+        With flags or without, the operations of the core are the same.
         """
         device, where = self._device_of(tensors[0]), tensors[0].device
         device.order.follow(tensors, torch.accelerator.current_stream(where))
@@ -118,8 +122,11 @@ class DeviceCalls:
         if device.ring is None:
             device.ring = PinnedRing(group, where, device.driver)
             on_one_node = len(group.nodes.members) == 1
-            # For all devices: without flags, a thread issues operations after those before.
             self._flags &= on_one_node and device.has_flags and device.ring.is_pinned
+            if not self._devices_agree:  # whether all ranks can: callbacks depend on it
+                able = np.array([self._flags], np.uint8)
+                group.all_reduce(able, "min", timeout_s=timeout_s)
+                self._flags, self._devices_agree = bool(able[0]), True
         if not self._flags:
             return self._threaded(group, device, call, end)
         return self._flagged(group, device, call, end)
@@ -180,24 +187,27 @@ class DeviceCalls:
         current = torch.accelerator.current_stream(where)
         if name not in MESSAGES:
             device.order.follow(list(_device_tensors(args)), current)
-        source = current if name in RECEIVES else device.down  # nothing goes down of a receive
-        if source is device.down:
-            device.down.wait_stream(current)
-        copies = HostCopies(device.down)
+        down, up = device.down, device.up
+        if name in MESSAGES:
+            down, up = device.sends, device.receives
+        source = current if name in RECEIVES else down  # nothing goes down of a receive
+        if source is down:
+            down.wait_stream(current)
+        copies = HostCopies(down)
         with torch.inference_mode():
             host_args = copies.of(name, args)
         copied, end = torch.Event(where), torch.Event(where)
         copied.record(source)
         for tensor in copies.tensors:
             if tensor.layout is torch.strided:
-                tensor.record_stream(device.down)
-                tensor.record_stream(device.up)
+                tensor.record_stream(down)
+                tensor.record_stream(up)
 
         def copy_up() -> None:
-            device.up.wait_event(copied)  # a message may come before work that uses the tensor
-            with torch.inference_mode(), device.up:
+            up.wait_event(copied)  # a message may come before work that uses the tensor
+            with torch.inference_mode(), on(up):
                 copies.copy_back()
-            end.record(device.up)
+            end.record(up)
 
         is_message = name in MESSAGES
         # A message is no collective, so it must not make the Group of collectives.

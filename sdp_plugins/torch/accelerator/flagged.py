@@ -24,6 +24,7 @@ from sdp_plugins.core import Work as NativeWork
 from sdp_plugins.torch.accelerator.drivers import Driver
 from sdp_plugins.torch.accelerator.pieces import Reduction
 from sdp_plugins.torch.accelerator.pinned_ring import SLOTS, PinnedRing
+from sdp_plugins.torch.streams import on
 
 
 class FlaggedReducer:
@@ -68,7 +69,7 @@ class FlaggedReducer:
         with torch.inference_mode():
             while batch := list(islice(pieces, SLOTS)):
                 works.append(self._reduce(batch, call))
-            with self._up:
+            with on(self._up):
                 call.copy_back()
         event.record(self._up)
         return works
@@ -83,7 +84,7 @@ class FlaggedReducer:
         work = self.group.all_reduce_at_flags(buffers, call.op, flags, call.timeout_s)
         is_free = torch.Event(self._up.device)
         last: torch.Event | None = None
-        with self._down:
+        with on(self._down):
             for piece, slot in used:
                 if slot.is_free is not None and slot.is_free is not last:
                     self._down.wait_event(slot.is_free)
@@ -91,7 +92,7 @@ class FlaggedReducer:
                 slot.part(piece.numel()).copy_(piece, non_blocking=True)
                 driver.write_flag(self._down_handle, slot.ready, slot.value)
                 slot.is_free = is_free
-        with self._up:
+        with on(self._up):
             for piece, slot in used:
                 driver.wait_flag(self._up_handle, slot.done, slot.value)
                 piece.copy_(slot.part(piece.numel()), non_blocking=True)

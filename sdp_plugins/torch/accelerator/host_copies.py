@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from sdp_plugins.torch.accelerator.pieces import check_device, dense_of
-from sdp_plugins.torch.tensors import address
+from sdp_plugins.torch.streams import on
+from sdp_plugins.torch.tensors import address, unexpanded
 
 RECEIVES = frozenset({"recv", "recv_anysource"})
 ONE_TENSOR = frozenset({"_sum_sparse", "broadcast", "reduce"})
@@ -64,7 +65,7 @@ class HostCopies:
             if source is not tensor:  # made on the current stream
                 self._down.wait_stream(torch.accelerator.current_stream(tensor.device))
                 self.tensors.append(source)
-            with self._down:
+            with on(self._down):
                 host.copy_(source.detach(), non_blocking=True)
         return host
 
@@ -76,4 +77,5 @@ class HostCopies:
     def copy_back(self) -> None:
         """Enqueue the copies to the device on the current stream."""
         for tensor, host in self._written:
-            tensor.detach().copy_(host, non_blocking=True)
+            target = tensor.detach()
+            unexpanded(target).copy_(unexpanded(host, like=target), non_blocking=True)

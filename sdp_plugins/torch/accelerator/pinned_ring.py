@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 import logging
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 
 from sdp_plugins.core import Group
 from sdp_plugins.core.config import PAGE
 from sdp_plugins.torch.accelerator.drivers import Driver
+from sdp_plugins.torch.streams import on
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +68,7 @@ class PinnedRing:
     """
 
     def __init__(self, group: Group, device: torch.device, driver: Driver | None) -> None:
-        self._driver = driver
+        self._device, self._driver = device, driver
         nbytes = PAGE + SLOTS * SLOT_NBYTES
         self.is_pinned = False
         if driver is None:
@@ -74,7 +76,8 @@ class PinnedRing:
         else:
             self.memory = torch.frombuffer(group.allocate(nbytes), dtype=torch.uint8)
             try:
-                driver.pin(self.memory.data_ptr(), nbytes)
+                with _context_of(device):
+                    driver.pin(self.memory.data_ptr(), nbytes)
                 self.is_pinned = True
             except RuntimeError as error:
                 log.warning(
@@ -112,8 +115,17 @@ class PinnedRing:
                     ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.memory))  # and mapped
                     return
                 time.sleep(0.001)
-        with suppress(RuntimeError):
+        with suppress(RuntimeError), _context_of(self._device):
             self._driver.unpin(self.memory.data_ptr())
+
+
+@contextmanager
+def _context_of(device: torch.device) -> Iterator[None]:
+    """Make a device's context the calling thread's; a new thread may have none."""
+    stream = torch.accelerator.current_stream(device)
+    with on(stream):
+        stream.query()
+        yield
 
 
 def _allocate(nbytes: int) -> torch.Tensor:

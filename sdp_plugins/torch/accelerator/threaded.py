@@ -20,6 +20,7 @@ from sdp_plugins.core import Buffer, CollectiveTimeoutError, Group
 from sdp_plugins.core.rank_names import name_ranks
 from sdp_plugins.torch.accelerator.pieces import Reduction
 from sdp_plugins.torch.accelerator.pinned_ring import SLOTS, PinnedRing, Slot
+from sdp_plugins.torch.streams import on
 
 MIN_POLL_S, MAX_POLL_S = 20e-6, 1e-3
 Streams = tuple[torch.Stream, torch.Stream]
@@ -74,7 +75,7 @@ class Reducing:
         part = slot.part(piece.numel())
         if slot.is_free is not None:
             down.wait_event(slot.is_free)
-        with down:
+        with on(down):
             part.copy_(piece, non_blocking=True)
         event = torch.Event(down.device)
         event.record(down)
@@ -89,14 +90,14 @@ class Reducing:
         await_device(event, group, "all_reduce", call.timeout_s)
         buffer = Buffer(slot.address, piece.numel() // call.dtype.itemsize, call.dtype, self._ring)
         group.all_reduce(buffer, call.op, timeout_s=call.timeout_s)
-        with self._up:
+        with on(self._up):
             piece.copy_(slot.part(piece.numel()), non_blocking=True)
         slot.is_free = self._up.record_event()
         self.copied.popleft()
 
     def finish(self) -> None:
         """Enqueue what follows the last copy up."""
-        with self._up:
+        with on(self._up):
             self._call.copy_back()
         self._end.record(self._up)
 

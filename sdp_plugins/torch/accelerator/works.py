@@ -19,6 +19,7 @@ from sdp_plugins.core import Work as NativeWork
 from sdp_plugins.torch.accelerator.flagged import FlaggedReducer
 from sdp_plugins.torch.callback_thread import CallbackThread
 from sdp_plugins.torch.futures import WorkFuture
+from sdp_plugins.torch.streams import on
 from sdp_plugins.torch.work import PendingWork
 
 POLL_S = 0.001
@@ -138,6 +139,6 @@ class FlaggedWork(DeviceWork):
         """Return a future that is done: its callbacks run in the thread that adds them."""
         future: Any = torch.futures.Future(devices=[self._side.device])
         self._side.wait_event(self._end)
-        with self._side:
+        with on(self._side):
             future.set_result(self.result())
         return future

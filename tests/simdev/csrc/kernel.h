@@ -39,7 +39,7 @@ class Kernel {
   c10::OperatorHandle op_;
   Stack plain_;  // the arguments with undefined tensors
   std::vector<View> views_;
-  std::vector<std::vector<size_t>> places_;  // of each argument's tensors in `views_`
+  std::vector<std::vector<size_t>> places_;   // of each argument's tensors in `views_`
   std::vector<std::optional<View>> outputs_;  // new tensors, in the order of the results
 };
 

@@ -22,7 +22,7 @@ size_t peak_bytes(int device);
 void reset_peak(int device);
 void empty_cache();
 void set_poison_late(bool late);  // when memory is handed out again, not when it is freed
-void forget_memory();  // in a forked child
+void forget_memory();             // in a forked child
 
 // Where kernels reach what the host sees at `pointer`. Throws if it is not device memory.
 void* alias_of(const void* pointer);
