@@ -105,6 +105,10 @@ class _Sharded(LightningClass):
                 f"arguments: {', '.join(given)}. Hint: leave them out; parameters without gradient "
                 "need no find_unused_parameters."
             )
+        if any(device.type != "cpu" for device in self.parallel_devices or ()):
+            raise ValueError(
+                "smddp_sharded trains on CPUs. Hint: accelerator='cpu', or strategy='smddp'."
+            )
         super()._configure_launcher()
 
 

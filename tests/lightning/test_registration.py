@@ -164,8 +164,9 @@ def test_the_installed_package_is_chosen(monkeypatch: pytest.MonkeyPatch, instal
 
 
 @pytest.mark.parametrize("package", MODULES)
-def test_a_gpu_is_refused(package: str) -> None:
-    strategy: Any = strategy_class(package)(parallel_devices=[torch.device("cuda", 0)])
+def test_a_gpu_is_refused_where_weights_are_sharded(package: str) -> None:
+    kind: Any = strategy_class(package, "SMDDPShardedStrategy")
+    strategy = kind(parallel_devices=[torch.device("cuda", 0)])
     with pytest.raises(ValueError, match="Hint: accelerator='cpu'"):
         strategy._configure_launcher()
 
