@@ -48,10 +48,11 @@ def end_in_flight(rank: int, world: int, tier: str, how: str) -> None:
         dist.all_reduce(tensor)
         dist.broadcast(tensor, 0)
         torch.accelerator.synchronize()
+        tensors = [tensor.clone() for _ in range(13)]  # calls on one would wait for each other
         if rank == 1:
             gate.block()
-        works = [dist.all_reduce(tensor, async_op=True) for _ in range(10)]
-        works += [dist.broadcast(tensor, 0, async_op=True) for _ in range(3)]
+        works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors[:10]]
+        works += [dist.broadcast(tensor, 0, async_op=True) for tensor in tensors[10:]]
         timer = threading.Timer(1.0, gate.open)
         timer.start()
         with suppress(SdpError):  # a peer has left before
@@ -64,7 +65,7 @@ def end_in_flight(rank: int, world: int, tier: str, how: str) -> None:
         with suppress(SdpError):
             dist.destroy_process_group() if dist.is_initialized() else None
         assert simdev.registered() == {}
-        del works, work
+        del works, work, tensors
 
 
 @tiers
@@ -141,10 +142,11 @@ def exit_without_destroy(rank: int, world: int, tier: str, in_flight: bool) -> N
     dist.all_reduce(tensor)
     dist.broadcast(tensor, 0)
     if in_flight:
+        tensors = [tensor.clone() for _ in range(10)]  # calls on one would wait for each other
         simdev.gate().block()
-        for _ in range(5):
-            dist.all_reduce(tensor, async_op=True)
-            dist.broadcast(tensor, 0, async_op=True)
+        for one, other in zip(tensors[::2], tensors[1::2], strict=True):
+            dist.all_reduce(one, async_op=True)
+            dist.broadcast(other, 0, async_op=True)
     else:
         torch.accelerator.synchronize()
 
