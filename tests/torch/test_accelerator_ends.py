@@ -202,14 +202,14 @@ def test_a_fork_in_flight(tier: str) -> None:
 
 def wait_in_vain(rank: int, world: int, tier: str) -> None:
     with device_group(tier):
-        tensor = torch.ones(BIG, device="simdev")
+        tensor, other = torch.ones(BIG, device="simdev"), torch.ones(BIG, device="simdev")
         dist.all_reduce(tensor)
         dist.broadcast(tensor, 0)
         if rank == 1:
             wait_for_go()
             return
         works = [dist.broadcast(tensor, 0, async_op=True)]
-        works += [dist.all_reduce(tensor, async_op=True)] if tier == "threaded" else []
+        works += [dist.all_reduce(other, async_op=True)] if tier == "threaded" else []
         for work in works:
             for wait in (work.wait, work.get_future().wait):
                 say("waiting")
