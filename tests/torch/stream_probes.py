@@ -44,6 +44,7 @@ def run_probe(rank: int, world: int, name: str, tier: str, patience_s: float) ->
         dist.broadcast(torch.ones(1, device="simdev"), 0)
         torch.accelerator.synchronize()
         PROBES[name](rank, world, patience_s)
+        dist.barrier()  # a rank that leaves early takes no part in what others have in flight
 
 
 @probe
