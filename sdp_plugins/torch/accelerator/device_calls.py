@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +25,7 @@ from sdp_plugins.torch.accelerator.threaded import Reducing, ThreadedReducer, aw
 from sdp_plugins.torch.accelerator.works import DeviceWork, FlaggedWork
 from sdp_plugins.torch.callback_thread import CallbackThread
 from sdp_plugins.torch.streams import on
+from sdp_plugins.torch.tensors import to_reduce
 from sdp_plugins.torch.work import PendingWork
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -124,9 +124,9 @@ class DeviceCalls:
             on_one_node = len(group.nodes.members) == 1
             self._flags &= on_one_node and device.has_flags and device.ring.is_pinned
             if not self._devices_agree:  # whether all ranks can: callbacks depend on it
-                able = np.array([self._flags], np.uint8)
-                group.all_reduce(able, "min", timeout_s=timeout_s)
-                self._flags, self._devices_agree = bool(able[0]), True
+                able = torch.tensor([self._flags], dtype=torch.uint8, device="cpu")
+                group.all_reduce(to_reduce(able), "min", timeout_s=timeout_s)
+                self._flags, self._devices_agree = bool(able.item()), True
         if not self._flags:
             return self._threaded(group, device, call, end)
         return self._flagged(group, device, call, end)
