@@ -120,7 +120,8 @@ void Communicator::await_device(const Request& request, const Patience& patience
     const double waited_s = now_s() - started_s;
     if (patience.interrupt) patience.interrupt();
     if (waited_s - checked_s >= 1e-6 * kPeerCheckUs) {
-      check_needed_peers(request.signature(seq_ + 1), waited_s);
+      // Without this rank, no peer can have completed the operation: none may have left.
+      check_peers(request.signature(seq_ + 1), last_completed_, waited_s, true);
       checked_s = waited_s;
     }
     if (waited_s > request.timeout_s) {
@@ -142,18 +143,6 @@ void Communicator::await_device(const Request& request, const Patience& patience
 } catch (const Failure& failure) {
   record.end(&failure);
   throw;
-}
-
-// Throws if a peer can no longer take part in an operation that this rank has not begun: without
-// this rank, no peer can have completed it.
-void Communicator::check_needed_peers(const OpSignature& operation, double elapsed_s) {
-  check_peers(operation, last_completed_, elapsed_s);
-  for (int r = 0; r < world_size(); ++r) {
-    if (r == rank()) continue;
-    if (auto cause = peers_.gave_up(r)) {
-      throw fail(cause->in(operation, last_completed_, elapsed_s));
-    }
-  }
 }
 
 Failure Communicator::fail(const Failure& failure) {
@@ -196,12 +185,12 @@ void Communicator::throw_if_failed() const {
 }
 
 void Communicator::check_peers(const OpSignature& operation, const OpSignature& last_completed,
-                               double elapsed_s) {
+                               double elapsed_s, bool all_are_needed) {
   throw_if_failed();
   const auto raise = [&](Failure why) { throw fail(why.in(operation, last_completed, elapsed_s)); };
   if (const auto crashed = peers_.crashed(); !crashed.empty()) raise(peers_.ended(crashed));
   for (int r = 0; r < world_size(); ++r) {
-    if (r == rank() || peers_.state(r) != PeerState::failed) continue;
+    if (r == rank() || (!all_are_needed && peers_.state(r) != PeerState::failed)) continue;
     if (const auto cause = peers_.gave_up(r)) raise(*cause);
   }
 }

@@ -19,6 +19,7 @@ namespace sdp {
 class Communicator {
  public:
   // `threads`: those that share the work of a large operation, with the one that runs it.
+  // `spin_us`: how long they poll for more before they sleep.
   Communicator(Links links, std::size_t staging_bytes, int threads = 1, int spin_us = 0);
   ~Communicator();
 
@@ -46,9 +47,10 @@ class Communicator {
   std::optional<Failure> failure() const;  // why operations throw; a forked child may call this
   void throw_if_failed() const;
   // Throws if a rank of this node has failed or died, even if no operation waits for it yet.
-  // `operation`: has waited for another node for `elapsed_s`.
+  // `operation`: has waited for another node, or for a device, for `elapsed_s`. `all_are_needed`:
+  // throws if one has left, too.
   void check_peers(const OpSignature& operation, const OpSignature& last_completed,
-                   double elapsed_s);
+                   double elapsed_s, bool all_are_needed = false);
   void close();  // later operations throw
   bool closed() const { return closed_.load(); }
   bool ours() const { return owner_.is_this(); }  // a forked child must not use the group
@@ -75,7 +77,6 @@ class Communicator {
 
  private:
   Failure repeat_of_cause() const;  // with the lock held
-  void check_needed_peers(const OpSignature& operation, double elapsed_s);
 
   Peers peers_;
   Regions regions_;
