@@ -14,6 +14,7 @@ from torch import Tensor
 from sdp_plugins.torch.backend_name import BACKEND
 from sdp_plugins.torch.callback_thread import CallbackThread
 from sdp_plugins.torch.internals import profiling
+from sdp_plugins.torch.tensors import tensors_in
 
 END_LIMIT_S = 1.0
 OF_DEVICE_CALLS = {
@@ -90,11 +91,5 @@ def enqueuing(method: str, args: Sequence[Any], thread: CallbackThread) -> Itera
 
 
 def _begin(method: str, args: Sequence[Any]) -> ProfiledCall | None:
-    lists = [tensors for tensors in map(_flat, args[:2]) if tensors]
+    lists = [tensors for arg in args[:2] if (tensors := list(tensors_in(arg)))]
     return begin(OF_DEVICE_CALLS.get(method, method), lists[-1])
-
-
-def _flat(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    return [t for part in value for t in _flat(part)] if isinstance(value, (list, tuple)) else []

@@ -64,7 +64,7 @@ class Reductions(ProcessGroupBase):
                 work = self._reduce_all([tensor], kind, options)
             if called_by_reducer():
                 wait_in_python(work.wait)
-            elif (module := joining()) is not None:
+            elif tensor.numel() == 1 and (module := joining()) is not None:
                 self._of_join[module] = work
             return work
         group = self._current_group()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -93,6 +93,8 @@ def on_cpu(tensor: Tensor) -> Tensor:
 
 def is_on_accelerator(tensor: Tensor) -> bool:
     """Return whether the tensor is on this machine's type of accelerator."""
+    if tensor.is_cpu:
+        return False
     accelerator = torch.accelerator.current_accelerator()
     return accelerator is not None and tensor.device.type == accelerator.type
 
@@ -190,6 +192,15 @@ def only(tensors: Tensor | Sequence[Tensor]) -> Tensor:
             "Hint: use the *_coalesced call, or one call for each tensor."
         )
     return tensor_of(tensors[0])
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in nested lists."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from tensors_in(part)
 
 
 def tensor_of(value: Any) -> Tensor:

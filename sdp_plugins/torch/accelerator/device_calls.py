@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from typing import Any, TypeVar
 
@@ -25,7 +25,7 @@ from sdp_plugins.torch.accelerator.threaded import Reducing, ThreadedReducer, aw
 from sdp_plugins.torch.accelerator.works import DeviceWork, FlaggedWork
 from sdp_plugins.torch.callback_thread import CallbackThread
 from sdp_plugins.torch.streams import on
-from sdp_plugins.torch.tensors import to_reduce
+from sdp_plugins.torch.tensors import tensors_in, to_reduce
 from sdp_plugins.torch.work import PendingWork
 
 Call = TypeVar("Call", bound=Callable[..., Any])
@@ -116,7 +116,7 @@ class DeviceCalls:
         end = torch.Event(where)
         if self._world_size == 1 and op.factor == 1.0 and supports(call.dtype.native, op.native):
             end.record(torch.accelerator.current_stream(where))
-            args = (tensors, (), self._callbacks, None, self._pending, end, device.side)
+            args = tensors, (), self._callbacks, self._pending, end, device.side
             return FlaggedWork(*args, reducer=None)
         group = self._make_group("device reductions")
         if device.ring is None:
@@ -142,7 +142,7 @@ class DeviceCalls:
         reducer, callbacks = device.flagged, self._callbacks
         with self._lock:
             natives = self._ending_all(group, reducer.start, call, end)
-        args = call.tensors, natives, callbacks, None, self._pending, end, device.side
+        args = call.tensors, natives, callbacks, self._pending, end, device.side
         work = FlaggedWork(*args, reducer=reducer)
         self._pending[work] = None
         device.order.add(call.tensors, (), end)
@@ -182,11 +182,12 @@ class DeviceCalls:
             args: Its arguments; tensors come first.
             kwargs: Its other arguments.
         """
-        device = self._device_of(next(_device_tensors(args)))
+        tensors = [tensor for tensor in tensors_in(args) if not tensor.is_cpu]
+        device = self._device_of(tensors[0])
         where, name = device.down.device, method.__name__
         current = torch.accelerator.current_stream(where)
         if name not in MESSAGES:
-            device.order.follow(list(_device_tensors(args)), current)
+            device.order.follow(tensors, current)
         down, up = device.down, device.up
         if name in MESSAGES:
             down, up = device.sends, device.receives
@@ -343,12 +344,3 @@ def _finish_message(inner: Any, copy_up: Callable[[], None], ended: Callable[...
     except BaseException as raised:
         error = raised
     ended(error, inner.source_rank())
-
-
-def _device_tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the tensors in nested lists that are not on the CPU."""
-    if isinstance(value, Tensor) and not value.is_cpu:
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            yield from _device_tensors(part)

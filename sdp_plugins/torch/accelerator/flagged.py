@@ -60,7 +60,7 @@ class FlaggedReducer:
         Returns:
             The core's operations.
         """
-        self.failure()  # the core raises it
+        self.note_failure()  # the core raises it
         self._down.wait_stream(torch.accelerator.current_stream(self._down.device))
         works: list[NativeWork] = []
         pieces = call.pieces()
@@ -99,15 +99,15 @@ class FlaggedReducer:
             is_free.record(self._up)
         return work
 
-    def failure(self) -> BaseException | None:
-        """Return the group's error, which somebody will raise."""
+    def note_failure(self) -> BaseException | None:
+        """Note that somebody will raise the group's error, if there is one; return it."""
         error = self.group.failure
         self._has_raised |= error is not None
         return error
 
     def unseen_failure(self) -> BaseException | None:
         """Return the group's error if nobody on this rank has raised or caused it; only once."""
-        if self._has_raised or (error := self.failure()) is None:
+        if self._has_raised or (error := self.note_failure()) is None:
             return None
         if isinstance(error, SdpError) and error.kind == "aborted":
             return None if error.origin_rank == self.group.rank else error

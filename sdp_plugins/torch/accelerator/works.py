@@ -93,11 +93,26 @@ class DeviceWork(PendingWork):
 
 
 class FlaggedWork(DeviceWork):
-    """A call that is enqueued whole: nothing waits on the host, unless it is given a time."""
+    """A call that is enqueued whole: nothing waits on the host, unless it is given a time.
 
-    def __init__(self, *args: Any, reducer: FlaggedReducer | None) -> None:
+    Its arguments are those of ``DeviceWork``, without what only threads need.
+
+    Args:
+        reducer: Runs the call; None: it takes no other rank.
+    """
+
+    def __init__(
+        self,
+        outputs: Sequence[Tensor],
+        natives: Sequence[NativeWork],
+        thread: CallbackThread,
+        pending: dict[PendingWork, None],
+        end: torch.Event,
+        side: torch.Stream,
+        reducer: FlaggedReducer | None,
+    ) -> None:
         group = None if reducer is None else reducer.group
-        super().__init__(*(*args, group))
+        super().__init__(outputs, natives, thread, None, pending, end, side, group)
         self._reducer = reducer
 
     def wait(self, timeout: timedelta | None = None) -> bool:
@@ -113,7 +128,7 @@ class FlaggedWork(DeviceWork):
             self.settle(timeout)
         if (error := self.exception()) is not None:
             if self._reducer is not None:
-                self._reducer.failure()  # no longer unseen
+                self._reducer.note_failure()
             raise error
         return super().wait(timeout) if timeout else self._order_stream()
 
