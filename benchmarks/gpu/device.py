@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-PORTABLE = 1  # cudaHostRegisterPortable: pinned for all contexts
+from sdp_plugins.torch.accelerator.drivers import driver_of
 
 
 class Device:
@@ -87,25 +87,15 @@ class Device:
         Raises:
             RuntimeError: The device refuses.
         """
-        pin, unpin = self._pinning()
-        if code := pin(tensor.data_ptr(), tensor.nbytes):
-            raise RuntimeError(f"{self.kind} does not pin {tensor.nbytes} bytes: error {code}")
+        driver = driver_of(self.kind)
+        if driver is not None:
+            driver.pin(tensor.data_ptr(), tensor.nbytes)
         try:
             yield tensor
         finally:
             self.synchronize()
-            unpin(tensor.data_ptr())
-
-    def _pinning(self) -> tuple[Callable[[int, int], int], Callable[[int], object]]:
-        """Return the functions that pin memory and end that."""
-        if self.kind == "cuda":
-            runtime: Any = torch.cuda.cudart()
-            pin = runtime.cudaHostRegister
-            return lambda ptr, nbytes: int(pin(ptr, nbytes, PORTABLE)), runtime.cudaHostUnregister
-        module: Any = None if self.is_cpu else torch.get_device_module(self.torch)
-        if not hasattr(module, "host_register"):
-            return lambda ptr, nbytes: 0, lambda ptr: None
-        return module.host_register, module.host_unregister
+            if driver is not None:
+                driver.unpin(tensor.data_ptr())
 
     def describe(self) -> dict[str, Any]:
         """Return the device's name, and versions."""

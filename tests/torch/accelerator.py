@@ -45,12 +45,9 @@ class SimulatedDriver:
 
 
 def load(tier: str | None = None) -> None:
-    """Make the simulated device this process's accelerator, with what benchmarks need of it."""
+    """Make the simulated device this process's accelerator, known to torch and to smddp."""
     simdev.load()
     register_driver("simdev", SimulatedDriver())
-    module: Any = torch.get_device_module("simdev")
-    module.spin, module.host_register = simdev.spin, simdev.host_register
-    module.host_unregister = simdev.host_unregister
     if speed := os.environ.get("SIMDEV_BYTES_PER_SECOND"):
         simdev.set_link(float(speed))
     if tier is not None:
