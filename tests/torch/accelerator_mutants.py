@@ -157,12 +157,16 @@ MUTANTS = [
     Mutant("call_order", "native.wait(None)", "pass", "calls_on_one_tensor_run_in_order", T),
     Mutant(
         "device_calls",
-        "device.order.follow(tensors,",
-        "(tensors,",
+        "device.order.follow(tensors, torch",
+        "(tensors, torch",
         "calls_on_one_tensor_run_in_order",
     ),
     Mutant(
-        "device_calls", "device.order.follow(list", "(list", "calls_on_one_tensor_run_in_order", T
+        "device_calls",
+        "device.order.follow(tensors, current)",
+        "pass",
+        "calls_on_one_tensor_run_in_order",
+        T,
     ),
     Mutant(
         "device_calls",

@@ -16,6 +16,7 @@ from tests import simdev
 from tests.ranks import run_ranks
 from tests.torch.accelerator import TIERS, device_group
 from tests.torch.jobs import DTYPES, assert_same, total, values
+from tests.torch.probe import gated
 
 SIZES = (0, 1, 1000, 3_000_001)  # the last in several pieces, of which none is aligned
 OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
@@ -245,14 +246,11 @@ def run_second_device(rank: int, world: int, tier: str) -> None:
     """The current device is another one."""
     with device_group(tier):
         source, tensor = values(rank, 5000).to("simdev:1"), torch.zeros(5000, device="simdev:1")
-        gate = simdev.gate()
-        gate.block(torch.accelerator.current_stream("simdev:1"))
-        tensor.copy_(source)
-        opener = threading.Timer(0.3, gate.open)
-        opener.start()
-        dist.all_reduce(tensor)
+        with gated(0.3, torch.accelerator.current_stream("simdev:1")):
+            tensor.copy_(source)
+            work = dist.all_reduce(tensor, async_op=True)
+        work.wait()
         assert_same(tensor.cpu(), total(world, 5000))
-        opener.join()
 
 
 @pytest.mark.parametrize("tier", TIERS)

@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -37,13 +38,17 @@ ENDS: dict[str, Callable[[Any], None]] = {
 }
 
 
-def end_in_flight(rank: int, world: int, tier: str, how: str) -> None:
+def meet(rank: int, world: int, file: Path) -> None:
+    """Make the default group again: the first one's port may not be free yet."""
+    dist.init_process_group("smddp", init_method=f"file://{file}", rank=rank, world_size=world)
+
+
+def end_in_flight(rank: int, world: int, tier: str, how: str, folder: Path) -> None:
     load(tier)
     with device_group(tier):  # what torch keeps of the first group
         dist.barrier()
-    os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
     with no_leaks():
-        dist.init_process_group("smddp")
+        meet(rank, world, folder / "meet")
         tensor, gate = torch.ones(BIG, device="simdev"), simdev.gate()
         dist.all_reduce(tensor)
         dist.broadcast(tensor, 0)
@@ -53,6 +58,7 @@ def end_in_flight(rank: int, world: int, tier: str, how: str) -> None:
             gate.block()
         works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors[:10]]
         works += [dist.broadcast(tensor, 0, async_op=True) for tensor in tensors[10:]]
+        dist.barrier()  # a rank that ends before would fail the other's calls
         timer = threading.Timer(1.0, gate.open)
         timer.start()
         with suppress(SdpError):  # a peer has left before
@@ -70,16 +76,16 @@ def end_in_flight(rank: int, world: int, tier: str, how: str) -> None:
 
 @tiers
 @pytest.mark.parametrize("how", ENDS)
-def test_an_end_in_flight(tier: str, how: str) -> None:
-    run_ranks(2, end_in_flight, tier, how)
+def test_an_end_in_flight(tier: str, how: str, tmp_path: Path) -> None:
+    run_ranks(2, end_in_flight, tier, how, tmp_path)
 
 
-def end_and_begin(rank: int, world: int, tier: str) -> None:
+def end_and_begin(rank: int, world: int, tier: str, folder: Path) -> None:
     load(tier)
     tensor = torch.ones(BIG, device="simdev")
     for count in range(5):
         with no_leaks(ignore=("fds",) if count == 0 else ()):
-            dist.init_process_group("smddp", init_method="env://")
+            meet(rank, world, folder / str(count))
             groups = [dist.new_group() for _ in range(3)]
             for group in (None, *groups):
                 dist.all_reduce(tensor, dist.ReduceOp.MAX, group=group)
@@ -92,13 +98,12 @@ def end_and_begin(rank: int, world: int, tier: str) -> None:
             dist.destroy_process_group()
             assert_same(tensor.cpu(), torch.ones(BIG))
             assert simdev.registered() == {}
-        os.environ["MASTER_PORT"] = str(int(os.environ["MASTER_PORT"]) + 1)
         print("round", count)
 
 
 @tiers
-def test_five_groups_in_one_process(tier: str) -> None:
-    run_ranks(2, end_and_begin, tier)
+def test_five_groups_in_one_process(tier: str, tmp_path: Path) -> None:
+    run_ranks(2, end_and_begin, tier, tmp_path)
 
 
 def forget_a_group(rank: int, world: int, tier: str) -> None:
