@@ -26,6 +26,7 @@ __all__ = [
     "profiling",
     "python_dispatch",
     "run_backward_code",
+    "storage_users",
     "unscale_gradients",
 ]
 
@@ -35,6 +36,7 @@ NAMES = {
     "_C._distributed_c10d.Backend.Options": "is what a group says of its time-out",
     "_C._len_torch_dispatch_stack": "counts the dispatch modes of this thread",
     "_C._profiler._RecordFunctionFast": "is an event of the profiler",
+    "_C._storage_Use_Count": "counts the tensors of a storage",
     "Tensor._indices": "is memory of a sparse tensor",
     "Tensor._values": "is memory of a sparse tensor",
     "Tensor._nnz": "counts the entries of a sparse tensor",
@@ -104,5 +106,7 @@ profiling = torch._C._autograd._profiler_enabled
 """Returns whether this thread is profiled."""
 unscale_gradients = torch._amp_foreach_non_finite_check_and_unscale_
 """Divides gradients by GradScaler's scale, and looks for infinities in them."""
+storage_users = torch._C._storage_Use_Count
+"""Returns the number of tensors of a storage, given its ``_cdata``."""
 run_backward_code: Any = getattr(getattr(graph, "_engine_run_backward", None), "__code__", None)
 """The code object that runs the backward pass; None where torch has moved it."""

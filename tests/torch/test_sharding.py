@@ -656,7 +656,9 @@ def memory_of(rank: int, world: int) -> tuple[int, int]:
         weights = sum(pss_at(memory.data_ptr()) for memory in copy_and_view)
         assert all(memory.nbytes > 4e6 for memory in copy_and_view)
         dist.barrier()
-        mine = [each for state in optimizer._inner.state.values() for each in state.values()]
+        mine = [
+            each for state in optimizer._inner._optimizer.state.values() for each in state.values()
+        ]
         plain = 3 * sum(parameter.nbytes for parameter in model.parameters())
         return weights + sum(tensor.nbytes for tensor in mine), plain
 

@@ -4,44 +4,125 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sdp_plugins.core import Group
 
 
 class Call(Enum):
     """What a rank does with the gradients of all ranks."""
 
-    CHANGE = "clips or scales averages before its step"
+    CHANGE = "averages them before its step, to clip or scale the averages"
+    CHANGE_AGAIN = "clips or scales averages, or reads norms of them, after that"
     STEP = "updates weights"
     STEP_AFTER_CHANGES = "updates weights by averages that it has changed"
 
 
-def differing(names: Sequence[str], changed: bool) -> str:
-    """Why ranks cannot go on that have changed these weights or states differently."""
-    return (
-        f"the ranks have changed {', '.join(names[:5])} to different values since the last step; "
-        f"this rank has changed {'some' if changed else 'nothing'}. Hint: change weights and state "
-        "alike on all ranks, or broadcast them."
-    )
+class Digests(NamedTuple):
+    """Digests, below 2^32, of what must be equal on all ranks in a step.
+
+    Attributes:
+        changes: Of what was done to the averages.
+        settings: Of the parameter groups, and of whether state was loaded.
+    """
+
+    changes: int = 0
+    settings: int = 0
 
 
-def mistake_of(calls: Mapping[Call, int], replaced: bool, digests: Sequence[int]) -> str:
-    """Why ranks that do these things, some each, cannot go on; empty if they can."""
+def flags_of(call: Call, replaced: bool, digests: Digests) -> list[int]:
+    """A rank's part of the message whose maximum over all ranks `mistake_of` reads.
+
+    Args:
+        call: What the rank does.
+        replaced: Whether its gradients were dropped or replaced since it changed averages.
+        digests: Of this rank.
+    """
+    flags = [int(call is each) for each in Call] + [int(replaced)]
+    for digest in digests:
+        numbers = digest.to_bytes(4, "little")
+        flags += [*numbers, *(255 - number for number in numbers)]
+    return flags
+
+
+def mistake_of(flags: Sequence[int]) -> str:
+    """Why ranks with these flags, some each, cannot go on; empty if they can."""
+    calls = dict(zip(Call, flags, strict=False))
+    replaced, *digests = flags[len(Call) :]
     steps = calls[Call.STEP] or calls[Call.STEP_AFTER_CHANGES]
-    if steps and calls[Call.CHANGE]:  # where torch's clipping finds no gradient, it does nothing
+    if steps and (calls[Call.CHANGE] or calls[Call.CHANGE_AGAIN]):
+        # Where torch's clipping finds no gradient, it does nothing.
         return (
-            "some ranks clip or scale gradients before step(), and others do not. Hint: do it on "
-            "all ranks; where a rank may have no gradient of a parameter, by the optimizer's "
-            "clip_grad_norm_() or clip_grad_value_()."
+            "some ranks clip or scale gradients, or read norms of them, before step(), and others "
+            "do not. Hint: do it on all ranks; where a rank may have no gradient of a parameter, "
+            "by the optimizer's clip_grad_norm_() or clip_grad_value_()."
         )
     if replaced or (calls[Call.STEP] and calls[Call.STEP_AFTER_CHANGES]):
         return (
             "step(): gradients were dropped or replaced after they were clipped or scaled. Hint: "
             "do so before; or drop all of them, on all ranks."
         )
-    most, least = digests[:4], digests[4:]
-    if any(high + low != 255 for high, low in zip(most, least, strict=True)):
+    if _differ(digests[:8]):
         return (
             "step(): the ranks have clipped or scaled gradients by different factors. Hint: clip "
             "only parameters that this optimizer updates, and freeze the others with "
             "requires_grad_(False): nobody averages their gradients."
         )
+    if _differ(digests[8:]):
+        return (
+            "step(): the parameter groups have other settings than on other ranks, or only some "
+            "ranks have loaded a state. Hint: change settings, such as lr, alike on all ranks (a "
+            "scheduler that follows a loss needs its average over the ranks), and call "
+            "load_state_dict() on all."
+        )
     return ""
+
+
+def meet(
+    program: Group,
+    known: Tensor,
+    flags: Sequence[int],
+    watched: Sequence[str],
+    new: Mapping[int, int] | None,
+) -> tuple[Tensor, str]:
+    """Give all ranks the maxima of all ranks' flags; a collective, of one message.
+
+    Args:
+        program: The program's group.
+        known: Flags of the parameters, 0 or 1.
+        flags: See `flags_of`.
+        watched: Names of what the program must change alike on all ranks.
+        new: Digests of those that it has changed since the last step; None: too early to tell.
+
+    Returns:
+        The parameters' flags, and why the ranks cannot go on; empty if they can.
+    """
+    states = torch.zeros(2, len(watched), 4, dtype=torch.uint8)
+    if new is not None:
+        for index, value in new.items():
+            states[0, index] = torch.tensor(list(value.to_bytes(4, "little")))
+        states[1] = 255 - states[0]
+    parts = known.flatten(), states.flatten(), torch.tensor(flags, dtype=torch.uint8)
+    message = torch.cat(parts)
+    program.all_reduce(message, "max")
+    found, states, last = message.split([part.numel() for part in parts])
+    mistake = mistake_of(last.tolist())
+    if new is not None and not mistake:
+        most, most_of_complement = states.view(2, -1, 4)
+        differing = (most != 255 - most_of_complement).any(1).nonzero().flatten().tolist()
+        if differing:
+            names = ", ".join(watched[index] for index in differing[:5])
+            mistake = (
+                f"the ranks have changed {names} to different values since the last step; this "
+                f"rank has changed {'some' if new else 'nothing'}. Hint: change weights and state "
+                "alike on all ranks, or broadcast them."
+            )
+    return found.view_as(known), mistake
+
+
+def _differ(most: Sequence[int]) -> bool:
+    """Whether ranks differ in a number, by the maxima of its bytes and of their complements."""
+    return any(high + low != 255 for high, low in zip(most[:4], most[4:], strict=True))

@@ -6,6 +6,7 @@ import math
 import weakref
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from sdp_plugins.core import Group
 from sdp_plugins.torch import internals
-from sdp_plugins.torch.sharding.agreement import Call
+from sdp_plugins.torch.sharding.agreement import Call, Digests
 from sdp_plugins.torch.sharding.gradients import GradientBuckets
 from sdp_plugins.torch.sharding.layout import Piece
 from sdp_plugins.torch.sharding.weights import like
@@ -55,12 +56,13 @@ class Averages:
         self._changes = 0
         self._gradients.drop()
 
-    def compute(self, new: Mapping[int, int] | None = None) -> bool:
+    def compute(self, new: Mapping[int, int] | None = None, settings: int = 0) -> bool:
         """Average the gradients, once in a step. Pieces whose parameter has none get none.
 
         Args:
             new: In the step, what of the watched the program has changed, see `NodeWeights`; None:
                 this is before the step, which has to be so on all ranks.
+            settings: In the step, a digest of what has to be equal on all ranks.
 
         Returns:
             Whether this call has averaged them; False: an earlier one had.
@@ -69,10 +71,11 @@ class Averages:
             self.drop()
         if self.computed:
             if new is not None:
-                self._gradients.finish(Call.STEP_AFTER_CHANGES, self._changes, new)
+                digests = Digests(self._changes, settings)
+                self._gradients.finish(Call.STEP_AFTER_CHANGES, digests, new)
             return False
         call = Call.CHANGE if new is None else Call.STEP
-        unused = self._gradients.finish(call, new=new)
+        unused = self._gradients.finish(call, Digests(0, settings), new)
         used = [(p, tensor) for p, tensor in self._pieces if p.slot.parameter not in unused]
         averages = self._gradients.average(piece for piece, _ in used)
         for (_, tensor), average in zip(used, averages, strict=True):
@@ -82,8 +85,10 @@ class Averages:
         return True
 
     def total_norm(self, norm_type: float) -> Tensor:
-        """The norm of all gradients, float32."""
-        return torch.linalg.vector_norm(self._all_norms(norm_type), norm_type).float()
+        """The norm of all gradients, in their type, at least float32."""
+        norm = torch.linalg.vector_norm(self._all_norms(norm_type), norm_type)
+        types = {each.averaged_as for each in self._gradients.placeholders.values()}
+        return norm.to(reduce(torch.promote_types, types, torch.float32))
 
     def norm(self, of: int, norm_type: float) -> Tensor:
         """The norm of a parameter's gradient; the first asks for those of all, in one message."""
@@ -110,6 +115,7 @@ class Averages:
         """GradScaler's operation, on all gradients: all ranks find what one finds."""
         if self._found_inf is None:  # of all types at once: a rank may have gradients of some only
             gradients = self._mine()
+            self._meet_again()
             found = torch.zeros_like(found_inf)
             for each in {g.dtype for g in gradients}:
                 of_type = [g for g in gradients if g.dtype is each]
@@ -139,6 +145,10 @@ class Averages:
         if self.compute():
             self._group.barrier()
 
+    def _meet_again(self) -> None:
+        """Find out, before a collective on averages, whether all ranks call it."""
+        self._gradients.finish(Call.CHANGE_AGAIN)
+
     def _all_norms(self, norm_type: float) -> Tensor:
         """Of the gradients of all parameters, float64."""
         if norm_type <= 0:
@@ -146,6 +156,7 @@ class Averages:
         self._compute_early()
         if norm_type in self._norms:
             return self._norms[norm_type]
+        self._meet_again()
         norms = torch.zeros(self._count, dtype=torch.float64)
         for piece, tensor in self._pieces:
             if tensor.grad is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.core import Group
 from sdp_plugins.torch.process_group_lifecycle import ProcessGroupBase
@@ -31,6 +33,25 @@ BY_ELEMENT = (
 """Optimizers that treat every element alike, whatever tensor it is in."""
 BY_PARAMETER = (torch.optim.Adafactor, torch.optim.Muon)
 """Optimizers whose update of a parameter depends on its shape, but on no other parameter."""
+
+
+def check_model(model: Any) -> None:
+    """Refuse what is no model, or not one whose gradients a ShardedOptimizer can reduce."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"ShardedOptimizer takes the model, then the optimizer's class, not "
+            f"{type(model).__name__}. Hint: pass some of its parameters as `params`."
+        )
+    if isinstance(model, DistributedDataParallel):
+        raise TypeError(
+            "ShardedOptimizer reduces gradients itself. Hint: pass the model without "
+            "DistributedDataParallel, as model.module."
+        )
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ValueError(
+                f"ShardedOptimizer: {name} is not initialized. Hint: run the model once before."
+            )
 
 
 def check_optimizer(
@@ -122,10 +143,18 @@ def _is_whole(tensor: Tensor) -> bool:
     return True
 
 
+def digest_of(*settings: object) -> int:
+    """A number below 2^32 that tells settings apart."""
+    return zlib.crc32(_text_of(settings))
+
+
+def _text_of(settings: object) -> bytes:
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(settings)).encode()  # functions' differ by rank
+
+
 def compare_ranks(group: Group, mistake: str, *settings: object) -> None:
     """Refuse ranks with mistakes, or with other settings than rank 0; a collective."""
-    text = re.sub(r" at 0x[0-9a-f]+", "", repr(settings))  # of functions, on every rank another
-    digest = hashlib.sha256(text.encode()).hexdigest()
+    digest = hashlib.sha256(_text_of(settings)).hexdigest()
     found = [blob.decode().split(" ", 1) for blob in group.exchange(f"{digest} {mistake}".encode())]
     for rank, (_, theirs) in enumerate(found):
         if theirs:

@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from sdp_plugins.core import Buffer, Group, SdpError, Work, _native
-from sdp_plugins.torch.sharding.agreement import Call, differing, mistake_of
+from sdp_plugins.torch import internals
+from sdp_plugins.torch.sharding.agreement import (
+    Call,
+    Digests,
+    flags_of,
+    meet,
+)
 from sdp_plugins.torch.sharding.layout import Bucket, Layout, Piece, Slot
 from sdp_plugins.torch.sharding.placeholder import GradientInShards
 from sdp_plugins.torch.sharding.weights import like
@@ -23,6 +29,9 @@ OWNED = "_sdp_gradients_in_shards"
 """Attribute of parameters whose gradients a ShardedOptimizer takes; copies have another id."""
 LARGE_NBYTES = 64 * 1024
 """Size from which gradients are not copied where only this rank reads them."""
+UNKNOWN = Digests()
+SOLE_USERS = 3
+"""Tensors in the memory of a new gradient that shares it with no other: autograd's, and ours."""
 
 
 class GradientBuckets:
@@ -84,10 +93,14 @@ class GradientBuckets:
                 _native.give_back_pages(view.data_ptr() + first, last - first)
         self.begin()
         self._hooks: list[Any] = []
+        self._accumulate: list[torch.autograd.graph.Node] = []
         for index in self.placeholders:
             parameter: Any = parameters[index]
             expect, take = partial(self._expect, index), partial(self._take, index)
-            self._hooks.append(parameter.register_hook(expect))
+            # Not a hook of the parameter, which torch.autograd.grad() calls, too.
+            accumulate = torch.autograd.graph.get_gradient_edge(parameter).node
+            self._accumulate.append(accumulate)  # torch makes another one if nobody has it
+            self._hooks.append(accumulate.register_prehook(expect))
             self._hooks.append(parameter.register_post_accumulate_grad_hook(take))
             setattr(parameter, OWNED, id(parameter))
 
@@ -98,7 +111,6 @@ class GradientBuckets:
         ]
         self._works: list[list[Work | None]] = []
         self._kept.clear()
-        self._kept_storages: set[int] = set()
         self._adding: set[int] = set()  # parameters that get a further gradient
         self._mistake: RuntimeError | None = None
         self._unused: frozenset[int] | None = None
@@ -117,7 +129,7 @@ class GradientBuckets:
         some = [(rank, shard) for rank, shard in enumerate(shards) if shard.count]
         return lambda: [group.reduce(shard, rank, "avg", async_op=True) for rank, shard in some]
 
-    def _expect(self, index: int, gradient: Tensor) -> None:
+    def _expect(self, index: int, gradients: tuple[Tensor, ...]) -> None:
         """Before autograd adds a gradient to ``parameter.grad``."""
         kept = self.placeholders[index] is self._parameters[index].grad
         if self._unused is not None and not self._have_placeholders():
@@ -140,12 +152,12 @@ class GradientBuckets:
         if index in self._adding:
             self._adding.remove(index)
             before = self._kept.get(index, self._views[index])
-            self._put(index, _plain(gradient) + before)
+            self._put(index, _plain(gradient) + before, is_new=True)
         elif self.synchronizing:
-            self._give(index, gradient)
+            self._give(index, gradient, is_new=True)
             self._reduce_full()
 
-    def _give(self, index: int, gradient: Tensor) -> None:
+    def _give(self, index: int, gradient: Tensor, is_new: bool = False) -> None:
         """Take a gradient, also in the place of one that was dropped or replaced."""
         number = self._places[index][0]
         if index not in self._missing[number] and number < len(self._works):
@@ -153,11 +165,18 @@ class GradientBuckets:
                 f"The gradient of {self._names[index]} was dropped or replaced after its backward "
                 "pass, when other nodes had received it. Hint: call the optimizer's zero_grad()."
             )
-        self._put(index, gradient)
+        self._put(index, gradient, is_new)
         self._missing[number].discard(index)
 
-    def _put(self, index: int, gradient: Tensor) -> None:
-        """Copy what other ranks read, and keep what this rank averages, if it is large."""
+    def _put(self, index: int, gradient: Tensor, is_new: bool) -> None:
+        """Copy what other ranks read, and keep what this rank averages, if it is large.
+
+        Args:
+            index: Of the parameter.
+            gradient: Its gradient.
+            is_new: Whether autograd has just made it. Then it may be kept, and its memory gets the
+                average, unless another tensor is there, too.
+        """
         view = self._views[index]
         gradient = _plain(gradient)
         self._kept.pop(index, None)
@@ -165,13 +184,11 @@ class GradientBuckets:
         if gradient.nbytes < LARGE_NBYTES or not alike:
             view.copy_(gradient)
         else:
-            first, last = self._own_bytes(index)
-            storage = gradient.untyped_storage().data_ptr()
-            if storage in self._kept_storages:  # autograd may yield two views of one memory
-                first = last = gradient.nbytes
-            elif first < last:
+            users = internals.storage_users(gradient.untyped_storage()._cdata)
+            can_keep = is_new and users <= SOLE_USERS
+            first, last = self._own_bytes(index) if can_keep else (0, 0)
+            if first < last:
                 self._kept[index] = gradient
-                self._kept_storages.add(storage)
             for start, stop in (0, first), (last, gradient.nbytes):
                 _copy(view, gradient, start, stop)
         self._parameters[index].grad = self.placeholders[index]
@@ -199,13 +216,13 @@ class GradientBuckets:
         return any(self._parameters[i].grad is each for i, each in self.placeholders.items())
 
     def finish(
-        self, call: Call, changes: int = 0, new: Mapping[int, int] | None = None
+        self, call: Call, digests: Digests = UNKNOWN, new: Mapping[int, int] | None = None
     ) -> frozenset[int]:
         """Wait until all ranks have their gradients; a collective.
 
         Args:
             call: What this rank does with them.
-            changes: Tells what it has done to the averages.
+            digests: What must be equal on all ranks.
             new: Digests of the watched that the program has changed; None: too early to tell.
 
         Returns:
@@ -217,56 +234,52 @@ class GradientBuckets:
         """
         if self._mistake is not None:
             raise self._mistake
-        known = torch.zeros(2, len(self._parameters), dtype=torch.uint8)
-        ranks_have, are_irregular = known
-        ranks_have.fill_(1)
-        replaced = False
+        replaced, begins = False, call in (Call.CHANGE, Call.STEP)
+        if begins:
+            known = self._give_all()
+        else:
+            known = torch.zeros(2, len(self._parameters), dtype=torch.uint8)
         if call is Call.STEP_AFTER_CHANGES:
             seen = self._seen
             replaced = any(self._parameters[i].grad is not each for i, each in seen.items())
-        else:
-            for index, placeholder in self.placeholders.items():
-                parameter = self._parameters[index]
-                gradient = parameter.grad
-                if gradient is None:
-                    ranks_have[index], are_irregular[index] = 0, 1
-                    self._give(index, parameter.new_zeros(()).expand_as(parameter))
-                    parameter.grad = None
-                elif gradient is not placeholder:
-                    are_irregular[index] = 1
-                    self._give(index, gradient)  # accumulated by earlier passes, or the user's
-            self._reduce_full()
-            self._seen = {index: self._parameters[index].grad for index in self.placeholders}
-            _wait(self._works)
-        states = torch.zeros(2, len(self._watched), 4, dtype=torch.uint8)
-        if new is not None:
-            for index, value in new.items():
-                states[0, index] = torch.tensor(list(value.to_bytes(4, "little")))
-            states[1] = 255 - states[0]
-        digest = changes.to_bytes(4, "little")
-        calls = [call is each for each in Call]
-        flags = [*calls, replaced, *digest, *(255 - byte for byte in digest)]
-        parts = known.flatten(), states.flatten(), torch.tensor(flags, dtype=torch.uint8)
-        message = torch.cat(parts)
-        self._program.all_reduce(message, "max")
-        known, states, last = message.split([part.numel() for part in parts])
-        found = last.tolist()
-        mistake = mistake_of(dict(zip(Call, found, strict=False)), bool(found[3]), found[4:])
-        if new is not None and not mistake:
-            most, most_of_complement = states.view(2, -1, 4)
-            if found_differing := _indices((most != 255 - most_of_complement).any(1)):
-                mistake = differing([self._watched[i] for i in sorted(found_differing)], bool(new))
+        flags = flags_of(call, replaced, digests)
+        known, mistake = meet(self._program, known, flags, self._watched, new)
         if mistake:
             error = RuntimeError(f"{self._group.error_prefix}{mistake}")
-            if call is not Call.STEP_AFTER_CHANGES:
+            if begins:
                 self._mistake = error  # until these gradients are dropped
             raise error
-        if call is not Call.STEP_AFTER_CHANGES:
-            ranks_have, are_irregular = known.view(2, -1)
+        if begins:
+            ranks_have, are_irregular = known
             self._unused = _indices(ranks_have == 0)
             self._uneven = _indices(are_irregular) - self._unused
         assert self._unused is not None
         return self._unused
+
+    def _give_all(self) -> Tensor:
+        """Take what the last backward pass has not given, and wait for reductions.
+
+        Returns:
+            Flags of the parameters, (2, their number): of which this rank has a gradient, and of
+            which that is not the last pass's.
+        """
+        known = torch.zeros(2, len(self._parameters), dtype=torch.uint8)
+        has, is_irregular = known
+        has.fill_(1)
+        for index, placeholder in self.placeholders.items():
+            parameter = self._parameters[index]
+            gradient = parameter.grad
+            if gradient is None:
+                has[index], is_irregular[index] = 0, 1
+                self._give(index, parameter.new_zeros(()).expand_as(parameter))
+                parameter.grad = None
+            elif gradient is not placeholder:
+                is_irregular[index] = 1
+                self._give(index, gradient)  # accumulated by earlier passes, or the user's
+        self._reduce_full()
+        self._seen = {index: self._parameters[index].grad for index in self.placeholders}
+        _wait(self._works)
+        return known
 
     @property
     def unused(self) -> frozenset[int]:

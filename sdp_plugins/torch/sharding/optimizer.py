@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from typing import Any
 
@@ -19,17 +18,18 @@ from sdp_plugins.core.errors import is_news
 from sdp_plugins.torch.sharding.averages import Averages
 from sdp_plugins.torch.sharding.buffers import SynchronizedBuffers, broadcast
 from sdp_plugins.torch.sharding.checks import (
+    check_model,
     check_optimizer,
     compare_ranks,
     core_groups,
+    digest_of,
     find_mistake,
     parameters_of,
 )
-from sdp_plugins.torch.sharding.gradients import GradientBuckets
-from sdp_plugins.torch.sharding.layout import Piece, lay_out
-from sdp_plugins.torch.sharding.masters import MasterWeights
-from sdp_plugins.torch.sharding.state import ShardedState
-from sdp_plugins.torch.sharding.weights import NodeWeights, like
+from sdp_plugins.torch.sharding.gradients import OWNED, GradientBuckets
+from sdp_plugins.torch.sharding.layout import lay_out
+from sdp_plugins.torch.sharding.piece_optimizer import PieceOptimizer, but_params
+from sdp_plugins.torch.sharding.weights import NodeWeights
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
@@ -87,8 +87,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         master_weights: bool = False,
         **defaults: Any,
     ) -> None:
+        check_model(model)
         by_parameter = check_optimizer(optimizer, params, defaults, by_parameter)
-        self._consolidated: tuple[dict[int, Any] | None, int | None]  # and the rank that has it
         self._given: torch.optim.Optimizer | None = None
         if isinstance(optimizer, type):
             plain = optimizer(model.parameters() if params is None else params, **defaults)
@@ -97,23 +97,25 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().__init__(plain.param_groups, plain.defaults)
         plain.param_groups = self.param_groups  # one list, where its schedulers look
         self._program, self._group, give_back = core_groups(group)
-        try:
-            self._share(model, plain, bucket_bytes, by_parameter, master_weights)
-        except BaseException:
-            give_back()
-            raise
-        self._end = weakref.finalize(self, _leave, self._gradients, self._buffers, give_back)
+        with ExitStack() as made:
+            made.callback(give_back)
+            self._share(made, model, plain, bucket_bytes, by_parameter, master_weights)
+            self._end = weakref.finalize(self, made.pop_all().close)
         self._end.atexit = False
 
     def _share(
         self,
+        made: ExitStack,
         model: nn.Module,
         plain: torch.optim.Optimizer,
         bucket_bytes: int,
         by_parameter: bool,
         master_weights: bool,
     ) -> None:
-        """Move the weights into shared memory, and take the gradients; a collective."""
+        """Move the weights into shared memory, and take the gradients; a collective.
+
+        What undoes it is put on `made`.
+        """
         parameters = parameters_of(self)
         groups = [i for i, g in enumerate(self.param_groups) for _ in g["params"]]
         known: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
@@ -124,49 +126,40 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._group,
             find_mistake(parameters, names),
             (type(plain), master_weights, self._layout.buckets),
-            [_but_params(group) for group in self.param_groups],
+            list(map(but_params, self.param_groups)),
             [(tuple(p.shape), p.stride(), p.dtype) for p in parameters],
         )
         trained = {parameters[slot.parameter] for b in self._layout.buckets for slot in b.slots}
         for parameter in model.parameters():  # one by one: frozen ones may be most of the memory
-            if parameter not in trained:
+            if parameter not in trained and getattr(parameter, OWNED, None) != id(parameter):
                 broadcast(self._group, [parameter])
         self._weights = NodeWeights(self._group, self._layout, parameters)
         self._addresses = [p.data_ptr() if p in trained else None for p in parameters]
         self._parameters, self._names = parameters, names
-        self._gradients = gradients = GradientBuckets(
-            self._program, self._group, self._layout, parameters, names
-        )
-        self._buffers = SynchronizedBuffers(self._program, model, lambda: gradients.synchronizing)
-        self._masters = MasterWeights(master_weights)
-        self._make_inner(plain)
-        self._updating = False
+        try:
+            self._take_over(made, model, plain, master_weights)
+        except BaseException:
+            self._weights.leave_tensors()
+            raise
 
-    def _make_inner(self, plain: torch.optim.Optimizer) -> None:
-        """Make an optimizer of this rank's pieces."""
-        self._inner = copy.copy(plain)  # what torch pickles
-        for name, value in plain.__dict__.items():
-            if name not in self._inner.__dict__ and name != "step":  # which schedulers wrap
-                setattr(self._inner, name, value)
-        self._inner.param_groups = [{**each, "params": []} for each in self.param_groups]
-        self._pieces: list[tuple[Piece, nn.Parameter]] = []
-        for piece in self._layout.pieces(self._group.rank):
-            weights, seen = (
-                each[piece.bucket][piece.start : piece.stop]
-                for each in (self._weights.buckets, self._weights.views)
-            )
-            if self._layout.by_parameter:
-                parameter = self._parameters[piece.slot.parameter]
-                weights, seen = like(parameter, weights, 0), like(parameter, seen, 0)
-            tensor = self._masters.add(weights, seen)
-            self._inner.param_groups[piece.slot.group]["params"].append(tensor)
-            self._pieces.append((piece, tensor))
-        for index, placeholder in self._gradients.placeholders.items():
-            placeholder.averaged_as = self._masters.dtype_of(self._parameters[index])
-        self._averages = Averages(self._group, self._gradients, self._pieces)
-        self._sharded = ShardedState(self._group, self._layout, self._parameters, self._pieces)
-        self._take_state(plain.state_dict()["state"], loads=False)
-        plain.state.clear()
+    def _take_over(
+        self, made: ExitStack, model: nn.Module, plain: torch.optim.Optimizer, has_masters: bool
+    ) -> None:
+        """Take the gradients, the buffers and the plain optimizer's state; a collective."""
+        shared = self._group, self._layout, self._parameters
+        self._gradients = gradients = GradientBuckets(self._program, *shared, self._names)
+        made.callback(gradients.leave_parameters)
+        self._buffers = SynchronizedBuffers(self._program, model, lambda: gradients.synchronizing)
+        made.callback(self._buffers.leave)
+        self._inner = PieceOptimizer(plain, *shared, self._weights, has_masters)
+        for index, placeholder in gradients.placeholders.items():
+            placeholder.averaged_as = self._inner.dtype_of(self._parameters[index])
+        self._averages = Averages(self._group, gradients, self._inner.pieces)
+        self._consolidated: tuple[dict[int, Any] | None, int | None]  # and the rank that has it
+        self._consolidated = None, None
+        self._updating = False
+        self._loads = 0  # of state
+        self._loading: Mapping[Any, Any] | None = None
 
     # ---- training ------------------------------------------------------------------------------
 
@@ -182,22 +175,20 @@ class ShardedOptimizer(torch.optim.Optimizer):
             SdpError: A rank was lost or gave up. If that was in its update, weights are partly of
                 this step and partly of the one before, and later calls raise, too.
         """
-        if not self._end.alive:
-            raise RuntimeError("step(): this optimizer was closed. Hint: make another one.")
+        self._raise_if_closed("step")
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         self._raise_if_torn()
         self._check_parameters()
-        self._averages.compute(self._weights.changed())
-        self._use_settings()
+        settings = digest_of(self._loads, list(map(but_params, self.param_groups)))
+        self._averages.compute(self._weights.changed(), settings)
+        self._inner.use_settings(self.param_groups)
         self._updating = True
         try:
             self._weights.take()
-            self._masters.follow()
             self._inner.step()
-            self._masters.write()
             if self._group.local_size < self._group.world_size:
                 self._gather_weights()
             self._group.barrier()
@@ -215,8 +206,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _tell_given(self) -> None:
         """Have schedulers, hooks and counters in parameter groups know of a step."""
         if self._given is None:
-            for outer, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
-                outer.update(_but_params(inner))
+            self._inner.give_settings(self.param_groups)
             return
         members = [group["params"] for group in self.param_groups]
         for group in self.param_groups:
@@ -246,15 +236,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def synchronize_buffers(self) -> None:
         """Give all ranks rank 0's buffers before they evaluate together; a collective."""
+        self._raise_if_closed("synchronize_buffers")
         self._buffers.synchronize()
 
     def close(self) -> None:
         """Leave the parameters to another optimizer, each rank with a copy of its own."""
         if self._end.alive:
             self._end()
-            for parameter, address in zip(self._parameters, self._addresses, strict=True):
-                if address is not None:
-                    parameter.data = parameter.data.clone()
+            self._weights.leave_tensors()
+
+    def _raise_if_closed(self, method: str) -> None:
+        if not self._end.alive:
+            raise RuntimeError(f"{method}(): this optimizer was closed. Hint: make another one.")
 
     def _check_parameters(self) -> None:
         for parameter, address, name in zip(
@@ -271,11 +264,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
                     "updates. Hint: copy into them, as load_state_dict() does, instead of "
                     "assigning `.data`."
                 )
-
-    def _use_settings(self) -> None:
-        """Give the inner optimizer what schedulers and users have set."""
-        for outer, inner in zip(self.param_groups, self._inner.param_groups, strict=True):
-            inner.update(_but_params(outer))
 
     def _gather_weights(self) -> None:
         """Give this node the shards of others."""
@@ -302,6 +290,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         As ``torch.nn.utils.clip_grad_norm_``, whose result it returns, up to rounding.
         """
+        self._raise_if_closed("clip_grad_norm_")
         norm = self._averages.total_norm(float(norm_type))
         if error_if_nonfinite and not norm.isfinite():
             raise RuntimeError(
@@ -314,6 +303,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def clip_grad_value_(self, clip_value: float) -> None:
         """Limit each element of the averaged gradients, as ``torch.nn.utils.clip_grad_value_``."""
+        self._raise_if_closed("clip_grad_value_")
         self._averages.clamp(-clip_value, clip_value)
 
     # ---- state ---------------------------------------------------------------------------------
@@ -324,6 +314,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         A collective, and on every rank; but after `consolidate_state_dict`, until the next step,
         only on the rank that has the state.
         """
+        self._raise_if_closed("state_dict")
         state, rank = self._consolidated
         if state is None:
             state = self._gather_state(None)
@@ -332,7 +323,11 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 f"{self._group.error_prefix}state_dict(): the state was consolidated on rank "
                 f"{rank}. Hint: call it there, or consolidate_state_dict({self._group.rank})."
             )
-        return {**super().state_dict(), "state": state}
+        self.state = defaultdict(dict, state)  # type: ignore[arg-type]
+        try:
+            return super().state_dict()
+        finally:
+            self.state = defaultdict(dict)
 
     def consolidate_state_dict(self, to: int | None = 0) -> None:
         """Have one rank gather the state, as with ``ZeroRedundancyOptimizer``; a collective.
@@ -340,32 +335,50 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Args:
             to: Its rank in the group; others need no memory for it. None: all ranks.
         """
+        self._raise_if_closed("consolidate_state_dict")
+        if to is not None and not 0 <= to < self._group.world_size:
+            raise ValueError(
+                f"consolidate_state_dict(): the group of {self._group.world_size} ranks has no "
+                f"rank {to}."
+            )
         self._consolidated = self._gather_state(to), to
 
     def _gather_state(self, to: int | None) -> dict[int, Any]:
         self._raise_if_torn()
         self._program.all_reduce(torch.zeros(1, dtype=torch.uint8))  # see GradientBuckets
-        with torch.no_grad():
-            self._masters.follow()
-        state: dict[Any, Any] = {**self._inner.state}
-        others = {key: state.pop(key) for key in list(state) if not isinstance(key, Tensor)}
-        return {**self._sharded.gather(self._masters.add_to(state), to), **others}
+        return self._inner.gather_state(to)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take the state of a plain optimizer or of a ShardedOptimizer on any number of ranks."""
-        state, groups = state_dict["state"], self.param_groups
-        super().load_state_dict({**state_dict, "state": {}})
-        groups[:] = self.param_groups
-        self.param_groups = groups
-        self._use_settings()
-        self._take_state(state)
+        self._raise_if_closed("load_state_dict")
 
-    def _take_state(self, state: Mapping[Any, Any], loads: bool = True) -> None:
-        mine = self._sharded.scatter(state, loads)
-        self._masters.take_from(mine)
-        others = {key: value for key, value in state.items() if not isinstance(key, int)}
-        self._inner.state = defaultdict(dict, {**mine, **copy.deepcopy(others)})
+        def hold(_: Any, loaded: dict[str, Any]) -> dict[str, Any]:
+            self._loading = loaded["state"]
+            return {**loaded, "state": {}}
+
+        hook = self.register_load_state_dict_pre_hook(hold)  # after the program's hooks
+        try:
+            super().load_state_dict(state_dict)  # type: ignore[arg-type]
+        finally:
+            hook.remove()
+            self._loading = None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Called by torch, between the hooks of ``load_state_dict``."""
+        groups = self.param_groups
+        groups[:] = state["param_groups"]
+        super().__setstate__({**state, "param_groups": groups})
+        assert self._loading is not None
+        self._inner.use_settings(groups)
+        self._inner.take_state(self._loading)
+        self._inner.give_settings(groups)  # which a checkpoint of an older version of torch lacks
+        self._loads += 1
         self._consolidated = None, None
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a ShardedOptimizer cannot be copied or pickled. Hint: state_dict() has its state."
+        )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Only while the optimizer is made: the weights lie in shared memory afterwards."""
@@ -375,17 +388,3 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 "the constructor, with lr=0 for those that train later."
             )
         super().add_param_group(param_group)
-
-
-def _leave(
-    gradients: GradientBuckets, buffers: SynchronizedBuffers, give_back: Callable[[], object]
-) -> None:
-    buffers.leave()
-    try:
-        gradients.leave_parameters()
-    finally:
-        give_back()
-
-
-def _but_params(group: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in group.items() if name != "params"}

@@ -13,8 +13,12 @@ from sdp_plugins.torch import internals
 UNCHANGED = (Tensor.data.__get__, Tensor.detach)  # type: ignore[attr-defined]
 NORMS = (torch.linalg.vector_norm, torch.norm, Tensor.norm)
 DTYPE = Tensor.dtype.__get__  # type: ignore[attr-defined]
-PROPERTIES = tuple(getattr(Tensor, name).__get__ for name in ("device", "is_sparse"))
-"""What torch asks of a gradient before it clips or scales it."""
+PROPERTIES = tuple(
+    getattr(Tensor, name).__get__
+    for name in ("device", "is_leaf", "is_sparse", "layout", "ndim", "requires_grad", "shape")
+)
+WITHOUT_VALUES = (*PROPERTIES, Tensor.dim, Tensor.numel, Tensor.size)
+"""What tells nothing of a gradient's values."""
 
 
 class AverageGradients(Protocol):
@@ -56,7 +60,7 @@ class GradientInShards(Tensor):
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if function in PROPERTIES:
+        if function in WITHOUT_VALUES:
             return super().__torch_function__(function, types, args, kwargs)
         if function == DTYPE:
             return args[0].averaged_as
@@ -70,18 +74,20 @@ class GradientInShards(Tensor):
                 return me
             if function in NORMS and len(args) <= 2 and named.keys() <= {"p", "ord"}:
                 norm_type = [*args[1:], *named.values(), 2.0][0]
-                return me.averages.norm(me.parameter, float(norm_type))
+                of_elements = 2.0 if norm_type == "fro" else norm_type  # torch.norm's default
+                return me.averages.norm(me.parameter, float(of_elements))
             if function is Tensor.mul_ and len(args) == 2:
                 me.averages.scale(args[1], me.parameter)
                 return me
             if function is Tensor.clamp_ and len(args) == 1 and named.keys() <= {"min", "max"}:
                 me.averages.clamp(named.get("min"), named.get("max"), me.parameter)
                 return me
+        if (name := getattr(function, "__name__", str(function))) == "__get__":
+            name = function.__self__.__name__  # type: ignore[attr-defined]
         raise RuntimeError(
-            f"{getattr(function, '__name__', function)}: gradients of a ShardedOptimizer are "
-            "averaged in the ranks' shards and cannot be read. Hint: torch's clip_grad_norm_() and "
-            "clip_grad_value_() work, as do those of the optimizer; zero_grad() before the next "
-            "backward pass."
+            f"{name}: gradients of a ShardedOptimizer are averaged in the ranks' shards and cannot "
+            "be read. Hint: torch's clip_grad_norm_() and clip_grad_value_() work, as do those of "
+            "the optimizer; zero_grad(), without set_to_none=False, before the next backward pass."
         )
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]

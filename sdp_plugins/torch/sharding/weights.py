@@ -127,6 +127,13 @@ class NodeWeights:
             _native.drop_pages(self._view.data_ptr() + first, last - first)
         self._written = []
 
+    def leave_tensors(self) -> None:
+        """Give this rank's tensors memory of their own."""
+        for bucket in self._layout.buckets:
+            for slot in bucket.slots:
+                tensor = self._tensors[slot.parameter]
+                tensor.data = tensor.data.clone()
+
     def tell_autograd(self, unchanged: Collection[int]) -> None:
         """Have backward passes of graphs from before an update fail, as after any in-place one."""
         slots = [slot.parameter for bucket in self._layout.buckets for slot in bucket.slots]

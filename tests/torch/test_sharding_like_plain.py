@@ -1,0 +1,308 @@
+"""Programs that do between steps what they do with a plain optimizer."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sdp_plugins.torch import ShardedOptimizer
+from tests.torch.jobs import assert_same, process_group
+from tests.torch.sharded_nets import assert_same_weights, loss_of, make, plain, sharded
+
+
+def differentiate(rank: int, world: int) -> None:
+    """autograd.grad() between backward() and step() takes no gradient away."""
+    for ranks in ((0,), (0, 1)):
+        model = nn.Linear(300, 100, bias=False)
+        nn.init.zeros_(model.weight)
+        optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=1.0)
+        model(torch.ones(1, 300)).sum().backward()
+        if rank in ranks:
+            (gradient,) = torch.autograd.grad(model(torch.ones(1, 300)).sum(), model.weight)
+            assert_same(gradient, torch.ones(100, 300))
+        optimizer.step()
+        assert_same(model.weight.detach(), -torch.ones(100, 300))
+
+
+class SharedGradient(nn.Module):
+    """Two weights whose gradients autograd yields as two views of one memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.matrix = nn.Parameter(torch.zeros(256, 256))
+        self.vector = nn.Parameter(torch.zeros(65536))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (self.matrix.view(1, -1) + self.vector.view(1, -1))
+
+
+def share_gradients(rank: int, world: int) -> None:
+    """Two optimizers, each with its own buckets, and one of both weights."""
+    for together in (False, True):
+        model = SharedGradient()
+        parts = [None] if together else [[model.matrix], [model.vector]]
+        optimizers = [ShardedOptimizer(model, torch.optim.SGD, part, lr=1.0) for part in parts]
+        model(torch.full((1, 65536), float(rank + 1))).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+        assert_same(model.matrix.detach(), torch.full((256, 256), -1.5))
+        assert_same(model.vector.detach(), torch.full((65536,), -1.5))
+
+
+def keep_gradients(rank: int, world: int) -> None:
+    """What this rank averages of large gradients is not copied; what a hook keeps is the hook's."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(600, 64), nn.Linear(64, 512), nn.Linear(512, 256))
+    for forward in (model, torch.compile(model, backend="aot_eager")):
+        optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+        seen: list[Tensor] = []
+        hook = model[1].weight.register_hook(seen.append)
+        (forward(torch.arange(5)).sum() * (1 + rank)).backward()
+        hook.remove()
+        assert optimizer._gradients._kept.keys() == ({3}, {0, 1, 3})[rank]
+        mine = seen[0].clone()
+        optimizer.step()
+        assert_same(seen[0], mine)
+        optimizer.close()
+
+
+def assign_one_gradient(rank: int, world: int) -> None:
+    """A program's own tensor, as the gradient of two parameters: it stays the program's."""
+    model = SharedGradient()
+    optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=1.0)
+    mine = torch.full((65536,), float(rank + 1))
+    model.vector.grad, model.matrix.grad = mine, mine.view(256, 256)
+    optimizer.step()
+    assert_same(mine, torch.full((65536,), float(rank + 1)))
+    assert_same(model.matrix.detach(), torch.full((256, 256), -1.5))
+
+
+def read_norms_on_one_rank(rank: int, world: int) -> None:
+    """Is an error on all ranks at once, also after all have clipped."""
+    ways: list[Callable[[Any, Any], object]] = [
+        lambda model, optimizer: model.weight.grad.norm(2),
+        lambda model, optimizer: optimizer.clip_grad_norm_(1.0, 1.0),
+    ]
+    first: list[Callable[[Any, Any], object]] = [
+        lambda model, optimizer: nn.utils.clip_grad_value_(model.parameters(), 1.0),
+        lambda model, optimizer: optimizer.clip_grad_norm_(1.0, float("inf")),
+    ]
+    for way in ways:
+        for before in first:
+            model = nn.Linear(4, 4)
+            optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+            model(torch.ones(2, 4)).sum().backward()
+            before(model, optimizer)
+            with pytest.raises(RuntimeError, match=r"some ranks clip .*, and others do not"):
+                way(model, optimizer) if rank == 0 else optimizer.step()
+            optimizer.zero_grad()
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+
+
+def clip_in_other_ways(rank: int, world: int) -> None:
+    """One rank by norm, one by value."""
+    model = nn.Linear(4, 4)
+    optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+    model(torch.ones(2, 4)).sum().backward()
+    if rank != 0:
+        optimizer.clip_grad_value_(1.0)
+    with pytest.raises(RuntimeError, match=r"some ranks clip"):
+        optimizer.clip_grad_norm_(1.0) if rank == 0 else optimizer.step()
+
+
+def read_norms(rank: int, world: int) -> None:
+    """In each spelling, after backward() and after clipping; and what needs no values."""
+    ddp, _ = plain(rank, torch.optim.SGD, lr=0.1)
+    model, _ = sharded(rank, torch.optim.SGD, lr=0.1)
+    for each in (ddp, model):
+        loss_of(each, rank, 0).backward()
+    spellings: list[Callable[[Tensor], Tensor]] = [
+        lambda gradient: gradient.norm(),
+        torch.norm,
+        torch.linalg.vector_norm,
+        lambda gradient: gradient.norm(p=1),
+        lambda gradient: gradient.data.norm(2.0),
+    ]
+    for norm in spellings:
+        theirs, ours = (
+            [norm(p.grad) for p in each.parameters() if p.grad is not None] for each in (ddp, model)
+        )
+        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-5)
+    for parameter in model.parameters():
+        if (gradient := parameter.grad) is not None:
+            assert gradient.shape == parameter.shape and gradient.numel() == parameter.numel()
+            assert gradient.ndim == parameter.ndim and not gradient.requires_grad
+            with pytest.raises(RuntimeError, match=r"^sum: gradients .* cannot be read"):
+                gradient.sum()
+            with pytest.raises(RuntimeError, match=r"^T: gradients"):
+                gradient.T  # noqa: B018
+
+
+def fail_to_construct(rank: int, world: int) -> None:
+    """The model is as it was, for another optimizer of either kind."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 7)
+    before = copy.deepcopy(model.state_dict())
+    refused = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    refused.state["mine"] = threading.Lock()  # type: ignore[index, assignment]
+    with pytest.raises(TypeError, match="pickle"):
+        ShardedOptimizer(model, refused)
+    for parameter in model.parameters():
+        assert_same(parameter.detach(), before["weight" if parameter.ndim > 1 else "bias"])
+    model(torch.ones(1, 5)).sum().backward()
+    assert type(model.weight.grad) is Tensor
+    model.zero_grad()
+    optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+    model(torch.ones(1, 5)).sum().backward()
+    optimizer.step()
+
+
+def load_old_checkpoint(rank: int, world: int) -> None:
+    """Steps as numbers, and groups without newer settings, as torch 1.11 has written them."""
+    ddp, theirs = plain(rank, torch.optim.Adam, lr=0.1)
+    model, ours = sharded(rank, torch.optim.Adam, lr=0.1)
+    for step in range(3):
+        for each, optimizer in ((ddp, theirs), (model, ours)):
+            loss_of(each, rank, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            state = copy.deepcopy(optimizer.state_dict())
+            for values in state["state"].values():
+                values["step"] = int(values["step"])
+            for group in state["param_groups"]:
+                del group["maximize"], group["fused"]
+            optimizer.load_state_dict(state)
+    assert_same_weights(model, ddp)
+
+
+def differ_in_settings(rank: int, world: int) -> None:
+    """Is an error on all ranks: each would update its part of every weight by its own."""
+    changes: list[Callable[[Any, Any], object]] = [
+        lambda optimizer, state: optimizer.param_groups[0].update(lr=1.0 + rank),
+        lambda optimizer, state: optimizer.load_state_dict(state) if rank == 0 else None,
+    ]
+    for clips in (False, True):
+        for change in changes:
+            model = nn.Linear(64, 2)
+            optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=1.0, momentum=0.9)
+            state = optimizer.state_dict()
+            change(optimizer, state)
+            model(torch.ones(1, 64)).sum().backward()
+            if clips:
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            with pytest.raises(RuntimeError, match=r"step\(\): .*settings.*Hint: "):
+                optimizer.step()
+
+
+def run_hooks_of_state(rank: int, world: int) -> None:
+    """They see, and may change, the whole state."""
+    model = nn.Linear(5, 7)
+    optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1, momentum=0.9)
+    model(torch.ones(1, 5)).sum().backward()
+    optimizer.step()
+    seen: list[Any] = []
+
+    def double(_: Any, state: dict[str, Any]) -> dict[str, Any]:
+        seen.append(sorted(state["state"]))
+        for values in state["state"].values():
+            values["momentum_buffer"] = 2 * values["momentum_buffer"]
+        return state
+
+    before = optimizer.state_dict()["state"][0]["momentum_buffer"]
+    hook = optimizer.register_state_dict_post_hook(double)
+    saved = optimizer.state_dict()
+    assert_same(saved["state"][0]["momentum_buffer"], 2 * before)
+    hook.remove()
+    optimizer.register_load_state_dict_pre_hook(double)
+    optimizer.register_load_state_dict_post_hook(lambda _: seen.append("loaded"))
+    optimizer.load_state_dict(saved)
+    assert_same(optimizer.state_dict()["state"][0]["momentum_buffer"], 4 * before)
+    assert seen == [[0, 1], [0, 1], "loaded"]
+    assert not optimizer.state
+
+
+def use_after_close(rank: int, world: int) -> None:
+    model = nn.Linear(5, 7)
+    optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+    state = optimizer.state_dict()
+    optimizer.close()
+    model(torch.ones(1, 5)).sum().backward()
+    calls: dict[str, Callable[[], object]] = {
+        "step": optimizer.step,
+        "clip_grad_norm_": lambda: optimizer.clip_grad_norm_(0.1),
+        "clip_grad_value_": lambda: optimizer.clip_grad_value_(0.1),
+        "state_dict": optimizer.state_dict,
+        "consolidate_state_dict": optimizer.consolidate_state_dict,
+        "load_state_dict": lambda: optimizer.load_state_dict(state),
+        "synchronize_buffers": optimizer.synchronize_buffers,
+    }
+    for name, call in calls.items():
+        with pytest.raises(RuntimeError, match=rf"^{name}\(\): this optimizer was closed"):
+            call()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+def clip_float64(rank: int, world: int) -> None:
+    """In the precision of the gradients."""
+    ddp = DistributedDataParallel(make(rank).double(), broadcast_buffers=False)
+    model = make(rank).double()
+    optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+    random = torch.Generator().manual_seed(rank)
+    inputs = torch.randn(8, 3, 6, 6, generator=random, dtype=torch.float64)
+    for each in (ddp, model):
+        each(inputs).square().mean().backward()
+    expected = nn.utils.clip_grad_norm_(ddp.parameters(), 0.1)
+    found = optimizer.clip_grad_norm_(0.1)
+    assert found.dtype is torch.float64
+    torch.testing.assert_close(found, expected, atol=0, rtol=1e-13)
+
+
+def pass_wrong_arguments(rank: int, world: int) -> None:
+    model = nn.Linear(5, 7)
+    with pytest.raises(TypeError, match=r"takes the model, .*, not generator"):
+        ShardedOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"reduces gradients itself.*without DistributedData"):
+        ShardedOptimizer(DistributedDataParallel(model), torch.optim.SGD, lr=0.1)
+    with pytest.raises(ValueError, match=r"weight is not initialized"):
+        ShardedOptimizer(nn.LazyLinear(3), torch.optim.SGD, lr=0.1)
+    optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+    with pytest.raises(ValueError, match=r"consolidate_state_dict\(\): .* no rank 5"):
+        optimizer.consolidate_state_dict(5)
+    with pytest.raises(TypeError, match=r"cannot be copied.*state_dict\(\)"):
+        copy.deepcopy(optimizer)
+
+
+CASES = [
+    differentiate,
+    share_gradients,
+    keep_gradients,
+    assign_one_gradient,
+    read_norms_on_one_rank,
+    clip_in_other_ways,
+    read_norms,
+    fail_to_construct,
+    load_old_checkpoint,
+    differ_in_settings,
+    run_hooks_of_state,
+    use_after_close,
+    clip_float64,
+    pass_wrong_arguments,
+]
+
+
+def run_case(rank: int, world: int, index: int) -> None:
+    with process_group():
+        CASES[index](rank, world)
+
+
+@pytest.mark.parametrize("index", range(len(CASES)), ids=[case.__name__ for case in CASES])
+def test_like_plain(rank_pool: Any, index: int) -> None:
+    rank_pool(2).run(run_case, index)
