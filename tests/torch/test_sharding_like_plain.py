@@ -239,14 +239,13 @@ def use_after_close(rank: int, world: int) -> None:
         "step": optimizer.step,
         "clip_grad_norm_": lambda: optimizer.clip_grad_norm_(0.1),
         "clip_grad_value_": lambda: optimizer.clip_grad_value_(0.1),
-        "state_dict": optimizer.state_dict,
-        "consolidate_state_dict": optimizer.consolidate_state_dict,
         "load_state_dict": lambda: optimizer.load_state_dict(state),
         "synchronize_buffers": optimizer.synchronize_buffers,
     }
     for name, call in calls.items():
         with pytest.raises(RuntimeError, match=rf"^{name}\(\): this optimizer was closed"):
             call()
+    assert optimizer.state_dict() == state
     torch.optim.SGD(model.parameters(), lr=0.1).step()
 
 

@@ -240,7 +240,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._buffers.synchronize()
 
     def close(self) -> None:
-        """Leave the parameters to another optimizer, each rank with a copy of its own."""
+        """Leave the parameters to another optimizer, each rank with a copy of its own.
+
+        ``state_dict`` goes on to have the state.
+        """
         if self._end.alive:
             self._end()
             self._weights.leave_tensors()
@@ -314,7 +317,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         A collective, and on every rank; but after `consolidate_state_dict`, until the next step,
         only on the rank that has the state.
         """
-        self._raise_if_closed("state_dict")
         state, rank = self._consolidated
         if state is None:
             state = self._gather_state(None)
@@ -335,7 +337,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
         Args:
             to: Its rank in the group; others need no memory for it. None: all ranks.
         """
-        self._raise_if_closed("consolidate_state_dict")
         if to is not None and not 0 <= to < self._group.world_size:
             raise ValueError(
                 f"consolidate_state_dict(): the group of {self._group.world_size} ranks has no "
