@@ -13,10 +13,11 @@ from torch import Tensor
 
 from sdp_plugins.torch.streams import on
 from tests import simdev
+from tests.conftest import Pools
 from tests.ranks import run_ranks
 from tests.torch.accelerator import TIERS, device_group
 from tests.torch.jobs import DTYPES, assert_same, total, values
-from tests.torch.probe import gated
+from tests.torch.probe import DEVICE_POOL, gated
 
 SIZES = (0, 1, 1000, 3_000_001)  # the last in several pieces, of which none is aligned
 OPS = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
@@ -53,8 +54,8 @@ def run_all_reduce(rank: int, world: int, tier: str) -> None:
 
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_all_reduce(tier: str, world: int) -> None:
-    run_ranks(world, run_all_reduce, tier)
+def test_all_reduce(tier: str, world: int, rank_pools: Pools) -> None:
+    rank_pools.pool(world, DEVICE_POOL).run(run_all_reduce, tier)
 
 
 def run_layouts(rank: int, world: int, tier: str) -> None:
@@ -81,8 +82,8 @@ def run_layouts(rank: int, world: int, tier: str) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_layouts(tier: str) -> None:
-    run_ranks(2, run_layouts, tier)
+def test_layouts(tier: str, rank_pools: Pools) -> None:
+    rank_pools.pool(2, DEVICE_POOL).run(run_layouts, tier)
 
 
 def all_others(rank: int, world: int, device: str) -> list[Tensor]:
@@ -170,8 +171,8 @@ def run_others(rank: int, world: int, tier: str) -> None:
 
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("world", [2, 3])
-def test_all_other_calls(tier: str, world: int) -> None:
-    run_ranks(world, run_others, tier)
+def test_all_other_calls(tier: str, world: int, rank_pools: Pools) -> None:
+    rank_pools.pool(world, DEVICE_POOL).run(run_others, tier)
 
 
 def run_message_between_two(rank: int, world: int, tier: str) -> None:
@@ -187,8 +188,8 @@ def run_message_between_two(rank: int, world: int, tier: str) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_message_between_two_of_three(tier: str) -> None:
-    run_ranks(3, run_message_between_two, tier, timeout_s=40)
+def test_message_between_two_of_three(tier: str, rank_pools: Pools) -> None:
+    rank_pools.pool(3, DEVICE_POOL).run(run_message_between_two, tier, timeout_s=40)
 
 
 def run_mixed_with_cpus(rank: int, world: int, tier: str) -> None:
@@ -210,8 +211,8 @@ def run_mixed_with_cpus(rank: int, world: int, tier: str) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_mixed_with_cpus(tier: str) -> None:
-    run_ranks(2, run_mixed_with_cpus, tier)
+def test_mixed_with_cpus(tier: str, rank_pools: Pools) -> None:
+    rank_pools.pool(2, DEVICE_POOL).run(run_mixed_with_cpus, tier)
 
 
 def run_no_pinned_memory(rank: int, world: int, tier: str) -> Any:
@@ -238,8 +239,8 @@ def run_capture(rank: int, world: int, tier: str) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_capture_is_refused(tier: str) -> None:
-    run_ranks(2, run_capture, tier)
+def test_capture_is_refused(tier: str, rank_pools: Pools) -> None:
+    rank_pools.pool(2, DEVICE_POOL).run(run_capture, tier)
 
 
 def run_second_device(rank: int, world: int, tier: str) -> None:
@@ -254,8 +255,8 @@ def run_second_device(rank: int, world: int, tier: str) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_a_device_that_is_not_the_current_one(tier: str) -> None:
-    run_ranks(2, run_second_device, tier)
+def test_a_device_that_is_not_the_current_one(tier: str, rank_pools: Pools) -> None:
+    rank_pools.pool(2, DEVICE_POOL).run(run_second_device, tier)
 
 
 def run_message_beside_reductions(rank: int, world: int, tier: str) -> None:
@@ -275,8 +276,8 @@ def run_message_beside_reductions(rank: int, world: int, tier: str) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_messages_pass_reductions(tier: str) -> None:
-    run_ranks(2, run_message_beside_reductions, tier)
+def test_messages_pass_reductions(tier: str, rank_pools: Pools) -> None:
+    rank_pools.pool(2, DEVICE_POOL).run(run_message_beside_reductions, tier)
 
 
 def run_ranks_that_differ(rank: int, world: int) -> None:
@@ -291,8 +292,8 @@ def run_ranks_that_differ(rank: int, world: int) -> None:
         assert_same(future.then(again).wait().cpu(), torch.full((5000,), 4.0))
 
 
-def test_ranks_that_differ_agree() -> None:
-    run_ranks(2, run_ranks_that_differ)
+def test_ranks_that_differ_agree(rank_pools: Pools) -> None:
+    rank_pools.pool(2, DEVICE_POOL).run(run_ranks_that_differ)
 
 
 def run_streams_of_threads(rank: int, world: int, tier: str) -> None:
@@ -319,5 +320,5 @@ def run_streams_of_threads(rank: int, world: int, tier: str) -> None:
     assert ends == [other.stream_id for other in others]
 
 
-def test_threads_share_no_stream_to_go_back_to() -> None:
-    run_ranks(1, run_streams_of_threads, "")
+def test_threads_share_no_stream_to_go_back_to(rank_pools: Pools) -> None:
+    rank_pools.pool(1, DEVICE_POOL).run(run_streams_of_threads, "")

@@ -9,9 +9,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-from tests.ranks import run_ranks
+from tests.conftest import Pools
 from tests.torch import models
 from tests.torch.accelerator import TIERS, device_group
+from tests.torch.probe import DEVICE_POOL
 from tests.torch.test_ddp import CASES, Case
 
 
@@ -51,5 +52,5 @@ def run_cases(rank: int, world: int, tier: str) -> None:
 
 
 @pytest.mark.parametrize("tier", TIERS)
-def test_like_cpus(tier: str) -> None:
-    run_ranks(2, run_cases, tier)
+def test_like_cpus(tier: str, rank_pools: Pools) -> None:
+    rank_pools.pool(2, DEVICE_POOL).run(run_cases, tier)

@@ -21,11 +21,13 @@ from sdp_plugins.core import (
     SdpError,
 )
 from tests import simdev
+from tests.conftest import Pools
 from tests.faults import die, wait_for_go
 from tests.ranks import run_ranks, say, start_ranks
 from tests.torch import models
 from tests.torch.accelerator import TIERS, device_group, load
 from tests.torch.jobs import assert_same
+from tests.torch.probe import DEVICE_POOL
 
 tiers = pytest.mark.parametrize("tier", TIERS)
 BIG = 3_000_001
@@ -89,7 +91,7 @@ def lose_a_peer(rank: int, world: int, tier: str, is_copied: bool, count: int) -
 
 
 @tiers
-@pytest.mark.parametrize("count", [0, 1, 20])
+@pytest.mark.parametrize("count", [0, pytest.param(1, marks=pytest.mark.long), 20])
 @pytest.mark.parametrize("is_copied", [False, True])
 def test_a_killed_peer(tier: str, is_copied: bool, count: int) -> None:
     with start_ranks(3, lose_a_peer, tier, is_copied, count) as ranks:
@@ -236,8 +238,8 @@ def disagree(rank: int, world: int, tier: str, what: str) -> Any:
 
 @tiers
 @pytest.mark.parametrize("what", DISAGREEMENTS)
-def test_ranks_that_disagree(tier: str, what: str) -> None:
-    for kind, text in run_ranks(2, disagree, tier, what):
+def test_ranks_that_disagree(tier: str, what: str, rank_pools: Pools) -> None:
+    for kind, text in rank_pools.pool(2, DEVICE_POOL).run(disagree, tier, what):
         print(kind, text)
         assert "rank 0" in text and "rank 1" in text and "Hint" in text, text
 
@@ -302,8 +304,8 @@ def pass_wrong_arguments(rank: int, world: int, tier: str) -> None:
 
 
 @tiers
-def test_wrong_arguments(tier: str) -> None:
-    run_ranks(2, pass_wrong_arguments, tier)
+def test_wrong_arguments(tier: str, rank_pools: Pools) -> None:
+    rank_pools.pool(2, DEVICE_POOL).run(pass_wrong_arguments, tier)
 
 
 def talk_without_the_third(rank: int, world: int, tier: str) -> None:
@@ -318,8 +320,8 @@ def talk_without_the_third(rank: int, world: int, tier: str) -> None:
 
 
 @tiers
-def test_messages_take_two_ranks(tier: str) -> None:
-    run_ranks(3, talk_without_the_third, tier)
+def test_messages_take_two_ranks(tier: str, rank_pools: Pools) -> None:
+    rank_pools.pool(3, DEVICE_POOL).run(talk_without_the_third, tier)
 
 
 def run_out_of_pinned_memory(rank: int, world: int, tier: str, late: bool) -> Any:
@@ -389,5 +391,5 @@ def call_back_badly(rank: int, world: int, tier: str) -> None:
 
 
 @tiers
-def test_callbacks_that_raise(tier: str) -> None:
-    run_ranks(2, call_back_badly, tier)
+def test_callbacks_that_raise(tier: str, rank_pools: Pools) -> None:
+    rank_pools.pool(2, DEVICE_POOL).run(call_back_badly, tier)

@@ -40,9 +40,10 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 from tests import simdev
-from tests.ranks import run_ranks
+from tests.conftest import Pools
 from tests.torch.accelerator import TIERS, device_group
 from tests.torch.jobs import assert_same, values
+from tests.torch.probe import DEVICE_POOL
 from tests.torch.sharded import FEATURES, Block, batch, blocks
 
 STEPS = 3
@@ -333,10 +334,10 @@ def run_case(rank: int, world: int, name: str, tier: str) -> None:
 
 @pytest.mark.filterwarnings("ignore:smdistributed.dataparallel:DeprecationWarning")
 @pytest.mark.parametrize("name", [case.__name__ for case in CASES])
-def test_like_cpus(name: str) -> None:
-    run_ranks(WORLD, run_case, name, TIERS[0])
+def test_like_cpus(name: str, rank_pools: Pools) -> None:
+    rank_pools.pool(WORLD, DEVICE_POOL).run(run_case, name, TIERS[0])
 
 
 @pytest.mark.parametrize("name", ["fsdp2", "zero", "autograd"])
-def test_without_flags(name: str) -> None:
-    run_ranks(WORLD, run_case, name, TIERS[1])
+def test_without_flags(name: str, rank_pools: Pools) -> None:
+    rank_pools.pool(WORLD, DEVICE_POOL).run(run_case, name, TIERS[1])
