@@ -81,6 +81,13 @@ def explain(progress: Progress, group: Group) -> CollectiveMismatchError | None:
         return None
     rank, theirs = stopped[0], everyones[stopped[0]]
     others = next(each for each in everyones if not each.ended)
+    if (others.epoch, others.steps) < (theirs.epoch, theirs.steps):
+        return CollectiveMismatchError(
+            f"{group.error_prefix}fit(): rank {rank} has ended it, and others have called it "
+            "again. Hint: call the same methods in the same order on all ranks.",
+            ranks=(rank,),
+            op="fit",
+        )
     why = "stop_training is set there" if theirs.stop else "its data has ended"
     return CollectiveMismatchError(
         f"{group.error_prefix}fit(): rank {rank} has stopped after step "

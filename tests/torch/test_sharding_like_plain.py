@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from sdp_plugins.core import CollectiveMismatchError
 from sdp_plugins.torch import ShardedOptimizer
 from tests.torch.jobs import assert_same, process_group
 from tests.torch.sharded_nets import assert_same_weights, loss_of, make, plain, sharded
@@ -275,11 +276,50 @@ def pass_wrong_arguments(rank: int, world: int) -> None:
     optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
     with pytest.raises(ValueError, match=r"consolidate_state_dict\(\): .* no rank 5"):
         optimizer.consolidate_state_dict(5)
+    other = torch.optim.Adam(nn.Linear(4, 7).parameters())
+    for parameter in other.param_groups[0]["params"]:
+        parameter.grad = torch.ones_like(parameter)
+    other.step()
+    with pytest.raises(ValueError, match=r"exp_avg of parameter 0 .*\(7, 4\).*\(7, 5\)"):
+        optimizer.load_state_dict(other.state_dict())
     with pytest.raises(TypeError, match=r"cannot be copied.*state_dict\(\)"):
         copy.deepcopy(optimizer)
 
 
+def differ_in_construction(rank: int, world: int) -> None:
+    """The first difference is told."""
+    kinds = torch.optim.SGD, torch.optim.Adagrad
+    cases: dict[str, Callable[[], object]] = {
+        r"weight: \(\(7, 5\).* on rank 0, \(\(7, 6\).* on rank 1": lambda: ShardedOptimizer(
+            nn.Linear(5 + rank, 7), torch.optim.SGD, lr=0.1
+        ),
+        r"parameter group 0: .*'lr': 1\.0.* on rank 0, .*'lr': 2\.0.* on rank 1": (
+            lambda: ShardedOptimizer(nn.Linear(5, 7), torch.optim.SGD, lr=1.0 + rank)
+        ),
+        r"optimizer: 'SGD' on rank 0, 'Adagrad' on rank 1": (
+            lambda: ShardedOptimizer(nn.Linear(5, 7), kinds[rank], lr=0.1)
+        ),
+        r"bias: none on rank 0, \(\(7,\).* on rank 1": lambda: ShardedOptimizer(
+            nn.Linear(5, 7, bias=rank == 1), torch.optim.SGD, lr=0.1
+        ),
+    }
+    for text, construct in cases.items():
+        with pytest.raises(ValueError, match=text):
+            construct()
+
+
+def call_what_others_do_not(rank: int, world: int) -> None:
+    """The error names what this rank has called, not only the core's operation."""
+    model = nn.Linear(5, 7)
+    optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+    text = (r"step\(\)", r"state_dict\(\) or consolidate_state_dict\(\)")[rank]
+    with pytest.raises(CollectiveMismatchError, match=rf"was in ShardedOptimizer: {text}, on all"):
+        optimizer.step() if rank == 0 else optimizer.state_dict()
+
+
 CASES = [
+    differ_in_construction,
+    call_what_others_do_not,
     differentiate,
     share_gradients,
     keep_gradients,

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from enum import Enum
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sdp_plugins.core import Group
+from sdp_plugins.core import Group, SdpError
 
 
 class Call(Enum):
     """What a rank does with the gradients of all ranks."""
 
-    CHANGE = "averages them before its step, to clip or scale the averages"
-    CHANGE_AGAIN = "clips or scales averages, or reads norms of them, after that"
-    STEP = "updates weights"
-    STEP_AFTER_CHANGES = "updates weights by averages that it has changed"
+    CHANGE = "clipping or scaling gradients, or reading norms of them"
+    CHANGE_AGAIN = "clipping or scaling gradients, or reading norms of them, once more"
+    STEP = "step()"
+    STEP_AFTER_CHANGES = "step() with gradients that were clipped or scaled"
 
 
 class Digests(NamedTuple):
@@ -121,6 +122,17 @@ def meet(
                 "alike on all ranks, or broadcast them."
             )
     return found.view_as(known), mistake
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Have errors of the core, which name an operation, tell what the program has called."""
+    try:
+        yield
+    except SdpError as error:
+        if "ShardedOptimizer" not in str(error):
+            error.args = (f"{error} This was in ShardedOptimizer: {what}, on all ranks alike.",)
+        raise
 
 
 def _differ(most: Sequence[int]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -103,7 +104,7 @@ def core_groups(group: dist.ProcessGroup | None) -> tuple[Group, Group, Callable
     chosen = dist.group.WORLD if group is None else group
     if not isinstance(chosen, ProcessGroupBase):
         raise ValueError(
-            f"ShardedOptimizer needs a group of smddp, not {chosen!r}. "
+            f"ShardedOptimizer needs a group of smddp, not of {dist.get_backend(chosen)}. "
             'Hint: call init_process_group("smddp") first.'
         )
     chosen.sharded_optimizers += 1  # on all ranks alike
@@ -143,6 +144,11 @@ def _is_whole(tensor: Tensor) -> bool:
     return True
 
 
+def form_of(parameter: Tensor) -> object:
+    """What of a parameter must be equal on all ranks."""
+    return tuple(parameter.shape), parameter.stride(), parameter.dtype, parameter.requires_grad
+
+
 def digest_of(*settings: object) -> int:
     """A number below 2^32 that tells settings apart."""
     return zlib.crc32(_text_of(settings))
@@ -152,9 +158,10 @@ def _text_of(settings: object) -> bytes:
     return re.sub(r" at 0x[0-9a-f]+", "", repr(settings)).encode()  # functions' differ by rank
 
 
-def compare_ranks(group: Group, mistake: str, *settings: object) -> None:
+def compare_ranks(group: Group, mistake: str, settings: Mapping[str, object]) -> None:
     """Refuse ranks with mistakes, or with other settings than rank 0; a collective."""
-    digest = hashlib.sha256(_text_of(settings)).hexdigest()
+    mine = {name: _text_of(value) for name, value in settings.items()}
+    digest = hashlib.sha256(_text_of(mine)).hexdigest()
     found = [blob.decode().split(" ", 1) for blob in group.exchange(f"{digest} {mistake}".encode())]
     for rank, (_, theirs) in enumerate(found):
         if theirs:
@@ -162,8 +169,16 @@ def compare_ranks(group: Group, mistake: str, *settings: object) -> None:
             raise ValueError(f"{group.error_prefix}ShardedOptimizer: {whose}{theirs}")
     different = [rank for rank, (theirs, _) in enumerate(found) if theirs != found[0][0]]
     if different:
+        first, other = (
+            {name: text.decode() for name, text in pickle.loads(blob).items()}
+            for rank, blob in enumerate(group.exchange(pickle.dumps(mine)))
+            if rank in (0, different[0])
+        )
+        names = [*first, *other]
+        name = next(name for name in names if first.get(name) != other.get(name))
         raise ValueError(
             f"{group.error_prefix}ShardedOptimizer: ranks {different} have other parameters, "
-            "parameter groups or settings than rank 0. Hint: build the model and the optimizer "
-            "alike on all ranks."
+            f"parameter groups or settings than rank 0; {name}: {first.get(name, 'none')} on rank "
+            f"0, {other.get(name, 'none')} on rank {different[0]}. Hint: build the model and the "
+            "optimizer alike on all ranks."
         )

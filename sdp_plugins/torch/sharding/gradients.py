@@ -19,6 +19,7 @@ from sdp_plugins.torch.sharding.agreement import (
     Digests,
     flags_of,
     meet,
+    naming,
 )
 from sdp_plugins.torch.sharding.layout import Bucket, Layout, Piece, Slot
 from sdp_plugins.torch.sharding.placeholder import GradientInShards
@@ -235,15 +236,15 @@ class GradientBuckets:
         if self._mistake is not None:
             raise self._mistake
         replaced, begins = False, call in (Call.CHANGE, Call.STEP)
-        if begins:
-            known = self._give_all()
-        else:
-            known = torch.zeros(2, len(self._parameters), dtype=torch.uint8)
         if call is Call.STEP_AFTER_CHANGES:
             seen = self._seen
             replaced = any(self._parameters[i].grad is not each for i, each in seen.items())
         flags = flags_of(call, replaced, digests)
-        known, mistake = meet(self._program, known, flags, self._watched, new)
+        with naming(call.value):
+            known = torch.zeros(2, len(self._parameters), dtype=torch.uint8)
+            if begins:
+                self._give_all(*known)
+            known, mistake = meet(self._program, known, flags, self._watched, new)
         if mistake:
             error = RuntimeError(f"{self._group.error_prefix}{mistake}")
             if begins:
@@ -256,15 +257,13 @@ class GradientBuckets:
         assert self._unused is not None
         return self._unused
 
-    def _give_all(self) -> Tensor:
+    def _give_all(self, has: Tensor, is_irregular: Tensor) -> None:
         """Take what the last backward pass has not given, and wait for reductions.
 
-        Returns:
-            Flags of the parameters, (2, their number): of which this rank has a gradient, and of
-            which that is not the last pass's.
+        Args:
+            has: Is set for each parameter of which this rank has a gradient.
+            is_irregular: Is set where that is not the last pass's.
         """
-        known = torch.zeros(2, len(self._parameters), dtype=torch.uint8)
-        has, is_irregular = known
         has.fill_(1)
         for index, placeholder in self.placeholders.items():
             parameter = self._parameters[index]
@@ -279,7 +278,6 @@ class GradientBuckets:
         self._reduce_full()
         self._seen = {index: self._parameters[index].grad for index in self.placeholders}
         _wait(self._works)
-        return known
 
     @property
     def unused(self) -> frozenset[int]:

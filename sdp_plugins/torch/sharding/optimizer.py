@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from sdp_plugins.core import SdpError
 from sdp_plugins.core.errors import is_news
+from sdp_plugins.torch.sharding.agreement import naming
 from sdp_plugins.torch.sharding.averages import Averages
 from sdp_plugins.torch.sharding.buffers import SynchronizedBuffers, broadcast
 from sdp_plugins.torch.sharding.checks import (
@@ -24,6 +25,7 @@ from sdp_plugins.torch.sharding.checks import (
     core_groups,
     digest_of,
     find_mistake,
+    form_of,
     parameters_of,
 )
 from sdp_plugins.torch.sharding.gradients import OWNED, GradientBuckets
@@ -125,9 +127,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         compare_ranks(
             self._group,
             find_mistake(parameters, names),
-            (type(plain), master_weights, self._layout.buckets),
-            list(map(but_params, self.param_groups)),
-            [(tuple(p.shape), p.stride(), p.dtype) for p in parameters],
+            {
+                "optimizer": type(plain).__name__,
+                "options": (bucket_bytes, by_parameter, master_weights),
+                **{f"parameter group {i}": but_params(g) for i, g in enumerate(self.param_groups)},
+                **{name: form_of(p) for name, p in zip(names, parameters, strict=True)},
+            },
         )
         trained = {parameters[slot.parameter] for b in self._layout.buckets for slot in b.slots}
         for parameter in model.parameters():  # one by one: frozen ones may be most of the memory
@@ -158,7 +163,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._consolidated: tuple[dict[int, Any] | None, int | None]  # and the rank that has it
         self._consolidated = None, None
         self._updating = False
-        self._loads = 0  # of state
+        self._loads = 0
         self._loading: Mapping[Any, Any] | None = None
 
     # ---- training ------------------------------------------------------------------------------
@@ -189,9 +194,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         try:
             self._weights.take()
             self._inner.step()
-            if self._group.local_size < self._group.world_size:
-                self._gather_weights()
-            self._group.barrier()
+            with naming("step()"):
+                if self._group.local_size < self._group.world_size:
+                    self._gather_weights()
+                self._group.barrier()
             self._weights.tell_autograd(self._gradients.unused)
         except BaseException as error:
             if is_news(error):
@@ -237,7 +243,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def synchronize_buffers(self) -> None:
         """Give all ranks rank 0's buffers before they evaluate together; a collective."""
         self._raise_if_closed("synchronize_buffers")
-        self._buffers.synchronize()
+        with naming("synchronize_buffers()"):
+            self._buffers.synchronize()
 
     def close(self) -> None:
         """Leave the parameters to another optimizer, each rank with a copy of its own.
@@ -346,8 +353,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _gather_state(self, to: int | None) -> dict[int, Any]:
         self._raise_if_torn()
-        self._program.all_reduce(torch.zeros(1, dtype=torch.uint8))  # see GradientBuckets
-        return self._inner.gather_state(to)
+        with naming("state_dict() or consolidate_state_dict()"):
+            self._program.all_reduce(torch.zeros(1, dtype=torch.uint8))  # see GradientBuckets
+            return self._inner.gather_state(to)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take the state of a plain optimizer or of a ShardedOptimizer on any number of ranks."""

@@ -75,6 +75,7 @@ class ShardedState:
             loads: Whether it is of a checkpoint, and gets the parameters' types; else it keeps
                 its own where pieces have the parameters' types.
         """
+        self._check_shapes(whole)
         state: dict[Tensor, State] = {}
         for index, pieces in groupby(self._pieces, lambda item: item[0].slot.parameter):
             tensors = list(pieces)
@@ -88,6 +89,19 @@ class ShardedState:
                     part = like(tensor, flat, piece.start - piece.slot.start) if each else flat
                     state.setdefault(tensor, {})[name] = _copied(part)
         return state
+
+    def _check_shapes(self, whole: Mapping[Any, State]) -> None:
+        """Refuse the state of another model, on all ranks."""
+        for index, parameter in enumerate(self._parameters):
+            for name, value in whole.get(index, {}).items():
+                if self._layout.by_parameter or name in OF_ALL or not isinstance(value, Tensor):
+                    continue
+                if value.dim() > 0 and value.shape != parameter.shape:
+                    raise ValueError(
+                        f"ShardedOptimizer: {name} of parameter {index} has the shape "
+                        f"{tuple(value.shape)}, and the parameter {tuple(parameter.shape)}. Hint: "
+                        "load a state of the same model."
+                    )
 
     def _gather_parameters(self, state: Mapping[Tensor, State], to: int | None) -> dict[int, State]:
         """The state of parameters, of which each is one rank's."""
