@@ -43,11 +43,13 @@ with Group.from_env() as group:
 """
 
 
-def launch(*args: str, launcher: Sequence[str] = LAUNCHER, **options: Any) -> Done:
+def launch(
+    *args: str, launcher: Sequence[str] = LAUNCHER, cwd: Path = ROOT, **options: Any
+) -> Done:
     """A job to its end."""
     return subprocess.run(
         [*launcher, *args],
-        cwd=ROOT,
+        cwd=cwd,
         capture_output=True,
         text=True,
         timeout=HANG_S,

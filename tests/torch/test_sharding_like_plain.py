@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +16,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.core import CollectiveMismatchError
 from sdp_plugins.torch import ShardedOptimizer
+from tests.launch.jobs import launch
 from tests.torch.jobs import assert_same, process_group
 from tests.torch.sharded_nets import assert_same_weights, loss_of, make, plain, sharded
+
+PAGE = Path(__file__).parents[2] / "docs" / "sharding.md"
 
 
 def differentiate(rank: int, world: int) -> None:
@@ -315,6 +320,18 @@ def call_what_others_do_not(rank: int, world: int) -> None:
     text = (r"step\(\)", r"state_dict\(\) or consolidate_state_dict\(\)")[rank]
     with pytest.raises(CollectiveMismatchError, match=rf"was in ShardedOptimizer: {text}, on all"):
         optimizer.step() if rank == 0 else optimizer.state_dict()
+
+
+def test_the_program_of_the_page_runs_as_written(tmp_path: Path) -> None:
+    (found,) = re.findall(r"```python\n(# train\.py\n.*?)```", PAGE.read_text(), re.DOTALL)
+    (tmp_path / "train.py").write_text(found)
+    done = launch("-n", "2", "train.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) < 0.2
+    saved = torch.load(tmp_path / "digits.pt")
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    model.load_state_dict(saved["model"])
+    torch.optim.AdamW(model.parameters()).load_state_dict(saved["optimizer"])
 
 
 CASES = [
