@@ -14,12 +14,12 @@ from sdp_plugins.core import Group, SdpError
 
 
 class Call(Enum):
-    """What a rank does with the gradients of all ranks."""
+    """What a rank does with the gradients of all ranks, for messages."""
 
-    CHANGE = "clipping or scaling gradients, or reading norms of them"
-    CHANGE_AGAIN = "clipping or scaling gradients, or reading norms of them, once more"
+    CHANGE = "clipping, scaling or a norm of gradients"
+    CHANGE_AGAIN = "clipping, scaling or a norm of gradients, after another one"
     STEP = "step()"
-    STEP_AFTER_CHANGES = "step() with gradients that were clipped or scaled"
+    STEP_AFTER_CHANGES = "step(), after gradients were clipped or scaled"
 
 
 class Digests(NamedTuple):
@@ -131,7 +131,7 @@ def naming(what: str) -> Iterator[None]:
         yield
     except SdpError as error:
         if "ShardedOptimizer" not in str(error):
-            error.args = (f"{error} This was in ShardedOptimizer: {what}, on all ranks alike.",)
+            error.args = (f"{error} In ShardedOptimizer, this was {what}: call it on all ranks.",)
         raise
 
 
