@@ -13,7 +13,7 @@ import pytest
 from tests import leaks
 from tests.forked import adopt_orphans, close_servers, server_fds, server_pids
 from tests.leaks import KINDS, Snapshot, descriptors, own_shared_memory, reap_orphans, remaining
-from tests.ranks import RankPool, Ranks, Start
+from tests.ranks import RankPool, Start
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,14 +42,18 @@ def pytest_configure(config: pytest.Config) -> None:
     own_shared_memory()
 
 
+MOST_POOLS = 4  # of a session: ranks of Keras grow to 1 GB each, and five sessions run at once
+
+
 class Pools(dict[object, RankPool]):
-    """Pools of ranks, each started when it is needed."""
+    """Pools of ranks, each started when it is needed; the least recently used ones end."""
 
     def pool(self, n: int, env: Mapping[str, str] | None = None, to_lose: bool = False) -> RankPool:
         """n ranks in an environment: to last, or to lose some of."""
         key = (n, frozenset((env or {}).items()), to_lose)
-        if key not in self:
-            self[key] = RankPool(n, env)
+        self[key] = self.pop(key, None) or RankPool(n, env)
+        for old in list(self)[:-MOST_POOLS]:
+            self.pop(old).close()
         return self[key]
 
 
@@ -58,10 +62,9 @@ def rank_pools() -> Iterator[Pools]:
     """The session's pools."""
     pools = Pools()
     yield pools
-    kept = [rank for pool in pools.values() for rank in pool.ranks or ()]
     close_servers()
-    with Ranks(kept) as ranks:
-        ranks.finish()
+    for pool in pools.values():
+        pool.close()
 
 
 @pytest.fixture

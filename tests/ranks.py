@@ -255,6 +255,13 @@ class RankPool:
                 rank.destroy()
                 self.ranks.ranks[i] = Rank(i, rank_environment(i, job, self.env), module)
 
+    def close(self) -> None:
+        """Let the ranks end; fails when one hangs or crashes at its exit."""
+        if self.ranks is not None:
+            ranks, self.ranks = self.ranks, None
+            with ranks:
+                ranks.finish()
+
     def run(self, function: Function, *args: Any, timeout_s: float = HANG_S) -> list[Any]:
         """Run `function(rank, world, *args)` on all ranks; their results in rank order."""
         with self.start(function, *args) as ranks:
