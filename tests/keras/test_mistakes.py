@@ -113,6 +113,20 @@ def test_stops_after_an_epoch(rank: int, made: SMDDPStrategy) -> None:
     compiled(made).fit(*arrays(), epochs=5, verbose=0, callbacks=callbacks)
 
 
+@fails(
+    "fit(): rank 0 has ended it, and others have called it again. Hint: call the same methods",
+    on_all_ranks=True,
+    backends=BACKENDS,
+)
+def test_trains_again_on_one_rank(rank: int, made: SMDDPStrategy) -> None:
+    model = compiled(made)
+    model.fit(*arrays(), epochs=3, verbose=0)
+    if rank == 0:
+        model.evaluate(*arrays(), verbose=0)
+    else:
+        model.fit(*arrays(), epochs=3, verbose=0)
+
+
 def failing_on_rank_1(rank: int, made: SMDDPStrategy) -> Any:
     """A model whose training raises an error on rank 1."""
 
