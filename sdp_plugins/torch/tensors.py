@@ -128,7 +128,7 @@ class Outputs:
                 f"The output has {tensor.numel()} elements, but the result has {stand_in.numel()}."
             )
         shaped = stand_in.view(tensor.shape)
-        self._pending.append((unexpanded(tensor), unexpanded(shaped, like=tensor)))
+        self._pending.append((_unexpanded(tensor), _unexpanded(shaped, like=tensor)))
 
     def copy_back(self) -> None:
         """Copy the temporary tensors into the caller's; at most once."""
@@ -140,7 +140,13 @@ class Outputs:
                     tensor.copy_(stand_in)
 
 
-def unexpanded(tensor: Tensor, like: Tensor | None = None) -> Tensor:
+def copy_values(target: Tensor, source: Tensor, non_blocking: bool = False) -> None:
+    """Copy into a tensor, which may be expanded, one of its shape; autograd records nothing."""
+    target = target.detach()
+    _unexpanded(target).copy_(_unexpanded(source, like=target), non_blocking=non_blocking)
+
+
+def _unexpanded(tensor: Tensor, like: Tensor | None = None) -> Tensor:
     """Return the tensor without the repetitions that `expand()` made in `like`, or in itself."""
     strides = (tensor if like is None else like).stride()
     for dim, (stride, size) in enumerate(zip(strides, tensor.shape, strict=True)):

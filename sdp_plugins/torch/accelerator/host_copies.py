@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sdp_plugins.torch.accelerator.pieces import check_device, dense_of
 from sdp_plugins.torch.streams import on
-from sdp_plugins.torch.tensors import address, unexpanded
+from sdp_plugins.torch.tensors import address, copy_values
 
 RECEIVES = frozenset({"recv", "recv_anysource"})
 ONE_TENSOR = frozenset({"_sum_sparse", "broadcast", "reduce"})
@@ -77,5 +77,4 @@ class HostCopies:
     def copy_back(self) -> None:
         """Enqueue the copies to the device on the current stream."""
         for tensor, host in self._written:
-            target = tensor.detach()
-            unexpanded(target).copy_(unexpanded(host, like=target), non_blocking=True)
+            copy_values(tensor, host, non_blocking=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sdp_plugins.core import DType, ReduceOp
 from sdp_plugins.torch.accelerator.pinned_ring import SLOT_NBYTES
-from sdp_plugins.torch.tensors import DTYPES, address, unexpanded
+from sdp_plugins.torch.tensors import DTYPES, address, copy_values
 
 _ALIGN = 128
 
@@ -74,8 +74,7 @@ class Reduction(NamedTuple):
         """Copy the results into tensors that are not contiguous, on the current stream."""
         for tensor, dense in zip(self.tensors, self.dense, strict=True):
             if dense is not tensor:
-                target = tensor.detach()
-                unexpanded(target).copy_(unexpanded(dense.view(tensor.shape), like=target))
+                copy_values(tensor, dense.view(tensor.shape))
 
 
 def check_device(tensor: Tensor, device: torch.device) -> None:
