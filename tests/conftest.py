@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from multiprocessing import resource_tracker
 
@@ -63,8 +64,9 @@ def rank_pools() -> Iterator[Pools]:
     pools = Pools()
     yield pools
     close_servers()
-    for pool in pools.values():
-        pool.close()
+    with ExitStack() as stack:  # closes all, even if one fails
+        for pool in pools.values():
+            stack.callback(pool.close)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -56,6 +57,14 @@ def launch(
         check=False,
         **options,
     )
+
+
+def launch_page(page: str, folder: Path, **options: Any) -> Done:
+    """The program `train.py` of a page of docs, as it is written, on two ranks in a folder."""
+    text = (ROOT / "docs" / page).read_text()
+    (found,) = re.findall(r"```python\n(# train\.py\n.*?)```", text, re.DOTALL)
+    (folder / "train.py").write_text(found)
+    return launch("-n", "2", "train.py", cwd=folder, **options)
 
 
 def launch_all(*jobs: tuple[str, ...]) -> list[Done]:
