@@ -308,12 +308,18 @@ class ProcessGroupBase(GroupProperties):
         return next((failure for failure in failures if failure is not None), None)
 
     def _drain(self) -> None:
-        """Wait briefly for collectives that no caller waited for: peers need this rank's part."""
+        """Wait for promised results; briefly for collectives that no caller waited for.
+
+        Peers need this rank's part of both. After an error, promises are void.
+        """
         deadline = time.monotonic() + DRAIN_S
+        keeps_promises = sys.exc_info()[1] is None
         for work in list(self._works):
-            left = timedelta(seconds=deadline - time.monotonic())
-            if left > timedelta(0) and work.is_collective:  # a time-out of 0 means the group's
-                work.settle(left)
+            left_s = deadline - time.monotonic()
+            if keeps_promises and work.is_promised:
+                left_s = self._group.timeout_s
+            if left_s > 0 and work.is_collective:  # a time-out of 0 means the group's
+                work.settle(timedelta(seconds=left_s))
 
     def abort(self, reason: str | BaseException = "abort() was called") -> None:
         """Leave the group immediately; peers get PeerLostError with the reason."""

@@ -127,6 +127,11 @@ class PendingWork(Work):
             self._event.wait()
         return True
 
+    @property
+    def is_promised(self) -> bool:
+        """Whether a caller relies on a result that is still to come: wait() has returned."""
+        return False
+
     def settle(self, limit: timedelta) -> None:
         """Wait for so long at most; its caller has not asked for an error."""
         with suppress(Exception):

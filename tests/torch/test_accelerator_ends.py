@@ -80,6 +80,24 @@ def test_an_end_in_flight(tier: str, how: str, tmp_path: Path) -> None:
     run_ranks(2, end_in_flight, tier, how, tmp_path)
 
 
+def end_with_results(rank: int, world: int) -> None:
+    """A process group ends when a reduction whose result the program uses has not begun."""
+    load("flagged")
+    dist.init_process_group("smddp")
+    tensor, gate = torch.ones(BIG, device="simdev"), simdev.gate()
+    dist.all_reduce(tensor)
+    if rank == 1:
+        gate.block()
+        threading.Timer(2.0, gate.open).start()
+    dist.all_reduce(tensor)  # orders the stream, and returns
+    dist.destroy_process_group()
+    assert_same(tensor.cpu(), torch.full((BIG,), 4.0))
+
+
+def test_results_come_before_the_end() -> None:
+    run_ranks(2, end_with_results)
+
+
 def end_and_begin(rank: int, world: int, tier: str, folder: Path) -> None:
     load(tier)
     tensor = torch.ones(BIG, device="simdev")
