@@ -88,6 +88,7 @@ ENVIRONMENT = {
 MODULE_STATE = {
     "core/errors.py: _recent": "C++ frameworks keep only the text of an exception",
     "core/open_groups.py: open_groups": "a signal, and a report of who waits, are the process's",
+    "core/regroup/forks.py: _ours": "a fork copies what all listeners of the process have open",
     "flight/flight_recorder.py: flight_recorder": "observes all groups of the process",
     "trace/recorder.py: trace_recorder": "a timeline is the process's",
     "core/internode/leaked.py: _leaked": "memory that MPI may still write must outlive its group",

@@ -20,6 +20,7 @@ from .errors import (
 if TYPE_CHECKING:
     from .buffers import Buffer
     from .dtypes import DType, ReduceOp
+    from .elastic_job import ElasticJob
     from .fusion import FusionBuffer
     from .group import Group
     from .work import Work
@@ -29,6 +30,7 @@ __all__ = [
     "CollectiveMismatchError",
     "CollectiveTimeoutError",
     "DType",
+    "ElasticJob",
     "FusionBuffer",
     "Group",
     "PeerLostError",
@@ -43,6 +45,7 @@ __all__ = [
 _HOMES = {
     "Buffer": "buffers",
     "DType": "dtypes",
+    "ElasticJob": "elastic_job",
     "FusionBuffer": "fusion",
     "Group": "group",
     "ReduceOp": "dtypes",

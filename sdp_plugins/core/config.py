@@ -90,6 +90,10 @@ def _text(name: str, text: str) -> str:
     return text
 
 
+def _words(name: str, text: str) -> tuple[str, ...]:
+    return tuple(text.replace(",", " ").split())
+
+
 def _switch(name: str, text: str) -> bool:
     word = text.lower()
     if word not in _TRUE | _FALSE:
@@ -153,6 +157,8 @@ class Config:
     """Patch HuggingFace's libraries for smddp on CPUs."""
     trace: str | None = _setting("SDP_TRACE", _text)
     """Folder for a timeline of each rank's operations; None: nothing is recorded."""
+    join: tuple[str, ...] | None = _setting("SDP_JOIN", _words)
+    """Handles of ranks of an elastic job, which this process is to join."""
     flight_dir: str | None = _setting("SDP_FLIGHT_DIR", _text)
     """Folder for a report of each rank whose group fails; None: none is written."""
 

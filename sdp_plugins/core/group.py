@@ -105,7 +105,7 @@ class Group(RegisteredMemory):
         config = Config.from_env().on_the_wire(wire_dtype)
         exchange, network = for_environment(topology, name, config)
         names = RankNames(name, topology.world_size)
-        return cls._meet(topology.rank, names, exchange, timeout_s, config, network)
+        return cls.from_exchange(exchange, topology.rank, names, timeout_s, network, config)
 
     @classmethod
     def from_store(
@@ -152,18 +152,19 @@ class Group(RegisteredMemory):
         there is one node.
         """
         exchange = StoreExchange(store, f"sdp/{names.group}", rank, names)
-        return cls._meet(rank, names, exchange, timeout_s, config, network)
+        return cls.from_exchange(exchange, rank, names, timeout_s, network, config)
 
     @classmethod
-    def _meet(
+    def from_exchange(
         cls,
+        exchange: Exchange,
         rank: int,
         names: RankNames,
-        exchange: Exchange,
         timeout_s: float | None,
-        config: Config,
         network: Network | None,
+        config: Config,
     ) -> Group:
+        """Make a group of ranks that can exchange blobs. Without a network there is one node."""
         if timeout_s is None:
             timeout_s = config.wait_s
         timeout_s = float(timeout_s)
@@ -239,7 +240,7 @@ class Group(RegisteredMemory):
         known = self.global_ranks and tuple(self.global_ranks[member] for member in members)
         names = RankNames(label, len(members), known)
         rank = members.index(self.rank)
-        return self._meet(rank, names, exchange, limit_s, self._config, self._network)
+        return self.from_exchange(exchange, rank, names, limit_s, self._network, self._config)
 
     def exchange(self, blob: bytes, timeout_s: float | None = None) -> list[bytes]:
         """Give every rank the bytes of all ranks, of any lengths, in rank order."""

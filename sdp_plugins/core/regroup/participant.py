@@ -1,0 +1,116 @@
+"""This process's place in a job whose ranks may be lost, and join."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable
+from typing import TypeVar
+
+from ..errors import PeerLostError, RendezvousTimeoutError
+from ..rank_names import RankNames
+from ..rendezvous import Exchange
+from ..rendezvous.context import RendezvousContext
+from ..rendezvous.deadline import Deadline
+from .handle import Handle
+from .listener import Listener
+from .meeting import Meeting
+from .regrouping import Regrouping
+from .roster import Member, Roster
+from .visitors import Visitors
+
+T = TypeVar("T")
+
+
+class Participant:
+    """A process that can be a rank of one group after another.
+
+    Attributes:
+        me: Its number, and its address for the others.
+        roster: The ranks of the job, as far as this process knows.
+
+    Args:
+        number: Its number in the job.
+        host: The address of this host at which others reach it.
+    """
+
+    def __init__(self, number: int, host: str) -> None:
+        self._visitors = Visitors(Listener(host))
+        self.me = Member(number, self._visitors.handle)
+        self.roster = Roster(-1, ())
+
+    def meet_all(self, exchange: Exchange, timeout_s: float) -> None:
+        """Learn the ranks of a job that begins; a collective.
+
+        Args:
+            exchange: Among all of them, in the order of their numbers.
+            timeout_s: Its time-out.
+        """
+        mine = json.dumps([self.me.number, str(self.me.handle)]).encode()
+        read = [json.loads(blob) for blob in exchange(mine, timeout_s)]
+        members = (Member(int(number), Handle.parse(handle)) for number, handle in read)
+        self.roster = Roster(0, tuple(sorted(members)))
+
+    def invite(self, handles: Iterable[Handle]) -> None:
+        """Learn the addresses of ranks of a job that this process is to join."""
+        self.roster = Roster(-1, tuple(Member(i, handle) for i, handle in enumerate(handles)))
+
+    def waiting(self) -> int:
+        """Number of processes that wait to join, as this one knows; never blocks."""
+        self._visitors.look()
+        return self._visitors.tell_joining(self.roster)
+
+    def regroup(
+        self,
+        form: Callable[[Meeting], T],
+        timeout_s: float,
+        missed: Collection[int] = (),
+        minimum: int = 1,
+        name: str = "default",
+    ) -> T:
+        """Find those that go on, and make what they share; a collective of all that are left.
+
+        Args:
+            form: Makes it from a meeting; repeated if another rank is lost meanwhile.
+            timeout_s: How long to wait for ranks that are not known to have ended.
+            missed: Numbers of ranks that did not take part in an operation. They are waited for
+                only for half a second.
+            minimum: How many ranks are needed; fewer wait for others to join.
+            name: Of the group, for messages.
+
+        Returns:
+            What `form` returned.
+
+        Raises:
+            RendezvousError: The others have gone on without this rank.
+            RendezvousTimeoutError: Too few are left.
+        """
+        deadline = Deadline(timeout_s)
+        suspects = {m.handle for m in self.roster.members if m.number in missed}
+        while True:
+            with self._meet(suspects, deadline, minimum, name) as meeting:
+                try:
+                    return form(meeting)
+                except (PeerLostError, RendezvousTimeoutError) as error:
+                    if deadline.expired:
+                        raise
+                    suspects = {self.roster.members[rank].handle for rank in error.ranks}
+                    suspects.discard(self.me.handle)
+
+    def _meet(
+        self, suspects: Collection[Handle], deadline: Deadline, minimum: int, name: str
+    ) -> Meeting:
+        numbers = tuple(member.number for member in self.roster.members)
+        shown = numbers.index(self.me.number) if self.me.number in numbers else 0
+        names = RankNames(name, max(1, len(numbers)), numbers or None)
+        left = Deadline(deadline.remaining_s)
+        left.timeout_s = deadline.timeout_s
+        attempt = Regrouping(self.me, self.roster, self._visitors, suspects, left, minimum, name)
+        with RendezvousContext(shown, names, deadline).raising_errors():
+            meeting = attempt.run()
+        self.roster = meeting.roster
+        self.me = self.roster.members[meeting.rank]
+        return meeting
+
+    def close(self) -> None:
+        """Refuse connections from now on: to the others, this process has ended."""
+        self._visitors.close()

@@ -1,0 +1,334 @@
+"""Ranks that are lost, and others that join, while a job runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from sdp_plugins.core import (
+    ElasticJob,
+    PeerLostError,
+    RendezvousError,
+    RendezvousTimeoutError,
+    SdpError,
+)
+from sdp_plugins.core.regroup import Handle, Participant
+from tests.faults import die, wait_for_go
+from tests.leaks import no_leaks
+from tests.ranks import HANG_S, Ranks, run_ranks, say, start_ranks
+
+TIMEOUT_S = 30.0
+STOPPED_S = 2.0
+
+
+def total(job: ElasticJob) -> list[int]:
+    """What all ranks of the group add up to: 1 for each, and their numbers in the job."""
+    mine = np.zeros(16, np.int64)
+    assert job.group.global_ranks is not None
+    mine[job.group.global_ranks[job.group.rank]] = 1
+    job.group.all_reduce(mine)
+    return [int(number) for number in np.flatnonzero(mine)]
+
+
+def until_it_fails(job: ElasticJob) -> None:
+    while True:
+        total(job)
+
+
+def go_on(job: ElasticJob, until: Callable[[list[int]], bool]) -> list[int]:
+    """Reduce until the group is as the test wants it; regroup whenever that fails."""
+    end = time.monotonic() + HANG_S
+    while time.monotonic() < end:
+        with suppress(SdpError):
+            there = total(job)
+            waiting = np.array([job.waiting()])
+            job.group.all_reduce(waiting, "max")
+            if until(there):
+                return there
+            if waiting[0] == 0:
+                continue
+        job.regroup()
+    raise AssertionError("the group has not become what it should")
+
+
+def lose(rank: int, world: int, victims: list[int]) -> list[int]:
+    with ElasticJob.from_env(timeout_s=TIMEOUT_S) as job:
+        left = total(job)
+        assert left == list(range(world))
+        for victim in victims:
+            if rank == victim:
+                die()
+            left = go_on(job, lambda there, lost=victim: lost not in there)  # type: ignore[misc]
+        return left
+
+
+@pytest.mark.parametrize("victims", [[0], [3], [1, 0, 2], [2, 1, 3]])
+def test_the_others_go_on(victims: list[int]) -> None:
+    with start_ranks(4, lose, victims) as ranks:
+        left = [rank for rank in range(4) if rank not in victims]
+        assert [ranks[rank].result() for rank in left] == [left] * len(left)
+
+
+def lose_at_once(rank: int, world: int, victims: list[int]) -> list[int]:
+    with ElasticJob.from_env(timeout_s=TIMEOUT_S) as job:
+        total(job)
+        if rank in victims:
+            wait_for_go()
+        return go_on(job, lambda there: not set(victims) & set(there))
+
+
+@pytest.mark.parametrize("victims", [[0, 1], [1, 4], [0, 2, 3, 4]])
+@pytest.mark.parametrize("pause_s", [0.0, 0.02])
+def test_several_are_lost(victims: list[int], pause_s: float) -> None:
+    """Dead processes have no vote: one of five may be left."""
+    with start_ranks(5, lose_at_once, victims) as ranks:
+        for victim in victims:
+            assert ranks[victim].heard() == "waiting"
+        for victim in victims:
+            ranks[victim].kill()
+            time.sleep(pause_s)  # perhaps while the others regroup
+        left = [rank for rank in range(5) if rank not in victims]
+        assert [ranks[rank].result() for rank in left] == [left] * len(left)
+
+
+def die_when_forming(rank: int, world: int, victim: int, at: int) -> list[int]:
+    """A rank ends in the middle of a regrouping: once the ranks have met, or later."""
+    with ElasticJob.from_env(timeout_s=TIMEOUT_S) as job:
+        if rank == 3:
+            die()
+        with pytest.raises(SdpError):
+            until_it_fails(job)
+        if rank == victim:
+            form, calls = Participant.regroup, []
+
+            def regroup(participant: Participant, made: Callable[..., object], *args: object):  # type: ignore[no-untyped-def]
+                def dying(meeting: object) -> object:
+                    calls.append(1)
+                    if len(calls) == at:
+                        die()
+                    return made(meeting)
+
+                return form(participant, dying, *args)  # type: ignore[arg-type]
+
+            Participant.regroup = regroup  # type: ignore[method-assign,assignment]
+            with suppress(SdpError):
+                job.regroup()
+            die()
+        job.regroup()
+        return go_on(job, lambda there: victim not in there)
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+@pytest.mark.parametrize("at", [1, 2])
+def test_another_is_lost_while_they_regroup(victim: int, at: int) -> None:
+    with start_ranks(4, die_when_forming, victim, at) as ranks:
+        left = [rank for rank in range(3) if rank != victim]
+        assert [ranks[rank].result() for rank in left] == [left] * len(left)
+
+
+def be_stopped(rank: int, world: int, victim: int) -> object:
+    job = ElasticJob.from_env(timeout_s=STOPPED_S)
+    total(job)
+    if rank != victim:
+        say("going")
+        return go_on(job, lambda there: victim not in there)
+    say(os.getpid())
+    try:
+        return go_on(job, lambda there: False)
+    except SdpError as error:
+        return error
+
+
+@pytest.mark.parametrize("victim", [0, 1, 3])
+def test_a_stopped_rank_is_left_out(victim: int) -> None:
+    with start_ranks(4, be_stopped, victim) as ranks:
+        pid = ranks[victim].heard()
+        left = [rank for rank in range(4) if rank != victim]
+        for rank in left:
+            ranks[rank].heard()
+        os.kill(pid, signal.SIGSTOP)
+        assert [ranks[rank].result() for rank in left] == [left] * 3
+        os.kill(pid, signal.SIGCONT)
+        error = ranks[victim].result()
+        assert isinstance(error, RendezvousError)
+        assert "ended" in str(error) or "gone on without this one" in str(error)
+
+
+def be_alone(rank: int, world: int) -> object:
+    """The others may live, and have a network between them: who is alone must not go on."""
+    job = ElasticJob.from_env(timeout_s=STOPPED_S)
+    if rank > 0:
+        say(os.getpid())
+        time.sleep(HANG_S)
+    with pytest.raises(SdpError):
+        until_it_fails(job)
+    with pytest.raises(RendezvousTimeoutError) as caught:
+        job.regroup()
+    return str(caught.value), caught.value.ranks
+
+
+def test_the_smaller_part_does_not_go_on() -> None:
+    with start_ranks(4, be_alone) as ranks:
+        for rank in (1, 2, 3):
+            os.kill(ranks[rank].heard(), signal.SIGSTOP)
+        text, missing = ranks[0].result()
+        assert missing == (1, 2, 3)
+        assert "did not come in 2 s, and may go on without this rank" in text
+        for rank in (1, 2, 3):
+            ranks[rank].kill(signal.SIGCONT)
+
+
+# ---- joining -------------------------------------------------------------------------------------
+
+
+def lead(rank: int, world: int, last: int) -> list[int]:
+    with ElasticJob.from_env(timeout_s=TIMEOUT_S) as job:
+        if rank == 0:
+            say(job.handles)
+        there = go_on(job, lambda there: len(there) == last)
+        job.group.barrier()
+        return there
+
+
+def join(rank: int, world: int) -> list[int]:
+    with ElasticJob.from_env(timeout_s=TIMEOUT_S) as job:
+        there = go_on(job, lambda there: len(there) == world)
+        job.group.barrier()
+        return there
+
+
+def joining(handles: list[str], rank: int, world: int) -> Ranks:
+    env: dict[str, str | None] = {
+        "SDP_JOIN": ",".join(handles),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+    }
+    return start_ranks(1, join, env=env)
+
+
+@pytest.mark.parametrize(("starting", "numbers"), [(2, [2]), (1, [1, 2]), (3, [0, 3, 4])])
+def test_others_join(starting: int, numbers: list[int]) -> None:
+    """Also several at once, and one whose number another has: it gets the lowest that is free."""
+    world = starting + len(numbers)
+    with start_ranks(starting, lead, world) as ranks:
+        handles = ranks[0].heard()
+        newcomers = [joining(handles, number, world) for number in numbers]
+        try:
+            found = [*ranks.results(), *(newcomer[0].result() for newcomer in newcomers)]
+        finally:
+            for newcomer in newcomers:
+                newcomer.close()
+    assert found == [list(range(world))] * world
+
+
+def lose_and_wait(rank: int, world: int) -> list[int]:
+    with ElasticJob.from_env(timeout_s=TIMEOUT_S) as job:
+        if rank == 1:
+            say(job.handles)
+            say("lost")
+        if rank == 0:
+            die()
+        with pytest.raises(SdpError):
+            until_it_fails(job)
+        job.regroup(minimum=world)
+        there = go_on(job, lambda there: True)
+        job.group.barrier()
+        return there
+
+
+def test_a_replacement_has_the_number_of_the_lost_rank() -> None:
+    """The others wait for it; it is the lowest, so that one of them leads with a higher rank."""
+    with start_ranks(3, lose_and_wait) as ranks:
+        handles = ranks[1].heard()
+        assert ranks[1].heard() == "lost"
+        with joining(handles, 0, 3) as newcomer:
+            assert newcomer[0].result() == [0, 1, 2]
+        assert [ranks[rank].result() for rank in (1, 2)] == [[0, 1, 2]] * 2
+
+
+def test_nobody_is_left_to_join() -> None:
+    with start_ranks(1, lead, 1) as ranks:
+        handles = ranks[0].heard()
+        ranks.results()
+    lost = pytest.raises(PeerLostError, match="no rank of the job is left to join")
+    with joining(handles, 0, 1) as newcomer, lost:
+        newcomer[0].result()
+
+
+# ---- what must not matter ------------------------------------------------------------------------
+
+
+def be_disturbed(rank: int, world: int) -> list[int]:
+    with ElasticJob.from_env(timeout_s=TIMEOUT_S) as job:
+        if rank == 0:
+            say(job.handles)
+            say("going")
+        while True:
+            try:
+                total(job)
+            except SdpError:
+                break
+            assert job.waiting() == 0
+            if rank == 2:
+                wait_for_go()
+        job.regroup()
+        return total(job)
+
+
+def test_strangers_have_no_effect() -> None:
+    with start_ranks(3, be_disturbed) as ranks:
+        handles = [Handle.parse(text) for text in ranks[0].heard()]
+        ranks[0].heard()
+        sockets = []
+        for handle in handles:
+            for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\0\0\0\2{}", b"\xff" * 9, b"\0\0\0\1"):
+                sockets.append(socket.create_connection((handle.host, handle.port)))
+                sockets[-1].sendall(said)
+            lie = b'{"secret": "0", "version": 1, "member": [0, "h:1/s"], "roster": null}'
+            sockets[-1].sendall(len(lie).to_bytes(4, "big") + lie)
+        assert ranks[2].heard() == "waiting"
+        ranks[2].kill()
+        assert [ranks[rank].result() for rank in (0, 1)] == [[0, 1]] * 2
+        for sock in sockets:
+            sock.close()
+
+
+def lose_a_parent(rank: int, world: int) -> list[int]:
+    with ElasticJob.from_env(timeout_s=TIMEOUT_S) as job:
+        total(job)
+        if rank == 1:
+            if os.fork() == 0:
+                time.sleep(HANG_S)
+                os._exit(0)
+            die()
+        return go_on(job, lambda there: 1 not in there)
+
+
+def test_a_lost_rank_has_a_forked_child() -> None:
+    """Data loaders fork; their copies of descriptors must not make the rank seem alive."""
+    with start_ranks(3, lose_a_parent) as ranks:
+        assert [ranks[rank].result(TIMEOUT_S / 2) for rank in (0, 2)] == [[0, 2]] * 2
+
+
+def leave_nothing(rank: int, world: int) -> None:
+    with ElasticJob.from_env(timeout_s=TIMEOUT_S):
+        pass
+    with no_leaks():
+        with ElasticJob.from_env(timeout_s=TIMEOUT_S) as job:
+            for _ in range(5):
+                total(job)
+                job.regroup()
+            assert total(job) == [0, 1, 2]
+            job.group.barrier()
+        del job
+
+
+def test_nothing_is_left() -> None:
+    run_ranks(3, leave_nothing)
