@@ -27,6 +27,8 @@ FUSION_ALIGN = 128
 """Size of a fusion buffer is a multiple of this many bytes."""
 PAGE = 4096
 ERROR_FILE = "SDP_ERROR_FILE"
+JOIN = "SDP_JOIN"
+ROSTER_FILE = "SDP_ROSTERS"
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -157,8 +159,10 @@ class Config:
     """Patch HuggingFace's libraries for smddp on CPUs."""
     trace: str | None = _setting("SDP_TRACE", _text)
     """Folder for a timeline of each rank's operations; None: nothing is recorded."""
-    join: tuple[str, ...] | None = _setting("SDP_JOIN", _words)
+    join: tuple[str, ...] | None = _setting(JOIN, _words)
     """Handles of ranks of an elastic job, which this process is to join."""
+    roster_file: str | None = _setting(ROSTER_FILE, _text)
+    """File of ``sdp run --elastic``, for the rosters of an elastic job."""
     flight_dir: str | None = _setting("SDP_FLIGHT_DIR", _text)
     """Folder for a report of each rank whose group fails; None: none is written."""
 

@@ -52,7 +52,8 @@ class ElasticJob:
         """
         config, topology = Config.from_env(), Topology.from_env()
         limit_s = config.wait_s if timeout_s is None else timeout_s
-        job = cls(Participant(topology.rank, LOOPBACK), name, limit_s)
+        participant = Participant(topology.rank, LOOPBACK, config.roster_file)
+        job = cls(participant, name, limit_s)
         try:
             if config.join is None:
                 exchange = EnvExchange(topology, f"{name}, handles")

@@ -84,7 +84,7 @@ class RankError:
         shown = traceback.format_exception(error) if error.__traceback__ else ()
         text = "".join(shown).splitlines()[-_MOST_LINES:]
         lines = [line if len(line) <= _MOST_CHARS else f"{line[:_MOST_CHARS]} ..." for line in text]
-        found = _sdp_error(error)
+        found = sdp_error_in(error)
         if found is None:
             return cls(traceback=lines)
         ranks, origin = found.global_ranks, found.global_origin_rank
@@ -150,7 +150,7 @@ def _write(path: str, error: BaseException) -> None:
         file.write(text)
 
 
-def _sdp_error(error: BaseException) -> SdpError | None:
+def sdp_error_in(error: BaseException) -> SdpError | None:
     """The last `SdpError` among an exception's causes, or else the last that one of them quotes."""
     causes = [*_chain(error)]
     known = (one for one in causes if isinstance(one, SdpError))

@@ -16,8 +16,7 @@ from sdp_plugins.launch.hosts.remote_ranks import RemoteRanks
 from sdp_plugins.launch.local_ranks import LocalRanks
 from sdp_plugins.launch.rank_count import default_rank_count
 from sdp_plugins.launch.spawn import python_line
-from sdp_plugins.launch.supervise import Supervisor
-from sdp_plugins.launch.worker_group import WorkerGroup
+from sdp_plugins.launch.supervise import Options, Supervisor
 
 app = typer.Typer(
     name="sdp",
@@ -141,6 +140,23 @@ def run(
             "that all hosts share.",
         ),
     ] = None,
+    elastic: Annotated[
+        str | None,
+        typer.Option(
+            "--elastic",
+            metavar="MIN:MAX",
+            help="Start MAX ranks, and go on when ranks are lost, as long as MIN are left; start "
+            "others in their places. The script has to be written for it: see docs/elastic.md.",
+        ),
+    ] = None,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            "--max-restarts",
+            min=0,
+            help="With --elastic: how many processes are started in the places of lost ones.",
+        ),
+    ] = 10,
     threads: Annotated[
         int | None,
         typer.Option(
@@ -161,30 +177,44 @@ def run(
     check_script(command, module)
     on_hosts = hosts is not None or hostfile is not None  # empty ones are refused
     if on_hosts:
+        if elastic is not None:
+            raise typer.BadParameter("--elastic is for ranks on this machine")
         if ranks_per_node is not None:
             raise typer.BadParameter("--nproc-per-node is for this machine. Hint: --hosts a:4,b:4")
     else:
         check_local(exported, mpirun, master_port)
-        ranks = ranks or ranks_per_node or announced_default(command)
+        ranks = ranks or ranks_per_node
+        if elastic is None:
+            ranks = ranks or announced_default(command)
+        elif ranks is not None:
+            raise typer.BadParameter("--elastic MIN:MAX starts MAX ranks. Hint: leave out -n")
     line = python_line(command, module)
     traced = folder_of_traces(trace) if trace else {}
     job_id = uuid.uuid4().hex
-    workers: WorkerGroup
+    options: Options = {"timeout_s": timeout_s, "prefix": prefix, "status": status}
     if on_hosts:
         named = [*(exported or []), *(f"{name}={value}" for name, value in traced.items())]
         job = HostJob(
             line, hosts or "", hostfile, ranks, mpirun, threads, master_port, named, job_id
         )
         try:
-            workers = RemoteRanks(planned(job))
+            supervisor = Supervisor(RemoteRanks(planned(job)), **options)
         except LaunchError as error:
             typer.echo(f"sdp run: {error}", err=True)
             raise typer.Exit(1) from None
+    elif elastic is not None:
+        from sdp_plugins.launch.elastic import elastic_supervisor
+
+        environment = {**os.environ, **traced}
+        supervisor = elastic_supervisor(
+            line, elastic, restarts, environment, threads, job_id, options
+        )
     else:
         assert ranks
         environment = {**os.environ, **traced}
         workers = LocalRanks(line, ranks, environment, threads=threads, job_id=job_id)
-    code = Supervisor(workers, timeout_s=timeout_s, prefix=prefix, status=status).run()
+        supervisor = Supervisor(workers, **options)
+    code = supervisor.run()
     if trace:
         typer.echo(f"sdp run: {merged_traces(trace, job_id)}", err=True)
     raise typer.Exit(code)

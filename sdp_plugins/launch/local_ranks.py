@@ -40,6 +40,8 @@ class LocalRanks(WorkerGroup):
         self._threads = threads
         self._job_id = job_id or uuid.uuid4().hex
         self._reaper: Reaper | None = None
+        self._mask: Iterable[int] = ()
+        self._started: dict[str, str] = {}
 
     def start(
         self,
@@ -49,23 +51,45 @@ class LocalRanks(WorkerGroup):
         is_over: Callable[[], bool],
     ) -> bool:
         """Start all ranks; False if the job ended before all were started."""
-        self._reaper = reaper = Reaper()
-        environment = job_environment(
+        self._reaper, self._mask = Reaper(), mask
+        self._started = job_environment(
             self._environment, self.world_size, self._threads, self._job_id
         )
-        cores = cores_of_ranks(self.world_size, environment)
-        for number, (stdout, stderr) in enumerate(output):
+        for number, streams in enumerate(output):
             if is_over():
                 return False
-            place = {"RANK": str(number), "LOCAL_RANK": str(number)}
-            setup = child_setup(mask, cores[number])
-            # Only rank 0 has the launcher's stdin.
-            rank = start_process(self._command, environment | place, setup, stdin=number == 0)
-            self.ranks.append(rank)
-            reaper.watch(rank.pid)
-            loop.read_from(rank.stdout, stdout)
-            loop.read_from(rank.stderr, stderr)
+            self.ranks.append(self._start(number, loop, streams, {}))
         return True
+
+    def start_again(
+        self, number: int, loop: EventLoop, output: RankOutput, extra: Mapping[str, str]
+    ) -> RankProcess:
+        """Start a process in the place of a rank that has ended, which is reaped.
+
+        Args:
+            number: The rank.
+            loop: Reads the output.
+            output: Its destination.
+            extra: Variables that only this process has.
+        """
+        self.ranks[number].close()
+        self.ranks[number] = self._start(number, loop, output, extra)
+        return self.ranks[number]
+
+    def _start(
+        self, number: int, loop: EventLoop, output: RankOutput, extra: Mapping[str, str]
+    ) -> RankProcess:
+        assert self._reaper
+        place = {"RANK": str(number), "LOCAL_RANK": str(number)}
+        cores = cores_of_ranks(self.world_size, self._started)
+        setup = child_setup(self._mask, cores[number])
+        environment = {**self._started, **place, **extra}
+        # Only rank 0 has the launcher's stdin.
+        rank = start_process(self._command, environment, setup, stdin=number == 0)
+        self._reaper.watch(rank.pid)
+        loop.read_from(rank.stdout, output.stdout)
+        loop.read_from(rank.stderr, output.stderr)
+        return rank
 
     def kill(self) -> None:
         """Kill all processes in the ranks' sessions."""

@@ -7,6 +7,7 @@ import subprocess
 import time
 from contextlib import closing, suppress
 from types import FrameType
+from typing import TypedDict
 
 from sdp_plugins.core import stack_dump
 from sdp_plugins.core.rank_names import name_ranks
@@ -26,6 +27,15 @@ STACKS_S = 2.0  # after a time-out, until SIGTERM: the ranks write their Python 
 DRAIN_S = 1.0  # limit for forwarding the last output after a signal or a time-out
 TIMED_OUT = 124  # the exit code of timeout(1)
 BROKEN_PIPE = 128 + signal.SIGPIPE
+
+
+class Options(TypedDict, total=False):
+    """Arguments of ``Supervisor`` that have defaults."""
+
+    timeout_s: float | None
+    prefix: bool
+    status: bool
+    program: str
 
 
 class Supervisor:
@@ -234,15 +244,21 @@ class Supervisor:
             if code == 0 and not self.failed:
                 self.ended.append(number)
             if code and self.ending is None:
-                stderr = self.output[number].stderr
-                if stderr.source:
-                    self.loop.read(stderr.source)
-                stderr.flush()
-                self.failed[number] = FailedRank(
-                    code, self.workers.ranks[number].error(), stderr.tail
-                )
+                self.note_failure(number, self.described_failure(number, code))
         if self.failed and self.ending is None:
             self.blame(now)
+
+    def described_failure(self, number: int, code: int) -> FailedRank:
+        """How a rank failed, with all that it has written."""
+        stderr = self.output[number].stderr
+        if stderr.source:
+            self.loop.read(stderr.source)
+        stderr.flush()
+        return FailedRank(code, self.workers.ranks[number].error(), stderr.tail)
+
+    def note_failure(self, number: int, failure: FailedRank) -> None:
+        """Note that a rank has failed, so that the job ends."""
+        self.failed[number] = failure
 
     def blame(self, now: float) -> None:
         """Decide which rank is to blame and end the others.

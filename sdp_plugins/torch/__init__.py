@@ -16,13 +16,15 @@ from sdp_plugins.torch.backend import register_backend
 
 if TYPE_CHECKING:
     from sdp_plugins.torch.backend import create
+    from sdp_plugins.torch.elastic.training import Elastic
     from sdp_plugins.torch.process_group import ProcessGroup
     from sdp_plugins.torch.sharding.optimizer import ShardedOptimizer
     from sdp_plugins.torch.share_tensor import share
 
-__all__ = ["ProcessGroup", "ShardedOptimizer", "create", "share"]
+__all__ = ["Elastic", "ProcessGroup", "ShardedOptimizer", "create", "share"]
 
 _HOMES = {
+    "Elastic": "elastic.training",
     "ProcessGroup": "process_group",
     "ShardedOptimizer": "sharding.optimizer",
     "create": "backend",

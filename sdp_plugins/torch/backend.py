@@ -42,7 +42,7 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
 
     Args:
         options: c10d's DistributedBackendOptions.
-        pg_options: Options of another backend; smddp has none.
+        pg_options: A ``Meeting`` of the ranks, if they have met already; nothing else.
 
     Raises:
         TypeError: The caller passed `pg_options`.
@@ -50,17 +50,18 @@ def create(options: Any, pg_options: Any = None) -> ProcessGroup:
         RendezvousError: The ranks did not find each other.
     """
     from sdp_plugins.core.config import Config
+    from sdp_plugins.core.regroup import Meeting
     from sdp_plugins.torch.process_group import ProcessGroup
     from sdp_plugins.torch.rendezvous import TorchRendezvous
     from sdp_plugins.torch.store_shutdown import StoreShutdown
 
-    if pg_options is not None:
+    if not (pg_options is None or isinstance(pg_options, Meeting)):
         raise TypeError(f"{BACKEND} takes no pg_options, but got {type(pg_options).__name__}.")
     _serve_accelerator()
     config = Config.from_env()  # raises before any rank waits
-    rendezvous = TorchRendezvous(options, config)
+    rendezvous = TorchRendezvous(options, config, pg_options)
     group = rendezvous.make_group()
-    serves_no_store = options.global_ranks_in_group or options.group_rank == 0
+    serves_no_store = options.global_ranks_in_group or options.group_rank == 0 or pg_options
     return ProcessGroup(
         group,
         partial(rendezvous.make_extra_group, group),

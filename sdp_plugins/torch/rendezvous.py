@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed import Store
 
 from sdp_plugins.core import Group, PeerLostError, SdpError
 from sdp_plugins.core.config import Config
@@ -16,6 +17,7 @@ from sdp_plugins.core.internode.mpi import MpiNetwork
 from sdp_plugins.core.internode.network_choice import mpi_is_there
 from sdp_plugins.core.internode.transport import Network
 from sdp_plugins.core.rank_names import DEFAULT, RankNames
+from sdp_plugins.core.regroup import Meeting
 from sdp_plugins.core.rendezvous.context import RendezvousContext
 from sdp_plugins.core.rendezvous.deadline import Deadline
 from sdp_plugins.core.rendezvous.failure import RendezvousFailure
@@ -33,14 +35,16 @@ SPIN_US = 500
 class TorchRendezvous:
     """The rendezvous of one init_process_group() or new_group(), with c10d's backend options."""
 
-    def __init__(self, options: Any, config: Config) -> None:
-        self._options, self._config = options, config
+    def __init__(self, options: Any, config: Config, meeting: Meeting | None = None) -> None:
+        self._options, self._config, self._meeting = options, config, meeting
         self._members = members = options.global_ranks_in_group
         self._timeout_s = group_seconds(options.timeout, config)
         self._answer_s = config.wait_s if self._timeout_s is None else self._timeout_s
         # torch names the default group "0".
         name = options.group_id if members else DEFAULT
         names = RankNames(name, options.group_size, _global_ranks(members))
+        if meeting is not None:
+            names = meeting.names
         self._context = RendezvousContext(options.group_rank, names, Deadline(self._answer_s))
 
     def make_group(self) -> Group:
@@ -54,7 +58,12 @@ class TorchRendezvous:
             with store_failures(context):
                 store = TorchStore.of_new_group(self._options.store, context.rank, self._answer_s)
             self._store = store
-            return self._make("main", context.names, self._check_members, self._config)
+            if self._meeting is None:
+                return self._make("main", context.names, self._check_members, self._config)
+            rank, network = context.rank, self._network(store.under("main").raw)
+            return Group.from_exchange(
+                self._meeting, rank, context.names, self._timeout_s, network, self._config
+            )
         except Exception as error:
             # If a rank that has ended served the store, the store's error comes first.
             if not isinstance(error, PeerLostError) and (lost := self._lost(LOOKS)):
@@ -81,9 +90,13 @@ class TorchRendezvous:
 
     def _make(self, key: str, names: RankNames, check: Callable[[], None], config: Config) -> Group:
         store, rank = self._store.under(key, check), self._context.rank
-        by_mpi = mpi_is_there() if config.internode is None else config.internode == "mpi"
-        network: Network = MpiNetwork() if by_mpi else GlooNetwork(store.raw)
+        network = self._network(store.raw)
         return Group.from_names(store, rank, names, self._timeout_s, network, config)
+
+    def _network(self, store: Store) -> Network:
+        internode = self._config.internode
+        by_mpi = mpi_is_there() if internode is None else internode == "mpi"
+        return MpiNetwork() if by_mpi else GlooNetwork(store)
 
     def _check_members(self) -> None:
         if lost := self._lost():

@@ -17,7 +17,7 @@ import torch
 from tests.torch.suite import listing
 
 ON_DEVICE = dict(reversed(list(listing.read("device_passes.txt"))))
-DEVICE_PARTS = 2
+DEVICE_PARTS = 4
 REFUSED = "monitored_barrier is only implemented for GLOO backend"
 LIMIT_S = 350  # for one part, most of it on a machine that does something else, too
 PARTS, LONG_PARTS = 3, 5  # to start one takes as long as dozens of tests
@@ -83,7 +83,12 @@ def test_all_of_the_list_runs() -> None:
 
 @pytest.mark.parametrize("flags", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
-    ("ranks", "part"), [*((2, part) for part in range(DEVICE_PARTS)), (3, 0)], ids=str
+    ("ranks", "part"),
+    [
+        (2, 0),
+        *(pytest.param(2, part, marks=pytest.mark.long) for part in range(1, DEVICE_PARTS)),
+        (3, 0),
+    ],
 )
 def test_on_a_device(tmp_path: Path, ranks: int, part: int, flags: bool) -> None:
     tests = [t for t, n in ON_DEVICE.items() if n == ranks and not (flags and t == COMPILES)]

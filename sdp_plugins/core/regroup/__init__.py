@@ -11,5 +11,6 @@ from .listener import Listener
 from .meeting import Meeting
 from .participant import Participant
 from .roster import Member, Roster
+from .roster_file import RosterFile
 
-__all__ = ["Handle", "Listener", "Meeting", "Member", "Participant", "Roster"]
+__all__ = ["Handle", "Listener", "Meeting", "Member", "Participant", "Roster", "RosterFile"]

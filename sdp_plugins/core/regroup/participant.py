@@ -16,6 +16,7 @@ from .listener import Listener
 from .meeting import Meeting
 from .regrouping import Regrouping
 from .roster import Member, Roster
+from .roster_file import note
 from .visitors import Visitors
 
 T = TypeVar("T")
@@ -31,9 +32,11 @@ class Participant:
     Args:
         number: Its number in the job.
         host: The address of this host at which others reach it.
+        roster_file: Where the launcher looks for the job's rosters; None: nowhere.
     """
 
-    def __init__(self, number: int, host: str) -> None:
+    def __init__(self, number: int, host: str, roster_file: str | None) -> None:
+        self._roster_file = roster_file
         self._visitors = Visitors(Listener(host))
         self.me = Member(number, self._visitors.handle)
         self.roster = Roster(-1, ())
@@ -89,7 +92,10 @@ class Participant:
         while True:
             with self._meet(suspects, deadline, minimum, name) as meeting:
                 try:
-                    return form(meeting)
+                    made = form(meeting)
+                    if meeting.rank == 0:
+                        note(self._roster_file, meeting.roster)
+                    return made
                 except (PeerLostError, RendezvousTimeoutError) as error:
                     if deadline.expired:
                         raise

@@ -1,0 +1,146 @@
+"""torch's default process group, made anew for the ranks that are there."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from sdp_plugins.core import Group, PeerLostError, RendezvousError
+from sdp_plugins.core.addresses_and_ports import LOOPBACK, local_address
+from sdp_plugins.core.config import Config
+from sdp_plugins.core.environment import environment
+from sdp_plugins.core.rank_names import RankNames
+from sdp_plugins.core.regroup import Handle, Meeting, Participant
+from sdp_plugins.core.rendezvous import StoreExchange
+from sdp_plugins.core.topology import Topology
+from sdp_plugins.torch.backend_name import BACKEND
+from sdp_plugins.torch.group_properties import GroupProperties
+from sdp_plugins.torch.store import TorchStore
+
+CONNECT_S = 10.0
+
+
+class DefaultGroup:
+    """The default group of a job whose ranks may be lost, and joined by others.
+
+    Its store lives in the process of the lowest rank, and a new group has a new one. So the job
+    outlives that process, too.
+
+    Args:
+        timeout_s: Time-out of the group's operations, and of a regrouping.
+        minimum: How many ranks it needs.
+    """
+
+    def __init__(self, timeout_s: float, minimum: int) -> None:
+        self._timeout_s, self._minimum = timeout_s, minimum
+        self._hook: Callable[..., Any] | None = None
+        topology, config = Topology.from_env(), Config.from_env()
+        self._participant = Participant(topology.rank, _own_address(), config.roster_file)
+        try:
+            self._begin(topology, config.join)
+        except BaseException:
+            self._participant.close()
+            raise
+
+    def _begin(self, topology: Topology, join: Collection[str] | None) -> None:
+        world, timeout_s = topology.world_size, self._timeout_s
+        store: dist.Store | None = None  # of rank 0, until all have met
+        if join is not None:
+            self._participant.invite(map(Handle.parse, join))
+        elif world == 1:
+            self._participant.meet_all(lambda blob, _: [blob], timeout_s)
+        else:
+            store, _, _ = next(dist.rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
+            keys = TorchStore.of_new_group(store, topology.rank, timeout_s)
+            exchange = StoreExchange(keys, "handles", topology.rank, RankNames("handles", world))
+            self._participant.meet_all(exchange, timeout_s)
+        self._make(())
+
+    @property
+    def core(self) -> Group:
+        """The default group's core Group."""
+        world = dist.group.WORLD
+        assert isinstance(world, GroupProperties)
+        return world._group
+
+    @property
+    def numbers(self) -> list[int]:
+        """The ranks' numbers in the job, by rank."""
+        return [member.number for member in self._participant.roster.members]
+
+    def waiting(self) -> int:
+        """Number of processes that ask to join, as far as this rank knows; does not wait."""
+        return self._participant.waiting()
+
+    def regroup(self, missed: Collection[int]) -> None:
+        """Make the default group of the ranks that are left, and of those that ask to join.
+
+        Process groups that the program has made are destroyed with the old one.
+
+        Args:
+            missed: Numbers of ranks that did not take part in an operation.
+        """
+        self._destroy()
+        self._make(missed)
+
+    def _make(self, missed: Collection[int]) -> None:
+        self._participant.regroup(self._form, self._timeout_s, missed, self._minimum)
+
+    def _form(self, meeting: Meeting) -> None:
+        timeout, hook = timedelta(seconds=self._timeout_s), self._hook
+        try:
+            dist.init_process_group(
+                BACKEND,
+                store=self._store(meeting),
+                rank=meeting.rank,
+                world_size=meeting.world_size,
+                timeout=timeout,
+                pg_options=meeting,
+            )
+        except RendezvousError as error:
+            if error.kind != "rendezvous":
+                raise
+            raise PeerLostError(f"the store's rank ended: {error}", ranks=[0]) from error
+        self._hook = hook or sys.excepthook
+        sys.excepthook = self._hook  # torch sets one more with each group
+
+    def _store(self, meeting: Meeting) -> dist.Store:
+        """Make the store on rank 0, and connect to it."""
+        host = self._participant.me.handle.host
+        limit = timedelta(seconds=min(CONNECT_S, self._timeout_s))
+        store: dist.Store
+        if meeting.rank == 0:
+            store = dist.TCPStore(host, 0, None, True, limit, wait_for_workers=False)
+            meeting(f"{host} {store.port}".encode(), self._timeout_s)
+            return store
+        there, port = meeting(b"", self._timeout_s)[0].decode().split()
+        try:
+            return dist.TCPStore(there, int(port), None, False, limit)
+        except dist.DistError as error:
+            raise PeerLostError(f"rank 0's store does not answer: {error}", ranks=[0]) from error
+
+    def _destroy(self) -> None:
+        if dist.is_initialized():
+            try:
+                dist.destroy_process_group()
+            except Exception:  # of operations in flight, which nobody waits for any more
+                if dist.is_initialized():
+                    dist.destroy_process_group()
+
+    def close(self) -> None:
+        """Destroy the group: to the others, this rank has ended."""
+        self._destroy()
+        self._participant.close()
+
+
+def _own_address() -> str:
+    """This host's address on the route to rank 0's first host."""
+    master = environment().get("MASTER_ADDR", "")
+    try:
+        return local_address(master) if master else LOOPBACK
+    except OSError:
+        return LOOPBACK

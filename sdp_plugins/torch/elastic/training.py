@@ -1,0 +1,280 @@
+"""`Elastic`: a training loop whose ranks may be lost, and joined by others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import Dataset
+
+from sdp_plugins.core import RendezvousError, RendezvousTimeoutError, SdpError
+from sdp_plugins.core.config import Config
+from sdp_plugins.core.error_file import sdp_error_in
+from sdp_plugins.torch.elastic import state as states
+from sdp_plugins.torch.elastic.default_group import DefaultGroup
+from sdp_plugins.torch.elastic.loader import ElasticLoader, Progress
+from sdp_plugins.torch.tensors import to_reduce
+
+Stateful = Any
+"""An object with ``state_dict`` and ``load_state_dict``."""
+
+
+class Step:
+    """One step of a training.
+
+    Attributes:
+        discarded: Whether a rank was lost in it, so that its result has gone; known at its end.
+    """
+
+    discarded = False
+
+
+class Elastic:
+    """Trains a model on all ranks that are there.
+
+        elastic = sdp_plugins.torch.Elastic(model, optimizer)   # in the place of init_process_group
+        loader = elastic.loader(dataset, batch_size=32)
+        for epoch in elastic.epochs(10):
+            for x, y in loader:
+                with elastic.step():
+                    loss = loss_function(elastic.model(x), y)
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+    If a rank is lost in a step, the others discard the step, go on without it, and repeat the step
+    with its samples divided anew. All of them then have the same weights: a rank that had not yet
+    taken a step that another has taken gets that one's state. A process that joins gets the state
+    of a rank between two steps.
+
+    Making it is a collective of all ranks of a new job; a process that ``sdp run --elastic`` has
+    started in the place of a lost one joins the job here.
+
+    Attributes:
+        progress: How far the training has come.
+
+    Args:
+        model: Trained in place; not wrapped.
+        optimizer: One step of it is taken in each ``step``.
+        minimum: How many ranks are needed; fewer wait for others to join.
+        timeout_s: Time-out of all waits; None: ``SDP_TIMEOUT_S``, else 300.
+        ddp_options: Those of ``DistributedDataParallel``.
+        state: Other objects that a rank that joins needs, such as ``scheduler=...``: those with
+            ``state_dict`` and ``load_state_dict``.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        minimum: int = 1,
+        timeout_s: float | None = None,
+        ddp_options: dict[str, Any] | None = None,
+        **state: Stateful,
+    ) -> None:
+        self._module, self._optimizer = model, optimizer
+        self._state: dict[str, Stateful] = {"model": model, "optimizer": optimizer, **state}
+        self._ddp_options = {"init_sync": False, **(ddp_options or {})}
+        self._model: nn.Module | None = None
+        self.progress = Progress()
+        self.view = 0
+        self._counts: list[int] = []
+        self._steps_of_optimizer = 0
+        optimizer.register_step_pre_hook(self._average_uneven)
+        optimizer.register_step_post_hook(self._note_step)
+        limit_s = Config.from_env().wait_s if timeout_s is None else timeout_s
+        self._group = DefaultGroup(limit_s, minimum)
+        try:
+            self._agree_or_regroup()
+        except BaseException:
+            self._group.close()
+            raise
+
+    # ---- what a loop uses ----------------------------------------------------------------------
+
+    @property
+    def model(self) -> nn.Module:
+        """The model in ``DistributedDataParallel``; another object when the ranks have changed."""
+        assert self._model is not None
+        return self._model
+
+    @property
+    def rank(self) -> int:
+        """This rank, among those that are there."""
+        return self._group.core.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks that are there."""
+        return self._group.core.world_size
+
+    @property
+    def numbers(self) -> list[int]:
+        """The ranks' numbers in the job, by rank: a rank keeps its number."""
+        return self._group.numbers
+
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        **options: Any,
+    ) -> ElasticLoader:
+        """Return batches of a dataset, divided among the ranks that are there.
+
+        Args:
+            dataset: Has a length.
+            batch_size: Samples of each rank in a step.
+            shuffle: Whether each epoch has an order of its own.
+            seed: Of these orders; equal on all ranks.
+            options: Those of ``DataLoader``.
+        """
+        return ElasticLoader(self, dataset, batch_size, shuffle, seed, **options)
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """Yield the epochs that are left, from 0."""
+        while self.progress.epoch < count:
+            epoch = self.progress.epoch
+            yield epoch
+            if self.progress.epoch == epoch:
+                self.progress = Progress(self.progress.steps, epoch + 1)
+
+    @contextmanager
+    def step(self) -> Iterator[Step]:
+        """Take a step in the block: one forward and backward pass, and one of the optimizer.
+
+        Raises:
+            RendezvousError: The others have gone on without this rank, or too few are left.
+        """
+        made, before, committed = Step(), self._steps_of_optimizer, False
+        even = len({*self._counts}) < 2
+        alone: AbstractContextManager[Any] = nullcontext() if even else self.model.no_sync()  # type: ignore[operator]
+        try:
+            with alone:
+                yield made
+            self._commit()
+            committed = True
+            self._let_join()
+        except Exception as error:
+            failure = sdp_error_in(error)
+            if failure is None or isinstance(failure, RendezvousError):
+                raise
+            if self._steps_of_optimizer > before and not committed:
+                self._commit()  # what failed came after it
+                committed = True
+            made.discarded = not committed
+            self._go_on(failure)
+        finally:
+            self._counts = []
+
+    def close(self) -> None:
+        """Leave the job; the others go on."""
+        self._unwrap()
+        self._group.close()
+
+    def begin_batch(self, counts: list[int]) -> None:
+        """For loaders: a step begins, of so many samples on each rank."""
+        self._counts = counts
+
+    # ---- a step --------------------------------------------------------------------------------
+
+    def _note_step(self, *_: Any) -> None:
+        self._steps_of_optimizer += 1
+
+    def _average_uneven(self, *_: Any) -> None:
+        """Average gradients by the numbers of samples, where ranks have different ones."""
+        if len({*self._counts}) < 2:
+            return
+        weight = self._counts[self.rank] / sum(self._counts)
+        parameters = [p for p in self._module.parameters() if p.requires_grad]
+        used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)
+        self._group.core.all_reduce(to_reduce(used), "max")
+        for parameter in (p for p, is_used in zip(parameters, used, strict=True) if is_used):
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            dist.all_reduce(parameter.grad.mul_(weight))
+
+    def _commit(self) -> None:
+        steps, epoch, consumed = self.progress
+        self.progress = Progress(steps + 1, epoch, consumed + sum(self._counts))
+        self._counts = []
+
+    def _let_join(self) -> None:
+        """Let those in that ask to join."""
+        waiting = torch.tensor([self._group.waiting()])
+        self._group.core.all_reduce(to_reduce(waiting), "max")
+        if waiting.item():
+            self._go_on(None)
+
+    # ---- other ranks ---------------------------------------------------------------------------
+
+    def _go_on(self, failure: SdpError | None) -> None:
+        """Go on with the ranks that are there."""
+        self._unwrap()
+        self._optimizer.zero_grad(set_to_none=True)
+        self._group.regroup(() if failure is None else failure.global_ranks)
+        self._agree_or_regroup()
+
+    def _agree_or_regroup(self) -> None:
+        while True:
+            try:
+                self._agree()
+                self._model = DistributedDataParallel(self._module, **self._ddp_options)
+                self.view += 1
+                return
+            except Exception as error:
+                failure = sdp_error_in(error)
+                excluded = isinstance(failure, RendezvousError)
+                if failure is None or (
+                    excluded and not isinstance(failure, RendezvousTimeoutError)
+                ):
+                    raise
+                self._unwrap()
+                self._group.regroup(failure.global_ranks)
+
+    def _unwrap(self) -> None:
+        """End the reducer, whose hooks would work beside those of the next."""
+        if self._model is not None:
+            del self._model.reducer, self._model.logger
+            self._model = None
+
+    def _agree(self) -> None:
+        """Give the state of the rank that has come farthest to those that have not."""
+        group = self._group.core
+        told = [json.loads(blob) for blob in group.exchange(json.dumps(self.progress).encode())]
+        farthest = max(told)
+        source = told.index(farthest)
+        behind = [rank for rank, one in enumerate(told) if one != farthest or farthest[0] < 0]
+        if farthest[0] < 0:
+            behind.remove(source)  # the first weights are rank 0's
+        if behind:
+            part = group.new_group([source, *behind], name="state")
+            if part is not None:
+                with part:
+                    if part.rank == 0:
+                        states.send(part, self._own_state(), 0)
+                    else:
+                        self._load(states.receive(part, 0))
+        if self.progress.steps < 0:
+            self.progress = Progress(0)
+
+    def _own_state(self) -> dict[str, Any]:
+        kept = {name: thing.state_dict() for name, thing in self._state.items()}
+        return {"progress": tuple(self.progress), "seed": torch.initial_seed(), "state": kept}
+
+    def _load(self, state: dict[str, Any]) -> None:
+        for name, kept in state["state"].items():
+            self._state[name].load_state_dict(kept)
+        if self.progress.steps < 0:  # its random numbers are none of another rank's
+            steps, number = state["progress"][0], self.numbers[self.rank]
+            torch.manual_seed((state["seed"] + 7919 * steps + number) % 2**63)
+        self.progress = Progress(*state["progress"])

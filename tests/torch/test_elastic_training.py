@@ -1,0 +1,276 @@
+"""`Elastic`: training loops whose ranks are lost, and joined by others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import TensorDataset
+
+import sdp_plugins.torch as sdp
+from sdp_plugins.core import RendezvousError
+from sdp_plugins.torch.elastic.loader import division
+from tests.faults import die
+from tests.ranks import Start, say
+
+TIMEOUT_S = 30.0
+STOPPED_S = 2.0
+SAMPLES, EPOCHS, BATCH = 203, 3, 8
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(SAMPLES, 10, generator=generator, dtype=torch.float64)
+    return TensorDataset(x, (x.sum(1) > 0).long(), torch.arange(SAMPLES))
+
+
+def made(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    layers = nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 2)
+    model = nn.Sequential(*layers).double()
+    return model, torch.optim.Adam(model.parameters(), lr=0.02)
+
+
+class Job:
+    """A job under test: what each rank has done, and how it ends."""
+
+    def __init__(self, rank: int) -> None:
+        self.model, self.optimizer = made(seed=rank)  # rank 0's count
+        scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 20, 0.7)
+        self.elastic = sdp.Elastic(
+            self.model, self.optimizer, timeout_s=TIMEOUT_S, scheduler=scheduler
+        )
+        self.scheduler = scheduler
+        self.taken: list[tuple[int, int, list[int]]] = []  # step, number of ranks and samples
+        self.current: list[int] = []
+
+    def train(self, before: Callable[[str, int], None] = lambda where, step: None) -> None:
+        elastic = self.elastic
+        loader = elastic.loader(data(), BATCH, seed=3)
+        for _ in elastic.epochs(EPOCHS):
+            for x, y, index in loader:
+                number, size = elastic.progress.steps, elastic.world_size
+                self.current = index.tolist()
+                with elastic.step() as step:
+                    before("forward", number)
+                    loss = functional.cross_entropy(elastic.model(x), y)
+                    before("backward", number)
+                    loss.backward()
+                    before("optimizer", number)
+                    self.optimizer.step()
+                    before("end", number)
+                    self.optimizer.zero_grad()
+                    self.scheduler.step()
+                if not step.discarded:
+                    self.taken.append((number, size, self.current))
+
+    def result(self) -> dict[str, Any]:
+        weights = [parameter.detach().numpy() for parameter in self.model.parameters()]
+        kept = self.optimizer.state_dict()["state"][0]["exp_avg"].numpy()
+        self.elastic.close()
+        return {"weights": [*weights, kept], "taken": self.taken}
+
+
+def same(results: list[dict[str, Any]]) -> None:
+    for other in results[1:]:
+        for one, two in zip(results[0]["weights"], other["weights"], strict=True):
+            assert (one == two).all()
+
+
+def replay(steps: dict[int, list[int]]) -> list[Any]:
+    """Train one process on the samples of each step."""
+    model, optimizer = made()
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.7)
+    x, y, _ = data().tensors
+    for number in sorted(steps):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x[steps[number]]), y[steps[number]]).backward()
+        optimizer.step()
+        scheduler.step()
+    return [parameter.detach().numpy() for parameter in model.parameters()]
+
+
+def samples_of(results: list[dict[str, Any]]) -> dict[int, list[int]]:
+    """The samples of each step, of all ranks."""
+    steps: dict[int, list[int]] = {}
+    for result in results:
+        for number, _, indices in result["taken"]:
+            steps.setdefault(number, []).extend(indices)
+    return steps
+
+
+def check(results: list[dict[str, Any]]) -> None:
+    """The ranks are equal, and equal one process on the same samples, each once in an epoch."""
+    same(results)
+    steps = samples_of(results)
+    for parameter, expected in zip(results[0]["weights"], replay(steps), strict=False):
+        assert abs(parameter - expected).max() < 1e-9
+    flat = sorted(index for step in steps.values() for index in step)
+    assert flat == sorted(list(range(SAMPLES)) * EPOCHS)
+
+
+def train(rank: int, world: int) -> dict[str, Any]:
+    job = Job(rank)
+    job.train()
+    return job.result()
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_equals_one_process(start_pooled: Start, world: int) -> None:
+    """Each sample once in each epoch, also the last ones, which are divided unevenly."""
+    with start_pooled(3, train_some, world) as ranks:
+        check(ranks.results()[:world])
+
+
+def train_some(rank: int, world: int, some: int) -> dict[str, Any] | None:
+    if rank >= some:
+        return None
+    os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(some))
+    return train(rank, some)
+
+
+@pytest.mark.parametrize(
+    ("left", "counts"),
+    [(100, [8, 8, 8]), (24, [8, 8, 8]), (23, [8, 8, 7]), (4, [2, 1, 1]), (1, [1, 0, 0])],
+)
+def test_division(left: int, counts: list[int]) -> None:
+    assert division(left, 8, 3) == counts
+
+
+def one_left_over(rank: int, world: int) -> list[Any]:
+    """A rank without a sample in the last step takes part, but does not count."""
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.ones_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    elastic = sdp.Elastic(model, optimizer, timeout_s=TIMEOUT_S)
+    x = torch.tensor([[1.0], [2.0], [4.0], [8.0], [16.0]], dtype=torch.float64)
+    gradients = []
+    for (batch,) in elastic.loader(TensorDataset(x), 1, shuffle=False):
+        with elastic.step():
+            elastic.model(batch).sum().backward()
+            optimizer.step()
+            assert model.weight.grad is not None
+            gradients.append(model.weight.grad.item())
+            optimizer.zero_grad()
+    elastic.close()
+    return gradients
+
+
+def test_a_rank_without_a_sample_does_not_count(start_pooled: Start) -> None:
+    with start_pooled(2, one_left_over) as ranks:
+        assert ranks.results() == [[1.5, 6.0, 16.0]] * 2
+
+
+# ---- ranks that are lost -------------------------------------------------------------------------
+
+
+def train_and_lose(rank: int, world: int, victim: int, where: str, at: int) -> dict[str, Any]:
+    job = Job(rank)
+
+    def before(here: str, step: int) -> None:
+        if (rank, here, step) == (victim, where, at):
+            say((job.taken, job.current))
+            die()
+
+    job.train(before)
+    return job.result()
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "optimizer", "end"])
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_is_lost(start_pooled: Start, victim: int, where: str) -> None:
+    """The run equals one in one process that is fed the same samples in the same division."""
+    with start_pooled(3, train_and_lose, victim, where, 11) as ranks:
+        taken, current = ranks[victim].heard()
+        results = [ranks[rank].result() for rank in range(3) if rank != victim]
+    if (11, 3) in {(number, size) for number, size, _ in results[0]["taken"]}:
+        taken.append((11, 3, current))  # the others had all that they needed of it
+    else:
+        assert where in ("forward", "backward")
+    check([*results, {"weights": results[0]["weights"], "taken": taken}])
+
+
+def be_stopped(rank: int, world: int) -> object:
+    job = Job(rank)
+    job.elastic._group.core.timeout_s = STOPPED_S
+
+    def before(here: str, step: int) -> None:
+        if (rank, here, step) == (0, "backward", 7):
+            say("stopped")
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    try:
+        job.train(before)
+    except RendezvousError as error:
+        return error
+    return job.result()
+
+
+def test_a_stopped_rank_is_left_out(start_pooled: Start) -> None:
+    with start_pooled(3, be_stopped) as ranks:
+        assert ranks[0].heard() == "stopped"
+        same([ranks[rank].result() for rank in (1, 2)])
+        ranks[0].kill(signal.SIGCONT)
+        assert isinstance(ranks[0].result(), RendezvousError)
+
+
+# ---- ranks that join -----------------------------------------------------------------------------
+
+
+def lead_or_join(rank: int, world: int, starting: int, folder: Path) -> dict[str, Any]:
+    """Ranks from `starting` on join when rank 0 has come to its fifth step."""
+    told, number = folder / "handles", rank
+    if rank < starting:
+        os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(starting))
+    else:
+        while not told.exists():
+            time.sleep(0.01)
+        os.environ["SDP_JOIN"] = told.read_text()
+    try:
+        job = Job(rank)
+    finally:
+        os.environ.pop("SDP_JOIN", None)
+
+    def before(here: str, step: int) -> None:
+        if (here, step) == ("forward", 5) and number == 0 and not told.exists():
+            participant = job.elastic._group._participant
+            (folder / "new").write_text(",".join(map(str, participant.roster.handles)))
+            (folder / "new").rename(told)
+            while participant.waiting() < world - starting:
+                time.sleep(0.001)
+
+    job.train(before)
+    return job.result()
+
+
+@pytest.mark.parametrize("starting", [1, 2])
+def test_others_join(start_pooled: Start, starting: int, tmp_path: Path) -> None:
+    """They begin where the others are, with their weights, optimizers and schedulers."""
+    with start_pooled(3, lead_or_join, starting, tmp_path) as ranks:
+        results = ranks.results()
+    check(results)
+    for newcomer in results[starting:]:
+        assert 0 < newcomer["taken"][0][0] <= 8
+
+
+# ---- mistakes ------------------------------------------------------------------------------------
+
+
+def forget_step(rank: int, world: int) -> None:
+    job = Job(rank)
+    for x, _, _ in job.elastic.loader(data(), BATCH):
+        job.elastic.model(x)
+
+
+def test_a_loop_without_steps_is_told(start_pooled: Start) -> None:
+    told = pytest.raises(RuntimeError, match="with elastic")
+    with start_pooled(1, forget_step) as ranks, told:
+        ranks[0].result()
