@@ -74,7 +74,8 @@ def test_too_few_are_left(script: Script) -> None:
 
 def test_a_stopped_rank_is_ended_and_replaced(script: Script) -> None:
     text = "def how(job): os.kill(os.getpid(), signal.SIGSTOP)\n" + COUNTING
-    done = launch("--elastic", "2:3", script(text.replace("timeout_s=60", "timeout_s=4")), "7", "1")
+    text = text.replace("    done, complete", "    job.group.timeout_s = 5\n    done, complete")
+    done = launch("--elastic", "2:3", script(text), "7", "1")
     assert done.returncode == 0, done.stderr
     assert "sdp run: rank 1 has been left out by the others; ending it" in done.stderr
     assert "sdp run: rank 1 takes part again" in done.stderr

@@ -22,7 +22,7 @@ from tests.faults import die
 from tests.ranks import Start, say
 
 TIMEOUT_S = 30.0
-STOPPED_S = 2.0
+STOPPED_S = 5.0
 SAMPLES, EPOCHS, BATCH = 203, 3, 8
 
 

@@ -99,8 +99,9 @@ class Participant:
                 except (PeerLostError, RendezvousTimeoutError) as error:
                     if deadline.expired:
                         raise
-                    suspects = {self.roster.members[rank].handle for rank in error.ranks}
-                    suspects.discard(self.me.handle)
+                    suspects = set()
+                    if isinstance(error, RendezvousTimeoutError):  # others have ended, or come
+                        suspects = {self.roster.members[rank].handle for rank in error.ranks}
 
     def _meet(
         self, suspects: Collection[Handle], deadline: Deadline, minimum: int, name: str
