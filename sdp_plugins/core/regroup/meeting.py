@@ -71,6 +71,17 @@ class Meeting:
             shown = self._lead(blob, context) if self._leads else self._follow(blob, context)
             return [bytes.fromhex(one) for one in shown]
 
+    def check(self) -> None:
+        """Raise an error if a rank has left that this one is connected with.
+
+        Raises:
+            PeerLostError: One has.
+        """
+        self._read(self._connections)
+        if self._gone:
+            context = RendezvousContext(self.rank, self.names, Deadline(0.0))
+            raise context.error(self._lost(self._gone))
+
     def _lead(self, blob: bytes, context: RendezvousContext) -> list[str]:
         try:
             answers = self._next(context)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection
 from datetime import timedelta
+from functools import partial
+from threading import Thread
 from typing import Any
 
 import torch.distributed as dist
@@ -22,6 +24,7 @@ from sdp_plugins.torch.group_properties import GroupProperties
 from sdp_plugins.torch.store import TorchStore
 
 CONNECT_S = 10.0
+LOOK_S = 0.005  # between two looks whether rank 0 lives
 
 
 class DefaultGroup:
@@ -118,10 +121,7 @@ class DefaultGroup:
             meeting(f"{host} {store.port}".encode(), self._timeout_s)
             return store
         there, port = meeting(b"", self._timeout_s)[0].decode().split()
-        try:
-            return dist.TCPStore(there, int(port), None, False, limit)
-        except dist.DistError as error:
-            raise PeerLostError(f"rank 0's store does not answer: {error}", ranks=[0]) from error
+        return _connected(partial(dist.TCPStore, there, int(port), None, False, limit), meeting)
 
     def _destroy(self) -> None:
         if dist.is_initialized():
@@ -135,6 +135,26 @@ class DefaultGroup:
         """Destroy the group: to the others, this rank has ended."""
         self._destroy()
         self._participant.close()
+
+
+def _connected(connect: Callable[[], dist.Store], meeting: Meeting) -> dist.Store:
+    """Connect to the store of rank 0, which may end meanwhile: torch would try for seconds."""
+    found: list[dist.Store | Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(connect())
+        except Exception as error:
+            found.append(error)
+
+    thread = Thread(target=run, name="sdp-store", daemon=True)
+    thread.start()
+    while not found:
+        thread.join(LOOK_S)
+        meeting.check()
+    if isinstance(found[0], Exception):
+        raise PeerLostError(f"rank 0's store does not answer: {found[0]}", ranks=[0])
+    return found[0]
 
 
 def _own_address() -> str:
