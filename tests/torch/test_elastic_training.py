@@ -54,14 +54,14 @@ class Job:
 
     def train(self, before: Callable[[str, int], None] = lambda where, step: None) -> None:
         elastic = self.elastic
-        loader = elastic.loader(data(), BATCH, seed=3)
+        loader, model = elastic.loader(data(), BATCH, seed=3), elastic.model
         for _ in elastic.epochs(EPOCHS):
             for x, y, index in loader:
                 number, size = elastic.progress.steps, elastic.world_size
                 self.current = index.tolist()
                 with elastic.step() as step:
                     before("forward", number)
-                    loss = functional.cross_entropy(elastic.model(x), y)
+                    loss = functional.cross_entropy(model(x), y)
                     before("backward", number)
                     loss.backward()
                     before("optimizer", number)

@@ -13,7 +13,7 @@ from .forks import close_in_children
 from .handle import Handle
 
 _HEAD = struct.Struct("!I")
-_MOST_NBYTES = 2**26
+_MOST_NBYTES = 2**24  # the blobs of thousands of ranks
 _READ_NBYTES = 2**16
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from sdp_plugins.core import RendezvousError, RendezvousTimeoutError, SdpError
@@ -19,6 +18,7 @@ from sdp_plugins.core.error_file import sdp_error_in
 from sdp_plugins.torch.elastic import state as states
 from sdp_plugins.torch.elastic.default_group import DefaultGroup
 from sdp_plugins.torch.elastic.loader import ElasticLoader, Progress
+from sdp_plugins.torch.elastic.model import ElasticModel
 from sdp_plugins.torch.tensors import to_reduce
 
 Stateful = Any
@@ -57,7 +57,9 @@ class Elastic:
     started in the place of a lost one joins the job here.
 
     Attributes:
+        model: The model in ``DistributedDataParallel``, for the forward passes of steps.
         progress: How far the training has come.
+        view: Counts the groups of ranks.
 
     Args:
         model: Trained in place; not wrapped.
@@ -79,10 +81,9 @@ class Elastic:
         ddp_options: dict[str, Any] | None = None,
         **state: Stateful,
     ) -> None:
-        self._module, self._optimizer = model, optimizer
+        self.model = ElasticModel(model, ddp_options or {})
+        self._optimizer = optimizer
         self._state: dict[str, Stateful] = {"model": model, "optimizer": optimizer, **state}
-        self._ddp_options = {"init_sync": False, **(ddp_options or {})}
-        self._model: nn.Module | None = None
         self.progress = Progress()
         self.view = 0
         self._counts: list[int] = []
@@ -98,12 +99,6 @@ class Elastic:
             raise
 
     # ---- what a loop uses ----------------------------------------------------------------------
-
-    @property
-    def model(self) -> nn.Module:
-        """The model in ``DistributedDataParallel``; another object when the ranks have changed."""
-        assert self._model is not None
-        return self._model
 
     @property
     def rank(self) -> int:
@@ -157,7 +152,7 @@ class Elastic:
         """
         made, before, committed = Step(), self._steps_of_optimizer, False
         even = len({*self._counts}) < 2
-        alone: AbstractContextManager[Any] = nullcontext() if even else self.model.no_sync()  # type: ignore[operator]
+        alone: AbstractContextManager[None] = nullcontext() if even else self.model.no_sync()
         try:
             with alone:
                 yield made
@@ -178,7 +173,7 @@ class Elastic:
 
     def close(self) -> None:
         """Leave the job; the others go on."""
-        self._unwrap()
+        self.model.unwrap()
         self._group.close()
 
     def begin_batch(self, counts: list[int]) -> None:
@@ -195,7 +190,7 @@ class Elastic:
         if len({*self._counts}) < 2:
             return
         weight = self._counts[self.rank] / sum(self._counts)
-        parameters = [p for p in self._module.parameters() if p.requires_grad]
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
         used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)
         self._group.core.all_reduce(to_reduce(used), "max")
         for parameter in (p for p, is_used in zip(parameters, used, strict=True) if is_used):
@@ -219,7 +214,7 @@ class Elastic:
 
     def _go_on(self, failure: SdpError | None) -> None:
         """Go on with the ranks that are there."""
-        self._unwrap()
+        self.model.unwrap()
         self._optimizer.zero_grad(set_to_none=True)
         self._group.regroup(() if failure is None else failure.global_ranks)
         self._agree_or_regroup()
@@ -228,7 +223,7 @@ class Elastic:
         while True:
             try:
                 self._agree()
-                self._model = DistributedDataParallel(self._module, **self._ddp_options)
+                self.model.wrap()
                 self.view += 1
                 return
             except Exception as error:
@@ -238,14 +233,8 @@ class Elastic:
                     excluded and not isinstance(failure, RendezvousTimeoutError)
                 ):
                     raise
-                self._unwrap()
+                self.model.unwrap()
                 self._group.regroup(failure.global_ranks)
-
-    def _unwrap(self) -> None:
-        """End the reducer, whose hooks would work beside those of the next."""
-        if self._model is not None:
-            del self._model.reducer, self._model.logger
-            self._model = None
 
     def _agree(self) -> None:
         """Give the state of the rank that has come farthest to those that have not."""

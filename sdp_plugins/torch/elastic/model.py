@@ -1,0 +1,45 @@
+"""The model of an elastic training, whose reducer is another one after each change of ranks."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+class ElasticModel(nn.Module):
+    """Calls a module in ``DistributedDataParallel``, of the ranks that are there.
+
+    Args:
+        module: The user's; not copied.
+        options: Those of ``DistributedDataParallel``.
+
+    Attributes:
+        module: The user's.
+    """
+
+    def __init__(self, module: nn.Module, options: dict[str, Any]) -> None:
+        super().__init__()
+        self.module = module
+        self._options = {"init_sync": False, **options}
+        self._current: list[DistributedDataParallel] = []  # in a list: its module is here already
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module."""
+        return self._current[0](*args, **kwargs)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Accumulate gradients without communication."""
+        return self._current[0].no_sync()
+
+    def wrap(self) -> None:
+        """Make the reducer of torch's present default group."""
+        self._current = [DistributedDataParallel(self.module, **self._options)]
+
+    def unwrap(self) -> None:
+        """End the reducer, whose hooks would work beside those of the next."""
+        for wrapper in self._current:
+            del wrapper.reducer, wrapper.logger
+        self._current = []
