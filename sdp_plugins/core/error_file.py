@@ -19,6 +19,7 @@ from typing import Any
 
 from .config import take_error_file
 from .errors import NO_SEQ, SdpError, latest_error, quoted
+from .launcher_file import LauncherFile
 
 _MOST_LINES = 400
 _MOST_CHARS = 2000  # of a line
@@ -120,16 +121,11 @@ class RankError:
         return [*self.ranks, *([] if self.origin_rank is None else [self.origin_rank])]
 
 
-class ErrorFile:
-    """A rank's error file, made by its launcher; a memfd, so that it ends with the launcher."""
+class ErrorFile(LauncherFile):
+    """A rank's error file."""
 
     def __init__(self) -> None:
-        self._fd = os.memfd_create("sdp-error", os.MFD_CLOEXEC)
-
-    @property
-    def path(self) -> str:
-        """Path by which the rank opens the file."""
-        return f"/proc/{os.getpid()}/fd/{self._fd}"
+        super().__init__("sdp-error")
 
     def read(self) -> dict[str, Any] | None:
         """The JSON object that the rank has written; None if there is none."""
@@ -138,10 +134,6 @@ class ErrorFile:
         except (OSError, ValueError, RecursionError):
             return None
         return data if isinstance(data, dict) else None
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)
 
 
 def _write(path: str, error: BaseException) -> None:

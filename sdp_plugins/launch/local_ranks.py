@@ -42,6 +42,7 @@ class LocalRanks(WorkerGroup):
         self._reaper: Reaper | None = None
         self._mask: Iterable[int] = ()
         self._started: dict[str, str] = {}
+        self._cores: list[set[int]] = []
 
     def start(
         self,
@@ -55,6 +56,7 @@ class LocalRanks(WorkerGroup):
         self._started = job_environment(
             self._environment, self.world_size, self._threads, self._job_id
         )
+        self._cores = cores_of_ranks(self.world_size, self._started)
         for number, streams in enumerate(output):
             if is_over():
                 return False
@@ -81,8 +83,7 @@ class LocalRanks(WorkerGroup):
     ) -> RankProcess:
         assert self._reaper
         place = {"RANK": str(number), "LOCAL_RANK": str(number)}
-        cores = cores_of_ranks(self.world_size, self._started)
-        setup = child_setup(self._mask, cores[number])
+        setup = child_setup(self._mask, self._cores[number])
         environment = {**self._started, **place, **extra}
         # Only rank 0 has the launcher's stdin.
         rank = start_process(self._command, environment, setup, stdin=number == 0)

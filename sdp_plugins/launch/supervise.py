@@ -29,13 +29,12 @@ TIMED_OUT = 124  # the exit code of timeout(1)
 BROKEN_PIPE = 128 + signal.SIGPIPE
 
 
-class Options(TypedDict, total=False):
-    """Arguments of ``Supervisor`` that have defaults."""
+class Options(TypedDict):
+    """Arguments of ``Supervisor`` that a user chooses."""
 
     timeout_s: float | None
     prefix: bool
     status: bool
-    program: str
 
 
 class Supervisor:

@@ -63,12 +63,16 @@ def address_towards_master() -> str | None:
 
     A host's name often resolves to its loopback address, which other nodes cannot reach.
     """
-    env = environment()
-    master = env.get("MASTER_ADDR", "")
-    if not master or env.get("GLOO_SOCKET_IFNAME"):
+    if environment().get("GLOO_SOCKET_IFNAME"):
         return None
+    address = address_on_route_to_master()
+    return None if address is None or ipaddress.ip_address(address).is_loopback else address
+
+
+def address_on_route_to_master() -> str | None:
+    """Return this host's address on the route to MASTER_ADDR; None if that is not set or known."""
+    master = environment().get("MASTER_ADDR", "")
     try:
-        address = local_address(master)
+        return local_address(master) if master else None
     except OSError:
         return None
-    return None if ipaddress.ip_address(address).is_loopback else address

@@ -15,6 +15,7 @@ from sdp_plugins.core.errors import RendezvousTimeoutError
 # Polling: torch's own wait ignores Ctrl-C and logs its timeouts.
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.0005, 0.05
 LEAST_ANSWER_S = 0.5
+LOOK_S = 0.005  # between two calls of a check
 T = TypeVar("T")
 
 
@@ -92,11 +93,12 @@ class TorchStore:
         return self._store.get(key)
 
 
-def answer(call: Callable[[], T], limit_s: float) -> T:
+def answer(call: Callable[[], T], limit_s: float, check: Callable[[], None] | None = None) -> T:
     """Return the result of a call to torch's store.
 
     The call blocks without limit if the process that serves the store is stopped. It therefore runs
-    in its own thread, which is left behind on timeout.
+    in its own thread, which is left behind on timeout, or when `check`, which is called meanwhile,
+    raises an exception.
 
     Raises:
         RendezvousTimeoutError: There was no answer in time.
@@ -112,7 +114,10 @@ def answer(call: Callable[[], T], limit_s: float) -> T:
     began = time.monotonic()
     thread = Thread(target=ask, name="sdp-store", daemon=True)
     thread.start()
-    thread.join(limit_s)
+    while thread.is_alive() and time.monotonic() < began + limit_s:
+        thread.join(LOOK_S if check else limit_s)
+        if check:
+            check()
     if not found:
         raise RendezvousTimeoutError(
             f"rendezvous: torch's store did not answer in {limit_s:.3g} s. Hint: the process that "

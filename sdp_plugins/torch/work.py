@@ -82,6 +82,9 @@ class Work(dist.Work):  # type: ignore[name-defined]
 class PendingWork(Work):
     """A call's operations in the core, and the steps that follow when they are done.
 
+    Attributes:
+        is_promised: Whether wait() has returned, although the result is still to come.
+
     Args:
         outputs: The tensors that hold the result.
         inputs: Other tensors that the operations read; they live until the operations are done.
@@ -91,6 +94,8 @@ class PendingWork(Work):
         pending: The works in flight; this one leaves them when it is done.
         event: The event of torch's profiler, which another thread ends with the operations.
     """
+
+    is_promised = False
 
     def __init__(
         self,
@@ -126,11 +131,6 @@ class PendingWork(Work):
         if self._event is not None:
             self._event.wait()
         return True
-
-    @property
-    def is_promised(self) -> bool:
-        """Whether a caller relies on a result that is still to come: wait() has returned."""
-        return False
 
     def settle(self, limit: timedelta) -> None:
         """Wait for so long at most; its caller has not asked for an error."""

@@ -8,6 +8,9 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,7 +22,7 @@ from sdp_plugins.core import (
     RendezvousTimeoutError,
     SdpError,
 )
-from sdp_plugins.core.regroup import Handle, Participant
+from sdp_plugins.core.regroup import Handle, Meeting, Participant
 from tests.faults import die, wait_for_go
 from tests.leaks import no_leaks
 from tests.ranks import HANG_S, Ranks, run_ranks, say, start_ranks
@@ -35,6 +38,10 @@ def total(job: ElasticJob) -> list[int]:
     mine[job.group.global_ranks[job.group.rank]] = 1
     job.group.all_reduce(mine)
     return [int(number) for number in np.flatnonzero(mine)]
+
+
+def is_without(victim: int, there: list[int]) -> bool:
+    return victim not in there
 
 
 def until_it_fails(job: ElasticJob) -> None:
@@ -65,7 +72,7 @@ def lose(rank: int, world: int, victims: list[int]) -> list[int]:
         for victim in victims:
             if rank == victim:
                 die()
-            left = go_on(job, lambda there, lost=victim: lost not in there)  # type: ignore[misc]
+            left = go_on(job, partial(is_without, victim))
         return left
 
 
@@ -106,19 +113,18 @@ def die_when_forming(rank: int, world: int, victim: int, at: int) -> list[int]:
         with pytest.raises(SdpError):
             until_it_fails(job)
         if rank == victim:
-            form, calls = Participant.regroup, []
+            regroup, calls = Participant.regroup, []
 
-            def regroup(participant: Participant, made: Callable[..., object], *args: object):  # type: ignore[no-untyped-def]
-                def dying(meeting: object) -> object:
+            def dying(participant: Participant, form: Callable[..., Any], *args: Any) -> Any:
+                def form_or_die(meeting: Meeting) -> Any:
                     calls.append(1)
                     if len(calls) == at:
                         die()
-                    return made(meeting)
+                    return form(meeting)
 
-                return form(participant, dying, *args)  # type: ignore[arg-type]
+                return regroup(participant, form_or_die, *args)
 
-            Participant.regroup = regroup  # type: ignore[method-assign,assignment]
-            with suppress(SdpError):
+            with patch.object(Participant, "regroup", dying), suppress(SdpError):
                 job.regroup()
             die()
         job.regroup()

@@ -9,13 +9,15 @@ import pytest
 import torch.distributed as dist
 
 from sdp_plugins.core import PeerLostError
+from sdp_plugins.core.regroup import Meeting
 from sdp_plugins.torch.elastic.default_group import _connected
 
 
-class LeftMeeting:
+class LeftMeeting(Meeting):
     """A meeting that rank 0 leaves at the third look."""
 
-    looks = 0
+    def __init__(self) -> None:
+        self.looks = 0
 
     def check(self) -> None:
         self.looks += 1
@@ -32,7 +34,7 @@ def test_nobody_waits_for_a_store_whose_rank_has_ended() -> None:
 
     began = time.monotonic()
     with pytest.raises(PeerLostError, match="rank 0 ended"):
-        _connected(connect, LeftMeeting())  # type: ignore[arg-type]
+        _connected(connect, LeftMeeting())
     assert time.monotonic() - began < 30
     end.set()
 
@@ -42,4 +44,4 @@ def test_a_store_that_refuses_is_a_lost_rank() -> None:
         raise dist.DistNetworkError("refused")
 
     with pytest.raises(PeerLostError, match="does not answer: refused"):
-        _connected(connect, LeftMeeting())  # type: ignore[arg-type]
+        _connected(connect, LeftMeeting())

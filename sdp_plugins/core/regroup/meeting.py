@@ -5,7 +5,6 @@ from __future__ import annotations
 import selectors
 from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
-from types import TracebackType
 from typing import Any
 
 from ..rank_names import RankNames
@@ -152,15 +151,8 @@ class Meeting:
             ranks,
         )
 
-    def __enter__(self) -> Meeting:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Hang up; those that still wait fail."""
         self._selector.close()
         for connection in self._connections.values():
             connection.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable
+from contextlib import closing
 from typing import TypeVar
 
 from ..errors import PeerLostError, RendezvousTimeoutError
@@ -90,7 +91,7 @@ class Participant:
         deadline = Deadline(timeout_s)
         suspects = {m.handle for m in self.roster.members if m.number in missed}
         while True:
-            with self._meet(suspects, deadline, minimum, name) as meeting:
+            with closing(self._meet(suspects, deadline, minimum, name)) as meeting:
                 try:
                     made = form(meeting)
                     if meeting.rank == 0:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
@@ -267,11 +267,7 @@ class Regrouping:
             what = f"{names(missing)} did not come in {self._deadline.allowed}, and may go on "
             what += "without this rank"
             hint = "check the network between the nodes"
-        return RendezvousFailure.missing(what, hint, self.roster.numbers(_handles(missing)))
-
-
-def _handles(members: Sequence[Member]) -> list[Handle]:
-    return [member.handle for member in members]
+        return RendezvousFailure.missing(what, hint, (member.number for member in missing))
 
 
 def _left_out() -> RendezvousFailure:

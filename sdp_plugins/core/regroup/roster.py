@@ -38,10 +38,6 @@ class Roster:
         """Those of all members."""
         return [member.handle for member in self.members]
 
-    def numbers(self, handles: Collection[Handle]) -> list[int]:
-        """The numbers of some members."""
-        return [member.number for member in self.members if member.handle in handles]
-
     def has_quorum(self, present: Collection[Handle], dead: Collection[Handle]) -> bool:
         """Whether some members may go on without those that are silent.
 

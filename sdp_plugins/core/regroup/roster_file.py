@@ -6,6 +6,7 @@ import json
 import os
 from contextlib import suppress
 
+from ..launcher_file import LauncherFile
 from .roster import Roster
 
 _MOST_NBYTES = 2**26
@@ -23,17 +24,12 @@ def note(path: str | None, roster: Roster) -> None:
             os.close(fd)
 
 
-class RosterFile:
-    """The file, made by the launcher; a memfd, so that it ends with the launcher."""
+class RosterFile(LauncherFile):
+    """The file, as the launcher reads it."""
 
     def __init__(self) -> None:
-        self._fd = os.memfd_create("sdp-rosters", os.MFD_CLOEXEC)
+        super().__init__("sdp-rosters")
         self._read_nbytes = 0
-
-    @property
-    def path(self) -> str:
-        """Path by which ranks open the file."""
-        return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def new(self) -> list[Roster]:
         """The rosters that have been added since the last call."""
@@ -45,7 +41,3 @@ class RosterFile:
             with suppress(ValueError, TypeError):
                 rosters.append(Roster.from_json(json.loads(line)))
         return rosters
-
-    def close(self) -> None:
-        """Close the file."""
-        os.close(self._fd)

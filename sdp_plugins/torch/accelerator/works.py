@@ -114,7 +114,6 @@ class FlaggedWork(DeviceWork):
         group = None if reducer is None else reducer.group
         super().__init__(outputs, natives, thread, None, pending, end, side, group)
         self._reducer = reducer
-        self._is_promised = False
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Order the current stream behind the result.
@@ -131,13 +130,8 @@ class FlaggedWork(DeviceWork):
             if self._reducer is not None:
                 self._reducer.note_failure()
             raise error
-        self._is_promised = True
+        self.is_promised = True
         return super().wait(timeout) if timeout else self._order_stream()
-
-    @property
-    def is_promised(self) -> bool:
-        """Whether wait() has ordered a stream behind the result."""
-        return self._is_promised
 
     def settle(self, limit: timedelta) -> None:
         """Wait for the end of the CPU's part, or for the failure of the group, for so long at most.

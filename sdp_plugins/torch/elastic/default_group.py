@@ -6,25 +6,23 @@ import sys
 from collections.abc import Callable, Collection
 from datetime import timedelta
 from functools import partial
-from threading import Thread
 from typing import Any
 
 import torch.distributed as dist
 
-from sdp_plugins.core import Group, PeerLostError, RendezvousError
-from sdp_plugins.core.addresses_and_ports import LOOPBACK, local_address
+from sdp_plugins.core import Group, PeerLostError, RendezvousError, RendezvousTimeoutError
+from sdp_plugins.core.addresses_and_ports import LOOPBACK
 from sdp_plugins.core.config import Config
-from sdp_plugins.core.environment import environment
 from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.regroup import Handle, Meeting, Participant
 from sdp_plugins.core.rendezvous import StoreExchange
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.torch.backend_name import BACKEND
+from sdp_plugins.torch.gloo_network import address_on_route_to_master
 from sdp_plugins.torch.group_properties import GroupProperties
-from sdp_plugins.torch.store import TorchStore
+from sdp_plugins.torch.store import TorchStore, answer
 
 CONNECT_S = 10.0
-LOOK_S = 0.005  # between two looks whether rank 0 lives
 
 
 class DefaultGroup:
@@ -42,7 +40,8 @@ class DefaultGroup:
         self._timeout_s, self._minimum = timeout_s, minimum
         self._hook: Callable[..., Any] | None = None
         topology, config = Topology.from_env(), Config.from_env()
-        self._participant = Participant(topology.rank, _own_address(), config.roster_file)
+        host = address_on_route_to_master() or LOOPBACK
+        self._participant = Participant(topology.rank, host, config.roster_file)
         try:
             self._begin(topology, config.join)
         except BaseException:
@@ -139,28 +138,7 @@ class DefaultGroup:
 
 def _connected(connect: Callable[[], dist.Store], meeting: Meeting) -> dist.Store:
     """Connect to the store of rank 0, which may end meanwhile: torch would try for seconds."""
-    found: list[dist.Store | Exception] = []
-
-    def run() -> None:
-        try:
-            found.append(connect())
-        except Exception as error:
-            found.append(error)
-
-    thread = Thread(target=run, name="sdp-store", daemon=True)
-    thread.start()
-    while not found:
-        thread.join(LOOK_S)
-        meeting.check()
-    if isinstance(found[0], Exception):
-        raise PeerLostError(f"rank 0's store does not answer: {found[0]}", ranks=[0])
-    return found[0]
-
-
-def _own_address() -> str:
-    """This host's address on the route to rank 0's first host."""
-    master = environment().get("MASTER_ADDR", "")
     try:
-        return local_address(master) if master else LOOPBACK
-    except OSError:
-        return LOOPBACK
+        return answer(connect, 2 * CONNECT_S, meeting.check)
+    except (dist.DistError, RendezvousTimeoutError) as error:
+        raise PeerLostError(f"rank 0's store does not answer: {error}", ranks=[0]) from error
