@@ -98,6 +98,7 @@ MODULE_STATE = {
     "keras/keras_internals.py: _wrapping": "a lock: Keras' functions are the process's",
     "keras/scope.py: _current": "whose scope a thread is in: a context variable",
     "keras/scope.py: _open": "models without a strategy are warned of while one is open",
+    "lightning/elastic/strategy.py: _job": "a process is a rank of one job, whatever its Trainers",
     "tensorflow/job.py: current": "SMDDP's API for TensorFlow has a global init()",
     "torch/accelerator/drivers.py: _drivers": "other devices than CUDA's register theirs",
     "torch/shared_storage.py: _moving": "a lock: two groups may see one storage",

@@ -99,7 +99,7 @@ class ElasticJob:
                 meeting, meeting.rank, meeting.names, self._timeout_s, None, config
             )
 
-        self.group = self._participant.regroup(form, timeout_s, missed, minimum, self._name)
+        self.group = self._participant.regroup(form, timeout_s, missed, minimum, name=self._name)
 
     def waiting(self) -> int:
         """Number of processes that ask to join, as far as this rank knows; does not wait."""

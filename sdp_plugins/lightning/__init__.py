@@ -9,7 +9,8 @@ arguments, make an object:
     Trainer(strategy=SMDDPStrategy(static_graph=True), accelerator="cpu", devices=2)
 
 With SDP_AUTOLOAD=0 only objects work. `strategy="smddp_sharded"` and `SMDDPShardedStrategy` keep
-one copy of the weights per node: see docs/sharding.md.
+one copy of the weights per node: see docs/sharding.md. `"smddp_elastic"` and
+`SMDDPElasticStrategy`, for Trainer, go on when ranks are lost: see docs/elastic.md.
 
 Each Lightning package accepts only strategies of its own. The names here are the classes for
 the package that is already imported. Before any is imported, they are classes that choose when they
@@ -26,15 +27,18 @@ are called: the package imported by then, else an installed one, `lightning` bef
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from sdp_plugins.lightning import namespaces
 
 if TYPE_CHECKING:
+    from sdp_plugins.lightning.elastic.strategy import SMDDPElasticStrategy
     from sdp_plugins.lightning.sharded import SMDDPShardedFabricStrategy, SMDDPShardedStrategy
     from sdp_plugins.lightning.strategy import SMDDPFabricStrategy, SMDDPStrategy
 
 __all__ = [
+    "SMDDPElasticStrategy",
     "SMDDPFabricStrategy",
     "SMDDPShardedFabricStrategy",
     "SMDDPShardedStrategy",
@@ -52,6 +56,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if imported := namespaces.imported(_PACKAGES[name]):
         return namespaces.strategy_class(imported[0], name.replace("Fabric", ""))
-    from sdp_plugins.lightning import sharded, strategy
-
-    return getattr(sharded if "Sharded" in name else strategy, name)
+    modules = {"Sharded": "sharded", "Elastic": "elastic.strategy"}
+    module = next((module for kind, module in modules.items() if kind in name), "strategy")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -3,6 +3,7 @@
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 from lightning.pytorch import strategies
 
+from sdp_plugins.lightning.elastic.strategy import SMDDPElasticStrategy as _ElasticForTrainer
 from sdp_plugins.lightning.registry import install
 from sdp_plugins.lightning.sharded import SMDDPShardedStrategy as _ShardedForTrainer
 from sdp_plugins.lightning.strategy import SMDDPStrategy as _ForTrainer
@@ -20,4 +21,10 @@ class SMDDPShardedStrategy(_ShardedForTrainer, strategies.DDPStrategy):
     _elastic_environment = TorchElasticEnvironment
 
 
-install(strategies, SMDDPStrategy, SMDDPShardedStrategy)
+class SMDDPElasticStrategy(_ElasticForTrainer, strategies.DDPStrategy):
+    """Ranks that may be lost, and others that join, for `lightning.pytorch`."""
+
+    _elastic_environment = TorchElasticEnvironment
+
+
+install(strategies, SMDDPStrategy, SMDDPShardedStrategy, SMDDPElasticStrategy)

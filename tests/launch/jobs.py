@@ -59,12 +59,18 @@ def launch(
     )
 
 
-def launch_page(page: str, folder: Path, options: Sequence[str] = ("-n", "2"), **more: Any) -> Done:
-    """The program `train.py` of a page of docs, as it is written, in a folder."""
+def launch_page(
+    page: str,
+    folder: Path,
+    options: Sequence[str] = ("-n", "2"),
+    program: str = "train.py",
+    **more: Any,
+) -> Done:
+    """A program of a page of docs, as it is written, in a folder."""
     text = (ROOT / "docs" / page).read_text()
-    (found,) = re.findall(r"```python\n(# train\.py\n.*?)```", text, re.DOTALL)
-    (folder / "train.py").write_text(found)
-    return launch(*options, "train.py", cwd=folder, **more)
+    (found,) = re.findall(rf"```python\n(# {re.escape(program)}\n.*?)```", text, re.DOTALL)
+    (folder / program).write_text(found)
+    return launch(*options, program, cwd=folder, **more)
 
 
 def launch_all(*jobs: tuple[str, ...]) -> list[Done]:

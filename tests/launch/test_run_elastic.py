@@ -116,10 +116,7 @@ def test_a_signal_ends_the_job(script: Script, number: signal.Signals) -> None:
 
 
 def test_the_program_of_the_page_runs_as_written(tmp_path: Path) -> None:
-    text = (Path(__file__).parents[2] / "docs" / "elastic.md").read_text()
-    (found,) = re.findall(r"```python\n(# count\.py\n.*?)```", text, re.DOTALL)
-    (tmp_path / "count.py").write_text(found)
-    done = launch("--elastic", "1:2", str(tmp_path / "count.py"))
+    done = launch_page("elastic.md", tmp_path, ("--elastic", "1:2"), "count.py")
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [f"[rank {n}] 1000 by 2 ranks" for n in (0, 1)]
 

@@ -49,6 +49,12 @@ def test_trainer_knows_every_variant(package: str) -> None:
         strategy = names(package).get(f"smddp_sharded{start}")
         assert type(strategy) is strategy_class(package, "SMDDPShardedStrategy")
         assert strategy._start_method == names(package).get(f"ddp{start}")._start_method
+    elastic = {name for name in names(package) if name.startswith("smddp_elastic")}
+    unused = "smddp_elastic_find_unused_parameters"
+    assert elastic == {"smddp_elastic", f"{unused}_false", f"{unused}_true"}
+    for name in elastic:
+        strategy = names(package).get(name)
+        assert type(strategy) is strategy_class(package, "SMDDPElasticStrategy")
 
 
 @pytest.mark.parametrize("package", FABRIC)
@@ -118,7 +124,10 @@ def test_a_name_that_is_taken_is_left_alone() -> None:
     module.DDPStrategy, module.StrategyRegistry = lightning.DDPStrategy, type(names(TRAINER[0]))()
     module.StrategyRegistry.register("ddp", lightning.DDPStrategy)
     module.StrategyRegistry.register("smddp", lightning.FSDPStrategy)
-    mine = [strategy_class("lightning.pytorch", f"SMDDP{kind}Strategy") for kind in ("", "Sharded")]
+    mine = [
+        strategy_class("lightning.pytorch", f"SMDDP{kind}Strategy")
+        for kind in ("", "Sharded", "Elastic")
+    ]
     registry.add_names(module, *mine)
     assert module.StrategyRegistry["smddp"]["strategy"] is lightning.FSDPStrategy
 

@@ -69,6 +69,7 @@ class Participant:
         timeout_s: float,
         missed: Collection[int] = (),
         minimum: int = 1,
+        admits: bool = True,
         name: str = "default",
     ) -> T:
         """Find those that go on, and make what they share; a collective of all that are left.
@@ -79,6 +80,7 @@ class Participant:
             missed: Numbers of ranks that did not take part in an operation. They are waited for
                 only for half a second.
             minimum: How many ranks are needed; fewer wait for others to join.
+            admits: Whether others may join; the one that leads decides.
             name: Of the group, for messages.
 
         Returns:
@@ -91,7 +93,8 @@ class Participant:
         deadline = Deadline(timeout_s)
         suspects = {m.handle for m in self.roster.members if m.number in missed}
         while True:
-            with closing(self._meet(suspects, deadline, minimum, name)) as meeting:
+            attempt = self._attempt(suspects, deadline, minimum, admits, name)
+            with closing(self._meet(attempt, deadline, name)) as meeting:
                 try:
                     made = form(meeting)
                     if meeting.rank == 0:
@@ -104,15 +107,24 @@ class Participant:
                     if isinstance(error, RendezvousTimeoutError):  # others have ended, or come
                         suspects = {self.roster.members[rank].handle for rank in error.ranks}
 
-    def _meet(
-        self, suspects: Collection[Handle], deadline: Deadline, minimum: int, name: str
-    ) -> Meeting:
+    def _attempt(
+        self,
+        suspects: Collection[Handle],
+        deadline: Deadline,
+        minimum: int,
+        admits: bool,
+        name: str,
+    ) -> Regrouping:
+        left = Deadline(deadline.remaining_s)
+        left.timeout_s = deadline.timeout_s
+        return Regrouping(
+            self.me, self.roster, self._visitors, suspects, left, minimum, admits, name
+        )
+
+    def _meet(self, attempt: Regrouping, deadline: Deadline, name: str) -> Meeting:
         numbers = tuple(member.number for member in self.roster.members)
         shown = numbers.index(self.me.number) if self.me.number in numbers else 0
         names = RankNames(name, max(1, len(numbers)), numbers or None)
-        left = Deadline(deadline.remaining_s)
-        left.timeout_s = deadline.timeout_s
-        attempt = Regrouping(self.me, self.roster, self._visitors, suspects, left, minimum, name)
         with RendezvousContext(shown, names, deadline).raising_errors():
             meeting = attempt.run()
         self.roster = meeting.roster

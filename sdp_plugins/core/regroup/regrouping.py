@@ -41,6 +41,7 @@ class Regrouping:
         suspects: Those that this rank has missed.
         deadline: When all are left out that have not come.
         minimum: How many ranks are needed.
+        admits: Whether others may join.
         name: Of the group that is made, for messages.
     """
 
@@ -52,6 +53,7 @@ class Regrouping:
         suspects: Collection[Handle],
         deadline: Deadline,
         minimum: int,
+        admits: bool,
         name: str,
     ) -> None:
         self.roster = roster
@@ -59,7 +61,7 @@ class Regrouping:
         self._suspects = set(suspects)
         self._deadline, self._end = deadline, deadline.extended(4 * GRACE_S)
         self._grace = Deadline(GRACE_S)
-        self._minimum, self._name = minimum, name
+        self._minimum, self._admits, self._name = minimum, admits, name
         self._calls: dict[Handle, Connection] = {}
         self._retry_at: dict[Handle, float] = {}
         self._dead: set[Handle] = set()
@@ -225,7 +227,7 @@ class Regrouping:
         joining = [
             visitor.hello.member
             for handle, visitor in self._visitors.known.items()
-            if visitor.hello.roster is None and handle not in self.roster.handles
+            if self._admits and visitor.hello.roster is None and handle not in self.roster.handles
         ]
         if len(present) + len(joining) < self._minimum:
             return None

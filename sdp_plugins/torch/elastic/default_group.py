@@ -10,9 +10,17 @@ from typing import Any
 
 import torch.distributed as dist
 
-from sdp_plugins.core import Group, PeerLostError, RendezvousError, RendezvousTimeoutError
+from sdp_plugins.core import (
+    CollectiveTimeoutError,
+    Group,
+    PeerLostError,
+    RendezvousError,
+    RendezvousTimeoutError,
+    SdpError,
+)
 from sdp_plugins.core.addresses_and_ports import LOOPBACK
 from sdp_plugins.core.config import Config
+from sdp_plugins.core.error_file import sdp_error_in
 from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.regroup import Handle, Meeting, Participant
 from sdp_plugins.core.rendezvous import StoreExchange
@@ -78,19 +86,38 @@ class DefaultGroup:
         """Number of processes that ask to join, as far as this rank knows; does not wait."""
         return self._participant.waiting()
 
-    def regroup(self, missed: Collection[int]) -> None:
+    def regroup(self, missed: Collection[int], admits: bool = True) -> None:
         """Make the default group of the ranks that are left, and of those that ask to join.
 
         Process groups that the program has made are destroyed with the old one.
 
         Args:
             missed: Numbers of ranks that did not take part in an operation.
+            admits: Whether others may join.
         """
         self._destroy()
-        self._make(missed)
+        self._make(missed, admits)
 
-    def _make(self, missed: Collection[int]) -> None:
-        self._participant.regroup(self._form, self._timeout_s, missed, self._minimum)
+    def agree(
+        self, agree: Callable[[], None], undo: Callable[[], None], admits: bool = True
+    ) -> None:
+        """Call a collective; if ranks are lost in it, regroup, and call it again.
+
+        Args:
+            agree: The collective.
+            undo: Called before a regrouping.
+            admits: Whether others may join in it.
+        """
+        while True:
+            try:
+                return agree()
+            except Exception as error:
+                failure = lost(error)
+                undo()
+                self.regroup(failure.global_ranks, admits)
+
+    def _make(self, missed: Collection[int], admits: bool = True) -> None:
+        self._participant.regroup(self._form, self._timeout_s, missed, self._minimum, admits)
 
     def _form(self, meeting: Meeting) -> None:
         timeout, hook = timedelta(seconds=self._timeout_s), self._hook
@@ -134,6 +161,16 @@ class DefaultGroup:
         """Destroy the group: to the others, this rank has ended."""
         self._destroy()
         self._participant.close()
+
+
+def lost(error: Exception) -> SdpError:
+    """Return why ranks are missing, so that the others go on; raise any other error again."""
+    failure = sdp_error_in(error)
+    if isinstance(failure, (PeerLostError, CollectiveTimeoutError)) or (
+        failure is not None and failure.kind == "aborted"
+    ):
+        return failure
+    raise error
 
 
 def _connected(connect: Callable[[], dist.Store], meeting: Meeting) -> dist.Store:

@@ -39,7 +39,12 @@ class ElasticModel(nn.Module):
         self._current = [DistributedDataParallel(self.module, **self._options)]
 
     def unwrap(self) -> None:
-        """End the reducer, whose hooks would work beside those of the next."""
+        """End the reducer."""
         for wrapper in self._current:
-            del wrapper.reducer, wrapper.logger
+            end_reducer(wrapper)
         self._current = []
+
+
+def end_reducer(wrapper: DistributedDataParallel) -> None:
+    """End a reducer, whose hooks would work beside those of the next."""
+    del wrapper.reducer, wrapper.logger

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import pickle
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -68,3 +70,38 @@ def receive(group: Group, root: int) -> Any:
         if tensor.numel():
             group.broadcast(to_move(tensor.detach()), root)
     return state
+
+
+def catch_up(
+    group: Group,
+    progress: Sequence[int],
+    own_state: Callable[[], Any],
+    load: Callable[[Any], None],
+) -> bool:
+    """Give the state of the rank that has come farthest to those that have not; a collective.
+
+    Args:
+        group: The ranks.
+        progress: How far this rank has come; negative if it has no state yet. If none has, rank
+            0's is that of all.
+        own_state: Returns this rank's state; called on the rank that has come farthest.
+        load: Takes it over; called on those that have not come so far.
+
+    Returns:
+        Whether this rank has taken over another one's state.
+    """
+    told = [json.loads(blob) for blob in group.exchange(json.dumps(progress).encode())]
+    farthest = max(told)
+    source = told.index(farthest)
+    behind = [rank for rank, one in enumerate(told) if one != farthest or farthest[0] < 0]
+    if source in behind:
+        behind.remove(source)
+    part = group.new_group([source, *behind], name="state") if behind else None
+    if part is None:
+        return False
+    with part:
+        if part.rank == 0:
+            send(part, own_state(), 0)
+            return False
+        load(receive(part, 0))
+        return True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
@@ -12,13 +11,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset
 
-from sdp_plugins.core import RendezvousError, RendezvousTimeoutError, SdpError
+from sdp_plugins.core import SdpError
 from sdp_plugins.core.config import Config
-from sdp_plugins.core.error_file import sdp_error_in
-from sdp_plugins.torch.elastic import state as states
-from sdp_plugins.torch.elastic.default_group import DefaultGroup
+from sdp_plugins.torch.elastic.default_group import DefaultGroup, lost
 from sdp_plugins.torch.elastic.loader import ElasticLoader, Progress
 from sdp_plugins.torch.elastic.model import ElasticModel
+from sdp_plugins.torch.elastic.state import catch_up
 from sdp_plugins.torch.tensors import to_reduce
 
 Stateful = Any
@@ -93,7 +91,7 @@ class Elastic:
         limit_s = Config.from_env().wait_s if timeout_s is None else timeout_s
         self._group = DefaultGroup(limit_s, minimum)
         try:
-            self._agree_or_regroup()
+            self._group.agree(self._agree, self.model.unwrap)
         except BaseException:
             self._group.close()
             raise
@@ -160,9 +158,7 @@ class Elastic:
             committed = True
             self._let_join()
         except Exception as error:
-            failure = sdp_error_in(error)
-            if failure is None or isinstance(failure, RendezvousError):
-                raise
+            failure = lost(error)
             if self._steps_of_optimizer > before and not committed:
                 self._commit()  # what failed came after it
                 committed = True
@@ -217,44 +213,15 @@ class Elastic:
         self.model.unwrap()
         self._optimizer.zero_grad(set_to_none=True)
         self._group.regroup(() if failure is None else failure.global_ranks)
-        self._agree_or_regroup()
-
-    def _agree_or_regroup(self) -> None:
-        while True:
-            try:
-                self._agree()
-                self.model.wrap()
-                self.view += 1
-                return
-            except Exception as error:
-                failure = sdp_error_in(error)
-                excluded = isinstance(failure, RendezvousError)
-                if failure is None or (
-                    excluded and not isinstance(failure, RendezvousTimeoutError)
-                ):
-                    raise
-                self.model.unwrap()
-                self._group.regroup(failure.global_ranks)
+        self._group.agree(self._agree, self.model.unwrap)
 
     def _agree(self) -> None:
         """Give the state of the rank that has come farthest to those that have not."""
-        group = self._group.core
-        told = [json.loads(blob) for blob in group.exchange(json.dumps(self.progress).encode())]
-        farthest = max(told)
-        source = told.index(farthest)
-        behind = [rank for rank, one in enumerate(told) if one != farthest or farthest[0] < 0]
-        if farthest[0] < 0:
-            behind.remove(source)  # the first weights are rank 0's
-        if behind:
-            part = group.new_group([source, *behind], name="state")
-            if part is not None:
-                with part:
-                    if part.rank == 0:
-                        states.send(part, self._own_state(), 0)
-                    else:
-                        self._load(states.receive(part, 0))
+        catch_up(self._group.core, self.progress, self._own_state, self._load)
         if self.progress.steps < 0:
             self.progress = Progress(0)
+        self.model.wrap()
+        self.view += 1
 
     def _own_state(self) -> dict[str, Any]:
         kept = {name: thing.state_dict() for name, thing in self._state.items()}

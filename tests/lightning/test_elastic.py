@@ -1,0 +1,321 @@
+"""`smddp_elastic`: trainings whose ranks are lost, and joined by others."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch  # noqa: F401  (once for all ranks, which are forked)
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.faults import die
+from tests.launch.jobs import launch_page
+from tests.ranks import Start, say
+
+pytestmark = pytest.mark.timeout(600)
+PACKAGE = "lightning.pytorch"
+SAMPLES, EPOCHS, BATCH = 107, 3, 8
+Before = Callable[[str, int], None]
+
+
+def data() -> TensorDataset:
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randn(SAMPLES, 10, generator=generator, dtype=torch.float64)
+    return TensorDataset(x, (x.sum(1) > 0).long(), torch.arange(SAMPLES))
+
+
+def net(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 2)).double()
+
+
+def optimizers(parameters: Any) -> tuple[Any, Any]:
+    optimizer = torch.optim.Adam(parameters, lr=0.02)
+    return optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 9, 0.7)
+
+
+def module(package: str, seed: int, before: Before) -> Any:
+    """A LightningModule that notes which samples it has used in which step."""
+    lightning: Any = importlib.import_module(package)
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net(seed)
+            self.taken: dict[int, list[int]] = {}
+            self.sizes: dict[int, int] = {}
+            self.current: list[int] = []
+            self.hooks: list[str] = []
+
+        def training_step(self, batch: list[Tensor], index: int) -> Tensor:
+            x, y, self.current = batch[0], batch[1], [*self.current, *batch[2].tolist()]
+            before("forward", self.global_step)
+            loss = functional.cross_entropy(self.net(x), y)
+            before("backward", self.global_step)
+            self.log("train_loss", loss, sync_dist=True, on_step=False, on_epoch=True)
+            return loss
+
+        def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            number, size = self.global_step, self.trainer.world_size
+            super().optimizer_step(*args, **kwargs)
+            self.taken[number], self.current = self.current, []
+            self.sizes[number] = size
+            before("taken", number)
+
+        def validation_step(self, batch: list[Tensor], index: int) -> None:
+            before("validation", self.global_step)
+            self.log("val_loss", functional.cross_entropy(self.net(batch[0]), batch[1]).float())
+
+        def on_train_batch_start(self, batch: list[Tensor], index: int) -> None:
+            if index % self.trainer.accumulate_grad_batches == 0:
+                self.current = []
+
+        def on_validation_epoch_end(self) -> None:
+            self.hooks.append(f"validated {self.current_epoch}")
+
+        def on_train_epoch_start(self) -> None:
+            self.hooks.append(f"epoch {self.current_epoch}")
+
+        def on_train_epoch_end(self) -> None:
+            before("epoch end", self.global_step)
+
+        def configure_optimizers(self) -> Any:
+            optimizer, scheduler = optimizers(self.parameters())
+            return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+    return Module()
+
+
+class Job:
+    """A Trainer on one rank, and its module."""
+
+    def __init__(
+        self,
+        rank: int,
+        world: int,
+        folder: Path,
+        before: Before = lambda where, step: None,
+        package: str = PACKAGE,
+        **options: Any,
+    ) -> None:
+        lightning: Any = importlib.import_module(package)
+        workers = options.pop("workers", 0)
+        self.module = module(package, rank, before)
+        self.trainer = lightning.Trainer(
+            accelerator="cpu",
+            devices=world,
+            strategy="smddp_elastic",
+            max_epochs=EPOCHS,
+            default_root_dir=folder,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            **options,
+        )
+        self.loaders = (
+            DataLoader(data(), BATCH, shuffle=True, num_workers=workers),
+            DataLoader(data(), 64),
+        )
+
+    def fit(self) -> dict[str, Any]:
+        self.trainer.fit(self.module, *self.loaders)
+        weights = [parameter.detach().numpy() for parameter in self.module.parameters()]
+        kept = self.trainer.optimizers[0].state_dict()["state"][0]["exp_avg"].numpy()
+        self.trainer.strategy.close()  # kept processes run other tests
+        metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+        return {
+            "weights": [*weights, kept],
+            "taken": self.module.taken,
+            "sizes": self.module.sizes,
+            "hooks": self.module.hooks,
+            "metrics": metrics,
+            "epoch": self.trainer.current_epoch,
+            "steps": self.trainer.global_step,
+        }
+
+
+def check(results: list[dict[str, Any]]) -> None:
+    """The ranks are equal, and equal one process on the same samples, each once in an epoch."""
+    for other in results[1:]:
+        for one, two in zip(results[0]["weights"], other["weights"], strict=True):
+            assert (one == two).all()
+        assert other.get("epoch", EPOCHS) == EPOCHS
+        assert other.get("steps", results[0]["steps"]) == results[0]["steps"]
+    steps: dict[int, list[int]] = {}
+    for result in results:
+        for number, indices in result["taken"].items():
+            steps.setdefault(number, []).extend(indices)
+    assert sorted(steps) == list(range(results[0]["steps"]))
+    for parameter, expected in zip(results[0]["weights"], replay(steps), strict=False):
+        assert abs(parameter - expected).max() < 1e-9
+    flat = sorted(index for step in steps.values() for index in step)
+    assert flat == sorted(list(range(SAMPLES)) * EPOCHS)
+
+
+def replay(steps: dict[int, list[int]]) -> list[Any]:
+    """Train one process on the samples of each step."""
+    model = net()
+    optimizer, scheduler = optimizers(model.parameters())
+    x, y, _ = data().tensors
+    for number in sorted(steps):
+        optimizer.zero_grad()
+        functional.cross_entropy(model(x[steps[number]]), y[steps[number]]).backward()
+        optimizer.step()
+        scheduler.step()
+    return [parameter.detach().numpy() for parameter in model.parameters()]
+
+
+def train(rank: int, world: int, folder: Path, package: str) -> dict[str, Any]:
+    return Job(rank, world, folder, package=package).fit()
+
+
+@pytest.mark.parametrize("package", ["lightning.pytorch", "pytorch_lightning"])
+def test_equals_one_process(start_pooled: Start, tmp_path: Path, package: str) -> None:
+    with start_pooled(3, train, tmp_path, package) as ranks:
+        results = ranks.results()
+    check(results)
+    assert results[0]["hooks"][1:] == [
+        text for epoch in range(EPOCHS) for text in (f"epoch {epoch}", f"validated {epoch}")
+    ]
+
+
+def train_and_lose(
+    rank: int, world: int, folder: Path, victim: int, where: str, at: int, workers: int
+) -> dict[str, Any]:
+    def before(here: str, step: int) -> None:
+        if (rank, here) == (victim, where) and step >= at:
+            say((job.module.taken, job.module.current))
+            die()
+
+    job = Job(rank, world, folder, before, workers=workers)
+    return job.fit()
+
+
+@pytest.mark.parametrize(
+    ("victim", "where", "workers"),
+    [
+        (0, "forward", 0),
+        (2, "backward", 2),
+        (1, "taken", 0),
+        (0, "validation", 0),
+        (2, "epoch end", 0),
+    ],
+)
+def test_a_rank_is_lost(
+    start_pooled: Start, tmp_path: Path, victim: int, where: str, workers: int
+) -> None:
+    """The others go on in the epoch, and each hook of theirs is called as often as without."""
+    with start_pooled(3, train_and_lose, tmp_path, victim, where, 6, workers) as ranks:
+        taken, current = ranks[victim].heard()
+        results = [ranks[rank].result() for rank in range(3) if rank != victim]
+    if where in ("forward", "backward") and results[0]["sizes"][6] == 3:
+        taken[6] = current  # the others had all that they needed of it
+    check([*results, {"weights": results[0]["weights"], "taken": taken}])
+    for result in results:
+        assert [hook for hook in result["hooks"] if hook.startswith("epoch")] == [
+            f"epoch {epoch}" for epoch in range(EPOCHS)
+        ]
+        assert result["metrics"].keys() == {"train_loss", "val_loss"}
+
+
+def accumulate(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    def before(here: str, step: int) -> None:
+        if (rank, here, step) == (1, "forward", 2) and len(job.module.current) > 2 * BATCH:
+            say(job.module.taken)
+            die()
+
+    job = Job(rank, world, folder, before, accumulate_grad_batches=3)
+    return job.fit()
+
+
+def test_a_step_of_several_batches_is_repeated_from_the_first(
+    start_pooled: Start, tmp_path: Path
+) -> None:
+    with start_pooled(3, accumulate, tmp_path) as ranks:
+        taken = ranks[1].heard()
+        results = [ranks[rank].result() for rank in (0, 2)]
+    results.append({"weights": results[0]["weights"], "taken": taken})
+    flat = [index for result in results for step in result["taken"].values() for index in step]
+    assert sorted(flat) == sorted(list(range(SAMPLES)) * EPOCHS)
+    for one, two in zip(results[0]["weights"], results[1]["weights"], strict=True):
+        assert (one == two).all()
+
+
+def lead_or_join(rank: int, world: int, folder: Path, starting: int) -> dict[str, Any]:
+    """Ranks from `starting` on join when rank 0 has come to its fifth step."""
+    told = folder / "handles"
+    if rank < starting:
+        os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(starting))
+    else:
+        while not told.exists():
+            time.sleep(0.01)
+        os.environ["SDP_JOIN"] = told.read_text()
+
+    def before(here: str, step: int) -> None:
+        if (here, step, rank) == ("forward", 5, 0) and not told.exists():
+            participant = job.trainer.strategy.ranks._participant
+            (folder / "new").write_text(",".join(map(str, participant.roster.handles)))
+            (folder / "new").rename(told)
+            while participant.waiting() < world - starting:
+                time.sleep(0.001)
+
+    checkpoint = importlib.import_module(f"{PACKAGE}.callbacks").ModelCheckpoint(
+        monitor="val_loss", save_top_k=2, filename="{epoch}"
+    )
+    devices = starting if rank < starting else world
+    job = Job(rank, devices, folder, before, callbacks=[checkpoint])
+    try:
+        return job.fit() | {"best": sorted(checkpoint.best_k_models), "folder": checkpoint.dirpath}
+    finally:
+        os.environ.pop("SDP_JOIN", None)
+
+
+@pytest.mark.parametrize("starting", [1, 2])
+def test_others_join(start_pooled: Start, tmp_path: Path, starting: int) -> None:
+    """They begin where the others are, with all that a checkpoint has."""
+    with start_pooled(3, lead_or_join, tmp_path, starting) as ranks:
+        results = ranks.results()
+    check(results)
+    for newcomer in results[starting:]:
+        assert 0 < min(newcomer["taken"]) <= 8
+        assert newcomer["best"] == results[0]["best"] and len(newcomer["best"]) == 2
+        assert newcomer["folder"] == results[0]["folder"]
+
+
+# ---- mistakes ------------------------------------------------------------------------------------
+
+
+def misuse(rank: int, world: int, folder: Path, what: str) -> str:
+    job = Job(rank, world, folder)
+    if what == "batch sampler":
+        sampler = torch.utils.data.BatchSampler([0, 1], 2, False)
+        job.loaders = (DataLoader(data(), batch_sampler=_Batches(sampler)), job.loaders[1])
+    try:
+        job.fit()
+    except TypeError as error:
+        return str(error)
+    return ""
+
+
+class _Batches(torch.utils.data.BatchSampler):
+    def __init__(self, sampler: Any, batch_size: int = 2, drop_last: bool = False) -> None:
+        super().__init__(range(4), batch_size, drop_last)
+
+
+def test_batches_of_its_own_cannot_be_divided(start_pooled: Start, tmp_path: Path) -> None:
+    with start_pooled(1, misuse, tmp_path, "batch sampler") as ranks:
+        assert "no batch_sampler of its own" in ranks[0].result()
+
+
+def test_the_program_of_the_page_runs_as_written(tmp_path: Path) -> None:
+    done = launch_page("elastic.md", tmp_path, ("--elastic", "1:2"), "fit.py")
+    assert done.returncode == 0, done.stderr
+    assert "`Trainer.fit` stopped: `max_epochs=5` reached." in done.stderr
