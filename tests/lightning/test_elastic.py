@@ -226,6 +226,23 @@ def test_a_rank_is_lost(
         assert result["metrics"].keys() == {"train_loss", "val_loss"}
 
 
+def train_and_lose_two(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    def before(here: str, step: int) -> None:
+        if here == "forward" and step == 6 + rank and rank < 2:
+            say((job.module.taken, job.module.current))
+            die()
+
+    job = Job(rank, world, folder, before)
+    return job.fit()
+
+
+def test_ranks_are_lost_one_after_the_other(start_pooled: Start, tmp_path: Path) -> None:
+    with start_pooled(3, train_and_lose_two, tmp_path) as ranks:
+        lost = [ranks[rank].heard()[0] for rank in range(2)]
+        result = ranks[2].result()
+    check([result, *({"weights": result["weights"], "taken": taken} for taken in lost)])
+
+
 def accumulate(rank: int, world: int, folder: Path) -> dict[str, Any]:
     def before(here: str, step: int) -> None:
         if (rank, here, step) == (1, "forward", 2) and len(job.module.current) > 2 * BATCH:

@@ -235,7 +235,7 @@ class ElasticFit:
         """Have the loop make its loader when it needs one."""
         if loop._data_fetcher is not None:
             loop._data_fetcher.teardown()
-        loop._combined_loader = None
+        loop._data_fetcher = loop._combined_loader = None
 
     # ---- the state -----------------------------------------------------------------------------
 
