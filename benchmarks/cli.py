@@ -35,6 +35,7 @@ from benchmarks.options import (
     Threads,
 )
 from benchmarks.predict.cli import predict
+from benchmarks.recovery.cli import recovery
 from benchmarks.results import Report
 from benchmarks.testbed import start
 from benchmarks.testbed.network import Network
@@ -349,6 +350,7 @@ app.command("gpu")(gpu)
 app.command("nodes")(nodes_cli.nodes)
 app.command("scaling")(nodes_cli.scaling)
 app.command("predict")(predict)
+app.command("recovery")(recovery)
 app.command("cluster", context_settings={"allow_interspersed_args": False})(nodes_cli.cluster)
 
 
