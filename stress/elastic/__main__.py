@@ -1,6 +1,7 @@
 """Run elastic trainings, lose ranks at random moments, and check what is promised.
 
 python -m stress.elastic --faults 1000 --seed 1
+python -m stress.elastic --accuracy --seed 1
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import sys
 import time
 from collections import defaultdict
 
+from stress.elastic.accuracy import compare, outcome
 from stress.elastic.check import problems
 from stress.elastic.job import Fault, Job, StuckError
+from stress.elastic.rank import Setting
 
 KINDS = ("kill", "kill", "kill", "kill 2")
 EPOCHS = 10**6
@@ -27,6 +30,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--stop", action="store_true", help="SIGSTOP instead of SIGKILL")
     parser.add_argument("--timeout", type=float, default=None, help="of an operation, in seconds")
+    parser.add_argument(
+        "--accuracy", action="store_true", help="10 kills and joins in one epoch, and without"
+    )
     return parser.parse_args()
 
 
@@ -34,10 +40,10 @@ def play(job: Job, kinds: tuple[str, ...], count: int) -> list[str]:
     """Run one training with some faults; what does not hold."""
     try:
         for number in range(job.world):
-            job.start(number, EPOCHS, join=False)
+            job.start(number, join=False)
         job.await_step(set(range(job.world)), 0.0)
         for _ in range(count):
-            job.fault(job.random.choice(kinds), EPOCHS)
+            job.fault(job.random.choice(kinds))
     except StuckError as error:
         return [str(error)]
     finally:
@@ -61,9 +67,23 @@ def table(faults: list[Fault]) -> str:
     return "\n".join(lines)
 
 
+def accuracies(options: argparse.Namespace) -> None:
+    """Train with kills and without, and compare."""
+    timeout_s = options.timeout or 30.0
+    pair = [outcome(options.ranks, kills, options.seed, timeout_s) for kills in (10, 0)]
+    for one in pair:
+        steps = len({told.step for told in one.job.committed})
+        print(f"{len(one.job.faults) // 2} kills, {steps} steps, accuracy {one.accuracy:.3f}")
+    found = compare(*pair)
+    print("; ".join(found) or "all promises kept")
+    sys.exit(1 if found else 0)
+
+
 def main() -> None:
     """Run trainings until there have been enough faults."""
     options = parsed()
+    if options.accuracy:
+        accuracies(options)
     timeout_s = options.timeout or (2.0 if options.stop else 30.0)
     kinds = ("stop",) if options.stop else KINDS
     faults: list[Fault] = []
@@ -71,7 +91,9 @@ def main() -> None:
     while done < options.faults:
         since = time.monotonic()
         count = min(options.per_job, options.faults - done)
-        job = Job(options.ranks, timeout_s, random.Random(f"{options.seed} {number}"))
+        job = Job(
+            options.ranks, Setting(timeout_s, EPOCHS), random.Random(f"{options.seed} {number}")
+        )
         found = play(job, kinds, count)
         faults += job.faults
         steps = len({one.step for one in job.committed})

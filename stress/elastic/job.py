@@ -14,7 +14,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple
 
 from sdp_plugins.core.regroup import RosterFile
-from stress.elastic.rank import Committed, main
+from stress.elastic.rank import Committed, Setting, main
 from tests.ranks import free_port
 
 LIMIT_S = 60.0
@@ -42,12 +42,12 @@ class Job:
     """One elastic training of some ranks."""
 
     world: int
-    timeout_s: float
+    setting: Setting
     random: random.Random
     committed: list[Committed] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     left: list[str] = field(default_factory=list)  # what ranks said that were left out
-    ended: set[int] = field(default_factory=set)
+    ended: dict[int, float] = field(default_factory=dict)  # the accuracies
     last: dict[int, Committed] = field(default_factory=dict)
     asked: dict[int, float] = field(default_factory=dict)
 
@@ -68,14 +68,14 @@ class Job:
             "OMP_NUM_THREADS": "1",
         }
 
-    def start(self, number: int, epochs: int, join: bool) -> None:
+    def start(self, number: int, join: bool) -> None:
         """Start a rank."""
         ours, theirs = self.context.Pipe(duplex=False)
         place = {"RANK": str(number), "LOCAL_RANK": str(number)}
         environment = {**self.environment, **place}
         if join:
             environment["SDP_JOIN"] = ",".join(self.handles)
-        arguments = (number, environment, self.timeout_s, epochs, theirs)
+        arguments = (number, environment, self.setting, theirs)
         process = self.context.Process(target=main, args=arguments, daemon=True)
         process.start()
         theirs.close()
@@ -102,7 +102,7 @@ class Job:
         elif said[0] == "asks":
             self.asked[said[1]] = said[2]
         elif said[0] == "ended":
-            self.ended.add(said[1])
+            self.ended[said[1]] = said[2]
         else:
             self.left.append(f"rank {said[1]}: {said[2]}")
 
@@ -131,7 +131,7 @@ class Job:
                 return max(first) - since
         raise StuckError(f"ranks {wanted} do not go on; the last steps: {self.last}")
 
-    def fault(self, kind: str, epochs: int) -> bool:
+    def fault(self, kind: str) -> bool:
         """Do something to the job, and wait until it goes on.
 
         Returns:
@@ -155,7 +155,7 @@ class Job:
         self.faults.append(Fault(kind, seconds))
         for victim in victims:
             self.asked.pop(victim, None)
-            self.start(victim, epochs, join=True)
+            self.start(victim, join=True)
         self.await_step(set(self.processes), since)
         if self.ended:
             return False

@@ -18,6 +18,8 @@ from sdp_plugins.core import SdpError
 from sdp_plugins.torch.elastic.training import Elastic
 
 BATCH, SEED = 16, 1
+TRAINED = 1500  # of 1797 digits; the others are held out
+SLOW_S = 0.2
 
 
 class Committed(NamedTuple):
@@ -48,10 +50,27 @@ class Committed(NamedTuple):
     digest: str
 
 
-def digits() -> TensorDataset:
+class Setting(NamedTuple):
+    """How to train.
+
+    Attributes:
+        timeout_s: Of operations.
+        epochs: Number of epochs.
+        batch: Samples of each rank in a step.
+        slow: While this file exists, a step takes SLOW_S longer.
+    """
+
+    timeout_s: float
+    epochs: int
+    batch: int = BATCH
+    slow: str = ""
+
+
+def digits(held_out: bool = False) -> TensorDataset:
     """The digits, in float64: then a replay can be compared closely."""
     data = load_digits()
-    return TensorDataset(torch.tensor(data.data / 16.0), torch.tensor(data.target))
+    part = slice(TRAINED, None) if held_out else slice(TRAINED)
+    return TensorDataset(torch.tensor(data.data[part] / 16.0), torch.tensor(data.target[part]))
 
 
 def made() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -69,33 +88,40 @@ def digest_of(model: nn.Module) -> str:
     return found.hexdigest()[:16]
 
 
-def main(
-    number: int, environment: dict[str, str], timeout_s: float, epochs: int, parent: Connection
-) -> None:
+def accuracy_of(model: nn.Module) -> float:
+    """The share of the held-out digits that it knows."""
+    x, y = digits(held_out=True).tensors
+    with torch.no_grad():
+        return float((model(x).argmax(1) == y).double().mean())
+
+
+def main(number: int, environment: dict[str, str], setting: Setting, parent: Connection) -> None:
     """Run one rank until the training ends."""
     os.environ.update(environment)
     torch.set_num_threads(1)
     model, optimizer = made()
     parent.send(("asks", number, time.monotonic()))
     try:
-        elastic = Elastic(model, optimizer, timeout_s=timeout_s)
-        train(elastic, model, optimizer, epochs, parent)
+        elastic = Elastic(model, optimizer, timeout_s=setting.timeout_s)
+        train(elastic, model, optimizer, setting, parent)
     except SdpError as error:
         parent.send(("left", number, f"{type(error).__name__}: {error}"))
         raise SystemExit(1) from error
-    parent.send(("ended", number, time.monotonic()))
+    parent.send(("ended", number, accuracy_of(model)))
 
 
 def train(
-    elastic: Elastic, model: nn.Module, optimizer: Any, epochs: int, parent: Connection
+    elastic: Elastic, model: nn.Module, optimizer: Any, setting: Setting, parent: Connection
 ) -> None:
     """Train, and tell of every step."""
-    loader = elastic.loader(digits(), BATCH, seed=SEED)
-    for _ in elastic.epochs(epochs):
+    loader = elastic.loader(digits(), setting.batch, seed=SEED)
+    for _ in elastic.epochs(setting.epochs):
         for x, y in loader:
             before, view = elastic.progress, elastic.view
             counts, numbers = tuple(elastic._counts), tuple(elastic.numbers)
             with elastic.step() as step:
+                if os.path.exists(setting.slow):
+                    time.sleep(SLOW_S)
                 loss = functional.cross_entropy(elastic.model(x), y)
                 loss.backward()
                 optimizer.step()

@@ -6,15 +6,16 @@ import random
 
 import pytest
 
-from stress.elastic.__main__ import play
+from stress.elastic.__main__ import EPOCHS, play
+from stress.elastic.accuracy import compare, outcome
 from stress.elastic.check import problems
 from stress.elastic.job import Job
-from stress.elastic.rank import Committed
+from stress.elastic.rank import Committed, Setting
 
 
 @pytest.fixture(scope="module")
 def job() -> Job:
-    made = Job(3, 60.0, random.Random(5))
+    made = Job(3, Setting(60.0, EPOCHS), random.Random(5))
     assert play(made, ("kill", "kill 2"), 3) == []
     return made
 
@@ -43,3 +44,14 @@ def test_broken_promises_are_noticed(job: Job) -> None:
     assert "steps are missing" in next(problems(gone, is_whole=False))
     first = [one._replace(first=one.first + 1) if one.step == 3 else one for one in told]
     assert "begins at" in next(problems(first, is_whole=False))
+
+
+@pytest.mark.long
+@pytest.mark.may_leak(
+    "processes", "fds", reason="multiprocessing's fork server lasts as long as the session"
+)
+def test_kills_and_joins_do_not_change_what_is_learnt() -> None:
+    kills, calm = outcome(4, 10, 1, 60.0), outcome(4, 0, 1, 60.0)
+    assert compare(kills, calm) == []
+    worse = kills._replace(accuracy=calm.accuracy - 0.05)
+    assert "accuracies" in compare(worse, calm)[0]
