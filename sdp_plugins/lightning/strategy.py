@@ -150,10 +150,11 @@ def leave_group(exception: BaseException) -> None:
 
     Afterwards there is no group: the teardown does not wait, and another fit() makes a new group.
     """
-    if not dist.is_initialized() or dist.get_backend() != BACKEND:
+    from sdp_plugins.torch.groups import smddp_group
+
+    if not dist.is_initialized() or (group := smddp_group()) is None:
         return
     if reason := why_others_fail(exception):
-        group: Any = dist.group.WORLD
         group.abort(reason)
     dist.destroy_process_group()
 

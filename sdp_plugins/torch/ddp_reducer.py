@@ -15,9 +15,10 @@ from torch.distributed.algorithms.join import Join
 from sdp_plugins.torch.internals import current_backward_pass, run_backward_code
 
 _NOTIFY = Join.notify_join_context.__code__
-# The call, dist.all_reduce, its decorator, notify_join_context. An active TorchFunctionMode, as in
-# `with torch.device("cpu")`, repeats the first two with three more frames in between.
-_FRAMES_TO_NOTIFY = 8
+# The call and its caller, dist.all_reduce, its decorator, notify_join_context. An active
+# TorchFunctionMode, as in `with torch.device("cpu")`, repeats the first two with three more frames
+# in between.
+_FRAMES_TO_NOTIFY = 9
 
 
 def called_by_reducer() -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -28,6 +29,10 @@ class GroupProperties(dist.ProcessGroup):
         self._extra_groups: dict[str, Group] = {}  # of the same ranks; see ProcessGroupBase
         self.sharded_optimizers = 0  # that were ever made; each has an extra group
         self._name = self._description = ""
+        self.hooks: Any = None
+        """The way through torch's hooks; see ``hooks.py``. None while there are none."""
+        self.make_part: Callable[..., Any] | None = None
+        """Makes the group of some of the ranks; None if torch has not made this group."""
 
     def getBackendName(self) -> str:  # noqa: N802
         """Return the backend's name in init_process_group()."""
@@ -96,6 +101,10 @@ class GroupProperties(dist.ProcessGroup):
     def _get_backend(self, device: torch.device) -> Any:
         return self
 
-    supports_splitting = False
+    @property
+    def supports_splitting(self) -> bool:
+        """Whether `split_group` works; torch allows it on CPUs since version 2.15."""
+        return self.make_part is not None
+
     supports_coalescing = False
     supports_time_estimate = False

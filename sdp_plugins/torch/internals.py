@@ -18,11 +18,13 @@ from torch.utils import _python_dispatch as python_dispatch
 from sdp_plugins.core.private_names import check_names
 
 __all__ = [
+    "TAKES_BACKENDS",
     "FakeTensor",
     "c10d",
     "check",
     "count_modes",
     "current_backward_pass",
+    "hook_of",
     "profiling",
     "python_dispatch",
     "run_backward_code",
@@ -74,6 +76,7 @@ OVERRIDDEN = (
 FRAMES = {
     "persistent_id": "torch's search for the tensors in a future's value",
     "_maybe_attach_flight_recorder": "torch's flight recorder; 2.15 and later",
+    "_new_process_group_helper": "knows the group's other backends; 2.14 and later",
     "_engine_run_backward": "calls the backward pass, and so DDP's reducer",
 }
 """Functions of torch that are recognised as callers.
@@ -96,8 +99,15 @@ def check() -> None:
     check_names(torch, NAMES, "torch")
 
 
+def hook_of(name: str) -> Any:
+    """Return one of torch's classes of hooks, which version 2.13 does not have."""
+    return getattr(c10d, name)
+
+
 check()
 
+TAKES_BACKENDS = hasattr(c10d.Backend, "reconfigure")
+"""Whether Python may subclass c10d's Backend: since version 2.14."""
 count_modes = torch._C._len_torch_dispatch_stack
 """Returns the number of dispatch modes that are active in this thread."""
 current_backward_pass = torch._C._current_graph_task_id

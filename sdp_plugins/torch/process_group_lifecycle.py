@@ -73,6 +73,7 @@ class ProcessGroupBase(GroupProperties):
         self._store_shutdown = store_shutdown
         self._pid = os.getpid()
         self._detail = debug_detail.is_on()
+        self.kept_until_end: list[object] = []
         threads = (self._callback_thread, self._message_thread, self._profiler_thread)
         self._device_calls: dict[str, DeviceCalls] = {}
         self._end = weakref.finalize(
@@ -84,6 +85,7 @@ class ProcessGroupBase(GroupProperties):
             self._device_calls,
             threads,
             self._works,
+            self.kept_until_end,
         )
 
     def _current_group(self) -> Group:
@@ -275,6 +277,23 @@ class ProcessGroupBase(GroupProperties):
         except RuntimeError:  # a call of another thread interfered; a later call will look again
             return None
 
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> Any:
+        """Make the group of some of the ranks, which call it; the others get None."""
+        assert self.make_part is not None
+        part = self.make_part(new_ranks, group_name, timeout)
+        if part is not None:
+            part.setGroupName(group_name)
+            part.setGroupDesc(group_desc or "undefined")
+        return part
+
     def uses(self, storage: int) -> bool:
         """Return whether an operation in flight uses the storage with this `_cdata`."""
         works = list(self._works)
@@ -348,6 +367,7 @@ def _end(
     device_calls: dict[str, DeviceCalls],
     threads: tuple[CallbackThread, ...],
     works: dict[PendingWork, None],
+    kept: list[object],
 ) -> None:
     """Close all groups; the argument `works` keeps their tensors alive until then."""
     if os.getpid() != pid:
@@ -366,3 +386,4 @@ def _end(
     for thread in threads:
         thread.stop()
     works.clear()
+    kept.clear()

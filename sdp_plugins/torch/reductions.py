@@ -17,6 +17,7 @@ from torch import Tensor
 from sdp_plugins.core import ReduceOp
 from sdp_plugins.torch.bucket_registration import MIN_BYTES
 from sdp_plugins.torch.ddp_reducer import called_by_reducer, joining, wait_in_python
+from sdp_plugins.torch.groups import smddp_group
 from sdp_plugins.torch.internals import count_modes, profiling
 from sdp_plugins.torch.options import CallOptions, Launch, Options, op_and_options, root_and_options
 from sdp_plugins.torch.process_group_lifecycle import ProcessGroupBase
@@ -36,6 +37,10 @@ from sdp_plugins.torch.torch_dispatch import OwnDispatchError, dispatched, throu
 from sdp_plugins.torch.work import Work
 
 
+def _given(**arguments: Any) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
 class Reductions(ProcessGroupBase):
     """Collectives that reduce."""
 
@@ -48,13 +53,18 @@ class Reductions(ProcessGroupBase):
         op: Any = None,
     ) -> Work:
         """Reduce a tensor over all ranks in place; a sparse tensor becomes the sum."""
+        hooks = self.hooks
+        if hooks is not None and not hooks.passed:
+            by_reducer = hooks.by_reducer = called_by_reducer()
+            work = hooks.call("allreduce", tensors, **_given(opts=opts, op=op, timeout=timeout))
+            first = tensors if isinstance(tensors, Tensor) else tensors[0]
+            return self._kept(work, first, by_reducer)
         try:
             tensor = None if count_modes() else only(tensors)
         except OwnDispatchError:
             tensor = None
         if tensor is None:  # not `dispatched`, as the reducer is found by the number of frames
-            given = {"opts": opts, "op": op, "timeout": timeout}
-            given = {name: value for name, value in given.items() if value is not None}
+            given = _given(opts=opts, op=op, timeout=timeout)
             return through_operators(Reductions.allreduce, self, tensors, **given)
         kind, options = op_and_options(op if opts is None else opts, timeout)
         if tensor.layout is not torch.strided or not is_dense(tensor):
@@ -62,27 +72,28 @@ class Reductions(ProcessGroupBase):
                 work = self._sum_sparse(tensor, kind, options)
             else:
                 work = self._reduce_all([tensor], kind, options)
-            if called_by_reducer():
-                wait_in_python(work.wait)
-            elif tensor.numel() == 1 and (module := joining()) is not None:
-                self._of_join[module] = work
-            return work
+            return self._kept(work, tensor, called_by_reducer())
         group = self._current_group()
         if tensor.nbytes >= MIN_BYTES and group is self._group:
-            self._registrations.see(tensor, called_by_reducer(), self._in_flight)
+            by_reducer = called_by_reducer() if hooks is None else hooks.by_reducer
+            self._registrations.see(tensor, by_reducer, self._in_flight)
         buffer, reduction = to_reduce(tensor), core_op(kind)
         if options[0] or self._detail or profiling():
             launch = partial(group.all_reduce, buffer, reduction)
             work = self._run("all_reduce", [launch], options, [tensor])
-            if called_by_reducer():
-                wait_in_python(work.wait)
-            elif tensor.numel() == 1 and (module := joining()) is not None:
-                self._of_join[module] = work  # until the next one, as in the module's reducer
-            return work
+            return self._kept(work, tensor, called_by_reducer())
         group.all_reduce(buffer, reduction, timeout_s=options[1])
         if self._works:
             self._forget_done()  # all earlier works are done by now
         return Work((tensor,), self._callback_thread)
+
+    def _kept(self, work: Work, tensor: Tensor, by_reducer: bool) -> Work:
+        """Return a work of which DDP's C++ may keep only its own half."""
+        if by_reducer:
+            wait_in_python(work.wait)
+        elif tensor.numel() == 1 and (module := joining()) is not None:
+            self._of_join[module] = work  # until the next one, as in the module's reducer
+        return work
 
     @dispatched
     def allreduce_coalesced(
@@ -218,5 +229,5 @@ class Reductions(ProcessGroupBase):
 
     def _in_flight(self, storage: int) -> bool:
         """Return whether any group of this process has an operation in flight on the storage."""
-        groups = [self, *dist.distributed_c10d._world.pg_map]
-        return any(group.uses(storage) for group in groups if isinstance(group, ProcessGroupBase))
+        groups = [self, *map(smddp_group, dist.distributed_c10d._world.pg_map)]
+        return any(group.uses(storage) for group in groups if group is not None)

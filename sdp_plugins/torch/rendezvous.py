@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch.distributed as dist
 from torch.distributed import Store
 
 from sdp_plugins.core import Group, PeerLostError, SdpError
@@ -23,7 +22,7 @@ from sdp_plugins.core.rendezvous.deadline import Deadline
 from sdp_plugins.core.rendezvous.failure import RendezvousFailure
 from sdp_plugins.core.rendezvous.store_exchange import store_failures
 from sdp_plugins.torch.gloo_network import GlooNetwork
-from sdp_plugins.torch.group_properties import GroupProperties
+from sdp_plugins.torch.groups import smddp_group
 from sdp_plugins.torch.options import group_seconds
 from sdp_plugins.torch.store import TorchStore
 
@@ -104,8 +103,8 @@ class TorchRendezvous:
 
     def _lost(self, looks: int = 1) -> SdpError | None:
         """Return the error for a member that has ended, as the default group reports it."""
-        world = dist.group.WORLD
-        if not self._members or not isinstance(world, GroupProperties):
+        world = smddp_group()
+        if not self._members or world is None:
             return None
         for look in range(looks):
             if look:
@@ -140,6 +139,6 @@ def _global_ranks(members: Sequence[int]) -> tuple[int, ...] | None:
     """
     if not members:
         return None
-    world = dist.group.WORLD
-    known = world.global_ranks if isinstance(world, GroupProperties) else None
+    world = smddp_group()
+    known = world.global_ranks if world is not None else None
     return tuple(known[member] for member in members) if known else tuple(members)

@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-from sdp_plugins.torch.reductions import Reductions
+from sdp_plugins.torch.groups import smddp_group
 
 
 def share(tensor: Tensor, group: Any = None) -> None:
@@ -31,10 +31,10 @@ def share(tensor: Tensor, group: Any = None) -> None:
             of the group is not smddp.
         SharedMemoryError: There is not enough memory.
     """
-    chosen = dist.group.WORLD if group is None else group
-    if not isinstance(chosen, Reductions):
+    chosen = smddp_group(group)
+    if chosen is None:
         raise ValueError(
-            f"share() needs a group of smddp, not {chosen!r}. "
+            f"share() needs a group of smddp, not {group or dist.group.WORLD!r}. "
             'Hint: call init_process_group("smddp") first.'
         )
     chosen.share(tensor)

@@ -46,6 +46,8 @@ def dispatched(method: Method) -> Method:
 
     @wraps(method)
     def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        if group.hooks is not None and not group.hooks.passed:
+            return group.hooks.call(method.__name__, *args, **kwargs)
         if not count_modes():
             try:
                 return directly(method, group, *args, **kwargs)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.core import Group
-from sdp_plugins.torch.process_group_lifecycle import ProcessGroupBase
+from sdp_plugins.torch.groups import smddp_group
 from sdp_plugins.torch.sharding.gradients import OWNED
 
 BY_ELEMENT = (
@@ -101,10 +101,10 @@ def core_groups(group: dist.ProcessGroup | None) -> tuple[Group, Group, Callable
     Returns:
         The process group's own group, the new one, and a function that gives the latter back.
     """
-    chosen = dist.group.WORLD if group is None else group
-    if not isinstance(chosen, ProcessGroupBase):
+    chosen = smddp_group(group)
+    if chosen is None:
         raise ValueError(
-            f"ShardedOptimizer needs a group of smddp, not of {dist.get_backend(chosen)}. "
+            f"ShardedOptimizer needs a group of smddp, not of {dist.get_backend(group)}. "
             'Hint: call init_process_group("smddp") first.'
         )
     chosen.sharded_optimizers += 1  # on all ranks alike
