@@ -6,14 +6,9 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sdp_plugins.torch.backend_name import BACKEND
-
-if TYPE_CHECKING:
-    from sdp_plugins.core.regroup import Meeting
-    from sdp_plugins.torch.process_group import ProcessGroup
 
 
 def register_backend() -> None:
@@ -56,6 +51,7 @@ def create(options: Any, pg_options: Any = None) -> Any:
         RendezvousError: The ranks did not find each other.
     """
     from sdp_plugins.core.regroup import Meeting
+    from sdp_plugins.torch.group_making import make_group, make_unready_group
     from sdp_plugins.torch.internals import TAKES_BACKENDS
 
     mixed = TAKES_BACKENDS and _has_others(sys._getframe(1).f_locals.get("backend_config"))
@@ -64,7 +60,10 @@ def create(options: Any, pg_options: Any = None) -> Any:
     if not (pg_options is None or isinstance(pg_options, Meeting)):
         raise TypeError(f"{BACKEND} takes no pg_options, but got {type(pg_options).__name__}.")
     _serve_accelerator()
-    group = make_group(options, pg_options)
+    if getattr(options, "enable_reconfigure", False):
+        group = make_unready_group(options)
+    else:
+        group = make_group(options, pg_options)
     if not mixed:
         return group
     from sdp_plugins.torch.device_backend import DeviceBackend
@@ -75,49 +74,3 @@ def create(options: Any, pg_options: Any = None) -> Any:
 def _has_others(backend_config: Any) -> bool:
     """Return whether torch's caller makes a group of several backends, which no option tells."""
     return len(set(getattr(backend_config, "device_backend_map", {}).values())) > 1
-
-
-def make_group(options: Any, meeting: Meeting | None = None) -> ProcessGroup:
-    """Create a process group; see ``create``."""
-    from sdp_plugins.core.config import Config
-    from sdp_plugins.torch.process_group import ProcessGroup
-    from sdp_plugins.torch.rendezvous import TorchRendezvous
-    from sdp_plugins.torch.store_shutdown import StoreShutdown
-
-    config = Config.from_env()  # raises before any rank waits
-    rendezvous = TorchRendezvous(options, config, meeting)
-    group = rendezvous.make_group()
-    serves_no_store = options.global_ranks_in_group or options.group_rank == 0 or meeting
-    made = ProcessGroup(
-        group,
-        partial(rendezvous.make_extra_group, group),
-        config.register,
-        None if serves_no_store else StoreShutdown.of(options.store),
-    )
-    members = options.global_ranks_in_group or list(range(options.group_size))
-    made.make_part = partial(_make_part, options.store, members, options.group_rank)
-    return made
-
-
-def _make_part(
-    parents_store: Any,
-    members: list[int],
-    rank: int,
-    ranks: list[int],
-    name: str,
-    timeout: Any,
-    store: Any = None,
-) -> ProcessGroup | None:
-    """Create the group of some of a group's ranks; None on the others."""
-    from torch.distributed import PrefixStore
-
-    from sdp_plugins.torch.internals import c10d
-
-    if rank not in ranks:
-        return None
-    options = c10d._DistributedBackendOptions()
-    options.store = store or PrefixStore(f"{name}/", parents_store)
-    options.group_rank, options.group_size = ranks.index(rank), len(ranks)
-    options.timeout, options.group_id = timeout, name
-    options.global_ranks_in_group = [members[each] for each in ranks]
-    return make_group(options)

@@ -22,17 +22,28 @@ class GroupProperties(dist.ProcessGroup):
     """Names, timeout and capabilities of a process group over a core Group."""
 
     _group: Group
+    _extra_groups: dict[str, Group]
 
     def __init__(self, group: Group) -> None:
         super().__init__(group.rank, group.world_size)  # type: ignore[call-arg]
         self._group = group
-        self._extra_groups: dict[str, Group] = {}  # of the same ranks; see ProcessGroupBase
-        self.sharded_optimizers = 0  # that were ever made; each has an extra group
         self._name = self._description = ""
         self.hooks: Any = None
         """The way through torch's hooks; see ``hooks.py``. None while there are none."""
         self.make_part: Callable[..., Any] | None = None
         """Makes the group of some of the ranks; None if torch has not made this group."""
+        self.make_again: Callable[..., Any] | None = None
+        """Makes what the group needs to go on with other ranks; None as above."""
+
+    def rank(self) -> int:
+        """Return this process's rank, which `reconfigure` changes."""
+        return self._group.rank
+
+    def size(self) -> int:
+        """Return the number of ranks, which `reconfigure` changes."""
+        return self._group.world_size
+
+    getRank, getSize = rank, size  # noqa: N815  (the names under which C++ looks for them)
 
     def getBackendName(self) -> str:  # noqa: N802
         """Return the backend's name in init_process_group()."""

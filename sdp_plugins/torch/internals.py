@@ -51,6 +51,8 @@ NAMES = {
     "distributed.ProcessGroup._set_group_name": "names a group",
     "distributed.ProcessGroupGloo._Options._devices": "chooses gloo's network interface",
     "distributed.ProcessGroupGloo._Options._timeout": "is gloo's time-out",
+    "distributed.distributed_c10d._world.group_count": "counts the groups ever made, for names",
+    "distributed.distributed_c10d._world.pg_group_ranks": "has the ranks of each group",
     "distributed.distributed_c10d._world.pg_map": "lists the groups of this process",
     "futures.Future._set_unwrap_func": "lets a future raise when its value is taken",
     "ops.c10d.allreduce_.default._schema": "tells what an operator returns",

@@ -12,11 +12,14 @@ from sdp_plugins.torch.barrier import Barrier
 from sdp_plugins.torch.broadcast_gather_scatter import BroadcastGatherScatter
 from sdp_plugins.torch.elastic_error_file import ElasticErrorFile
 from sdp_plugins.torch.hooked import Hooked
+from sdp_plugins.torch.membership import Membership
 from sdp_plugins.torch.point_to_point import PointToPoint
 from sdp_plugins.torch.reductions import Reductions
 
 
-class ProcessGroup(Hooked, Reductions, BroadcastGatherScatter, AllToAll, PointToPoint, Barrier):
+class ProcessGroup(
+    Membership, Hooked, Reductions, BroadcastGatherScatter, AllToAll, PointToPoint, Barrier
+):
     """A c10d process group over a core Group, for CPU tensors."""
 
 

@@ -59,22 +59,37 @@ class ProcessGroupBase(GroupProperties):
         store_shutdown: StoreShutdown | None = None,
     ) -> None:
         super().__init__(group)
-        self._make_group = make_group
+        self._pid = os.getpid()
+        self._detail = debug_detail.is_on()
+        # Works that DDP.join() passes to a module's reducer, which keeps only their C++ half.
+        self._of_join: weakref.WeakKeyDictionary[Any, Work] = weakref.WeakKeyDictionary()
+        self._begin(group, make_group, register, store_shutdown)
+
+    def begin_again(self, *arguments: Any) -> None:
+        """Go on over another Group, of other ranks; the arguments are those of the class."""
+        self._end()
+        self._begin(*arguments)
+
+    def _begin(
+        self,
+        group: Group,
+        make_group: Callable[..., Group],
+        register: bool,
+        store_shutdown: StoreShutdown | None = None,
+    ) -> None:
+        self._group, self._make_group = group, make_group
+        self._extra_groups: dict[str, Group] = {}  # of the same ranks
+        self.sharded_optimizers = 0  # that were ever made; each has an extra group
         self._callback_thread = CallbackThread("sdp-futures")
         self._message_thread = CallbackThread("sdp-p2p-futures", in_order=False)
         self._profiler_thread = CallbackThread(
             "sdp-profiler", in_order=False
         )  # no user's callback delays it
-        # Works that DDP.join() passes to a module's reducer, which keeps only their C++ half.
-        self._of_join: weakref.WeakKeyDictionary[Any, Work] = weakref.WeakKeyDictionary()
         # In flight; kept even if the caller drops them. A work removes itself when it is done.
         self._works: OrderedDict[PendingWork, None] = OrderedDict()
         self._registrations = Registrations(group, register and group.world_size > 1)
         self._store_shutdown = store_shutdown
-        self._pid = os.getpid()
-        self._detail = debug_detail.is_on()
         self.kept_until_end: list[object] = []
-        threads = (self._callback_thread, self._message_thread, self._profiler_thread)
         self._device_calls: dict[str, DeviceCalls] = {}
         self._end = weakref.finalize(
             self,
@@ -83,7 +98,7 @@ class ProcessGroupBase(GroupProperties):
             group,
             self._extra_groups,
             self._device_calls,
-            threads,
+            (self._callback_thread, self._message_thread, self._profiler_thread),
             self._works,
             self.kept_until_end,
         )
@@ -276,23 +291,6 @@ class ProcessGroupBase(GroupProperties):
             return next(iter(self._works), None)
         except RuntimeError:  # a call of another thread interfered; a later call will look again
             return None
-
-    def split_group(
-        self,
-        new_ranks: Sequence[int],
-        timeout: timedelta | None = None,
-        opts: Any = None,
-        group_name: str | None = None,
-        group_desc: str | None = None,
-        device_types: Any = None,
-    ) -> Any:
-        """Make the group of some of the ranks, which call it; the others get None."""
-        assert self.make_part is not None
-        part = self.make_part(new_ranks, group_name, timeout)
-        if part is not None:
-            part.setGroupName(group_name)
-            part.setGroupDesc(group_desc or "undefined")
-        return part
 
     def uses(self, storage: int) -> bool:
         """Return whether an operation in flight uses the storage with this `_cdata`."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.core import CollectiveMismatchError
@@ -23,6 +27,10 @@ from tests.torch.jobs import assert_same, process_group, total, values
 
 pytestmark = pytest.mark.skipif(
     not TAKES_BACKENDS, reason="Python can subclass c10d's Backend since PyTorch 2.14"
+)
+of_2_15 = pytest.mark.skipif(
+    not hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder"),
+    reason="PyTorch 2.15 splits groups of CPUs, and records groups of other backends",
 )
 SLOTS = "cpu:smddp,cuda:gloo"
 CPU = torch.device("cpu")
@@ -166,10 +174,97 @@ def run_splits(rank: int, world: int, backends: str) -> None:
         dist.barrier()  # rank 0 serves the store
 
 
-@pytest.mark.skipif(
-    not hasattr(dist.distributed_c10d, "_maybe_attach_flight_recorder"),
-    reason="split_group works on CPUs since PyTorch 2.15",
-)
+@of_2_15
 @pytest.mark.parametrize("backends", ["smddp", SLOTS])
 def test_split_group(rank_pool: Any, backends: str) -> None:
     rank_pool(3).run(run_splits, backends)
+
+
+class Seen:
+    """What hooks have seen."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def before(self, call: Any) -> None:
+        self.calls.append(f"{call.name.name} {call.async_op}")
+
+    def after(self, call: Any) -> None:
+        self.calls.append(f"end of {call.name.name}")
+
+
+def run_hooks(rank: int, world: int) -> None:
+    with process_group() as group:
+        seen, tensor = Seen(), torch.ones(3)
+        group.register_pre_hook(1, seen.before)
+        group.register_post_hook(1, seen.after)
+        work = dist.all_reduce(tensor, async_op=True)
+        assert work is not None
+        assert work.wait()
+        assert work.is_completed()
+        assert_same(work.result(), [torch.full((3,), float(world))])
+        dist.barrier()
+        calls = ["ALLREDUCE True", "end of ALLREDUCE", "BARRIER False", "end of BARRIER"]
+        assert seen.calls == calls
+        use_all_calls(rank, world)
+        assert paths_of_steps(group)[-1] == "zero-copy"
+        with CommDebugMode() as counted:
+            dist.all_reduce(tensor)
+        assert counted.get_total_counts() == 1
+        group.unregister_post_hook(1)
+        seen.calls.clear()
+        if rank:
+            dist.send(tensor, 0)
+        else:
+            assert dist.recv(tensor) == 1
+        assert seen.calls == ["SEND True" if rank else "RECV True"]
+        group.unregister_pre_hook(1)
+        with pytest.raises(CollectiveMismatchError, match="ranks disagree"):
+            dist.all_reduce(torch.ones(4 + rank))
+        assert len(seen.calls) == 1
+
+
+def test_hooks_see_each_call(rank_pool: Any) -> None:
+    rank_pool(2).run(run_hooks)
+
+
+def run_nan_check(rank: int, world: int) -> None:
+    with process_group():
+        dist.all_reduce(torch.ones(3))
+        with pytest.raises(RuntimeError, match="NaN"):
+            dist.all_reduce(torch.tensor([1.0, float("nan")]))
+
+
+def test_torchs_check_for_nan() -> None:
+    run_ranks(2, run_nan_check, env={"TORCH_DIST_NAN_CHECK": "1"})
+
+
+def record(rank: int, world: int, backends: str) -> list[dict[str, Any]]:
+    from torch._C import _distributed_c10d as c10d
+
+    with process_group(backends):
+        dist.all_reduce(torch.ones(5))
+        dist.broadcast(torch.ones(2), 1)
+        c10d._dump_fr_trace_file(rank, backend="smddp")  # type: ignore[attr-defined]
+        found = json.loads(c10d._dump_fr_trace_json(backend="smddp"))  # type: ignore[attr-defined]
+    entries: list[dict[str, Any]] = found["entries"]
+    return entries
+
+
+@of_2_15
+@pytest.mark.parametrize("backends", ["smddp", SLOTS])
+def test_torchs_flight_recorder_and_its_analyser(backends: str, tmp_path: Path) -> None:
+    files = tmp_path / "trace_"
+    env = {"TORCH_FR_BUFFER_SIZE": "100", "TORCH_FR_DUMP_TEMP_FILE": str(files)}
+    for entries in run_ranks(2, record, backends, env=env):
+        names = [(entry["profiling_name"], entry["input_sizes"]) for entry in entries]
+        assert names[:2] == [("smddp:all_reduce", [[5]]), ("smddp:broadcast", [[2]])]
+    analyser = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
+    shown = subprocess.run(
+        [*analyser, str(tmp_path), "-p", "trace_", "-j"],
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "smddp:all_reduce" in shown.stdout

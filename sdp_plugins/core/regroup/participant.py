@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import closing
 from typing import TypeVar
 
@@ -53,6 +53,23 @@ class Participant:
         read = [json.loads(blob) for blob in exchange(mine, timeout_s)]
         members = (Member(int(number), Handle.parse(handle)) for number, handle in read)
         self.roster = Roster(0, tuple(sorted(members)))
+
+    def expect(self, handles: Sequence[Handle]) -> None:
+        """Learn the ranks of a group whose addresses were exchanged by other means.
+
+        Args:
+            handles: Those of all ranks, by rank; each of them expects the same.
+
+        Raises:
+            ValueError: This process is not among them, or one is twice.
+        """
+        if len({*handles}) < len(handles) or self.me.handle not in handles:
+            raise ValueError(
+                f"{len(handles)} handles, and this process's ({self.me.handle.where}) is not among "
+                "them, or one of them is there twice. Hint: pass each rank's handle once."
+            )
+        self.roster = Roster(0, tuple(Member(rank, handle) for rank, handle in enumerate(handles)))
+        self.me = self.roster.members[handles.index(self.me.handle)]
 
     def invite(self, handles: Iterable[Handle]) -> None:
         """Learn the addresses of ranks of a job that this process is to join."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -15,7 +14,6 @@ from sdp_plugins.core import (
     Group,
     PeerLostError,
     RendezvousError,
-    RendezvousTimeoutError,
     SdpError,
 )
 from sdp_plugins.core.addresses_and_ports import LOOPBACK
@@ -28,9 +26,8 @@ from sdp_plugins.core.topology import Topology
 from sdp_plugins.torch.backend_name import BACKEND
 from sdp_plugins.torch.gloo_network import address_on_route_to_master
 from sdp_plugins.torch.group_properties import GroupProperties
-from sdp_plugins.torch.store import TorchStore, answer
-
-CONNECT_S = 10.0
+from sdp_plugins.torch.meeting_store import store_of
+from sdp_plugins.torch.store import TorchStore
 
 
 class DefaultGroup:
@@ -124,7 +121,7 @@ class DefaultGroup:
         try:
             dist.init_process_group(
                 BACKEND,
-                store=self._store(meeting),
+                store=store_of(meeting, self._participant.me.handle.host, self._timeout_s),
                 rank=meeting.rank,
                 world_size=meeting.world_size,
                 timeout=timeout,
@@ -136,18 +133,6 @@ class DefaultGroup:
             raise PeerLostError(f"the store's rank ended: {error}", ranks=[0]) from error
         self._hook = hook or sys.excepthook
         sys.excepthook = self._hook  # torch sets one more with each group
-
-    def _store(self, meeting: Meeting) -> dist.Store:
-        """Make the store on rank 0, and connect to it."""
-        host = self._participant.me.handle.host
-        limit = timedelta(seconds=min(CONNECT_S, self._timeout_s))
-        store: dist.Store
-        if meeting.rank == 0:
-            store = dist.TCPStore(host, 0, None, True, limit, wait_for_workers=False)
-            meeting(f"{host} {store.port}".encode(), self._timeout_s)
-            return store
-        there, port = meeting(b"", self._timeout_s)[0].decode().split()
-        return _connected(partial(dist.TCPStore, there, int(port), None, False, limit), meeting)
 
     def _destroy(self) -> None:
         if dist.is_initialized():
@@ -171,11 +156,3 @@ def lost(error: Exception) -> SdpError:
     ):
         return failure
     raise error
-
-
-def _connected(connect: Callable[[], dist.Store], meeting: Meeting) -> dist.Store:
-    """Connect to the store of rank 0, which may end meanwhile: torch would try for seconds."""
-    try:
-        return answer(connect, 2 * CONNECT_S, meeting.check)
-    except (dist.DistError, RendezvousTimeoutError) as error:
-        raise PeerLostError(f"rank 0's store does not answer: {error}", ranks=[0]) from error
