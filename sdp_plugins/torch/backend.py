@@ -60,7 +60,7 @@ def create(options: Any, pg_options: Any = None) -> Any:
     if not (pg_options is None or isinstance(pg_options, Meeting)):
         raise TypeError(f"{BACKEND} takes no pg_options, but got {type(pg_options).__name__}.")
     _serve_accelerator()
-    if getattr(options, "enable_reconfigure", False):
+    if getattr(options, "enable_reconfigure", False) and not mixed:  # which torch cannot change
         group = make_unready_group(options)
     else:
         group = make_group(options, pg_options)

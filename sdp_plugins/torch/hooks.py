@@ -17,6 +17,7 @@ import torch.distributed as dist
 from sdp_plugins.core.environment import environment
 from sdp_plugins.torch.device_backend import CALLS, DeviceBackend
 from sdp_plugins.torch.internals import hook_of
+from sdp_plugins.torch.torch_dispatch import NO_MEMORY
 
 RECORDER = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
 NAN_CHECK = "TORCH_DIST_NAN_CHECK"
@@ -74,6 +75,8 @@ class Hooks:
             getattr(self.through, name)(*args, **kwargs)
         finally:
             self._calls.works = None
+        if not works:
+            raise ValueError(NO_MEMORY)
         for other in works[:-1]:  # a Tensor subclass may turn one call into several
             other.wait()
         return works[-1]

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from sdp_plugins.torch.internals import FakeTensor, count_modes, python_dispatch
 
+NO_MEMORY = "A FakeTensor has no memory. Hint: pass a tensor that holds data."
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -107,7 +108,7 @@ class _Below(python_dispatch.TorchDispatchMode):
         if operator.namespace != "c10d":
             return operator(*args, **(kwargs or {}))
         if types:
-            raise ValueError("A FakeTensor has no memory. Hint: pass a tensor that holds data.")
+            raise ValueError(NO_MEMORY)
         # Tensors come first in operators as in methods; a barrier's tensor, however, is torch's
         # own.
         count = next(i for i, value in enumerate(args) if isinstance(value, torch.ScriptObject))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor.debug import CommDebugMode
 from torch.nn.parallel import DistributedDataParallel
 
@@ -211,6 +214,8 @@ def run_hooks(rank: int, world: int) -> None:
         with CommDebugMode() as counted:
             dist.all_reduce(tensor)
         assert counted.get_total_counts() == 1
+        with FakeTensorMode(), pytest.raises(ValueError, match="FakeTensor has no memory"):
+            dist.all_reduce(torch.ones(3))
         group.unregister_post_hook(1)
         seen.calls.clear()
         if rank:
@@ -245,8 +250,13 @@ def record(rank: int, world: int, backends: str) -> list[dict[str, Any]]:
     with process_group(backends):
         dist.all_reduce(torch.ones(5))
         dist.broadcast(torch.ones(2), 1)
+        with pytest.raises(CollectiveMismatchError):
+            dist.all_reduce(torch.ones(6 + rank))
         c10d._dump_fr_trace_file(rank, backend="smddp")  # type: ignore[attr-defined]
-        found = json.loads(c10d._dump_fr_trace_json(backend="smddp"))  # type: ignore[attr-defined]
+        server = c10d._WorkerServer("127.0.0.1", 0)  # what torch.distributed.debug asks
+        url = f"http://127.0.0.1:{server.port}/handler/fr_trace_json?backend=smddp"
+        found = json.load(urlopen(Request(url, method="POST"), timeout=HANG_S))
+        server.shutdown()
     entries: list[dict[str, Any]] = found["entries"]
     return entries
 
@@ -261,10 +271,12 @@ def test_torchs_flight_recorder_and_its_analyser(backends: str, tmp_path: Path) 
         assert names[:2] == [("smddp:all_reduce", [[5]]), ("smddp:broadcast", [[2]])]
     analyser = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace"]
     shown = subprocess.run(
-        [*analyser, str(tmp_path), "-p", "trace_", "-j"],
+        [*analyser, str(tmp_path), "-p", "trace_"],
         capture_output=True,
         text=True,
         timeout=HANG_S,
     )
     assert shown.returncode == 0, shown.stderr
-    assert "smddp:all_reduce" in shown.stdout
+    text = shown.stdout + shown.stderr
+    assert "Collective sequence number: 3 has errors" in text
+    assert re.search(r"Culprit rank 1; Error type: SIZE_OR_SYNTAX_MISMATCH.*'\[\[7\]\]'", text)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from sdp_plugins.core import PeerLostError
 from sdp_plugins.core.regroup import Meeting
-from sdp_plugins.torch.elastic.default_group import _connected
+from sdp_plugins.torch.meeting_store import _connected
 
 
 class LeftMeeting(Meeting):
