@@ -4,7 +4,7 @@
 Backend for each type of device. From version 2.14 on, such a Backend may be a Python object.
 
 A group that is smddp's alone stays a ProcessGroup in Python, because a call through torch's C++
-takes 5 to 8 us longer, and the handle that comes back has no `is_completed()`, `result()` or
+takes 6 us longer, and the handle that comes back has no `is_completed()`, `result()` or
 source rank: C++ wraps it in a Work that passes only `wait()` and `get_future()` on.
 """
 

@@ -1,8 +1,8 @@
 """torch's hooks around each call: pre-hooks, post-hooks, its flight recorder, its check for NaN.
 
 They run in torch's C++, which a call of a ProcessGroup in Python does not pass. Once a group has a
-hook, its calls take the way through a group of torch's own, whose backend it is; that costs 5 to
-8 us a call. Without hooks they do not.
+hook, its calls take the way through a group of torch's own, whose backend it is; that costs 6 us a
+call, and what the hook takes. Without hooks they do not.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from sdp_plugins.core import PeerLostError, RendezvousError, SdpError
+from sdp_plugins.core import PeerLostError, RendezvousError, RendezvousTimeoutError, SdpError
 from sdp_plugins.torch.groups import smddp_group
 from sdp_plugins.torch.internals import TAKES_BACKENDS
 from tests.ranks import HANG_S, start_ranks
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(
     not TAKES_BACKENDS, reason="torch has reconfigure and shrink_group since 2.14"
 )
 LIMIT = timedelta(seconds=60)
+SHORT = timedelta(seconds=1)  # expires
 
 
 def told_by_all(folder: str, rank: int, count: int, text: str) -> list[str]:
@@ -123,6 +124,33 @@ def disagree(rank: int, world: int, folder: str) -> None:
 
 def test_what_cannot_be_a_group_is_refused(rank_pool: Any, tmp_path: Path) -> None:
     rank_pool(2).run(disagree, str(tmp_path))
+
+
+def wait_for_one_that_is_lost(rank: int, world: int, folder: str) -> None:
+    dist.init_process_group(
+        "smddp", store=dist.FileStore(f"{folder}/store", 3), rank=rank, world_size=3
+    )
+    reduce(3)
+    mine = dist._get_reconfigure_handle()  # type: ignore[attr-defined]
+    handles = told_by_all(f"{folder}/all", rank, 3, mine)
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    with pytest.raises(PeerLostError):
+        dist.all_reduce(torch.ones(1))
+    with pytest.raises(RendezvousTimeoutError, match="the job needs 3"):
+        dist._reconfigure(uuid=1, handles=handles, timeout=SHORT)  # type: ignore[attr-defined]
+    with pytest.raises(SdpError):
+        dist.all_reduce(torch.ones(1))
+    dist._reconfigure(uuid=2, handles=handles[1:], timeout=LIMIT)  # type: ignore[attr-defined]
+    reduce(2)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def test_a_rank_that_does_not_come(tmp_path: Path) -> None:
+    with start_ranks(3, wait_for_one_that_is_lost, str(tmp_path)) as ranks:
+        for rank in (1, 2):
+            ranks[rank].result(HANG_S)
 
 
 def shrink(rank: int, world: int, abort: bool) -> None:
