@@ -175,6 +175,7 @@ class ElasticFit:
         else:
             self.division.discard()
             self._progress.restore(self._saved)
+            self._steps_then = self.steps  # in manual optimization, some may have been taken
         self._undo()
         self._strategy.ranks.regroup(failure.global_ranks, admits=False)
         return self._go_on()
