@@ -44,6 +44,14 @@ LISTED: dict[str, set[str]] = {
         "_configure_launcher",
         "_signal_connector",
         "_sigterm_notifier_fn",
+        # Of a Trainer and its loops, for smddp_elastic.
+        "_batches_that_stepped",
+        "_checkpoint_connector",
+        "_combined_loader",
+        "_current_fx_name",
+        "_data_fetcher",
+        "_loaded_checkpoint",
+        "_module_mode",
     },
     # `Upstream` compares each with what is known of it.
     "huggingface": {

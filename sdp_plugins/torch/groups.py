@@ -31,7 +31,4 @@ def smddp_group(group: Any = None) -> Any:
 
 def _unwrapped(backend: Any) -> Any:
     """Return what TORCH_DISTRIBUTED_DEBUG=DETAIL has wrapped."""
-    wrapper = getattr(c10d, "_ProcessGroupWrapper", None)
-    if wrapper is not None and isinstance(backend, wrapper):
-        return backend.wrapped_pg
-    return backend
+    return backend.wrapped_pg if isinstance(backend, c10d._ProcessGroupWrapper) else backend

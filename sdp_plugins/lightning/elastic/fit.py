@@ -16,7 +16,6 @@ from sdp_plugins.lightning.elastic.trainer_state import (
 )
 from sdp_plugins.torch.elastic.default_group import DefaultGroup, lost
 from sdp_plugins.torch.elastic.state import catch_up
-from sdp_plugins.torch.tensors import to_reduce
 
 EPOCH_START, EPOCH_END, RUN_END = "epoch start", "epoch end", "run end"
 BATCH, BATCH_END = "batch", "batch end"
@@ -58,7 +57,7 @@ class ElasticFit:
         self._current = EPOCH_START
         self._goal: str | None = None  # the section to which this rank goes on
         self._has_changed = False  # the ranks, in this epoch
-        self._is_complete = False  # those that asked have joined before this batch
+        self._is_asked = False  # by a process that waits to join
         self._wrapped = [
             (EPOCH_START, fit, "on_advance_start"),
             (BATCH, epoch, "advance"),
@@ -116,7 +115,6 @@ class ElasticFit:
             raise StopIteration
 
     def _begin(self, section: str) -> None:
-        self._is_complete = False
         if not self.division.in_step:
             if self._goal is None:
                 self._number += 1
@@ -135,8 +133,9 @@ class ElasticFit:
             self._drop_loader(self._fit_loop)
 
     def _run_batch(self, call: Callable[..., None]) -> None:
-        if not (self.division.in_step or self._is_complete):
+        if self._is_asked and not self.division.in_step:
             self._let_join()
+        is_asked = self._strategy.ranks.ask()  # at the start: then nobody waits for the answer
         self._strategy.loss_factor = self.division.begin_batch()
         try:
             call(self._fit_loop._data_fetcher)
@@ -145,18 +144,15 @@ class ElasticFit:
             raise
         if self.steps > self._steps_then:
             self.division.commit()
+        self._is_asked |= is_asked()
 
     # ---- other ranks ---------------------------------------------------------------------------
 
     def _let_join(self) -> None:
-        """Let those in that ask to join."""
-        group = self._strategy.ranks
-        waiting = torch.tensor([group.waiting()])
-        group.core.all_reduce(to_reduce(waiting), "max")
-        if waiting.item():
-            self._undo()
-            group.regroup(())
-            self._go_on(joins=True)
+        """Let those in that asked in the batch before."""
+        self._undo()
+        self._strategy.ranks.regroup(())
+        self._go_on()
 
     def _recover(self, error: Exception) -> bool:
         """Go on with the ranks that are left.
@@ -165,7 +161,6 @@ class ElasticFit:
             Whether to repeat the section.
         """
         failure = lost(error)
-        self._is_complete = False
         automatic = self._trainer.lightning_module.automatic_optimization
         if automatic and self.steps > self._steps_then and self._begun_at == BATCH:
             self.division.commit()  # what failed came after the step
@@ -191,7 +186,7 @@ class ElasticFit:
         """Bring all ranks to the same section; a collective.
 
         Args:
-            joins: Whether this is before a batch that others begin, too.
+            joins: Whether this process joins them.
 
         Returns:
             Whether this rank is in it already.
@@ -209,7 +204,7 @@ class ElasticFit:
             self._reload()
 
         self._strategy.ranks.agree(agree, self._undo, admits=False)
-        self._is_complete = joins
+        self._is_asked = False
         again = self._current == self._begun_at and (joins or not is_behind)
         self._goal = None if again else self._begun_at
         return again

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from sdp_plugins.core import (
@@ -15,6 +16,7 @@ from sdp_plugins.core import (
     PeerLostError,
     RendezvousError,
     SdpError,
+    Work,
 )
 from sdp_plugins.core.addresses_and_ports import LOOPBACK
 from sdp_plugins.core.config import Config
@@ -28,6 +30,7 @@ from sdp_plugins.torch.gloo_network import address_on_route_to_master
 from sdp_plugins.torch.group_properties import GroupProperties
 from sdp_plugins.torch.meeting_store import store_of
 from sdp_plugins.torch.store import TorchStore
+from sdp_plugins.torch.tensors import to_reduce
 
 
 class DefaultGroup:
@@ -79,9 +82,28 @@ class DefaultGroup:
         """The ranks' numbers in the job, by rank."""
         return [member.number for member in self._participant.roster.members]
 
-    def waiting(self) -> int:
-        """Number of processes that ask to join, as far as this rank knows; does not wait."""
-        return self._participant.waiting()
+    def ask(self) -> Callable[[], bool]:
+        """Ask all ranks whether a process waits to join; a collective that does not block.
+
+        Returns:
+            Waits for the answer, which is the same on all ranks, or raises the error of the loss of
+            one.
+        """
+        waiting = torch.tensor([self._participant.waiting()])
+        asking: Work | SdpError | None
+        try:
+            asking = self.core.all_reduce(to_reduce(waiting), "max", async_op=True)
+        except SdpError as error:
+            asking = error
+
+        def answer() -> bool:
+            if isinstance(asking, SdpError):
+                raise asking
+            assert asking is not None
+            asking.wait()
+            return bool(waiting.item())
+
+        return answer
 
     def regroup(self, missed: Collection[int], admits: bool = True) -> None:
         """Make the default group of the ranks that are left, and of those that ask to join.

@@ -151,12 +151,14 @@ class Elastic:
         made, before, committed = Step(), self._steps_of_optimizer, False
         even = len({*self._counts}) < 2
         alone: AbstractContextManager[None] = nullcontext() if even else self.model.no_sync()
+        is_asked = self._group.ask()  # at the start: then nobody waits for the answer
         try:
             with alone:
                 yield made
             self._commit()
             committed = True
-            self._let_join()
+            if is_asked():
+                self._go_on(None)  # with those that join
         except Exception as error:
             failure = lost(error)
             if self._steps_of_optimizer > before and not committed:
@@ -198,13 +200,6 @@ class Elastic:
         steps, epoch, consumed = self.progress
         self.progress = Progress(steps + 1, epoch, consumed + sum(self._counts))
         self._counts = []
-
-    def _let_join(self) -> None:
-        """Let those in that ask to join."""
-        waiting = torch.tensor([self._group.waiting()])
-        self._group.core.all_reduce(to_reduce(waiting), "max")
-        if waiting.item():
-            self._go_on(None)
 
     # ---- other ranks ---------------------------------------------------------------------------
 
