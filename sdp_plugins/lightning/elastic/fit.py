@@ -57,7 +57,7 @@ class ElasticFit:
         self._current = EPOCH_START
         self._goal: str | None = None  # the section to which this rank goes on
         self._has_changed = False  # the ranks, in this epoch
-        self._is_asked = False  # by a process that waits to join
+        self._has_joined = False  # before this batch: then the others know who asks
         self._wrapped = [
             (EPOCH_START, fit, "on_advance_start"),
             (BATCH, epoch, "advance"),
@@ -115,6 +115,7 @@ class ElasticFit:
             raise StopIteration
 
     def _begin(self, section: str) -> None:
+        self._has_joined = False
         if not self.division.in_step:
             if self._goal is None:
                 self._number += 1
@@ -133,9 +134,8 @@ class ElasticFit:
             self._drop_loader(self._fit_loop)
 
     def _run_batch(self, call: Callable[..., None]) -> None:
-        if self._is_asked and not self.division.in_step:
+        if not (self.division.in_step or self._has_joined) and self._strategy.ranks.is_asked():
             self._let_join()
-        is_asked = self._strategy.ranks.ask()  # at the start: then nobody waits for the answer
         self._strategy.loss_factor = self.division.begin_batch()
         try:
             call(self._fit_loop._data_fetcher)
@@ -144,12 +144,11 @@ class ElasticFit:
             raise
         if self.steps > self._steps_then:
             self.division.commit()
-        self._is_asked |= is_asked()
 
     # ---- other ranks ---------------------------------------------------------------------------
 
     def _let_join(self) -> None:
-        """Let those in that asked in the batch before."""
+        """Let those in that ask to join."""
         self._undo()
         self._strategy.ranks.regroup(())
         self._go_on()
@@ -204,7 +203,7 @@ class ElasticFit:
             self._reload()
 
         self._strategy.ranks.agree(agree, self._undo, admits=False)
-        self._is_asked = False
+        self._has_joined = joins
         again = self._current == self._begun_at and (joins or not is_behind)
         self._goal = None if again else self._begun_at
         return again

@@ -16,7 +16,6 @@ from sdp_plugins.core import (
     PeerLostError,
     RendezvousError,
     SdpError,
-    Work,
 )
 from sdp_plugins.core.addresses_and_ports import LOOPBACK
 from sdp_plugins.core.config import Config
@@ -82,28 +81,11 @@ class DefaultGroup:
         """The ranks' numbers in the job, by rank."""
         return [member.number for member in self._participant.roster.members]
 
-    def ask(self) -> Callable[[], bool]:
-        """Ask all ranks whether a process waits to join; a collective that does not block.
-
-        Returns:
-            Waits for the answer, which is the same on all ranks, or raises the error of the loss of
-            one.
-        """
+    def is_asked(self) -> bool:
+        """Return whether a process waits to join, as far as any rank knows; a collective."""
         waiting = torch.tensor([self._participant.waiting()])
-        asking: Work | SdpError | None
-        try:
-            asking = self.core.all_reduce(to_reduce(waiting), "max", async_op=True)
-        except SdpError as error:
-            asking = error
-
-        def answer() -> bool:
-            if isinstance(asking, SdpError):
-                raise asking
-            assert asking is not None
-            asking.wait()
-            return bool(waiting.item())
-
-        return answer
+        self.core.all_reduce(to_reduce(waiting), "max")
+        return bool(waiting.item())
 
     def regroup(self, missed: Collection[int], admits: bool = True) -> None:
         """Make the default group of the ranks that are left, and of those that ask to join.

@@ -151,13 +151,12 @@ class Elastic:
         made, before, committed = Step(), self._steps_of_optimizer, False
         even = len({*self._counts}) < 2
         alone: AbstractContextManager[None] = nullcontext() if even else self.model.no_sync()
-        is_asked = self._group.ask()  # at the start: then nobody waits for the answer
         try:
             with alone:
                 yield made
             self._commit()
             committed = True
-            if is_asked():
+            if self._group.is_asked():
                 self._go_on(None)  # with those that join
         except Exception as error:
             failure = lost(error)
