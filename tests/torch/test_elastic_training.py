@@ -266,8 +266,11 @@ def test_others_join(start_pooled: Start, starting: int, tmp_path: Path) -> None
 
 def forget_step(rank: int, world: int) -> None:
     job = Job(rank)
-    for x, _, _ in job.elastic.loader(data(), BATCH):
-        job.elastic.model(x)
+    try:
+        for x, _, _ in job.elastic.loader(data(), BATCH):
+            job.elastic.model(x)
+    finally:
+        job.elastic.close()
 
 
 def test_a_loop_without_steps_is_told(start_pooled: Start) -> None:
