@@ -226,6 +226,25 @@ def test_a_rank_is_lost(
         assert result["metrics"].keys() == {"train_loss", "val_loss"}
 
 
+def train_and_raise(rank: int, world: int, folder: Path) -> dict[str, Any]:
+    def before(here: str, step: int) -> None:
+        if (rank, here, step) == (0, "backward", 6):
+            say((job.module.taken, job.module.current))
+            raise ArithmeticError("a fault of the model")
+
+    job = Job(rank, world, folder, before)
+    return job.fit()
+
+
+def test_an_error_of_the_program_ends_its_rank(start_pooled: Start, tmp_path: Path) -> None:
+    with start_pooled(3, train_and_raise, tmp_path) as ranks:
+        taken, _ = ranks[0].heard()
+        with pytest.raises(ArithmeticError, match="a fault of the model"):
+            ranks[0].result()
+        results = [ranks[rank].result() for rank in (1, 2)]
+    check([*results, {"weights": results[0]["weights"], "taken": taken}])
+
+
 def train_and_lose_two(rank: int, world: int, folder: Path) -> dict[str, Any]:
     def before(here: str, step: int) -> None:
         if here == "forward" and step == 6 + rank and rank < 2:
