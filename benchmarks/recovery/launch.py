@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from typing import TypeVar
 
 from benchmarks.job import PACKAGE_ROOT, JobError
 from benchmarks.recovery.said import Said, read
+from sdp_plugins.core.addresses_and_ports import free_port
 
 SMDDP, TORCHELASTIC, TORCHFT = "smddp", "torchelastic", "torchft"
 VARIANTS = (SMDDP, TORCHELASTIC, TORCHFT)
@@ -66,7 +66,7 @@ class Launch:
             return [([*_torchrun(sys.executable), *sizes, *task], NEW_STORE)]
         assert self.torchft is not None
         programs = self.torchft / "bin"
-        address, *ports = (_free_port() for _ in range(1 + self.ranks))
+        address, *ports = (free_port() for _ in range(1 + self.ranks))
         lighthouse = [f"{programs}/torchft_lighthouse", "--bind", f"[::]:{address}", *LIGHTHOUSE]
         lines: list[Line] = [(lighthouse, {})]
         for number, port in enumerate(ports):
@@ -90,13 +90,6 @@ def missing(variant: str, torchft: Path | None) -> str:
 
 def _torchrun(python: str) -> list[str]:
     return [python, "-m", "torch.distributed.run"]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass

@@ -100,6 +100,7 @@ def test_an_epoch_has_its_order() -> None:
 def test_what_cannot_be_divided() -> None:
     data = TensorDataset(torch.arange(4))
     weighted = WeightedRandomSampler([1.0] * 4, 4)
-    for refused in (DataLoader(data, 2, sampler=weighted), DataLoader(data, None), [1, 2]):
+    others: list[Any] = [DataLoader(data, 2, sampler=weighted), DataLoader(data, None), [1, 2]]
+    for refused in others:
         with pytest.raises(TypeError, match="use_distributed_sampler=True"):
-            Division(0, 1).divide(refused)  # type: ignore[arg-type]
+            Division(0, 1).divide(refused)

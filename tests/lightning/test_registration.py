@@ -75,6 +75,16 @@ def test_registering_again_changes_nothing(package: str) -> None:
     assert dict(names(package)) == before
 
 
+def test_the_names_cost_no_process_group() -> None:
+    """Every program that imports Lightning pays for what the names import."""
+    script = """
+import sys, lightning.pytorch, pytorch_lightning
+print(sorted({"sdp_plugins.core._native", "sdp_plugins.torch.process_group"} & sys.modules.keys()))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr
+
+
 @pytest.mark.parametrize("package", ["lightning.pytorch", "lightning_fabric"])
 def test_our_module_may_be_imported_before_lightning(package: str) -> None:
     script = f"""

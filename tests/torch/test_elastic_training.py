@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,33 +19,25 @@ from torch.utils.data import TensorDataset
 import sdp_plugins.torch as sdp
 from sdp_plugins.core import RendezvousError
 from sdp_plugins.torch.elastic.loader import division
+from tests import elastic_trainings
+from tests.elastic_trainings import net, optimizers, same
 from tests.faults import die
 from tests.ranks import Start, say
 
 TIMEOUT_S = 30.0
 STOPPED_S = 5.0
-SAMPLES, EPOCHS, BATCH = 203, 3, 8
+SAMPLES, EPOCHS, BATCH, DECAY_STEPS = 203, 3, 8, 20
 
 
-def data() -> TensorDataset:
-    generator = torch.Generator().manual_seed(5)
-    x = torch.randn(SAMPLES, 10, generator=generator, dtype=torch.float64)
-    return TensorDataset(x, (x.sum(1) > 0).long(), torch.arange(SAMPLES))
-
-
-def made(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
-    torch.manual_seed(seed)
-    layers = nn.Linear(10, 16), nn.Tanh(), nn.Linear(16, 2)
-    model = nn.Sequential(*layers).double()
-    return model, torch.optim.Adam(model.parameters(), lr=0.02)
+data = partial(elastic_trainings.data, SAMPLES)
 
 
 class Job:
     """A job under test: what each rank has done, and how it ends."""
 
     def __init__(self, rank: int) -> None:
-        self.model, self.optimizer = made(seed=rank)  # rank 0's count
-        scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 20, 0.7)
+        self.model = net(seed=rank)  # rank 0's count
+        self.optimizer, scheduler = optimizers(self.model.parameters(), DECAY_STEPS)
         self.elastic = sdp.Elastic(
             self.model, self.optimizer, timeout_s=TIMEOUT_S, scheduler=scheduler
         )
@@ -79,25 +72,6 @@ class Job:
         return {"weights": [*weights, kept], "taken": self.taken}
 
 
-def same(results: list[dict[str, Any]]) -> None:
-    for other in results[1:]:
-        for one, two in zip(results[0]["weights"], other["weights"], strict=True):
-            assert (one == two).all()
-
-
-def replay(steps: dict[int, list[int]]) -> list[Any]:
-    """Train one process on the samples of each step."""
-    model, optimizer = made()
-    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 20, 0.7)
-    x, y, _ = data().tensors
-    for number in sorted(steps):
-        optimizer.zero_grad()
-        functional.cross_entropy(model(x[steps[number]]), y[steps[number]]).backward()
-        optimizer.step()
-        scheduler.step()
-    return [parameter.detach().numpy() for parameter in model.parameters()]
-
-
 def samples_of(results: list[dict[str, Any]]) -> dict[int, list[int]]:
     """The samples of each step, of all ranks."""
     steps: dict[int, list[int]] = {}
@@ -108,13 +82,7 @@ def samples_of(results: list[dict[str, Any]]) -> dict[int, list[int]]:
 
 
 def check(results: list[dict[str, Any]]) -> None:
-    """The ranks are equal, and equal one process on the same samples, each once in an epoch."""
-    same(results)
-    steps = samples_of(results)
-    for parameter, expected in zip(results[0]["weights"], replay(steps), strict=False):
-        assert abs(parameter - expected).max() < 1e-9
-    flat = sorted(index for step in steps.values() for index in step)
-    assert flat == sorted(list(range(SAMPLES)) * EPOCHS)
+    elastic_trainings.check(results, samples_of(results), SAMPLES, EPOCHS, DECAY_STEPS)
 
 
 def train(rank: int, world: int) -> dict[str, Any]:

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.skipif(
 )
 LIMIT = timedelta(seconds=60)
 SHORT = timedelta(seconds=1)  # expires
+newer: Any = dist  # with names that the oldest torch lacks
 
 
 def told_by_all(folder: str, rank: int, count: int, text: str) -> list[str]:
@@ -50,7 +51,7 @@ def reduce(expected: float) -> None:
 
 def train_and_split(world: int) -> None:
     """What needs the store, and groups that the default one makes."""
-    assert (dist.get_world_size(), dist.group.WORLD.size()) == (world, world)  # type: ignore[union-attr]
+    assert (dist.get_world_size(), newer.group.WORLD.size()) == (world, world)
     assert dist.get_process_group_ranks(dist.group.WORLD) == list(range(world))
     model = DistributedDataParallel(nn.Linear(600, 600))
     for _ in range(3):
@@ -72,7 +73,7 @@ def lose_one_let_one_in(rank: int, world: int, folder: str, lost: int) -> int:
         dist.init_process_group(
             "smddp", store=dist.HashStore(), rank=0, world_size=1, enable_reconfigure=True
         )
-        assert dist._supports_reconfigure()  # type: ignore[attr-defined]
+        assert newer._supports_reconfigure()
         with pytest.raises(SdpError, match=r"call reconfigure\(\)"):
             dist.all_reduce(torch.ones(1))
     else:
@@ -84,14 +85,14 @@ def lose_one_let_one_in(rank: int, world: int, folder: str, lost: int) -> int:
             os.kill(os.getpid(), signal.SIGKILL)
         with pytest.raises(PeerLostError):
             dist.all_reduce(torch.ones(1))
-        mine = dist._get_reconfigure_handle()  # type: ignore[attr-defined]
+        mine = newer._get_reconfigure_handle()
         handles = told_by_all(f"{folder}/left", rank, 2, mine)
-        dist._reconfigure(uuid=7, handles=handles, timeout=LIMIT).wait()  # type: ignore[attr-defined]
+        newer._reconfigure(uuid=7, handles=handles, timeout=LIMIT).wait()
         assert dist.group.WORLD is group
         reduce(2)
-    mine = dist._get_reconfigure_handle()  # type: ignore[attr-defined]
+    mine = newer._get_reconfigure_handle()
     handles = told_by_all(f"{folder}/all", rank, 3, mine)[::-1]
-    dist._reconfigure(uuid=8, handles=handles, timeout=LIMIT).wait()  # type: ignore[attr-defined]
+    newer._reconfigure(uuid=8, handles=handles, timeout=LIMIT).wait()
     assert handles[dist.get_rank()] == mine
     reduce(3)
     train_and_split(3)
@@ -110,14 +111,14 @@ def test_ranks_go_on_without_one_and_with_another(tmp_path: Path, lost: int) -> 
 
 def disagree(rank: int, world: int, folder: str) -> None:
     with process_group():
-        mine = dist._get_reconfigure_handle()  # type: ignore[attr-defined]
+        mine = newer._get_reconfigure_handle()
         handles = told_by_all(folder, rank, world, mine)
         with pytest.raises(ValueError, match="not among them"):
-            dist._reconfigure(uuid=1, handles=[handles[1 - rank]])  # type: ignore[attr-defined]
+            newer._reconfigure(uuid=1, handles=[handles[1 - rank]])
         reduce(world)
         with pytest.raises(RendezvousError, match="different uuids"):
-            dist._reconfigure(uuid=rank, handles=handles)  # type: ignore[attr-defined]
-        dist._reconfigure(uuid=5, handles={*handles}).wait()  # type: ignore[attr-defined]
+            newer._reconfigure(uuid=rank, handles=handles)
+        newer._reconfigure(uuid=5, handles={*handles}).wait()
         reduce(world)
         dist.barrier()
 
@@ -131,17 +132,17 @@ def wait_for_one_that_is_lost(rank: int, world: int, folder: str) -> None:
         "smddp", store=dist.FileStore(f"{folder}/store", 3), rank=rank, world_size=3
     )
     reduce(3)
-    mine = dist._get_reconfigure_handle()  # type: ignore[attr-defined]
+    mine = newer._get_reconfigure_handle()
     handles = told_by_all(f"{folder}/all", rank, 3, mine)
     if rank == 0:
         os.kill(os.getpid(), signal.SIGKILL)
     with pytest.raises(PeerLostError):
         dist.all_reduce(torch.ones(1))
     with pytest.raises(RendezvousTimeoutError, match="the job needs 3"):
-        dist._reconfigure(uuid=1, handles=handles, timeout=SHORT)  # type: ignore[attr-defined]
+        newer._reconfigure(uuid=1, handles=handles, timeout=SHORT)
     with pytest.raises(SdpError):
         dist.all_reduce(torch.ones(1))
-    dist._reconfigure(uuid=2, handles=handles[1:], timeout=LIMIT)  # type: ignore[attr-defined]
+    newer._reconfigure(uuid=2, handles=handles[1:], timeout=LIMIT)
     reduce(2)
     dist.barrier()
     dist.destroy_process_group()

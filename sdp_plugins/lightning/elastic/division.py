@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Sampler
 
-from sdp_plugins.torch.elastic.loader import division
+from sdp_plugins.torch.elastic.loader import batches, division
 
 
 class Division:
@@ -90,29 +91,27 @@ class Division:
     # ---- samples -------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[int]:
-        """Yield this rank's samples, batch by batch; one that does not count if it has none."""
-        order, at = self._in_order(), self._used
-        while at < len(order):
-            counts = self._counts(at)
-            if not sum(counts):
-                return  # drop_last
-            first = at + sum(counts[: self.rank])
-            yield from order[first : first + counts[self.rank]] or [order[at]]
-            at += sum(counts)
+        """Return this rank's samples, batch by batch."""
+        mine = batches(
+            self._in_order()[: self._end], self._used, self._batch_size, self.rank, self.world_size
+        )
+        return chain.from_iterable(mine)
 
     def __len__(self) -> int:
         """Number of this rank's samples in the whole epoch, if all batches before were full."""
-        order, step = self._in_order(), self._batch_size * self.world_size
-        steps, rest = divmod(len(order) - self._used, step)
-        last = self._counts(len(order) - rest)
-        mine = max(1, last[self.rank]) if sum(last) else 0
-        return (self._batches + steps) * self._batch_size + mine
+        steps, rest = divmod(self._end - self._used, self._batch_size * self.world_size)
+        last = max(1, self._counts(self._end - rest)[self.rank]) if rest else 0
+        return (self._batches + steps) * self._batch_size + last
 
     def _counts(self, at: int) -> list[int]:
-        left = len(self._in_order()) - at
-        if self._drop_last and left < self._batch_size * self.world_size:
-            left = 0
-        return division(left, self._batch_size, self.world_size)
+        return division(self._end - at, self._batch_size, self.world_size)
+
+    @property
+    def _end(self) -> int:
+        """How many samples the ranks use; with drop_last, they end with a full step."""
+        size = len(self._in_order())
+        step = self._batch_size * self.world_size
+        return size - (size - self._used) % step if self._drop_last else size
 
     def _in_order(self) -> list[int]:
         if not self._order:

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-
 from sdp_plugins.lightning.elastic.division import Division
 from sdp_plugins.lightning.elastic.trainer_state import (
     LoopProgress,
@@ -15,7 +13,7 @@ from sdp_plugins.lightning.elastic.trainer_state import (
     trainer_state,
 )
 from sdp_plugins.torch.elastic.default_group import DefaultGroup, lost
-from sdp_plugins.torch.elastic.state import catch_up
+from sdp_plugins.torch.elastic.state import catch_up, seed_like
 
 EPOCH_START, EPOCH_END, RUN_END = "epoch start", "epoch end", "run end"
 BATCH, BATCH_END = "batch", "batch end"
@@ -250,4 +248,4 @@ class ElasticFit:
         self._progress.restore(self._saved)
         if joins:  # its random numbers are none of another rank's
             own = self._strategy.ranks.numbers[self.division.rank]
-            torch.manual_seed((state["seed"] + 7919 * self._number + own) % 2**63)
+            seed_like(state["seed"], self._number, own)

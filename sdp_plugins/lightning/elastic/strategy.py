@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.distributed.constants import default_pg_timeout
 from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.core.config import Config
-from sdp_plugins.lightning.elastic.fit import ElasticFit
 from sdp_plugins.lightning.namespaces import TRAINER
 from sdp_plugins.lightning.strategy import SMDDPStrategy
-from sdp_plugins.torch.elastic.default_group import DefaultGroup
-from sdp_plugins.torch.elastic.model import end_reducer
+
+if TYPE_CHECKING:
+    from sdp_plugins.lightning.elastic.fit import ElasticFit
+    from sdp_plugins.torch.elastic.default_group import DefaultGroup
 
 _job: list[DefaultGroup] = []
 
@@ -79,6 +80,8 @@ class SMDDPElasticStrategy(SMDDPStrategy):
         self.set_world_ranks()
 
     def _meet(self) -> DefaultGroup:
+        from sdp_plugins.torch.elastic.default_group import DefaultGroup
+
         if self._timeout is None or self._timeout == default_pg_timeout:
             return DefaultGroup(Config.from_env().wait_s, 1)
         return DefaultGroup(self._timeout.total_seconds(), 1)
@@ -107,6 +110,8 @@ class SMDDPElasticStrategy(SMDDPStrategy):
             trainer.num_sanity_val_steps = 0  # the others have done it
         super().setup(trainer)
         if trainer.state.fn == "fit":
+            from sdp_plugins.lightning.elastic.fit import ElasticFit
+
             self._fit = ElasticFit(trainer, self, self._meet if is_new else None)
 
     def teardown(self) -> None:
@@ -125,6 +130,8 @@ class SMDDPElasticStrategy(SMDDPStrategy):
     def end_ddp(self) -> None:
         """Unwrap the module."""
         if isinstance(self.model, DistributedDataParallel):
+            from sdp_plugins.torch.elastic.model import end_reducer
+
             end_reducer(self.model)
             self.model = self.lightning_module
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from collections.abc import Iterator, Sequence, Sized
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -48,6 +48,25 @@ def division(left: int, batch_size: int, world_size: int) -> list[int]:
     """How many samples each rank takes in the next step; the last ones of an epoch evenly."""
     share, more = divmod(min(left, batch_size * world_size), world_size)
     return [share + (rank < more) for rank in range(world_size)]
+
+
+def batches(
+    order: Sequence[int], at: int, batch_size: int, rank: int, world_size: int
+) -> Iterator[list[int]]:
+    """Yield a rank's samples in each step that is left; one that does not count if it has none.
+
+    Args:
+        order: All samples, in the order in which steps use them.
+        at: Number of samples that have been used.
+        batch_size: Samples of each rank in a step.
+        rank: The rank.
+        world_size: Number of ranks.
+    """
+    while at < len(order):
+        counts = division(len(order) - at, batch_size, world_size)
+        first = at + sum(counts[:rank])
+        yield list(order[first : first + counts[rank]]) or [order[at]]
+        at += sum(counts)
 
 
 class ElasticLoader:
@@ -127,12 +146,9 @@ class _Sampler(Sampler[list[int]]):
         return order
 
     def __iter__(self) -> Iterator[list[int]]:
-        order, at, rank = self._order(), self._position.progress.consumed, self._position.rank
-        while at < self.size:
-            counts = self.next_counts(at)
-            first = at + sum(counts[:rank])
-            yield order[first : first + counts[rank]] or [order[at]]
-            at += sum(counts)
+        position = self._position
+        at, rank, world = position.progress.consumed, position.rank, position.world_size
+        return batches(self._order(), at, self._batch_size, rank, world)
 
     def __len__(self) -> int:
         left = self.size - self._position.progress.consumed

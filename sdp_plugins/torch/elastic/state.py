@@ -105,3 +105,14 @@ def catch_up(
             return False
         load(receive(part, 0))
         return True
+
+
+def seed_like(seed: int, steps: int, number: int) -> None:
+    """Seed a rank that joins: as the others were, but with random numbers of its own.
+
+    Args:
+        seed: Of another rank.
+        steps: How far the training has come.
+        number: The rank's, in the job.
+    """
+    torch.manual_seed((seed + 7919 * steps + number) % 2**63)

@@ -16,7 +16,7 @@ from sdp_plugins.core.config import Config
 from sdp_plugins.torch.elastic.default_group import DefaultGroup, lost
 from sdp_plugins.torch.elastic.loader import ElasticLoader, Progress
 from sdp_plugins.torch.elastic.model import ElasticModel
-from sdp_plugins.torch.elastic.state import catch_up
+from sdp_plugins.torch.elastic.state import catch_up, seed_like
 from sdp_plugins.torch.tensors import to_reduce
 
 Stateful = Any
@@ -225,6 +225,5 @@ class Elastic:
         for name, kept in state["state"].items():
             self._state[name].load_state_dict(kept)
         if self.progress.steps < 0:  # its random numbers are none of another rank's
-            steps, number = state["progress"][0], self.numbers[self.rank]
-            torch.manual_seed((state["seed"] + 7919 * steps + number) % 2**63)
+            seed_like(state["seed"], state["progress"][0], self.numbers[self.rank])
         self.progress = Progress(*state["progress"])
