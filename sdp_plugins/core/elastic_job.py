@@ -10,7 +10,7 @@ from .config import Config
 from .errors import SdpError
 from .group import Group
 from .rank_names import DEFAULT
-from .regroup import Handle, Meeting, Participant
+from .regroup import Handle, Meeting, Participant, Terms
 from .rendezvous import EnvExchange
 from .topology import Topology
 
@@ -99,7 +99,8 @@ class ElasticJob:
                 meeting, meeting.rank, meeting.names, self._timeout_s, None, config
             )
 
-        self.group = self._participant.regroup(form, timeout_s, missed, minimum, name=self._name)
+        terms = Terms(minimum, name=self._name)
+        self.group = self._participant.regroup(form, timeout_s, missed, terms)
 
     def waiting(self) -> int:
         """Number of processes that ask to join, as far as this rank knows; does not wait."""

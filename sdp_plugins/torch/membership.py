@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from sdp_plugins.core import RendezvousError
 from sdp_plugins.core.addresses_and_ports import LOOPBACK
-from sdp_plugins.core.regroup import Handle, Meeting, Participant
+from sdp_plugins.core.regroup import Handle, Meeting, Participant, Terms
 from sdp_plugins.torch.device_backend import DeviceBackend
 from sdp_plugins.torch.gloo_network import address_on_route_to_master
 from sdp_plugins.torch.internals import TAKES_BACKENDS
@@ -86,7 +86,7 @@ class Membership(ProcessGroupBase):
         limit_s = seconds(opts.timeout) or self._group.timeout_s
         self._end()  # whoever still waits for this rank hears that it has left
         form = partial(self._form, opts.uuid, limit_s)
-        participant.regroup(form, limit_s, minimum=len(in_order))
+        participant.regroup(form, limit_s, (), Terms(len(in_order)))
         return Work((), self._callback_thread)
 
     def _form(self, uuid: int, limit_s: float, meeting: Meeting) -> None:

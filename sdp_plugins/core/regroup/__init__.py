@@ -10,7 +10,17 @@ from .handle import Handle
 from .listener import Listener
 from .meeting import Meeting
 from .participant import Participant
+from .regrouping import Terms
 from .roster import Member, Roster
 from .roster_file import RosterFile
 
-__all__ = ["Handle", "Listener", "Meeting", "Member", "Participant", "Roster", "RosterFile"]
+__all__ = [
+    "Handle",
+    "Listener",
+    "Meeting",
+    "Member",
+    "Participant",
+    "Roster",
+    "RosterFile",
+    "Terms",
+]

@@ -15,7 +15,7 @@ from ..rendezvous.deadline import Deadline
 from .handle import Handle
 from .listener import Listener
 from .meeting import Meeting
-from .regrouping import Regrouping
+from .regrouping import Regrouping, Terms
 from .roster import Member, Roster
 from .roster_file import note
 from .visitors import Visitors
@@ -84,10 +84,8 @@ class Participant:
         self,
         form: Callable[[Meeting], T],
         timeout_s: float,
-        missed: Collection[int] = (),
-        minimum: int = 1,
-        admits: bool = True,
-        name: str = "default",
+        missed: Collection[int],
+        terms: Terms,
     ) -> T:
         """Find those that go on, and make what they share; a collective of all that are left.
 
@@ -96,9 +94,7 @@ class Participant:
             timeout_s: How long to wait for ranks that are not known to have ended.
             missed: Numbers of ranks that did not take part in an operation. They are waited for
                 only for half a second.
-            minimum: How many ranks are needed; fewer wait for others to join.
-            admits: Whether others may join; the one that leads decides.
-            name: Of the group, for messages.
+            terms: How many ranks are needed, whether others may join, and the group's name.
 
         Returns:
             What `form` returned.
@@ -110,8 +106,7 @@ class Participant:
         deadline = Deadline(timeout_s)
         suspects = {m.handle for m in self.roster.members if m.number in missed}
         while True:
-            attempt = self._attempt(suspects, deadline, minimum, admits, name)
-            with closing(self._meet(attempt, deadline, name)) as meeting:
+            with closing(self._meet(suspects, deadline, terms)) as meeting:
                 try:
                     made = form(meeting)
                     if meeting.rank == 0:
@@ -124,24 +119,13 @@ class Participant:
                     if isinstance(error, RendezvousTimeoutError):  # others have ended, or come
                         suspects = {self.roster.members[rank].handle for rank in error.ranks}
 
-    def _attempt(
-        self,
-        suspects: Collection[Handle],
-        deadline: Deadline,
-        minimum: int,
-        admits: bool,
-        name: str,
-    ) -> Regrouping:
-        left = Deadline(deadline.remaining_s)
-        left.timeout_s = deadline.timeout_s
-        return Regrouping(
-            self.me, self.roster, self._visitors, suspects, left, minimum, admits, name
-        )
-
-    def _meet(self, attempt: Regrouping, deadline: Deadline, name: str) -> Meeting:
+    def _meet(self, suspects: Collection[Handle], deadline: Deadline, terms: Terms) -> Meeting:
         numbers = tuple(member.number for member in self.roster.members)
         shown = numbers.index(self.me.number) if self.me.number in numbers else 0
-        names = RankNames(name, max(1, len(numbers)), numbers or None)
+        names = RankNames(terms.name, max(1, len(numbers)), numbers or None)
+        left = Deadline(deadline.remaining_s)
+        left.timeout_s = deadline.timeout_s
+        attempt = Regrouping(self.me, self.roster, self._visitors, suspects, left, terms)
         with RendezvousContext(shown, names, deadline).raising_errors():
             meeting = attempt.run()
         self.roster = meeting.roster

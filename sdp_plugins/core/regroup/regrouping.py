@@ -12,8 +12,9 @@ import selectors
 import time
 from collections.abc import Collection
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..rank_names import DEFAULT
 from ..rendezvous.deadline import Deadline
 from ..rendezvous.failure import RendezvousFailure
 from .connection import Connection
@@ -31,6 +32,20 @@ _RETRY_S = 0.02
 _FLUSH_S = 0.005
 
 
+class Terms(NamedTuple):
+    """What a regrouping is to make.
+
+    Attributes:
+        minimum: How many ranks are needed; fewer wait for others to join.
+        admits: Whether others may join; the one that leads decides.
+        name: Of the group, for messages.
+    """
+
+    minimum: int = 1
+    admits: bool = True
+    name: str = DEFAULT
+
+
 class Regrouping:
     """See the module.
 
@@ -40,9 +55,7 @@ class Regrouping:
         visitors: Who has connected to this rank.
         suspects: Those that this rank has missed.
         deadline: When all are left out that have not come.
-        minimum: How many ranks are needed.
-        admits: Whether others may join.
-        name: Of the group that is made, for messages.
+        terms: What it is to make.
     """
 
     def __init__(
@@ -52,16 +65,14 @@ class Regrouping:
         visitors: Visitors,
         suspects: Collection[Handle],
         deadline: Deadline,
-        minimum: int,
-        admits: bool,
-        name: str,
+        terms: Terms,
     ) -> None:
         self.roster = roster
         self._me, self._visitors = me, visitors
         self._suspects = set(suspects)
         self._deadline, self._end = deadline, deadline.extended(4 * GRACE_S)
         self._grace = Deadline(GRACE_S)
-        self._minimum, self._admits, self._name = minimum, admits, name
+        self._terms = terms
         self._calls: dict[Handle, Connection] = {}
         self._retry_at: dict[Handle, float] = {}
         self._dead: set[Handle] = set()
@@ -227,9 +238,11 @@ class Regrouping:
         joining = [
             visitor.hello.member
             for handle, visitor in self._visitors.known.items()
-            if self._admits and visitor.hello.roster is None and handle not in self.roster.handles
+            if self._terms.admits
+            and visitor.hello.roster is None
+            and handle not in self.roster.handles
         ]
-        if len(present) + len(joining) < self._minimum:
+        if len(present) + len(joining) < self._terms.minimum:
             return None
         if not self.roster.has_quorum(present, self._dead):
             return None  # the others may still come
@@ -247,13 +260,13 @@ class Regrouping:
             with suppress(OSError):  # the meeting finds that it has gone
                 connections[rank].send({"roster": roster.to_json()})
         rank = roster.handles.index(self._me.handle)
-        return Meeting(roster, rank, connections, True, self._name)
+        return Meeting(roster, rank, connections, True, self._terms.name)
 
     def _follow(self, leader: Handle) -> Meeting:
         rank, leads = map(self.roster.handles.index, (self._me.handle, leader))
         connection = self._calls.pop(leader)
         self._selector.unregister(connection)
-        return Meeting(self.roster, rank, {leads: connection}, False, self._name)
+        return Meeting(self.roster, rank, {leads: connection}, False, self._terms.name)
 
     def _too_few(self) -> RendezvousFailure:
         present = self._present
@@ -261,9 +274,9 @@ class Regrouping:
         if self._joins:
             what = f"no rank of the job has let this rank in for {self._deadline.allowed}"
             hint = "ranks join between two steps; check whether the job's steps take so long"
-        elif len(present) < self._minimum:
+        elif len(present) < self._terms.minimum:
             what = f"{len(present)} ranks are left, and none has joined them for "
-            what += f"{self._deadline.allowed}; the job needs {self._minimum}"
+            what += f"{self._deadline.allowed}; the job needs {self._terms.minimum}"
             hint = "start more ranks, or allow fewer"
         else:
             what = f"{names(missing)} did not come in {self._deadline.allowed}, and may go on "

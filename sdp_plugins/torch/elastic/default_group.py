@@ -21,7 +21,7 @@ from sdp_plugins.core.addresses_and_ports import LOOPBACK
 from sdp_plugins.core.config import Config
 from sdp_plugins.core.error_file import sdp_error_in
 from sdp_plugins.core.rank_names import RankNames
-from sdp_plugins.core.regroup import Handle, Meeting, Participant
+from sdp_plugins.core.regroup import Handle, Meeting, Participant, Terms
 from sdp_plugins.core.rendezvous import StoreExchange
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.torch.backend_name import BACKEND
@@ -118,7 +118,8 @@ class DefaultGroup:
                 self.regroup(failure.global_ranks, admits)
 
     def _make(self, missed: Collection[int], admits: bool = True) -> None:
-        self._participant.regroup(self._form, self._timeout_s, missed, self._minimum, admits)
+        terms = Terms(self._minimum, admits)
+        self._participant.regroup(self._form, self._timeout_s, missed, terms)
 
     def _form(self, meeting: Meeting) -> None:
         timeout, hook = timedelta(seconds=self._timeout_s), self._hook
