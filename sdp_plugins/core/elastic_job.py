@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from types import TracebackType
 
+import numpy as np
+
 from .addresses_and_ports import LOOPBACK
 from .config import Config
 from .errors import SdpError
@@ -105,6 +107,12 @@ class ElasticJob:
     def waiting(self) -> int:
         """Number of processes that ask to join, as far as this rank knows; does not wait."""
         return self._participant.waiting()
+
+    def is_asked(self) -> bool:
+        """Return whether a process asks to join, as far as any rank knows; a collective."""
+        waiting = np.array([self.waiting()])
+        self.group.all_reduce(waiting, "max")
+        return bool(waiting[0])
 
     @property
     def handles(self) -> list[str]:

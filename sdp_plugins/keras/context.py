@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from .backends import load
 from .batch_shard import rows_to_read
 from .rank_consistency import Progress
 
 if TYPE_CHECKING:
-    from sdp_plugins.core import Group
+    from sdp_plugins.core import ElasticJob, Group
 
     from .backends.base import Backend
 
@@ -29,6 +30,8 @@ class TrainingContext:
         models: The models of the strategy.
         progress: This rank's position in the running ``fit``.
         in_use: Held while a method of a model runs; the method may call others.
+        job: The ranks that are there, of an elastic strategy.
+        join: Joins the job, if this process has yet to; until then `group` is this process alone.
     """
 
     group: Group
@@ -37,6 +40,8 @@ class TrainingContext:
     models: WeakSet[Any] = field(default_factory=WeakSet)
     progress: Progress = field(default_factory=Progress)
     in_use: Any = field(default_factory=threading.RLock)
+    job: ElasticJob | None = None
+    join: Callable[[], ElasticJob] | None = None
 
     @property
     def rank(self) -> int:
@@ -51,6 +56,22 @@ class TrainingContext:
     def rows_to_read(self, count: int) -> tuple[int, int]:
         """Return the first row and the number of rows of a global batch that this rank reads."""
         return rows_to_read(count, self.rank, self.world_size)
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether ranks may be lost, and join."""
+        return self.job is not None or self.join is not None
+
+    def adopt(self, group: Group) -> None:
+        """Go on with another group; a collective."""
+        self.backend.close()
+        self.group = group
+        self.failure_group = (
+            group.new_group(range(group.world_size), name="keras failures") or group
+        )
+        self.backend = load(group, self.is_elastic)
+        for model in list(self.models):  # what is compiled has the former group
+            model.train_function = model.test_function = model.predict_function = None
 
     @contextmanager
     def used_by(self, model: Any) -> Iterator[None]:

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from .context import TrainingContext
 
 COMPARED_ROWS = 8  # of every array, at equal distances
+ARRAYS_HINT = (
+    "Hint: pass the whole arrays on all ranks; each takes its part of every batch, and batch_size "
+    "is that of all ranks."
+)
 
 
 def whole(count: int) -> np.ndarray[Any, Any]:
@@ -40,25 +44,29 @@ class ArrayShards(keras_internals.ArrayDataAdapter):
     def __init__(self, arrays: Any, context: TrainingContext, seed: int) -> None:
         self.__dict__.update(arrays.__dict__)
         self._context = context
-        self._seed = seed
+        self.seed = seed
         self._epoch = 0
 
     def indices(self) -> Iterator[tuple[Any, int]]:
         """Yield this rank's indices and the size of the global batch for each batch of an epoch."""
-        random = np.random.default_rng((self._seed, self._epoch))
         self._epoch += 1
-        order: Any = None
+        return map(self.cut, self.global_batches(self._epoch - 1))
+
+    def global_batches(self, epoch: int) -> Iterator[Any]:
+        """Yield the indices of each global batch of an epoch."""
+        random = np.random.default_rng((self.seed, epoch))
+        order: Any = range(self._num_samples)
         if self._shuffle and self._shuffle != "batch":
             order = random.permutation(self._num_samples)
         for first in range(0, self._num_samples, self._batch_size):
-            count = min(self._batch_size, self._num_samples - first)
-            begin, length = self._context.rows_to_read(count)
-            if self._shuffle == "batch":
-                yield first + random.permutation(count)[begin : begin + length], count
-            elif order is not None:
-                yield order[first + begin : first + begin + length], count
-            else:
-                yield slice(first + begin, first + begin + length), count
+            batch = order[first : first + self._batch_size]
+            yield first + random.permutation(len(batch)) if self._shuffle == "batch" else batch
+
+    def cut(self, batch: Any) -> tuple[Any, int]:
+        """Return this rank's indices of a global batch, and the batch's size."""
+        begin, length = self._context.rows_to_read(len(batch))
+        mine = batch[begin : begin + length]
+        return (slice(mine.start, mine.stop) if isinstance(mine, range) else mine), len(batch)
 
     def _get_iterator(self, slice_and_convert_fn: Callable[..., Any], inputs: Any) -> Iterator[Any]:
         for indices, count in self.indices():
@@ -83,12 +91,18 @@ class ArrayShards(keras_internals.ArrayDataAdapter):
 
 
 class BatchShards(keras_internals.DataAdapter):
-    """Reads any other source and cuts each batch after reading it."""
+    """Reads any other source and cuts each batch after reading it.
+
+    Attributes:
+        ordered: The source, if it is a PyDataset that this package shuffles.
+    """
+
+    ordered: InOneOrder | None = None
 
     def __init__(self, source: Any, context: TrainingContext, seed: int) -> None:
         self._source = source
         self._context = context
-        self._seed = seed
+        self.seed = seed
         self._epoch = 0
         self._compared = False
 
@@ -97,19 +111,26 @@ class BatchShards(keras_internals.DataAdapter):
             if not self._compared:  # only the first batch, before any step runs
                 self._compared = True
                 compare_batches(self._context.group, data)
-            count = int(first_leaf(data).shape[0])
-            yield mark(cut(data, *self._context.rows_to_read(count)), whole(count))
+            yield self.cut(data)
+
+    def cut(self, data: Any) -> dict[str, Any]:
+        """Return this rank's rows of a global batch."""
+        count = int(first_leaf(data).shape[0])
+        return mark(cut(data, *self._context.rows_to_read(count)), whole(count))
+
+    def global_batches(self, epoch: int) -> Iterator[Any]:
+        """Yield each global batch of an epoch; samplers without a generator draw by its number."""
+        seed = int(np.random.default_rng((self.seed, epoch)).integers(2**31))
+        return iter(self._context.backend.global_batches(self._source, seed))
 
     def get_jax_iterator(self) -> Iterator[Any]:
         """Return an iterator over cut batches."""
-        return self._cut(self._source.get_jax_iterator())
+        return self._cut(self.global_batches(0))
 
     def get_torch_dataloader(self) -> Iterator[Any]:
         """Iterate over cut batches; samplers without a generator draw the same on all ranks."""
         self._epoch += 1
-        seed = int(np.random.default_rng((self._seed, self._epoch)).integers(2**31))
-        loader = self._source.get_torch_dataloader()
-        return self._cut(self._context.backend.in_seeded_order(loader, seed))
+        return self._cut(self.global_batches(self._epoch))
 
     def get_tf_dataset(self) -> Any:
         """Return a ``tf.data.Dataset`` of cut batches."""
@@ -135,9 +156,7 @@ class InOneOrder(keras.utils.PyDataset):  # type: ignore[misc]
     def __init__(self, source: Any, seed: int) -> None:
         super().__init__(workers=source.workers, max_queue_size=source.max_queue_size)
         self._source = source
-        self._seed = seed
-        self._epoch = 0
-        self._shuffle()
+        self.begin_epoch(seed, 0)
 
     def __getitem__(self, index: int) -> Any:
         return self._source[self._order[index]]
@@ -148,11 +167,12 @@ class InOneOrder(keras.utils.PyDataset):  # type: ignore[misc]
     def on_epoch_end(self) -> None:
         """Notify the source, and draw the next order."""
         self._source.on_epoch_end()
-        self._epoch += 1
-        self._shuffle()
+        self.begin_epoch(self._seed, self._epoch + 1)
 
-    def _shuffle(self) -> None:
-        random = np.random.default_rng((self._seed, self._epoch))
+    def begin_epoch(self, seed: int, epoch: int) -> None:
+        """Draw the order of an epoch."""
+        self._seed, self._epoch = seed, epoch
+        random = np.random.default_rng((seed, epoch))
         self._order = random.permutation(self.num_batches).tolist()
 
 
@@ -173,7 +193,7 @@ def compare_batches(group: Group, data: Any) -> None:
     Raises:
         CollectiveMismatchError: The batches differ.
     """
-    others = _others(group, _ends(first_leaf(data)))
+    others = _others(group, ends(first_leaf(data)))
     if others:
         text = OTHER_BATCHES.format(f"rank {others[0]}")
         raise CollectiveMismatchError(f"{group.error_prefix}{text}", ranks=others, op="fit")
@@ -185,29 +205,34 @@ def compare_arrays(group: Group, arrays: Any) -> None:
     Raises:
         CollectiveMismatchError: The arrays differ.
     """
-    count, size = arrays._num_samples, arrays._batch_size
-    leaves = [leaf for leaf in keras.tree.flatten(arrays._inputs) if leaf is not None]
-    rows = [count * step // COMPARED_ROWS for step in range(1, COMPARED_ROWS)]
-    mine = [f"{count} {size} ".encode()]
-    for leaf in leaves:
-        mine += [_ends(leaf), *(_ends(leaf[row : row + 1]) for row in rows)]
-    others = _others(group, b"".join(mine))
+    others = _others(group, some_rows(arrays))
     if others:
         raise CollectiveMismatchError(
-            f"{group.error_prefix}rank {others[0]} has passed other arrays than "
-            f"this one ({count} rows, batch_size {size}). Hint: pass the whole arrays on all "
-            "ranks; each takes its part of every batch, and batch_size is that of all ranks.",
+            f"{group.error_prefix}rank {others[0]} has passed other arrays than this one "
+            f"({arrays._num_samples} rows, batch_size {arrays._batch_size}). {ARRAYS_HINT}",
             ranks=others,
             op="fit",
         )
 
 
-def _ends(leaf: Any) -> bytes:
+def some_rows(arrays: Any) -> bytes:
+    """Return the length of arrays, the size of batches, and some rows."""
+    count = arrays._num_samples
+    leaves = [leaf for leaf in keras.tree.flatten(arrays._inputs) if leaf is not None]
+    rows = [count * step // COMPARED_ROWS for step in range(1, COMPARED_ROWS)]
+    found = [f"{count} {arrays._batch_size} ".encode()]
+    for leaf in leaves:
+        found += [ends(leaf), *(ends(leaf[row : row + 1]) for row in rows)]
+    return b"".join(found)
+
+
+def ends(leaf: Any) -> bytes:
+    """Return the first and the last row of a tensor, with its shape; nothing if it is sparse."""
     try:
-        ends = np.ascontiguousarray(np.concatenate([np.asarray(leaf[:1]), np.asarray(leaf[-1:])]))
+        rows = np.ascontiguousarray(np.concatenate([np.asarray(leaf[:1]), np.asarray(leaf[-1:])]))
     except (TypeError, ValueError, KeyError, IndexError):  # a sparse or empty array
         return b""
-    return f"{ends.shape} {ends.dtype} ".encode() + ends.tobytes()
+    return f"{rows.shape} {rows.dtype} ".encode() + rows.tobytes()
 
 
 def _others(group: Group, mine: bytes) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from sdp_plugins.core.errors import CollectiveMismatchError, is_news
 from . import keras_internals, losses, rank_consistency, rank_zero_callbacks
 from .batch_shard import DATA, is_marked
 from .context import TrainingContext
-from .data import in_one_order, shard_data
+from .data import InOneOrder, in_one_order, shard_data
 from .gradients import patch_optimizer
 from .initial_sync import InitialSync, check_same_call, sync_once
 from .metrics import patch_metrics
@@ -86,7 +86,7 @@ def attach(model: Any, context: TrainingContext) -> None:
         model.__dict__.pop(name, None)  # see `expect`
     object.__setattr__(model, _ATTACHED, context)
     context.models.add(model)
-    if context.world_size == 1:
+    if context.world_size == 1 and not context.is_elastic:
         return  # unmodified Keras
     methods = _PatchedMethods(model, context)
     object.__setattr__(model, _METHODS, methods)
@@ -128,17 +128,16 @@ def _failing_together(method: _Function) -> _Function:
 
     def call(self: _PatchedMethods, *args: Any, **kwargs: Any) -> Any:
         context = self._context
-        group = context.group
         try:
             context.backend.synchronize(self._model)
             result = method(self, *args, **kwargs)
             context.backend.synchronize(self._model)
             return result
         except (KeyboardInterrupt, SystemExit) as end:
-            group.abort(f"{type(end).__name__} in a method of the model")
+            context.group.abort(f"{type(end).__name__} in a method of the model")
             raise
         except Exception as raised:
-            error = context.backend.error_of_step(method.__name__) or raised
+            error, group = context.backend.error_of_step(method.__name__) or raised, context.group
             if isinstance(group.failure or error, CollectiveMismatchError):
                 explained = explain(context.progress, context.failure_group)
                 if explained is not None:
@@ -146,6 +145,8 @@ def _failing_together(method: _Function) -> _Function:
             if is_news(error):
                 group.raise_if_failed(error)  # raises a group failure that a framework has wrapped
             group.abort(error)
+            if context.job is not None:
+                context.job.close()  # to the others, this rank has ended
             if error is raised:
                 raise
             raise error from None
@@ -182,12 +183,28 @@ class _PatchedMethods:
             log.info("fit: smddp trains model '%s' on %d ranks", self._model.name, group.world_size)
         options = self._options(given, "validation_split", "validation_batch_size")
         options |= {"validation_data": validation_data, "shuffle": False}
+        if context.is_elastic:
+            return self._fit_elastic(of_keras, given, options, data)
         history = of_keras(data, **options)
+        self._end_fit()
+        return history
+
+    def _fit_elastic(
+        self, of_keras: _Function, given: dict[str, Any], options: dict[str, Any], data: Any
+    ) -> Any:
+        from .elastic.fit import ElasticFit
+
+        with ElasticFit(self._model, self._context, data, options) as fit:
+            history = of_keras(fit.data, **options | fit.options(given))
+            fit.end(self._end_fit)
+        return history
+
+    def _end_fit(self) -> None:
+        context, group = self._context, self._context.group
         context.backend.synchronize(self._model)
         context.progress.ended = True
         average_partial_sums(group, optimizers_of(self._model))
         group.barrier()  # files of rank 0 are complete from here on
-        return history
 
     @_failing_together
     def evaluate(self, of_keras: _Function, *args: Any, **kwargs: Any) -> Any:
@@ -307,7 +324,10 @@ class _PatchedMethods:
             source = source | {"x": x, "shuffle": shuffle}
         # Warnings of Keras' adapters name the calling file; this call keeps a file of Keras there.
         adapter = keras_internals.EpochIterator(**source).data_adapter
-        return shard_data(adapter, self._context, seed)
+        shards = shard_data(adapter, self._context, seed)
+        if isinstance(source["x"], InOneOrder):
+            shards.ordered = source["x"]
+        return shards
 
     def _build(self, data: Any, predicts: bool = False) -> None:
         """Create all variables before the first step, so that ranks can start from equal ones.
@@ -349,12 +369,8 @@ class _PatchedMethods:
             patch_optimizer(optimizer, self._context)
 
     def _callbacks(self, callbacks: Any) -> Any:
-        if callbacks is None or isinstance(callbacks, keras.callbacks.Callback):
-            given = [callbacks] if callbacks else []
-        else:
-            given = keras.tree.flatten(callbacks)
         ours = [
-            *rank_zero_callbacks.for_rank(given, self._context.rank),
+            *rank_zero_callbacks.for_rank(callbacks, self._context.rank),
             InitialSync(self._context),
         ]
         if not isinstance(callbacks, keras.callbacks.CallbackList):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -17,12 +16,17 @@ WRITERS = (
 )
 
 
-def for_rank(callbacks: Iterable[Any], rank: int) -> list[Any]:
-    """Return the callbacks for a rank, also those in lists: rank 0 alone runs those that write."""
-    chosen = []
-    for each in callbacks:
-        if isinstance(each, keras.callbacks.CallbackList):
-            chosen += for_rank(each.callbacks, rank)
-        elif rank == 0 or not isinstance(each, WRITERS):
-            chosen.append(each)
-    return chosen
+def for_rank(callbacks: Any, rank: int) -> list[Any]:
+    """Return the callbacks for a rank: rank 0 alone runs those that write."""
+    return [each for each in flat(callbacks) if rank == 0 or not isinstance(each, WRITERS)]
+
+
+def flat(callbacks: Any) -> list[Any]:
+    """Return callbacks, also those in lists, or in Keras' list of callbacks."""
+    if callbacks is None:
+        return []
+    if isinstance(callbacks, keras.callbacks.CallbackList):
+        return flat(callbacks.callbacks)
+    if isinstance(callbacks, keras.callbacks.Callback):
+        return [callbacks]
+    return [each for nested in keras.tree.flatten(callbacks) for each in flat(nested)]

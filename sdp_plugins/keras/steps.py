@@ -28,8 +28,15 @@ class Step:
 
     def __init__(self, model: Any, context: TrainingContext) -> None:
         self._model = model
-        self._backend = context.backend
-        self._position = (context.rank, context.world_size)
+        self._context = context
+
+    @property
+    def _backend(self) -> Any:
+        return self._context.backend
+
+    @property
+    def _position(self) -> tuple[int, int]:
+        return self._context.rank, self._context.world_size
 
     def _open(self, data: Any) -> tuple[Any, BatchShard]:
         """Return this rank's rows, of a cut batch or of a whole one, and their shard."""
@@ -145,7 +152,8 @@ class StatefulStep(Step):
         after = [backend.read(variable) for variable in (*sums, *layers)]
         split = len(sums)
         changes = list(map(_change, before[split:], after[split:]))
-        totals, moved, means = self._total(step, after[:split], changes, logs)
+        with backend.after_updates(self._model):
+            totals, moved, means = self._total(step, after[:split], changes, logs)
         for variable, old, total in zip(sums, before[:split], totals, strict=True):
             variable.assign(old + total)
         for variable, old, change in zip(layers, before[split:], moved, strict=True):

@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from sdp_plugins.core import Group
+from sdp_plugins.core import ElasticJob, Group
+from sdp_plugins.core.config import Config
+from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.tensor_lists import gather_uneven
 
 from . import gradients, keras_internals, losses, scope, synchronized_batch_norm
@@ -20,6 +22,7 @@ from .initial_sync import check_same_call
 from .variables import broadcast
 
 log = logging.getLogger("sdp_plugins.keras")
+_NAME = "keras"
 
 
 class SMDDPStrategy:
@@ -35,37 +38,45 @@ class SMDDPStrategy:
     arguments of ``fit``, ``evaluate`` and ``predict`` have the same meaning as in one process: rank
     r reads the r-th part of each global batch. Losses and metrics are global on all ranks. All
     ranks start from rank 0's initial values. Rank 0 writes files.
-
-    Attributes:
-        rank: This process's rank.
-        num_replicas_in_sync: Number of ranks.
-        group: The group of the ranks, for operations that the strategy lacks.
     """
 
-    def __init__(self, group: Group | None = None) -> None:
+    def __init__(self, group: Group | None = None, *, elastic: bool = False) -> None:
         """Connect to the other ranks of this job.
 
         Args:
             group: A group of ranks that are already connected. None reads the launcher's variables;
                 without a launcher this process is the only rank.
+            elastic: Whether `fit` goes on when ranks are lost, and others join; see
+                docs/elastic.md.
+
+        Raises:
+            ValueError: A group is given, and elastic: then there is no way to make others.
         """
         keras_internals.check()
-        self.group = Group.from_env(name="keras") if group is None else group
-        self.rank = self.group.rank
-        self.num_replicas_in_sync = self.group.world_size
-        failure_group = self.group
-        if self.group.world_size > 1:
-            everyone = range(self.group.world_size)
-            failure_group = self.group.new_group(everyone, name="keras failures") or self.group
-        self._context = TrainingContext(self.group, failure_group, load(self.group))
+        self._context = _elastic_context(group) if elastic else _context(group)
         scope.install()
-        if self.group.world_size == 1:
+        if self.group.world_size == 1 and not elastic:
             log.info("one rank only: nothing is communicated. To start more: sdp run -n 2 ...")
             return
         gradients.install()
         losses.install()
         synchronized_batch_norm.install()
         scope.opened(self._context)
+
+    @property
+    def group(self) -> Group:
+        """The group of the ranks that are there, for operations that the strategy lacks."""
+        return self._context.group
+
+    @property
+    def rank(self) -> int:
+        """This process's rank; that of one that joins an elastic job is not 0 before `fit`."""
+        return 1 if self._context.join else self.group.rank
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Number of ranks; 2 for a process that joins an elastic job, before `fit`."""
+        return 2 if self._context.join else self.group.world_size
 
     @property
     def local_rank(self) -> int:
@@ -133,4 +144,36 @@ class SMDDPStrategy:
         self._context.backend.close()
         self._context.failure_group.close()
         self.group.close()
+        if self._context.job is not None:
+            self._context.job.close()
         scope.closed(self._context)
+
+
+def _context(group: Group | None) -> TrainingContext:
+    """Return the state of a job whose ranks stay."""
+    group = Group.from_env(name=_NAME) if group is None else group
+    failures = None
+    if group.world_size > 1:
+        failures = group.new_group(range(group.world_size), name="keras failures")
+    return TrainingContext(group, failures or group, load(group))
+
+
+def _elastic_context(group: Group | None) -> TrainingContext:
+    """Begin an elastic job; a process that is to join one does so in `fit`, and is alone before."""
+    if group is not None:
+        raise ValueError(
+            "SMDDPStrategy(group, elastic=True): the strategy makes a group whenever the ranks "
+            "change. Hint: leave the group out, and start the ranks with sdp run --elastic MIN:MAX."
+        )
+    config = Config.from_env()
+    if config.join is None:
+        job = ElasticJob.from_env(name=_NAME)
+        context = _context(job.group)
+        context.job = job
+        context.backend.is_atomic = True
+        return context
+    names = RankNames("keras, before it joins", 1)
+    alone = Group.from_exchange(lambda blob, _: [blob], 0, names, config.wait_s, None, config)
+    context = _context(alone)
+    context.join = lambda: ElasticJob.from_env(name=_NAME)
+    return context

@@ -104,7 +104,7 @@ class Visitors:
 
     def close(self) -> None:
         """Hang up, and refuse whoever else comes."""
-        for key in list(self._selector.get_map().values()):
+        for key in list((self._selector.get_map() or {}).values()):  # none if closed before
             if key.data is not None:
                 self._drop(key.data)
         self._selector.close()

@@ -15,8 +15,12 @@ if TYPE_CHECKING:
 _CLASSES = {"tensorflow": "TensorFlowBackend", "torch": "TorchBackend", "jax": "JaxBackend"}
 
 
-def load(group: Group) -> Backend:
+def load(group: Group, is_atomic: bool = False) -> Backend:
     """Return the operations of the backend that Keras runs on.
+
+    Args:
+        group: The ranks.
+        is_atomic: Whether a step that fails has updated all weights or none.
 
     Raises:
         ValueError: The plug-in does not support this backend.
@@ -28,4 +32,5 @@ def load(group: Group) -> Backend:
             "tensorflow, torch or jax."
         )
     backend: Backend = getattr(import_module(f".{name}", __name__), _CLASSES[name])(group)
+    backend.is_atomic = is_atomic
     return backend

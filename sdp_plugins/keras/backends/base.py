@@ -26,6 +26,7 @@ class Backend(ABC):
     """
 
     is_stateless = False
+    is_atomic = False
     rows_to_read = staticmethod(rows_to_read)
     cut = staticmethod(cut)
 
@@ -140,9 +141,12 @@ class Backend(ABC):
         """Convert an array to the return type of this backend's predict functions."""
         return ops.convert_to_tensor(array)
 
-    def in_seeded_order(self, loader: Any, seed: int) -> Any:
-        """Iterate over a DataLoader so that its samplers draw the same order on all ranks."""
-        return iter(loader)
+    @abstractmethod
+    def global_batches(self, source: Any, seed: int) -> Any:
+        """Return the global batches of one of Keras' adapters, of anything but arrays.
+
+        Samplers of torch that have no generator draw by the seed, so the same on all ranks.
+        """
 
     def array_dataset(self, arrays: Any, indices: Callable[[], Iterator[tuple[Any, int]]]) -> Any:
         """Return a ``tf.data.Dataset`` of cut batches of arrays, by an epoch's indices."""
@@ -155,6 +159,32 @@ class Backend(ABC):
     @abstractmethod
     def batches(self, adapter: Any) -> Any:
         """Return the cut batches of an epoch."""
+
+    def array_batches(self, adapter: Any) -> Any:
+        """Return the cut batches of an adapter of arrays, each read when it is asked for."""
+        return self.batches(adapter)
+
+    def endless_dataset(self) -> Any:
+        """Return a ``tf.data.Dataset`` of nothing."""
+        raise NotImplementedError
+
+    # ---- elastic trainings ---------------------------------------------------------------------
+
+    @abstractmethod
+    def compiled(self, model: Any, step: str) -> Callable[..., Any]:
+        """Return a function of a cut batch that runs one of the model's steps, to its end."""
+
+    def attach_state(self, model: Any, state: Any) -> None:
+        """Give the variables the values that a step has as its argument."""
+        return
+
+    def detach_state(self, model: Any, state: Any) -> Any:
+        """Return the variables' values as a step's argument, in the place of a former one."""
+        return state
+
+    def after_updates(self, model: Any) -> AbstractContextManager[None]:
+        """Return a context whose operations run after the weights' update."""
+        return nullcontext()
 
     def data_of(self, adapter: Any) -> Any:
         """Return this rank's rows of every batch, for custom loops; each iteration is an epoch."""

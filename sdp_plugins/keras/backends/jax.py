@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -16,6 +16,10 @@ from .base import Backend
 
 if TYPE_CHECKING:
     from sdp_plugins.core import Group
+
+
+_TRAINED = ("trainable_variables", "non_trainable_variables")
+_MEASURED = ("metrics_variables",)
 
 
 class JaxBackend(Backend):
@@ -61,6 +65,27 @@ class JaxBackend(Backend):
         one = 1 + 0 * turn
         return [grad * one.astype(grad.dtype) for grad in averaged[::-1]]
 
+    def compiled(self, model: Any, step: str) -> Callable[..., Any]:
+        """Compile a step that leaves its arguments as they are, unlike Keras' own."""
+        method = getattr(model, step)
+        function = lambda state, data: method(state, data)  # noqa: E731  else JAX knows it already
+        if model.jit_compile and not model.run_eagerly:
+            function = jax.jit(function)
+        return lambda state, data: jax.block_until_ready(function(state, data))
+
+    def attach_state(self, model: Any, state: Any) -> None:
+        """Have Keras write a step's state into the variables."""
+        model._jax_state = _by_name(state)
+        model._jax_state_synced = False
+        model.jax_state_sync()
+
+    def detach_state(self, model: Any, state: Any) -> Any:
+        """Have Keras take a step's state from the variables."""
+        names = dict.fromkeys(_by_name(state), True)
+        state = model._get_jax_state(**names, purge_model_variables=True)
+        model._jax_state, model._jax_state_synced = _by_name(state), False
+        return state
+
     def average_accumulated_gradients(self, optimizer: Any, grads: Sequence[Any]) -> list[Any]:
         """Average in the last micro-step only: Keras clips in all, but discards other results."""
         micro_step = optimizer._iterations.value + 1
@@ -95,6 +120,16 @@ class JaxBackend(Backend):
         """Return the array itself: Keras concatenates with NumPy."""
         return array
 
+    def global_batches(self, source: Any, seed: int) -> Any:
+        """Return arrays of JAX."""
+        return source.get_jax_iterator()
+
     def batches(self, adapter: Any) -> Any:
         """Return arrays of JAX."""
         return adapter.get_jax_iterator()
+
+
+def _by_name(state: Any) -> dict[str, Any]:
+    """Return the parts of the state of Keras' training steps, or of those of evaluations."""
+    optimizer = ("optimizer_variables",) if len(state) > len(_TRAINED + _MEASURED) else ()
+    return dict(zip((*_TRAINED, *optimizer, *_MEASURED), state, strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -57,7 +57,11 @@ class TensorFlowBackend(Backend):
         """Average gradients, last layers first; sparse gradients stay sparse."""
         batch = None if shard is None else shard.batch
         gather = partial(gather_slices, self._collectives, batch=batch)
-        return self._collectives.all_reduce_gradients(grads, "avg", factor_of(shard), gather)
+        averaged = self._collectives.all_reduce_gradients(grads, "avg", factor_of(shard), gather)
+        if self.is_atomic:  # no update begins before all gradients are there
+            with tf.control_dependencies(tf.nest.flatten(averaged, expand_composites=True)):
+                averaged = tf.nest.map_structure(tf.identity, averaged, expand_composites=True)
+        return averaged
 
     def check_same_gradients(self, grads: Sequence[Any], variables: Sequence[Any] | None) -> None:
         """Check that the same gradients are None on all ranks."""
@@ -142,6 +146,37 @@ class TensorFlowBackend(Backend):
     def elements(self, variable: Any, part: slice) -> np.ndarray[Any, Any]:
         """Return elements; Keras' conversion would copy the variable."""
         return np.ravel(np.asarray(variable.value.read_value()))[part]
+
+    def global_batches(self, source: Any, seed: int) -> Any:
+        """Return tensors; ``cut_dataset`` cuts batches in the dataset's graph instead."""
+        return source.get_tf_dataset()
+
+    def array_batches(self, adapter: Any) -> Any:
+        """Return NumPy's arrays: a dataset would read batches before they are asked for."""
+        return adapter.get_numpy_iterator()
+
+    def endless_dataset(self) -> Any:
+        """Return a dataset of nothing."""
+        return tf.data.Dataset.from_tensors(0).repeat()
+
+    def compiled(self, model: Any, step: str) -> Callable[..., Any]:
+        """Return a function with the step's graph."""
+        function: Callable[..., Any] = getattr(model, step)
+        return (
+            function
+            if model.run_eagerly
+            else tf.function(function, autograph=False, reduce_retracing=True)
+        )
+
+    def after_updates(self, model: Any) -> AbstractContextManager[None]:
+        """Run operations after those that have changed the weights in this graph."""
+        variables = model.trainable_variables if self.is_atomic else ()
+        if self.is_atomic and model.optimizer is not None:
+            variables = [*variables, *model.optimizer.variables]
+        made: AbstractContextManager[None] = tf.control_dependencies(
+            [variable.value.read_value() for variable in variables]
+        )
+        return made
 
     def batches(self, adapter: Any) -> Any:
         """Return a ``tf.data.Dataset``."""

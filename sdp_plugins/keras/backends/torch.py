@@ -72,7 +72,7 @@ class TorchBackend(Backend):
             return update
         if update is not None:
             self._updates.pop(model).leave()
-        if not can_shard(self._group, optimizer, variables):
+        if self.is_atomic or not can_shard(self._group, optimizer, variables):
             return None
         update = self._updates[model] = ShardedUpdate(self._group, optimizer, variables)
         if self._group.rank == 0:
@@ -124,8 +124,9 @@ class TorchBackend(Backend):
         group.all_gather_uneven(list(whole.split(lengths)), mine)
         return _like(tensor, whole)
 
-    def in_seeded_order(self, loader: Any, seed: int) -> Iterator[Any]:
+    def global_batches(self, source: Any, seed: int) -> Iterator[Any]:
         """Iterate with a seed for everything that samplers draw from torch's own generator."""
+        loader = source.get_torch_dataloader()
         with _seeding, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             batches = iter(loader)
@@ -143,6 +144,13 @@ class TorchBackend(Backend):
     def elements(self, variable: Any, part: slice) -> np.ndarray[Any, Any]:
         """Return a copy of elements; Keras' conversion copies all that it gets."""
         return keras.ops.convert_to_numpy(variable.value.detach().reshape(-1)[part])
+
+    def compiled(self, model: Any, step: str) -> Callable[..., Any]:
+        """Return the step; one of an evaluation needs no gradients."""
+        function: Callable[..., Any] = getattr(model, step)
+        if step == "test_step":
+            function = torch.no_grad()(function)
+        return torch.compile(function) if model._should_torch_compile() else function
 
     def batches(self, adapter: Any) -> Any:
         """Return tensors of torch."""

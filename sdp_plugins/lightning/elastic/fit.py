@@ -6,13 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from sdp_plugins.core.elastic_state import lost
 from sdp_plugins.lightning.elastic.division import Division
 from sdp_plugins.lightning.elastic.trainer_state import (
     LoopProgress,
     load_trainer_state,
     trainer_state,
 )
-from sdp_plugins.torch.elastic.default_group import DefaultGroup, lost
+from sdp_plugins.torch.elastic.default_group import DefaultGroup
 from sdp_plugins.torch.elastic.state import catch_up, seed_like
 
 EPOCH_START, EPOCH_END, RUN_END = "epoch start", "epoch end", "run end"

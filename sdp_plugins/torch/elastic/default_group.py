@@ -10,16 +10,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from sdp_plugins.core import (
-    CollectiveTimeoutError,
-    Group,
-    PeerLostError,
-    RendezvousError,
-    SdpError,
-)
+from sdp_plugins.core import Group, PeerLostError, RendezvousError
 from sdp_plugins.core.addresses_and_ports import LOOPBACK
 from sdp_plugins.core.config import Config
-from sdp_plugins.core.error_file import sdp_error_in
+from sdp_plugins.core.elastic_state import lost
 from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.regroup import Handle, Meeting, Participant, Terms
 from sdp_plugins.core.rendezvous import StoreExchange
@@ -151,13 +145,3 @@ class DefaultGroup:
         """Destroy the group: to the others, this rank has ended."""
         self._destroy()
         self._participant.close()
-
-
-def lost(error: Exception) -> SdpError:
-    """Return why ranks are missing, so that the others go on; raise any other error again."""
-    failure = sdp_error_in(error)
-    if isinstance(failure, (PeerLostError, CollectiveTimeoutError)) or (
-        failure is not None and failure.kind == "aborted"
-    ):
-        return failure
-    raise error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import pickle
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sdp_plugins.core import Group
+from sdp_plugins.core import Group, elastic_state
 from sdp_plugins.torch.tensors import to_move
 
 
@@ -82,29 +81,19 @@ def catch_up(
 
     Args:
         group: The ranks.
-        progress: How far this rank has come; negative if it has no state yet. If none has, rank
-            0's is that of all.
+        progress: How far this rank has come, as for the core's ``catch_up``.
         own_state: Returns this rank's state; called on the rank that has come farthest.
         load: Takes it over; called on those that have not come so far.
 
     Returns:
         Whether this rank has taken over another one's state.
     """
-    told = [json.loads(blob) for blob in group.exchange(json.dumps(progress).encode())]
-    farthest = max(told)
-    source = told.index(farthest)
-    behind = [rank for rank, one in enumerate(told) if one != farthest or farthest[0] < 0]
-    if source in behind:
-        behind.remove(source)
-    part = group.new_group([source, *behind], name="state") if behind else None
-    if part is None:
-        return False
-    with part:
-        if part.rank == 0:
-            send(part, own_state(), 0)
-            return False
-        load(receive(part, 0))
-        return True
+    return elastic_state.catch_up(
+        group,
+        progress,
+        lambda part: send(part, own_state(), 0),
+        lambda part: load(receive(part, 0)),
+    )
 
 
 def seed_like(seed: int, steps: int, number: int) -> None:

@@ -13,7 +13,8 @@ from torch.utils.data import Dataset
 
 from sdp_plugins.core import SdpError
 from sdp_plugins.core.config import Config
-from sdp_plugins.torch.elastic.default_group import DefaultGroup, lost
+from sdp_plugins.core.elastic_state import lost
+from sdp_plugins.torch.elastic.default_group import DefaultGroup
 from sdp_plugins.torch.elastic.loader import ElasticLoader, Progress
 from sdp_plugins.torch.elastic.model import ElasticModel
 from sdp_plugins.torch.elastic.state import catch_up, seed_like

@@ -1,0 +1,175 @@
+"""Callbacks of elastic trainings, in which another rank may become rank 0."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from .. import keras_internals
+from ..initial_sync import InitialSync
+from ..rank_zero_callbacks import WRITERS, flat
+
+if TYPE_CHECKING:
+    from .fit import ElasticFit
+
+_SIMPLE = (type(None), bool, int, float, str, np.generic, np.ndarray, FunctionType)
+_NOT_STATE = ("_params", "params", "_model", "append", "append_header")
+
+
+class OnRankZero(keras.callbacks.Callback):  # type: ignore[misc]
+    """Calls a callback that writes files, on the rank that is rank 0.
+
+    Args:
+        callback: Keras', or derived from one of these.
+        verbose: How much a progress bar says.
+        fit: Says which rank this is.
+
+    Attributes:
+        callback: The argument.
+        state: What the one of rank 0 had at the end of the last epoch.
+    """
+
+    def __init__(self, callback: Any, verbose: Any, fit: ElasticFit) -> None:
+        super().__init__()
+        self.callback = callback
+        self.state: dict[str, Any] = {}
+        self._fit, self._verbose = fit, verbose
+        self._has_begun = False
+
+    def set_params(self, params: Any) -> None:
+        """Keep them, and pass them on."""
+        super().set_params(params)
+        self.callback.set_params(params | {"verbose": self._verbose})
+
+    def set_model(self, model: Any) -> None:
+        """Keep it, and pass it on."""
+        super().set_model(model)
+        self.callback.set_model(model)
+
+    def call(self, hook: str, *args: Any, **kwargs: Any) -> None:
+        """Call a hook, if this is rank 0, and the others have not called it."""
+        if self._fit.rank != 0 or (hook != "on_train_begin" and self._fit.is_behind):
+            return
+        if not self._has_begun:
+            self._has_begun = True
+            if self._fit.is_first_rank_zero and hook == "on_train_begin":
+                return self.callback.on_train_begin(*args, **kwargs)
+            self._take_over()
+            if hook == "on_train_begin":
+                return None
+        getattr(self.callback, hook)(*args, **kwargs)
+        return None
+
+    def _take_over(self) -> None:
+        """Go on where the former rank 0 was: add to its files."""
+        if isinstance(self.callback, keras.callbacks.CSVLogger):
+            self.callback.append = True
+        if not isinstance(self.callback, keras.callbacks.BackupAndRestore):  # would set all back
+            self.callback.on_train_begin()
+        vars(self.callback).update(self.state)
+        if self._fit.epoch >= 0:
+            self.callback.on_epoch_begin(self._fit.epoch)
+
+
+def _hook(name: str) -> Callable[..., None]:
+    def call(self: OnRankZero, *args: Any, **kwargs: Any) -> None:
+        self.call(name, *args, **kwargs)
+
+    return call
+
+
+for _name in [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]:
+    setattr(OnRankZero, _name, _hook(_name))
+
+
+class ElasticSync(InitialSync):
+    """Compares the ranks' models, in parts that are repeated when a rank is lost."""
+
+    def __init__(self, fit: ElasticFit) -> None:
+        super().__init__(fit.context)
+        self._fit = fit
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Compare the models, and copy values from rank 0."""
+        self._in_fit = True
+        self._fit.begin(super().on_train_begin)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Begin an epoch."""
+        super().on_epoch_begin(epoch, logs)
+        self._fit.begin_epoch(epoch)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        """Begin a validation."""
+        self._fit.begin_test()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Compare ``stop_training`` and the weights."""
+        self._fit.end_epoch(lambda: super(ElasticSync, self).on_epoch_end(epoch, logs))
+
+
+def for_all_ranks(callbacks: Any, verbose: Any, fit: ElasticFit) -> list[Any]:
+    """Return callbacks, of which those that write are called on rank 0 only; with a progress bar.
+
+    Args:
+        callbacks: The program's.
+        verbose: How much the progress bar says.
+        fit: Says which rank this is.
+    """
+    given = flat(callbacks)
+    if verbose != 0 and not any(isinstance(each, keras.callbacks.ProgbarLogger) for each in given):
+        given.append(keras.callbacks.ProgbarLogger())
+    return [OnRankZero(each, verbose, fit) if isinstance(each, WRITERS) else each for each in given]
+
+
+def states_of(callbacks: Sequence[Any], is_rank_zero: bool) -> bytes:
+    """Return what callbacks have noted, for a rank that joins."""
+    found = []
+    for each in callbacks:
+        if isinstance(each, OnRankZero):
+            found.append(_state_of(each.callback) if is_rank_zero else each.state)
+        else:
+            found.append(_state_of(each))
+    return pickle.dumps(found)
+
+
+def load_states(callbacks: Sequence[Any], states: bytes, only_writers: bool = False) -> None:
+    """Take over what another rank's callbacks have noted."""
+    for each, state in zip(callbacks, pickle.loads(states), strict=False):
+        if isinstance(each, OnRankZero):
+            each.state = state
+        elif not only_writers:
+            _load(each, state)
+
+
+def _state_of(callback: Any) -> Any:
+    if hasattr(callback, "state_dict"):
+        return callback.state_dict()
+    bases = [kind for kind in type(callback).__mro__ if keras_internals.is_of_keras(kind)]
+    if bases[:1] == [keras.callbacks.Callback] or isinstance(callback, InitialSync):
+        return {}  # one of the program's own: what it notes may be this rank's
+    return {
+        name: value
+        for name, value in vars(callback).items()
+        if name not in _NOT_STATE and _is_simple(value)
+    }
+
+
+def _load(callback: Any, state: Any) -> None:
+    if hasattr(callback, "load_state_dict"):
+        callback.load_state_dict(state)
+    else:
+        vars(callback).update(state)
+
+
+def _is_simple(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_simple, value.values()))
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_simple, value))
+    return isinstance(value, _SIMPLE)
