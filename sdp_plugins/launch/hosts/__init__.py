@@ -1,4 +1,5 @@
-"""Jobs on a list of hosts: mpirun starts an agent for every rank, which reports to the launcher."""
+"""Jobs on a list of hosts: mpirun or ssh starts an agent for every rank, which reports
+to the launcher."""
 
 
 class LaunchError(Exception):
