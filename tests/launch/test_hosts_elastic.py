@@ -45,9 +45,9 @@ elastic.close()
 """
 
 
-def job(options: list[str], path: str, *args: str) -> Done:
+def job(options: list[str], path: str, *args: str, hosts: str = HOSTS) -> Done:
     lean = {"SDP_TIMEOUT_S": "60", "OMP_NUM_THREADS": "1"}
-    line = [*TWO_NODES, *LAUNCHER, "--hosts", HOSTS, *options, path, *args]
+    line = [*TWO_NODES, *LAUNCHER, "--hosts", hosts, *options, path, *args]
     return run(line, environment(**lean))
 
 
@@ -95,6 +95,24 @@ def test_a_lost_host_leaves_the_others(script: Script, victim: int) -> None:
     ) in done.stderr
     assert "starting another" not in done.stderr
     assert "sdp run: the job goes on with 2 ranks" in done.stderr
+
+
+# As a cable that is drawn: nobody gets a message about it.
+CUT = """
+def happen():
+    if rank == 3: subprocess.run(["ip", "link", "set", "net0", "down"], check=True)
+"""
+
+
+@pytest.mark.long
+def test_a_host_that_is_cut_off_leaves_the_others(script: Script) -> None:
+    text = (
+        (CUT + TRAINING).replace("timeout_s=60", "timeout_s=10").replace("epoch > 9", "epoch > 90")
+    )
+    done = job(["--elastic", "2:4"], script(text), "2", hosts="node0:2,node1:2")
+    assert ended(done, [0, 1]) == ["node0", "node0"]
+    assert "sdp run: rank 2 has been left out by the others; ending it" in done.stderr
+    assert "sdp run: host node1 is lost, and ranks 2, 3 with it; the others go on" in done.stderr
 
 
 def test_a_lost_host_leaves_too_few(script: Script) -> None:
