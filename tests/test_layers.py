@@ -74,6 +74,7 @@ ENVIRONMENT = {
     "launch/cli.py": "prepares the ranks' environment",
     "launch/hosts/host_job.py": "prepares the ranks' environment",
     "launch/hosts/agent.py": "completes that of the rank which it starts",
+    "launch/hosts/host_agents.py": "completes that of the agents which it becomes",
     "launch/smddprun.py": "completes that of the command which it becomes",
     "sagemaker/process.py": "prepares the ranks' environment",
     "sagemaker/rank.py": "becomes the script, which finds SageMaker's variables",

@@ -109,7 +109,7 @@ ATTRIBUTES = {
     "MultiOptimizer": ("_inner_optimizers",),
     "Optimizer": ("_accumulated_gradients", "_iterations", "gradient_accumulation_steps"),
     "Variable": ("_value", "_shape"),
-    "JAX's Model": ("_jax_state", "_jax_state_synced"),
+    "JAX's Model": ("_get_jax_state", "_jax_state", "_jax_state_synced"),
     "torch's Optimizer": (
         *("_parallel_update_step", "_trainable_variables", "_trainable_variables_indices"),
         *("_get_variable_index", "_variables"),

@@ -193,9 +193,10 @@ class _PatchedMethods:
         self, of_keras: _Function, given: dict[str, Any], options: dict[str, Any], data: Any
     ) -> Any:
         from .elastic.fit import ElasticFit
+        from .elastic.sync import ElasticSync
 
         with ElasticFit(self._model, self._context, data, options) as fit:
-            history = of_keras(fit.data, **options | fit.options(given))
+            history = of_keras(fit.data, **options | fit.options(given, ElasticSync(fit)))
             fit.end(self._end_fit)
         return history
 

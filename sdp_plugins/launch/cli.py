@@ -5,7 +5,7 @@ import sys
 import uuid
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +17,9 @@ from sdp_plugins.launch.local_ranks import LocalRanks
 from sdp_plugins.launch.rank_count import default_rank_count
 from sdp_plugins.launch.spawn import python_line
 from sdp_plugins.launch.supervise import Options, Supervisor
+
+if TYPE_CHECKING:
+    from sdp_plugins.launch.elastic import Limits
 
 app = typer.Typer(
     name="sdp",
@@ -72,7 +75,8 @@ def run(
         typer.Option(
             "--hosts",
             metavar="a:4,b:4",
-            help="Start the ranks by mpirun on these hosts, filled in this order. The numbers are "
+            help="Start the ranks on these hosts, filled in this order, by mpirun, or with "
+            "--elastic by ssh. The numbers are "
             "slots. A host without a number has one slot; if no host has a number, -n ranks are "
             "spread evenly.",
         ),
@@ -177,8 +181,11 @@ def run(
     check_script(command, module)
     on_hosts = hosts is not None or hostfile is not None  # empty ones are refused
     if on_hosts:
-        if elastic is not None:
-            raise typer.BadParameter("--elastic is for ranks on this machine")
+        if elastic is not None and mpirun is not None:
+            raise typer.BadParameter(
+                "mpirun ends a job that loses a rank, so --elastic starts ranks by ssh. "
+                "Hint: leave out --mpirun"
+            )
         if ranks_per_node is not None:
             raise typer.BadParameter("--nproc-per-node is for this machine. Hint: --hosts a:4,b:4")
     else:
@@ -186,8 +193,14 @@ def run(
         ranks = ranks or ranks_per_node
         if elastic is None:
             ranks = ranks or announced_default(command)
-        elif ranks is not None:
+    limits = None
+    if elastic is not None:
+        from sdp_plugins.launch.elastic import Limits
+
+        if ranks is not None:
             raise typer.BadParameter("--elastic MIN:MAX starts MAX ranks. Hint: leave out -n")
+        limits = Limits.parse(elastic, restarts)
+        ranks = limits.most
     line = python_line(command, module)
     traced = folder_of_traces(trace) if trace else {}
     job_id = uuid.uuid4().hex
@@ -195,32 +208,42 @@ def run(
     if on_hosts:
         named = [*(exported or []), *(f"{name}={value}" for name, value in traced.items())]
         job = HostJob(
-            line, hosts or "", hostfile, ranks, mpirun, threads, master_port, named, job_id
+            *(line, hosts or "", hostfile, ranks, mpirun, threads, master_port, named, job_id),
+            elastic=limits is not None,
         )
-        try:
-            supervisor = Supervisor(RemoteRanks(planned(job)), **options)
-        except LaunchError as error:
-            typer.echo(f"sdp run: {error}", err=True)
-            raise typer.Exit(1) from None
-    elif elastic is not None:
-        from sdp_plugins.launch.elastic import elastic_supervisor
-
-        environment = {**os.environ, **traced}
-        supervisor = elastic_supervisor(
-            line, elastic, restarts, environment, threads, job_id, options
-        )
+        supervisor = supervisor_on_hosts(job, limits, options)
     else:
         assert ranks
         environment = {**os.environ, **traced}
-        workers = LocalRanks(line, ranks, environment, threads=threads, job_id=job_id)
-        supervisor = Supervisor(workers, **options)
+        if limits is None:
+            workers = LocalRanks(line, ranks, environment, threads=threads, job_id=job_id)
+            supervisor = Supervisor(workers, **options)
+        else:
+            from sdp_plugins.launch.elastic import local_supervisor
+
+            supervisor = local_supervisor(line, limits, environment, threads, job_id, options)
     code = supervisor.run()
     if trace:
         typer.echo(f"sdp run: {merged_traces(trace, job_id)}", err=True)
     raise typer.Exit(code)
 
 
-# Imported in functions: only a job with --trace needs these modules.
+# Imported in functions: only elastic jobs and those with --trace need these modules.
+
+
+def supervisor_on_hosts(job: HostJob, limits: "Limits | None", options: Options) -> Supervisor:
+    """Check that a job on hosts can be started, or leave with the reason."""
+    try:
+        plan = planned(job)
+    except LaunchError as error:
+        typer.echo(f"sdp run: {error}", err=True)
+        raise typer.Exit(1) from None
+    if limits is None:
+        return Supervisor(RemoteRanks(plan), **options)
+    from sdp_plugins.launch.elastic import ElasticSupervisor
+    from sdp_plugins.launch.hosts.elastic_hosts import ElasticHosts
+
+    return ElasticSupervisor(ElasticHosts(plan), limits, options)
 
 
 def folder_of_traces(folder: Path) -> dict[str, str]:

@@ -9,16 +9,14 @@ from typing import NamedTuple
 
 import typer
 
-from sdp_plugins.core.config import JOIN, ROSTER_FILE
+from sdp_plugins.core.config import JOIN
 from sdp_plugins.core.regroup.roster import Roster
-from sdp_plugins.core.regroup.roster_file import RosterFile
+from sdp_plugins.launch.elastic_workers import ElasticRanks, ElasticWorkers, Loss
 from sdp_plugins.launch.event_loop import FORWARDED
-from sdp_plugins.launch.local_ranks import LocalRanks
 from sdp_plugins.launch.report import FailedRank, how_it_ended
-from sdp_plugins.launch.sessions import kill_sessions
-from sdp_plugins.launch.supervise import Options, Supervisor
+from sdp_plugins.launch.supervise import SURVIVOR_GRACE_S, Options, Supervisor
+from sdp_plugins.launch.worker_group import Ending
 
-LOOK_S = 0.5  # between two reads of the rosters
 LEFT_OUT_GRACE_S = 1.0  # for a rank that has been left out to say why it ends
 
 
@@ -51,21 +49,18 @@ class Limits(NamedTuple):
 class ElasticSupervisor(Supervisor):
     """Starts a process in the place of a rank that ends with an error, while others go on.
 
-    The ranks tell the launcher by a file who has made the latest group. One that has been in an
-    earlier one, and is left out, has been stopped, or was too late: it is killed.
+    The ranks tell the launcher who has made the latest group. One that has been in an earlier one,
+    and is left out, has been stopped, or was too late: it is killed.
 
     Args:
         workers: The ranks.
         limits: How the job may shrink and grow.
-        rosters: The file.
         options: Those of ``Supervisor``.
     """
 
-    def __init__(
-        self, workers: LocalRanks, limits: Limits, rosters: RosterFile, options: Options
-    ) -> None:
+    def __init__(self, workers: ElasticWorkers, limits: Limits, options: Options) -> None:
         super().__init__(workers, **options)
-        self.local, self.limits, self.rosters = workers, limits, rosters
+        self.elastic, self.limits = workers, limits
         self.restarts = 0
         self.roster = Roster(-1, ())
         self.tolerated: dict[int, FailedRank] = {}
@@ -75,7 +70,7 @@ class ElasticSupervisor(Supervisor):
 
     def take_steps(self, now: float) -> None:
         """Also read the rosters that the ranks have made."""
-        for roster in self.rosters.new():
+        for roster in self.elastic.new_rosters():
             self.take_roster(roster, now)
         for number in [number for number, when in self.left_out.items() if when <= now]:
             del self.left_out[number]
@@ -85,7 +80,9 @@ class ElasticSupervisor(Supervisor):
         super().take_steps(now)
 
     def collect(self, now: float) -> None:
-        """Also end those that have not joined when the job has come to its end."""
+        """Also let the job go on without lost hosts, and end those that join when it has ended."""
+        for loss in self.elastic.new_losses():
+            self.take_loss(loss, now)
         super().collect(now)
         if self.ended and not self.is_ending:
             for number in self.lost_at.keys() & self.running.keys():
@@ -93,6 +90,8 @@ class ElasticSupervisor(Supervisor):
 
     def take_roster(self, roster: Roster, now: float) -> None:
         """Note who is in the latest group; kill those that were in the one before, but no more."""
+        if roster.view <= self.roster.view:
+            return  # told by another host, too late
         before = {member.number for member in self.roster.members}
         there = {member.number for member in roster.members}
         for number in sorted((before - there) & self.running.keys()):
@@ -105,6 +104,26 @@ class ElasticSupervisor(Supervisor):
         if len(there) != len(before) and self.roster.view >= 0:
             self.say(f"the job goes on with {len(there)} rank{'s' * (len(there) > 1)}")
         self.roster = roster
+
+    def take_loss(self, loss: Loss, now: float) -> None:
+        """Let the others go on without ranks that are lost with their host, if enough are left."""
+        for number in loss.ranks:
+            del self.running[number]
+            self.lost_at.pop(number, None)
+            self.left_out.pop(number, None)
+        if self.is_ending or self.signals:
+            return
+        joined = self.running.keys() - self.lost_at.keys()
+        if self.roster.view >= 0 and (joined or self.ended) and self.enough_are_left():
+            self.say(f"{loss.text}; the others go on. Hint: {loss.hint}")
+            return
+        few = f"fewer than {self.limits.least} ranks are left"
+        text = f"{self.program}: {loss.text}; {few}. Hint: {loss.hint}"
+        self.end_by(Ending(text), now + SURVIVOR_GRACE_S)
+
+    def enough_are_left(self) -> bool:
+        """Whether the job may go on with the ranks that run, have been started, or have ended."""
+        return len(self.running) + len(self.ended) >= self.limits.least
 
     def note_failure(self, number: int, failure: FailedRank) -> None:
         """Let the others go on, if enough are left or can be started; else end the job."""
@@ -123,7 +142,7 @@ class ElasticSupervisor(Supervisor):
             self.lost_at.setdefault(number, time.monotonic())
             self.say(f"{how}; starting another ({self.restarts} of {self.limits.restarts})")
             self.start_again(number)
-        elif len(others) + len(self.ended) >= self.limits.least:
+        elif self.enough_are_left():
             self.say(f"{how}; the others go on")
         else:
             self.say(f"{how}; fewer than {self.limits.least} ranks are left")
@@ -142,47 +161,23 @@ class ElasticSupervisor(Supervisor):
 
     def start_again(self, number: int) -> None:
         """Start a process that joins the job."""
-        kill_sessions({self.local.ranks[number].pid})
-        for stream in self.output[number]:
-            if stream.source:
-                self.loop.read(stream.source)
-                self.loop.drop_source(stream.source)
-            stream.flush()
         handles = ",".join(map(str, self.roster.handles))
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
         try:
-            self.running[number] = self.local.start_again(
-                number, self.loop, self.output[number], {JOIN: handles}
-            )
+            self.running[number] = self.elastic.start_again(number, {JOIN: handles})
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self.started_in[number] = self.roster.view
 
 
-class ElasticRanks(LocalRanks):
-    """The ranks of an elastic job on this machine."""
-
-    def due(self) -> float:
-        """When to read the rosters again."""
-        return time.monotonic() + LOOK_S
-
-
-def elastic_supervisor(
+def local_supervisor(
     command: Sequence[str],
-    size: str,
-    restarts: int,
+    limits: Limits,
     environment: Mapping[str, str],
     threads: int | None,
     job_id: str,
     options: Options,
 ) -> ElasticSupervisor:
-    """Make the supervisor of an elastic job on this machine; `size` is ``MIN:MAX``."""
-    limits, rosters = Limits.parse(size, restarts), RosterFile()
-    workers = ElasticRanks(
-        command,
-        limits.most,
-        {**environment, ROSTER_FILE: rosters.path},
-        threads=threads,
-        job_id=job_id,
-    )
-    return ElasticSupervisor(workers, limits, rosters, options)
+    """Make the supervisor of an elastic job on this machine."""
+    workers = ElasticRanks(command, limits.most, environment, threads, job_id)
+    return ElasticSupervisor(workers, limits, options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -63,10 +64,10 @@ class LocalRanks(WorkerGroup):
             self.ranks.append(self._start(number, loop, streams, {}))
         return True
 
-    def start_again(
+    def restart(
         self, number: int, loop: EventLoop, output: RankOutput, extra: Mapping[str, str]
     ) -> RankProcess:
-        """Start a process in the place of a rank that has ended, which is reaped.
+        """Start a process in the place of a rank that has ended; that one's session is killed.
 
         Args:
             number: The rank.
@@ -74,6 +75,12 @@ class LocalRanks(WorkerGroup):
             output: Its destination.
             extra: Variables that only this process has.
         """
+        kill_sessions({self.ranks[number].pid})
+        for stream in output:
+            if stream.source:
+                loop.read(stream.source)
+                loop.drop_source(stream.source)
+            stream.flush()
         self.ranks[number].close()
         self.ranks[number] = self._start(number, loop, output, extra)
         return self.ranks[number]
@@ -85,8 +92,8 @@ class LocalRanks(WorkerGroup):
         place = {"RANK": str(number), "LOCAL_RANK": str(number)}
         setup = child_setup(self._mask, self._cores[number])
         environment = {**self._started, **place, **extra}
-        # Only rank 0 has the launcher's stdin.
-        rank = start_process(self._command, environment, setup, stdin=number == 0)
+        stdin = subprocess.DEVNULL if number else None  # only rank 0 has the launcher's
+        rank = start_process(self._command, environment, setup, stdin=stdin)
         self._reaper.watch(rank.pid)
         loop.read_from(rank.stdout, output.stdout)
         loop.read_from(rank.stderr, output.stderr)

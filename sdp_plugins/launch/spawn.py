@@ -118,7 +118,7 @@ def start_process(
     environment: Mapping[str, str],
     setup: Callable[[], None],
     *,
-    stdin: bool,
+    stdin: int | None,
     inherit: bool = False,
 ) -> RankProcess:
     """Start a process with pipes and an error file.
@@ -127,7 +127,7 @@ def start_process(
         argv: Its command line.
         environment: All of its variables.
         setup: Called in the process before its program.
-        stdin: Whether it inherits the launcher's stdin.
+        stdin: Its stdin, as for ``subprocess``; None: it inherits the launcher's.
         inherit: Whether it inherits the launcher's inheritable descriptors.
     """
     error_file = ErrorFile()
@@ -136,7 +136,7 @@ def start_process(
             argv,
             bufsize=0,
             env={**environment, ERROR_FILE: error_file.path},
-            stdin=None if stdin else subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,

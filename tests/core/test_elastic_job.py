@@ -6,8 +6,8 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -22,7 +22,7 @@ from sdp_plugins.core import (
     RendezvousTimeoutError,
     SdpError,
 )
-from sdp_plugins.core.regroup import Handle, Meeting, Participant
+from sdp_plugins.core.regroup import Handle, Meeting, Participant, RosterFile
 from tests.faults import die, wait_for_go
 from tests.leaks import no_leaks
 from tests.ranks import HANG_S, Ranks, run_ranks, say, start_ranks
@@ -212,13 +212,20 @@ def join(rank: int, world: int) -> list[int]:
         return there
 
 
-def joining(handles: list[str], rank: int, world: int) -> Ranks:
+def joining(
+    handles: list[str],
+    rank: int,
+    world: int,
+    function: Callable[[int, int], list[int]] = join,
+    more: Mapping[str, str] | None = None,
+) -> Ranks:
     env: dict[str, str | None] = {
         "SDP_JOIN": ",".join(handles),
         "RANK": str(rank),
         "WORLD_SIZE": str(world),
+        **(more or {}),
     }
-    return start_ranks(1, join, env=env)
+    return start_ranks(1, function, env=env)
 
 
 @pytest.mark.parametrize(("starting", "numbers"), [(2, [2]), (1, [1, 2]), (3, [0, 3, 4])])
@@ -268,6 +275,31 @@ def test_nobody_is_left_to_join() -> None:
     lost = pytest.raises(PeerLostError, match="no rank of the job is left to join")
     with joining(handles, 0, 1) as newcomer, lost:
         newcomer[0].result()
+
+
+def leave(rank: int, world: int) -> None:
+    with ElasticJob.from_env(timeout_s=TIMEOUT_S) as job:
+        say(job.handles)
+        go_on(job, lambda there: there == [0, 1])
+
+
+def outlive(rank: int, world: int) -> list[int]:
+    with ElasticJob.from_env(timeout_s=TIMEOUT_S) as job:
+        there = go_on(job, lambda there: there == [1, 2])
+        job.group.barrier()
+        return there
+
+
+def test_one_joins_that_has_handles_of_the_dead_only() -> None:
+    """The launcher's file has the rosters that were made since it got them."""
+    with closing(RosterFile()) as rosters:
+        env = {"SDP_ROSTERS": rosters.path}
+        with start_ranks(1, leave, env=env) as first:
+            handles = first[0].heard()
+            with joining(handles, 1, 3, outlive, env) as second:
+                first.results()
+                with joining(handles, 2, 3, outlive, env) as third:
+                    assert third[0].result() == second[0].result() == [1, 2]
 
 
 # ---- what must not matter ------------------------------------------------------------------------

@@ -8,12 +8,11 @@ import sys
 
 import pytest
 
-from benchmarks.testbed import sandbox
 from tests.launch.hosts import SLEEP, environment, on, one_line, run
 from tests.launch.jobs import Script
+from tests.launch.two_nodes import LEFT, TWO_NODES
 from tests.nodes import needs_nodes
 
-TWO_NODES = sandbox.command([sys.executable, "-m", "tests.launch.two_nodes"])
 NODES = "node1:2,node0:1"  # not the launcher's first
 
 
@@ -40,28 +39,9 @@ def test_all_reduce_over_two_nodes(mpi: str, script: Script) -> None:
     ]
 
 
-# Runs on the first node: starts a job, does something to it, and prints what is left of it.
-LEFT = """
-    import psutil
-    def names():
-        found = (p for p in psutil.process_iter(["name", "cmdline", "status"]))
-        return sorted(" ".join(p.info["cmdline"] or [p.info["name"]]) for p in found
-                      if p.info["status"] != "zombie" and p.pid not in before)
-    before = {p.pid for p in psutil.process_iter()}
-    job = subprocess.Popen(sys.argv[2:], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    lines = sorted(job.stdout.readline() for _ in range(3))
-    there = len(names())
-    if sys.argv[1] != "nothing": job.send_signal(int(sys.argv[1]))
-    end = time.monotonic() + 200
-    _, errors = job.communicate()
-    while (left := names()) and time.monotonic() < end: time.sleep(0.02)
-    print(json.dumps([job.returncode, lines, there, left, errors]))
-"""
-
-
 def outcome(mpi: str, what: str, observer: str, path: str) -> tuple[int, list[str], str]:
     """The job's code, lines and errors; nothing of it is left."""
-    inner = [sys.executable, observer, what, *on(mpi, path, hosts=NODES)]
+    inner = [sys.executable, observer, what, "3", *on(mpi, path, hosts=NODES)]
     done = run([*TWO_NODES, *inner], environment(RANK="0"))
     assert done.returncode == 0, done.stderr
     code, lines, there, left, errors = json.loads(done.stdout)

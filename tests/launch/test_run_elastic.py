@@ -134,10 +134,29 @@ def test_the_training_of_the_page_runs_as_written(tmp_path: Path) -> None:
         (["--elastic", "3:2"], "--elastic takes MIN:MAX"),
         (["--elastic", "0:2"], "--elastic takes MIN:MAX"),
         (["--elastic", "1:2", "-n", "2"], "Hint: leave out -n"),
-        (["--elastic", "1:2", "--hosts", "a,b"], "--elastic is for ranks on this machine"),
+        (["--elastic", "1:2", "--hosts", "a,b", "--mpirun", "m"], "Hint: leave out --mpirun"),
+        (["--elastic", "1:2", "--hosts", "a,b", "-n", "2"], "Hint: leave out -n"),
     ],
 )
 def test_mistakes_are_told(script: Script, options: list[str], text: str) -> None:
     done = launch(*options, script("raise SystemExit(9)"))
     assert done.returncode == 2
     assert text in done.stderr
+
+
+def test_a_job_over_mpi_is_refused(script: Script) -> None:
+    line = ["--elastic", "1:2", "--hosts", "localhost:2", "-x", "SDP_INTERNODE=mpi"]
+    done = launch(*line, script("raise SystemExit(9)"))
+    assert done.returncode == 1
+    assert done.stderr == (
+        "sdp run: SDP_INTERNODE=mpi: MPI ends a job that loses a rank, so --elastic uses gloo. "
+        "Hint: unset SDP_INTERNODE.\n"
+    )
+
+
+def test_ranks_on_this_machine_as_a_host(script: Script) -> None:
+    line = ["--elastic", "2:4", "--hosts", "localhost:4"]
+    done = launch(*line, script(KILLED + COUNTING), "15", "2")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"[rank {n}] done with 4" for n in range(4)]
+    assert "sdp run: rank 2 takes part again, after " in done.stderr

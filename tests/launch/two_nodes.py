@@ -18,6 +18,26 @@ from benchmarks.testbed.network import Network
 SHELLS = ("PRTE_MCA_plm_ssh_agent", "OMPI_MCA_plm_rsh_agent", "HYDRA_LAUNCHER_EXEC")
 LOGIN = "PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root TMPDIR=/dev/shm"
 
+TWO_NODES = sandbox.command([sys.executable, "-m", "tests.launch.two_nodes"])
+# Runs on the first node: starts a job, reads so many lines, does something to it, and prints what
+# is left of it.
+LEFT = """
+    import psutil
+    def names():
+        found = (p for p in psutil.process_iter(["name", "cmdline", "status"]))
+        return sorted(" ".join(p.info["cmdline"] or [p.info["name"]]) for p in found
+                      if p.info["status"] != "zombie" and p.pid not in before)
+    before = {p.pid for p in psutil.process_iter()}
+    job = subprocess.Popen(sys.argv[3:], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    lines = sorted(job.stdout.readline() for _ in range(int(sys.argv[2])))
+    there = len(names())
+    if sys.argv[1] != "nothing": job.send_signal(int(sys.argv[1]))
+    end = time.monotonic() + 200
+    _, errors = job.communicate()
+    while (left := names()) and time.monotonic() < end: time.sleep(0.02)
+    print(json.dumps([job.returncode, lines, there, left, errors]))
+"""
+
 
 def main() -> int:
     """Run it; its exit code."""

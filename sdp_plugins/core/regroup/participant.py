@@ -17,7 +17,7 @@ from .listener import Listener
 from .meeting import Meeting
 from .regrouping import Regrouping, Terms
 from .roster import Member, Roster
-from .roster_file import note
+from .roster_file import latest, note
 from .visitors import Visitors
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class Participant:
     Args:
         number: Its number in the job.
         host: The address of this host at which others reach it.
-        roster_file: Where the launcher looks for the job's rosters; None: nowhere.
+        roster_file: The launcher's file of the job's rosters; None: there is none.
     """
 
     def __init__(self, number: int, host: str, roster_file: str | None) -> None:
@@ -72,8 +72,14 @@ class Participant:
         self.me = self.roster.members[handles.index(self.me.handle)]
 
     def invite(self, handles: Iterable[Handle]) -> None:
-        """Learn the addresses of ranks of a job that this process is to join."""
-        self.roster = Roster(-1, tuple(Member(i, handle) for i, handle in enumerate(handles)))
+        """Learn the addresses of ranks of a job that this process is to join.
+
+        It also learns those in the launcher's file: since this process was started, the given ones
+        may all have ended.
+        """
+        now = latest(self._roster_file)
+        known = dict.fromkeys([*(now.handles if now else ()), *handles])
+        self.roster = Roster(-1, tuple(Member(i, handle) for i, handle in enumerate(known)))
 
     def waiting(self) -> int:
         """Number of processes that wait to join, as this one knows; never blocks."""

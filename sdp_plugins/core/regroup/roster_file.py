@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 from ..launcher_file import LauncherFile
 from .roster import Roster
@@ -24,6 +26,21 @@ def note(path: str | None, roster: Roster) -> None:
             os.close(fd)
 
 
+def latest(path: str | None) -> Roster | None:
+    """The roster of the latest group; None if there is none, or no file."""
+    data = b""
+    if path is not None:
+        with suppress(OSError):  # the launcher has ended
+            data = Path(path).read_bytes()
+    return max(_read(data), key=lambda roster: roster.view, default=None)
+
+
+def _read(data: bytes) -> Iterator[Roster]:
+    for line in data.splitlines():
+        with suppress(ValueError, TypeError):
+            yield Roster.from_json(json.loads(line))
+
+
 class RosterFile(LauncherFile):
     """The file, as the launcher reads it."""
 
@@ -36,8 +53,4 @@ class RosterFile(LauncherFile):
         data = os.pread(self._fd, _MOST_NBYTES, self._read_nbytes)
         whole = data[: data.rfind(b"\n") + 1]
         self._read_nbytes += len(whole)
-        rosters = []
-        for line in whole.splitlines():
-            with suppress(ValueError, TypeError):
-                rosters.append(Roster.from_json(json.loads(line)))
-        return rosters
+        return list(_read(whole))

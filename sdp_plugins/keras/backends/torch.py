@@ -150,7 +150,7 @@ class TorchBackend(Backend):
         function: Callable[..., Any] = getattr(model, step)
         if step == "test_step":
             function = torch.no_grad()(function)
-        return torch.compile(function) if model._should_torch_compile() else function
+        return torch.compile(function) if model.jit_compile else function
 
     def batches(self, adapter: Any) -> Any:
         """Return tensors of torch."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -14,11 +14,23 @@ from .. import keras_internals
 from ..initial_sync import InitialSync
 from ..rank_zero_callbacks import WRITERS, flat
 
-if TYPE_CHECKING:
-    from .fit import ElasticFit
-
 _SIMPLE = (type(None), bool, int, float, str, np.generic, np.ndarray, FunctionType)
-_NOT_STATE = ("_params", "params", "_model", "append", "append_header")
+_NOT_STATE = {*vars(keras.callbacks.Callback()), "append", "append_header"}
+
+
+class Training(Protocol):
+    """What these callbacks ask."""
+
+    epoch: int
+    is_first_rank_zero: bool
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether this rank leaves out what others have done."""
 
 
 class OnRankZero(keras.callbacks.Callback):  # type: ignore[misc]
@@ -34,7 +46,7 @@ class OnRankZero(keras.callbacks.Callback):  # type: ignore[misc]
         state: What the one of rank 0 had at the end of the last epoch.
     """
 
-    def __init__(self, callback: Any, verbose: Any, fit: ElasticFit) -> None:
+    def __init__(self, callback: Any, verbose: Any, fit: Training) -> None:
         super().__init__()
         self.callback = callback
         self.state: dict[str, Any] = {}
@@ -87,33 +99,7 @@ for _name in [name for name in dir(keras.callbacks.Callback) if name.startswith(
     setattr(OnRankZero, _name, _hook(_name))
 
 
-class ElasticSync(InitialSync):
-    """Compares the ranks' models, in parts that are repeated when a rank is lost."""
-
-    def __init__(self, fit: ElasticFit) -> None:
-        super().__init__(fit.context)
-        self._fit = fit
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Compare the models, and copy values from rank 0."""
-        self._in_fit = True
-        self._fit.begin(super().on_train_begin)
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin an epoch."""
-        super().on_epoch_begin(epoch, logs)
-        self._fit.begin_epoch(epoch)
-
-    def on_test_begin(self, logs: Any = None) -> None:
-        """Begin a validation."""
-        self._fit.begin_test()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Compare ``stop_training`` and the weights."""
-        self._fit.end_epoch(lambda: super(ElasticSync, self).on_epoch_end(epoch, logs))
-
-
-def for_all_ranks(callbacks: Any, verbose: Any, fit: ElasticFit) -> list[Any]:
+def for_all_ranks(callbacks: Any, verbose: Any, fit: Training) -> list[Any]:
     """Return callbacks, of which those that write are called on rank 0 only; with a progress bar.
 
     Args:

@@ -13,7 +13,7 @@ from sdp_plugins.core.elastic_state import catch_up, lost, receive, send
 from ..data import BatchShards, compare_batches
 from ..initial_sync import seed_states
 from ..variables import diversify, optimizers_of
-from .callbacks import ElasticSync, for_all_ranks, load_states, states_of
+from .callbacks import for_all_ranks, load_states, states_of
 from .data import ElasticData
 from .model_state import ModelState
 
@@ -101,10 +101,13 @@ class ElasticFit:
     ) -> None:
         self._model.train_function = self._model.test_function = None
 
-    def options(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return arguments of Keras' `fit` in the place of those that the program has given."""
+    def options(self, given: dict[str, Any], sync: Any) -> dict[str, Any]:
+        """Return arguments of Keras' `fit` in the place of those that the program has given.
+
+        `sync` is the callback that comes last.
+        """
         self._callbacks = for_all_ranks(given["callbacks"], given["verbose"], self)
-        callbacks = [*self._callbacks, ElasticSync(self)]
+        callbacks = [*self._callbacks, sync]
         options = {"callbacks": callbacks, "validation_data": self.validation, "verbose": 0}
         if self._pending:
             options["initial_epoch"] = self._goal[0]

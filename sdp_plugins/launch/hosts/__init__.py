@@ -1,4 +1,4 @@
-"""Jobs on a list of hosts: mpirun starts an agent for every rank, which reports to the launcher."""
+"""Jobs on a list of hosts: an agent for each rank, started by mpirun or ssh, reports to us."""
 
 
 class LaunchError(Exception):

@@ -1,4 +1,4 @@
-"""The process that mpirun starts for every rank: it starts the rank and connects it to `sdp run`.
+"""The process that each rank has on its host: it starts the rank and connects it to `sdp run`.
 
 It runs until `sdp run` dismisses it or is lost; then it ends the rank with all processes that the
 rank has started. Its exit code is always 0, because mpirun would end the other ranks at once, which
@@ -14,13 +14,17 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from types import FrameType
 from typing import Any, NoReturn
 
 from sdp_plugins.core.addresses_and_ports import free_port
+from sdp_plugins.core.config import ROSTER_FILE
 from sdp_plugins.core.rank_environment import rank_environment
+from sdp_plugins.core.regroup.roster import Roster
+from sdp_plugins.core.regroup.roster_file import RosterFile, note
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.launch.binding import undo_one_core_binding
 from sdp_plugins.launch.hosts import agent_messages
@@ -32,6 +36,7 @@ from sdp_plugins.launch.spawn import RankProcess, child_setup, start_process
 
 CONNECT_S = 10.0
 START_S = 120.0
+LOOK_S = 0.1  # between two reads of an elastic rank's rosters
 FLUSH_S = 1.0  # limit for each thread to send what is left when the rank's processes have ended
 
 
@@ -51,25 +56,17 @@ class IoForwarder:
         self._rank: RankProcess | None = None
         self._closing = False
         self._reaper = Reaper()
+        self._rosters, self._latest_view = RosterFile(), -1
 
     def on_sigterm(self, number: int, frame: FrameType | None) -> None:
         """Leave when mpirun ends this agent, as if the launcher had dismissed it."""
         with suppress(OSError):
             self._connection.shutdown(socket.SHUT_RD)
 
-    def ask(self, hello: Mapping[str, object]) -> Any:
-        """Introduce this agent; returns the launcher's START once all agents have connected.
-
-        Raises:
-            OSError: The launcher does not answer, or has closed the connection.
-        """
+    def introduce(self, hello: Mapping[str, object]) -> None:
+        """Introduce this agent; the launcher answers once all agents have connected."""
         self._connection.settimeout(START_S)
         self.send(agent_messages.HELLO, hello)
-        for kind, body in self._messages:
-            if kind == agent_messages.START:
-                self._connection.settimeout(None)
-                return agent_messages.read_json(body)
-        raise ConnectionResetError("sdp run has closed the connection")
 
     def _received(self) -> Iterator[tuple[bytes, bytes]]:
         """The launcher's messages, until it dismisses this agent."""
@@ -83,20 +80,28 @@ class IoForwarder:
             self._connection.sendall(agent_messages.message(kind, body))
 
     def start(
-        self, command: Sequence[str], environment: Mapping[str, str], cores: Iterable[int]
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        cores: Iterable[int],
+        elastic: bool,
     ) -> None:
-        """Start the rank's program.
+        """Start the rank's program; the one before, if there was one, has ended.
 
         Args:
             command: Its command line.
             environment: All of its variables.
             cores: Those that it may use.
+            elastic: Whether it makes rosters.
 
         Raises:
             OSError, subprocess.SubprocessError: It cannot be started.
         """
+        self._end_rank()
         setup = child_setup(set(), cores)
-        rank = start_process(command, environment, setup, stdin=False, inherit=True)
+        if elastic:
+            environment = {**environment, ROSTER_FILE: self._rosters.path}
+        rank = start_process(command, environment, setup, stdin=subprocess.DEVNULL, inherit=True)
         self._rank = rank
         self._reaper.watch(rank.pid)
         self.send(agent_messages.STARTED, {"pid": rank.pid})
@@ -105,6 +110,8 @@ class IoForwarder:
             os.set_blocking(fd, False)
             self._run(self._forward, fd, kind)
         self._run(self._report_end, rank, pipes)
+        if elastic:
+            self._run(self._tell_rosters, rank)
 
     def _run(self, function: Callable[..., object], *args: object) -> None:
         thread = threading.Thread(target=function, args=args, daemon=True)
@@ -141,26 +148,60 @@ class IoForwarder:
         with self._sending:
             for fd, kind in pipes.items():
                 self._forward_available(fd, kind)
+            self._send_rosters()
             if not self._closing:  # else it was killed, which is not its own exit code
                 exit_code, error = rank.exit_code(), rank.error_file.read()
                 self.send(agent_messages.EXIT, {"code": exit_code, "error": error})
 
-    def serve(self) -> None:
-        """Execute the launcher's messages until it dismisses this agent, or is lost."""
+    def serve(self, start: Callable[[Any], None]) -> None:
+        """Execute the launcher's messages until it dismisses this agent, or is lost.
+
+        Args:
+            start: Called with the body of START.
+        """
         with suppress(ConnectionError, TimeoutError):
             for kind, body in self._messages:
-                if kind == agent_messages.SIGNAL and self._rank:
+                if kind == agent_messages.START:
+                    self._connection.settimeout(None)
+                    start(agent_messages.read_json(body))
+                elif kind == agent_messages.ROSTER:
+                    self._take_roster(Roster.from_json(agent_messages.read_json(body)))
+                elif kind == agent_messages.SIGNAL and self._rank:
                     with suppress(ProcessLookupError):
                         self._rank.send(int(agent_messages.read_json(body)["number"]))
 
-    def close(self) -> None:
+    def _take_roster(self, roster: Roster) -> None:
+        """Note a roster that ranks of other hosts have made, for one that joins here."""
+        self._latest_view = max(self._latest_view, roster.view)
+        note(self._rosters.path, roster)
+
+    def _tell_rosters(self, rank: RankProcess) -> None:
+        """Send the rosters of groups that the rank leads, as long as it runs."""
+        while rank.exit_code() is None:
+            self._send_rosters()
+            time.sleep(LOOK_S)
+
+    def _send_rosters(self) -> None:
+        with self._sending:
+            for roster in self._rosters.new():
+                if roster.view > self._latest_view:
+                    self._latest_view = roster.view
+                    self.send(agent_messages.ROSTER, roster.to_json())
+
+    def _end_rank(self) -> None:
         """End the rank's processes, and send the rest of its output."""
-        self._closing = True
         if self._rank:
             kill_sessions({self._rank.pid})
             for thread in self._threads:
                 thread.join(FLUSH_S)
             self._rank.close()
+        self._rank, self._threads = None, []
+
+    def close(self) -> None:
+        """End the rank, and leave."""
+        self._closing = True
+        self._end_rank()
+        self._rosters.close()
         self._reaper.dismiss()
         self._connection.close()
 
@@ -215,12 +256,16 @@ def run(launcher: str, master_port: int, token: str) -> int:
             f"MASTER_PORT {master_port} on {host}: {error.strerror}. "
             "Hint: choose another --master-port, or leave it out to get a free port."
         )
-    try:
-        start = forwarder.ask(hello)
-        given = {**os.environ, **start["variables"]}
+
+    def start(told: Any) -> None:
+        given = {**os.environ, **told["variables"]}
         cores = cores_of_ranks(topology.local_size, given)[topology.local_rank]
-        forwarder.start(start["command"], rank_environment(topology, given), cores)
-        forwarder.serve()
+        environment = rank_environment(topology, given)
+        forwarder.start(told["command"], environment, cores, told["elastic"])
+
+    try:
+        forwarder.introduce(hello)
+        forwarder.serve(start)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:  # RuntimeError: no thread
         forwarder.send(agent_messages.REFUSED, f"{host} cannot start its rank: {error}".encode())
     finally:

@@ -18,8 +18,9 @@ STARTED = b"S"  # JSON: the rank's process
 STDOUT, STDERR = b"O", b"E"
 EXIT = b"X"  # JSON: the exit code and the content of the error file
 REFUSED = b"R"  # text: why it cannot start its rank
+ROSTER = b"M"  # JSON, to and from: who is in the latest group of an elastic job
 # From the launcher.
-START = b"P"  # JSON: the rank's command line, and variables for it
+START = b"P"  # JSON: the rank's command line, and variables for it; again when it has ended
 SIGNAL = b"K"  # JSON: a signal's number
 
 _HEAD = struct.Struct(">cI")

@@ -1,12 +1,14 @@
-"""A job on hosts before it starts: the request, the checks, and mpirun's command line."""
+"""A job on hosts before it starts: the request, the checks, and the command lines."""
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from sdp_plugins.launch.hosts import LaunchError, addresses, preflight
 from sdp_plugins.launch.hosts import mpirun as mpis
@@ -53,6 +55,8 @@ class HostJob:
         master_port: MASTER_PORT on the first host; 0: a free port.
         exported: NAME or NAME=VALUE, variables for the ranks.
         job_id: Unique id of the job.
+        elastic: Whether it outlives ranks and hosts. mpirun would end it: each host's agents are
+            started by ssh.
     """
 
     command: Sequence[str]
@@ -64,6 +68,23 @@ class HostJob:
     master_port: int
     exported: Sequence[str]
     job_id: str
+    elastic: bool = False
+
+
+class AgentStart(NamedTuple):
+    """How a program starts agents.
+
+    Attributes:
+        name: The program's, or that of the host.
+        ranks: Those of the agents.
+        line: The command line.
+        stdin: What it reads.
+    """
+
+    name: str
+    ranks: range
+    line: Sequence[str]
+    stdin: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -73,26 +94,54 @@ class HostPlan:
     Attributes:
         job: The request.
         places: The hosts and their numbers of ranks.
-        mpirun: The mpirun that starts it.
+        mpirun: The mpirun that starts it; None: ssh does.
         addresses: Addresses of its hosts, in order.
-        environment: Environment of mpirun.
+        environment: Environment of the programs that start it.
         token: Proves that an agent belongs to this job.
     """
 
     job: HostJob
     places: Mapping[str, int]
-    mpirun: mpis.Mpirun
+    mpirun: mpis.Mpirun | None
     addresses: Sequence[str]
     environment: Mapping[str, str]
     token: str
 
-    def command(self, port: int) -> list[str]:
-        """The command line of mpirun, for agents that connect to this port."""
-        job, ours = self.job, ",".join(addresses.launchers(self.addresses))
+    def starts(self, port: int) -> list[AgentStart]:
+        """How the agents are started, which connect to this port."""
+        launcher = f"{port}@{','.join(addresses.launchers(self.addresses))}"
+        names = forwarded_names(self.environment, self.job.exported)
+        if self.mpirun is None:
+            return list(self._by_ssh(launcher, {name: self.environment[name] for name in names}))
         agent = own_program("sdp_plugins.launch.hosts.agent:main")
-        agent += [f"{port}@{ours}", str(job.master_port)]
-        names = forwarded_names(self.environment, job.exported)
-        return mpis.mpirun_line(self.mpirun, self.places, names, agent)
+        agent += [launcher, str(self.job.master_port)]
+        line = mpis.mpirun_line(self.mpirun, self.places, names, agent)
+        return [AgentStart("mpirun", range(sum(self.places.values())), line)]
+
+    def _by_ssh(self, launcher: str, environment: Mapping[str, str]) -> Iterator[AgentStart]:
+        program, first = preflight.agent(None, self.environment), 0
+        python = own_program("sdp_plugins.launch.hosts.host_agents:main")
+        assert program
+        for node, (host, address) in enumerate(zip(self.places, self.addresses, strict=True)):
+            ranks = range(first, first + self.places[host])
+            given = {
+                "arguments": [launcher, str(self.job.master_port)],
+                "folder": os.getcwd(),
+                "environment": {
+                    **environment,
+                    "SDP_JOB_ID": self.job.job_id,
+                    "WORLD_SIZE": str(sum(self.places.values())),
+                    "LOCAL_WORLD_SIZE": str(len(ranks)),
+                    "NODE_RANK": str(node),
+                },
+                "first": first,
+            }
+            line = python
+            if not addresses.is_here(address):
+                shell = preflight.for_a_shell(python, self.environment)
+                line = [*preflight.reaching(program, host), shell]
+            yield AgentStart(host, ranks, line, json.dumps(given).encode())
+            first = ranks.stop
 
 
 def planned(job: HostJob) -> HostPlan:
@@ -109,7 +158,12 @@ def planned(job: HostJob) -> HostPlan:
         os.environ, token=token, threads=job.threads, exported=job.exported
     )
     found = [addresses.resolve(host) for host in places]
-    mpirun = mpis.find(job.mpirun, environment)
+    if job.elastic and environment.get("SDP_INTERNODE", "").lower() == "mpi":
+        raise LaunchError(
+            "SDP_INTERNODE=mpi: MPI ends a job that loses a rank, so --elastic uses gloo. "
+            "Hint: unset SDP_INTERNODE."
+        )
+    mpirun = None if job.elastic else mpis.find(job.mpirun, environment)
     others = [h for h, a in zip(places, found, strict=True) if not addresses.is_here(a)]
     preflight.check(mpirun, others, environment)
     return HostPlan(job, places, mpirun, found, environment, token)

@@ -50,6 +50,11 @@ class Mpirun:
         return f"{self.path} ({self.family} {self.version})"
 
     @property
+    def is_open_mpi(self) -> bool:
+        """Whether it belongs to Open MPI, and else to one that uses hydra."""
+        return self.family == OPEN_MPI
+
+    @property
     def major(self) -> int:
         """The major version."""
         found = re.match(r"\d+", self.version)

@@ -1,4 +1,4 @@
-"""Checks, before mpirun starts, that the other hosts are reachable and have this package."""
+"""Checks, before a job starts, that the other hosts are reachable and have this package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 import sdp_plugins
 from sdp_plugins.launch.hosts import LaunchError
 from sdp_plugins.launch.hosts.diagnosis import explained
-from sdp_plugins.launch.hosts.mpirun import OPEN_MPI, Mpirun
+from sdp_plugins.launch.hosts.mpirun import Mpirun
 from sdp_plugins.launch.sessions import kill_sessions
 from sdp_plugins.launch.spawn import child_setup
 
@@ -34,12 +34,18 @@ _OTHER_LAUNCHERS = (
 _ALLOCATIONS = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PE_HOSTFILE", "COBALT_JOBID")
 
 
-def agent(mpirun: Mpirun, environment: Mapping[str, str]) -> list[str] | None:
-    """The program by which mpirun reaches a host, usually ssh; None if mpirun uses none."""
-    given = (environment.get(name) for name in _AGENTS[mpirun.family == OPEN_MPI])
+def agent(mpirun: Mpirun | None, environment: Mapping[str, str]) -> list[str] | None:
+    """The program that reaches a host, usually ssh; None if mpirun uses none.
+
+    Without mpirun it is the first that one of the MPIs would use.
+    """
+    names = [*_AGENTS[True], *_AGENTS[False]] if mpirun is None else _AGENTS[mpirun.is_open_mpi]
+    given = (environment.get(name) for name in names)
     if chosen := next((text for text in given if text), ""):
         # Open MPI takes a list and uses the first that exists.
         return shlex.split(chosen.partition(":")[0])
+    if mpirun is None:
+        return ["ssh"]
     if any(environment.get(name) not in (None, "", "ssh", "rsh") for name in _OTHER_LAUNCHERS):
         return None
     if any(environment.get(name) for name in _ALLOCATIONS):
@@ -47,7 +53,7 @@ def agent(mpirun: Mpirun, environment: Mapping[str, str]) -> list[str] | None:
     return ["ssh"]
 
 
-def check(mpirun: Mpirun, hosts: Sequence[str], environment: Mapping[str, str]) -> None:
+def check(mpirun: Mpirun | None, hosts: Sequence[str], environment: Mapping[str, str]) -> None:
     """Check that this Python, with this package, starts on each of the hosts but this one.
 
     Raises:
@@ -62,10 +68,22 @@ def check(mpirun: Mpirun, hosts: Sequence[str], environment: Mapping[str, str]) 
 
 def question(environment: Mapping[str, str]) -> str:
     """The command that a host's shell runs."""
-    path = environment.get("PYTHONPATH", "")
     code = "import sdp_plugins, sdp_plugins.launch.hosts.agent; print(sdp_plugins.__version__)"
-    python = [sys.executable, "-c", code]
+    return for_a_shell([sys.executable, "-c", code], environment)
+
+
+def for_a_shell(python: Sequence[str], environment: Mapping[str, str]) -> str:
+    """A command line of Python for the shell of another host, with our PYTHONPATH."""
+    path = environment.get("PYTHONPATH", "")
     return shlex.join(["env", f"PYTHONPATH={path}", *python] if path else python)
+
+
+def reaching(program: Sequence[str], host: str) -> list[str]:
+    """The command line that reaches a host, but for the host's command."""
+    own = os.path.basename(program[0]) == "ssh"
+    # Never ask for a password: several hosts would ask at once.
+    options = ["-oBatchMode=yes", f"-oConnectTimeout={CONNECT_S}"] if own else []
+    return [*program, *options, host]
 
 
 def check_together(
@@ -77,7 +95,7 @@ def check_together(
             asked = {host: started.enter_context(ask(program, host, environment)) for host in hosts}
         except OSError as error:
             raise LaunchError(
-                f"{program[0]!r}, by which mpirun reaches other hosts, cannot be started "
+                f"{program[0]!r}, by which other hosts are reached, cannot be started "
                 f"({error.strerror}). Hint: apt-get install openssh-client."
             ) from None
         end = time.monotonic() + ANSWER_S
@@ -112,11 +130,8 @@ def ask(
     program: Sequence[str], host: str, environment: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[str]]:
     """Start the check of a host, and end it with this context or this process."""
-    own = os.path.basename(program[0]) == "ssh"
-    # Never ask for a password: several hosts would ask at once.
-    options = ["-oBatchMode=yes", f"-oConnectTimeout={CONNECT_S}"] if own else []
     process = subprocess.Popen(
-        [*program, *options, host, question(environment)],
+        [*reaching(program, host), question(environment)],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -25,6 +25,7 @@ class RemoteRank:
     def __init__(self, output: RankOutput) -> None:
         self.host = ""  # the host's own name
         self.address = ""  # from which its agent connected
+        self.variables: dict[str, str] = {}  # for its environment
         self.output = output
         self.agent: AgentConnection | None = None
         self.pid: int | None = None
@@ -45,7 +46,7 @@ class RemoteRank:
 
     def exit_code(self) -> int | None:
         """The exit code that its agent reported, or its replacement if the agent is lost."""
-        if self.code is None and self.kill_by is not None and time.monotonic() >= self.kill_by:
+        if self.code is None and self.is_silent:
             self.code = KILLED
         return self.code
 
@@ -61,6 +62,21 @@ class RemoteRank:
             self.agent.send(agent_messages.SIGNAL, {"number": number})
         elif not self.started and number in ENDING:
             self.code = 128 + number  # it will not start
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether its agent has not answered SIGKILL in time."""
+        return self.kill_by is not None and time.monotonic() >= self.kill_by
+
+    def start(self, order: object) -> None:
+        """Make the agent start its program, again if it has ended."""
+        self.pid = self.code = self._error = self.kill_by = None
+        for stream in self.output:
+            stream.flush()
+        if self.agent:
+            self.agent.send(agent_messages.START, order)
+        else:
+            self.lost_at = time.monotonic()
 
     def receive(self, kind: bytes, body: bytes) -> None:
         """Handle a message of the agent."""
@@ -90,7 +106,7 @@ class RemoteRank:
 class AgentConnection:
     """A connection, which belongs to an agent once it has sent the job's token.
 
-    `receive` handles its first message, and an agent's refusal.
+    `receive` handles its first message, and what is about more than its rank.
     """
 
     def __init__(
@@ -128,7 +144,7 @@ class AgentConnection:
 
     def _take(self, data: bytes) -> bool:
         for kind, body in self.inbox.feed(data):
-            if self.rank is None or kind == agent_messages.REFUSED:
+            if self.rank is None or kind in (agent_messages.REFUSED, agent_messages.ROSTER):
                 self._receive(self, kind, body)
             else:
                 self.rank.receive(kind, body)

@@ -1,13 +1,12 @@
-"""The ranks of a job on a list of hosts: mpirun starts their agents, which connect here."""
+"""The ranks of a job on a list of hosts: mpirun or ssh starts their agents, which connect here."""
 
 from __future__ import annotations
 
 import re
 import secrets
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from sdp_plugins.core.addresses_and_ports import LOOPBACK
@@ -16,11 +15,10 @@ from sdp_plugins.launch.hosts import addresses, agent_messages
 from sdp_plugins.launch.hosts.diagnosis import explained
 from sdp_plugins.launch.hosts.host_job import HostPlan
 from sdp_plugins.launch.hosts.remote_rank import AgentConnection, RemoteRank
+from sdp_plugins.launch.hosts.starter import Starter
 from sdp_plugins.launch.job_environment import torchelastic
-from sdp_plugins.launch.output import Pipe
 from sdp_plugins.launch.report import how_it_ended
 from sdp_plugins.launch.sessions import Reaper, kill_sessions
-from sdp_plugins.launch.spawn import RankProcess, child_setup, start_process
 from sdp_plugins.launch.worker_group import Ending, RankOutput, WorkerGroup
 
 START_S = 120.0  # limit for all agents to connect
@@ -42,7 +40,7 @@ class RemoteRanks(WorkerGroup):
         self.connected = 0  # agents that have connected
         self.refusal = ""
         self.listener: socket.socket | None = None
-        self.mpirun: RankProcess | None = None
+        self.starters: list[Starter] = []
         self.reaper: Reaper | None = None
 
     def start(
@@ -52,24 +50,17 @@ class RemoteRanks(WorkerGroup):
         mask: Iterable[int],
         is_over: Callable[[], bool],
     ) -> bool:
-        """Start mpirun; the ranks follow."""
+        """Start mpirun, or ssh for each host; the ranks follow."""
         self.reaper, self.loop = Reaper(TERMINATE_S), loop
         self.ranks = [RemoteRank(streams) for streams in output]
         self.listener = listener(self.plan.addresses)
         loop.add_alarm(self.listener.fileno(), partial(self.accept, self.listener))
         self.start_by = time.monotonic() + START_S
-        command = self.plan.command(self.listener.getsockname()[1])
-        # On SIGTERM mpirun removes its files and ends its daemons.
-        setup = child_setup(mask, death_signal=signal.SIGTERM)
-        self.mpirun = start_process(command, self.plan.environment, setup, stdin=False)
-        self.reaper.watch(self.mpirun.pid)
-        self.mpirun_output = loop.add_stream("[mpirun] ", output[0].stderr.sink)
-        self.mpirun_output.hidden = True  # until the ranks run: a failure has its own report
-        self.mpirun_pipes = [
-            Pipe(fd, self.mpirun_output.feed) for fd in (self.mpirun.stdout, self.mpirun.stderr)
-        ]
-        for pipe in self.mpirun_pipes:
-            loop.add_source(pipe)
+        for start in self.plan.starts(self.listener.getsockname()[1]):
+            sink = output[0].stderr.sink
+            starter = Starter(start, self.plan.environment, loop, sink, mask)
+            self.starters.append(starter)
+            self.reaper.watch(starter.pid)
         return True
 
     def accept(self, listener: socket.socket) -> None:
@@ -123,7 +114,8 @@ class RemoteRanks(WorkerGroup):
     def _start_ranks(self) -> None:
         from sdp_plugins.core.internode import mpi_library  # takes long to import
 
-        self.mpirun_output.hidden = False
+        for starter in self.starters:
+            starter.output.hidden = False
         self._stop_listening()
         places = [(rank.host, rank.address) for rank in self.ranks]
         nodes = list(dict.fromkeys(places))
@@ -133,14 +125,19 @@ class RemoteRanks(WorkerGroup):
             "GROUP_WORLD_SIZE": str(len(nodes)),
             "SDP_JOB_ID": self.plan.job.job_id,
         }
-        if not mpi_library.installed():  # with these variables, ranks would not use MPI
+        if (
+            self.plan.mpirun is None or not mpi_library.installed()
+        ):  # with these variables, ranks would not use MPI
             shared |= torchelastic(self.plan.job.job_id)
         for rank, place in zip(self.ranks, places, strict=True):
             node = str(nodes.index(place))
-            variables = shared | {"NODE_RANK": node, "GROUP_RANK": node}
-            if rank.agent:
-                command = list(self.plan.job.command)
-                rank.agent.send(agent_messages.START, {"command": command, "variables": variables})
+            rank.variables = shared | {"NODE_RANK": node, "GROUP_RANK": node}
+            self.start_rank(rank, {})
+
+    def start_rank(self, rank: RemoteRank, extra: Mapping[str, str]) -> None:
+        """Start a rank's program on its host, with variables that only this process has."""
+        job, variables = self.plan.job, {**rank.variables, **extra}
+        rank.start({"command": list(job.command), "variables": variables, "elastic": job.elastic})
 
     def _stop_listening(self) -> None:
         if self.listener:
@@ -149,35 +146,37 @@ class RemoteRanks(WorkerGroup):
             self.listener = None
 
     def note_losses(self) -> None:
-        """Give an exit code to ranks whose agents are lost, or that mpirun did not start."""
-        if self.mpirun is None:
-            return
-        code = self.mpirun.exit_code()
-        not_started = code is not None and self.connected < self.world_size
-        for rank in self.ranks if not_started else self._lost(code).values():
-            if rank.code is None:
-                rank.code = code or 1
+        """Give an exit code to ranks whose agents are lost, or were not started."""
+        codes = {starter: starter.exit_code() for starter in self.starters}
+        ended = [starter for starter, code in codes.items() if code is not None]
+        not_started = not all(map(self._have_connected, ended))
+        for number in range(self.world_size) if not_started else self._lost():
+            if self.ranks[number].code is None:
+                self.ranks[number].code = next(filter(None, codes.values()), 1)
 
-    def _lost(self, code: int | None) -> dict[int, RemoteRank]:
-        """The ranks whose agents were lost, once mpirun has ended or had time to report."""
-        lost = {n: rank for n, rank in enumerate(self.ranks) if rank.lost_at is not None}
-        first = min((rank.lost_at or 0.0 for rank in lost.values()), default=0.0)
-        may_wait = code is None and time.monotonic() < first + LOST_S
-        return {} if may_wait else lost
+    def _lost(self) -> list[int]:
+        return [number for starter in self.starters for number in self._lost_of(starter)]
+
+    def _lost_of(self, starter: Starter) -> list[int]:
+        """The ranks whose agents were lost, once the starter has ended or had time to report."""
+        lost = [number for number in starter.ranks if self.ranks[number].lost_at is not None]
+        first = min((self.ranks[number].lost_at or 0.0 for number in lost), default=0.0)
+        may_wait = starter.exit_code() is None and time.monotonic() < first + LOST_S
+        return [] if may_wait else lost
 
     def launch_failure(self) -> Ending | None:
         """Why the job cannot continue: a refusal, the end of mpirun, or the limit for starting."""
-        if self.mpirun is None:  # the job has ended: only output is left
+        if not self.starters:  # the job has ended: only output is left
             return None
         if self.refusal:
             return Ending(self.refusal)
-        code = self.mpirun.exit_code()
         if self.connected == self.world_size:
-            return self._why_lost(code)
-        if code is not None:
-            return Ending(self._why_not_started(code))
-        if complaint := self._agents_complaint():  # after which MPICH's mpirun does not end
-            return Ending(complaint)
+            return self.why_lost()
+        for starter in self.starters:
+            if (code := starter.exit_code()) is not None and not self._have_connected(starter):
+                return Ending(self._why_not_started(starter, code))
+            if complaint := starter.complaint():  # after which MPICH's mpirun does not end
+                return Ending(complaint)
         if time.monotonic() < self.start_by:
             return None
         here = ", ".join(dict.fromkeys(rank.host for rank in self.ranks if rank.host))
@@ -187,9 +186,13 @@ class RemoteRanks(WorkerGroup):
             "firewalls must allow TCP between the hosts."
         )
 
-    def _why_lost(self, code: int | None) -> Ending | None:
+    def _have_connected(self, starter: Starter) -> bool:
+        return all(self.ranks[number].host for number in starter.ranks)
+
+    def why_lost(self) -> Ending | None:
         """Why agents were lost, or mpirun has ended; None if neither is so."""
-        lost = self._lost(code)
+        (mpirun,) = self.starters
+        code, lost = mpirun.exit_code(), self._lost()
         if not lost and code is not None:
             how = how_it_ended(code)
             return Ending(
@@ -197,43 +200,34 @@ class RemoteRanks(WorkerGroup):
             )
         if not lost:
             return None
-        self._read_mpirun()
-        said = [self.mpirun_output.text(), *(rank.output.stderr.text() for rank in self.ranks)]
+        said = [mpirun.read(), *(rank.output.stderr.text() for rank in self.ranks)]
         if aborted := next((found for text in said if (found := ABORTED.search(text))), None):
             number = aborted.group(1) or aborted.group(2)
             return Ending(
                 f"rank {number} called MPI_Abort, and mpirun ended the others.", code or 1
             )
-        which = ", ".join(f"{number} (on {rank.host})" for number, rank in lost.items())
+        which = ", ".join(f"{number} (on {self.ranks[number].host})" for number in lost)
         return Ending(
             f"rank {which} ended without an exit code. Hint: it called MPI_Abort, its agent was "
             "killed, or its host is down; see mpirun's output above.",
             code or 1,
         )
 
-    def _read_mpirun(self) -> None:
-        for pipe in self.mpirun_pipes:
-            self.loop.read(pipe)
-
-    def _why_not_started(self, code: int) -> str:
-        """Why mpirun could not start the ranks, in one line if the error is known."""
-        self._read_mpirun()
-        if complaint := self._agents_complaint():
+    def _why_not_started(self, starter: Starter, code: int) -> str:
+        """Why agents could not be started, in one line if the error is known."""
+        text = starter.read()
+        if complaint := starter.complaint():
             return complaint
-        text = self.mpirun_output.text()
         pairs = zip(self.plan.places, self.plan.addresses, strict=True)
         others = [host for host, address in pairs if not addresses.is_here(address)]
         named = next((host for host in others if host in text), ", ".join(others) or "this host")
+        if self.plan.mpirun is None:
+            named = starter.name
         if known := explained(text, named):
             return known
-        self.mpirun_output.reveal()
-        return f"{self.plan.mpirun} could not start the ranks: exit code {code}; see above."
-
-    def _agents_complaint(self) -> str:
-        """The error of an agent that did not reach the launcher; empty if there is none."""
-        lines = self.mpirun_output.text().splitlines(keepends=True)
-        ours = [line for line in lines if "sdp run: " in line and line.endswith("\n")]
-        return ours[-1].partition("sdp run: ")[2].strip() if ours else ""
+        starter.output.reveal()
+        who = self.plan.mpirun or f"the command for {starter.name}"
+        return f"{who} could not start the ranks: exit code {code}; see above."
 
     def due(self) -> float | None:
         """When the limit for starting ends, or a lost rank is given up."""
@@ -246,32 +240,34 @@ class RemoteRanks(WorkerGroup):
 
     def kill(self) -> None:
         """Dismiss the agents, which end their ranks; mpirun should then end."""
-        if self.mpirun is None:
+        if not self.starters:
             return
         self._stop_listening()  # an agent that connects now would start its rank
-        self.mpirun_output.hidden = True  # or its messages about the ends would come last
+        for starter in self.starters:
+            starter.output.hidden = True  # or its messages about the ends would come last
         for connection in self.connections:
             connection.dismiss()
-        if self.connected == self.world_size and self._ends(END_S):
+        if self.connected == self.world_size and self._end(END_S):
             return
-        self.mpirun.send(signal.SIGTERM)
-        if not self._ends(TERMINATE_S):
-            kill_sessions({self.mpirun.pid})
+        for starter in self.starters:
+            starter.terminate()
+        if not self._end(TERMINATE_S):
+            kill_sessions({starter.pid for starter in self.starters})
 
-    def _ends(self, timeout_s: float) -> bool:
-        """Whether mpirun ends in time; its output is shown meanwhile."""
-        assert self.mpirun
+    def _end(self, timeout_s: float) -> bool:
+        """Whether the starters end in time; their output is shown meanwhile."""
         end = time.monotonic() + timeout_s
-        while self.mpirun.exit_code() is None and time.monotonic() < end:
+        while (left := any(s.exit_code() is None for s in self.starters)) and (
+            time.monotonic() < end
+        ):
             self.loop.run_once(end)
-        return self.mpirun.exit_code() is not None
+        return not left
 
     def reap(self) -> None:
-        """Reap mpirun and close the connections."""
-        if self.mpirun:
-            kill_sessions({self.mpirun.pid})
-            self.mpirun.close()
-            self.mpirun = None
+        """Reap the starters and close the connections."""
+        for starter in self.starters:
+            starter.close()
+        self.starters.clear()
         for connection in self.connections:
             connection.connection.close()
         if self.reaper:

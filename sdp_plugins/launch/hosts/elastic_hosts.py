@@ -1,0 +1,95 @@
+"""The ranks of an elastic job on a list of hosts, of which ranks and whole hosts may be lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from sdp_plugins.core.rank_names import name_ranks
+from sdp_plugins.core.regroup.roster import Roster
+from sdp_plugins.launch.elastic_workers import ElasticWorkers, Loss
+from sdp_plugins.launch.hosts import agent_messages
+from sdp_plugins.launch.hosts.host_job import HostPlan
+from sdp_plugins.launch.hosts.remote_rank import AgentConnection, RemoteRank
+from sdp_plugins.launch.hosts.remote_ranks import LOST_S, RemoteRanks
+from sdp_plugins.launch.hosts.starter import Starter
+from sdp_plugins.launch.worker_group import Ending
+
+LOST_CODE = 1  # of a rank that nobody can tell of
+
+
+class ElasticHosts(ElasticWorkers, RemoteRanks):
+    """A worker group on hosts that outlives some of them.
+
+    The agent of the rank that leads a group sends its roster. It is passed on to the others, for
+    processes that join on their hosts.
+    """
+
+    def __init__(self, plan: HostPlan) -> None:
+        super().__init__(plan)
+        self._rosters: list[Roster] = []
+
+    def receive(self, agent: AgentConnection, kind: bytes, body: bytes) -> None:
+        """Also take and pass on a roster."""
+        if kind != agent_messages.ROSTER or agent.rank is None:
+            super().receive(agent, kind, body)
+            return
+        roster = Roster.from_json(agent_messages.read_json(body))
+        self._rosters.append(roster)
+        for other in self.connections:
+            if other is not agent:
+                other.send(agent_messages.ROSTER, roster.to_json())
+
+    def new_rosters(self) -> list[Roster]:
+        """The rosters that agents have sent since the last call."""
+        rosters, self._rosters = self._rosters, []
+        return rosters
+
+    def start_again(self, number: int, extra: Mapping[str, str]) -> RemoteRank:
+        """Make the rank's agent start a process that joins."""
+        self.start_rank(self.ranks[number], extra)
+        return self.ranks[number]
+
+    @property
+    def _runs(self) -> bool:
+        return self.connected == self.world_size
+
+    def note_losses(self) -> None:
+        """Give an exit code to ranks that were not started; for those lost later: `new_losses`."""
+        if not self._runs:
+            super().note_losses()
+
+    def launch_failure(self) -> Ending | None:
+        """Why the job cannot begin."""
+        return None if self._runs else super().launch_failure()
+
+    def new_losses(self) -> list[Loss]:
+        """The ranks whose agents were lost, or do not answer, since the last call."""
+        if not self._runs:
+            return []
+        found = ((starter, self._newly_lost(starter)) for starter in self.starters)
+        return [self._loss(starter, lost) for starter, lost in found if lost]
+
+    def _newly_lost(self, starter: Starter) -> list[int]:
+        """The lost ranks of a host; if others run there, those have had time to be lost, too."""
+        ranks = {number: self.ranks[number] for number in starter.ranks}
+        running = {number: rank for number, rank in ranks.items() if rank.code is None}
+        silent = [number for number, rank in running.items() if rank.is_silent]
+        times = {n: rank.lost_at for n, rank in running.items() if rank.lost_at is not None}
+        others = running.keys() - times.keys() - {*silent}
+        if others and time.monotonic() < min(times.values(), default=0.0) + LOST_S:
+            return silent
+        return sorted({*silent, *times})
+
+    def _loss(self, starter: Starter, lost: Sequence[int]) -> Loss:
+        for number in lost:
+            rank = self.ranks[number]
+            rank.code = LOST_CODE
+            if rank.agent:  # it ends the rank, should it get the message
+                rank.agent.dismiss()
+        where = f"{name_ranks(lost)} on {starter.name}"
+        text, self.refusal = self.refusal, ""
+        if not text and all(self.ranks[number].code is not None for number in starter.ranks):
+            text = f"host {starter.name} is lost, and {name_ranks(lost)} with it"
+        hint = f"see whether {starter.name} is up, and why. This job starts no process there again"
+        return Loss(lost, text or f"the agent of {where} has ended, and the rank with it", hint)
