@@ -65,6 +65,8 @@ class TrainingContext:
     def adopt(self, group: Group) -> None:
         """Go on with another group; a collective."""
         self.backend.close()
+        for former in (self.failure_group, self.group):
+            former.close()
         self.group = group
         self.failure_group = (
             group.new_group(range(group.world_size), name="keras failures") or group

@@ -276,6 +276,30 @@ def test_another_rank_writes(keras_pool: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "backup").exists()  # Keras deletes it at the end
 
 
+class Evaluating(keras.callbacks.Callback):
+    """Evaluates other rows than `fit` validates on."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        x, y = models.arrays(40)
+        logs["other_loss"] = self.model.evaluate(x, y, batch_size=8, verbose=0)[0]
+
+
+def evaluate(rank: int, world: int) -> dict[str, Any]:
+    def before(*place: Any) -> None:
+        if (rank, world, *place[:-1]) == (1, 3, "batch", 1, 2):
+            die()
+
+    return train(before, callbacks=[Evaluating()])
+
+
+def test_callbacks_evaluate(keras_pool: Any) -> None:
+    with keras_pool("torch", 3).start(evaluate) as ranks:
+        results = [ranks[rank].result() for rank in (0, 2)]
+    expected = keras_pool("torch", 1).run(evaluate)[0]
+    assert len(expected["history"]["other_loss"]) == EPOCHS
+    check(results, expected)
+
+
 def lead_or_join(rank: int, world: int, folder: Path, *options: Any) -> dict[str, Any]:
     """The last rank joins when rank 0 has come to the third step of the second epoch."""
     told = folder / "handles"

@@ -124,12 +124,12 @@ def states_of(callbacks: Sequence[Any], is_rank_zero: bool) -> bytes:
     return pickle.dumps(found)
 
 
-def load_states(callbacks: Sequence[Any], states: bytes, only_writers: bool = False) -> None:
+def load_states(callbacks: Sequence[Any], states: bytes) -> None:
     """Take over what another rank's callbacks have noted."""
     for each, state in zip(callbacks, pickle.loads(states), strict=False):
         if isinstance(each, OnRankZero):
             each.state = state
-        elif not only_writers:
+        else:
             _load(each, state)
 
 

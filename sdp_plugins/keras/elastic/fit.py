@@ -7,13 +7,15 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import keras
+
 from sdp_plugins.core import SdpError
 from sdp_plugins.core.elastic_state import catch_up, lost, receive, send
 
 from ..data import BatchShards, compare_batches
 from ..initial_sync import seed_states
 from ..variables import diversify, optimizers_of
-from .callbacks import for_all_ranks, load_states, states_of
+from .callbacks import OnRankZero, for_all_ranks, load_states, states_of
 from .data import ElasticData
 from .model_state import ModelState
 
@@ -63,7 +65,8 @@ class ElasticFit:
         self.validation = None if validation is None else ElasticData(validation, context)
         self._state = ModelState(model, context)
         self._index = 0  # of the next step, in the epoch or in the validation
-        self._first_epoch = 0
+        self._validates = False
+        self._first_epoch = options["initial_epoch"]
         self._next: _Place = (0, _BEGIN, 0)  # the part under way
         self._goal: _Place = self._next  # earlier ones are left out
         self._held: Any = None  # the state of the step under way, which variables lack on JAX
@@ -130,7 +133,7 @@ class ElasticFit:
 
         def run() -> None:
             sync()
-            self._first_epoch = self._model._initial_epoch or 0
+            self._first_epoch = self._model._initial_epoch or self._first_epoch
             self.data.at(self._first_epoch, 0)
             if isinstance(self._shards, BatchShards):
                 compare_batches(self.context.group, self.data.batch)
@@ -143,7 +146,11 @@ class ElasticFit:
 
     def begin_test(self) -> None:
         """Count the steps from 0."""
-        self._index = 0
+        self._validates, self._index = True, 0
+
+    def end_test(self) -> None:
+        """Other evaluations are not parts of the training: callbacks may call for some."""
+        self._validates = False
 
     def end_epoch(self, check: Callable[[], None]) -> None:
         """Compare the ranks, and tell them what rank 0 would need to know."""
@@ -151,8 +158,9 @@ class ElasticFit:
         def run() -> None:
             check()
             group = self.context.group
-            states = states_of(self._callbacks, True) if self.rank == 0 else b""
-            load_states(self._callbacks, group.exchange(states)[0], only_writers=True)
+            writers = [each for each in self._callbacks if isinstance(each, OnRankZero)]
+            states = states_of(writers, True) if self.rank == 0 else b""
+            load_states(writers, group.exchange(states)[0])
 
         self._run((self.epoch, _EPOCH_END, 0), run)
 
@@ -175,6 +183,8 @@ class ElasticFit:
 
     def _step(self, kind: int, *args: Any) -> Any:
         """Run a step, in the place of Keras' function: of a batch of our own."""
+        if kind == _TEST and not self._validates:
+            return self._evaluation_step(*args)
         self._held = args[0] if len(args) > 1 else None
         if "callbacks" in self._pending:
             load_states([*self._callbacks, self._model.history], self._pending.pop("callbacks"))
@@ -189,6 +199,17 @@ class ElasticFit:
             return self._logs if held is None else (self._logs, held)
         self._logs = result if held is None else result[0]
         return result
+
+    def _evaluation_step(self, *args: Any) -> Any:
+        """Run Keras' own function."""
+        ours, self._model.test_function = self._model.test_function, None
+        try:
+            if "evaluate" not in self._functions:
+                self._model.make_test_function()
+                self._functions["evaluate"] = self._model.test_function
+            return self._functions["evaluate"](*args)
+        finally:
+            self._model.test_function = ours
 
     def _train_or_test(self, place: _Place, data: ElasticData) -> Any:
         batch = data.at(place[0], place[2])
@@ -256,7 +277,7 @@ class ElasticFit:
             **self._state.values(),
             "next": self._next,
             "first epoch": self._first_epoch,
-            "logs": {name: float(value) for name, value in self._logs.items()},
+            "logs": keras.tree.map_structure(keras.ops.convert_to_numpy, self._logs),
             "data": (*place, self.data.state()),
             "measured": self._state.measured(),
             "callbacks": states_of([*self._callbacks, self._model.history], self.rank == 0),

@@ -22,7 +22,7 @@ class ModelState:
 
     A step updates weights only when all ranks have reduced all gradients, and all weights then. So
     a step that fails has updated all of them, or none: what the optimizers count says which. Other
-    variables, such as the sums of metrics, are copied before a step.
+    variables, such as the sums of metrics, and numbers of optimizers are copied before a step.
     """
 
     def __init__(self, model: Any, context: TrainingContext) -> None:
@@ -99,7 +99,7 @@ class ModelState:
     def _others(self) -> list[Any]:
         updated = {id(v) for v in self._model.trainable_variables}
         for optimizer in optimizers_of(self._model):
-            updated |= {id(variable) for variable in optimizer.variables}
+            updated |= {id(variable) for variable in optimizer.variables if variable.shape}
         everything = [*variables_of(self._model), *self._metrics()]
         return [variable for variable in everything if id(variable) not in updated]
 

@@ -29,6 +29,10 @@ class ElasticSync(InitialSync):
         """Begin a validation."""
         self._fit.begin_test()
 
+    def on_test_end(self, logs: Any = None) -> None:
+        """End a validation."""
+        self._fit.end_test()
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Compare ``stop_training`` and the weights."""
         self._fit.end_epoch(lambda: super(ElasticSync, self).on_epoch_end(epoch, logs))
