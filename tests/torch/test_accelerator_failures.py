@@ -225,12 +225,15 @@ DISAGREEMENTS: dict[str, Callable[[torch.Tensor, int], Any]] = {
 
 
 def disagree(rank: int, world: int, tier: str, what: str) -> Any:
-    with device_group(tier, timeout=SHORT):
+    with device_group(tier) as group:
         tensor = torch.ones(BIG, device="simdev")
         for _ in range(2):
             dist.all_reduce(tensor)
             dist.broadcast(tensor, 0)
             dist.all_reduce(torch.ones(3))
+        torch.accelerator.synchronize()
+        dist.barrier()
+        group._set_default_timeout(SHORT)
         with pytest.raises(SdpError) as caught:
             call_until_it_fails(lambda: DISAGREEMENTS[what](tensor, rank))
         return type(caught.value).__name__, str(caught.value)
