@@ -49,9 +49,9 @@ MOST_POOLS = 4  # of a session: ranks of Keras grow to 1 GB each, and five sessi
 class Pools(dict[object, RankPool]):
     """Pools of ranks, each started when it is needed; the least recently used ones end."""
 
-    def pool(self, n: int, env: Mapping[str, str] | None = None, to_lose: bool = False) -> RankPool:
-        """n ranks in an environment: to last, or to lose some of."""
-        key = (n, frozenset((env or {}).items()), to_lose)
+    def pool(self, n: int, kind: str = "", env: Mapping[str, str] | None = None) -> RankPool:
+        """n ranks for tests of a kind that must not share them with others, in an environment."""
+        key = (n, kind, frozenset((env or {}).items()))
         self[key] = self.pop(key, None) or RankPool(n, env)
         for old in list(self)[:-MOST_POOLS]:
             self.pop(old).close()
@@ -78,7 +78,7 @@ def rank_pool(rank_pools: Pools) -> Callable[[int], RankPool]:
 @pytest.fixture
 def start_pooled(rank_pools: Pools) -> Start:
     """`with start_pooled(n, function, *args) as ranks`: as start_ranks, but in kept processes."""
-    return lambda n, function, *args: rank_pools.pool(n, to_lose=True).start(function, *args)
+    return lambda n, function, *args: rank_pools.pool(n, "to lose some of").start(function, *args)
 
 
 @pytest.fixture(autouse=True)

@@ -118,7 +118,7 @@ def part(
 
 def first_ranks(rank_pools: Any, backend: str, n: int) -> FirstRanks:
     """n kept ranks with Keras on a backend."""
-    return FirstRanks(rank_pools.pool(PROCESSES, environment(backend)), n)
+    return FirstRanks(rank_pools.pool(PROCESSES, env=environment(backend)), n)
 
 
 def on_ranks(

@@ -29,7 +29,7 @@ PLANS = 3000
 
 def runner(rank_pools: Any, backend: str, spoil: str = "") -> Runner:
     """On the processes of the other tests."""
-    return Runner(rank_pools.pool(PROCESSES, environment(backend)), spoil)
+    return Runner(rank_pools.pool(PROCESSES, env=environment(backend)), spoil)
 
 
 @pytest.mark.parametrize(

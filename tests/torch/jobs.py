@@ -1,4 +1,8 @@
-"""What the ranks of these tests share."""
+"""What the ranks of these tests share.
+
+DDP imports torch._dynamo, and assert_close imports DTensor: for seconds, in each rank that is
+forked, unless the process that forks them has imported both.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch._dynamo
 import torch.distributed as dist
+import torch.distributed.tensor
 
 DTYPES = [
     torch.float16,

@@ -17,7 +17,7 @@ from tests.torch.jobs import assert_same, values
 SLOT_NBYTES = 2**16  # small, so that tensors of many pieces are small
 PIECE = SLOT_NBYTES // 4
 DEADLINE_S = 60.0
-DEVICE_POOL = {"TEST_DEVICE": "simdev"}  # the device changes torch: a pool for these tests alone
+DEVICE_POOL = "simdev"  # the device changes torch: a pool for these tests alone
 
 PROBES: dict[str, Callable[[int, int, float], None]] = {}
 

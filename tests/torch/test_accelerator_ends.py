@@ -253,6 +253,7 @@ def test_ctrl_c(tier: str) -> None:
 
 
 def run_in_detail(rank: int, world: int, tier: str) -> list[str]:
+    dist.set_debug_level(dist.DebugLevel.DETAIL)
     with device_group(tier):
         tensor = torch.ones(10, device="simdev")
         with torch.profiler.profile() as profile:
@@ -268,5 +269,5 @@ def run_in_detail(rank: int, world: int, tier: str) -> list[str]:
 
 @tiers
 def test_in_detail(tier: str) -> None:
-    for names in run_ranks(2, run_in_detail, tier, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}):
+    for names in run_ranks(2, run_in_detail, tier):
         assert "aten::as_strided" in names

@@ -206,8 +206,8 @@ def hang(rank: int, world: int, tier: str, name: str) -> None:
 
 @tiers
 @pytest.mark.parametrize("name", ["all_reduce", "broadcast"])
-def test_a_device_that_hangs(tier: str, name: str) -> None:
-    run_ranks(2, hang, tier, name)
+def test_a_device_that_hangs(tier: str, name: str, rank_pools: Pools) -> None:
+    rank_pools.pool(2, DEVICE_POOL).run(hang, tier, name)
 
 
 DISAGREEMENTS: dict[str, Callable[[torch.Tensor, int], Any]] = {
@@ -225,12 +225,15 @@ DISAGREEMENTS: dict[str, Callable[[torch.Tensor, int], Any]] = {
 
 
 def disagree(rank: int, world: int, tier: str, what: str) -> Any:
-    with device_group(tier, timeout=SHORT):
+    with device_group(tier) as group:
         tensor = torch.ones(BIG, device="simdev")
         for _ in range(2):
             dist.all_reduce(tensor)
             dist.broadcast(tensor, 0)
             dist.all_reduce(torch.ones(3))
+        torch.accelerator.synchronize()
+        dist.barrier()
+        group._set_default_timeout(SHORT)
         with pytest.raises(SdpError) as caught:
             call_until_it_fails(lambda: DISAGREEMENTS[what](tensor, rank))
         return type(caught.value).__name__, str(caught.value)
@@ -268,8 +271,8 @@ def fail_a_device(rank: int, world: int, tier: str, name: str) -> str:
 
 @tiers
 @pytest.mark.parametrize("name", ["all_reduce", "broadcast"])
-def test_a_device_that_fails(tier: str, name: str) -> None:
-    peers, own = run_ranks(2, fail_a_device, tier, name)
+def test_a_device_that_fails(tier: str, name: str, rank_pools: Pools) -> None:
+    peers, own = rank_pools.pool(2, DEVICE_POOL).run(fail_a_device, tier, name)
     assert own == "RuntimeError the device is on fire"
     assert peers.startswith("PeerLostError") and name in peers
     assert "rank 1 gave up: RuntimeError: the device is on fire" in peers

@@ -5,54 +5,48 @@ Those for GPUs run on CPUs and, as for NCCL, on the simulated accelerator.
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.ranks import job_environment, run_ranks
 from tests.torch.suite import listing
+from tests.torch.suite.run import Job, run
 
 ON_DEVICE = dict(reversed(list(listing.read("device_passes.txt"))))
 DEVICE_PARTS = 4
-REFUSED = "monitored_barrier is only implemented for GLOO backend"
 LIMIT_S = 350  # for one part, most of it on a machine that does something else, too
-PARTS, LONG_PARTS = 3, 5  # to start one takes as long as dozens of tests
+PARTS, LONG_PARTS = 3, 5
 EXCEPTIONS = set(listing.read("exceptions.txt"))
+REFUSAL = (
+    "did not arrive"
+    if torch.__version__ >= "2.14"
+    else "monitored_barrier is only implemented for GLOO backend"
+)
 LISTED = list(listing.read("gloo_passes.txt"))
 FEWEST = dict(reversed(LISTED))
 """On how many ranks each test runs by default: three only if it needs three."""
-COMPILES = "test_ddp_compile_static_graph"  # takes as long as 50 others; test_ddp.py has one
-DEFAULT = {n: [t for t, ranks in FEWEST.items() if ranks == n and t != COMPILES] for n in (2, 3)}
-LONG = {2: [COMPILES], 3: [test for test, ranks in LISTED if ranks > FEWEST[test]]}
+SLOW = {"test_ddp_compile_static_graph", "test_ddp_uneven_inputs"}
+"""Each takes as long as 50 others; test_ddp.py has a compiled model and uneven inputs, too."""
+DEFAULT = {n: [t for t, ranks in FEWEST.items() if ranks == n and t not in SLOW] for n in (2, 3)}
+LONG = {2: sorted(SLOW & {*FEWEST}), 3: [test for test, ranks in LISTED if ranks > FEWEST[test]]}
 
-pytestmark = [
-    pytest.mark.skipif(
-        torch.__version__.partition("+")[0] != listing.torch_version(),
-        reason=f"the list of what gloo passes is of torch {listing.torch_version()}",
-    ),
-    pytest.mark.timeout(LIMIT_S + 20),
-]
+pytestmark = pytest.mark.timeout(LIMIT_S + 20)
 
 
-def outcomes(folder: Path, *arguments: str, **env: str) -> dict[str, str]:
+def run_suite(rank: int, world: int, job: Job, tests: list[str], flags: bool) -> dict[str, str]:
+    """In a process that starts a job's ranks, and is none itself."""
+    for name in ("RANK", "LOCAL_RANK", *job_environment(1)):
+        del os.environ[name]
+    os.environ["SDP_DEVICE_FLAGS"] = str(int(flags))
+    return run(job, tests)
+
+
+def outcomes(job: Job, tests: list[str], flags: bool = True) -> dict[str, str]:
     """What becomes of tests, in a process of their own."""
-    command = [sys.executable, "-m", "tests.torch.suite.run", *arguments]
-    result = folder / "result.json"
-    with (folder / "log").open("w") as log:
-        job = subprocess.Popen(
-            [*command, "--json", str(result)], stdout=log, stderr=log, env=os.environ | env
-        )
-        try:
-            job.wait(LIMIT_S)
-        finally:
-            job.kill()
-            job.wait()
-    found: dict[str, str] = json.loads(result.read_text())
-    return found
+    [found] = run_ranks(1, run_suite, job, tests, flags, timeout_s=LIMIT_S)
+    return dict(found)
 
 
 @pytest.mark.parametrize(
@@ -67,11 +61,11 @@ def outcomes(folder: Path, *arguments: str, **env: str) -> dict[str, str]:
         ),
     ],
 )
-def test_what_gloo_passes(tmp_path: Path, ranks: int, tests: list[str]) -> None:
+def test_what_gloo_passes(ranks: int, tests: list[str]) -> None:
     wrong = [
         f"{test} on {ranks} ranks: {text}"
-        for test, text in outcomes(tmp_path, "--ranks", str(ranks), *tests).items()
-        if not (REFUSED in text if (test, ranks) in EXCEPTIONS else text == "passed")
+        for test, text in outcomes(Job(ranks=ranks), tests).items()
+        if not (REFUSAL in text if (test, ranks) in EXCEPTIONS else text == "passed")
     ]
     assert not wrong, "\n".join(wrong)
 
@@ -90,11 +84,10 @@ def test_all_of_the_list_runs() -> None:
         (3, 0),
     ],
 )
-def test_on_a_device(tmp_path: Path, ranks: int, part: int, flags: bool) -> None:
-    tests = [t for t, n in ON_DEVICE.items() if n == ranks and not (flags and t == COMPILES)]
+def test_on_a_device(ranks: int, part: int, flags: bool) -> None:
+    tests = [t for t, n in ON_DEVICE.items() if n == ranks and not (flags and t in SLOW)]
     tests = tests[part :: DEVICE_PARTS if ranks == 2 else 1]
-    options = ["--device", "simdev", "--posing-as", "nccl", "--ranks", str(ranks)]
-    found = outcomes(tmp_path, *options, *tests, SDP_DEVICE_FLAGS=str(int(flags)))
+    found = outcomes(Job(ranks=ranks, device="simdev", posing_as="nccl"), tests, flags)
     wrong = [f"{test}: {text}" for test, text in found.items() if text != "passed"]
     assert len(found) == len(tests)
     assert not wrong, "\n".join(wrong)

@@ -26,7 +26,8 @@ needs_notes = pytest.mark.skipif(
 )
 
 
-def over_gloo(rank: int, world: int) -> None:
+def over_gloo(rank: int, world: int, folder: str) -> None:
+    os.environ["SDP_TRACE"] = folder
     dist.init_process_group("gloo")
     pairs = [dist.new_group(pair, backend="smddp") for pair in ([0, 1], [2, 3])]
     dist.all_reduce(torch.ones(10), group=pairs[rank // 2])
@@ -40,7 +41,7 @@ def about(path: Path) -> dict[str, Any]:
 
 
 def test_a_job_over_gloo_with_pairs_over_smddp(tmp_path: Path) -> None:
-    run_ranks(4, over_gloo, env={"SDP_TRACE": str(tmp_path)})
+    run_ranks(4, over_gloo, str(tmp_path))
     for rank in range(4):
         found = about(tmp_path / f"rank-{rank:05d}.json")
         assert (found["rank"], found["world_size"]) == (rank, 4)
@@ -49,7 +50,8 @@ def test_a_job_over_gloo_with_pairs_over_smddp(tmp_path: Path) -> None:
         assert seat["members"] == [rank // 2 * 2, rank // 2 * 2 + 1]
 
 
-def over_smddp(rank: int, world: int) -> None:
+def over_smddp(rank: int, world: int, folder: str) -> None:
+    os.environ["SDP_TRACE"] = folder
     dist.init_process_group("smddp")
     dist.all_reduce(torch.ones(10))
     future = dist.all_reduce(torch.ones(10), async_op=True).get_future()
@@ -58,7 +60,7 @@ def over_smddp(rank: int, world: int) -> None:
 
 
 def test_the_default_group_is_called_so(tmp_path: Path) -> None:
-    run_ranks(2, over_smddp, env={"SDP_TRACE": str(tmp_path)})
+    run_ranks(2, over_smddp, str(tmp_path))
     for rank in range(2):
         groups = about(tmp_path / f"rank-{rank:05d}.json")["groups"]
         assert [*groups] == ["default", "default, callbacks"]

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -82,7 +83,9 @@ def map_cuda() -> None:
     def on_cpu(
         self: Any, module: Any, device_ids: Any = None, output_device: Any = None, *a: Any, **k: Any
     ) -> None:
-        init(self, module, None, None, *a, **k)
+        # The build for CUDA makes a stream of a GPU, and so fails without one.
+        with mock.patch.object(torch, "Stream", partial(torch.Stream, CPU)):
+            init(self, module, None, None, *a, **k)
 
     parallel.__init__ = on_cpu
     _EverythingOnCpu().__enter__()
