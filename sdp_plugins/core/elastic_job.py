@@ -62,13 +62,15 @@ class ElasticJob:
                 job._participant.meet_all(exchange, limit_s)
             else:
                 job._participant.invite(map(Handle.parse, config.join))
-            job._regroup((), 1, limit_s)
+            job._regroup((), limit_s, Terms(name=name))
         except BaseException:
             job._participant.close()
             raise
         return job
 
-    def regroup(self, *, minimum: int = 1, timeout_s: float | None = None) -> None:
+    def regroup(
+        self, *, minimum: int = 1, timeout_s: float | None = None, admits: bool = True
+    ) -> None:
         """Make the group of the ranks that are left, and of those that have asked to join.
 
         All ranks that are left call it: after an error, or when they have agreed to, because
@@ -82,6 +84,7 @@ class ElasticJob:
         Args:
             minimum: Fewer ranks wait for others to join.
             timeout_s: For ranks that are not known to have ended; None: the job's.
+            admits: Whether others may join.
 
         Raises:
             RendezvousError: The others have gone on without this rank.
@@ -91,9 +94,10 @@ class ElasticJob:
         failure = self.group.failure
         self.group.close()
         missed = failure.global_ranks if isinstance(failure, SdpError) else ()
-        self._regroup(missed, minimum, self._timeout_s if timeout_s is None else timeout_s)
+        limit_s = self._timeout_s if timeout_s is None else timeout_s
+        self._regroup(missed, limit_s, Terms(minimum, admits, self._name))
 
-    def _regroup(self, missed: Collection[int], minimum: int, timeout_s: float) -> None:
+    def _regroup(self, missed: Collection[int], timeout_s: float, terms: Terms) -> None:
         config = Config.from_env()
 
         def form(meeting: Meeting) -> Group:
@@ -101,7 +105,6 @@ class ElasticJob:
                 meeting, meeting.rank, meeting.names, self._timeout_s, None, config
             )
 
-        terms = Terms(minimum, name=self._name)
         self.group = self._participant.regroup(form, timeout_s, missed, terms)
 
     def waiting(self) -> int:
@@ -119,10 +122,14 @@ class ElasticJob:
         """The addresses of all ranks, for ``SDP_JOIN``. They are secret: who has one can join."""
         return list(map(str, self._participant.roster.handles))
 
-    def close(self) -> None:
-        """Leave the job: to the others, this rank has ended."""
-        self.group.close()
+    def leave(self) -> None:
+        """Take part in no other group: to the others, this rank has ended."""
         self._participant.close()
+
+    def close(self) -> None:
+        """Leave the job and its group."""
+        self.group.close()
+        self.leave()
 
     def __enter__(self) -> ElasticJob:
         return self

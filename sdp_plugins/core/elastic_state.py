@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from .error_file import sdp_error_in
-from .errors import CollectiveTimeoutError, PeerLostError, SdpError
+from .errors import CollectiveTimeoutError, PeerLostError, RendezvousError, SdpError
 from .group import Group
+
+JOINS = -2
+"""How far a process has come that joins a job."""
 
 
 def lost(error: BaseException) -> SdpError:
@@ -34,17 +37,25 @@ def catch_up(
 
     Args:
         group: The ranks.
-        progress: How far this rank has come; negative if it has no state yet. If none has, rank
-            0's is that of all.
+        progress: How far this rank has come; negative if it has no state yet, and `JOINS` if it
+            joins a job. If none has come farther, rank 0's is that of all.
         give: Sends this rank's state to the other ranks of a group, of which it is rank 0; called
             on the rank that has come farthest.
         take: Receives it; called on those that have not come so far.
 
     Returns:
         Whether this rank has taken over another one's state.
+
+    Raises:
+        RendezvousError: All ranks join, and none has the job's state any more.
     """
     told = [json.loads(blob) for blob in group.exchange(json.dumps(progress).encode())]
     farthest = max(told)
+    if farthest[0] == JOINS:
+        raise RendezvousError(
+            f"{group.error_prefix}the ranks that have trained until now have ended before this one "
+            "had their state. Hint: start the job again, from its last checkpoint."
+        )
     source = told.index(farthest)
     behind = [rank for rank, one in enumerate(told) if one != farthest or farthest[0] < 0]
     if source in behind:

@@ -31,6 +31,7 @@ class TrainingContext:
         progress: This rank's position in the running ``fit``.
         in_use: Held while a method of a model runs; the method may call others.
         job: The ranks that are there, of an elastic strategy.
+        replays: Whether this process leaves out what others have done before it joined.
         join: Joins the job, if this process has yet to; until then `group` is this process alone.
     """
 
@@ -42,6 +43,7 @@ class TrainingContext:
     in_use: Any = field(default_factory=threading.RLock)
     job: ElasticJob | None = None
     join: Callable[[], ElasticJob] | None = None
+    replays: bool = False
 
     @property
     def rank(self) -> int:
@@ -91,6 +93,19 @@ class TrainingContext:
             yield
         finally:
             self.in_use.release()
+
+    def refuse_replay(self, call: str) -> None:
+        """Check that the other ranks are where this one is.
+
+        Raises:
+            RuntimeError: They have made this call before this process joined.
+        """
+        if self.replays:
+            raise RuntimeError(
+                f"a callback calls {call}() in a process that has joined, for a batch that the "
+                "others have had. Hint: in elastic trainings that others join, let callbacks use "
+                "`logs`, or call it in on_epoch_end."
+            )
 
     def synchronize(self) -> None:
         """Order the host's next collective after those of a step that may be running."""

@@ -146,7 +146,7 @@ def _failing_together(method: _Function) -> _Function:
                 group.raise_if_failed(error)  # raises a group failure that a framework has wrapped
             group.abort(error)
             if context.job is not None:
-                context.job.close()  # to the others, this rank has ended
+                context.job.leave()
             if error is raised:
                 raise
             raise error from None
@@ -238,6 +238,7 @@ class _PatchedMethods:
 
     def _on_batch(self, name: str, of_keras: _Function, *args: Any, **kwargs: Any) -> Any:
         """Run a method with a global batch, of which every rank uses its rows."""
+        self._context.refuse_replay(name)
         given = inspect.signature(of_keras).bind(*args, **kwargs).arguments
         if name == "predict_on_batch":
             self._build_layers((given["x"],))
@@ -305,6 +306,7 @@ class _PatchedMethods:
 
     def _on_shards(self, method: str, of_keras: _Function, given: dict[str, Any]) -> Any:
         """Run a method that iterates over its data once."""
+        self._context.refuse_replay(method)
         check_same_call(self._context.group, method)
         source = {name: given[name] for name in _SOURCE if name in given}
         data = self._shard(source | {"steps_per_epoch": given["steps"]})

@@ -80,10 +80,25 @@ class Last(keras.metrics.Metric):
         return 0.0
 
 
+class PerClass(keras.metrics.Metric):
+    """A metric with a number for each class."""
+
+    def __init__(self) -> None:
+        super().__init__(name="per_class")
+        self.sums = self.add_weight(shape=(models.CLASSES,), initializer="zeros")
+
+    def update_state(self, y: Any, predicted: Any, sample_weight: Any = None) -> None:
+        self.sums.assign_add(keras.ops.sum(predicted, axis=0))
+
+    def result(self) -> Any:
+        return self.sums + 0.0
+
+
 def train(
     before: Before = lambda where, epoch, number, strategy: None,
     source: str = "arrays",
     tells: bool = False,
+    normalizes: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
     """Train a model on the ranks of an elastic job; rank 0 may join and be lost as any other."""
@@ -93,11 +108,13 @@ def train(
     keras.utils.set_random_seed(3)
     with strategy.scope():
         layers = [keras.layers.Dense(8, activation="tanh"), keras.layers.Dense(models.CLASSES)]
+        if normalizes:
+            layers.insert(1, keras.layers.BatchNormalization())
         model = keras.Sequential([*([Telling(hooks)] if tells else []), *layers])
         model.compile(
             options.pop("optimizer", None) or keras.optimizers.Adam(0.01),
             models.crossentropy(),
-            metrics=["accuracy", *([Last(hooks)] if tells else [])],
+            metrics=["accuracy", *options.pop("metrics", []), *([Last(hooks)] if tells else [])],
             **options.pop("compile", {}),
         )
     callbacks = [*options.pop("callbacks", []), hooks]
@@ -108,7 +125,10 @@ def train(
         history = model.fit(**given, callbacks=callbacks, **options)
         return {
             "weights": model.get_weights(),
-            "history": {name: list(map(float, all_)) for name, all_ in history.history.items()},
+            "history": {
+                name: [np.asarray(value).tolist() for value in values]
+                for name, values in history.history.items()
+            },
             "epochs": history.epoch,
             "rate": float(model.optimizer.learning_rate),
             "batches": hooks.batches,
@@ -233,6 +253,50 @@ def test_where_it_is_lost(keras_pool: Any, victim: int, where: str, at: tuple[in
     check(results, expected)
 
 
+def test_layers_stay_equal(keras_pool: Any) -> None:
+    """The step is taken, but what it has told the layers is this rank's alone."""
+    options = ("tells", True), ("normalizes", True)
+    first, second = _lose(keras_pool("torch", 3), 2, "updated", (1, 9), *options)
+    for one, other in zip(first["weights"], second["weights"], strict=True):
+        assert (one == other).all()
+
+
+def count(rank: int, world: int) -> int:
+    """Lose rank 1 after its update, of a model without metrics."""
+    strategy = SMDDPStrategy(elastic=True)
+    keras.utils.clear_session()
+    steps = []
+
+    class Model(keras.Sequential):
+        @property
+        def metrics(self) -> list[Any]:
+            return []
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            loss = self.compute_loss(x, y, self(x))
+            loss.backward()
+            self.optimizer.apply([v.value.grad for v in self.trainable_weights])
+            steps.append(loss)
+            if rank == 1 and len(steps) == 4:
+                die()
+            return {"own": loss}
+
+    with strategy.scope():
+        model = Model([keras.layers.Dense(models.CLASSES)])
+        model.compile(keras.optimizers.SGD(0.01), models.crossentropy())
+    try:
+        model.fit(**SOURCES["arrays"](), verbose=0)
+        return int(model.optimizer.iterations)
+    finally:
+        strategy.close()
+
+
+def test_no_step_is_taken_twice(keras_pool: Any) -> None:
+    with keras_pool("torch", 2).start(count) as ranks:
+        assert ranks[0].result() == -(-ROWS // BATCH)
+
+
 def fail(rank: int, world: int) -> dict[str, Any]:
     def before(*place: Any) -> None:
         if (rank, *place[:-1]) == (0, "batch", 1, 2):
@@ -300,7 +364,7 @@ def test_callbacks_evaluate(keras_pool: Any) -> None:
     check(results, expected)
 
 
-def lead_or_join(rank: int, world: int, folder: Path, *options: Any) -> dict[str, Any]:
+def lead_or_join(rank: int, world: int, folder: Path, source: str, *options: Any) -> dict[str, Any]:
     """The last rank joins when rank 0 has come to the third step of the second epoch."""
     told = folder / "handles"
     starting = world - 1
@@ -323,7 +387,13 @@ def lead_or_join(rank: int, world: int, folder: Path, *options: Any) -> dict[str
 
         stop = keras.callbacks.EarlyStopping("val_loss", patience=1, min_delta=100.0)
         slower = keras.callbacks.ReduceLROnPlateau("val_loss", 0.5, patience=0, min_delta=100.0)
-        return train(before, callbacks=[stop, slower], **dict(options))
+        decay = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: slow_down())
+
+        def slow_down() -> None:
+            decay.model.optimizer.learning_rate = decay.model.optimizer.learning_rate * 0.99
+
+        callbacks = [stop, slower, decay]
+        return train(before, source, callbacks=callbacks, metrics=[PerClass()], **dict(options))
 
 
 @pytest.mark.parametrize(
@@ -340,12 +410,13 @@ def lead_or_join(rank: int, world: int, folder: Path, *options: Any) -> dict[str
 )
 def test_another_joins(keras_pool: Any, tmp_path: Path, backend: str, source: str) -> None:
     """It begins where the others are, with what their callbacks and optimizers know."""
-    results = keras_pool(backend, 3).run(lead_or_join, tmp_path, ("source", source))
+    results = keras_pool(backend, 3).run(lead_or_join, tmp_path, source)
     assert results[2]["ranks"] == (2, 3)
     assert results[0]["epochs"] == [0, 1]  # stopped early, on all ranks alike
     for result in results[1:]:
         check([result], results[0])
-    assert [result["rate"] for result in results] == pytest.approx([0.005] * 3)
+    steps = len(results[0]["batches"])
+    assert [result["rate"] for result in results] == pytest.approx([0.005 * 0.99**steps] * 3)
 
 
 # ---- mistakes ------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from .. import keras_internals
 from ..initial_sync import InitialSync
 from ..rank_zero_callbacks import WRITERS, flat
 
-_SIMPLE = (type(None), bool, int, float, str, np.generic, np.ndarray, FunctionType)
+_SIMPLE = (type(None), bool, int, float, str, np.generic, np.ndarray)
 _NOT_STATE = {*vars(keras.callbacks.Callback()), "append", "append_header"}
 
 
@@ -158,4 +158,6 @@ def _is_simple(value: Any) -> bool:
         return all(map(_is_simple, value.values()))
     if isinstance(value, (list, tuple)):
         return all(map(_is_simple, value))
-    return isinstance(value, _SIMPLE)
+    if isinstance(value, FunctionType):  # with which Keras compares a metric's values
+        return keras_internals.is_of_keras(value)
+    return isinstance(value, _SIMPLE) or keras.ops.is_tensor(value)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from sdp_plugins.core import SdpError
-from sdp_plugins.core.elastic_state import catch_up, lost, receive, send
+from sdp_plugins.core.elastic_state import JOINS, catch_up, lost, receive, send
 
 from ..data import BatchShards, compare_batches
 from ..initial_sync import seed_states
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _BEGIN, _TRAIN, _TEST, _EPOCH_END = -1, 0, 1, 2
 _Place = tuple[int, int, int]
 """The epoch; which kind of part of it; the number of the batch."""
-_JOINS: _Place = (-1, 0, 0)
+_JOINS: _Place = (JOINS, 0, 0)
 _END: _Place = (2**31, 0, 0)
 
 
@@ -38,7 +38,7 @@ class ElasticFit:
     leave out parts until they are where that one is. All then repeat the part that was under way.
 
     A process that joins does so before Keras' own `fit`, and leaves out parts in the same way. It
-    comes in when the others begin a training step, or repeat a part.
+    comes in when the others begin a training step.
 
     Args:
         model: Is trained.
@@ -71,6 +71,7 @@ class ElasticFit:
         self._goal: _Place = self._next  # earlier ones are left out
         self._held: Any = None  # the state of the step under way, which variables lack on JAX
         self._logs: Any = {}
+        self._lacks_metrics = False  # of the step before the part under way
         self._knows_who_asks = False  # whether to join, in the next step
         self._functions: dict[str, Callable[..., Any]] = {}
         self._callbacks: list[Any] = []
@@ -241,16 +242,16 @@ class ElasticFit:
             lost(error)
         if self._state.undo() and self._next[1] == _TRAIN:
             epoch, kind, index = self._next
-            self._next = (epoch, kind, index + 1)
-        self._regroup()
+            self._next, self._lacks_metrics = (epoch, kind, index + 1), True
+        self._regroup(admits=False)
 
-    def _regroup(self) -> None:
+    def _regroup(self, admits: bool = True) -> None:
         """Make a group of the ranks that are there, and bring all to the same part."""
         backend, model = self.context.backend, self._model
         if self._held is not None:
             backend.attach_state(model, self._held)
         while True:
-            self._job.regroup()
+            self._job.regroup(admits=admits)
             try:
                 self._agree()
                 break
@@ -262,13 +263,15 @@ class ElasticFit:
     def _agree(self) -> None:
         self.context.adopt(self._job.group)
         self._replace_functions()
+        # Of ranks that have not averaged what layers have noted in the step, all take over one's.
+        order = -1 - self.rank if self._lacks_metrics else 0
         catch_up(
             self._job.group,
-            self._next,
+            (*self._next, order),
             lambda part: send(part, self._own_state()),
             lambda part: self._load(receive(part)),
         )
-        self._goal = self._next
+        self._goal, self._lacks_metrics = self._next, False
         self._knows_who_asks = True
 
     def _own_state(self) -> dict[str, Any]:
@@ -279,7 +282,6 @@ class ElasticFit:
             "first epoch": self._first_epoch,
             "logs": keras.tree.map_structure(keras.ops.convert_to_numpy, self._logs),
             "data": (*place, self.data.state()),
-            "measured": self._state.measured(),
             "callbacks": states_of([*self._callbacks, self._model.history], self.rank == 0),
         }
 
@@ -291,23 +293,24 @@ class ElasticFit:
         if joins:
             epoch, index, other = state["data"]
             self.data.go_to(epoch - self._first_epoch, epoch, index, other)
-            self._pending = {name: state[name] for name in ("measured", "callbacks")}
+            self._pending = state
+            self.context.replays = True
             for variable, value in zip(seed_states(self._model), state["seeds"], strict=True):
                 variable.assign(value)
             number = self._job.group.global_ranks[self.rank]
             diversify(1 + number + 101 * (epoch * 10007 + index), seed_states(self._model))
 
     def _take_up(self) -> None:
-        """Set the metrics of a process that has joined: Keras has reset them since."""
+        """Set what Keras and callbacks have changed in a process since it joined."""
         if not self._pending:
             return
         backend, model = self.context.backend, self._model
         if self._held is not None:
             backend.attach_state(model, self._held)
-        self._state.load_measured(self._pending["measured"])
+        self._state.load(self._pending)
         if self._held is not None:
             self._held = backend.detach_state(model, self._held)
-        self._pending = {}
+        self._pending, self.context.replays = {}, False
 
 
 def _check_model(model: Any) -> None:

@@ -28,7 +28,7 @@ class ModelState:
     def __init__(self, model: Any, context: TrainingContext) -> None:
         self._model, self._context = model, context
         self._copies: list[tuple[Any, Any]] = []
-        self._counts: list[int] = []
+        self._counts: list[int] | None = None  # None while no step is under way
 
     def save(self) -> None:
         """Copy what a step changes before it updates weights; JAX keeps it itself."""
@@ -38,7 +38,7 @@ class ModelState:
 
     def keep(self) -> None:
         """The step is done; there is nothing to undo."""
-        self._copies = []
+        self._copies, self._counts = [], None
 
     def undo(self) -> bool:
         """Undo the step under way.
@@ -46,8 +46,9 @@ class ModelState:
         Returns:
             Whether it has updated the weights. Then only its metrics are undone.
         """
-        copies, self._copies = self._copies, []
-        is_taken = bool(copies) and self._read_counts() != self._counts
+        copies, counts = self._copies, self._counts
+        self.keep()
+        is_taken = counts is not None and self._read_counts() != counts
         measured = {id(variable) for variable in self._model.metrics_variables}
         for variable, value in copies:
             if not is_taken or id(variable) in measured:
@@ -84,14 +85,6 @@ class ModelState:
                 op="fit",
             )
         _assign(variables, state["values"])
-
-    def measured(self) -> list[np.ndarray[Any, Any]]:
-        """Return the values of metrics."""
-        return _arrays(self._metrics())
-
-    def load_measured(self, values: Sequence[Any]) -> None:
-        """Set the values of metrics."""
-        _assign(self._metrics(), values)
 
     def _metrics(self) -> list[Any]:
         return list(self._model.metrics_variables)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sdp_plugins.core.elastic_state import lost
+from sdp_plugins.core.elastic_state import JOINS, lost
 from sdp_plugins.lightning.elastic.division import Division
 from sdp_plugins.lightning.elastic.trainer_state import (
     LoopProgress,
@@ -175,7 +175,7 @@ class ElasticFit:
 
     def _begin_with_the_others(self) -> bool:
         assert self._join is not None
-        self._number = self._steps_then = self.steps = -1
+        self._number = self._steps_then = self.steps = JOINS
         self._strategy.ranks = self._join()
         self._join = None
         return self._go_on(joins=True)

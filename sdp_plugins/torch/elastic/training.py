@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 
 from sdp_plugins.core import SdpError
 from sdp_plugins.core.config import Config
-from sdp_plugins.core.elastic_state import lost
+from sdp_plugins.core.elastic_state import JOINS, lost
 from sdp_plugins.torch.elastic.default_group import DefaultGroup
 from sdp_plugins.torch.elastic.loader import ElasticLoader, Progress
 from sdp_plugins.torch.elastic.model import ElasticModel
@@ -83,7 +83,7 @@ class Elastic:
         self.model = ElasticModel(model, ddp_options or {})
         self._optimizer = optimizer
         self._state: dict[str, Stateful] = {"model": model, "optimizer": optimizer, **state}
-        self.progress = Progress()
+        self.progress = Progress(-1 if Config.from_env().join is None else JOINS)
         self.view = 0
         self._counts: list[int] = []
         self._steps_of_optimizer = 0
