@@ -43,6 +43,7 @@ class ElasticData(keras_internals.DataAdapter):
             )
         self._shards, self._context = shards, context
         self._epoch = self._index = -1
+        self._has_begun = False  # before Keras' own `fit`, in a process that joins
         self._batches: Iterator[Any] = iter(())
         self.batch: Any = None
         self._parts: Iterator[Any] | None = None  # of arrays
@@ -90,11 +91,13 @@ class ElasticData(keras_internals.DataAdapter):
             CollectiveMismatchError: It has other data there.
         """
         self._shards.seed, theirs = state
+        self.on_epoch_end()  # as Keras does before it begins, so not again when it does here
+        self._has_begun = True
         for _ in range(epochs):
             self.on_epoch_begin()
             if isinstance(self._shards, BatchShards):  # a tf.data.Dataset may shuffle each time
                 next(self._shards.global_batches(0), None)
-            self.on_epoch_end()
+            self._shards.on_epoch_end()
         self.at(epoch, index)
         if self.state()[1] != theirs:
             text = OTHER_BATCHES.format("this process, which joins,")
@@ -119,4 +122,10 @@ class ElasticData(keras_internals.DataAdapter):
     has_partial_batch = property(attrgetter("_shards.has_partial_batch"))
     partial_batch_size = property(attrgetter("_shards.partial_batch_size"))
     on_epoch_begin = property(attrgetter("_shards.on_epoch_begin"))
-    on_epoch_end = property(attrgetter("_shards.on_epoch_end"))
+
+    def on_epoch_end(self) -> None:
+        """Tell the source, which may shuffle."""
+        if self._has_begun:
+            self._has_begun = False
+        else:
+            self._shards.on_epoch_end()
