@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from types import TracebackType
 
-import numpy as np
-
 from .addresses_and_ports import LOOPBACK
 from .config import Config
+from .elastic_state import is_asked
 from .errors import SdpError
 from .group import Group
 from .rank_names import DEFAULT
@@ -113,9 +112,7 @@ class ElasticJob:
 
     def is_asked(self) -> bool:
         """Return whether a process asks to join, as far as any rank knows; a collective."""
-        waiting = np.array([self.waiting()])
-        self.group.all_reduce(waiting, "max")
-        return bool(waiting[0])
+        return is_asked(self.group, self.waiting())
 
     @property
     def handles(self) -> list[str]:

@@ -27,6 +27,18 @@ def lost(error: BaseException) -> SdpError:
     raise error
 
 
+def is_asked(group: Group, waiting: int) -> bool:
+    """Return whether processes wait to join, as far as any rank knows; a collective.
+
+    Args:
+        group: The ranks.
+        waiting: How many wait, as this rank knows.
+    """
+    most = np.array([waiting])
+    group.all_reduce(most, "max")
+    return bool(most[0])
+
+
 def catch_up(
     group: Group,
     progress: Sequence[int],

@@ -70,9 +70,7 @@ class TrainingContext:
         for former in (self.failure_group, self.group):
             former.close()
         self.group = group
-        self.failure_group = (
-            group.new_group(range(group.world_size), name="keras failures") or group
-        )
+        self.failure_group = failure_group_of(group)
         self.backend = load(group, self.is_elastic)
         for model in list(self.models):  # what is compiled has the former group
             model.train_function = model.test_function = model.predict_function = None
@@ -111,3 +109,10 @@ class TrainingContext:
         """Order the host's next collective after those of a step that may be running."""
         for model in list(self.models):
             self.backend.synchronize(model)
+
+
+def failure_group_of(group: Group) -> Group:
+    """Make a group in which the ranks of another exchange why that has failed; a collective."""
+    if group.world_size == 1:
+        return group
+    return group.new_group(range(group.world_size), name="keras failures") or group

@@ -43,6 +43,7 @@ __all__ = [
     "DataAdapter",
     "EpochIterator",
     "Trainer",
+    "arguments",
     "array_slicing",
     "backend_nn",
     "check",
@@ -149,6 +150,22 @@ def _moved(what: str) -> ImportError:
 def is_of_keras(thing: Any) -> bool:
     """Return whether a function or a class is Keras' own."""
     return str(getattr(thing, "__module__", "")).split(".")[0] == "keras"
+
+
+def arguments(method: str, args: Any, kwargs: Any) -> dict[str, Any]:
+    """Return all arguments of a method of ``keras.Model``, by name.
+
+    Raises:
+        TypeError: The method does not accept these arguments.
+    """
+    try:
+        bound = inspect.signature(getattr(keras.Model, method)).bind(None, *args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{method}() {error}") from None
+    bound.apply_defaults()
+    given = dict(bound.arguments)
+    given.pop("self")
+    return given | given.pop("kwargs", {})
 
 
 def map_leaves(function: Callable[[Any], Any], structure: Any) -> Any:

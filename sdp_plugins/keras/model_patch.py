@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from functools import partial, wraps
 from typing import Any
 
@@ -107,22 +108,6 @@ def _in_place_of(method: _Function, ours: _Function) -> _Function:
     return call
 
 
-def _arguments(method: str, args: Any, kwargs: Any) -> dict[str, Any]:
-    """Return all arguments of a method of ``keras.Model``, by name.
-
-    Raises:
-        TypeError: The method does not accept these arguments.
-    """
-    try:
-        bound = inspect.signature(getattr(keras.Model, method)).bind(None, *args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"{method}() {error}") from None
-    bound.apply_defaults()
-    given = dict(bound.arguments)
-    given.pop("self")
-    return given | given.pop("kwargs", {})
-
-
 def _failing_together(method: _Function) -> _Function:
     """Report this rank's failure to the other ranks, and raise theirs with its original type."""
 
@@ -173,7 +158,7 @@ class _PatchedMethods:
     @_failing_together
     def fit(self, of_keras: _Function, *args: Any, **kwargs: Any) -> Any:
         """Run ``keras.Model.fit``; ``batch_size`` is that of all ranks together."""
-        given = _arguments("fit", args, kwargs)
+        given = keras_internals.arguments("fit", args, kwargs)
         context, group = self._context, self._context.group
         self._model._assert_compile_called("fit")
         context.progress = Progress("fit")
@@ -195,7 +180,8 @@ class _PatchedMethods:
         from .elastic.fit import ElasticFit
         from .elastic.sync import ElasticSync
 
-        with ElasticFit(self._model, self._context, data, options) as fit:
+        with closing(ElasticFit(self._model, self._context, data, options)) as fit:
+            fit.start()
             history = of_keras(fit.data, **options | fit.options(given, ElasticSync(fit)))
             fit.end(self._end_fit)
         return history
@@ -212,14 +198,16 @@ class _PatchedMethods:
         """Run ``keras.Model.evaluate``; all ranks have to call it."""
         if keras_internals.BY_FIT in kwargs:  # called by fit
             return of_keras(*args, **kwargs)
-        given = _arguments("evaluate", args, kwargs)
+        given = keras_internals.arguments("evaluate", args, kwargs)
         self._model._assert_compile_called("evaluate")
         return self._on_shards("evaluate", of_keras, given)
 
     @_failing_together
     def predict(self, of_keras: _Function, *args: Any, **kwargs: Any) -> Any:
         """Run ``keras.Model.predict``; all ranks call it and get the whole result."""
-        return self._on_shards("predict", of_keras, _arguments("predict", args, kwargs))
+        return self._on_shards(
+            "predict", of_keras, keras_internals.arguments("predict", args, kwargs)
+        )
 
     @_failing_together
     def train_on_batch(self, *args: Any, **kwargs: Any) -> Any:

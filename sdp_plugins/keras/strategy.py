@@ -16,7 +16,7 @@ from sdp_plugins.core.tensor_lists import gather_uneven
 
 from . import gradients, keras_internals, losses, scope, synchronized_batch_norm
 from .backends import load
-from .context import TrainingContext
+from .context import TrainingContext, failure_group_of
 from .data import shard_data
 from .initial_sync import check_same_call
 from .variables import broadcast
@@ -53,7 +53,10 @@ class SMDDPStrategy:
             ValueError: A group is given, and elastic: then there is no way to make others.
         """
         keras_internals.check()
-        self._context = _elastic_context(group) if elastic else _context(group)
+        if elastic:
+            self._context = _elastic_context(group)
+        else:
+            self._context = _context(Group.from_env(name=_NAME) if group is None else group)
         scope.install()
         if self.group.world_size == 1 and not elastic:
             log.info("one rank only: nothing is communicated. To start more: sdp run -n 2 ...")
@@ -149,13 +152,8 @@ class SMDDPStrategy:
         scope.closed(self._context)
 
 
-def _context(group: Group | None) -> TrainingContext:
-    """Return the state of a job whose ranks stay."""
-    group = Group.from_env(name=_NAME) if group is None else group
-    failures = None
-    if group.world_size > 1:
-        failures = group.new_group(range(group.world_size), name="keras failures")
-    return TrainingContext(group, failures or group, load(group))
+def _context(group: Group, is_elastic: bool = False) -> TrainingContext:
+    return TrainingContext(group, failure_group_of(group), load(group, is_elastic))
 
 
 def _elastic_context(group: Group | None) -> TrainingContext:
@@ -168,9 +166,8 @@ def _elastic_context(group: Group | None) -> TrainingContext:
     config = Config.from_env()
     if config.join is None:
         job = ElasticJob.from_env(name=_NAME)
-        context = _context(job.group)
+        context = _context(job.group, is_elastic=True)
         context.job = job
-        context.backend.is_atomic = True
         return context
     names = RankNames("keras, before it joins", 1)
     alone = Group.from_exchange(lambda blob, _: [blob], 0, names, config.wait_s, None, config)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from sdp_plugins.core.config import ROSTER_FILE
 from sdp_plugins.core.regroup.roster import Roster
 from sdp_plugins.core.regroup.roster_file import RosterFile
-from sdp_plugins.launch.event_loop import EventLoop
 from sdp_plugins.launch.local_ranks import LocalRanks
-from sdp_plugins.launch.worker_group import Rank, RankOutput, WorkerGroup
+from sdp_plugins.launch.worker_group import Rank, WorkerGroup
 
 LOOK_S = 0.5  # between two reads of the rosters
 
@@ -51,7 +50,7 @@ class ElasticWorkers(WorkerGroup):
         return time.monotonic() + LOOK_S
 
 
-class ElasticRanks(ElasticWorkers, LocalRanks):
+class ElasticRanks(LocalRanks, ElasticWorkers):
     """The ranks of an elastic job on this machine.
 
     The ranks tell by a file who has made the latest group.
@@ -76,21 +75,6 @@ class ElasticRanks(ElasticWorkers, LocalRanks):
         environment = {**environment, ROSTER_FILE: self._rosters.path}
         super().__init__(command, world_size, environment, threads=threads, job_id=job_id)
 
-    def start(
-        self,
-        loop: EventLoop,
-        output: Sequence[RankOutput],
-        mask: Iterable[int],
-        is_over: Callable[[], bool],
-    ) -> bool:
-        """Start all ranks; False if the job ended before all were started."""
-        self._loop, self._output = loop, output
-        return super().start(loop, output, mask, is_over)
-
     def new_rosters(self) -> list[Roster]:
         """The rosters that have been added to the file."""
         return self._rosters.new()
-
-    def start_again(self, number: int, extra: Mapping[str, str]) -> Rank:
-        """Start a process that joins, once all that the former one has started has ended."""
-        return self.restart(number, self._loop, self._output[number], extra)

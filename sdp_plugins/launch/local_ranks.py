@@ -25,6 +25,9 @@ class LocalRanks(WorkerGroup):
         job_id: Unique id of the job; None: a new one.
     """
 
+    _loop: EventLoop  # since `start`, as is the next
+    _output: Sequence[RankOutput]
+
     def __init__(
         self,
         command: Sequence[str],
@@ -54,49 +57,45 @@ class LocalRanks(WorkerGroup):
     ) -> bool:
         """Start all ranks; False if the job ended before all were started."""
         self._reaper, self._mask = Reaper(), mask
+        self._loop, self._output = loop, output
         self._started = job_environment(
             self._environment, self.world_size, self._threads, self._job_id
         )
         self._cores = cores_of_ranks(self.world_size, self._started)
-        for number, streams in enumerate(output):
+        for number in range(len(output)):
             if is_over():
                 return False
-            self.ranks.append(self._start(number, loop, streams, {}))
+            self.ranks.append(self._start(number, {}))
         return True
 
-    def restart(
-        self, number: int, loop: EventLoop, output: RankOutput, extra: Mapping[str, str]
-    ) -> RankProcess:
+    def start_again(self, number: int, extra: Mapping[str, str]) -> RankProcess:
         """Start a process in the place of a rank that has ended; that one's session is killed.
 
         Args:
             number: The rank.
-            loop: Reads the output.
-            output: Its destination.
             extra: Variables that only this process has.
         """
         kill_sessions({self.ranks[number].pid})
-        for stream in output:
+        for stream in self._output[number]:
             if stream.source:
-                loop.read(stream.source)
-                loop.drop_source(stream.source)
+                self._loop.read(stream.source)
+                self._loop.drop_source(stream.source)
             stream.flush()
         self.ranks[number].close()
-        self.ranks[number] = self._start(number, loop, output, extra)
+        self.ranks[number] = self._start(number, extra)
         return self.ranks[number]
 
-    def _start(
-        self, number: int, loop: EventLoop, output: RankOutput, extra: Mapping[str, str]
-    ) -> RankProcess:
+    def _start(self, number: int, extra: Mapping[str, str]) -> RankProcess:
         assert self._reaper
+        output = self._output[number]
         place = {"RANK": str(number), "LOCAL_RANK": str(number)}
         setup = child_setup(self._mask, self._cores[number])
         environment = {**self._started, **place, **extra}
         stdin = subprocess.DEVNULL if number else None  # only rank 0 has the launcher's
         rank = start_process(self._command, environment, setup, stdin=stdin)
         self._reaper.watch(rank.pid)
-        loop.read_from(rank.stdout, output.stdout)
-        loop.read_from(rank.stderr, output.stderr)
+        self._loop.read_from(rank.stdout, output.stdout)
+        self._loop.read_from(rank.stderr, output.stderr)
         return rank
 
     def kill(self) -> None:

@@ -68,10 +68,13 @@ class JaxBackend(Backend):
     def compiled(self, model: Any, step: str) -> Callable[..., Any]:
         """Compile a step that leaves its arguments as they are, unlike Keras' own."""
         method = getattr(model, step)
-        function = lambda state, data: method(state, data)  # noqa: E731  else JAX knows it already
-        if model.jit_compile and not model.run_eagerly:
-            function = jax.jit(function)
-        return lambda state, data: jax.block_until_ready(function(state, data))
+
+        def function(state: Any, data: Any) -> Any:  # new, or JAX takes what it compiled before
+            return method(state, data)
+
+        is_compiled = model.jit_compile and not model.run_eagerly
+        run = jax.jit(function) if is_compiled else function
+        return lambda state, data: jax.block_until_ready(run(state, data))
 
     def attach_state(self, model: Any, state: Any) -> None:
         """Have Keras write a step's state into the variables."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -17,7 +17,7 @@ from ..initial_sync import seed_states
 from ..variables import diversify, optimizers_of
 from .callbacks import OnRankZero, for_all_ranks, load_states, states_of
 from .data import ElasticData
-from .model_state import ModelState
+from .model_state import ModelState, assign
 
 if TYPE_CHECKING:
     from ..context import TrainingContext
@@ -80,7 +80,8 @@ class ElasticFit:
 
     # ---- before and after ----------------------------------------------------------------------
 
-    def __enter__(self) -> ElasticFit:
+    def start(self) -> None:
+        """Follow the parts from here on; join first, if this process has yet to."""
         if self.context.join is not None:
             self._next = _JOINS
             self.context.job, self.context.join = self.context.join(), None
@@ -90,19 +91,14 @@ class ElasticFit:
                 lost(error)
                 self._regroup()
         self._replace_functions()
-        return self
 
     def _replace_functions(self) -> None:
         self._functions.clear()
         self._model.train_function = partial(self._step, _TRAIN)
         self._model.test_function = partial(self._step, _TEST)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Leave the model's functions to Keras."""
         self._model.train_function = self._model.test_function = None
 
     def options(self, given: dict[str, Any], sync: Any) -> dict[str, Any]:
@@ -247,18 +243,22 @@ class ElasticFit:
 
     def _regroup(self, admits: bool = True) -> None:
         """Make a group of the ranks that are there, and bring all to the same part."""
-        backend, model = self.context.backend, self._model
+        with self._in_variables():
+            while True:
+                self._job.regroup(admits=admits)
+                try:
+                    return self._agree()
+                except Exception as error:
+                    lost(error)
+
+    @contextmanager
+    def _in_variables(self) -> Iterator[None]:
+        """Have all values in the variables, also those that a step on JAX has as its argument."""
         if self._held is not None:
-            backend.attach_state(model, self._held)
-        while True:
-            self._job.regroup(admits=admits)
-            try:
-                self._agree()
-                break
-            except Exception as error:
-                lost(error)
+            self.context.backend.attach_state(self._model, self._held)
+        yield
         if self._held is not None:
-            self._held = backend.detach_state(model, self._held)
+            self._held = self.context.backend.detach_state(self._model, self._held)
 
     def _agree(self) -> None:
         self.context.adopt(self._job.group)
@@ -295,21 +295,17 @@ class ElasticFit:
             self.data.go_to(epoch - self._first_epoch, epoch, index, other)
             self._pending = state
             self.context.replays = True
-            for variable, value in zip(seed_states(self._model), state["seeds"], strict=True):
-                variable.assign(value)
+            seeds = seed_states(self._model)
+            assign(seeds, state["seeds"])
             number = self._job.group.global_ranks[self.rank]
-            diversify(1 + number + 101 * (epoch * 10007 + index), seed_states(self._model))
+            diversify(1 + number + 101 * (epoch * 10007 + index), seeds)
 
     def _take_up(self) -> None:
         """Set what Keras and callbacks have changed in a process since it joined."""
         if not self._pending:
             return
-        backend, model = self.context.backend, self._model
-        if self._held is not None:
-            backend.attach_state(model, self._held)
-        self._state.load(self._pending)
-        if self._held is not None:
-            self._held = backend.detach_state(model, self._held)
+        with self._in_variables():
+            self._state.load(self._pending)
         self._pending, self.context.replays = {}, False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +34,10 @@ class ModelState:
     def save(self) -> None:
         """Copy what a step changes before it updates weights; JAX keeps it itself."""
         if not self._context.backend.is_stateless:
-            self._copies = [(v, self._context.backend.read(v)) for v in self._others()]
+            changed = (*self._numbers, *self._model.metrics_variables)
+            self._copies = [
+                (variable, self._context.backend.read(variable)) for variable in changed
+            ]
             self._counts = self._read_counts()
 
     def keep(self) -> None:
@@ -57,11 +61,9 @@ class ModelState:
 
     def values(self) -> dict[str, Any]:
         """Return all values, for another rank; those of random generators are this rank's own."""
-        seeds = {id(state) for state in seed_states(self._model)}
-        everything = [*variables_of(self._model), *self._metrics()]
         return {
             "model": describe(self._model),
-            "values": _arrays(v for v in everything if id(v) not in seeds),
+            "values": _arrays(self._shared()),
             "seeds": _arrays(seed_states(self._model)),
         }
 
@@ -72,10 +74,7 @@ class ModelState:
             CollectiveMismatchError: It has another model.
         """
         mine, theirs = describe(self._model), state["model"]
-        seeds = {id(each) for each in seed_states(self._model)}
-        variables = [
-            v for v in (*variables_of(self._model), *self._metrics()) if id(v) not in seeds
-        ]
+        variables = self._shared()
         if mine != theirs or len(variables) != len(state["values"]):
             differs = [pair for pair in zip(mine, theirs, strict=False) if pair[0] != pair[1]]
             here, there = differs[0] if differs else (len(mine), len(theirs))
@@ -84,29 +83,38 @@ class ModelState:
                 f"model: {here} here, {there} there. Hint: start the same program.",
                 op="fit",
             )
-        _assign(variables, state["values"])
+        assign(variables, state["values"])
 
-    def _metrics(self) -> list[Any]:
-        return list(self._model.metrics_variables)
+    def _shared(self) -> list[Any]:
+        """The variables that have the same value on all ranks."""
+        seeds = {id(state) for state in seed_states(self._model)}
+        everything = (*variables_of(self._model), *self._model.metrics_variables)
+        return [variable for variable in everything if id(variable) not in seeds]
 
-    def _others(self) -> list[Any]:
+    @cached_property
+    def _optimizers(self) -> list[Any]:
+        return optimizers_of(self._model)
+
+    @cached_property
+    def _numbers(self) -> list[Any]:
+        """The variables, but for metrics', that a step changes and an optimizer's update does not.
+
+        They are found once: to look through all layers takes too long for each step.
+        """
         updated = {id(v) for v in self._model.trainable_variables}
-        for optimizer in optimizers_of(self._model):
+        for optimizer in self._optimizers:
             updated |= {id(variable) for variable in optimizer.variables if variable.shape}
-        everything = [*variables_of(self._model), *self._metrics()]
-        return [variable for variable in everything if id(variable) not in updated]
+        return [variable for variable in variables_of(self._model) if id(variable) not in updated]
 
     def _read_counts(self) -> list[int]:
-        return [
-            int(ops.convert_to_numpy(optimizer.iterations))
-            for optimizer in optimizers_of(self._model)
-        ]
+        return [int(ops.convert_to_numpy(optimizer.iterations)) for optimizer in self._optimizers]
 
 
-def _arrays(variables: Any) -> list[np.ndarray[Any, Any]]:
+def _arrays(variables: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
     return [np.array(ops.convert_to_numpy(variable.value), order="C") for variable in variables]
 
 
-def _assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
+def assign(variables: Sequence[Any], values: Sequence[Any]) -> None:
+    """Assign a value to each variable."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)

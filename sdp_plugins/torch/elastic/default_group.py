@@ -7,13 +7,12 @@ from collections.abc import Callable, Collection
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from sdp_plugins.core import Group, PeerLostError, RendezvousError
 from sdp_plugins.core.addresses_and_ports import LOOPBACK
 from sdp_plugins.core.config import Config
-from sdp_plugins.core.elastic_state import lost
+from sdp_plugins.core.elastic_state import is_asked, lost
 from sdp_plugins.core.rank_names import RankNames
 from sdp_plugins.core.regroup import Handle, Meeting, Participant, Terms
 from sdp_plugins.core.rendezvous import StoreExchange
@@ -23,7 +22,6 @@ from sdp_plugins.torch.gloo_network import address_on_route_to_master
 from sdp_plugins.torch.group_properties import GroupProperties
 from sdp_plugins.torch.meeting_store import store_of
 from sdp_plugins.torch.store import TorchStore
-from sdp_plugins.torch.tensors import to_reduce
 
 
 class DefaultGroup:
@@ -77,9 +75,7 @@ class DefaultGroup:
 
     def is_asked(self) -> bool:
         """Return whether a process waits to join, as far as any rank knows; a collective."""
-        waiting = torch.tensor([self._participant.waiting()])
-        self.core.all_reduce(to_reduce(waiting), "max")
-        return bool(waiting.item())
+        return is_asked(self.core, self._participant.waiting())
 
     def regroup(self, missed: Collection[int], admits: bool = True) -> None:
         """Make the default group of the ranks that are left, and of those that ask to join.
