@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.gpu import hardware
 from benchmarks.gpu.document import Document, Section
-from benchmarks.gpu.plan import VARIANTS, GpuPlan
+from benchmarks.gpu.plan import VARIANTS, GpuPlan, slug
 from benchmarks.job import Job, JobError, JobSpec
 from benchmarks.results import Progress
 
@@ -148,12 +148,11 @@ class Bench:
     def _start(self, variant: str) -> None:
         self.progress(f"starting {variant}")
         backend, environment = VARIANTS[variant]
-        slug = variant.replace(", ", "_")
         arguments = {
             "device": self.plan.device,
             "backend": backend,
             "modules": list(self.plan.modules),
-            "stacks": str(self.folder.absolute() / f"{STACKS}_{slug}"),
+            "stacks": str(self.folder.absolute() / f"{STACKS}_{slug(variant)}"),
         }
         common = {
             "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),

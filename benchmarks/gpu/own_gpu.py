@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.gpu.bench import Bench, Part, medians
 from benchmarks.gpu.document import Section
 from benchmarks.gpu.parts import rate
-from benchmarks.gpu.training_parts import find_setting, measure_products
+from benchmarks.gpu.training_parts import OF_A_TRACE, find_setting, measure_products, traced
 from benchmarks.units import format_size, format_time
 
 PLAYED = "the other ranks have no GPU: their CPUs reduce, as they do after a copy from a device"
@@ -71,7 +71,7 @@ def steps(bench: Bench, section: Section) -> None:
     plan = bench.plan
     section.columns = (
         *("model", "variant", "ms per step", "time of none"),
-        *("communication alone", "exposed", "hidden"),
+        *("alone", "exposed", "hidden", "hidden, of a trace"),
     )
     for name, model in (("BERT-Medium", plan.model), ("more layers", plan.deep_model)):
         setting = find_setting(bench, section, model)
@@ -84,6 +84,7 @@ def steps(bench: Bench, section: Section) -> None:
     section.remarks.append(
         "exposed: a step's time above that without communication; hidden: 1 - exposed / alone"
     )
+    section.remarks.append(OF_A_TRACE)
 
 
 def _steps(
@@ -106,14 +107,16 @@ def _steps(
 
     found = medians(bench.alternate(map(str, range(len(cases))), turn, section))
     lonely = medians(bench.alternate(variants, alone, section))
+    given = {"setting": setting, "name": f"own_{name.split()[0].lower()}", "buckets": buckets}
+    seen = {variant: traced(bench, section, variant, **given) for variant in variants}
     section.data[name] = {"buckets": buckets, "steps": found, "alone": lonely}
     for number, variant in enumerate(variants):
         none, ours = found.get(str(2 * number)), found.get(str(2 * number + 1))
         if none and ours and variant in lonely:
             exposed = ours - none
             cells = (f"{ours / 1e3:.2f}", f"{ours / none:.3f} x", format_time(lonely[variant]))
-            hidden = f"{1 - exposed / lonely[variant]:.0%}"
-            section.rows.append((name, variant, *cells, format_time(max(0.0, exposed)), hidden))
+            hidden = (f"{1 - exposed / lonely[variant]:.0%}", seen[variant])
+            section.rows.append((name, variant, *cells, format_time(max(0.0, exposed)), *hidden))
 
 
 PARTS = (

@@ -18,9 +18,11 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks import bert
 from benchmarks.gpu import peer
 from benchmarks.gpu.task import Rank
+from benchmarks.gpu.trace import hidden_share
 
 WARM_UP_STEPS = 3  # DDP rebuilds its buckets after the first step
-TRACE_BYTES = 10 * 2**20
+TRACED_STEPS = 3
+TRACE_BYTES = 5 * 2**20
 
 
 class Training:
@@ -125,28 +127,29 @@ def prepare(rank: Rank, setting: dict[str, Any]) -> None:
     _training(rank, setting)
 
 
-def trace(rank: Rank, setting: dict[str, Any], path: str, buckets: list[int] | None = None) -> str:
-    """Write the first rank's profile of two steps; return a remark."""
+def trace(
+    rank: Rank, setting: dict[str, Any], path: str, buckets: list[int] | None = None
+) -> dict[str, float]:
+    """Write the first rank's profile of some steps; return what it says of communication."""
     if rank.plays:
-        step_us(rank, setting, 2, True, buckets)
-        return ""
+        step_us(rank, setting, TRACED_STEPS, True, buckets)
+        return {}
     training = _training(rank, setting)
     rank.meet()
     if rank.place.rank:
-        training.seconds(2, True)
-        return ""
+        training.seconds(TRACED_STEPS, True)
+        return {}
     activities = {ProfilerActivity.CPU}
     if rank.device.kind == "cuda":
         activities.add(ProfilerActivity.CUDA)
     with profile(activities=activities) as profiler:
-        training.seconds(2, True)
+        training.seconds(TRACED_STEPS, True)
     plain, packed = Path(path), Path(f"{path}.gz")
     profiler.export_chrome_trace(path)
     with plain.open("rb") as source, gzip.open(packed, "wb") as target:
         shutil.copyfileobj(source, target)
+    found = hidden_share(plain)
     plain.unlink()
-    nbytes = packed.stat().st_size
-    if nbytes > TRACE_BYTES:
+    if packed.stat().st_size > TRACE_BYTES:
         packed.unlink()
-        return f"a trace of {nbytes} bytes was too large to keep"
-    return f"two steps of rank 0 with smddp, by torch's profiler: {packed.name}"
+    return found

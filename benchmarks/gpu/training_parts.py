@@ -9,11 +9,15 @@ from typing import Any
 from benchmarks.gpu.bench import Bench, Part, medians, slowest
 from benchmarks.gpu.document import Section
 from benchmarks.gpu.parts import correctness, floor, host, reductions
-from benchmarks.gpu.plan import FLAGS, GLOO, NONE
+from benchmarks.gpu.plan import GLOO, NONE, slug
 from benchmarks.job import JobError
 from benchmarks.units import format_size, format_time
 
 BUCKETS = 12
+OF_A_TRACE = (
+    "of a trace: the share of the time between the first byte that leaves the device and the last "
+    "that is back in which kernels run, in a profile of three steps of rank 0 by torch"
+)
 STEPS, DEEP = "steps", "steps_deep"
 
 
@@ -105,14 +109,14 @@ def find_setting(bench: Bench, section: Section, model: Mapping[str, int]) -> di
 
 
 def hidden(bench: Bench, section: Section, of: str = STEPS) -> None:
-    """Measure which share of the communication a step hides, and record a profile.
+    """Measure which share of the communication a step hides, also in a profile.
 
     Args:
         bench: The run.
         section: Takes the results.
         of: The part that has measured the steps.
     """
-    section.columns = ("variant", "communication alone", "exposed in a step", "hidden")
+    section.columns = ("variant", "alone", "exposed", "hidden", "hidden, of a trace")
     plan = bench.plan
     measured = bench.document.find(of)
     if NONE not in measured.get("us", {}):
@@ -130,17 +134,36 @@ def hidden(bench: Bench, section: Section, of: str = STEPS) -> None:
         if variant in us:
             exposed = us[variant] - us[NONE]
             times = (format_time(alone_us), format_time(max(0.0, exposed)))
-            section.rows.append((variant, *times, f"{1 - exposed / alone_us:.0%}"))
+            cells = (f"{1 - exposed / alone_us:.0%}", traced(bench, section, variant, setting, of))
+            section.rows.append((variant, *times, *cells))
     names = ", ".join(format_size(size) for size in sizes)
     section.remarks.append(
         f"alone: DDP's buckets ({names}), all in flight; exposed: a step's time above that without "
         "communication, in which DDP fills its buckets; hidden: 1 - exposed / alone"
     )
-    path = str(bench.folder.absolute() / f"gpu_trace_{of}.json")
+    section.remarks.append(OF_A_TRACE)
+
+
+def traced(
+    bench: Bench,
+    section: Section,
+    variant: str,
+    setting: dict[str, Any],
+    name: str,
+    buckets: list[int] | None = None,
+) -> str:
+    """Record a profile; return the cell that says what it hides."""
+    path = str(bench.folder.absolute() / f"gpu_trace_{name}_{slug(variant)}.json")
+    given = {"setting": setting, "path": path, "buckets": buckets}
     try:
-        section.remarks += bench.call(FLAGS, "training:trace", setting=setting, path=path)[:1]
+        found: dict[str, float] = bench.call(variant, "training:trace", **given)[0]
     except JobError as failure:
         section.error += f"trace: {failure}\n"
+        return "-"
+    section.data[f"trace, {name}, {variant}"] = found
+    if not found:
+        return "-"
+    return f"{found['hidden']:.0%} of {format_time(found['communication_us'])}"
 
 
 def overlap(bench: Bench, section: Section) -> None:

@@ -12,6 +12,7 @@ from benchmarks.gpu.bench import Bench, Part
 from benchmarks.gpu.cli import PARTS
 from benchmarks.gpu.parts import floor_us
 from benchmarks.gpu.plan import GpuPlan
+from benchmarks.gpu.trace import share_of
 from benchmarks.job import JobError
 
 pytest.importorskip("torch")
@@ -31,7 +32,7 @@ def test_every_part_runs_on_cpu_tensors(tmp_path):
     assert set(sections["steps"]["data"]["us"]) == {"none", "smddp", "gloo"}
     text = (tmp_path / "new" / "gpu.md").read_text()
     assert text.count("\n## ") == len(PARTS)
-    assert (tmp_path / "new" / "gpu_trace_steps.json.gz").stat().st_size
+    assert (tmp_path / "new" / "gpu_trace_steps_smddp.json.gz").stat().st_size
     assert not list((tmp_path / "new").glob("gpu_stacks*"))
 
 
@@ -69,6 +70,29 @@ def test_the_floor_is_the_slower_of_copies_and_reduction():
     assert floor_us({"pinned": copies, "core": {"1": 5.0, "2": 4.0}}, 20, 10) == 8.0
     assert floor_us({"registered": copies, "core": {}}, 10, 10) == 3.0
     assert floor_us({}, 10, 10) is None
+
+
+def test_a_reduction_is_hidden_while_kernels_run():
+    def event(kind, name, begin, end, nbytes=0):
+        return {
+            "cat": kind,
+            "name": name,
+            "ts": begin,
+            "dur": end - begin,
+            "args": {"bytes": nbytes},
+        }
+
+    events = [
+        event("kernel", "gemm", 0.0, 12.0),
+        event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 10.0, 11.0, 8),
+        event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 11.0, 13.0, 8),
+        event("kernel", "gemm", 14.0, 15.0),
+        event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 16.0, 17.0, 8),
+        event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 18.0, 20.0, 8),
+        event("cpu_op", "Memcpy DtoH", 30.0, 31.0, 8),
+    ]
+    assert share_of(events) == {"communication_us": 10.0, "hidden": 0.3}
+    assert share_of(events[:1]) == {}
 
 
 def test_an_unknown_part_is_refused():

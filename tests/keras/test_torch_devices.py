@@ -24,7 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def on_device(device: str) -> None:
     """Make a device Keras' default, before Keras is imported."""
     os.environ["KERAS_TORCH_DEVICE"] = device
-    if device != "cpu":
+    if device == "simdev":
         from sdp_plugins.torch.accelerator.drivers import register_driver
         from tests import simdev
         from tests.torch.accelerator import SimulatedDriver
@@ -36,7 +36,7 @@ def on_device(device: str) -> None:
 def run_all(rank: int, world: int, device: str, names: list[str]) -> list[Any]:
     on_device(device)
     found = [fit(rank, device, name) for name in names]
-    if device != "cpu":
+    if device == "simdev":
         import torch
 
         from tests import simdev
@@ -80,10 +80,14 @@ def fit(rank: int, device: str, name: str) -> list[Any]:
 
 @pytest.mark.parametrize("flags", ["1", "0"])
 def test_trains_as_on_cpus(flags: str) -> None:
+    assert_trains_as_on_cpus("simdev", flags)
+
+
+def assert_trains_as_on_cpus(device: str, flags: str) -> None:
     env = environment("torch") | {"SDP_DEVICE_FLAGS": flags}
     names = list(OPTIONS) if flags == "1" else ["adam"]  # both ways have the same gradients
     on_cpus, _ = run_ranks(WORLD, run_all, "cpu", names, env=env)
-    first, second = run_ranks(WORLD, run_all, "simdev", names, env=env)
+    first, second = run_ranks(WORLD, run_all, device, names, env=env)
     for mine, others, expected in zip(first, second, on_cpus, strict=True):
         for value, other, on_cpu in zip(mine, others, expected, strict=True):
             np.testing.assert_array_equal(value, other)
