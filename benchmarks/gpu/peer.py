@@ -7,9 +7,11 @@ core's all_reduce of every piece, in shared memory.
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.gpu.task import Rank
@@ -22,18 +24,23 @@ KEPT = "peer"
 
 def play(rank: Rank, on: bool) -> None:
     """Let all ranks but the first do the CPU's part of reductions only, or no longer."""
+    dist.all_reduce(torch.zeros(1, device=rank.device.torch), group=rank.group)  # the first agrees
     rank.plays = on and rank.place.rank != 0
 
 
 def reduce(rank: Rank, sizes: list[int]) -> None:
-    """Do the CPU's part of reductions of float32 tensors, one after another."""
+    """Do the CPU's part of reductions of float32 tensors, with as many in flight as have room."""
     group, memory = rank.kept.get(KEPT) or rank.kept.setdefault(KEPT, _prepare(rank))
-    slot = 0
-    for nbytes in sizes:
-        for piece in _pieces(nbytes):
-            address = memory.data_ptr() + slot * SLOT_NBYTES
-            group.all_reduce(Buffer(address, piece // 4, DType.float32, memory))
-            slot = (slot + 1) % SLOTS
+    works: deque[Any] = deque()
+    pieces = [piece for nbytes in sizes for piece in _pieces(nbytes)]
+    for number, piece in enumerate(pieces):
+        if len(works) == SLOTS:
+            works.popleft().wait()
+        address = memory.data_ptr() + number % SLOTS * SLOT_NBYTES
+        buffer = Buffer(address, piece // 4, DType.float32, memory)
+        works.append(group.all_reduce(buffer, async_op=True))
+    for work in works:
+        work.wait()
 
 
 def _prepare(rank: Rank) -> tuple[Any, Tensor]:

@@ -117,5 +117,11 @@ class GroupProperties(dist.ProcessGroup):
         """Whether `split_group` works; torch allows it on CPUs since version 2.15."""
         return self.make_part is not None
 
+    def eager_connect_single_device(self, device: torch.device) -> None:
+        """Do nothing where torch has bound the group to a device: the ranks are connected."""
+
+    def perform_nocolor_split(self, device: torch.device) -> None:
+        """Do nothing where this rank is not in a new group of the ranks: the others make it."""
+
     supports_coalescing = False
     supports_time_estimate = False

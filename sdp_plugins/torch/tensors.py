@@ -142,6 +142,10 @@ class Outputs:
 
 def copy_values(target: Tensor, source: Tensor, non_blocking: bool = False) -> None:
     """Copy into a tensor, which may be expanded, one of its shape; autograd records nothing."""
+    if target.layout is not torch.strided:  # has no strides, and what detach() returns its own size
+        with torch.no_grad():
+            target.copy_(source, non_blocking=non_blocking)
+        return
     target = target.detach()
     _unexpanded(target).copy_(_unexpanded(source, like=target), non_blocking=non_blocking)
 

@@ -74,6 +74,8 @@ def sparse(rank: int, world: int) -> Any:
 def fsdp2(rank: int, world: int) -> Any:
     from torch.distributed.fsdp import fully_shard
 
+    share_the_gpu(rank)
+
     def train() -> list[Tensor]:
         mesh = (
             dist.init_device_mesh(DEVICE, (world,)) if hasattr(dist, "init_device_mesh") else None

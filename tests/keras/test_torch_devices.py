@@ -85,6 +85,8 @@ def test_trains_as_on_cpus(flags: str) -> None:
 
 def assert_trains_as_on_cpus(device: str, flags: str) -> None:
     env = environment("torch") | {"SDP_DEVICE_FLAGS": flags}
+    if device == "cuda":
+        env["CUDA_VISIBLE_DEVICES"] = "0"
     names = list(OPTIONS) if flags == "1" else ["adam"]  # both ways have the same gradients
     on_cpus, _ = run_ranks(WORLD, run_all, "cpu", names, env=env)
     first, second = run_ranks(WORLD, run_all, device, names, env=env)

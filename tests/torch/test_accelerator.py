@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from sdp_plugins.torch.streams import on
+from sdp_plugins.torch.tensors import copy_values
 from tests import simdev
 from tests.conftest import Pools
 from tests.ranks import run_ranks
-from tests.torch.accelerator import TIERS, device_group
+from tests.torch.accelerator import TIERS, device_group, load
 from tests.torch.jobs import DTYPES, assert_same, total, values
 from tests.torch.probe import DEVICE_POOL, gated
 
@@ -79,6 +80,35 @@ def run_layouts(rank: int, world: int, tier: str) -> None:
             tensor = values(rank, 10).to("simdev")
             dist.all_reduce(tensor)
         assert_same(tensor.cpu(), total(world, 10))
+
+
+def run_bound_to_a_device(rank: int, world: int, tier: str) -> None:
+    load(tier)  # before torch knows the name
+    where = torch.device("simdev", 0)
+    with device_group(tier, device_id=where):  # as Lightning and accelerate do on GPUs
+        groups = [(None, world), (dist.new_group([0]), 1)]  # torch also tells those not in it
+        if dist.group.WORLD.bound_device_id:  # since version 2.14, torch lets us be split then
+            groups.append((dist.split_group(split_ranks=[[r] for r in range(world)]), 1))
+        for group, ranks in groups:
+            if group == dist.GroupMember.NON_GROUP_MEMBER:
+                continue
+            tensor = torch.ones(5, device=where)
+            dist.all_reduce(tensor, group=group)
+            assert tensor.tolist() == [ranks] * 5
+        dist.barrier()
+        dist.all_gather_object([None] * world, rank)
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_group_is_bound_to_a_device(tier: str, rank_pools: Pools) -> None:
+    rank_pools.pool(2, DEVICE_POOL).run(run_bound_to_a_device, tier)
+
+
+def test_sparse_values_are_copied() -> None:
+    """To a device; the simulated one has no sparse tensors."""
+    target = torch.zeros(3, 2).to_sparse()
+    copy_values(target, torch.eye(3, 2).to_sparse())
+    assert_same(target.to_dense(), torch.eye(3, 2))
 
 
 @pytest.mark.parametrize("tier", TIERS)
