@@ -38,6 +38,10 @@ def _measured(rank: Rank, hosts: list[Tensor], calls: int, rounds: int) -> dict[
     streams = [rank.device.stream() for _ in hosts]
     ends = list(zip(hosts, there, streams, strict=True))
     found = {}
+    rank.meet()
+    if rank.place.rank == 0:
+        found["up, just written by the CPU, one rank"] = _copy_written(rank, ends, calls)
+    rank.meet()
     for who, active in {"one rank": rank.place.rank == 0, "all ranks": True}.items():
         for name, directions in DIRECTIONS.items():
             _copy(rank, ends, directions, 1)
@@ -48,6 +52,15 @@ def _measured(rank: Rank, hosts: list[Tensor], calls: int, rounds: int) -> dict[
             rank.meet()
             found[f"{name}, {who}"] = median(samples)
     return found
+
+
+def _copy_written(rank: Rank, ends: list[Any], calls: int) -> float:
+    """Return the microseconds of a copy up of what is in the caches of the CPU's cores."""
+    samples = []
+    for value in range(calls):
+        ends[1][0].fill_(value)
+        samples.append(_copy(rank, ends, (False, True), 1))
+    return median(samples)
 
 
 def _copy(rank: Rank, ends: list[Any], directions: tuple[bool, bool], calls: int) -> float:

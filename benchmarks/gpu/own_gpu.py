@@ -74,7 +74,7 @@ def steps(bench: Bench, section: Section) -> None:
         *("alone", "exposed", "hidden", "hidden, of a trace"),
     )
     for name, model in (("BERT-Medium", plan.model), ("more layers", plan.deep_model)):
-        setting = find_setting(bench, section, model)
+        setting = find_setting(bench, section, model, alone=True)
         buckets = bench.call(plan.base, "training:bucket_sizes", setting=setting)[0]
         for variant in plan.ours if plan.device != "cpu" else []:
             bench.call(variant, "training:prepare", setting=setting)

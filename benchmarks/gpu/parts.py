@@ -88,7 +88,7 @@ def floor(bench: Bench, section: Section) -> None:
         except JobError as failure:
             section.error += f"{kind}: {failure}\n"
             continue
-        found = {name: slowest(rank[name] for rank in ranks) for name in ranks[0]}
+        found = {name: slowest(rank.get(name, 0.0) for rank in ranks) for name in ranks[0]}
         section.data[kind] = found
         for name, us in found.items():
             section.rows.append((name, kind, format_time(us), rate(plan.bucket, us)))

@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benchmarks.gpu.task import Rank
-from sdp_plugins.core import Buffer, DType, ReduceOp
-from sdp_plugins.torch.accelerator.pieces import Reduction
+from sdp_plugins.core import Buffer, DType
+from sdp_plugins.torch.accelerator.pieces import piece_sizes
 from sdp_plugins.torch.accelerator.pinned_ring import SLOT_NBYTES, SLOTS
 
 KEPT = "peer"
@@ -32,7 +32,7 @@ def reduce(rank: Rank, sizes: list[int]) -> None:
     """Do the CPU's part of reductions of float32 tensors, with as many in flight as have room."""
     group, memory = rank.kept.get(KEPT) or rank.kept.setdefault(KEPT, _prepare(rank))
     works: deque[Any] = deque()
-    pieces = [piece for nbytes in sizes for piece in _pieces(nbytes)]
+    pieces = [piece for nbytes in sizes for piece in piece_sizes(nbytes)]
     for number, piece in enumerate(pieces):
         if len(works) == SLOTS:
             works.popleft().wait()
@@ -47,9 +47,3 @@ def _prepare(rank: Rank) -> tuple[Any, Tensor]:
     """Return the Group whose operations the reductions of device tensors are, and memory."""
     group = rank.group._calls_on_device()._make_group("device reductions")
     return group, torch.frombuffer(group.allocate(SLOTS * SLOT_NBYTES), dtype=torch.uint8)
-
-
-def _pieces(nbytes: int) -> list[int]:
-    tensor = torch.empty(nbytes, dtype=torch.uint8)
-    made = Reduction([tensor], [tensor], DType.uint8, ReduceOp.SUM, None)
-    return [piece.numel() for piece in made.pieces()]

@@ -51,7 +51,8 @@ class GpuPlan:
             which the backward pass completes at its very end.
         deep_model: Those of a model of the same size with few words and more layers.
         tokens: Length of a sequence.
-        rows: The batch is the smallest power of two that reaches `backward_ms`, at most `rows`.
+        rows: The batch is the smallest power of two that reaches `backward_ms` and fills the
+            device, at most `rows`.
         backward_ms: Milliseconds of a backward pass.
         steps: Training steps in a turn.
     """
@@ -81,7 +82,7 @@ class GpuPlan:
         default_factory=lambda: {"layers": 12, "width": 512, "words": 5000}
     )
     tokens: int = 128
-    rows: int = 128
+    rows: int = 256
     backward_ms: float = 40.0
     steps: int = 5
 

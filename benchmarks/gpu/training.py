@@ -85,8 +85,12 @@ def step_us(
     return 1e6 * training.seconds(steps, reduce)
 
 
-def backward_us(rank: Rank, setting: dict[str, Any], repeats: int) -> float:
-    """Return the microseconds of a backward pass without DDP, while all ranks make one."""
+def backward_us(rank: Rank, setting: dict[str, Any], repeats: int, alone: bool) -> float:
+    """Return the microseconds of a backward pass without DDP; `alone`: of rank 0 only."""
+    if alone and rank.place.rank:
+        for _ in range(1 + repeats):
+            rank.meet()
+        return 0.0
     workload, device = bert.Workload(setting), rank.device
     key = f"model {setting['model']}"
     model = rank.kept.get(key) or workload.build().to(device.torch)

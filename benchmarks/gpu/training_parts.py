@@ -14,6 +14,7 @@ from benchmarks.job import JobError
 from benchmarks.units import format_size, format_time
 
 BUCKETS = 12
+FULL = 1.6  # times as long as half the batch
 OF_A_TRACE = (
     "of a trace: the share of the time between the first byte that leaves the device and the last "
     "that is back in which kernels run, in a profile of three steps of rank 0 by torch"
@@ -95,17 +96,24 @@ def steps(bench: Bench, section: Section, model: str = "model") -> None:
     )
 
 
-def find_setting(bench: Bench, section: Section, model: Mapping[str, int]) -> dict[str, Any]:
-    """Return a workload whose backward pass is as long as the plan says."""
-    plan, rows = bench.plan, 1
+def find_setting(
+    bench: Bench, section: Section, model: Mapping[str, int], alone: bool = False
+) -> dict[str, Any]:
+    """Return a workload whose backward pass is as long as the plan says, and fills the device.
+
+    Where half as many rows take nearly as long, it is the host that takes the time.
+    """
+    plan, rows, half_us = bench.plan, 1, 0.0
     while True:
         setting = {"rows": rows, "tokens": plan.tokens, "model": dict(model)}
         bench.progress(f"backward pass of {rows} rows")
-        us = slowest(bench.call(plan.base, "training:backward_us", setting=setting, repeats=3))
+        given: dict[str, Any] = {"setting": setting, "repeats": 3, "alone": alone}
+        us = slowest(bench.call(plan.base, "training:backward_us", **given))
         section.data |= {"setting": setting, "backward_us": us}
-        if us >= 1e3 * plan.backward_ms or 2 * rows > plan.rows:
+        is_full = us >= 1e3 * plan.backward_ms and us >= FULL * half_us
+        if is_full or 2 * rows > plan.rows:
             return setting
-        rows *= 2
+        rows, half_us = 2 * rows, us
 
 
 def hidden(bench: Bench, section: Section, of: str = STEPS) -> None:
@@ -154,7 +162,7 @@ def traced(
 ) -> str:
     """Record a profile; return the cell that says what it hides."""
     path = str(bench.folder.absolute() / f"gpu_trace_{name}_{slug(variant)}.json")
-    given = {"setting": setting, "path": path, "buckets": buckets}
+    given: dict[str, Any] = {"setting": setting, "path": path, "buckets": buckets}
     try:
         found: dict[str, float] = bench.call(variant, "training:trace", **given)[0]
     except JobError as failure:

@@ -561,6 +561,24 @@ class NativeFusionBuffer:
     def buckets(self) -> list[list[int]]:
         """Indices of the tensors in each buffer."""
 
+class DeviceStreams:
+    """A device's streams for copies down and up."""
+
+    def __init__(self, copy_down: int, copy_up: int, write: int, wait: int, down: int, up: int) -> None:
+        """
+        The driver's functions, by address, and its handles of the two streams.
+        """
+
+    def copy_down(self, pieces: Sequence[tuple[int, int, int, int, int, int]]) -> int:
+        """
+        Enqueues the copy of each (device, staging, nbytes, ready, done, value) to staging memory, and `ready`; returns the driver's error code.
+        """
+
+    def copy_up(self, pieces: Sequence[tuple[int, int, int, int, int, int]]) -> int:
+        """
+        Enqueues, for each piece, to wait for `done`, and the copy back; likewise.
+        """
+
 def path_name(path: int) -> str:
     """What `last_path` calls the path of a traced event."""
 

@@ -150,12 +150,23 @@ def stream_wait_value32(stream: int, address: int, value: int) -> int:
     Returns:
         0, or CUDA's code: 1 for the address, 400 for the stream, 700 if the device has failed.
     """
-    return native().call("stream_wait_value32", stream, address, value)
+    return native().call("stream_wait_value32", stream, address, value, 0)
 
 
 def stream_write_value32(stream: int, address: int, value: int) -> int:
     """Let a stream store a value after all that it has before; arguments as for the wait."""
-    return native().call("stream_write_value32", stream, address, value)
+    return native().call("stream_write_value32", stream, address, value, 0)
+
+
+def last_error() -> str:
+    """The text of the last error in this thread; empty if there was none."""
+    return native().library.simdev_last_error().decode()
+
+
+def stream_functions() -> tuple[int, ...]:
+    """The addresses of C functions: copies down and up, to write a flag, to wait for one."""
+    names = ("copy_down", "copy_up", "stream_write_value32", "stream_wait_value32")
+    return tuple(native().address(name) for name in names)
 
 
 def set_capturing(capturing: bool) -> None:

@@ -26,8 +26,10 @@ SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "set_pin_limit": ((c_uint64,), None),
     "registered": ((c_char_p, c_int), c_int),
     "synchronous_ops": ((c_char_p, c_int), c_int),
-    "stream_wait_value32": ((c_uint64, c_uint64, c_uint32), c_int),
-    "stream_write_value32": ((c_uint64, c_uint64, c_uint32), c_int),
+    "copy_down": ((c_uint64, c_uint64, c_uint64, c_uint64), c_int),
+    "copy_up": ((c_uint64, c_uint64, c_uint64, c_uint64), c_int),
+    "stream_wait_value32": ((c_uint64, c_uint64, c_uint32, c_uint32), c_int),
+    "stream_write_value32": ((c_uint64, c_uint64, c_uint32, c_uint32), c_int),
     "memory_allocated": ((c_int,), c_uint64),
     "memory_reserved": ((c_int,), c_uint64),
     "max_memory_allocated": ((c_int,), c_uint64),
@@ -51,6 +53,11 @@ class Native:
         """What the function returns."""
         result = getattr(self.library, f"simdev_{name}")(*arguments)
         return 0 if result is None else int(result)
+
+    def address(self, name: str) -> int:
+        """Where the function is."""
+        function = getattr(self.library, f"simdev_{name}")
+        return ctypes.cast(function, ctypes.c_void_p).value or 0
 
     def check(self, name: str, *arguments: object) -> None:
         """Call a function that returns whether it failed.

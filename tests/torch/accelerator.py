@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from sdp_plugins.core._native import DeviceStreams
 from sdp_plugins.torch.accelerator.drivers import register_driver
 from tests import simdev
 from tests.torch.jobs import process_group
@@ -20,28 +21,21 @@ class SimulatedDriver:
     """The simulated device's part of what CUDA's driver does."""
 
     def pin(self, address: int, nbytes: int) -> None:
-        self._check("host_register", simdev.host_register(address, nbytes))
+        self.check(simdev.host_register(address, nbytes))
 
     def unpin(self, address: int) -> None:
-        self._check("host_unregister", simdev.host_unregister(address))
+        self.check(simdev.host_unregister(address))
 
     def has_flags(self, device: torch.device) -> bool:
         return True
 
-    def handle(self, stream: torch.Stream) -> int:
-        return int(stream.native_handle)
+    def streams(self, down: torch.Stream, up: torch.Stream) -> DeviceStreams:
+        addresses = simdev.stream_functions()
+        return DeviceStreams(*addresses, int(down.native_handle), int(up.native_handle))
 
-    def wait_flag(self, handle: int, address: int, value: int) -> None:
-        code = simdev.stream_wait_value32(handle, address, value)
-        self._check("stream_wait_value32", code)
-
-    def write_flag(self, handle: int, address: int, value: int) -> None:
-        code = simdev.stream_write_value32(handle, address, value)
-        self._check("stream_write_value32", code)
-
-    def _check(self, what: str, code: int) -> None:
+    def check(self, code: int) -> None:
         if code:
-            raise RuntimeError(f"{what} failed with error {code}")
+            raise RuntimeError(simdev.last_error() or f"error {code} of the simulated device")
 
 
 def load(tier: str | None = None) -> None:

@@ -6,9 +6,10 @@ import logging
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,10 +17,12 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from sdp_plugins.core import (
+    CollectiveMismatchError,
     CollectiveTimeoutError,
     PeerLostError,
     SdpError,
 )
+from sdp_plugins.torch.accelerator import pieces, pinned_ring
 from tests import simdev
 from tests.conftest import Pools
 from tests.faults import die, wait_for_go
@@ -27,7 +30,7 @@ from tests.ranks import run_ranks, say, start_ranks
 from tests.torch import models
 from tests.torch.accelerator import TIERS, device_group, load
 from tests.torch.jobs import assert_same
-from tests.torch.probe import DEVICE_POOL
+from tests.torch.probe import DEVICE_POOL, SLOT_NBYTES
 
 tiers = pytest.mark.parametrize("tier", TIERS)
 BIG = 3_000_001
@@ -245,6 +248,35 @@ def test_ranks_that_disagree(tier: str, what: str, rank_pools: Pools) -> None:
     for kind, text in rank_pools.pool(2, DEVICE_POOL).run(disagree, tier, what):
         print(kind, text)
         assert "rank 0" in text and "rank 1" in text and "Hint" in text, text
+
+
+def fail_between_pieces(rank: int, world: int) -> None:
+    """The group fails after the first pieces of a call: the call raises it, and nothing later."""
+    with ExitStack() as stack:
+        for module in (pieces, pinned_ring):  # so that a call has more pieces than slots
+            stack.enter_context(mock.patch.object(module, "SLOT_NBYTES", SLOT_NBYTES))
+        group = stack.enter_context(device_group("flagged"))
+        tensor = torch.ones(BIG, device="simdev")
+        dist.all_reduce(tensor)
+        (device,) = group._calls_on_device()._devices.values()
+        core_group = device.flagged.group
+        enqueue, calls = core_group.all_reduce_at_flags, 0
+
+        def enqueue_later(*args: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            while calls == 2 and core_group.failure is None:
+                time.sleep(0.001)
+            return enqueue(*args)
+
+        stack.enter_context(mock.patch.object(core_group, "all_reduce_at_flags", enqueue_later))
+        with pytest.raises(CollectiveMismatchError):
+            dist.all_reduce(tensor[: 2 ** (20 + rank)])
+        assert calls == 2
+
+
+def test_a_failure_between_pieces_is_raised_once(rank_pools: Pools) -> None:
+    rank_pools.pool(2, DEVICE_POOL).run(fail_between_pieces)
 
 
 def fail_a_device(rank: int, world: int, tier: str, name: str) -> str:

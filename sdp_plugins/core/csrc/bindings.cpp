@@ -55,6 +55,7 @@ NB_MODULE(_native, m) {
   bind_reductions(m);
   bind_flight(m);
   bind_group(m);
+  bind_devices(m);
   m.def(
       "path_name", [](int path) { return name(static_cast<Path>(path)); }, "path"_a,
       "What `last_path` calls the path of a traced event.");

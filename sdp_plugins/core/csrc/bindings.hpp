@@ -69,4 +69,5 @@ void bind_requests(nb::module_& m);
 void bind_reductions(nb::module_& m);
 void bind_group(nb::module_& m);
 void bind_flight(nb::module_& m);
+void bind_devices(nb::module_& m);
 }  // namespace sdp

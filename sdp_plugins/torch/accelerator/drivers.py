@@ -11,6 +11,8 @@ from typing import Protocol
 
 import torch
 
+from sdp_plugins.core._native import DeviceStreams
+
 
 class Driver(Protocol):
     """The functions of one type of device; an error is a RuntimeError."""
@@ -24,14 +26,11 @@ class Driver(Protocol):
     def has_flags(self, device: torch.device) -> bool:
         """Return whether the device's streams can wait for and write flags."""
 
-    def handle(self, stream: torch.Stream) -> int:
-        """Return what the two functions below call a stream."""
+    def streams(self, down: torch.Stream, up: torch.Stream) -> DeviceStreams:
+        """Return what enqueues copies and flags on two streams of a device that has flags."""
 
-    def wait_flag(self, handle: int, address: int, value: int) -> None:
-        """Let a stream wait until ``int32(flag - value) >= 0``."""
-
-    def write_flag(self, handle: int, address: int, value: int) -> None:
-        """Let a stream write a flag after everything enqueued before."""
+    def check(self, code: int) -> None:
+        """Raise the error that a code of `streams` stands for; 0 is none."""
 
 
 class CudaDriver:
@@ -43,36 +42,47 @@ class CudaDriver:
 
     _PORTABLE_AND_MAPPED = 3
     _CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM = 91
-    _UNTIL_GREATER_OR_EQUAL = 0
+    # In the order of DeviceStreams' arguments; those of flags are in CUDA 11.7 and later.
+    _STREAM_FUNCTIONS = (
+        *("cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2"),
+        *("cuStreamWriteValue32_v2", "cuStreamWaitValue32_v2"),
+    )
 
     def __init__(self) -> None:
         self._library = library = ctypes.CDLL("libcuda.so.1")
         address, number = ctypes.c_void_p, ctypes.c_uint
         library.cuMemHostRegister_v2.argtypes = [address, ctypes.c_size_t, number]
         library.cuMemHostUnregister.argtypes = [address]
-        for name in ("cuStreamWaitValue32_v2", "cuStreamWriteValue32_v2"):
-            if hasattr(library, name):  # CUDA 11.7 and later
-                getattr(library, name).argtypes = [address, ctypes.c_uint64, number, number]
 
     def pin(self, address: int, nbytes: int) -> None:
         """See ``Driver``."""
         register = self._library.cuMemHostRegister_v2
-        self._check("cuMemHostRegister", register(address, nbytes, self._PORTABLE_AND_MAPPED))
+        self.check(register(address, nbytes, self._PORTABLE_AND_MAPPED))
 
     def unpin(self, address: int) -> None:
         """See ``Driver``."""
-        self._check("cuMemHostUnregister", self._library.cuMemHostUnregister(address))
+        self.check(self._library.cuMemHostUnregister(address))
 
     def has_flags(self, device: torch.device) -> bool:
         """See ``Driver``; the address of pinned memory must be the same on the device."""
-        if not hasattr(self._library, "cuStreamWaitValue32_v2"):
+        if not all(hasattr(self._library, name) for name in self._STREAM_FUNCTIONS):
             return False
         value = ctypes.c_int()
         attribute, index = self._CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, device.index
         error = self._library.cuDeviceGetAttribute(ctypes.byref(value), attribute, index)
         return error == 0 and value.value == 1
 
-    def handle(self, stream: torch.Stream) -> int:
+    def streams(self, down: torch.Stream, up: torch.Stream) -> DeviceStreams:
+        """See ``Driver``."""
+        copy_down, copy_up, write, wait = map(self._address, self._STREAM_FUNCTIONS)
+        handles = self._handle(down), self._handle(up)
+        return DeviceStreams(copy_down, copy_up, write, wait, *handles)
+
+    def _address(self, name: str) -> int:
+        return ctypes.cast(getattr(self._library, name), ctypes.c_void_p).value or 0
+
+    @staticmethod
+    def _handle(stream: torch.Stream) -> int:
         """Return the CUstream."""
         same = torch.cuda.Stream(
             stream_id=stream.stream_id,
@@ -81,22 +91,13 @@ class CudaDriver:
         )
         return int(same.cuda_stream)
 
-    def wait_flag(self, handle: int, address: int, value: int) -> None:
+    def check(self, code: int) -> None:
         """See ``Driver``."""
-        wait, until = self._library.cuStreamWaitValue32_v2, self._UNTIL_GREATER_OR_EQUAL
-        self._check("cuStreamWaitValue32", wait(handle, address, value, until))
-
-    def write_flag(self, handle: int, address: int, value: int) -> None:
-        """See ``Driver``."""
-        write = self._library.cuStreamWriteValue32_v2
-        self._check("cuStreamWriteValue32", write(handle, address, value, 0))
-
-    def _check(self, what: str, error: int) -> None:
-        if error:
+        if code:
             text = ctypes.c_char_p()
-            self._library.cuGetErrorString(error, ctypes.byref(text))
+            self._library.cuGetErrorString(code, ctypes.byref(text))
             said = text.value.decode() if text.value else "unknown error"
-            raise RuntimeError(f"{what} failed with CUDA error {error}: {said}")
+            raise RuntimeError(f"CUDA error {code} of the driver: {said}")
 
 
 _drivers: dict[str, Driver | None] = {}

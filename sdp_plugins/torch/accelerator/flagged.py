@@ -14,10 +14,9 @@ crosses the link once in each direction, and once the memory of the CPU as in th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import groupby, islice
 
 import torch
-from torch import Tensor
 
 from sdp_plugins.core import Buffer, Group, SdpError
 from sdp_plugins.core import Work as NativeWork
@@ -48,7 +47,7 @@ class FlaggedReducer:
         self._driver = driver
         self._down, self._up = streams
         self._has_raised = False
-        self._down_handle, self._up_handle = map(driver.handle, streams)
+        self._copies = driver.streams(*streams)
 
     def start(self, call: Reduction, event: torch.Event) -> list[NativeWork]:
         """Enqueue a reduction behind the current stream.
@@ -60,10 +59,16 @@ class FlaggedReducer:
         Returns:
             The core's operations.
         """
-        self.note_failure()  # the core raises it
+        try:
+            return self._start(call, event)
+        except BaseException:
+            self.note_failure()
+            raise
+
+    def _start(self, call: Reduction, event: torch.Event) -> list[NativeWork]:
         self._down.wait_stream(torch.accelerator.current_stream(self._down.device))
         works: list[NativeWork] = []
-        pieces = call.pieces()
+        pieces = call.addresses()
         for tensor in (*call.tensors, *call.dense):  # first: a part may be accepted, then an error
             tensor.record_stream(self._up)  # which comes after `down`
         with torch.inference_mode():
@@ -74,29 +79,27 @@ class FlaggedReducer:
         event.record(self._up)
         return works
 
-    def _reduce(self, pieces: Sequence[Tensor], call: Reduction) -> NativeWork:
+    def _reduce(self, pieces: Sequence[tuple[int, int]], call: Reduction) -> NativeWork:
         """Enqueue the reduction of at most as many pieces as there are slots."""
-        dtype, driver, size = call.dtype, self._driver, call.dtype.itemsize
-        used = [(piece, self.ring.take()) for piece in pieces]
-        buffers = [Buffer(slot.address, p.numel() // size, dtype, self.ring) for p, slot in used]
+        dtype, size = call.dtype, call.dtype.itemsize
+        slots = [self.ring.take() for _ in pieces]
+        buffers, staged = [], []
+        for (address, nbytes), slot in zip(pieces, slots, strict=True):
+            buffers.append(Buffer(slot.address, nbytes // size, dtype, self.ring))
+            staged.append((address, slot.address, nbytes, *slot.flags))
         # First: once it is accepted, the core writes the flags however it ends.
-        flags = [slot.flags for _, slot in used]
+        flags = [slot.flags for slot in slots]
         work = self.group.all_reduce_at_flags(buffers, call.op, flags, call.timeout_s)
         is_free = torch.Event(self._up.device)
-        last: torch.Event | None = None
-        with on(self._down):
-            for piece, slot in used:
-                if slot.is_free is not None and slot.is_free is not last:
-                    self._down.wait_event(slot.is_free)
-                    last = slot.is_free
-                slot.part(piece.numel()).copy_(piece, non_blocking=True)
-                driver.write_flag(self._down_handle, slot.ready, slot.value)
-                slot.is_free = is_free
-        with on(self._up):
-            for piece, slot in used:
-                driver.wait_flag(self._up_handle, slot.done, slot.value)
-                piece.copy_(slot.part(piece.numel()), non_blocking=True)
+        with on(self._down):  # the driver's functions need the context of its device
+            for event, free in groupby(zip(slots, staged, strict=True), lambda s: s[0].is_free):
+                if event is not None:
+                    self._down.wait_event(event)
+                self._driver.check(self._copies.copy_down([piece for _, piece in free]))
+            self._driver.check(self._copies.copy_up(staged))
             is_free.record(self._up)
+        for slot in slots:
+            slot.is_free = is_free
         return work
 
     def note_failure(self) -> BaseException | None:

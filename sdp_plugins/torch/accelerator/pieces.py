@@ -52,29 +52,40 @@ class Reduction(NamedTuple):
         return cls(tensors, dense, dtype, op, timeout_s)
 
     def pieces(self) -> Iterator[Tensor]:
-        """Yield the bytes of each piece, of nearly equal size, which fit into a slot.
-
-        Each is an operation, of which ranks compare the sizes. So the first one is smaller the more
-        there are: no tensor looks like the beginning of a larger one.
-        """
+        """Yield the bytes of each piece."""
         for tensor in self.dense:
             # No view(-1): one element may be contiguous with any stride.
             flat = tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-            nbytes = flat.numel()
-            if nbytes <= SLOT_NBYTES:  # none, perhaps: the ranks compare that, too
-                yield flat
-                continue
-            count = -(-nbytes // (SLOT_NBYTES - 2 * _ALIGN))
-            less = count % 1024 * _ALIGN
-            size = -(-(nbytes + less) // (count * _ALIGN)) * _ALIGN
-            yield flat[: size - less]
-            yield from flat[size - less :].split(size)
+            yield from flat.split(piece_sizes(flat.numel()))
+
+    def addresses(self) -> Iterator[tuple[int, int]]:
+        """Yield the device address and the bytes of each piece."""
+        for tensor in self.dense:
+            address = tensor.data_ptr()
+            for nbytes in piece_sizes(tensor.nbytes):
+                yield address, nbytes
+                address += nbytes
 
     def copy_back(self) -> None:
         """Copy the results into tensors that are not contiguous, on the current stream."""
         for tensor, dense in zip(self.tensors, self.dense, strict=True):
             if dense is not tensor:
                 copy_values(tensor, dense.view(tensor.shape))
+
+
+def piece_sizes(nbytes: int) -> list[int]:
+    """Return the bytes of a tensor's pieces, which are nearly equal and fit into a slot.
+
+    Each is an operation, of which ranks compare the sizes. So the first one is smaller the more
+    there are: no tensor looks like the beginning of a larger one.
+    """
+    if nbytes <= SLOT_NBYTES:  # none, perhaps: the ranks compare that, too
+        return [nbytes]
+    count = -(-nbytes // (SLOT_NBYTES - 2 * _ALIGN))
+    less = count % 1024 * _ALIGN
+    size = -(-(nbytes + less) // (count * _ALIGN)) * _ALIGN
+    whole, rest = divmod(nbytes - (size - less), size)
+    return [size - less, *[size] * whole, *([rest] if rest else [])]
 
 
 def check_device(tensor: Tensor, device: torch.device) -> None:

@@ -35,6 +35,18 @@ simdev::Stream* stream_of(uint64_t handle) {
   return stream;
 }
 
+int copy(void* host, uint64_t device, size_t nbytes, uint64_t stream, simdev::Direction direction) {
+  int code = simdev::kInvalidValue;
+  int failed = guarded([&] {
+    void* at_device = simdev::alias_of(reinterpret_cast<const void*>(device));
+    uint64_t registration = simdev::registration_of(host, nbytes);
+    if (registration == 0) return;
+    simdev::copy_over_link(stream_of(stream), at_device, host, nbytes, registration, direction);
+    code = simdev::kOk;
+  });
+  return failed != 0 ? failed : code;
+}
+
 }  // namespace
 
 #pragma GCC visibility push(default)
@@ -123,14 +135,22 @@ int simdev_synchronous_ops(char* buffer, int size) {
   return copy_out(simdev::synchronous_ops(), buffer, size);
 }
 
+// As cuMemcpyDtoHAsync and cuMemcpyHtoDAsync with registered memory; others are refused.
+int simdev_copy_down(void* host, uint64_t device, uint64_t nbytes, uint64_t stream) {
+  return copy(host, device, nbytes, stream, simdev::kDown);
+}
+int simdev_copy_up(uint64_t device, const void* host, uint64_t nbytes, uint64_t stream) {
+  return copy(const_cast<void*>(host), device, nbytes, stream, simdev::kUp);
+}
+
 // As cuStreamWaitValue32 with CU_STREAM_WAIT_VALUE_GEQ, and cuStreamWriteValue32. A stream is its
 // stream_id (0: the current device's default stream) or its native_handle.
-int simdev_stream_wait_value32(uint64_t stream, uint64_t address, uint32_t value) {
+int simdev_stream_wait_value32(uint64_t stream, uint64_t address, uint32_t value, unsigned) {
   int code = simdev::kFailed;
   int failed = guarded([&] { code = simdev::stream_wait_value32(stream, address, value); });
   return failed != 0 ? failed : code;
 }
-int simdev_stream_write_value32(uint64_t stream, uint64_t address, uint32_t value) {
+int simdev_stream_write_value32(uint64_t stream, uint64_t address, uint32_t value, unsigned) {
   int code = simdev::kFailed;
   int failed = guarded([&] { code = simdev::stream_write_value32(stream, address, value); });
   return failed != 0 ? failed : code;

@@ -23,16 +23,11 @@ void on_device(const at::Tensor& from, const at::Tensor& to) {
   if (crosses) runtime.wait_mark(other, runtime.mark(stream));
 }
 
-// Both are contiguous in the same way and have the same type.
-void over_the_link(const at::Tensor& device, const at::Tensor& host, Direction direction,
-                   bool non_blocking) {
-  size_t nbytes = host.nbytes();
-  if (nbytes == 0) return;
+}  // namespace
+
+void copy_over_link(Stream* stream, void* at_device, void* at_host, size_t nbytes,
+                    uint64_t registration, Direction direction) {
   Runtime& runtime = Runtime::get();
-  Stream* stream = current_stream(device.device().index());
-  void* at_device = alias_of(device.data_ptr());
-  void* at_host = host.data_ptr();
-  uint64_t registration = registration_of(at_host, nbytes);
   bool down = direction == kDown;
   double bytes_per_s = runtime.link();
   runtime.enqueue(stream, Kind::kWork, down ? "copies to the host" : "copies to the device", [=] {
@@ -48,6 +43,20 @@ void over_the_link(const at::Tensor& device, const at::Tensor& host, Direction d
     }
   });
   if (registration != 0) pinned_record(at_host, stream);
+}
+
+namespace {
+
+// Both are contiguous in the same way and have the same type.
+void over_the_link(const at::Tensor& device, const at::Tensor& host, Direction direction,
+                   bool non_blocking) {
+  size_t nbytes = host.nbytes();
+  if (nbytes == 0) return;
+  Runtime& runtime = Runtime::get();
+  Stream* stream = current_stream(device.device().index());
+  void* at_host = host.data_ptr();
+  uint64_t registration = registration_of(at_host, nbytes);
+  copy_over_link(stream, alias_of(device.data_ptr()), at_host, nbytes, registration, direction);
   if (registration == 0 || !non_blocking) runtime.synchronize(stream);
 }
 

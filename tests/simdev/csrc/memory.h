@@ -60,6 +60,10 @@ void pinned_free(void* pointer) noexcept;
 void pinned_record(const void* pointer, Stream* stream);
 void pinned_empty_cache();
 
+// Enqueues a copy between a kernel's address and host memory; 0: this is not registered.
+void copy_over_link(Stream* stream, void* at_device, void* at_host, size_t nbytes,
+                    uint64_t registration, Direction direction);
+
 int stream_wait_value32(uint64_t handle, uintptr_t address, uint32_t value);
 int stream_write_value32(uint64_t handle, uintptr_t address, uint32_t value);
 
