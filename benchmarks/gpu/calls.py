@@ -87,3 +87,4 @@ def forget(rank: Rank) -> None:
     """Free all tensors and models."""
     rank.kept.clear()
     rank.plays = False
+    rank.device.free_cache()

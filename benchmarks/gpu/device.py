@@ -50,6 +50,11 @@ class Device:
         if not self.is_cpu:
             torch.accelerator.synchronize(self.index)
 
+    def free_cache(self) -> None:
+        """Give memory back that no tensor uses: other ranks may share the device."""
+        if not self.is_cpu:
+            torch.accelerator.empty_cache()
+
     def stream(self) -> Any:
         """Return a new stream."""
         return None if self.is_cpu else torch.Stream(self.torch)

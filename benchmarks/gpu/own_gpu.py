@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.gpu.bench import Bench, Part, medians
 from benchmarks.gpu.document import Section
 from benchmarks.gpu.parts import rate
-from benchmarks.gpu.training_parts import OF_A_TRACE, find_setting, measure_products, traced
+from benchmarks.gpu.training_parts import OF_A_TRACE, find_setting, free, measure_products, traced
 from benchmarks.units import format_size, format_time
 
 PLAYED = "the other ranks have no GPU: their CPUs reduce, as they do after a copy from a device"
@@ -80,6 +80,7 @@ def steps(bench: Bench, section: Section) -> None:
             bench.call(variant, "training:prepare", setting=setting)
         with played(bench) as variants:
             _steps(bench, section, name, setting, buckets, variants)
+        free(bench)
     section.remarks.append(PLAYED)
     section.remarks.append(
         "exposed: a step's time above that without communication; hidden: 1 - exposed / alone"

@@ -180,8 +180,6 @@ def reductions(bench: Bench, section: Section) -> None:
         f"medians of {plan.rounds} alternating rounds, the slowest rank's; "
         f"{plan.threads} engine threads per rank"
     )
-    for variant in plan.variants:
-        bench.call(variant, "calls:forget")
 
 
 def host(bench: Bench, section: Section) -> None:

@@ -82,7 +82,7 @@ class GpuPlan:
         default_factory=lambda: {"layers": 12, "width": 512, "words": 5000}
     )
     tokens: int = 128
-    rows: int = 256
+    rows: int = 128
     backward_ms: float = 40.0
     steps: int = 5
 

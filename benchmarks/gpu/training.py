@@ -104,6 +104,8 @@ def backward_us(rank: Rank, setting: dict[str, Any], repeats: int, alone: bool) 
         loss.backward()
         device.synchronize()
         samples.append(time.perf_counter() - start)
+    del loss
+    device.free_cache()
     return 1e6 * median(samples[1:])
 
 
@@ -129,6 +131,7 @@ def bucket_sizes(rank: Rank, setting: dict[str, Any]) -> list[int]:
 def prepare(rank: Rank, setting: dict[str, Any]) -> None:
     """Make a workload's model under DDP, and warm up, on all ranks."""
     _training(rank, setting)
+    rank.device.free_cache()
 
 
 def trace(

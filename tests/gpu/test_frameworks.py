@@ -34,6 +34,7 @@ def share_the_gpu(rank: int) -> None:
 
 
 def over(backend: str, train: Callable[[], list[Tensor]]) -> list[Tensor]:
+    print(f"training over {backend}", flush=True)
     with process_group(backend):
         return [tensor.detach().cpu() for tensor in train()]
 

@@ -66,6 +66,8 @@ def fit(rank: int, device: str, name: str) -> list[Any]:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(loss=loss, **options)
     random = np.random.default_rng(0)
+    # Devices draw first weights of their own.
+    model.set_weights([0.3 * random.normal(size=weight.shape) for weight in model.weights])
     x, y = random.normal(size=(30, 8)).astype("float32"), random.integers(0, 3, 30)
     average = DeviceGradients.average
     with mock.patch.object(DeviceGradients, "average", autospec=True, side_effect=average) as calls:

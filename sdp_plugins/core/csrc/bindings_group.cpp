@@ -25,7 +25,7 @@ class NativeGroup {
       : communicator_(std::make_shared<Communicator>(
             Links{rank, world_size, std::move(segment_fds), std::move(sockets), std::move(pidfds),
                   std::move(ids), group_size, token, RankNames(std::move(global_ranks))},
-            staging_bytes, threads, std::max(0, spin_us))),
+            staging_bytes, threads)),
         engine_(std::make_shared<Engine>(communicator_, spin_us)),
         point_to_point_(std::make_shared<PointToPoint>(communicator_, spin_us)) {}
   // In a forked child the group's threads do not exist. Locks and condition variables that they

@@ -55,10 +55,10 @@ void dispatch(Operation& op) {
 }
 }  // namespace
 
-Communicator::Communicator(Links links, std::size_t staging_bytes, int threads, int spin_us)
+Communicator::Communicator(Links links, std::size_t staging_bytes, int threads)
     : peers_(std::move(links), staging_bytes),
       regions_(peers_),
-      helpers_(threads, spin_us),
+      helpers_(threads),
       oversubscribed_(peers_.world_size() > allowed_cores()),
       flight_(peers_.own().flight(), getpid()) {}
 

@@ -19,8 +19,7 @@ namespace sdp {
 class Communicator {
  public:
   // `threads`: those that share the work of a large operation, with the one that runs it.
-  // `spin_us`: how long they poll for more before they sleep.
-  Communicator(Links links, std::size_t staging_bytes, int threads = 1, int spin_us = 0);
+  Communicator(Links links, std::size_t staging_bytes, int threads = 1);
   ~Communicator();
 
   int rank() const { return peers_.rank(); }

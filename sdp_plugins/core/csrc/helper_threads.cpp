@@ -11,6 +11,11 @@ namespace sdp {
 namespace {
 constexpr std::size_t kWorthBytes = 256 * 1024;  // takes longer than to wake a thread
 constexpr std::size_t kAlignElements = 128;      // no two threads write into one cache line
+
+void spin_for(std::uint32_t spin_us, const std::function<bool()>& reached) {
+  const double end_s = now_s() + 1e-6 * spin_us;
+  while (!reached() && now_s() < end_s) sched_yield();
+}
 }  // namespace
 
 HelperThreads::~HelperThreads() {
@@ -23,7 +28,7 @@ HelperThreads::~HelperThreads() {
 }
 
 void HelperThreads::divide(std::size_t count, std::size_t itemsize,
-                           const std::function<void(Range)>& work) {
+                           const std::function<void(Range)>& work, std::uint32_t spin_us) {
   const auto worth = static_cast<int>(std::min<std::size_t>(count * itemsize / kWorthBytes, 1024));
   if (std::min(threads_, worth) <= 1) return work({0, count});
   if (helpers_.empty()) start();
@@ -35,6 +40,7 @@ void HelperThreads::divide(std::size_t count, std::size_t itemsize,
       parts_[static_cast<std::size_t>(i - 1)] = {&work, shards.shard(i)};
     unfinished_ = static_cast<std::size_t>(threads - 1);
     error_ = nullptr;
+    spin_us_ = spin_us;
     divided_.fetch_add(1, std::memory_order_release);
   }
   changed_.notify_all();
@@ -44,20 +50,11 @@ void HelperThreads::divide(std::size_t count, std::size_t itemsize,
   } catch (...) {
     mine = std::current_exception();
   }
-  spin_for([this] { return unfinished_.load(std::memory_order_acquire) == 0; });
+  spin_for(spin_us, [this] { return unfinished_.load(std::memory_order_acquire) == 0; });
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return unfinished_ == 0; });  // they use the caller's memory
   if (mine) std::rethrow_exception(mine);
   if (error_) std::rethrow_exception(error_);
-}
-
-bool HelperThreads::spin_for(const std::function<bool()>& reached) const {
-  const double end_s = now_s() + 1e-6 * spin_us_;
-  while (!reached()) {
-    if (now_s() >= end_s) return false;
-    sched_yield();
-  }
-  return true;
 }
 
 void HelperThreads::start() {
@@ -78,8 +75,9 @@ void HelperThreads::loop(std::size_t index) {
   std::unique_lock lock(mutex_);
   while (true) {
     if (spin_us_ > 0 && !stopping_ && parts_[index].work == nullptr) {
+      const std::uint32_t spin_us = spin_us_;
       lock.unlock();
-      spin_for([&] { return divided_.load(std::memory_order_acquire) != seen; });
+      spin_for(spin_us, [&] { return divided_.load(std::memory_order_acquire) != seen; });
       lock.lock();
     }
     changed_.wait(lock, [&] { return stopping_ || parts_[index].work != nullptr; });

@@ -18,14 +18,15 @@ namespace sdp {
 
 class HelperThreads {
  public:
-  // `threads`: with the caller. The others start with the first work that is worth it. `spin_us`:
-  // how long they poll for more before they sleep.
-  explicit HelperThreads(int threads, int spin_us = 0) : threads_(threads), spin_us_(spin_us) {}
+  // `threads`: with the caller. The others start with the first work that is worth it.
+  explicit HelperThreads(int threads) : threads_(threads) {}
   ~HelperThreads();
 
   // Calls `work` for the parts of `count` elements of this size, in all threads at once, and
-  // returns when all are done; then throws the first error. One caller at a time.
-  void divide(std::size_t count, std::size_t itemsize, const std::function<void(Range)>& work);
+  // returns when all are done; then throws the first error. One caller at a time. `spin_us`: how
+  // long threads poll, for the end and then for more work, before they sleep.
+  void divide(std::size_t count, std::size_t itemsize, const std::function<void(Range)>& work,
+              std::uint32_t spin_us = 0);
 
  private:
   struct Part {
@@ -34,9 +35,9 @@ class HelperThreads {
   };
   void start();
   void loop(std::size_t index);
-  bool spin_for(const std::function<bool()>& reached) const;
 
-  const int threads_, spin_us_;
+  const int threads_;
+  std::uint32_t spin_us_ = 0;  // of the last work
   // Polled without the lock: changes with each new work, and with the end of each part.
   std::atomic<std::uint32_t> divided_{0};
   std::atomic<std::size_t> unfinished_{0};

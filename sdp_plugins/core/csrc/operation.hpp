@@ -79,7 +79,8 @@ class Operation {
 
   // Calls `work` for ranges of `count` elements, in as many threads as the group has.
   void divide(std::size_t count, const std::function<void(Range)>& work) const {
-    context_.helpers.divide(count, itemsize_, work);
+    const SpinPolicy& spin = context_.patience.spin;  // threads wait as the one that runs this
+    context_.helpers.divide(count, itemsize_, work, spin.pause_us + spin.yield_us);
   }
 
   // Runs phases over `rounds` rounds: in stage i, phase p works on round i - p. All ranks
