@@ -36,9 +36,10 @@ class Streams(NamedTuple):
     side: torch.Stream
 
 
-def streams(index: int = 0) -> Streams:
-    """The streams of the default group on a device."""
-    device = dist.group.WORLD._device_calls[""]._devices[torch.device("simdev", index)]
+def streams(index: int = 0, group: Any = None) -> Streams:
+    """The streams of a group, by default that of all ranks, on a device."""
+    calls = (group or dist.group.WORLD)._device_calls[""]
+    device = calls._devices[torch.device("simdev", index)]
     return Streams(device.down, device.up, device.side)
 
 

@@ -8,6 +8,7 @@ time.
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from sdp_plugins.core import PeerLostError
 from sdp_plugins.torch.accelerator import pieces, pinned_ring
 from tests import simdev
 from tests.torch.accelerator import device_group
@@ -382,7 +384,12 @@ def closing_waits_for_copies_up(rank: int, world: int, patience_s: float) -> Non
 @probe
 def closing_waits_for_copies_down(rank: int, world: int, patience_s: float) -> None:
     """So it is where copies down still run; closing waits 0.5 s for calls in flight."""
-    gate, x = simdev.gate(), on_device(rank, 3 * PIECE)
-    gate.block(streams().down)
-    dist.all_reduce(x, async_op=True)
+    group = dist.new_group()
+    x = on_device(rank, 3 * PIECE)
+    dist.all_reduce(x, group=group)
+    gate = simdev.gate()
+    gate.block(streams(group=group).down)
+    dist.all_reduce(x, group=group, async_op=True)
     threading.Timer(0.6 + patience_s, gate.open).start()
+    with suppress(PeerLostError):  # if the other rank has closed it
+        dist.destroy_process_group(group)
