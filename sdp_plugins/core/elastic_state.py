@@ -27,15 +27,27 @@ def lost(error: BaseException) -> SdpError:
     raise error
 
 
-def is_asked(group: Group, waiting: int) -> bool:
+def is_asked(group: Group, waiting: int, progress: Sequence[int] = ()) -> bool:
     """Return whether processes wait to join, as far as any rank knows; a collective.
 
     Args:
         group: The ranks.
         waiting: How many wait, as this rank knows.
+        progress: How far this rank has come, which is compared.
+
+    Raises:
+        RuntimeError: The ranks have not come equally far.
     """
-    most = np.array([waiting])
+    most = np.array([waiting, *progress, *(-number for number in progress)])
     group.all_reduce(most, "max")
+    highest, lowest = np.split(most[1:], 2) * np.array([[1], [-1]])
+    if (highest != lowest).any():
+        raise RuntimeError(
+            f"the ranks have come to different places in the training: this one to {(*progress,)}, "
+            f"others from {(*map(int, lowest),)} to {(*map(int, highest),)}. Hint: leave loops at "
+            "places that depend on the job's progress, not on this process's own count of steps, "
+            "which a process that joins begins anew."
+        )
     return bool(most[0])
 
 

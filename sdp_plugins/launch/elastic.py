@@ -13,7 +13,7 @@ from sdp_plugins.core.config import JOIN
 from sdp_plugins.core.regroup.roster import Roster
 from sdp_plugins.launch.elastic_workers import ElasticRanks, ElasticWorkers, Loss
 from sdp_plugins.launch.event_loop import FORWARDED
-from sdp_plugins.launch.report import FailedRank, how_it_ended
+from sdp_plugins.launch.report import FailedRank, how_it_ended, killed_by
 from sdp_plugins.launch.supervise import SURVIVOR_GRACE_S, Options, Supervisor
 from sdp_plugins.launch.worker_group import Ending
 
@@ -131,7 +131,9 @@ class ElasticSupervisor(Supervisor):
         self.left_out.pop(number, None)
         if self.ended and self.lost_at.pop(number, None) is not None:
             return  # the job has ended before it could join
-        if self.is_ending or self.signals or self.roster.view < 0 or not (others or self.ended):
+        # When the others have ended, an error of the last rank's own may be a result that is lost.
+        can_go_on = others or (self.ended and killed_by(failure.code))
+        if self.is_ending or self.signals or self.roster.view < 0 or not can_go_on:
             self.give_up(number, failure)
             return
         self.tolerated[number] = failure

@@ -23,6 +23,7 @@ from sdp_plugins.core import (
     SdpError,
 )
 from sdp_plugins.core.regroup import Handle, Meeting, Participant, RosterFile
+from sdp_plugins.core.regroup.regrouping import Regrouping
 from tests.faults import die, wait_for_go
 from tests.leaks import no_leaks
 from tests.ranks import HANG_S, Ranks, run_ranks, say, start_ranks
@@ -166,6 +167,38 @@ def test_a_stopped_rank_is_left_out(victim: int) -> None:
         error = ranks[victim].result()
         assert isinstance(error, RendezvousError)
         assert "ended" in str(error) or "gone on without this one" in str(error)
+
+
+def stop_when_following(rank: int, world: int) -> object:
+    """Rank 1 dies, and rank 2 stops once it is connected to the one that leads."""
+    job = ElasticJob.from_env(timeout_s=TIMEOUT_S)
+    total(job)
+    job.group.timeout_s = STOPPED_S
+    if rank == 1:
+        die("dies")
+    follow = Regrouping._follow
+
+    def stop(regrouping: Regrouping, leader: Any) -> Any:
+        say(os.getpid())
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return follow(regrouping, leader)
+
+    with pytest.raises(SdpError):
+        until_it_fails(job)
+    if rank == 0:
+        job.regroup(timeout_s=STOPPED_S)
+        return total(job)
+    with patch.object(Regrouping, "_follow", stop), pytest.raises(RendezvousError) as caught:
+        job.regroup(timeout_s=STOPPED_S)
+    return str(caught.value)
+
+
+def test_a_rank_that_stops_while_they_regroup_is_left_out() -> None:
+    with start_ranks(3, stop_when_following) as ranks:
+        pid = ranks[2].heard()
+        assert ranks[0].result() == [0]
+        os.kill(pid, signal.SIGCONT)
+        assert "Hint: " in ranks[2].result()
 
 
 def be_alone(rank: int, world: int) -> object:

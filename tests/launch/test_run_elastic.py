@@ -98,6 +98,23 @@ def test_an_error_of_all_ranks_ends_the_job(script: Script) -> None:
     assert done.stderr.rstrip().endswith("ValueError: the reason")
 
 
+def test_an_error_of_the_last_rank_fails_the_job(script: Script) -> None:
+    """The others have ended; what it was to write is missing."""
+    text = """
+    from sdp_plugins.core import ElasticJob
+    with ElasticJob.from_env(timeout_s=60) as job:
+        job.group.barrier()
+    if rank == 0:
+        while job.group.ended() != [1]:
+            time.sleep(0.01)
+        time.sleep(1)  # until the launcher has noticed
+        raise OSError("no space left")
+    """
+    done = launch("--elastic", "1:2", script(text))
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("OSError: no space left")
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_the_job(script: Script, number: signal.Signals) -> None:
     text = """

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -230,6 +231,80 @@ def test_others_join(start_pooled: Start, starting: int, tmp_path: Path) -> None
 
 
 # ---- mistakes ------------------------------------------------------------------------------------
+
+
+UNEVEN_BATCH = 4  # of all ranks; there are 7 samples
+
+
+def uneven_step(
+    model: nn.Module, forward: Callable[[torch.Tensor], Any], optimizer: Any, x: Any, y: Any
+) -> None:
+    """A step whose closure clips the gradients."""
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = functional.mse_loss(forward(x), y)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        return loss
+
+    optimizer.step(closure)
+
+
+def uneven_job(seed: int) -> tuple[Any, ...]:
+    torch.manual_seed(seed)
+    model = nn.Linear(3, 2)
+    x, y = torch.randn(7, 3), torch.randn(7, 2)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), x, y
+
+
+def train_uneven(rank: int, world: int) -> list[Any]:
+    model, optimizer, x, y = uneven_job(0)
+    elastic = sdp.Elastic(model, optimizer, timeout_s=TIMEOUT_S)
+    loader = elastic.loader(TensorDataset(x, y), UNEVEN_BATCH // world, shuffle=False)
+    for _ in elastic.epochs(2):
+        for batch in loader:
+            with elastic.step():
+                uneven_step(model, elastic.model, optimizer, *batch)
+    elastic.close()
+    return [parameter.detach().numpy() for parameter in model.parameters()]
+
+
+def test_clipping_and_closures_see_the_mean_over_uneven_batches(start_pooled: Start) -> None:
+    model, optimizer, x, y = uneven_job(0)
+    for _ in range(2):
+        for batch in zip(x.split(UNEVEN_BATCH), y.split(UNEVEN_BATCH), strict=True):
+            uneven_step(model, model, optimizer, *batch)
+    expected = [parameter.detach().numpy() for parameter in model.parameters()]
+    with start_pooled(2, train_uneven) as ranks:
+        first, second = ranks.results()
+    for mine, others, alone in zip(first, second, expected, strict=True):
+        np.testing.assert_array_equal(mine, others)
+        np.testing.assert_allclose(mine, alone, rtol=1e-5, atol=1e-7)
+
+
+def leave_an_epoch(job: Job, leaves: bool) -> None:
+    elastic = job.elastic
+    loader = elastic.loader(data(), BATCH)
+    for epoch in elastic.epochs(2):
+        for number, (x, y, _) in enumerate(loader):
+            with elastic.step():
+                functional.cross_entropy(elastic.model(x), y).backward()
+                job.optimizer.step()
+            if leaves and (epoch, number) == (0, 1):
+                break
+
+
+def break_alone(rank: int, world: int) -> None:
+    job = Job(rank)
+    with pytest.raises(RuntimeError, match=r"different places.*Hint: leave loops"):
+        leave_an_epoch(job, rank == 0)
+    job.elastic.close()
+
+
+def test_ranks_in_different_epochs_are_told(start_pooled: Start) -> None:
+    with start_pooled(2, break_alone) as ranks:
+        ranks.results()
 
 
 def forget_step(rank: int, world: int) -> None:

@@ -111,6 +111,7 @@ class Participant:
         """
         deadline = Deadline(timeout_s)
         suspects = {m.handle for m in self.roster.members if m.number in missed}
+        late: set[Handle] = set()
         while True:
             with closing(self._meet(suspects, deadline, terms)) as meeting:
                 try:
@@ -119,11 +120,14 @@ class Participant:
                         note(self._roster_file, meeting.roster)
                     return made
                 except (PeerLostError, RendezvousTimeoutError) as error:
-                    if deadline.expired:
-                        raise
                     suspects = set()
                     if isinstance(error, RendezvousTimeoutError):  # others have ended, or come
                         suspects = {self.roster.members[rank].handle for rank in error.ranks}
+                    if deadline.expired and suspects <= late:
+                        raise
+                    if deadline.expired:  # go on without those that were late
+                        late |= suspects
+                        deadline = Deadline(timeout_s)
 
     def _meet(self, suspects: Collection[Handle], deadline: Deadline, terms: Terms) -> Meeting:
         numbers = tuple(member.number for member in self.roster.members)

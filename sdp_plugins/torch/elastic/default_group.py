@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -73,9 +73,13 @@ class DefaultGroup:
         """The ranks' numbers in the job, by rank."""
         return [member.number for member in self._participant.roster.members]
 
-    def is_asked(self) -> bool:
-        """Return whether a process waits to join, as far as any rank knows; a collective."""
-        return is_asked(self.core, self._participant.waiting())
+    def is_asked(self, progress: Sequence[int] = ()) -> bool:
+        """Return whether a process waits to join, as far as any rank knows; a collective.
+
+        Raises:
+            RuntimeError: The ranks have not come equally far.
+        """
+        return is_asked(self.core, self._participant.waiting(), progress)
 
     def regroup(self, missed: Collection[int], admits: bool = True) -> None:
         """Make the default group of the ranks that are left, and of those that ask to join.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -30,9 +31,23 @@ class ElasticModel(nn.Module):
         """Call the module."""
         return self._current[0](*args, **kwargs)
 
-    def no_sync(self) -> AbstractContextManager[None]:
-        """Accumulate gradients without communication."""
-        return self._current[0].no_sync()
+    @contextmanager
+    def weighted(self, weight: float) -> Iterator[None]:
+        """Multiply this rank's gradients, before the reducer averages those of all ranks.
+
+        So a backward pass ends with the mean over all samples where ranks have different numbers,
+        and gradient clipping or an optimizer's closure sees that.
+        """
+        hooks = [
+            parameter.register_hook(lambda gradient: gradient * weight)
+            for parameter in (self.module.parameters() if weight != 1.0 else ())
+            if parameter.requires_grad
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
 
     def wrap(self) -> None:
         """Make the reducer of torch's present default group."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -18,7 +17,6 @@ from sdp_plugins.torch.elastic.default_group import DefaultGroup
 from sdp_plugins.torch.elastic.loader import ElasticLoader, Progress
 from sdp_plugins.torch.elastic.model import ElasticModel
 from sdp_plugins.torch.elastic.state import catch_up, seed_like
-from sdp_plugins.torch.tensors import to_reduce
 
 Stateful = Any
 """An object with ``state_dict`` and ``load_state_dict``."""
@@ -87,7 +85,6 @@ class Elastic:
         self.view = 0
         self._counts: list[int] = []
         self._steps_of_optimizer = 0
-        optimizer.register_step_pre_hook(self._average_uneven)
         optimizer.register_step_post_hook(self._note_step)
         limit_s = Config.from_env().wait_s if timeout_s is None else timeout_s
         self._group = DefaultGroup(limit_s, minimum)
@@ -150,14 +147,12 @@ class Elastic:
             RendezvousError: The others have gone on without this rank, or too few are left.
         """
         made, before, committed = Step(), self._steps_of_optimizer, False
-        even = len({*self._counts}) < 2
-        alone: AbstractContextManager[None] = nullcontext() if even else self.model.no_sync()
         try:
-            with alone:
+            with self.model.weighted(self._weight()):
                 yield made
             self._commit()
             committed = True
-            if self._group.is_asked():
+            if self._group.is_asked(self.progress):
                 self._go_on(None)  # with those that join
         except Exception as error:
             failure = lost(error)
@@ -183,18 +178,11 @@ class Elastic:
     def _note_step(self, *_: Any) -> None:
         self._steps_of_optimizer += 1
 
-    def _average_uneven(self, *_: Any) -> None:
-        """Average gradients by the numbers of samples, where ranks have different ones."""
-        if len({*self._counts}) < 2:
-            return
-        weight = self._counts[self.rank] / sum(self._counts)
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
-        used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.uint8)
-        self._group.core.all_reduce(to_reduce(used), "max")
-        for parameter in (p for p, is_used in zip(parameters, used, strict=True) if is_used):
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            dist.all_reduce(parameter.grad.mul_(weight))
+    def _weight(self) -> float:
+        """Return by how many samples this rank has more than the mean, as a factor."""
+        return (
+            self._counts[self.rank] * self.world_size / sum(self._counts) if self._counts else 1.0
+        )
 
     def _commit(self) -> None:
         steps, epoch, consumed = self.progress
