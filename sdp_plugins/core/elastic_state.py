@@ -40,15 +40,16 @@ def is_asked(group: Group, waiting: int, progress: Sequence[int] = ()) -> bool:
     """
     most = np.array([waiting, *progress, *(-number for number in progress)])
     group.all_reduce(most, "max")
-    highest, lowest = np.split(most[1:], 2) * np.array([[1], [-1]])
-    if (highest != lowest).any():
+    asked, *told = most.tolist()
+    highest, lowest = told[: len(progress)], [-number for number in told[len(progress) :]]
+    if highest != lowest:
         raise RuntimeError(
-            f"the ranks have come to different places in the training: this one to {(*progress,)}, "
-            f"others from {(*map(int, lowest),)} to {(*map(int, highest),)}. Hint: leave loops at "
-            "places that depend on the job's progress, not on this process's own count of steps, "
-            "which a process that joins begins anew."
+            f"the ranks have come to different places in the training: this one to {[*progress]}, "
+            f"all of them from {lowest} to {highest}. Hint: leave loops at places that depend on "
+            "the job's progress, not on this process's own count of steps, which a process that "
+            "joins begins anew."
         )
-    return bool(most[0])
+    return bool(asked)
 
 
 def catch_up(
