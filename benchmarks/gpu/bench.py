@@ -163,6 +163,11 @@ class Bench:
         self._jobs[variant] = job
         self.document.machine.update(job.call("describe")[0])
 
+    def free(self) -> None:
+        """Let the ranks of all variants free their models and tensors."""
+        for variant in self.plan.variants:
+            self.call(variant, "calls:forget")
+
     def restart(self, variant: str) -> None:
         """End a variant's ranks; its next call starts new ones."""
         self._drop(variant)

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.gpu.bench import Bench, Part, medians
 from benchmarks.gpu.document import Section
 from benchmarks.gpu.parts import rate
-from benchmarks.gpu.training_parts import OF_A_TRACE, find_setting, free, measure_products, traced
+from benchmarks.gpu.training_parts import OF_A_TRACE, find_setting, measure_products, traced
 from benchmarks.units import format_size, format_time
 
 PLAYED = "the other ranks have no GPU: their CPUs reduce, as they do after a copy from a device"
@@ -80,7 +80,7 @@ def steps(bench: Bench, section: Section) -> None:
             bench.call(variant, "training:prepare", setting=setting)
         with played(bench) as variants:
             _steps(bench, section, name, setting, buckets, variants)
-        free(bench)
+        bench.free()
     section.remarks.append(PLAYED)
     section.remarks.append(
         "exposed: a step's time above that without communication; hidden: 1 - exposed / alone"
@@ -108,8 +108,8 @@ def _steps(
 
     found = medians(bench.alternate(map(str, range(len(cases))), turn, section))
     lonely = medians(bench.alternate(variants, alone, section))
-    given = {"setting": setting, "name": f"own_{name.split()[0].lower()}", "buckets": buckets}
-    seen = {variant: traced(bench, section, variant, **given) for variant in variants}
+    file = f"own_{name.split()[0].lower()}"
+    seen = {v: traced(bench, section, v, setting, file, buckets) for v in variants}
     section.data[name] = {"buckets": buckets, "steps": found, "alone": lonely}
     for number, variant in enumerate(variants):
         none, ours = found.get(str(2 * number)), found.get(str(2 * number + 1))

@@ -180,6 +180,7 @@ def reductions(bench: Bench, section: Section) -> None:
         f"medians of {plan.rounds} alternating rounds, the slowest rank's; "
         f"{plan.threads} engine threads per rank"
     )
+    bench.free()
 
 
 def host(bench: Bench, section: Section) -> None:

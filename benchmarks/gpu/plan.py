@@ -18,16 +18,14 @@ VARIANTS: dict[str, tuple[str, Mapping[str, str]]] = {
     GLOO: ("gloo", {}),
 }
 """Backend and environment of each variant; a variant has ranks of its own."""
+GLOO_DEVICES = ("cpu", "cuda")
+"""Types of devices whose tensors gloo takes."""
+MOST_ENGINE_THREADS = 4
 
 
 def slug(variant: str) -> str:
     """Return a variant's name for files."""
     return variant.replace(", ", "_")
-
-
-GLOO_DEVICES = ("cpu", "cuda")
-"""Types of devices whose tensors gloo takes."""
-MOST_ENGINE_THREADS = 4
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-Interval = tuple[float, float]
 DOWN, UP = "Memcpy DtoH", "Memcpy HtoD"
 
 
@@ -29,54 +28,20 @@ def hidden_share(path: Path) -> dict[str, float]:
 
 def share_of(events: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Do the same for a trace's events."""
-    changes: list[tuple[float, int]] = []  # when how many bytes leave, or are back
-    kernels: list[Interval] = []
+    changes: list[tuple[float, int, int]] = []  # when; so many more bytes are away, and kernels run
     for event in events:
         kind, name = event.get("cat"), event.get("name", "")
         if kind == "kernel":
-            kernels.append((event["ts"], event["ts"] + event["dur"]))
+            changes += [(event["ts"], 0, 1), (event["ts"] + event["dur"], 0, -1)]
         elif kind == "gpu_memcpy" and name.startswith(DOWN):
-            changes.append((event["ts"], event["args"]["bytes"]))
+            changes.append((event["ts"], event["args"]["bytes"], 0))
         elif kind == "gpu_memcpy" and name.startswith(UP):
-            changes.append((event["ts"] + event["dur"], -event["args"]["bytes"]))
-    communication = _while_away(changes)
-    total = sum(end - begin for begin, end in communication)
-    if not total:
-        return {}
-    return {"communication_us": total, "hidden": _common(communication, _union(kernels)) / total}
-
-
-def _while_away(changes: list[tuple[float, int]]) -> list[Interval]:
-    """Return the times in which bytes are away."""
-    found: list[Interval] = []
-    away, begin = 0, 0.0
-    for when, nbytes in sorted(changes):
-        if away <= 0 < away + nbytes:
-            begin = when
-        elif away + nbytes <= 0 < away:
-            found.append((begin, when))
-        away += nbytes
-    return found
-
-
-def _union(intervals: list[Interval]) -> list[Interval]:
-    found: list[Interval] = []
-    for begin, end in sorted(intervals):
-        if found and begin <= found[-1][1]:
-            found[-1] = found[-1][0], max(end, found[-1][1])
-        else:
-            found.append((begin, end))
-    return found
-
-
-def _common(first: list[Interval], second: list[Interval]) -> float:
-    """Return the length that two lists of separate intervals in order have in common."""
-    total, at = 0.0, 0
-    for begin, end in first:
-        while at < len(second) and second[at][1] <= begin:
-            at += 1
-        index = at
-        while index < len(second) and second[index][0] < end:
-            total += min(end, second[index][1]) - max(begin, second[index][0])
-            index += 1
-    return total
+            changes.append((event["ts"] + event["dur"], -event["args"]["bytes"], 0))
+    total = hidden = last = 0.0
+    away = running = 0
+    for when, nbytes, kernels in sorted(changes):
+        if away > 0:
+            total += when - last
+            hidden += when - last if running else 0.0
+        away, running, last = away + nbytes, running + kernels, when
+    return {"communication_us": total, "hidden": hidden / total} if total else {}

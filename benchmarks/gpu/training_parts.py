@@ -150,13 +150,7 @@ def hidden(bench: Bench, section: Section, of: str = STEPS) -> None:
         "communication, in which DDP fills its buckets; hidden: 1 - exposed / alone"
     )
     section.remarks.append(OF_A_TRACE)
-    free(bench)
-
-
-def free(bench: Bench) -> None:
-    """Let all ranks free their models and tensors."""
-    for variant in bench.plan.variants:
-        bench.call(variant, "calls:forget")
+    bench.free()
 
 
 def traced(

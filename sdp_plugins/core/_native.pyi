@@ -569,12 +569,12 @@ class DeviceStreams:
         The driver's functions, by address, and its handles of the two streams.
         """
 
-    def copy_down(self, pieces: Sequence[tuple[int, int, int, int, int, int]]) -> int:
+    def copy_down(self, pieces: Sequence[tuple[int, int, int, tuple[int, int, int]]]) -> int:
         """
-        Enqueues the copy of each (device, staging, nbytes, ready, done, value) to staging memory, and `ready`; returns the driver's error code.
+        Enqueues the copy of each (device, staging, nbytes, (ready, done, value)) to staging memory, and `ready`; returns the driver's error code.
         """
 
-    def copy_up(self, pieces: Sequence[tuple[int, int, int, int, int, int]]) -> int:
+    def copy_up(self, pieces: Sequence[tuple[int, int, int, tuple[int, int, int]]]) -> int:
         """
         Enqueues, for each piece, to wait for `done`, and the copy back; likewise.
         """

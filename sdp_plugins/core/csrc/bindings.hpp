@@ -43,6 +43,10 @@ nb::bytes as_bytes(const std::vector<std::byte>& data);
 nb::object as_exception(const Failure& failure, bool is_raised);
 void translate(const std::exception_ptr& thrown, void*);
 
+// (address of `ready`, address of `done`, value)
+using FlagAddresses = std::tuple<std::uintptr_t, std::uintptr_t, std::uint32_t>;
+DeviceFlags flags_at(const FlagAddresses& addresses);
+
 // Releases the GIL during its lifetime. Before 3.14, Python ends a thread that takes the GIL back
 // while the interpreter shuts down, and C++ does not survive that. The destructor then waits for
 // the end of the process instead, as later versions do.

@@ -10,7 +10,6 @@
 
 namespace sdp {
 namespace {
-using FlagAddresses = std::tuple<std::uintptr_t, std::uintptr_t, std::uint32_t>;
 
 std::uintptr_t address_of(const std::byte* data) {
   return reinterpret_cast<std::uintptr_t>(data);
@@ -48,11 +47,9 @@ class NativeGroup {
                                   " pieces of memory, but flags of " +
                                   std::to_string(flags.size()));
     for (std::size_t i = 0; i < flags.size(); ++i) {
-      const auto [ready, done, value] = flags[i];
       Request piece = request;
       piece.recvs = {request.recvs[i]};
-      piece.device_flags = DeviceFlags{reinterpret_cast<std::uint32_t*>(ready),
-                                       reinterpret_cast<std::uint32_t*>(done), value};
+      piece.device_flags = flags_at(flags[i]);
       request.work = engine_->submit(std::move(piece));  // if a later one fails, this has started
     }
     return request.work;

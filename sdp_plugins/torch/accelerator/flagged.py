@@ -83,12 +83,12 @@ class FlaggedReducer:
         """Enqueue the reduction of at most as many pieces as there are slots."""
         dtype, size = call.dtype, call.dtype.itemsize
         slots = [self.ring.take() for _ in pieces]
-        buffers, staged = [], []
-        for (address, nbytes), slot in zip(pieces, slots, strict=True):
-            buffers.append(Buffer(slot.address, nbytes // size, dtype, self.ring))
-            staged.append((address, slot.address, nbytes, *slot.flags))
-        # First: once it is accepted, the core writes the flags however it ends.
         flags = [slot.flags for slot in slots]
+        buffers, staged = [], []
+        for (address, nbytes), slot, flag in zip(pieces, slots, flags, strict=True):
+            buffers.append(Buffer(slot.address, nbytes // size, dtype, self.ring))
+            staged.append((address, slot.address, nbytes, flag))
+        # First: once it is accepted, the core writes the flags however it ends.
         work = self.group.all_reduce_at_flags(buffers, call.op, flags, call.timeout_s)
         is_free = torch.Event(self._up.device)
         with on(self._down):  # the driver's functions need the context of its device

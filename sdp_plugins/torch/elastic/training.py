@@ -179,10 +179,10 @@ class Elastic:
         self._steps_of_optimizer += 1
 
     def _weight(self) -> float:
-        """Return by how many samples this rank has more than the mean, as a factor."""
-        return (
-            self._counts[self.rank] * self.world_size / sum(self._counts) if self._counts else 1.0
-        )
+        """Return the number of this rank's samples over the mean of all ranks'."""
+        if not self._counts:  # a step without a loader
+            return 1.0
+        return self._counts[self.rank] * self.world_size / sum(self._counts)
 
     def _commit(self) -> None:
         steps, epoch, consumed = self.progress
