@@ -137,4 +137,5 @@ class ElasticJob:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        self.group.__exit__(kind, error, traceback)  # which tells the others of the error
+        self.leave()

@@ -84,6 +84,27 @@ def test_the_others_go_on(victims: list[int]) -> None:
         assert [ranks[rank].result() for rank in left] == [left] * len(left)
 
 
+def fail(rank: int, world: int) -> object:
+    with ElasticJob.from_env(timeout_s=TIMEOUT_S) as job:
+        if rank == 1:
+            total(job)
+            raise ValueError("no more files")
+        with pytest.raises(SdpError) as caught:
+            until_it_fails(job)
+        job.regroup()
+        return str(caught.value), total(job)
+
+
+def test_the_others_are_told_of_an_error() -> None:
+    with start_ranks(3, fail) as ranks:
+        for rank in (0, 2):
+            told, left = ranks[rank].result()
+            assert "rank 1" in told and "ValueError: no more files" in told, told
+            assert left == [0, 2]
+        with pytest.raises(ValueError, match="no more files"):
+            ranks[1].result()
+
+
 def lose_at_once(rank: int, world: int, victims: list[int]) -> list[int]:
     with ElasticJob.from_env(timeout_s=TIMEOUT_S) as job:
         total(job)
