@@ -17,7 +17,7 @@ from benchmarks.table import ROUNDS, Column, milliseconds, render, variant
 
 TASK = "benchmarks.keras_task:KerasTask"
 BACKENDS = ("tensorflow", "torch", "jax")
-NO_COMM, OURS, ALONE = "no_comm", "smddp", "alone"
+NO_COMM, OURS, ELASTIC, ALONE = "no_comm", "smddp", "elastic", "alone"
 MIRRORED, MIRRORED_HUGE = "mwms", "mwms, huge pages"
 ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "NPROC": "1"}  # like OMP_NUM_THREADS; XLA reads NPROC
 AS_STARTED_BY_HAND = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}  # only `sdp run` sets it to 1
@@ -89,10 +89,8 @@ def _start_jobs(
     """Start the job of each method; some share one."""
     spec = _spec(plan, OURS, mpi=mpi, start=start) if start else _spec(plan, OURS)
     ours = stack.enter_context(Job(spec))
-    jobs = {NO_COMM: ours, OURS: ours}
-    if start:
-        jobs[ALONE] = ours
-    elif plan.backend == "tensorflow" and plan.ranks > 1:
+    jobs = {NO_COMM: ours, OURS: ours, (ALONE if start else ELASTIC): ours}
+    if not start and plan.backend == "tensorflow" and plan.ranks > 1:
         for way, environment in ((MIRRORED, AS_STARTED_BY_HAND), (MIRRORED_HUGE, {})):
             jobs[way] = stack.enter_context(Job(_spec(plan, MIRRORED, environment)))
     return jobs
@@ -112,6 +110,7 @@ def _spec(
     workers = _addresses(plan.ranks) if way == MIRRORED else []
     sizes = {"layers": plan.layers, "width": plan.width, "rows": plan.rows}
     task = {"backend": plan.backend, "workers": workers, "optimizer": plan.optimizer, **sizes}
+    task["elastic"] = not (workers or where)
     variables = ONE_THREAD | (environment or {}) | ({"SDP_INTERNODE": "mpi"} if where else {})
     return JobSpec(f"keras {way}", TASK, plan.ranks, task, environment=variables, **where)
 
@@ -123,6 +122,8 @@ def keras_table(report: Report) -> Table:
         f"medians of {s['rounds']} alternating rounds of {s['steps']} steps, one thread for each "
         "rank; no_comm: every rank trains its own model with its part of the batch"
     )
+    if ELASTIC in report.variants:
+        caption += "; elastic: SMDDPStrategy(elastic=True)"
     if MIRRORED in report.variants:
         caption += (
             "; mwms: MultiWorkerMirroredStrategy, as it is started by hand and with the huge pages "

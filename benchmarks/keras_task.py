@@ -29,6 +29,7 @@ class KerasTask:
         rows: Rows of the global batch.
         optimizer: Keras' name of it.
         workers: Addresses of the ranks for MultiWorkerMirroredStrategy; empty: do not measure it.
+        elastic: Whether to measure an elastic strategy, too.
     """
 
     def __init__(
@@ -40,12 +41,13 @@ class KerasTask:
         rows: int,
         optimizer: str,
         workers: list[str],
+        elastic: bool,
     ) -> None:
         os.environ.update(KERAS_BACKEND=backend, TF_CPP_MIN_LOG_LEVEL="3", JAX_PLATFORMS="cpu")
         self.place, self.rows, self._layers, self._width = place, rows, layers, width
         self._optimizer = optimizer
-        self._strategy: Any = None
-        scopes = {"mwms": self._mirrored(workers)} if workers else self._ours()
+        self._strategies: list[Any] = []
+        scopes = {"mwms": self._mirrored(workers)} if workers else self._ours(elastic)
         self._models = {way: self._build(scope) for way, scope in scopes.items()}
 
     def parameters(self) -> int:
@@ -62,8 +64,8 @@ class KerasTask:
         x = random.random((count, FEATURES), np.float32)
         y = random.random((count, OUTPUTS), np.float32)
         timer = _timer()
-        if self._strategy is not None:
-            self._strategy.group.barrier()
+        if self._strategies:
+            self._strategies[0].group.barrier()
         self._models[way].fit(
             x, y, batch_size=rows, shuffle=False, verbose=0, callbacks=[timer], epochs=1
         )
@@ -71,26 +73,30 @@ class KerasTask:
 
     def close(self) -> None:
         """Leave the group."""
-        if self._strategy is not None:
-            self._strategy.close()
+        for strategy in self._strategies:
+            strategy.close()
 
     def _communicate(self, steps: int) -> list[float]:
         """Return the seconds of averaging tensors with the gradients' shapes."""
         sizes = [tuple(v.shape) for v in self._models["smddp"].trainable_variables]
         gradients = [np.ones(size, np.float32) for size in reversed(sizes)]
-        reduce, seconds = FusedAllReduce(self._strategy.group), []
+        group = self._strategies[0].group
+        reduce, seconds = FusedAllReduce(group), []
         for _ in range(steps + WARM_UP_STEPS):
-            self._strategy.group.barrier()
+            group.barrier()
             begin = time.perf_counter()
             reduce(gradients, "avg")
             seconds.append(time.perf_counter() - begin)
         return seconds[WARM_UP_STEPS:]
 
-    def _ours(self) -> dict[str, AbstractContextManager[Any]]:
+    def _ours(self, elastic: bool) -> dict[str, AbstractContextManager[Any]]:
         from sdp_plugins.keras import SMDDPStrategy
 
-        self._strategy = SMDDPStrategy()
-        return {"no_comm": nullcontext(), "smddp": self._strategy.scope()}
+        scopes: dict[str, AbstractContextManager[Any]] = {"no_comm": nullcontext()}
+        for way in ("smddp", "elastic") if elastic else ("smddp",):
+            self._strategies.append(SMDDPStrategy(elastic=way == "elastic"))
+            scopes[way] = self._strategies[-1].scope()
+        return scopes
 
     def _mirrored(self, workers: list[str]) -> AbstractContextManager[Any]:
         task = {"type": "worker", "index": self.place.rank}
