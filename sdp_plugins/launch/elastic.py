@@ -12,7 +12,7 @@ import typer
 from sdp_plugins.core.config import JOIN
 from sdp_plugins.core.regroup.roster import Roster
 from sdp_plugins.launch.elastic_workers import ElasticRanks, ElasticWorkers, Loss
-from sdp_plugins.launch.event_loop import FORWARDED
+from sdp_plugins.launch.event_loop import signals_blocked
 from sdp_plugins.launch.report import FailedRank, how_it_ended, killed_by
 from sdp_plugins.launch.supervise import SURVIVOR_GRACE_S, Options, Supervisor
 from sdp_plugins.launch.worker_group import Ending
@@ -77,6 +77,8 @@ class ElasticSupervisor(Supervisor):
             if number in self.running:
                 self.say(f"rank {number} has been left out by the others; ending it")
                 self.signal(self.running[number], signal.SIGKILL)
+        if self.may_start:
+            self.take_back(now)
         super().take_steps(now)
 
     def collect(self, now: float) -> None:
@@ -115,11 +117,32 @@ class ElasticSupervisor(Supervisor):
             return
         joined = self.running.keys() - self.lost_at.keys()
         if self.roster.view >= 0 and (joined or self.ended) and self.enough_are_left():
-            self.say(f"{loss.text}; the others go on. Hint: {loss.hint}")
+            again = loss.may_return and self.may_start
+            rest = "Its ranks start again once it answers" if again else "None start there again"
+            self.say(f"{loss.text}; the others go on. Hint: {loss.hint}. {rest}")
             return
         few = f"fewer than {self.limits.least} ranks are left"
         text = f"{self.program}: {loss.text}; {few}. Hint: {loss.hint}"
         self.end_by(Ending(text), now + SURVIVOR_GRACE_S)
+
+    @property
+    def may_start(self) -> bool:
+        """Whether processes may be started in the places of lost ones."""
+        is_over = self.is_ending or self.signals or self.ended
+        return not is_over and self.restarts < self.limits.restarts
+
+    def take_back(self, now: float) -> None:
+        """Start the ranks of lost hosts that answer again."""
+        with signals_blocked():
+            returned = self.elastic.returned()
+        for number in returned:
+            if not self.may_start:
+                return
+            self.restarts += 1
+            self.lost_at[number] = now
+            where, count = self.elastic.ranks[number].where, f"{self.restarts} of "
+            self.say(f"rank {number} starts again {where} ({count}{self.limits.restarts})")
+            self.start_again(number)
 
     def enough_are_left(self) -> bool:
         """Whether the job may go on with the ranks that run, have been started, or have ended."""
@@ -139,7 +162,7 @@ class ElasticSupervisor(Supervisor):
         self.tolerated[number] = failure
         how = f"rank {number} ({self.workers.ranks[number].where}) has ended: "
         how += how_it_ended(failure.code)
-        if self.restarts < self.limits.restarts and others and not self.ended:
+        if self.may_start and others:
             self.restarts += 1
             self.lost_at.setdefault(number, time.monotonic())
             self.say(f"{how}; starting another ({self.restarts} of {self.limits.restarts})")
@@ -164,11 +187,8 @@ class ElasticSupervisor(Supervisor):
     def start_again(self, number: int) -> None:
         """Start a process that joins the job."""
         handles = ",".join(map(str, self.roster.handles))
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-        try:
+        with signals_blocked():
             self.running[number] = self.elastic.start_again(number, {JOIN: handles})
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         self.started_in[number] = self.roster.view
 
 

@@ -23,11 +23,13 @@ class Loss(NamedTuple):
         ranks: Their numbers.
         text: What is lost.
         hint: The remedy.
+        may_return: Whether processes can be started there again.
     """
 
     ranks: Sequence[int]
     text: str
     hint: str
+    may_return: bool
 
 
 class ElasticWorkers(WorkerGroup):
@@ -39,6 +41,10 @@ class ElasticWorkers(WorkerGroup):
 
     def new_losses(self) -> list[Loss]:
         """The ranks that were lost since the last call, with their hosts; by default none."""
+        return []
+
+    def returned(self) -> list[int]:
+        """The lost ranks that can be started again since the last call; by default none."""
         return []
 
     @abstractmethod

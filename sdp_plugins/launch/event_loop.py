@@ -40,6 +40,10 @@ class EventLoop:
         self._streams.append(stream)
         return stream
 
+    def drop_stream(self, stream: OutputStream) -> None:
+        """Forget a stream that nobody feeds any more."""
+        self._streams.remove(stream)
+
     def add_source(self, source: Source) -> None:
         """Read from a source until its end."""
         self._sources[source.fd] = source
@@ -122,6 +126,16 @@ def empty(fd: int) -> None:
     """Discard the content of a non-blocking pipe."""
     with suppress(BlockingIOError):
         os.read(fd, 4096)
+
+
+@contextmanager
+def signals_blocked() -> Iterator[set[int]]:
+    """Block the signals that end a job, and yield those that were blocked before."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+    try:
+        yield mask
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextmanager

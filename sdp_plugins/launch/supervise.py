@@ -11,7 +11,13 @@ from typing import TypedDict
 
 from sdp_plugins.core import stack_dump
 from sdp_plugins.core.rank_names import name_ranks
-from sdp_plugins.launch.event_loop import ASKED, FORWARDED, EventLoop, signals_handled
+from sdp_plugins.launch.event_loop import (
+    ASKED,
+    FORWARDED,
+    EventLoop,
+    signals_blocked,
+    signals_handled,
+)
 from sdp_plugins.launch.output import open_standard_streams, sinks, unblock
 from sdp_plugins.launch.report import FailedRank, FailureOrigin, blamed, described
 from sdp_plugins.launch.status import Status
@@ -111,12 +117,9 @@ class Supervisor:
 
     def start(self) -> None:
         """Start all ranks, unless the job ends before."""
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
-        try:
+        with signals_blocked() as mask:
             complete = self.workers.start(self.loop, self.output, mask, self.is_over)
             self.running = dict(enumerate(self.workers.ranks))
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if not complete and self.signals:
             self.ending = Ending("", 128 + self.signals[0])
 

@@ -86,15 +86,29 @@ def happen():
 @pytest.mark.parametrize("victim", [0, pytest.param(3, marks=pytest.mark.long)])
 def test_a_lost_host_leaves_the_others(script: Script, victim: int) -> None:
     """Also that of rank 0, and of the store."""
-    done = job(["--elastic", "2:4"], script(HOST.format(victim) + TRAINING), "2")
+    options = ["--elastic", "2:4", "--max-restarts", "0"]
+    done = job(options, script(HOST.format(victim) + TRAINING), "2")
     node, lost, left = ("node1", "0, 1", [2, 3]) if victim == 0 else ("node0", "2, 3", [0, 1])
     assert ended(done, left) == [{"node1": "node0", "node0": "node1"}[node]] * 2
     assert (
         f"sdp run: host {node} is lost, and ranks {lost} with it; the others go on. "
-        f"Hint: see whether {node} is up"
+        f"Hint: see whether {node} is up, and why. None start there again"
     ) in done.stderr
     assert "starting another" not in done.stderr
     assert "sdp run: the job goes on with 2 ranks" in done.stderr
+
+
+@pytest.mark.parametrize("victim", [0, pytest.param(3, marks=pytest.mark.long)])
+def test_the_ranks_of_a_lost_host_return(script: Script, victim: int) -> None:
+    done = job(["--elastic", "2:4"], script(HOST.format(victim) + TRAINING), "4")
+    assert ended(done, [0, 1, 2, 3]) == ["node1", "node1", "node0", "node0"]
+    lost = [0, 1] if victim == 0 else [2, 3]
+    assert "the others go on. Hint: " in done.stderr
+    assert "and why. Its ranks start again once it answers" in done.stderr
+    for number in lost:
+        again = rf"sdp run: rank {number} starts again on node\d \(\d of 10\)"
+        assert re.search(again, done.stderr)
+        assert f"sdp run: rank {number} takes part again, after " in done.stderr
 
 
 # As a cable that is drawn: nobody gets a message about it.

@@ -16,24 +16,33 @@ from sdp_plugins.launch.hosts.starter import Starter
 from sdp_plugins.launch.worker_group import Ending
 
 LOST_CODE = 1  # of a rank that nobody can tell of
+FIRST_TRY_S = 1.0  # from the loss of a host until its agents are started again
+NEXT_TRY_S = 30.0  # until they are once more, unless all have connected
 
 
 class ElasticHosts(ElasticWorkers, RemoteRanks):
     """A worker group on hosts that outlives some of them.
 
     The agent of the rank that leads a group sends its roster. It is passed on to the others, for
-    processes that join on their hosts.
+    processes that join on their hosts. The agents of a lost host are started again once it answers.
     """
 
     def __init__(self, plan: HostPlan) -> None:
         super().__init__(plan)
         self._rosters: list[Roster] = []
+        self._try_at: dict[Starter, float] = {}  # when to start the agents of a lost host again
+        self._returned: list[int] = []  # ranks whose agents have connected again
 
     def receive(self, agent: AgentConnection, kind: bytes, body: bytes) -> None:
-        """Also take and pass on a roster."""
-        if kind != agent_messages.ROSTER or agent.rank is None:
+        """Also take rosters, and agents that have been started again."""
+        if agent.rank is None and self._runs:
+            self._returned.append(int(self.identify(agent, kind, body)["rank"]))
+        elif kind == agent_messages.ROSTER:
+            self._take_roster(agent, body)
+        else:
             super().receive(agent, kind, body)
-            return
+
+    def _take_roster(self, agent: AgentConnection, body: bytes) -> None:
         roster = Roster.from_json(agent_messages.read_json(body))
         self._rosters.append(roster)
         for other in self.connections:
@@ -83,13 +92,51 @@ class ElasticHosts(ElasticWorkers, RemoteRanks):
 
     def _loss(self, starter: Starter, lost: Sequence[int]) -> Loss:
         for number in lost:
-            rank = self.ranks[number]
-            rank.code = LOST_CODE
-            if rank.agent:  # it ends the rank, should it get the message
-                rank.agent.dismiss()
-        where = f"{name_ranks(lost)} on {starter.name}"
+            self.ranks[number].code = LOST_CODE
+            self._dismiss(number)
+        who = name_ranks(lost)
         text, self.refusal = self.refusal, ""
-        if not text and all(self.ranks[number].code is not None for number in starter.ranks):
-            text = f"host {starter.name} is lost, and {name_ranks(lost)} with it"
-        hint = f"see whether {starter.name} is up, and why. This job starts no process there again"
-        return Loss(lost, text or f"the agent of {where} has ended, and the rank with it", hint)
+        is_whole = all(self.ranks[number].code is not None for number in starter.ranks)
+        if is_whole:
+            self._try_at[starter] = time.monotonic() + FIRST_TRY_S
+            for number in starter.ranks:
+                self._dismiss(number)
+                self.ranks[number] = self.ranks[number].anew(LOST_CODE)
+            text = text or f"host {starter.name} is lost, and {who} with it"
+        text = text or f"the agent of {who} on {starter.name} has ended, and the rank with it"
+        return Loss(lost, text, f"see whether {starter.name} is up, and why", is_whole)
+
+    def _dismiss(self, number: int) -> None:
+        """Let an agent end its rank, should it get the message."""
+        if agent := self.ranks[number].agent:
+            agent.dismiss()
+
+    def returned(self) -> list[int]:
+        """Start agents on lost hosts; return the ranks whose agents have connected again."""
+        for starter, when in list(self._try_at.items()):
+            if all(self.ranks[number].agent for number in starter.ranks):
+                starter.output.hidden = False
+                del self._try_at[starter]
+                if not self._try_at:
+                    self.stop_listening()
+            elif when <= time.monotonic():
+                del self._try_at[starter]
+                self._try_at[self._started_again(starter)] = time.monotonic() + NEXT_TRY_S
+        returned, self._returned = self._returned, []
+        return returned
+
+    def _started_again(self, starter: Starter) -> Starter:
+        for number in starter.ranks:
+            self._dismiss(number)
+        starter.close()
+        starts = self.plan.starts(self.listen())
+        place = self.starters.index(starter)
+        self.starters[place] = again = self.started(starts[place])
+        again.output.hidden = True
+        return again
+
+    def kill(self) -> None:
+        """Also end what has not reached its host yet."""
+        for starter in self._try_at:
+            starter.terminate()
+        super().kill()

@@ -34,6 +34,13 @@ class RemoteRank:
         self.kill_by: float | None = None
         self._error: RankError | None = None
 
+    def anew(self, code: int) -> RemoteRank:
+        """Return the same rank, with an exit code, and before an agent has connected for it."""
+        rank = RemoteRank(self.output)
+        rank.host, rank.address, rank.variables = self.host, self.address, self.variables
+        rank.code = code
+        return rank
+
     @property
     def where(self) -> str:
         """Description of its process and host, for reports."""

@@ -8,12 +8,13 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from sdp_plugins.core.addresses_and_ports import LOOPBACK
 from sdp_plugins.launch.event_loop import EventLoop
 from sdp_plugins.launch.hosts import addresses, agent_messages
 from sdp_plugins.launch.hosts.diagnosis import explained
-from sdp_plugins.launch.hosts.host_job import HostPlan
+from sdp_plugins.launch.hosts.host_job import AgentStart, HostPlan
 from sdp_plugins.launch.hosts.remote_rank import AgentConnection, RemoteRank
 from sdp_plugins.launch.hosts.starter import Starter
 from sdp_plugins.launch.job_environment import torchelastic
@@ -51,17 +52,31 @@ class RemoteRanks(WorkerGroup):
         is_over: Callable[[], bool],
     ) -> bool:
         """Start mpirun, or ssh for each host; the ranks follow."""
-        self.reaper, self.loop = Reaper(TERMINATE_S), loop
+        self.reaper, self.loop, self.mask = Reaper(TERMINATE_S), loop, mask
         self.ranks = [RemoteRank(streams) for streams in output]
-        self.listener = listener(self.plan.addresses)
-        loop.add_alarm(self.listener.fileno(), partial(self.accept, self.listener))
         self.start_by = time.monotonic() + START_S
-        for start in self.plan.starts(self.listener.getsockname()[1]):
-            sink = output[0].stderr.sink
-            starter = Starter(start, self.plan.environment, loop, sink, mask)
-            self.starters.append(starter)
-            self.reaper.watch(starter.pid)
+        for start in self.plan.starts(self.listen()):
+            self.starters.append(self.started(start))
         return True
+
+    def listen(self) -> int:
+        """Let agents connect.
+
+        Returns:
+            The port.
+        """
+        if self.listener is None:
+            self.listener = listener(self.plan.addresses)
+            self.loop.add_alarm(self.listener.fileno(), partial(self.accept, self.listener))
+        return int(self.listener.getsockname()[1])
+
+    def started(self, start: AgentStart) -> Starter:
+        """Start mpirun, or ssh for a host."""
+        sink = self.ranks[0].output.stderr.sink
+        starter = Starter(start, self.plan.environment, self.loop, sink, self.mask)
+        assert self.reaper
+        self.reaper.watch(starter.pid)
+        return starter
 
     def accept(self, listener: socket.socket) -> None:
         """Accept a connection; its first message identifies it."""
@@ -93,7 +108,21 @@ class RemoteRanks(WorkerGroup):
         if kind == agent_messages.REFUSED and agent.rank:
             self.refusal = self.refusal or body.decode(errors="replace")
             return
-        hello = agent_messages.read_json(body)
+        hello = self.identify(agent, kind, body)
+        self.refusal = self.refusal or hello.get("refused", "")
+        self.connected += 1
+        if hello["rank"] == 0:
+            self.master_port = hello["master_port"]
+        if self.connected == self.world_size and not self.refusal:
+            self._start_ranks()
+
+    def identify(self, agent: AgentConnection, kind: bytes, body: bytes) -> dict[str, Any]:
+        """Note whose agent it is, which its first message says.
+
+        Raises:
+            ValueError: The connection is not from an agent of this job.
+        """
+        hello: dict[str, Any] = agent_messages.read_json(body)
         if kind != agent_messages.HELLO or not secrets.compare_digest(
             hello["token"], self.plan.token
         ):
@@ -104,19 +133,14 @@ class RemoteRanks(WorkerGroup):
         rank.host, rank.address = hello["host"], addresses.peer(agent.connection)
         for stream in rank.output:
             stream.source = agent
-        self.refusal = self.refusal or hello.get("refused", "")
-        self.connected += 1
-        if hello["rank"] == 0:
-            self.master_port = hello["master_port"]
-        if self.connected == self.world_size and not self.refusal:
-            self._start_ranks()
+        return hello
 
     def _start_ranks(self) -> None:
         from sdp_plugins.core.internode import mpi_library  # takes long to import
 
         for starter in self.starters:
             starter.output.hidden = False
-        self._stop_listening()
+        self.stop_listening()
         places = [(rank.host, rank.address) for rank in self.ranks]
         nodes = list(dict.fromkeys(places))
         shared = {
@@ -139,7 +163,8 @@ class RemoteRanks(WorkerGroup):
         job, variables = self.plan.job, {**rank.variables, **extra}
         rank.start({"command": list(job.command), "variables": variables, "elastic": job.elastic})
 
-    def _stop_listening(self) -> None:
+    def stop_listening(self) -> None:
+        """Refuse connections."""
         if self.listener:
             self.loop.drop_alarm(self.listener.fileno())
             self.listener.close()
@@ -242,7 +267,7 @@ class RemoteRanks(WorkerGroup):
         """Dismiss the agents, which end their ranks; mpirun should then end."""
         if not self.starters:
             return
-        self._stop_listening()  # an agent that connects now would start its rank
+        self.stop_listening()  # an agent that connects now would start its rank
         for starter in self.starters:
             starter.output.hidden = True  # or its messages about the ends would come last
         for connection in self.connections:
@@ -272,7 +297,7 @@ class RemoteRanks(WorkerGroup):
             connection.connection.close()
         if self.reaper:
             self.reaper.dismiss()
-            self._stop_listening()
+            self.stop_listening()
 
 
 def listener(hosts: Sequence[str]) -> socket.socket:

@@ -80,4 +80,7 @@ class Starter:
     def close(self) -> None:
         """Kill what is left of it, and reap it."""
         kill_sessions({self.pid})
+        for pipe in self._pipes:
+            self._loop.drop_source(pipe)
+        self._loop.drop_stream(self.output)
         self._process.close()
