@@ -46,12 +46,21 @@ LISTED: dict[str, set[str]] = {
         "_sigterm_notifier_fn",
         # Of a Trainer and its loops, for smddp_elastic.
         "_batches_that_stepped",
+        "_callback_metrics",
         "_checkpoint_connector",
         "_combined_loader",
+        "_current_fx",
         "_current_fx_name",
         "_data_fetcher",
+        "_first_loop_iter",
+        "_last_time_checked",
         "_loaded_checkpoint",
+        "_logged_metrics",
+        "_logger_connector",
         "_module_mode",
+        "_progress_bar_metrics",
+        "_results",
+        "_should_check_val_fx",
     },
     # `Upstream` compares each with what is known of it.
     "huggingface": {

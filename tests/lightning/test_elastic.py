@@ -44,6 +44,7 @@ def module(package: str, seed: int, before: Before) -> Any:
             self.sizes: dict[int, int] = {}
             self.current: list[int] = []
             self.hooks: list[str] = []
+            self.one = lambda: 1.0
 
         def training_step(self, batch: list[Tensor], index: int) -> Tensor:
             x, y, self.current = batch[0], batch[1], [*self.current, *batch[2].tolist()]
@@ -51,6 +52,7 @@ def module(package: str, seed: int, before: Before) -> Any:
             loss = functional.cross_entropy(self.net(x), y)
             before("backward", self.global_step)
             self.log("train_loss", loss, sync_dist=True, on_step=False, on_epoch=True)
+            self.log("train_one", 1.0, sync_dist=True, on_step=False, on_epoch=True)
             return loss
 
         def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -63,6 +65,7 @@ def module(package: str, seed: int, before: Before) -> Any:
         def validation_step(self, batch: list[Tensor], index: int) -> None:
             before("validation", self.global_step)
             self.log("val_loss", functional.cross_entropy(self.net(batch[0]), batch[1]).float())
+            self.log("one", self.one(), sync_dist=True)
 
         def on_train_batch_start(self, batch: list[Tensor], index: int) -> None:
             if index % self.trainer.accumulate_grad_batches == 0:
@@ -195,7 +198,8 @@ def test_a_rank_is_lost(
         assert [hook for hook in result["hooks"] if hook.startswith("epoch")] == [
             f"epoch {epoch}" for epoch in range(EPOCHS)
         ]
-        assert result["metrics"].keys() == {"train_loss", "val_loss"}
+        assert result["metrics"].keys() == {"train_loss", "train_one", "val_loss", "one"}
+        assert result["metrics"]["train_one"] == result["metrics"]["one"] == 1.0
 
 
 def train_and_raise(rank: int, world: int, folder: Path) -> dict[str, Any]:
@@ -256,8 +260,10 @@ def test_a_step_of_several_batches_is_repeated_from_the_first(
     same(results)
 
 
-def lead_or_join(rank: int, world: int, folder: Path, starting: int) -> dict[str, Any]:
-    """Ranks from `starting` on join when rank 0 has come to its fifth step."""
+def lead_or_join(
+    rank: int, world: int, folder: Path, starting: int, at: int, every: int | None
+) -> dict[str, Any]:
+    """Ranks from `starting` on join when rank 0 has come to a step."""
     told = folder / "handles"
     if rank < starting:
         os.environ |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(starting))
@@ -267,7 +273,7 @@ def lead_or_join(rank: int, world: int, folder: Path, starting: int) -> dict[str
         os.environ["SDP_JOIN"] = told.read_text()
 
     def before(here: str, step: int) -> None:
-        if (here, step, rank) == ("forward", 5, 0) and not told.exists():
+        if (here, step, rank) == ("forward", at, 0) and not told.exists():
             participant = job.trainer.strategy.ranks._participant
             (folder / "new").write_text(",".join(map(str, participant.roster.handles)))
             (folder / "new").rename(told)
@@ -275,7 +281,7 @@ def lead_or_join(rank: int, world: int, folder: Path, starting: int) -> dict[str
                 time.sleep(0.001)
 
     checkpoint = importlib.import_module(f"{PACKAGE}.callbacks").ModelCheckpoint(
-        monitor="val_loss", save_top_k=2, filename="{epoch}"
+        monitor="val_loss", save_top_k=2, filename="{step}", every_n_train_steps=every
     )
     devices = starting if rank < starting else world
     job = Job(rank, devices, folder, before, callbacks=[checkpoint])
@@ -288,13 +294,68 @@ def lead_or_join(rank: int, world: int, folder: Path, starting: int) -> dict[str
 @pytest.mark.parametrize("starting", [1, 2])
 def test_others_join(start_pooled: Start, tmp_path: Path, starting: int) -> None:
     """They begin where the others are, with all that a checkpoint has."""
-    with start_pooled(3, lead_or_join, tmp_path, starting) as ranks:
+    with start_pooled(3, lead_or_join, tmp_path, starting, 5, None) as ranks:
         results = ranks.results()
     check(results)
     for newcomer in results[starting:]:
         assert 0 < min(newcomer["taken"]) <= 8
         assert newcomer["best"] == results[0]["best"] and len(newcomer["best"]) == 2
         assert newcomer["folder"] == results[0]["folder"]
+
+
+def test_one_that_joins_saves_with_the_others(start_pooled: Start, tmp_path: Path) -> None:
+    """By a metric of the epoch before, in which it was not there."""
+    with start_pooled(3, lead_or_join, tmp_path, 2, 10, 3) as ranks:
+        results = ranks.results()
+    check(results)
+    assert [result["best"] for result in results] == [results[0]["best"]] * 3
+    assert min(results[2]["taken"]) > 7
+
+
+def repeat_a_part(
+    rank: int, world: int, folder: Path, victim: int, where: str, drop: bool
+) -> dict[str, Any]:
+    """A rank is lost in a validation, or while it saves."""
+    callbacks: Any = importlib.import_module(f"{PACKAGE}.callbacks")
+
+    class Checkpoint(callbacks.ModelCheckpoint):  # type: ignore[misc]
+        def _save_checkpoint(self, trainer: Any, filepath: str) -> None:
+            if rank == 0 and where == "save" and trainer.current_epoch == 1:
+                Path(filepath).write_text("torn")
+                die()
+            super()._save_checkpoint(trainer, filepath)
+
+    def before(here: str, step: int) -> None:
+        now = ("first", "second", "third")[job.trainer.current_epoch] + f" {here}"
+        if step > 0 and (rank, now) == (victim, where):
+            die()
+
+    checkpoint = Checkpoint(monitor="one", mode="max", save_top_k=1, filename="{epoch}")
+    stopping = callbacks.EarlyStopping(monitor="one", patience=2)
+    job = Job(rank, world, folder, before, callbacks=[stopping, checkpoint])
+    if drop:  # with fewer ranks, one step more
+        job.loaders = (DataLoader(data(), 9, shuffle=True, drop_last=True), job.loaders[1])
+    job.module.one = lambda: 1.0 + job.trainer.current_epoch * (where == "save")
+    result = job.fit()
+    return result | {"best": checkpoint.best_model_path, "waited": stopping.wait_count}
+
+
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize(
+    ("victim", "where"), [(1, "first validation"), (0, "second validation"), (0, "save")]
+)
+def test_callbacks_see_a_repeated_part_once(
+    start_pooled: Start, tmp_path: Path, victim: int, where: str, drop: bool
+) -> None:
+    """Also if other ranks have other numbers of batches, and what one has saved is torn."""
+    with start_pooled(3, repeat_a_part, tmp_path, victim, where, drop) as ranks:
+        results = [ranks[rank].result() for rank in range(3) if rank != victim]
+    same(results)
+    for result in results:
+        assert result["epoch"] == EPOCHS
+        assert result["waited"] == 2 and result["metrics"]["one"] == (3 if where == "save" else 1)
+        saved = torch.load(result["best"], weights_only=False)
+        assert saved["epoch"] == (2 if where == "save" else 0)
 
 
 # ---- mistakes ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 from sdp_plugins.core.elastic_state import JOINS, lost
 from sdp_plugins.lightning.elastic.division import Division
 from sdp_plugins.lightning.elastic.trainer_state import (
-    LoopProgress,
+    Progress,
     load_trainer_state,
     trainer_state,
 )
@@ -48,30 +48,37 @@ class ElasticFit:
         self._trainer, self._strategy, self._join = trainer, strategy, join
         fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
         self._fit_loop, self._epoch_loop = fit, epoch
-        self._progress = LoopProgress(fit)
+        self._progress = Progress(trainer)
         self.division = Division(strategy.global_rank, strategy.world_size)
         self.steps = 0
         self._number, self._begun_at, self._saved = 0, EPOCH_START, b""
+        self._validates: bool | None = None  # at the end of this batch
         self._steps_then = 0
         self._current = EPOCH_START
         self._goal: str | None = None  # the section to which this rank goes on
         self._has_changed = False  # the ranks, in this epoch
         self._has_joined = False  # before this batch: then the others know who asks
-        self._wrapped = [
+        self._replaced: list[tuple[Any, str]] = []
+        self._should_validate = epoch._should_check_val_fx
+        self._replace(epoch, "_should_check_val_fx", self._answer)
+        for section, loop, name in (
             (EPOCH_START, fit, "on_advance_start"),
             (BATCH, epoch, "advance"),
             (BATCH_END, epoch, "on_advance_end"),
             (EPOCH_END, fit, "on_advance_end"),
             (RUN_END, fit, "on_run_end"),
-        ]
-        for section, loop, name in self._wrapped:
-            setattr(loop, name, partial(self._run, section, getattr(loop, name)))
+        ):
+            self._replace(loop, name, partial(self._run, section, getattr(loop, name)))
+
+    def _replace(self, loop: Any, name: str, method: Callable[..., Any]) -> None:
+        setattr(loop, name, method)
+        self._replaced.append((loop, name))
 
     def close(self) -> None:
         """Leave the loops as they were."""
-        for _, loop, name in self._wrapped:
+        for loop, name in self._replaced:
             vars(loop).pop(name, None)
-        self._wrapped = []
+        self._replaced = []
 
     @property
     def is_training(self) -> bool:
@@ -124,6 +131,13 @@ class ElasticFit:
     def _save(self, section: str) -> None:
         self._begun_at, self._saved = section, self._progress.save()
         self._steps_then = self.steps
+        self._validates = None
+        if section == BATCH_END:  # before other ranks have other numbers of batches
+            self._validates = self._should_validate(self._fit_loop._data_fetcher)
+
+    def _answer(self, fetcher: Any) -> bool:
+        """Whether to validate, in the place of the loop's method."""
+        return self._should_validate(fetcher) if self._validates is None else self._validates
 
     def _begin_epoch(self) -> None:
         """Count the batches of this epoch anew if ranks have changed in the one before."""
@@ -219,6 +233,7 @@ class ElasticFit:
             validation._module_mode.restore(trainer.lightning_module)
         trainer.training = True
         trainer.lightning_module._current_fx_name = None  # of the hook that has failed
+        validation._results.reset()
         self._drop_loader(fit)
         self._drop_loader(validation)
         self._has_changed = True
@@ -237,14 +252,15 @@ class ElasticFit:
         return {
             **trainer_state(self._trainer),
             "division": self.division.state_dict(),
-            "place": (self._number, self.steps, self._begun_at, self._saved),
+            "place": (self._number, self.steps, self._begun_at, self._saved, self._validates),
         }
 
     def _load(self, state: dict[str, Any]) -> None:
         load_trainer_state(self._trainer, state)
         self.division.load_state_dict(state["division"])
         joins = self._number < 0
-        self._number, self.steps, self._begun_at, self._saved = state["place"]
+        place = state["place"]
+        self._number, self.steps, self._begun_at, self._saved, self._validates = place
         self._steps_then = self.steps
         self._progress.restore(self._saved)
         if joins:  # its random numbers are none of another rank's

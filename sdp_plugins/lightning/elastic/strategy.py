@@ -148,6 +148,12 @@ class SMDDPElasticStrategy(SMDDPStrategy):
             closure_loss = closure_loss * self.loss_factor
         return super().backward(closure_loss, *args, **kwargs)
 
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
+        """Reduce a value that the ranks log; exactly, if it is a mean of numbers of samples."""
+        if isinstance(tensor, Tensor) and reduce_op in ("mean", "avg"):
+            tensor = tensor if tensor.is_floating_point() else tensor.double()
+        return super().reduce(tensor, group, reduce_op)
+
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
         """Take a step of an optimizer, and count it."""
         output = super().optimizer_step(*args, **kwargs)

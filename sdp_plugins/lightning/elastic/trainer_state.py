@@ -7,16 +7,25 @@ from typing import Any
 
 import torch
 
+_METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
+_SIMPLE = (type(None), bool, int, float, str, torch.Tensor)
+_OF_THIS_PROCESS = {"_last_time_checked"}
 
-class LoopProgress:
-    """The counters of a Trainer's loops, which say where in the training it is.
+
+class Progress:
+    """Where in the training a Trainer is.
+
+    That is what its loops count, and what its callbacks note that save checkpoints or stop the
+    training.
 
     Args:
-        fit_loop: Of the Trainer.
+        trainer: The Trainer.
     """
 
-    def __init__(self, fit_loop: Any) -> None:
+    def __init__(self, trainer: Any) -> None:
+        fit_loop, logs = trainer.fit_loop, trainer._logger_connector
         self._epoch_loop = fit_loop.epoch_loop
+        self._callbacks = (*trainer.checkpoint_callbacks, *trainer.early_stopping_callbacks)
         loops = (
             fit_loop,
             fit_loop.epoch_loop,
@@ -31,15 +40,20 @@ class LoopProgress:
             if name.endswith("_progress") and hasattr(value, "load_state_dict")
         ]
         self._places.append((self._epoch_loop, "_batches_that_stepped"))
+        self._places += [(logs, "_first_loop_iter"), (logs, "_current_fx")]
 
     def save(self) -> bytes:
-        """Return the counters as they are now."""
-        return pickle.dumps([getattr(loop, name) for loop, name in self._places])
+        """Return all as it is now."""
+        counts = [getattr(owner, name) for owner, name in self._places]
+        return pickle.dumps((counts, [_simple_values(each) for each in self._callbacks]))
 
     def restore(self, saved: bytes) -> None:
-        """Set the counters to what they were."""
-        for (loop, name), value in zip(self._places, pickle.loads(saved), strict=True):
-            setattr(loop, name, value)
+        """Set all to what it was."""
+        counts, notes = pickle.loads(saved)
+        for (owner, name), value in zip(self._places, counts, strict=True):
+            setattr(owner, name, value)
+        for callback, values in zip(self._callbacks, notes, strict=True):
+            vars(callback).update(values)
 
     def finish_batch(self) -> None:
         """Count the batch under way as one that is done: its step has been taken."""
@@ -48,18 +62,33 @@ class LoopProgress:
             counts.processed = counts.completed = counts.ready
 
 
+def _simple_values(callback: Any) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in vars(callback).items()
+        if name not in _OF_THIS_PROCESS and _is_simple(value)
+    }
+
+
+def _is_simple(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_is_simple, value.values()))
+    return isinstance(value, _SIMPLE)
+
+
 def trainer_state(trainer: Any) -> dict[str, Any]:
     """What a checkpoint has, and what Lightning does not keep in one."""
     return {
         "checkpoint": trainer._checkpoint_connector.dump_checkpoint(weights_only=False),
         "folders": [callback.dirpath for callback in trainer.checkpoint_callbacks],
+        "metrics": [getattr(trainer._logger_connector, name) for name in _METRICS],
         "should_stop": trainer.should_stop,
         "seed": torch.initial_seed(),
     }
 
 
 def load_trainer_state(trainer: Any, state: dict[str, Any]) -> None:
-    """Take over a state; the counters of the loops are set by ``LoopProgress``."""
+    """Take over a state; the rest is set by ``Progress``."""
     for callback, folder in zip(trainer.checkpoint_callbacks, state["folders"], strict=True):
         callback.dirpath = folder  # else it takes the others' checkpoints for those of another run
     connector = trainer._checkpoint_connector
@@ -70,4 +99,6 @@ def load_trainer_state(trainer: Any, state: dict[str, Any]) -> None:
     connector.restore_precision_plugin_state()
     connector.restore_optimizers_and_schedulers()
     connector._loaded_checkpoint = {}
+    for name, metrics in zip(_METRICS, state["metrics"], strict=True):
+        setattr(trainer._logger_connector, name, metrics)
     trainer.should_stop = state["should_stop"]
