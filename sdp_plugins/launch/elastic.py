@@ -13,7 +13,7 @@ from sdp_plugins.core.config import JOIN
 from sdp_plugins.core.regroup.roster import Roster
 from sdp_plugins.launch.elastic_workers import ElasticRanks, ElasticWorkers, Loss
 from sdp_plugins.launch.event_loop import signals_blocked
-from sdp_plugins.launch.report import FailedRank, how_it_ended, killed_by
+from sdp_plugins.launch.report import FailedRank, FailureOrigin, how_it_ended, killed_by
 from sdp_plugins.launch.supervise import SURVIVOR_GRACE_S, Options, Supervisor
 from sdp_plugins.launch.worker_group import Ending
 
@@ -42,7 +42,9 @@ class Limits(NamedTuple):
         """
         low, _, high = text.partition(":")
         if not (low.isdecimal() and high.isdecimal() and 1 <= int(low) <= int(high)):
-            raise typer.BadParameter(f"--elastic takes MIN:MAX, such as 2:4, not {text!r}")
+            raise typer.BadParameter(
+                f"--elastic takes MIN:MAX, such as 2:4, with 1 <= MIN <= MAX, not {text!r}"
+            )
         return cls(int(low), int(high), restarts)
 
 
@@ -103,7 +105,7 @@ class ElasticSupervisor(Supervisor):
             if number in self.lost_at:
                 took_s = now - self.lost_at.pop(number)
                 self.say(f"rank {number} takes part again, after {took_s:.1f} s")
-        if len(there) != len(before) and self.roster.view >= 0:
+        if len(there) != len(before) and self.roster.view >= 0 and not self.is_ending:
             self.say(f"the job goes on with {len(there)} rank{'s' * (len(there) > 1)}")
         self.roster = roster
 
@@ -156,12 +158,14 @@ class ElasticSupervisor(Supervisor):
             return  # the job has ended before it could join
         # When the others have ended, an error of the last rank's own may be a result that is lost.
         can_go_on = others or (self.ended and killed_by(failure.code))
+        how = f"rank {number} ({failure.where}) has ended: {how_it_ended(failure.code)}"
         if self.is_ending or self.signals or self.roster.view < 0 or not can_go_on:
+            if not self.is_ending and self.lost_at.keys() - {number} and not self.ended:
+                hint = "start the job again, from its last checkpoint"
+                self.say(f"{how}; no rank is left that has the job's state. Hint: {hint}")
             self.give_up(number, failure)
             return
         self.tolerated[number] = failure
-        how = f"rank {number} ({self.workers.ranks[number].where}) has ended: "
-        how += how_it_ended(failure.code)
         if self.may_start and others:
             self.restarts += 1
             self.lost_at.setdefault(number, time.monotonic())
@@ -174,13 +178,16 @@ class ElasticSupervisor(Supervisor):
             self.give_up(number, failure)
 
     def give_up(self, number: int, failure: FailedRank) -> None:
-        """End the job; those that were lost before may be the cause.
+        """End the job; those that were lost before may be the cause of an error of this rank.
 
         A process that has not joined has nothing to say but that there is no job any more.
         """
+        if self.signals:
+            self.tolerated.clear()
         if number in self.lost_at:
             failure = self.tolerated.pop(number, failure)
-        self.failed |= self.tolerated
+        if failure.kind is not FailureOrigin.OWN:
+            self.failed |= self.tolerated
         self.tolerated.clear()
         super().note_failure(number, failure)
 
@@ -189,6 +196,8 @@ class ElasticSupervisor(Supervisor):
         handles = ",".join(map(str, self.roster.handles))
         with signals_blocked():
             self.running[number] = self.elastic.start_again(number, {JOIN: handles})
+        for stream in self.output[number]:
+            stream.tail.clear()
         self.started_in[number] = self.roster.view
 
 

@@ -91,11 +91,13 @@ class FailedRank:
         code: Its exit code.
         error: The exception that ended it; None if it reported none.
         tail: The end of its stderr.
+        where: Its process.
     """
 
     code: int
     error: RankError | None = None
     tail: Sequence[bytes] = ()
+    where: str = ""
 
     @property
     def kind(self) -> FailureOrigin:
@@ -138,20 +140,19 @@ def blamed(failures: Mapping[int, FailedRank]) -> int:
     return min([*reversed(named), *failures], key=lambda rank: failures[rank].kind)
 
 
-def described(
-    program: str, rank: int, where: str, failure: FailedRank, ended: Sequence[int] = ()
-) -> str:
-    """Compose the report of the rank to blame, which runs in the process `where`.
+def described(program: str, rank: int, failure: FailedRank, ended: Sequence[int] = ()) -> str:
+    """Compose the report of the rank to blame.
 
     The ranks in `ended` had ended with 0 before; it may have waited for them.
     """
-    how = f"{program}: rank {rank} ({where}) failed first: {how_it_ended(failure.code)}"
+    who = f"rank {rank} ({failure.where})"
+    how = f"{program}: {who} failed first: {how_it_ended(failure.code)}"
     if failure.absent and failure.error:
         op, seq = failure.error.op or "operation", failure.error.seq
         op = f"{op} #{seq}" if seq >= 0 else f"the {op}"  # such as the rendezvous
         how = (
             f"{program}: {name_ranks(failure.absent)} did not arrive at {op} in "
-            f"{failure.error.elapsed_s:.3g} s; rank {rank} ({where}) waited and "
+            f"{failure.error.elapsed_s:.3g} s; {who} waited and "
             f"failed: {how_it_ended(failure.code)}"
         )
     how += f", after {name_ranks(ended)} had ended without an error." if ended else "."

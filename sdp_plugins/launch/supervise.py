@@ -256,7 +256,8 @@ class Supervisor:
         if stderr.source:
             self.loop.read(stderr.source)
         stderr.flush()
-        return FailedRank(code, self.workers.ranks[number].error(), stderr.tail)
+        rank = self.workers.ranks[number]
+        return FailedRank(code, rank.error(), tuple(stderr.tail), rank.where)
 
     def note_failure(self, number: int, failure: FailedRank) -> None:
         """Note that a rank has failed, so that the job ends."""
@@ -277,13 +278,13 @@ class Supervisor:
         if may_wait and FailureOrigin.OWN not in {failure.kind for failure in self.failed.values()}:
             return
         number = blamed(self.failed)
-        failure, where = self.failed[number], self.workers.ranks[number].where
+        failure = self.failed[number]
         self.blame_at = None
         for rank in failure.absent:
             if rank in self.running:
                 self.signal(self.running[rank], stack_dump.NUMBER)
         # A user who has ended the job needs no report.
-        text = "" if self.signals else described(self.program, number, where, failure, self.ended)
+        text = "" if self.signals else described(self.program, number, failure, self.ended)
         self.ending = Ending(text, failure.code)
         if not self.steps:
             self.end_all(now + SURVIVOR_GRACE_S)

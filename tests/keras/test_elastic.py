@@ -340,6 +340,41 @@ def test_another_rank_writes(keras_pool: Any, tmp_path: Path) -> None:
     assert not (tmp_path / "backup").exists()  # Keras deletes it at the end
 
 
+class TornCheckpoint(keras.callbacks.ModelCheckpoint):
+    """Rank 0 is lost while it saves the epoch that will be the best."""
+
+    def __init__(self, path: Path, at: int, is_lost: Callable[[], bool]) -> None:
+        super().__init__(path, monitor="best", mode="max", save_best_only=True)
+        self._at, self._is_lost = at, is_lost
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch == self._at and self._is_lost():
+            Path(self.filepath).write_text("torn")
+            die()
+        super().on_epoch_end(epoch, {**logs, "best": float(epoch == self._at)})
+
+
+def save(rank: int, world: int, folder: Path, at: int, first: str) -> dict[str, Any]:
+    saves = TornCheckpoint(folder / "best.keras", at, lambda: rank == 0)
+    logs = keras.callbacks.CSVLogger(folder / "log.csv")
+    callbacks = [logs, saves] if first == "logs" else [saves, logs]
+    return train(callbacks=[*callbacks, keras.callbacks.BackupAndRestore(folder / "backup")])
+
+
+@pytest.mark.parametrize(("at", "first"), [(1, "logs"), (0, "saves"), (EPOCHS - 1, "saves")])
+def test_a_rank_is_lost_while_it_saves(
+    keras_pool: Any, tmp_path: Path, at: int, first: str
+) -> None:
+    """Another saves what that one has not; and only what is better."""
+    with keras_pool("torch", 3).start(save, tmp_path, at, first) as ranks:
+        results = [ranks[rank].result() for rank in (1, 2)]
+    rows = list(csv.DictReader((tmp_path / "log.csv").open()))
+    assert [int(row["epoch"]) for row in rows] == list(range(EPOCHS))
+    best = keras.models.load_model(tmp_path / "best.keras")
+    assert best.optimizer.iterations == (at + 1) * -(-ROWS // BATCH)
+    assert results[0]["history"] == results[1]["history"]
+
+
 class Evaluating(keras.callbacks.Callback):
     """Evaluates other rows than `fit` validates on."""
 

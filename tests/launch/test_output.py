@@ -274,7 +274,7 @@ def wrote(text: str) -> list[bytes]:
 
 OWN = FailedRank(1, RankError())
 TRACED = FailedRank(1, None, wrote(f"{TRACEBACK}\nValueError: x"))
-SILENT = FailedRank(3)
+SILENT = FailedRank(3, where="pid 42")
 
 
 @pytest.mark.parametrize(
@@ -318,13 +318,13 @@ def test_how_a_rank_without_an_error_file_failed(
 
 
 def test_failure_names_ranks_that_it_may_have_waited_for() -> None:
-    text = described("sdp run", 3, "pid 42", SILENT, [0, 2])
+    text = described("sdp run", 3, SILENT, [0, 2])
     assert "failed first: exit code 3, after ranks 0, 2 had ended without an error. It" in text
-    text = described("sdp run", 30, "pid 42", SILENT, range(30))
+    text = described("sdp run", 30, SILENT, range(30))
     assert "after ranks 0-29 had ended" in text
 
 
 def test_failure_names_signal_and_hint() -> None:
-    text = described("sdp run", 3, "pid 42", FailedRank(128 + 7))
+    text = described("sdp run", 3, FailedRank(128 + 7, where="pid 42"))
     assert "rank 3 (pid 42) failed first: killed by SIGBUS" in text
     assert "nothing to stderr" in text and "/dev/shm" in text

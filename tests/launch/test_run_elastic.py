@@ -115,20 +115,41 @@ def test_an_error_of_the_last_rank_fails_the_job(script: Script) -> None:
     assert done.stderr.rstrip().endswith("OSError: no space left")
 
 
+def test_the_last_rank_with_the_state_is_lost(script: Script) -> None:
+    """The report names the process that the job has ended with, not the one lost before it."""
+    text = "            if job.group.world_size == 1: how(job)\n            complete ="
+    text = (KILLED + COUNTING).replace("            complete =", text)
+    done = launch("--elastic", "1:2", script(text), "7", "1")
+    assert done.returncode == 128 + signal.SIGKILL
+    found = re.findall(r"rank (\d) \((pid \d+)\) (has ended|failed first): killed", done.stderr)
+    assert [(rank, how) for rank, _, how in found] == [
+        ("1", "has ended"),
+        ("0", "has ended"),
+        ("0", "failed first"),
+    ]
+    assert found[1][1] == found[2][1] != found[0][1]
+    assert "no rank is left that has the job's state. Hint: start the job again" in done.stderr
+
+
+@pytest.mark.parametrize("lost", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_the_job(script: Script, number: signal.Signals) -> None:
+def test_a_signal_ends_the_job(script: Script, number: signal.Signals, lost: bool) -> None:
+    """Its exit code is the signal's, also if a rank has been lost before."""
     text = """
     from sdp_plugins.core import ElasticJob
+    print(os.getpid(), flush=True)
     with ElasticJob.from_env() as job:
-        print(os.getpid(), flush=True)
+        if rank == 1 and "lost" in sys.argv:
+            time.sleep(5)  # until the launcher has noticed that the job has begun
+            os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(600)
     """
-    job = start("--elastic", "1:3", "--no-prefix", script(text))
-    pids = read_pids(job, 3)
+    job = start("--elastic", "1:3", "--no-prefix", script(text), *["lost"] * lost)
+    pids = read_pids(job, 3 + lost)
     job.send_signal(number)
     _, errors = job.communicate(timeout=HANG_S)
     assert job.returncode == 128 + number
-    assert "starting another" not in errors
+    assert ("starting another" in errors) == lost
     wait_until_gone(pids)
 
 
@@ -147,7 +168,7 @@ def test_the_training_of_the_page_runs_as_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--elastic", "3"], "--elastic takes MIN:MAX, such as 2:4, not '3'"),
+        (["--elastic", "3"], "--elastic takes MIN:MAX, such as 2:4, with 1 <= MIN <= MAX, not '3'"),
         (["--elastic", "3:2"], "--elastic takes MIN:MAX"),
         (["--elastic", "0:2"], "--elastic takes MIN:MAX"),
         (["--elastic", "1:2", "-n", "2"], "Hint: leave out -n"),

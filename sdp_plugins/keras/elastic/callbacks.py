@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FunctionType
 from typing import Any, Protocol
 
@@ -43,15 +44,15 @@ class OnRankZero(keras.callbacks.Callback):  # type: ignore[misc]
 
     Attributes:
         callback: The argument.
-        state: What the one of rank 0 had at the end of the last epoch.
     """
 
     def __init__(self, callback: Any, verbose: Any, fit: Training) -> None:
         super().__init__()
         self.callback = callback
-        self.state: dict[str, Any] = {}
+        self._state: dict[str, Any] = {}  # what the one of rank 0 has told
         self._fit, self._verbose = fit, verbose
-        self._has_begun = False
+        self._has_begun = False  # to be called on this rank, which then is rank 0
+        self._missed: tuple[int, Any] | None = None  # the end of an epoch: rank 0 has seen to it
 
     def set_params(self, params: Any) -> None:
         """Keep them, and pass them on."""
@@ -65,17 +66,38 @@ class OnRankZero(keras.callbacks.Callback):  # type: ignore[misc]
 
     def call(self, hook: str, *args: Any, **kwargs: Any) -> None:
         """Call a hook, if this is rank 0, and the others have not called it."""
-        if self._fit.rank != 0 or (hook != "on_train_begin" and self._fit.is_behind):
+        begins = hook == "on_train_begin"
+        if self._fit.rank != 0 or (self._fit.is_behind and not begins):
             return
+        if begins and not self._fit.is_first_rank_zero:
+            return  # what the former rank 0 has noted comes later
         if not self._has_begun:
             self._has_begun = True
-            if self._fit.is_first_rank_zero and hook == "on_train_begin":
-                return self.callback.on_train_begin(*args, **kwargs)
-            self._take_over()
-            if hook == "on_train_begin":
-                return None
+            if not begins:
+                self._take_over()
         getattr(self.callback, hook)(*args, **kwargs)
-        return None
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Also note it on the other ranks."""
+        if self._fit.rank != 0 and not self._fit.is_behind:
+            self._missed = epoch, logs
+        self.call("on_epoch_end", epoch, logs)
+
+    def repeat_epoch_end(self) -> None:
+        """If rank 0 has been lost at the end of an epoch, do what it may not have finished."""
+        if self._missed is not None:
+            (epoch, logs), self._missed = self._missed, None
+            if not _has_logged(self.callback, epoch):
+                self.call("on_epoch_end", epoch, logs)
+
+    def state(self) -> dict[str, Any]:
+        """What the callback of rank 0 has noted, as far as this rank knows."""
+        return _state_of(self.callback) if self._has_begun else self._state
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Note what the callback of rank 0 has noted."""
+        self._state, self._missed = state, None
+        self._has_begun &= self._fit.rank == 0
 
     def _take_over(self) -> None:
         """Go on where the former rank 0 was: add to its files."""
@@ -83,7 +105,7 @@ class OnRankZero(keras.callbacks.Callback):  # type: ignore[misc]
             self.callback.append = True
         if not isinstance(self.callback, keras.callbacks.BackupAndRestore):  # would set all back
             self.callback.on_train_begin()
-        vars(self.callback).update(self.state)
+        vars(self.callback).update(self._state)
         if self._fit.epoch >= 0:
             self.callback.on_epoch_begin(self._fit.epoch)
 
@@ -95,8 +117,18 @@ def _hook(name: str) -> Callable[..., None]:
     return call
 
 
-for _name in [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]:
-    setattr(OnRankZero, _name, _hook(_name))
+for _name in {name for name in dir(keras.callbacks.Callback) if name.startswith("on_")}:
+    if _name not in vars(OnRankZero):
+        setattr(OnRankZero, _name, _hook(_name))
+
+
+def _has_logged(callback: Any, epoch: int) -> bool:
+    """Whether a file has the epoch's line already."""
+    if not isinstance(callback, keras.callbacks.CSVLogger):
+        return False
+    path = Path(callback.filename)
+    lines = path.read_text().splitlines() if path.exists() else []
+    return bool(lines) and lines[-1].split(callback.sep)[0] == str(epoch)
 
 
 def for_all_ranks(callbacks: Any, verbose: Any, fit: Training) -> list[Any]:
@@ -113,22 +145,18 @@ def for_all_ranks(callbacks: Any, verbose: Any, fit: Training) -> list[Any]:
     return [OnRankZero(each, verbose, fit) if isinstance(each, WRITERS) else each for each in given]
 
 
-def states_of(callbacks: Sequence[Any], is_rank_zero: bool) -> bytes:
+def states_of(callbacks: Sequence[Any]) -> bytes:
     """Return what callbacks have noted, for a rank that joins."""
-    found = []
-    for each in callbacks:
-        if isinstance(each, OnRankZero):
-            found.append(_state_of(each.callback) if is_rank_zero else each.state)
-        else:
-            found.append(_state_of(each))
-    return pickle.dumps(found)
+    return pickle.dumps(
+        [each.state() if isinstance(each, OnRankZero) else _state_of(each) for each in callbacks]
+    )
 
 
 def load_states(callbacks: Sequence[Any], states: bytes) -> None:
     """Take over what another rank's callbacks have noted."""
     for each, state in zip(callbacks, pickle.loads(states), strict=False):
         if isinstance(each, OnRankZero):
-            each.state = state
+            each.take(state)
         else:
             _load(each, state)
 

@@ -156,7 +156,9 @@ class ElasticFit:
             check()
             group = self.context.group
             writers = [each for each in self._callbacks if isinstance(each, OnRankZero)]
-            states = states_of(writers, True) if self.rank == 0 else b""
+            for writer in writers if self.rank == 0 else ():
+                writer.repeat_epoch_end()
+            states = states_of(writers) if self.rank == 0 else b""
             load_states(writers, group.exchange(states)[0])
 
         self._run((self.epoch, _EPOCH_END, 0), run)
@@ -282,7 +284,7 @@ class ElasticFit:
             "first epoch": self._first_epoch,
             "logs": keras.tree.map_structure(keras.ops.convert_to_numpy, self._logs),
             "data": (*place, self.data.state()),
-            "callbacks": states_of([*self._callbacks, self._model.history], self.rank == 0),
+            "callbacks": states_of([*self._callbacks, self._model.history]),
         }
 
     def _load(self, state: dict[str, Any]) -> None:
