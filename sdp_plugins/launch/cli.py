@@ -149,8 +149,8 @@ def run(
         typer.Option(
             "--elastic",
             metavar="MIN:MAX",
-            help="Start MAX ranks, and go on when ranks are lost, as long as MIN are left; start "
-            "others in their places. The script has to be written for it: see docs/elastic.md.",
+            help="Start MAX ranks, go on when ranks are lost, and start others in their places; fail "
+            "when fewer than MIN are left and none can be started. The script has to be written for it: see docs/elastic.md.",
         ),
     ] = None,
     restarts: Annotated[

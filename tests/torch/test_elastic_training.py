@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -305,6 +306,77 @@ def break_alone(rank: int, world: int) -> None:
 def test_ranks_in_different_epochs_are_told(start_pooled: Start) -> None:
     with start_pooled(2, break_alone) as ranks:
         ranks.results()
+
+
+def take(job: Job, model: nn.Module, steps: bool) -> None:
+    x, y, _ = data()[:BATCH]
+    with job.elastic.step():
+        functional.cross_entropy(model(x), y).backward()
+        if steps:
+            job.optimizer.step()
+            job.optimizer.zero_grad()
+
+
+def misuse(rank: int, world: int) -> list[str]:
+    torch.distributed.init_process_group("smddp")
+    with pytest.raises(RuntimeError) as early:
+        Job(rank)
+    torch.distributed.destroy_process_group()
+    told, job = [str(early.value)], Job(rank)
+    with pytest.raises(TypeError) as wrapped:
+        sdp.Elastic(nn.parallel.DistributedDataParallel(job.model), job.optimizer)
+    told.append(str(wrapped.value))
+    for model, steps in ((job.model, True), (job.elastic.model, False)):
+        with pytest.raises(RuntimeError) as misused:
+            take(job, model, steps)
+        told.append(str(misused.value))
+    job.elastic.close()
+    return told
+
+
+def test_mistakes_are_told(start_pooled: Start) -> None:
+    with start_pooled(2, misuse) as ranks:
+        results = ranks.results()
+    for told in results:
+        for text, wanted in zip(
+            told,
+            (
+                "Hint: remove init_process_group()",
+                "Hint: pass the model",
+                "Hint: call elastic.model",
+                "Hint: take one step in each block",
+            ),
+            strict=True,
+        ):
+            assert wanted in text
+
+
+def accumulate(rank: int, world: int) -> list[Any]:
+    """In parts, of which the last one averages; a step that GradScaler skips is none."""
+    job, whole = Job(rank), net(seed=0)
+    elastic, (x, y, _) = job.elastic, data()[: 2 * BATCH]
+    mine = slice(rank * BATCH, (rank + 1) * BATCH)
+    with elastic.step():
+        for part in (0, 1):
+            some = slice(part * BATCH // 2, (part + 1) * BATCH // 2)
+            context = elastic.model.no_sync() if part == 0 else nullcontext()
+            with context:
+                loss = functional.cross_entropy(elastic.model(x[mine][some]), y[mine][some])
+                (loss / 2).backward()
+        gradients = [parameter.grad.clone() for parameter in job.model.parameters()]
+        job.optimizer.step()
+        job.optimizer.zero_grad()
+    functional.cross_entropy(whole(x), y).backward()
+    with elastic.step():
+        (functional.cross_entropy(elastic.model(x), y) * torch.inf).backward()
+    elastic.close()
+    return [gradients, [parameter.grad for parameter in whole.parameters()]]
+
+
+def test_gradients_accumulate_in_a_block(start_pooled: Start) -> None:
+    with start_pooled(2, accumulate) as ranks:
+        for found, expected in ranks.results():
+            torch.testing.assert_close(found, expected)
 
 
 def forget_step(rank: int, world: int) -> None:

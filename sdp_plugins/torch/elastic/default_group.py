@@ -33,9 +33,17 @@ class DefaultGroup:
     Args:
         timeout_s: Time-out of the group's operations, and of a regrouping.
         minimum: How many ranks it needs.
+
+    Raises:
+        RuntimeError: There is a default group.
     """
 
     def __init__(self, timeout_s: float, minimum: int) -> None:
+        if dist.is_initialized():
+            raise RuntimeError(
+                "an elastic training makes torch's default process group, but there is one. Hint: "
+                "remove init_process_group()."
+            )
         self._timeout_s, self._minimum = timeout_s, minimum
         self._hook: Callable[..., Any] | None = None
         topology, config = Topology.from_env(), Config.from_env()

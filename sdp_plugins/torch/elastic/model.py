@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from torch import nn
@@ -19,6 +19,7 @@ class ElasticModel(nn.Module):
 
     Attributes:
         module: The user's.
+        was_called: Whether the module has been called in this step.
     """
 
     def __init__(self, module: nn.Module, options: dict[str, Any]) -> None:
@@ -26,10 +27,16 @@ class ElasticModel(nn.Module):
         self.module = module
         self._options = {"init_sync": False, **options}
         self._current: list[DistributedDataParallel] = []  # in a list: its module is here already
+        self.was_called = False
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module."""
+        self.was_called = True
         return self._current[0](*args, **kwargs)
+
+    def no_sync(self) -> AbstractContextManager[None]:
+        """Return a context in which backward passes accumulate gradients, and do not average."""
+        return self._current[0].no_sync()
 
     @contextmanager
     def weighted(self, weight: float) -> Iterator[None]:
@@ -43,6 +50,7 @@ class ElasticModel(nn.Module):
             for parameter in (self.module.parameters() if weight != 1.0 else ())
             if parameter.requires_grad
         ]
+        self.was_called = False
         try:
             yield
         finally:

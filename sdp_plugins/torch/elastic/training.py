@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from sdp_plugins.core import SdpError
@@ -78,6 +79,11 @@ class Elastic:
         ddp_options: dict[str, Any] | None = None,
         **state: Stateful,
     ) -> None:
+        if isinstance(model, DistributedDataParallel):
+            raise TypeError(
+                "Elastic makes DistributedDataParallel itself, anew when ranks change, but got a "
+                "model in it. Hint: pass the model."
+            )
         self.model = ElasticModel(model, ddp_options or {})
         self._optimizer = optimizer
         self._state: dict[str, Stateful] = {"model": model, "optimizer": optimizer, **state}
@@ -141,15 +147,18 @@ class Elastic:
 
     @contextmanager
     def step(self) -> Iterator[Step]:
-        """Take a step in the block: one forward and backward pass, and one of the optimizer.
+        """Take a step in the block: forward and backward passes, and one step of the optimizer.
 
         Raises:
+            RuntimeError: The block has left gradients without a step, or a step without
+                ``elastic.model``; or the ranks have come to different places.
             RendezvousError: The others have gone on without this rank, or too few are left.
         """
         made, before, committed = Step(), self._steps_of_optimizer, False
         try:
             with self.model.weighted(self._weight()):
                 yield made
+            self._check_block(before)
             self._commit()
             committed = True
             if self._group.is_asked(self.progress):
@@ -183,6 +192,24 @@ class Elastic:
         if not self._counts:  # a step without a loader
             return 1.0
         return self._counts[self.rank] * self.world_size / sum(self._counts)
+
+    def _check_block(self, steps: int) -> None:
+        """Check that the block has taken a step, with gradients that the ranks have averaged."""
+        if self._steps_of_optimizer > steps:
+            if not self.model.was_called:
+                raise RuntimeError(
+                    "the optimizer has taken a step in a block of elastic.step() in which "
+                    "elastic.model was not called, so its gradients are this rank's alone. Hint: "
+                    "call elastic.model, not the model itself, in the forward pass."
+                )
+            return
+        left = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if left and all(gradient.sum().isfinite() for gradient in left):  # else GradScaler skips it
+            raise RuntimeError(
+                "a block of elastic.step() has left gradients, and taken no step of the optimizer. "
+                "A process that joins now would lack them. Hint: take one step in each block; to "
+                "accumulate gradients, call backward() for parts of a batch in one block."
+            )
 
     def _commit(self) -> None:
         steps, epoch, consumed = self.progress
