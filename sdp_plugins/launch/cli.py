@@ -149,8 +149,9 @@ def run(
         typer.Option(
             "--elastic",
             metavar="MIN:MAX",
-            help="Start MAX ranks, go on when ranks are lost, and start others in their places; fail "
-            "when fewer than MIN are left and none can be started. The script has to be written for it: see docs/elastic.md.",
+            help="Start MAX ranks, go on when ranks are lost, and start others in their places; "
+            "fail when fewer than MIN are left and none can be started. The script has to be "
+            "written for it: see docs/elastic.md.",
         ),
     ] = None,
     restarts: Annotated[
