@@ -82,6 +82,8 @@ class LocalRanks(WorkerGroup):
                 self._loop.drop_source(stream.source)
             stream.flush()
         self.ranks[number].close()
+        if self._reaper:
+            self._reaper.forget(self.ranks[number].pid)
         self.ranks[number] = self._start(number, extra)
         return self.ranks[number]
 

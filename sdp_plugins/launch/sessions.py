@@ -59,6 +59,10 @@ class Reaper:
         with suppress(BrokenPipeError):
             os.write(self._writer, b"%d\n" % session)
 
+    def forget(self, session: int) -> None:
+        """Remove a session that is empty: its number may become another's."""
+        self.watch(-session)
+
     def dismiss(self) -> None:
         """End the reaper: all sessions are empty."""
         with suppress(BrokenPipeError):
@@ -79,7 +83,9 @@ def kill_orphans(reader: int, grace_s: float) -> None:
     with open(reader, "rb") as pipe:
         words = pipe.read().split()
     if b"done" not in words:
-        sessions = {int(word) for word in words}
+        sessions: set[int] = set()
+        for session in map(int, words):
+            (sessions.add if session > 0 else sessions.discard)(abs(session))
         end = time.monotonic() + grace_s
         while time.monotonic() < end and members(sessions):
             time.sleep(LOOK_S)

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import stat
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from sdp_plugins.core.regroup import Handle
+from sdp_plugins.core.regroup.roster import Member, Roster
 from sdp_plugins.launch.hosts import LaunchError, addresses, agent_messages
 from sdp_plugins.launch.hosts.agent_messages import TOKEN
 from sdp_plugins.launch.hosts.diagnosis import explained
-from sdp_plugins.launch.hosts.host_job import forwarded_names, mpirun_environment
+from sdp_plugins.launch.hosts.elastic_hosts import ElasticHosts
+from sdp_plugins.launch.hosts.host_job import (
+    HostJob,
+    HostPlan,
+    forwarded_names,
+    mpirun_environment,
+)
 from sdp_plugins.launch.hosts.host_list import parse_hostfile, parse_hosts, placed
 from sdp_plugins.launch.hosts.mpirun import (
     INTEL_MPI,
@@ -25,6 +36,8 @@ from sdp_plugins.launch.hosts.mpirun import (
     find,
     mpirun_line,
 )
+from sdp_plugins.launch.hosts.remote_rank import AgentConnection, RemoteRank
+from sdp_plugins.launch.worker_group import RankOutput
 from tests.ranks import HANG_S
 
 ROOT = Path(__file__).parents[2]
@@ -110,6 +123,28 @@ def test_strangers_can_neither_fill_nor_break_the_launcher() -> None:
         )
     with pytest.raises(ValueError, match="nested"):
         agent_messages.read_json(b"[" * 200_000)
+
+
+def test_strangers_neither_get_nor_give_rosters() -> None:
+    """A roster has the secrets by which one joins."""
+    plan = HostPlan(
+        HostJob((), "a:2", None, None, None, None, 0, (), "job"), {"a": 2}, None, [], {}, "t"
+    )
+    hosts = ElasticHosts(plan)
+    roster = json.dumps(Roster(0, (Member(0, Handle("127.0.0.1", 1, "secret")),)).to_json())
+    pairs = [socket.socketpair() for _ in range(3)]
+    hosts.connections = [AgentConnection(ours, hosts.receive) for ours, _ in pairs]
+    stranger, first, second = hosts.connections
+    first.rank, second.rank = (RemoteRank(RankOutput(Mock(), Mock())) for _ in range(2))
+    with pytest.raises((ValueError, KeyError)):
+        hosts.receive(stranger, agent_messages.ROSTER, roster.encode())
+    assert not hosts.new_rosters()
+    hosts.receive(first, agent_messages.ROSTER, roster.encode())
+    assert len(hosts.new_rosters()) == 1
+    for (ours, theirs), told in zip(pairs, (b"", b"", b"secret"), strict=True):
+        ours.shutdown(socket.SHUT_WR)
+        assert told in theirs.recv(4096) if told else theirs.recv(4096) == b""
+        ours.close(), theirs.close()
 
 
 def test_addresses() -> None:

@@ -31,13 +31,12 @@ class ElasticHosts(ElasticWorkers, RemoteRanks):
         super().__init__(plan)
         self._rosters: list[Roster] = []
         self._try_at: dict[Starter, float] = {}  # when to start the agents of a lost host again
-        self._returned: list[int] = []  # ranks whose agents have connected again
 
     def receive(self, agent: AgentConnection, kind: bytes, body: bytes) -> None:
         """Also take rosters, and agents that have been started again."""
         if agent.rank is None and self._runs:
-            self._returned.append(int(self.identify(agent, kind, body)["rank"]))
-        elif kind == agent_messages.ROSTER:
+            self.identify(agent, kind, body)
+        elif kind == agent_messages.ROSTER and agent.rank:
             self._take_roster(agent, body)
         else:
             super().receive(agent, kind, body)
@@ -46,7 +45,7 @@ class ElasticHosts(ElasticWorkers, RemoteRanks):
         roster = Roster.from_json(agent_messages.read_json(body))
         self._rosters.append(roster)
         for other in self.connections:
-            if other is not agent:
+            if other is not agent and other.rank:  # others may be strangers
                 other.send(agent_messages.ROSTER, roster.to_json())
 
     def new_rosters(self) -> list[Roster]:
@@ -112,23 +111,26 @@ class ElasticHosts(ElasticWorkers, RemoteRanks):
             agent.dismiss()
 
     def returned(self) -> list[int]:
-        """Start agents on lost hosts; return the ranks whose agents have connected again."""
+        """Start agents on lost hosts; return the ranks of hosts on which all have connected."""
+        found: list[int] = []
         for starter, when in list(self._try_at.items()):
             if all(self.ranks[number].agent for number in starter.ranks):
                 starter.output.hidden = False
+                found += starter.ranks
                 del self._try_at[starter]
                 if not self._try_at:
                     self.stop_listening()
             elif when <= time.monotonic():
                 del self._try_at[starter]
                 self._try_at[self._started_again(starter)] = time.monotonic() + NEXT_TRY_S
-        returned, self._returned = self._returned, []
-        return returned
+        return found
 
     def _started_again(self, starter: Starter) -> Starter:
         for number in starter.ranks:
             self._dismiss(number)
         starter.close()
+        assert self.reaper
+        self.reaper.forget(starter.pid)
         starts = self.plan.starts(self.listen())
         place = self.starters.index(starter)
         self.starters[place] = again = self.started(starts[place])
