@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from sdp_plugins.core.rank_names import name_ranks
 from sdp_plugins.core.regroup.roster import Roster
@@ -98,9 +100,7 @@ class ElasticHosts(ElasticWorkers, RemoteRanks):
         is_whole = all(self.ranks[number].code is not None for number in starter.ranks)
         if is_whole:
             self._try_at[starter] = time.monotonic() + FIRST_TRY_S
-            for number in starter.ranks:
-                self._dismiss(number)
-                self.ranks[number] = self.ranks[number].anew(LOST_CODE)
+            self._forget_agents(starter)
             text = text or f"host {starter.name} is lost, and {who} with it"
         text = text or f"the agent of {who} on {starter.name} has ended, and the rank with it"
         return Loss(lost, text, f"see whether {starter.name} is up, and why", is_whole)
@@ -109,6 +109,12 @@ class ElasticHosts(ElasticWorkers, RemoteRanks):
         """Let an agent end its rank, should it get the message."""
         if agent := self.ranks[number].agent:
             agent.dismiss()
+
+    def _forget_agents(self, starter: Starter) -> None:
+        """Let others connect for a host's ranks; the end of these then means nothing."""
+        for number in starter.ranks:
+            self._dismiss(number)
+            self.ranks[number] = self.ranks[number].anew(LOST_CODE)
 
     def returned(self) -> list[int]:
         """Start agents on lost hosts; return the ranks of hosts on which all have connected."""
@@ -121,21 +127,22 @@ class ElasticHosts(ElasticWorkers, RemoteRanks):
                 if not self._try_at:
                     self.stop_listening()
             elif when <= time.monotonic():
-                del self._try_at[starter]
-                self._try_at[self._started_again(starter)] = time.monotonic() + NEXT_TRY_S
+                self._try_at[starter] = time.monotonic() + NEXT_TRY_S
+                with suppress(OSError, subprocess.SubprocessError):  # no process is free, say
+                    self._replace(starter)
         return found
 
-    def _started_again(self, starter: Starter) -> Starter:
-        for number in starter.ranks:
-            self._dismiss(number)
+    def _replace(self, starter: Starter) -> None:
+        """Start the agents of a host again, and end what has been started before."""
+        place = self.starters.index(starter)
+        again = self.started(self.plan.starts(self.listen())[place])
+        again.output.hidden = True
+        self.starters[place] = again
+        self._try_at[again] = self._try_at.pop(starter)
+        self._forget_agents(starter)
         starter.close()
         assert self.reaper
         self.reaper.forget(starter.pid)
-        starts = self.plan.starts(self.listen())
-        place = self.starters.index(starter)
-        self.starters[place] = again = self.started(starts[place])
-        again.output.hidden = True
-        return again
 
     def kill(self) -> None:
         """Also end what has not reached its host yet."""
