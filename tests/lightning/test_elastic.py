@@ -53,6 +53,7 @@ def module(package: str, seed: int, before: Before) -> Any:
             before("backward", self.global_step)
             self.log("train_loss", loss, sync_dist=True, on_step=False, on_epoch=True)
             self.log("train_one", 1.0, sync_dist=True, on_step=False, on_epoch=True)
+            self.log("train_batches", 1.0, reduce_fx="sum", on_step=False, on_epoch=True)
             return loss
 
         def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -66,6 +67,7 @@ def module(package: str, seed: int, before: Before) -> Any:
             before("validation", self.global_step)
             self.log("val_loss", functional.cross_entropy(self.net(batch[0]), batch[1]).float())
             self.log("one", self.one(), sync_dist=True)
+            self.log("val_batches", 1.0, reduce_fx="sum")
 
         def on_train_batch_start(self, batch: list[Tensor], index: int) -> None:
             if index % self.trainer.accumulate_grad_batches == 0:
@@ -198,7 +200,8 @@ def test_a_rank_is_lost(
         assert [hook for hook in result["hooks"] if hook.startswith("epoch")] == [
             f"epoch {epoch}" for epoch in range(EPOCHS)
         ]
-        assert result["metrics"].keys() == {"train_loss", "train_one", "val_loss", "one"}
+        logged = {"train_loss", "train_one", "train_batches", "val_loss", "one", "val_batches"}
+        assert result["metrics"].keys() == logged
         assert result["metrics"]["train_one"] == result["metrics"]["one"] == 1.0
 
 
@@ -356,6 +359,41 @@ def test_callbacks_see_a_repeated_part_once(
         assert result["waited"] == 2 and result["metrics"]["one"] == (3 if where == "save" else 1)
         saved = torch.load(result["best"], weights_only=False)
         assert saved["epoch"] == (2 if where == "save" else 0)
+
+
+def count_batches(rank: int, world: int, folder: Path) -> list[float]:
+    """A rank is lost in a validation in the middle of an epoch."""
+    callbacks: Any = importlib.import_module(f"{PACKAGE}.callbacks")
+    counts: list[float] = []
+
+    class Counts(callbacks.Callback):  # type: ignore[misc]
+        def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
+            self.batches = 0
+
+        def on_train_batch_end(self, *args: Any) -> None:
+            self.batches += 1
+
+        def on_validation_end(self, trainer: Any, module: Any) -> None:
+            counts.append(float(trainer.callback_metrics["val_batches"]))
+
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            counts.append(float(trainer.callback_metrics["train_batches"]) / self.batches)
+
+    def before(here: str, step: int) -> None:
+        if (rank, here, job.trainer.current_epoch) == (1, "validation", 1):
+            die()
+
+    options = {"val_check_interval": 0.5, "num_sanity_val_steps": 0}
+    job = Job(rank, world, folder, before, callbacks=[Counts()], **options)
+    job.fit()
+    return counts
+
+
+def test_metrics_count_a_repeated_validation_once(start_pooled: Start, tmp_path: Path) -> None:
+    """And all that was logged in the epoch before it."""
+    with start_pooled(3, count_batches, tmp_path) as ranks:
+        counts = [ranks[rank].result() for rank in (0, 2)]
+    assert {*counts[0], *counts[1]} == {1.0} and len(counts[0]) >= 3 * EPOCHS
 
 
 # ---- mistakes ------------------------------------------------------------------------------------
