@@ -80,7 +80,7 @@ class ElasticSupervisor(Supervisor):
                 self.say(f"rank {number} has been left out by the others; ending it")
                 self.signal(self.running[number], signal.SIGKILL)
         if self.may_start:
-            self.take_back(now)
+            self.take_returns()
         super().take_steps(now)
 
     def collect(self, now: float) -> None:
@@ -133,18 +133,14 @@ class ElasticSupervisor(Supervisor):
         is_over = self.is_ending or self.signals or self.ended
         return not is_over and self.restarts < self.limits.restarts
 
-    def take_back(self, now: float) -> None:
+    def take_returns(self) -> None:
         """Start the ranks of lost hosts that answer again."""
         with signals_blocked():
-            returned = self.elastic.returned()
-        for number in returned:
-            if not self.may_start:
-                return
-            self.restarts += 1
-            self.lost_at[number] = now
-            where, count = self.elastic.ranks[number].where, f"{self.restarts} of "
-            self.say(f"rank {number} starts again {where} ({count}{self.limits.restarts})")
-            self.start_again(number)
+            numbers = self.elastic.new_returns()
+        for number in numbers:
+            if self.may_start:
+                where = self.elastic.ranks[number].where
+                self.start_again(number, f"rank {number} starts again {where}")
 
     def enough_are_left(self) -> bool:
         """Whether the job may go on with the ranks that run, have been started, or have ended."""
@@ -167,10 +163,7 @@ class ElasticSupervisor(Supervisor):
             return
         self.tolerated[number] = failure
         if self.may_start and others:
-            self.restarts += 1
-            self.lost_at.setdefault(number, time.monotonic())
-            self.say(f"{how}; starting another ({self.restarts} of {self.limits.restarts})")
-            self.start_again(number)
+            self.start_again(number, f"{how}; starting another")
         elif self.enough_are_left():
             self.say(f"{how}; the others go on")
         else:
@@ -191,8 +184,11 @@ class ElasticSupervisor(Supervisor):
         self.tolerated.clear()
         super().note_failure(number, failure)
 
-    def start_again(self, number: int) -> None:
-        """Start a process that joins the job."""
+    def start_again(self, number: int, why: str) -> None:
+        """Start a process that joins the job, and say so."""
+        self.restarts += 1
+        self.lost_at.setdefault(number, time.monotonic())
+        self.say(f"{why} ({self.restarts} of {self.limits.restarts})")
         handles = ",".join(map(str, self.roster.handles))
         with signals_blocked():
             self.running[number] = self.elastic.start_again(number, {JOIN: handles})

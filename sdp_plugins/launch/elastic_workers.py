@@ -43,7 +43,7 @@ class ElasticWorkers(WorkerGroup):
         """The ranks that were lost since the last call, with their hosts; by default none."""
         return []
 
-    def returned(self) -> list[int]:
+    def new_returns(self) -> list[int]:
         """The lost ranks that can be started again since the last call; by default none."""
         return []
 

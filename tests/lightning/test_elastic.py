@@ -321,7 +321,7 @@ def repeat_a_part(
     """A rank is lost in a validation, or while it saves."""
     callbacks: Any = importlib.import_module(f"{PACKAGE}.callbacks")
 
-    class Checkpoint(callbacks.ModelCheckpoint):  # type: ignore[misc]
+    class Checkpoint(callbacks.ModelCheckpoint):
         def _save_checkpoint(self, trainer: Any, filepath: str) -> None:
             if rank == 0 and where == "save" and trainer.current_epoch == 1:
                 Path(filepath).write_text("torn")
@@ -366,7 +366,7 @@ def count_batches(rank: int, world: int, folder: Path) -> list[float]:
     callbacks: Any = importlib.import_module(f"{PACKAGE}.callbacks")
     counts: list[float] = []
 
-    class Counts(callbacks.Callback):  # type: ignore[misc]
+    class Counts(callbacks.Callback):
         def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
             self.batches = 0
 

@@ -66,16 +66,18 @@ class OnRankZero(keras.callbacks.Callback):  # type: ignore[misc]
 
     def call(self, hook: str, *args: Any, **kwargs: Any) -> None:
         """Call a hook, if this is rank 0, and the others have not called it."""
-        begins = hook == "on_train_begin"
-        if self._fit.rank != 0 or (self._fit.is_behind and not begins):
+        if self._fit.rank != 0 or self._fit.is_behind:
             return
-        if begins and not self._fit.is_first_rank_zero:
-            return  # what the former rank 0 has noted comes later
         if not self._has_begun:
             self._has_begun = True
-            if not begins:
-                self._take_over()
+            self._take_over()
         getattr(self.callback, hook)(*args, **kwargs)
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Call it where the job's first rank 0 is; one that follows takes over later."""
+        if self._fit.rank == 0 and self._fit.is_first_rank_zero:
+            self._has_begun = True
+            self.callback.on_train_begin(logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Also note it on the other ranks."""

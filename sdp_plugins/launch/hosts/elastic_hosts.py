@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from sdp_plugins.core.rank_names import name_ranks
@@ -94,7 +94,7 @@ class ElasticHosts(ElasticWorkers, RemoteRanks):
     def _loss(self, starter: Starter, lost: Sequence[int]) -> Loss:
         for number in lost:
             self.ranks[number].code = LOST_CODE
-            self._dismiss(number)
+        self._dismiss(lost)
         who = name_ranks(lost)
         text, self.refusal = self.refusal, ""
         is_whole = all(self.ranks[number].code is not None for number in starter.ranks)
@@ -105,18 +105,19 @@ class ElasticHosts(ElasticWorkers, RemoteRanks):
         text = text or f"the agent of {who} on {starter.name} has ended, and the rank with it"
         return Loss(lost, text, f"see whether {starter.name} is up, and why", is_whole)
 
-    def _dismiss(self, number: int) -> None:
-        """Let an agent end its rank, should it get the message."""
-        if agent := self.ranks[number].agent:
-            agent.dismiss()
+    def _dismiss(self, ranks: Iterable[int]) -> None:
+        """Let agents end their ranks, should they get the message."""
+        for number in ranks:
+            if agent := self.ranks[number].agent:
+                agent.dismiss()
 
     def _forget_agents(self, starter: Starter) -> None:
         """Let others connect for a host's ranks; the end of these then means nothing."""
+        self._dismiss(starter.ranks)
         for number in starter.ranks:
-            self._dismiss(number)
             self.ranks[number] = self.ranks[number].anew(LOST_CODE)
 
-    def returned(self) -> list[int]:
+    def new_returns(self) -> list[int]:
         """Start agents on lost hosts; return the ranks of hosts on which all have connected."""
         found: list[int] = []
         for starter, when in list(self._try_at.items()):
@@ -135,7 +136,7 @@ class ElasticHosts(ElasticWorkers, RemoteRanks):
     def _replace(self, starter: Starter) -> None:
         """Start the agents of a host again, and end what has been started before."""
         place = self.starters.index(starter)
-        again = self.started(self.plan.starts(self.listen())[place])
+        again = self.start_agents(self.plan.starts(self.listen())[place])
         again.output.hidden = True
         self.starters[place] = again
         self._try_at[again] = self._try_at.pop(starter)

@@ -56,7 +56,7 @@ class RemoteRanks(WorkerGroup):
         self.ranks = [RemoteRank(streams) for streams in output]
         self.start_by = time.monotonic() + START_S
         for start in self.plan.starts(self.listen()):
-            self.starters.append(self.started(start))
+            self.starters.append(self.start_agents(start))
         return True
 
     def listen(self) -> int:
@@ -70,7 +70,7 @@ class RemoteRanks(WorkerGroup):
             self.loop.add_alarm(self.listener.fileno(), partial(self.accept, self.listener))
         return int(self.listener.getsockname()[1])
 
-    def started(self, start: AgentStart) -> Starter:
+    def start_agents(self, start: AgentStart) -> Starter:
         """Start mpirun, or ssh for a host."""
         sink = self.ranks[0].output.stderr.sink
         starter = Starter(start, self.plan.environment, self.loop, sink, self.mask)

@@ -9,7 +9,8 @@ from typing import Any
 from sdp_plugins.core.elastic_state import JOINS, lost
 from sdp_plugins.lightning.elastic.division import Division
 from sdp_plugins.lightning.elastic.trainer_state import (
-    Progress,
+    Saved,
+    TrainerProgress,
     load_trainer_state,
     trainer_state,
 )
@@ -48,10 +49,11 @@ class ElasticFit:
         self._trainer, self._strategy, self._join = trainer, strategy, join
         fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
         self._fit_loop, self._epoch_loop = fit, epoch
-        self._progress = Progress(trainer)
+        self._progress = TrainerProgress(trainer)
         self.division = Division(strategy.global_rank, strategy.world_size)
         self.steps = 0
-        self._number, self._begun_at, self._saved = 0, EPOCH_START, b""
+        self._number, self._begun_at = 0, EPOCH_START
+        self._saved: Saved = (b"", [])
         self._validates: bool | None = None  # at the end of this batch
         self._steps_then = 0
         self._current = EPOCH_START
@@ -60,7 +62,7 @@ class ElasticFit:
         self._has_joined = False  # before this batch: then the others know who asks
         self._replaced: list[tuple[Any, str]] = []
         self._should_validate = epoch._should_check_val_fx
-        self._replace(epoch, "_should_check_val_fx", self._answer)
+        self._replace(epoch, "_should_check_val_fx", self._is_validation_due)
         for section, loop, name in (
             (EPOCH_START, fit, "on_advance_start"),
             (BATCH, epoch, "advance"),
@@ -135,7 +137,7 @@ class ElasticFit:
         if section == BATCH_END:  # before other ranks have other numbers of batches
             self._validates = self._should_validate(self._fit_loop._data_fetcher)
 
-    def _answer(self, fetcher: Any) -> bool:
+    def _is_validation_due(self, fetcher: Any) -> bool:
         """Whether to validate, in the place of the loop's method."""
         return self._should_validate(fetcher) if self._validates is None else self._validates
 

@@ -12,7 +12,10 @@ _SIMPLE = (type(None), bool, int, float, str, torch.Tensor)
 _OF_THIS_PROCESS = {"_last_time_checked"}
 
 
-class Progress:
+Saved = tuple[bytes, list[dict[str, Any]]]
+
+
+class TrainerProgress:
     """Where in the training a Trainer is.
 
     That is what its loops count, and what its callbacks note that save checkpoints or stop the
@@ -42,18 +45,18 @@ class Progress:
         self._places.append((self._epoch_loop, "_batches_that_stepped"))
         self._places += [(logs, "_first_loop_iter"), (logs, "_current_fx")]
 
-    def save(self) -> bytes:
-        """Return all as it is now."""
-        counts = [getattr(owner, name) for owner, name in self._places]
-        return pickle.dumps((counts, [_simple_values(each) for each in self._callbacks]))
+    def save(self) -> Saved:
+        """Return a copy of all as it is now."""
+        counts = pickle.dumps([getattr(owner, name) for owner, name in self._places])
+        return counts, [_copied(_simple_values(callback)) for callback in self._callbacks]
 
-    def restore(self, saved: bytes) -> None:
+    def restore(self, saved: Saved) -> None:
         """Set all to what it was."""
-        counts, notes = pickle.loads(saved)
-        for (owner, name), value in zip(self._places, counts, strict=True):
+        counts, notes = saved
+        for (owner, name), value in zip(self._places, pickle.loads(counts), strict=True):
             setattr(owner, name, value)
         for callback, values in zip(self._callbacks, notes, strict=True):
-            vars(callback).update(values)
+            vars(callback).update(_copied(values))
 
     def finish_batch(self) -> None:
         """Count the batch under way as one that is done: its step has been taken."""
@@ -76,6 +79,13 @@ def _is_simple(value: Any) -> bool:
     return isinstance(value, _SIMPLE)
 
 
+def _copied(value: Any) -> Any:
+    """Copy a simple value; to pickle tensors would take longer, and this is done in each step."""
+    if isinstance(value, dict):
+        return {name: _copied(part) for name, part in value.items()}
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
 def trainer_state(trainer: Any) -> dict[str, Any]:
     """What a checkpoint has, and what Lightning does not keep in one."""
     return {
@@ -88,7 +98,7 @@ def trainer_state(trainer: Any) -> dict[str, Any]:
 
 
 def load_trainer_state(trainer: Any, state: dict[str, Any]) -> None:
-    """Take over a state; the rest is set by ``Progress``."""
+    """Take over a state; the rest is set by ``TrainerProgress``."""
     for callback, folder in zip(trainer.checkpoint_callbacks, state["folders"], strict=True):
         callback.dirpath = folder  # else it takes the others' checkpoints for those of another run
     connector = trainer._checkpoint_connector
