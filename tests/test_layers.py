@@ -372,11 +372,17 @@ def test_names_of_the_core() -> None:
         core.Groop  # noqa: B018
 
 
-def test_metadata_of_the_installed_package() -> None:
-    assert metadata.version("sdp-plugins") == sdp_plugins.__version__
+def test_metadata_of_the_installed_packages() -> None:
+    for name in ("sdp-plugins", "sdp-plugins-smddp"):
+        assert metadata.version(name) == sdp_plugins.__version__
     for group in ("torch.backends", "torch.distributed.backends"):
         (entry,) = (e for e in metadata.entry_points(group=group) if e.name == "sdp_plugins")
         assert callable(entry.load())
-    scripts = {e.name: e for e in metadata.entry_points(group="console_scripts")}
-    for name in ("sdp", "smddprun", "smddpsinglenode", "smddpmprun"):
-        assert callable(scripts[name].load())
+    for name, scripts in (
+        ("sdp-plugins", {"sdp"}),  # and no name of SMDDP's, whose own wheel may be here
+        ("sdp-plugins-smddp", {"smddprun", "smddpsinglenode", "smddpmprun"}),
+    ):
+        found = {e.name: e for e in metadata.distribution(name).entry_points}
+        commands = {e.name for e in found.values() if e.group == "console_scripts"}
+        assert commands == scripts
+        assert all(callable(found[each].load()) for each in scripts)

@@ -1,7 +1,6 @@
 // The Python module `sdp_plugins.core._native`.
 #include "bindings.hpp"
 
-#include <cxxabi.h>
 #include <nanobind/ndarray.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -29,7 +28,7 @@ nb::bytes as_bytes(const std::vector<std::byte>& data) {
 WithoutGil::~WithoutGil() {
   try {
     PyEval_RestoreThread(state_);
-  } catch (const abi::__forced_unwind&) {
+  } catch (...) {  // pthread_exit unwinds the stack
     for (;;) pause();
   }
 }
