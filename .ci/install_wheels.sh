@@ -9,9 +9,7 @@ make wheels ARGS="--out $work/dist --python $python --machine $(uname -m)"
 "$python" -m venv "$work/plain"
 "$work/plain/bin/pip" install --quiet "$work"/dist/sdp_plugins-*.whl
 cd "$work"
-mkdir none
-export PATH=$work/plain/bin:$work/none CC=none CXX=none
-hash -r
+export PATH=$work/plain/bin:$PATH CC=none CXX=none
 python - <<'PYTHON'
 import importlib.util
 import sys
