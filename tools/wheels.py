@@ -84,7 +84,8 @@ def wheel(python: str, machine: str, folder: Path) -> Path:
         "SKBUILD_BUILD_DIR": str(folder / f"build-{version}-{machine}"),
     }
     built = folder / f"{version}-{machine}"
-    run(python, "-m", "pip", "wheel", "--no-deps", "-w", built, *options, ROOT, **environment)
+    pip = [sys.executable, "-m", "pip", "--python", python]  # other Pythons' own may be old
+    run(*pip, "wheel", "--no-deps", "-w", built, *options, ROOT, **environment)
     # Not by _PYTHON_HOST_PLATFORM: pip would install tools for that processor.
     tags = ["--remove", "--platform-tag", f"linux_{machine}"]
     run(sys.executable, "-m", "wheel", "tags", *tags, *built.glob("*.whl"))
