@@ -34,7 +34,7 @@ def shares_of_nodes(
 ) -> list[set[int]]:
     """The allowed cores of one or more nodes for each rank; empty if ranks cannot share evenly."""
     usable = [shared for cores in nodes if (shared := cores & allowed)]
-    if allowed.difference(*usable) or not _divide_evenly(usable, ranks):
+    if allowed - set().union(*usable) or not _divide_evenly(usable, ranks):
         return []
     if ranks >= len(usable):
         return [usable[rank * len(usable) // ranks] for rank in range(ranks)]

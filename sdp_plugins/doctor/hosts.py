@@ -1,0 +1,143 @@
+"""Runs the doctor on the other hosts of a job, by ssh."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+from sdp_plugins.doctor.finding import Finding, error
+from sdp_plugins.doctor.importing import marked
+from sdp_plugins.doctor.machine import Machine
+from sdp_plugins.doctor.report import Report
+from sdp_plugins.launch.hosts import preflight
+from sdp_plugins.launch.hosts.addresses import is_here
+from sdp_plugins.launch.hosts.diagnosis import explained
+from sdp_plugins.launch.hosts.host_job import forwarded_names
+from sdp_plugins.launch.job_environment import without_place
+from sdp_plugins.launch.spawn import own_program
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a host has answered.
+
+    Attributes:
+        host: Its name, as the user wrote it.
+        report: None: there is none.
+        failure: Why there is none.
+        skew_s: By how much its clock differs from ours at least, in seconds.
+    """
+
+    host: str
+    report: Report | None = None
+    failure: Finding | None = None
+    skew_s: float = 0.0
+
+
+def ask_hosts(
+    machine: Machine, own: Report, only: Iterable[str], speed_s: float, limit_s: float
+) -> list[Answer]:
+    """Run the doctor on each host of `machine` that is not this one.
+
+    Args:
+        machine: This host.
+        own: Its report.
+        only: Names of the checks to run; empty: all.
+        speed_s: How long the measurement may take; 0: it is left out.
+        limit_s: How long a host may take.
+
+    Returns:
+        The answers in the order of the hosts; of this one, its report.
+    """
+    found = machine.addresses
+    others = [host for host, address in found.items() if address and not is_here(address)]
+    environment = without_place(machine.environment)
+    request = {
+        "environment": {name: environment[name] for name in forwarded_names(environment, ())},
+        "folder": str(machine.folder),
+        "ranks": machine.given_ranks,
+        "hosts": machine.hosts,
+        "limit_s": speed_s,
+        "only": list(only),
+    }
+    answers = {host: _without_address(host) for host, address in found.items() if not address}
+    for first in range(0, len(others), preflight.AT_ONCE):
+        some = others[first : first + preflight.AT_ONCE]
+        answers.update(_ask(some, json.dumps(request), environment, limit_s))
+    return [answers.get(host) or Answer(host, replace(own, host=host)) for host in machine.hosts]
+
+
+def _without_address(host: str) -> Answer:
+    text = f"{host} has no address here"
+    return Answer(host, failure=error(text, f"check the spelling, and `getent hosts {host}`"))
+
+
+def _ask(
+    hosts: Sequence[str], request: str, environment: Mapping[str, str], limit_s: float
+) -> dict[str, Answer]:
+    """Ask some hosts, all at once."""
+    program = preflight.agent(None, environment) or ["ssh"]
+    python = own_program("sdp_plugins.doctor.on_host:main")
+    command = preflight.for_a_shell(python, environment)
+    with ExitStack() as stack:
+        began, processes = time.time(), []
+        for host in hosts:
+            line = [*preflight.reaching(program, host), command]
+            try:
+                process = stack.enter_context(preflight.started(line, environment, subprocess.PIPE))
+            except OSError as failed:
+                text = f"{program[0]} cannot be started ({failed.strerror})"
+                failure = error(text, "apt-get install openssh-client")
+                return {host: Answer(host, failure=failure) for host in hosts}
+            processes.append(process)
+        with ThreadPoolExecutor(len(hosts)) as pool:
+            answers = [
+                pool.submit(_answer, host, program[0], process, request, began, limit_s)
+                for host, process in zip(hosts, processes, strict=True)
+            ]
+            return {answer.result().host: answer.result() for answer in answers}
+
+
+def _answer(
+    host: str,
+    program: str,
+    process: subprocess.Popen[str],
+    request: str,
+    began: float,
+    limit_s: float,
+) -> Answer:
+    try:
+        output, errors = process.communicate(request, timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        text = f"{host} does not answer {program} in {limit_s:g} s"
+        return Answer(host, failure=error(text, f"run `{program} {host}` by hand"))
+    ended, found = time.time(), marked(output)
+    if process.returncode or not found:
+        words = errors.strip() or output.strip() or f"exit code {process.returncode}"
+        told = explained(words, host) or preflight.unexplained(program, host, words)
+        text, _, remedy = told.partition(" Hint: ")
+        return Answer(host, failure=error(text.rstrip("."), remedy.rstrip(".")))
+    try:
+        report = replace(Report.from_json(found[-1]["report"]), host=host)
+    except (ValueError, KeyError, TypeError) as failed:
+        text = f"{host} answers, but {failed}"
+        failure = error(text, "install the same version of sdp-plugins on all hosts")
+        return Answer(host, failure=failure)
+    return Answer(host, report, skew_s=skew(began, ended, found[-1]["clock"], found[-1]["took_s"]))
+
+
+def skew(began: float, ended: float, clock: float, took_s: float) -> float:
+    """By how much another clock differs from ours at least.
+
+    Args:
+        began: Our clock when the other host was called.
+        ended: Our clock when it had answered.
+        clock: Its clock when its program began.
+        took_s: How long that took.
+    """
+    return max(0.0, began - clock, clock - (ended - took_s))

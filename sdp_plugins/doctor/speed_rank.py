@@ -1,0 +1,142 @@
+"""A rank of the speed test: `sdp run -n 2 -m sdp_plugins.doctor.speed_rank torch`, or `core`.
+
+Rank 0 prints the result. Libraries alternate from round to round, so that other load affects all
+alike.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from sdp_plugins.core import Group
+from sdp_plugins.doctor.importing import MARK
+from sdp_plugins.doctor.timing import timed
+
+CALLS = {25 * 2**20: 5, 4096: 200}
+"""Bytes of a buffer, and calls in a round."""
+ROUNDS = 7
+WARM_UP = 2
+TIMEOUT_S = 30.0
+Mean = Callable[[list[int]], list[float]]
+"""Takes a rank's values, returns the mean of all ranks'."""
+
+
+def main() -> None:
+    """Entry point."""
+    with_torch() if sys.argv[1:] == ["torch"] else with_core()
+
+
+def measure(calls: Mapping[str, Callable[[], object]], count: int, mean: Mean) -> dict[str, Any]:
+    """Time alternating rounds: the first call against the second."""
+    rounds: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(ROUNDS):
+        for name, call in calls.items():
+            for _ in range(WARM_UP):
+                call()
+            rounds[name].append(median(mean(timed(call, count))) / 1e3)
+    found: dict[str, Any] = {f"{name}_us": round(median(us), 2) for name, us in rounds.items()}
+    ours, *others = rounds.values()
+    if others:
+        ratios = (other / own for own, other in zip(ours, others[0], strict=True))
+        found["ratio"] = round(median(ratios), 2)
+    return found
+
+
+def report(rank: int, reference: str, cases: list[dict[str, Any]], **notes: str) -> None:
+    """Print what was measured, and why what was not."""
+    if rank == 0:
+        print(MARK + json.dumps({"reference": reference, "cases": cases, **notes}), flush=True)
+
+
+# ---- smddp against gloo, as torch's programs use both -------------------------------------------
+
+
+def with_torch() -> None:
+    """Measure the all_reduce of torch.distributed."""
+    import torch
+    import torch.distributed as dist
+
+    limit = timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group("smddp", timeout=limit)
+    group: Any = dist.group.WORLD
+    gloo, no_gloo, not_shared = None, "", ""
+    try:
+        gloo = dist.new_group(backend="gloo", timeout=limit)
+    except RuntimeError as error:  # on all ranks: the interface or the host's name is wrong
+        no_gloo = str(error).splitlines()[0]
+    one = torch.ones(1)
+    dist.all_reduce(one)
+    assert one.item() == dist.get_world_size()
+    cases = []
+    for nbytes, count in CALLS.items():
+        ours, theirs = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4)
+        not_shared = not_shared or _share(ours)
+        calls: dict[str, Callable[[], object]] = {"smddp": partial(dist.all_reduce, ours)}
+        dist.all_reduce(ours)
+        path = group.last_path
+        if gloo is not None:
+            calls["reference"] = partial(dist.all_reduce, theirs, group=gloo)
+        cases.append({"nbytes": nbytes, "path": path, **measure(calls, count, _torch_mean)})
+    reference = "" if gloo is None else "gloo"
+    report(dist.get_rank(), reference, cases, no_gloo=no_gloo, not_shared=not_shared)
+    dist.destroy_process_group()
+
+
+def _share(tensor: Any) -> str:
+    """Move a tensor into shared memory, as DDP's buckets are; returns why that is impossible."""
+    from sdp_plugins.core import SharedMemoryError
+    from sdp_plugins.torch import share
+
+    try:
+        share(tensor)
+    except SharedMemoryError as error:
+        return str(error)
+    return ""
+
+
+def _torch_mean(samples: list[int]) -> list[float]:
+    import torch
+    import torch.distributed as dist
+
+    values = torch.tensor(samples, dtype=torch.float64)
+    dist.all_reduce(values)
+    return [float(value) for value in values / dist.get_world_size()]
+
+
+# ---- the core alone, against copies in memory ---------------------------------------------------
+
+
+def with_core() -> None:
+    """Measure `Group.all_reduce`, where torch is not installed."""
+    with Group.from_env(timeout_s=TIMEOUT_S) as group:
+        cases = []
+        for nbytes, count in CALLS.items():
+            ours = np.frombuffer(group.allocate(nbytes), np.float32)
+            source, target = np.zeros((2, nbytes // 4), np.float32)
+            calls: dict[str, Callable[[], object]] = {
+                "smddp": partial(group.all_reduce, ours),
+                "reference": partial(np.copyto, target, source),
+            }
+            group.all_reduce(ours)
+            path = group.last_path
+            found = measure(calls, count, partial(_core_mean, group))
+            cases.append({"nbytes": nbytes, "path": path, **found})
+        report(group.rank, "memcpy", cases)
+
+
+def _core_mean(group: Group, samples: list[int]) -> list[float]:
+    values = np.array(samples, np.float64)
+    group.all_reduce(values, "avg")
+    return [float(value) for value in values]
+
+
+if __name__ == "__main__":
+    main()
