@@ -48,8 +48,8 @@ def hosts_clocks(own: Report, answers: Sequence[Answer]) -> Iterator[Finding]:
     late = [answer for answer in answers if answer.skew_s > _MOST_SKEW_S]
     for answer in late:
         yield warning(
-            f"the clock of {answer.host} differs by {answer.skew_s:.0f} s or more from this one, so "
-            "times in logs and error files of several hosts cannot be compared",
+            f"the clock of {answer.host} differs by at least {answer.skew_s:.0f} s from this one, "
+            "so times in logs and error files of both cannot be compared",
             f"start a time service on {answer.host} (systemctl enable --now chronyd)",
         )
     if not late:

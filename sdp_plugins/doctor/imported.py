@@ -57,11 +57,13 @@ def native_module() -> dict[str, Any]:
 def _names(tree: ast.Module) -> Iterator[str]:
     """The functions and classes of a stub, and the classes' methods."""
     for node in tree.body:
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+        if isinstance(node, ast.FunctionDef):
             yield node.name
-        for member in node.body if isinstance(node, ast.ClassDef) else ():
-            if isinstance(member, ast.FunctionDef):
-                yield f"{node.name}.{member.name}"
+        elif isinstance(node, ast.ClassDef):
+            yield node.name
+            yield from (
+                f"{node.name}.{m.name}" for m in node.body if isinstance(m, ast.FunctionDef)
+            )
 
 
 def _has(module: Any, path: str) -> bool:
@@ -71,7 +73,7 @@ def _has(module: Any, path: str) -> bool:
 
 
 def torch_and_backend() -> dict[str, Any]:
-    """torch's version, and whether importing it has registered smddp."""
+    """The version of torch, and whether importing it has registered smddp."""
     torch = importlib.import_module("torch")
     dist = importlib.import_module("torch.distributed")
     if not dist.is_available():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -155,9 +156,7 @@ class Machine:
         if (self.root / ".dockerenv").exists():
             return "Docker"
         groups = self.text("proc/1/cgroup")
-        return (
-            "a container" if any(word in groups for word in ("docker", "lxc", "kubepods")) else ""
-        )
+        return "a container" if re.search("docker|lxc|kubepods", groups) else ""
 
 
 def _words(path: Path) -> Iterable[str]:

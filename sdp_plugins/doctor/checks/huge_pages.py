@@ -27,7 +27,7 @@ def transparent_huge_pages(machine: Machine) -> Iterator[Finding]:
 
 
 def malloc_huge_pages(machine: Machine) -> Iterator[Finding]:
-    """malloc asks for huge pages."""
+    """The C library asks for huge pages."""
     name, _, version = machine.c_library.partition(" ")
     if name != "glibc":
         yield skipped("the C library is not glibc")

@@ -59,7 +59,7 @@ def address_space(machine: Machine) -> Iterator[Finding]:
     allowed = _limit(resource.RLIMIT_AS)
     if allowed < _ADDRESSES:
         yield warning(
-            f"a rank may have {allowed / GIB:.1f} GiB of addresses, and maps its peers' memory, too",
+            f"a rank may have {allowed / GIB:.1f} GiB of addresses for its and its peers' memory",
             "ulimit -v unlimited",
         )
     else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 from sdp_plugins.core.internode.mpi_library import WHEELS
 from sdp_plugins.doctor.finding import Finding, error, ok, skipped, warning

@@ -71,7 +71,7 @@ def preloaded(machine: Machine) -> Iterator[Finding]:
         yield skipped("LD_PRELOAD is not set")
     elif missing:
         yield warning(
-            f"LD_PRELOAD names {missing[0]}, which does not exist, so no rank has what it should do",
+            f"LD_PRELOAD names {missing[0]}, which does not exist, so no rank loads it",
             "unset LD_PRELOAD, or install that library",
         )
     else:
