@@ -62,7 +62,7 @@ def hosts_addresses(own: Report, answers: Sequence[Answer]) -> Iterator[Finding]
         (report.host, name, address)
         for report in _reports(answers)
         for name, address in report.addresses.items()
-        if name != report.host and is_loopback(address)
+        if name not in (report.host, "localhost") and is_loopback(address)
     ]
     for host, name, address in wrong:
         yield error(

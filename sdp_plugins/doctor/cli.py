@@ -83,8 +83,8 @@ def main(arguments: Sequence[str]) -> int:
         hosts = _hosts(options)
     except LaunchError as failed:
         command.error(str(failed))
-    report = _report(options, hosts)
     try:
+        report = _report(options, hosts)
         if options.json:
             print(json.dumps(report.as_json(), indent=2), flush=True)
         else:
@@ -93,6 +93,8 @@ def main(arguments: Sequence[str]) -> int:
     except BrokenPipeError:  # the reader has closed the pipe; Python must not flush at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     return report.exit_code
 
 
@@ -112,10 +114,6 @@ def _report(options: argparse.Namespace, hosts: tuple[str, ...]) -> Report:
     with announced(f"asking {len(hosts)} hosts"):
         answers = ask_hosts(machine, own, only, speed_s, options.timeout)
     findings = [*across_hosts.compare(own, answers), *own.findings]
-    others = [answer.report for answer in answers if answer.report and not _is(answer.report, own)]
+    others = [answer.report for answer in answers if answer.report and not answer.is_here]
     sentence = own.verdict and verdict(findings, own.speed)
     return replace(own, findings=findings, verdict=sentence, hosts=others)
-
-
-def _is(report: Report, own: Report) -> bool:
-    return report.findings is own.findings

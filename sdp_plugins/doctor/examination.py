@@ -28,7 +28,7 @@ def examine(machine: Machine, limit_s: float = 0.0, only: Collection[str] = ()) 
     if limit_s and _may_measure(findings):
         with announced("measuring smddp and gloo on two ranks"):
             measured = speed.measure(machine, limit_s)
-        findings += speed.findings(machine, measured)
+        findings += speed.findings(measured)
     sentence = "" if only else verdict(findings, measured)
     return Report(findings=findings, speed=measured, verdict=sentence, **facts(machine))
 

@@ -31,12 +31,14 @@ class Answer:
         report: None: there is none.
         failure: Why there is none.
         skew_s: By how much its clock differs from ours at least, in seconds.
+        is_here: Whether it is this host, and has our report.
     """
 
     host: str
     report: Report | None = None
     failure: Finding | None = None
     skew_s: float = 0.0
+    is_here: bool = False
 
 
 def ask_hosts(
@@ -69,7 +71,8 @@ def ask_hosts(
     for first in range(0, len(others), preflight.AT_ONCE):
         some = others[first : first + preflight.AT_ONCE]
         answers.update(_ask(some, json.dumps(request), environment, limit_s))
-    return [answers.get(host) or Answer(host, replace(own, host=host)) for host in machine.hosts]
+    here = {host: Answer(host, replace(own, host=host), is_here=True) for host in machine.hosts}
+    return list({**here, **answers}.values())
 
 
 def _without_address(host: str) -> Answer:

@@ -79,7 +79,7 @@ class Report:
                 Finding(**{**one, "status": Status(one["status"])}) for one in given["findings"]
             ]
             if speed := given["speed"]:
-                cases = [Case(*case) for case in speed["cases"]]
+                cases = [Case(**case) for case in speed["cases"]]
                 given["speed"] = Speed(**{**speed, "cases": cases})
             return cls(**{**given, "hosts": ()})
         except (KeyError, TypeError) as error:

@@ -21,9 +21,15 @@ _STYLES = {
 _WIDTH = 8
 
 
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the caller; rich would end the program."""
+        raise BrokenPipeError
+
+
 def show(report: Report, everything: bool) -> None:
     """Print to stdout; without colours and line breaks of ours unless it is a terminal."""
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=not sys.stdout.isatty())
+    console = _Output(highlight=False, markup=False, emoji=False, soft_wrap=not sys.stdout.isatty())
     for one in (report, *report.hosts):
         if report.hosts:
             console.print(Text(f"== {one.host} ==", "bold"))

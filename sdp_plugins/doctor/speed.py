@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from sdp_plugins.core.config import MIB
 from sdp_plugins.doctor.finding import Finding, error, ok, warning
@@ -17,13 +16,15 @@ from sdp_plugins.launch.spawn import own_program
 SUBJECT = "Speed"
 NAMES = ("speed", "path")
 RANK = "sdp_plugins.doctor.speed_rank"
+_TIME_OUT = 124  # of sdp run
 _GRACE_S = 10.0  # for sdp run to end its ranks
 _RECORDED = ("SDP_TRACE", "SDP_FLIGHT_DIR", "SDP_JOIN", "SDP_ROSTERS")
 _EXPECTED = {"gloo": 4.0, "memcpy": 0.5}
 """What an idle machine exceeds; README's table and docs/benchmarks.md have what was measured."""
 
 
-class Case(NamedTuple):
+@dataclass(frozen=True)
+class Case:
     """One size of buffer.
 
     Attributes:
@@ -91,6 +92,8 @@ def measure(machine: Machine, limit_s: float) -> Speed:
     except (OSError, subprocess.TimeoutExpired) as failed:
         return Speed(failed=f"sdp run does not end ({failed})")
     found = marked(done.stdout)
+    if done.returncode == _TIME_OUT:
+        return Speed(failed=f"they take longer than {limit_s:g} s")
     if done.returncode or not found:
         return Speed(failed=_reason(done.stderr) or f"exit code {done.returncode}")
     (result,) = found
@@ -110,9 +113,9 @@ def _reason(errors: str) -> str:
     return lines[-1].removeprefix("sdp run: ") if lines else ""
 
 
-def findings(machine: Machine, speed: Speed) -> Iterator[Finding]:
+def findings(speed: Speed) -> Iterator[Finding]:
     """What the measurement says."""
-    for name, found in (("speed", _of_speed(speed)), ("path", _of_path(machine, speed))):
+    for name, found in (("speed", _of_speed(speed)), ("path", _of_path(speed))):
         for finding in found:
             yield replace(finding, subject=SUBJECT, check=name)
 
@@ -140,7 +143,7 @@ def _of_speed(speed: Speed) -> Iterator[Finding]:
         yield ok(f"{text}, {largest.ratio:.1f} times as fast as {speed.reference}")
 
 
-def _of_path(machine: Machine, speed: Speed) -> Iterator[Finding]:
+def _of_path(speed: Speed) -> Iterator[Finding]:
     if not speed.cases:
         return
     largest = speed.cases[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from sdp_plugins.doctor.finding import Finding, ok, skipped, warning
@@ -9,6 +10,7 @@ from sdp_plugins.doctor.machine import Machine
 from sdp_plugins.launch.job_environment import TUNABLES, huge_pages
 
 _FIRST_GLIBC = (2, 35)
+_ALLOCATOR = re.compile("jemalloc|tcmalloc|mimalloc")
 
 
 def transparent_huge_pages(machine: Machine) -> Iterator[Finding]:
@@ -29,8 +31,11 @@ def transparent_huge_pages(machine: Machine) -> Iterator[Finding]:
 def malloc_huge_pages(machine: Machine) -> Iterator[Finding]:
     """The C library asks for huge pages."""
     name, _, version = machine.c_library.partition(" ")
+    preloaded = _ALLOCATOR.search(machine.environment.get("LD_PRELOAD", ""))
     if name != "glibc":
         yield skipped("the C library is not glibc")
+    elif preloaded:
+        yield skipped(f"{preloaded[0]} replaces malloc, and keeps memory by rules of its own")
     elif tuple(map(int, version.split(".")[:2])) < _FIRST_GLIBC:
         yield warning(
             f"malloc of {machine.c_library} asks for no huge pages",

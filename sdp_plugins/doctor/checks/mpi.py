@@ -23,7 +23,8 @@ def mpirun(machine: Machine) -> Iterator[Finding]:
         found = mpis.find(None, machine.environment)
     except LaunchError as failed:
         text, _, remedy = str(failed).partition(" Hint: ")
-        yield error(text.rstrip("."), remedy.rstrip("."))
+        problem = error if machine.hosts else warning  # one machine needs no MPI
+        yield problem(text.rstrip("."), remedy.rstrip("."))
     else:
         yield ok(f"mpirun is {found}")
 
@@ -78,7 +79,8 @@ def mpi_packages(machine: Machine) -> Iterator[Finding]:
     """At most one package is an MPI library."""
     found = [name for name in WHEELS if name in machine.packages]
     if len(found) > 1:
-        yield error(
+        problem = error if machine.hosts else warning
+        yield problem(
             f"the packages {' and '.join(found)} are both MPI libraries, and one hides the other",
             f"pip uninstall {' '.join(found)}, then install the one that you want",
         )

@@ -21,7 +21,8 @@ def numa_binding(machine: Machine) -> Iterator[Finding]:
     elif machine.launcher:
         yield warning(
             f"this rank may use the cores of {len(nodes)} NUMA nodes, so its memory may be far",
-            "mpirun --bind-to numa, srun --cpu-bind=ldoms, or numactl --cpunodebind=N in each rank",
+            "mpirun --bind-to numa, srun --cpu-bind=ldoms, torchrun --numa-binding=node, or numactl "
+            "--cpunodebind=N in each rank",
             slows=True,
         )
     elif not binds_ranks(machine.environment):
