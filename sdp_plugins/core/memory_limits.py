@@ -18,7 +18,7 @@ def available_bytes(root: Path = Path("/")) -> int:
     Args:
         root: The folder that contains /proc and /sys.
     """
-    limits = [1024 * fields(root / "proc/meminfo").get("MemAvailable:", UNKNOWN // 1024)]
+    limits = [1024 * numbers_in(root / "proc/meminfo").get("MemAvailable:", UNKNOWN // 1024)]
     for folder in folders("memory", root):
         limits.append(_of_cgroup(folder, "memory.max", "memory.current"))
         limits.append(_of_cgroup(folder, "memory.limit_in_bytes", "memory.usage_in_bytes"))
@@ -32,13 +32,13 @@ def _of_cgroup(folder: Path, limit: str, usage: str) -> int:
     except (OSError, ValueError):
         return UNKNOWN
     # Usage includes the page cache, which the kernel frees before it kills a process.
-    stat = fields(folder / "memory.stat")
+    stat = numbers_in(folder / "memory.stat")
     prefix = "total_" if "total_inactive_file" in stat else ""
     cache = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
     return max(0, allowed - used + cache)
 
 
-def fields(path: Path) -> dict[str, int]:
+def numbers_in(path: Path) -> dict[str, int]:
     """Read a file with one name and one number in each line."""
     found: dict[str, int] = {}
     with suppress(OSError):

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from sdp_plugins.core.config import MAX_TIMEOUT_S
 from sdp_plugins.doctor import across_hosts, all_checks
 from sdp_plugins.doctor.examination import examine
 from sdp_plugins.doctor.hosts import ask_hosts
@@ -59,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     hosts.add_argument("--hostfile", type=Path, metavar="FILE", help="the same in a file")
     made.add_argument(
         "--timeout",
-        type=float,
+        type=_seconds,
         default=60.0,
         metavar="SECONDS",
         help="how long another host may take; the measurement may take half of it (default: 60)",
@@ -71,6 +72,13 @@ def _count(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError("it is a whole number above 0")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value <= MAX_TIMEOUT_S:
+        raise ValueError
+    return value
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -11,7 +11,10 @@ from sdp_plugins.doctor.progress import announced
 from sdp_plugins.doctor.report import Report, facts
 from sdp_plugins.doctor.verdict import verdict
 
-_NEEDED_FOR_SPEED = ("native-module", "torch-backend", "shared-memory", "local-sockets")
+_NEEDED_FOR_SPEED = (
+    *("native-module", "torch-backend", "settings", "shared-memory", "local-sockets"),
+    "loopback",
+)
 
 
 def examine(machine: Machine, limit_s: float = 0.0, only: Collection[str] = ()) -> Report:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from sdp_plugins.doctor.finding import Finding, error
 from sdp_plugins.doctor.importing import marked
@@ -20,6 +21,8 @@ from sdp_plugins.launch.hosts.diagnosis import explained
 from sdp_plugins.launch.hosts.host_job import forwarded_names
 from sdp_plugins.launch.job_environment import without_place
 from sdp_plugins.launch.spawn import own_program
+
+_READ_S = 0.5  # to read what a host has answered while another one was waited for
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,13 @@ def ask_hosts(
         "limit_s": speed_s,
         "only": list(only),
     }
-    answers = {host: _without_address(host) for host, address in found.items() if not address}
+    answers = {host: Answer(host, replace(own, host=host), is_here=True) for host in found}
+    answers |= {host: _without_address(host) for host, address in found.items() if not address}
     for first in range(0, len(others), preflight.AT_ONCE):
         some = others[first : first + preflight.AT_ONCE]
-        answers.update(_ask(some, json.dumps(request), environment, limit_s))
-    here = {host: Answer(host, replace(own, host=host), is_here=True) for host in machine.hosts}
-    return list({**here, **answers}.values())
+        for answer in _ask(some, json.dumps(request), environment, limit_s):
+            answers[answer.host] = answer
+    return list(answers.values())
 
 
 def _without_address(host: str) -> Answer:
@@ -82,56 +86,63 @@ def _without_address(host: str) -> Answer:
 
 def _ask(
     hosts: Sequence[str], request: str, environment: Mapping[str, str], limit_s: float
-) -> dict[str, Answer]:
+) -> Iterator[Answer]:
     """Ask some hosts, all at once."""
     program = preflight.agent(None, environment) or ["ssh"]
-    python = own_program("sdp_plugins.doctor.on_host:main")
-    command = preflight.for_a_shell(python, environment)
+    command = preflight.for_a_shell(own_program("sdp_plugins.doctor.on_host:main"), environment)
+    began, end = time.time(), time.monotonic() + limit_s
     with ExitStack() as stack:
-        began, processes = time.time(), []
+        processes = []
         for host in hosts:
             line = [*preflight.reaching(program, host), command]
             try:
-                process = stack.enter_context(preflight.started(line, environment, subprocess.PIPE))
+                with _readable(request) as stdin:
+                    started = preflight.started(line, environment, stdin)
+                    processes.append(stack.enter_context(started))
             except OSError as failed:
                 text = f"{program[0]} cannot be started ({failed.strerror})"
                 failure = error(text, "apt-get install openssh-client")
-                return {host: Answer(host, failure=failure) for host in hosts}
-            processes.append(process)
-        with ThreadPoolExecutor(len(hosts)) as pool:
-            answers = [
-                pool.submit(_answer, host, program[0], process, request, began, limit_s)
-                for host, process in zip(hosts, processes, strict=True)
-            ]
-            return {answer.result().host: answer.result() for answer in answers}
+                yield from (Answer(host, failure=failure) for host in hosts)
+                return
+        for host, process in zip(hosts, processes, strict=True):
+            try:
+                output, errors = process.communicate(timeout=max(_READ_S, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                text = f"{host} does not answer {program[0]} in {limit_s:g} s"
+                yield Answer(host, failure=error(text, f"run `{program[0]} {host}` by hand"))
+            else:
+                words = errors.strip() or output.strip() or f"exit code {process.returncode}"
+                failed_with = preflight.unexplained(program[0], host, words)
+                found = marked(output) if process.returncode == 0 else []
+                yield _answer(host, found, explained(words, host) or failed_with, began)
 
 
-def _answer(
-    host: str,
-    program: str,
-    process: subprocess.Popen[str],
-    request: str,
-    began: float,
-    limit_s: float,
-) -> Answer:
+@contextmanager
+def _readable(text: str) -> Iterator[int]:
+    """A descriptor from which a program reads the text, however late."""
+    file = os.memfd_create("sdp-request", os.MFD_CLOEXEC)
     try:
-        output, errors = process.communicate(request, timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        text = f"{host} does not answer {program} in {limit_s:g} s"
-        return Answer(host, failure=error(text, f"run `{program} {host}` by hand"))
-    ended, found = time.time(), marked(output)
-    if process.returncode or not found:
-        words = errors.strip() or output.strip() or f"exit code {process.returncode}"
-        told = explained(words, host) or preflight.unexplained(program, host, words)
-        text, _, remedy = told.partition(" Hint: ")
+        os.write(file, text.encode())
+        os.lseek(file, 0, os.SEEK_SET)
+        yield file
+    finally:
+        os.close(file)
+
+
+def _answer(host: str, found: Sequence[Any], complaint: str, began: float) -> Answer:
+    """What a host's output means; `complaint` is for a host that has printed no report."""
+    ended = time.time()
+    if not found:
+        text, _, remedy = complaint.partition(" Hint: ")
         return Answer(host, failure=error(text.rstrip("."), remedy.rstrip(".")))
     try:
         report = replace(Report.from_json(found[-1]["report"]), host=host)
+        late_s = skew(began, ended, found[-1]["clock"], found[-1]["took_s"])
     except (ValueError, KeyError, TypeError) as failed:
         text = f"{host} answers, but {failed}"
         failure = error(text, "install the same version of sdp-plugins on all hosts")
         return Answer(host, failure=failure)
-    return Answer(host, report, skew_s=skew(began, ended, found[-1]["clock"], found[-1]["took_s"]))
+    return Answer(host, report, skew_s=late_s)
 
 
 def skew(began: float, ended: float, clock: float, took_s: float) -> float:

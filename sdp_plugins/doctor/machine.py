@@ -6,7 +6,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sdp_plugins.core.control_groups import folders
 from sdp_plugins.core.environment import environment
-from sdp_plugins.core.memory_limits import fields
+from sdp_plugins.core.memory_limits import numbers_in
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.doctor.addresses import addresses_of
 from sdp_plugins.doctor.importing import Imports, import_in_child
@@ -63,7 +63,7 @@ class Machine:
 
     # ---- files ----
 
-    def text(self, path: str) -> str:
+    def text(self, path: str | Path) -> str:
         """The content of a file below the root; empty if it cannot be read."""
         with suppress(OSError):
             return (self.root / path).read_text(errors="replace").strip()
@@ -77,7 +77,7 @@ class Machine:
     @cached_property
     def memory(self) -> dict[str, int]:
         """The fields of /proc/meminfo, in bytes."""
-        found = fields(self.root / "proc/meminfo")
+        found = numbers_in(self.root / "proc/meminfo")
         return {name.rstrip(":"): 1024 * value for name, value in found.items()}
 
     # ---- ranks and cores ----
@@ -107,12 +107,11 @@ class Machine:
         """The cores whose time the control groups allow; infinite without a limit."""
         found = [math.inf]
         for group in folders("cpu", self.root):
-            limit, period = [*_words(group / "cpu.max"), "", ""][:2]
-            if not limit:
-                limit = " ".join(_words(group / "cpu.cfs_quota_us"))
-                period = " ".join(_words(group / "cpu.cfs_period_us"))
-            if limit.isdecimal() and period.isdecimal() and int(period):
-                found.append(int(limit) / int(period))
+            files = [("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+            for names in files:  # of version 2, and 1; without a limit the first word is no number
+                words = " ".join(self.text(group / name) for name in names).split()
+                if len(words) == 2 and words[0].isdecimal():
+                    found.append(int(words[0]) / int(words[1]))
         return min(found)
 
     @property
@@ -157,12 +156,6 @@ class Machine:
             return "Docker"
         groups = self.text("proc/1/cgroup")
         return "a container" if re.search("docker|lxc|kubepods", groups) else ""
-
-
-def _words(path: Path) -> Iterable[str]:
-    with suppress(OSError):
-        return path.read_text().split()
-    return []
 
 
 def _plain(name: str) -> str:

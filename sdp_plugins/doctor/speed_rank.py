@@ -20,10 +20,10 @@ from sdp_plugins.core import Group
 from sdp_plugins.doctor.importing import MARK
 from sdp_plugins.doctor.timing import timed
 
-CALLS = {25 * 2**20: 5, 4096: 200}
+CALLS = {25 * 2**20: 4, 4096: 200}
 """Bytes of a buffer, and calls in a round."""
-ROUNDS = 7
-WARM_UP = 2
+ROUNDS = 5
+WARM_UP = 1
 TIMEOUT_S = 30.0
 Mean = Callable[[list[int]], list[float]]
 """Takes a rank's values, returns the mean of all ranks'."""

@@ -5,12 +5,15 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from sdp_plugins.doctor.all_checks import run_checks
 from sdp_plugins.doctor.finding import Finding, Status
@@ -21,6 +24,11 @@ from tests.ranks import HANG_S
 
 DOCTOR = [sys.executable, "-m", "sdp_plugins.doctor"]
 MS_NOEXEC = 8
+_UNSHARE = ["unshare", "--mount", "--net", "true"]
+needs_namespaces = pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run(_UNSHARE, capture_output=True).returncode > 0,
+    reason="mounts a file system, or makes a network: needs root",
+)
 Done = subprocess.CompletedProcess[str]
 
 AVX2 = "fpu sse2 avx avx2 f16c"

@@ -22,6 +22,7 @@ from tests.doctor.machines import (
     importing,
     install,
     install_ourselves,
+    needs_namespaces,
     own_shared_memory,
     problem,
     real_problem,
@@ -249,7 +250,7 @@ def test_no_folder_for_compiled_operations(tmp_path: Path) -> None:
     assert "cannot be written" in found.text and found.remedy.startswith("export SDP_CACHE=")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+@needs_namespaces
 def test_a_folder_from_which_nothing_is_loaded() -> None:
     setup = partial(own_shared_memory, b"size=1g", MS_NOEXEC)
     found = real_problem("compiled-operations", setup, SDP_CACHE="/dev/shm/cache")

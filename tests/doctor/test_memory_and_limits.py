@@ -13,7 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.doctor.machines import healthy, own_shared_memory, problem, real_problem, write
+from tests.doctor.machines import (
+    healthy,
+    needs_namespaces,
+    own_shared_memory,
+    problem,
+    real_problem,
+    write,
+)
 
 MIB = 2**20
 
@@ -66,14 +73,14 @@ def test_locked_memory_for_infiniband(tmp_path: Path, monkeypatch: pytest.Monkey
 # ---- a real /dev/shm -----------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+@needs_namespaces
 def test_a_small_dev_shm() -> None:
     found = real_problem("dev-shm", partial(own_shared_memory, b"size=64m"))
     assert "64 of 64 MiB free" in found["text"]
     assert found["remedy"].startswith("docker run --shm-size=2g")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="mounts a file system")
+@needs_namespaces
 def test_a_dev_shm_that_is_full() -> None:
     def fill() -> None:
         own_shared_memory(b"size=256m")
@@ -89,6 +96,10 @@ def test_no_dev_shm(tmp_path: Path) -> None:
     (tmp_path / "dev/shm/.keep").unlink()
     (tmp_path / "dev/shm").rmdir()
     assert problem(machine, "dev-shm").remedy.startswith("sudo mount -t tmpfs")
+    (tmp_path / "dev/shm").mkdir()
+    write(tmp_path, {"proc/mounts": "overlay / overlay rw 0 0\n"})
+    found = problem(machine, "dev-shm")
+    assert "a folder on a disk" in found.text and found.remedy.startswith("sudo mount -t tmpfs")
 
 
 # ---- system calls that a sandbox refuses ---------------------------------------------------------

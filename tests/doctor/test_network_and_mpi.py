@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import socket
 import sys
 import time
@@ -19,6 +18,7 @@ from tests.doctor.machines import (
     findings,
     healthy,
     install,
+    needs_namespaces,
     problem,
     real_problem,
     with_variables,
@@ -31,7 +31,7 @@ Monkey = pytest.MonkeyPatch
 # ---- the network ---------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="makes a network namespace")
+@needs_namespaces
 def test_no_loopback() -> None:
     def leave() -> None:
         assert ctypes.CDLL(None).unshare(CLONE_NEWNET) == 0

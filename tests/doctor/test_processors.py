@@ -24,6 +24,7 @@ from tests.doctor.machines import (
     write,
 )
 from tests.flight.cases import one_is_late, queue_many, until_seen
+from tests.launch.jobs import launch
 from tests.ranks import Start
 
 CORES = os.sched_getaffinity(0)
@@ -57,11 +58,11 @@ def control_group(controller: str, **files: str) -> Iterator[Path]:
     folder = CGROUPS / controller / f"sdp-doctor-{os.getpid()}"
     try:
         folder.mkdir()
-    except OSError:
-        pytest.skip(f"no control group of {controller} can be made here")
-    try:
         for name, value in files.items():
             (folder / f"{controller}.{name}").write_text(value)
+    except OSError:
+        pytest.skip(f"no limit of {controller} can be set here")
+    try:
         yield folder
     finally:
         with suppress(OSError):
@@ -73,8 +74,6 @@ def entering(folder: Path) -> None:
 
 
 def test_a_quota_of_a_real_control_group() -> None:
-    if not (CGROUPS / "cpu/cpu.cfs_quota_us").exists() and os.geteuid() == 0:
-        pytest.skip("the kernel has no quotas, or another version of control groups")
     half = str(50000 * len(CORES))
     with control_group("cpu", cfs_period_us="100000", cfs_quota_us=half) as group:
         found = real_problem("cpu-quota", lambda: entering(group))
@@ -86,6 +85,16 @@ def test_too_few_processes_in_a_real_control_group() -> None:
     with control_group("pids", max="30") as group:
         found = real_problem("processes", lambda: entering(group))
     assert "a control group allows" in found["text"] and "--pids-limit" in found["remedy"]
+
+
+def test_a_rank_of_sdp_run() -> None:
+    """The launcher's own variables are known, and its threads fit."""
+    checks = ("unknown-variables", "launchers", "threads", "malloc-huge-pages", "settings")
+    options = [word for check in checks for word in ("--check", check)]
+    done = launch("-n", "2", "--no-prefix", "-m", "sdp_plugins.doctor", *options)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines == ["5 ok, 0 skipped, 0 warning, 0 error (--all shows them)"] * 2, lines
 
 
 def test_another_job(start_pooled: Start) -> None:

@@ -44,7 +44,7 @@ def malloc_huge_pages(machine: Machine) -> Iterator[Finding]:
         )
     elif machine.launcher and "hugetlb" not in machine.environment.get(TUNABLES, ""):
         yield warning(
-            f"{machine.launcher} starts ranks whose malloc asks for no huge pages",
+            f"malloc of the ranks asks for no huge pages, as {TUNABLES} does not say so",
             f"export {TUNABLES}={huge_pages({})[TUNABLES]}, and have the launcher pass it on",
             slows=True,
         )

@@ -24,7 +24,6 @@ def other_jobs(machine: Machine) -> Iterator[Finding]:
             yield warning(
                 f"{job.title} has lost {len(ended)} of its ranks; the others hold its memory",
                 f"kill {' '.join(alive)}",
-                slows=True,
             )
         elif alive:
             yield warning(

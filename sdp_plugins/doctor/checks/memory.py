@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from sdp_plugins.core.config import MIB
 from sdp_plugins.core.memory_limits import available_bytes
-from sdp_plugins.doctor.finding import Finding, ok, skipped, warning
+from sdp_plugins.doctor.finding import Finding, ok, warning
 from sdp_plugins.doctor.machine import Machine
 
 RANK_BYTES = 256 * MIB
@@ -80,11 +80,12 @@ def dev_shm(machine: Machine) -> Iterator[Finding]:
     except OSError:
         yield warning("there is no /dev/shm, which data loaders and MPI need", _mount())
         return
+    mounts = machine.text("proc/mounts").splitlines()
     free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
     if found.f_flag & os.ST_RDONLY or not os.access(folder, os.W_OK):
         yield warning("/dev/shm is not writable, and data loaders and MPI write there", _mount())
-    elif not machine.text("proc/mounts"):
-        yield skipped("the kernel does not show what is mounted")
+    elif mounts and all(line.split()[1:2] != ["/dev/shm"] for line in mounts):
+        yield warning("/dev/shm is a folder on a disk, not memory", _mount())
     elif total <= _DOCKER_SHM or free < _DOCKER_SHM:
         yield warning(
             f"/dev/shm has {free // MIB} of {total // MIB} MiB free: data loaders with workers, "

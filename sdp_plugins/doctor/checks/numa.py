@@ -21,8 +21,8 @@ def numa_binding(machine: Machine) -> Iterator[Finding]:
     elif machine.launcher:
         yield warning(
             f"this rank may use the cores of {len(nodes)} NUMA nodes, so its memory may be far",
-            "mpirun --bind-to numa, srun --cpu-bind=ldoms, torchrun --numa-binding=node, or numactl "
-            "--cpunodebind=N in each rank",
+            "mpirun --bind-to numa, srun --cpu-bind=ldoms, torchrun --numa-binding=node, or "
+            "numactl --cpunodebind=N in each rank",
             slows=True,
         )
     elif not binds_ranks(machine.environment):
@@ -45,7 +45,7 @@ def numa_binding(machine: Machine) -> Iterator[Finding]:
 def numa_memory(machine: Machine) -> Iterator[Finding]:
     """The memory of the cores' nodes may be used."""
     lists = (machine.root / _NODES).glob("node[0-9]*/cpulist")
-    nodes = {int(path.parent.name[4:]): cores_in(machine.text(str(path))) for path in lists}
+    nodes = {int(path.parent.name[4:]): cores_in(machine.text(path)) for path in lists}
     ours = {node for node, cores in nodes.items() if cores & machine.cores}
     lines = machine.text("proc/self/status").splitlines()
     texts = [line.split()[-1] for line in lines if line.startswith("Mems_allowed_list:")]

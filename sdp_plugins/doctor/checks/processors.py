@@ -102,8 +102,8 @@ def frequency(machine: Machine) -> Iterator[Finding]:
     if not governors:
         yield skipped("the kernel does not show the processors' frequency, as in most VMs")
         return
-    drivers = {machine.text(str(path.with_name("scaling_driver"))) for path in governors}
-    slow = [path for path in governors if machine.text(str(path)) == "powersave"]
+    drivers = {machine.text(path.with_name("scaling_driver")) for path in governors}
+    slow = [path for path in governors if machine.text(path) == "powersave"]
     if slow and not drivers <= {*_DYNAMIC_DRIVERS}:
         yield warning(
             f"{len(slow)} of {len(governors)} cores stay at their lowest frequency (powersave)",
