@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from sdp_plugins.doctor.finding import Finding, error
 from sdp_plugins.doctor.importing import marked
@@ -71,7 +70,9 @@ def ask_hosts(
         "only": list(only),
     }
     answers = {host: Answer(host, replace(own, host=host), is_here=True) for host in found}
-    answers |= {host: _without_address(host) for host, address in found.items() if not address}
+    for host in (host for host, address in found.items() if not address):
+        remedy = f"check the spelling, and `getent hosts {host}`"
+        answers[host] = _failed(host, f"{host} has no address here", remedy)
     for first in range(0, len(others), preflight.AT_ONCE):
         some = others[first : first + preflight.AT_ONCE]
         for answer in _ask(some, json.dumps(request), environment, limit_s):
@@ -79,9 +80,8 @@ def ask_hosts(
     return list(answers.values())
 
 
-def _without_address(host: str) -> Answer:
-    text = f"{host} has no address here"
-    return Answer(host, failure=error(text, f"check the spelling, and `getent hosts {host}`"))
+def _failed(host: str, text: str, remedy: str) -> Answer:
+    return Answer(host, failure=error(text, remedy))
 
 
 def _ask(
@@ -101,20 +101,19 @@ def _ask(
                     processes.append(stack.enter_context(started))
             except OSError as failed:
                 text = f"{program[0]} cannot be started ({failed.strerror})"
-                failure = error(text, "apt-get install openssh-client")
-                yield from (Answer(host, failure=failure) for host in hosts)
+                yield from (_failed(host, text, "apt-get install openssh-client") for host in hosts)
                 return
         for host, process in zip(hosts, processes, strict=True):
             try:
-                output, errors = process.communicate(timeout=max(_READ_S, end - time.monotonic()))
+                left_s = max(_READ_S, end - time.monotonic())
+                output, errors = process.communicate(timeout=left_s)
             except subprocess.TimeoutExpired:
                 text = f"{host} does not answer {program[0]} in {limit_s:g} s"
-                yield Answer(host, failure=error(text, f"run `{program[0]} {host}` by hand"))
+                yield _failed(host, text, f"run `{program[0]} {host}` by hand")
             else:
                 words = errors.strip() or output.strip() or f"exit code {process.returncode}"
-                failed_with = preflight.unexplained(program[0], host, words)
-                found = marked(output) if process.returncode == 0 else []
-                yield _answer(host, found, explained(words, host) or failed_with, began)
+                done = process.returncode == 0
+                yield _answer(host, output, began) if done else _refused(host, program[0], words)
 
 
 @contextmanager
@@ -129,20 +128,24 @@ def _readable(text: str) -> Iterator[int]:
         os.close(file)
 
 
-def _answer(host: str, found: Sequence[Any], complaint: str, began: float) -> Answer:
-    """What a host's output means; `complaint` is for a host that has printed no report."""
+def _refused(host: str, program: str, words: str) -> Answer:
+    """What ssh, or the host's shell, complains of."""
+    told = explained(words, host) or preflight.unexplained(program, host, words)
+    text, _, remedy = told.partition(" Hint: ")
+    return _failed(host, text.rstrip("."), remedy.rstrip("."))
+
+
+def _answer(host: str, output: str, began: float) -> Answer:
+    """The report in a host's output, and what it says of its clock."""
     ended = time.time()
-    if not found:
-        text, _, remedy = complaint.partition(" Hint: ")
-        return Answer(host, failure=error(text.rstrip("."), remedy.rstrip(".")))
     try:
-        report = replace(Report.from_json(found[-1]["report"]), host=host)
-        late_s = skew(began, ended, found[-1]["clock"], found[-1]["took_s"])
-    except (ValueError, KeyError, TypeError) as failed:
-        text = f"{host} answers, but {failed}"
-        failure = error(text, "install the same version of sdp-plugins on all hosts")
-        return Answer(host, failure=failure)
-    return Answer(host, report, skew_s=late_s)
+        found = marked(output)[-1]
+        report = replace(Report.from_json(found["report"]), host=host)
+        skew_s = skew(began, ended, found["clock"], found["took_s"])
+    except (ValueError, LookupError, TypeError) as failed:
+        text = f"{host} answers, but not with a report of this version ({failed})"
+        return _failed(host, text, "install the same version of sdp-plugins on all hosts")
+    return Answer(host, report, skew_s=skew_s)
 
 
 def skew(began: float, ended: float, clock: float, took_s: float) -> float:

@@ -69,21 +69,18 @@ class Report:
         """Read what `as_json` wrote on another host.
 
         Raises:
-            ValueError: It is of another version.
+            ValueError, KeyError, TypeError: It is of another version.
         """
-        if found.get("schema") != SCHEMA:
-            raise ValueError(f"its report has schema {found.get('schema')}, this one {SCHEMA}")
-        try:
-            given = {name: value for name, value in found.items() if name != "schema"}
-            given["findings"] = [
-                Finding(**{**one, "status": Status(one["status"])}) for one in given["findings"]
-            ]
-            if speed := given["speed"]:
-                cases = [Case(**case) for case in speed["cases"]]
-                given["speed"] = Speed(**{**speed, "cases": cases})
-            return cls(**{**given, "hosts": ()})
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"its report is not complete ({error})") from None
+        given = dict(found)
+        if (schema := given.pop("schema")) != SCHEMA:
+            raise ValueError(f"schema {schema} instead of {SCHEMA}")
+        given["findings"] = [
+            Finding(**{**one, "status": Status(one["status"])}) for one in given["findings"]
+        ]
+        if speed := given["speed"]:
+            cases = [Case(**case) for case in speed["cases"]]
+            given["speed"] = Speed(**{**speed, "cases": cases})
+        return cls(**{**given, "hosts": ()})
 
 
 def facts(machine: Machine) -> dict[str, Any]:

@@ -196,7 +196,11 @@ def test_what_the_measurement_says() -> None:
     good = Speed("gloo", (LARGE, SMALL))
     assert not [f for f in speed.findings(good) if f.is_problem]
     slow = problem_of(Speed("gloo", (replace(LARGE, ratio=1.5), SMALL)))
-    assert slow.check == "speed" and "1.5 times as fast as gloo" in slow.text
+    assert slow.check == "speed" and "25 MiB is 1.5 times as fast as gloo" in slow.text
+    late = problem_of(Speed("gloo", (LARGE, replace(SMALL, ratio=0.9))))
+    assert "4 KiB is 0.9 times as fast as gloo" in late.text and "idle machine" in late.remedy
+    alike = Speed("memcpy", (replace(LARGE, ratio=0.8), replace(SMALL, ratio=0.03)))
+    assert not [f for f in speed.findings(alike) if f.is_problem]
     alone = problem_of(Speed("", (LARGE, SMALL), no_gloo="no address"))
     assert "no address" in alone.text and alone.remedy.startswith("unset GLOO_SOCKET_IFNAME")
     staged = replace(LARGE, path="staged")
