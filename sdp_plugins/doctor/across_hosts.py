@@ -31,16 +31,18 @@ def hosts_versions(own: Report, answers: Sequence[Answer]) -> Iterator[Finding]:
             if ours == theirs:
                 continue
             same = False
-            text = f"{report.host} has {name} {theirs or 'not'}, this host {ours or 'not'}"
-            remedy = f"on {report.host}: pip install {name}=={ours}"
+            where, version = (report.host, ours) if ours else ("this host", theirs)
+            remedy = f"on {where}: pip install {name}=={version}"
             if name == "python":
-                yield warning(text, "make the same virtual environment on all hosts")
-            elif name in _MUST_AGREE:
-                yield error(text, remedy if ours else f"install {name} {theirs} here, too")
-            else:
-                yield warning(text, remedy if ours else f"install {name} {theirs} here, too")
+                remedy = "make the same virtual environment on all hosts"
+            text = f"{report.host} has {_named(name, theirs)}, this host {_named(name, ours)}"
+            yield (error if name in _MUST_AGREE else warning)(text, remedy)
     if same:
         yield ok("all hosts have the same versions")
+
+
+def _named(package: str, version: str | None) -> str:
+    return f"{package} {version}" if version else f"no {package}"
 
 
 def hosts_clocks(own: Report, answers: Sequence[Answer]) -> Iterator[Finding]:

@@ -31,17 +31,17 @@ class Case:
 
     Attributes:
         nbytes: The size.
+        path: The path that it took: inline, staged or zero-copy.
         us: Microseconds of an all_reduce.
         reference_us: Those of the reference; 0: there is none.
         ratio: Median of the rounds' ratios; 0: there is none.
-        path: The path that it took: inline, staged or zero-copy.
     """
 
     nbytes: int
-    us: float
-    reference_us: float
-    ratio: float
     path: str
+    us: float
+    reference_us: float = 0.0
+    ratio: float = 0.0
 
     @property
     def size(self) -> str:
@@ -93,20 +93,13 @@ def measure(machine: Machine, limit_s: float) -> Speed:
         )
     except (OSError, subprocess.TimeoutExpired) as failed:
         return Speed(failed=f"sdp run does not end ({failed})")
-    found = marked(done.stdout)
     if done.returncode == _TIME_OUT:
         return Speed(failed=f"they take longer than {limit_s:g} s")
+    found = marked(done.stdout)
     if done.returncode or not found:
         return Speed(failed=_reason(done.stderr) or f"exit code {done.returncode}")
     (result,) = found
-    return Speed(**{**result, "cases": [_case(case) for case in result["cases"]]})
-
-
-def _case(found: dict[str, float | str]) -> Case:
-    us, reference_us, ratio = (
-        float(found.get(name, 0)) for name in ("smddp_us", "reference_us", "ratio")
-    )
-    return Case(int(found["nbytes"]), us, reference_us, ratio, str(found["path"]))
+    return Speed(**{**result, "cases": [Case(**case) for case in result["cases"]]})
 
 
 def _reason(errors: str) -> str:

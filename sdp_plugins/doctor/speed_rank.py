@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from statistics import median
@@ -25,6 +25,7 @@ CALLS = {25 * 2**20: 4, 4096: 200}
 ROUNDS = 5
 WARM_UP = 1
 TIMEOUT_S = 30.0
+Call = Callable[[], object]
 Mean = Callable[[list[int]], list[float]]
 """Takes a rank's values, returns the mean of all ranks'."""
 
@@ -34,19 +35,19 @@ def main() -> None:
     with_torch() if sys.argv[1:] == ["torch"] else with_core()
 
 
-def measure(calls: Mapping[str, Callable[[], object]], count: int, mean: Mean) -> dict[str, Any]:
-    """Time alternating rounds: the first call against the second."""
-    rounds: dict[str, list[float]] = {name: [] for name in calls}
+def measure(ours: Call, theirs: Call | None, count: int, mean: Mean) -> dict[str, float]:
+    """Time alternating rounds of smddp's call and the other one; the fields of a `speed.Case`."""
+    calls = [call for call in (ours, theirs) if call]
+    rounds: list[list[float]] = [[] for _ in calls]
     for _ in range(ROUNDS):
-        for name, call in calls.items():
+        for times, call in zip(rounds, calls, strict=True):
             for _ in range(WARM_UP):
                 call()
-            rounds[name].append(median(mean(timed(call, count))) / 1e3)
-    found: dict[str, Any] = {f"{name}_us": round(median(us), 2) for name, us in rounds.items()}
-    ours, *others = rounds.values()
-    if others:
-        ratios = (other / own for own, other in zip(ours, others[0], strict=True))
-        found["ratio"] = round(median(ratios), 2)
+            times.append(median(mean(timed(call, count))) / 1e3)
+    found = {"us": round(median(rounds[0]), 2)}
+    if theirs:
+        ratios = (other / own for own, other in zip(*rounds, strict=True))
+        found |= {"reference_us": round(median(rounds[1]), 2), "ratio": round(median(ratios), 2)}
     return found
 
 
@@ -79,12 +80,12 @@ def with_torch() -> None:
     for nbytes, count in CALLS.items():
         ours, theirs = torch.zeros(nbytes // 4), torch.zeros(nbytes // 4)
         not_shared = not_shared or _share(ours)
-        calls: dict[str, Callable[[], object]] = {"smddp": partial(dist.all_reduce, ours)}
         dist.all_reduce(ours)
         path = group.last_path
-        if gloo is not None:
-            calls["reference"] = partial(dist.all_reduce, theirs, group=gloo)
-        cases.append({"nbytes": nbytes, "path": path, **measure(calls, count, _torch_mean)})
+        over_smddp = partial(dist.all_reduce, ours)
+        over_gloo = None if gloo is None else partial(dist.all_reduce, theirs, group=gloo)
+        found = measure(over_smddp, over_gloo, count, _torch_mean)
+        cases.append({"nbytes": nbytes, "path": path, **found})
     reference = "" if gloo is None else "gloo"
     report(dist.get_rank(), reference, cases, no_gloo=no_gloo, not_shared=not_shared)
     dist.destroy_process_group()
@@ -121,13 +122,10 @@ def with_core() -> None:
         for nbytes, count in CALLS.items():
             ours = np.frombuffer(group.allocate(nbytes), np.float32)
             source, target = np.zeros((2, nbytes // 4), np.float32)
-            calls: dict[str, Callable[[], object]] = {
-                "smddp": partial(group.all_reduce, ours),
-                "reference": partial(np.copyto, target, source),
-            }
             group.all_reduce(ours)
             path = group.last_path
-            found = measure(calls, count, partial(_core_mean, group))
+            reduce, copy = partial(group.all_reduce, ours), partial(np.copyto, target, source)
+            found = measure(reduce, copy, count, partial(_core_mean, group))
             cases.append({"nbytes": nbytes, "path": path, **found})
         report(group.rank, "memcpy", cases)
 

@@ -188,8 +188,8 @@ def problem_of(found: Speed) -> Finding:
     return told
 
 
-LARGE = Case(25 * 2**20, 1500.0, 18000.0, 12.0, "zero-copy")
-SMALL = Case(4096, 11.0, 320.0, 29.0, "inline")
+LARGE = Case(25 * 2**20, "zero-copy", 1500.0, 18000.0, 12.0)
+SMALL = Case(4096, "inline", 11.0, 320.0, 29.0)
 
 
 def test_what_the_measurement_says() -> None:

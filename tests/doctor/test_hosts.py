@@ -163,7 +163,7 @@ def compared(own: Report, answers: list[Answer]) -> Finding:
         ({"sdp-plugins": "0.1"}, Status.error, "on b: pip install sdp-plugins=="),
         ({"numpy": "1.26.4"}, Status.warning, "on b: pip install numpy==2.0.0"),
         ({"python": "3.9.1"}, Status.warning, "make the same virtual environment on all hosts"),
-        ({"jax": "0.6.0"}, Status.error, "install jax 0.6.0 here, too"),
+        ({"jax": "0.6.0"}, Status.error, "on this host: pip install jax==0.6.0"),
     ],
 )
 def test_versions(tmp_path: Path, versions: dict[str, str], status: Status, remedy: str) -> None:

@@ -84,7 +84,7 @@ def cpu_quota(machine: Machine) -> Iterator[Finding]:
 
 def core_binding(machine: Machine) -> Iterator[Finding]:
     """This process, and so the ranks that it starts, are not bound to one core."""
-    online = len(cores_in(machine.text("sys/devices/system/cpu/online")))
+    online = _online_cores(machine)
     if len(machine.cores) == 1 and online > 1:
         yield warning(
             f"this process is bound to one of {online} cores, and so are the ranks that it starts",
@@ -93,6 +93,11 @@ def core_binding(machine: Machine) -> Iterator[Finding]:
         )
     else:
         yield ok(f"this process may use {len(machine.cores)} of {online} cores")
+
+
+def _online_cores(machine: Machine) -> int:
+    listed = cores_in(machine.text("sys/devices/system/cpu/online"))
+    return len(listed) or len(machine.cores)
 
 
 def frequency(machine: Machine) -> Iterator[Finding]:
@@ -117,7 +122,7 @@ def frequency(machine: Machine) -> Iterator[Finding]:
 def load(machine: Machine) -> Iterator[Finding]:
     """Nothing else uses the cores."""
     words = machine.text("proc/loadavg").split()
-    cores = machine.usable_cores
+    cores = _online_cores(machine)  # it is the load of all of them
     if not words:
         yield skipped("the kernel does not show the load")
     elif float(words[0]) > cores:
