@@ -29,7 +29,7 @@ def examine(machine: Machine, limit_s: float = 0.0, only: Collection[str] = ()) 
         findings = list(all_checks.run_checks(machine, only))
     measured = None
     if limit_s and _may_measure(findings):
-        with announced("measuring smddp and gloo on two ranks"):
+        with announced("measuring on two ranks"):
             measured = speed.measure(machine, limit_s)
         findings += speed.findings(measured)
     sentence = "" if only else verdict(findings, measured)

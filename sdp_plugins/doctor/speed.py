@@ -21,8 +21,6 @@ _GRACE_S = 10.0  # for sdp run to end its ranks
 _RECORDED = ("SDP_TRACE", "SDP_FLIGHT_DIR", "SDP_JOIN", "SDP_ROSTERS")
 _EXPECTED = {"gloo": 4.0, "memcpy": 0.5}
 """What an idle machine exceeds; README's table and docs/benchmarks.md have what was measured."""
-_LEAST = {"gloo": 0, "memcpy": MIB}
-"""The smallest buffers of which that is expected: a memcpy meets nobody."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +69,12 @@ class Speed:
     failed: str = ""
     no_gloo: str = ""
     not_shared: str = ""
+
+    @property
+    def compared(self) -> Sequence[Case]:
+        """The cases that the reference can be compared with: a small memcpy meets nobody."""
+        least = MIB if self.reference == "memcpy" else 0
+        return [case for case in self.cases if case.ratio and case.nbytes >= least]
 
 
 def measure(machine: Machine, limit_s: float) -> Speed:
@@ -127,9 +131,7 @@ def _of_speed(speed: Speed) -> Iterator[Finding]:
             f"gloo cannot start ({speed.no_gloo}), so there is nothing to compare with",
             "unset GLOO_SOCKET_IFNAME, or name an interface",
         )
-    for case in speed.cases:
-        if not speed.reference or case.nbytes < _LEAST[speed.reference]:
-            continue
+    for case in speed.compared:
         text = f"all_reduce of {case.size} is {case.ratio:.1f} times as fast as {speed.reference}"
         if case.ratio < _EXPECTED[speed.reference]:
             yield warning(

@@ -29,7 +29,7 @@ def _how_fast(speed: Speed) -> str:
         return f"is in use here: {speed.cases[0].size} take {speed.cases[0].time}"
     parts = [
         f"{case.ratio:.1f} times {speed.reference} for {case.size} ({case.time}, {case.path})"
-        for case in speed.cases
+        for case in speed.compared
     ]
     return f"is in use here: {', '.join(parts)}"
 
