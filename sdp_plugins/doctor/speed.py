@@ -74,7 +74,7 @@ class Speed:
     def compared(self) -> Sequence[Case]:
         """The cases that the reference can be compared with: a small memcpy meets nobody."""
         least = MIB if self.reference == "memcpy" else 0
-        return [case for case in self.cases if case.ratio and case.nbytes >= least]
+        return [case for case in self.cases if self.reference and case.nbytes >= least]
 
 
 def measure(machine: Machine, limit_s: float) -> Speed:
