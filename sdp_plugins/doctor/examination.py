@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from sdp_plugins.doctor import all_checks, speed
-from sdp_plugins.doctor.finding import Finding, Status
 from sdp_plugins.doctor.machine import Machine
 from sdp_plugins.doctor.progress import announced
 from sdp_plugins.doctor.report import Report, facts
-from sdp_plugins.doctor.verdict import verdict
-
-_NEEDED_FOR_SPEED = (
-    *("native-module", "torch-backend", "settings", "shared-memory", "local-sockets"),
-    "loopback",
-)
+from sdp_plugins.doctor.verdict import obstacle, verdict
 
 
 def examine(machine: Machine, limit_s: float = 0.0, only: Collection[str] = ()) -> Report:
@@ -28,14 +22,9 @@ def examine(machine: Machine, limit_s: float = 0.0, only: Collection[str] = ()) 
     with announced("importing torch and running the checks"):
         findings = list(all_checks.run_checks(machine, only))
     measured = None
-    if limit_s and _may_measure(findings):
+    if limit_s and not obstacle(findings):  # the measurement would only repeat it
         with announced("measuring on two ranks"):
             measured = speed.measure(machine, limit_s)
         findings += speed.findings(measured)
     sentence = "" if only else verdict(findings, measured)
     return Report(findings=findings, speed=measured, verdict=sentence, **facts(machine))
-
-
-def _may_measure(findings: Collection[Finding]) -> bool:
-    """Whether what the measurement needs works: else it would only repeat the error."""
-    return not any(f.status is Status.error and f.check in _NEEDED_FOR_SPEED for f in findings)

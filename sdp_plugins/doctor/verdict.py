@@ -7,20 +7,27 @@ from collections.abc import Sequence
 from sdp_plugins.doctor.finding import Finding, Status
 from sdp_plugins.doctor.speed import Speed
 
-_NEEDED = ("native-module", "installation", "torch-backend", "speed")
-"""Checks without which smddp is not in use, the cause before its effects."""
+_NEEDED = (
+    *("native-module", "installation", "torch-backend", "settings", "shared-memory"),
+    *("local-sockets", "loopback", "speed"),
+)
+"""Checks whose errors keep smddp from working, the cause before its effects."""
+
+
+def obstacle(findings: Sequence[Finding]) -> Finding | None:
+    """The error that keeps smddp from working."""
+    errors = {f.check: f for f in reversed(findings) if f.status is Status.error}
+    return next((errors[name] for name in _NEEDED if name in errors), None)
 
 
 def verdict(findings: Sequence[Finding], speed: Speed | None) -> str:
     """The sentence."""
-    errors = [finding for finding in findings if finding.status is Status.error]
-    for name in _NEEDED:
-        if cause := next((finding for finding in errors if finding.check == name), None):
-            return f"smddp is not in use here: {cause.text}."
+    if cause := obstacle(findings):
+        return f"smddp is not in use here: {cause.text}."
     first = f"smddp {_how_fast(speed)}" if speed else "smddp can be used here"
-    counted = f"{len(errors)} error{'s' if len(errors) > 1 else ''}"
-    but = f", but there {'are' if len(errors) > 1 else 'is'} {counted}" if errors else ""
-    return f"{first}{but}; {_why(findings)}."
+    errors = sum(finding.status is Status.error for finding in findings)
+    counted = f"are {errors} errors" if errors > 1 else "is 1 error"
+    return f"{first}{f', but there {counted}' if errors else ''}; {_why(findings)}."
 
 
 def _how_fast(speed: Speed) -> str:

@@ -47,6 +47,19 @@ def test_this_machine() -> None:
     assert "sdp doctor: measuring on two ranks ...\n" in done.stderr
 
 
+def test_nothing_is_measured_where_smddp_cannot_work() -> None:
+    done = doctor("--json", SDP_STAGING_BYTES="many")
+    report = json.loads(done.stdout)
+    assert done.returncode == 1 and report["speed"] is None
+    first = "smddp is not in use here: SDP_STAGING_BYTES='many' cannot be used."
+    assert report["verdict"] == first
+
+
+def test_nothing_is_measured_if_the_user_says_so() -> None:
+    report = json.loads(doctor("--json", "--no-speed").stdout)
+    assert report["speed"] is None and report["verdict"].startswith("smddp can be used here; ")
+
+
 # ---- what is printed -----------------------------------------------------------------------------
 
 

@@ -103,8 +103,7 @@ def test_another_owner_of_the_names(tmp_path: Path) -> None:
 
 
 def test_a_python_that_does_not_start(tmp_path: Path) -> None:
-    machine = changed(Machine(given_ranks=2), python=tmp_path / "python")
-    vars(machine).pop("imports")
+    machine = Machine(given_ranks=2, python=tmp_path / "python")
     assert "cannot be started" in problem(machine, "native-module").text
 
 
