@@ -128,7 +128,9 @@ def test_threads_under_another_launcher(tmp_path: Path) -> None:
     mpi = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
     machine = with_variables(healthy(tmp_path), **mpi)
     found = problem(machine, "threads")
-    assert found.remedy.startswith("export OMP_NUM_THREADS=2")
+    assert found.remedy.startswith("sdp run --threads 2; with mpirun: -x OMP_NUM_THREADS=2")
+    hosts = changed(healthy(tmp_path), hosts=("a", "b"))
+    assert problem(hosts, "threads").remedy == found.remedy
     found = problem(machine, "malloc-huge-pages")
     assert found.remedy.startswith("export GLIBC_TUNABLES=glibc.malloc.hugetlb=1")
 
@@ -214,7 +216,9 @@ def test_ranks_that_do_not_stay_on_a_node(tmp_path: Path) -> None:
     three = changed(machine, given_ranks=3)
     assert problem(three, "numa-binding").remedy.startswith("sdp run -n 2")
     mpi = with_variables(machine, PMI_RANK="0", PMI_SIZE="2")
-    assert "mpirun --bind-to numa" in problem(mpi, "numa-binding").remedy
+    hosts = changed(machine, hosts=("a", "b"))
+    for one in (mpi, hosts):
+        assert "mpirun --bind-to numa" in problem(one, "numa-binding").remedy
 
 
 def test_memory_of_another_node(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ def numa_binding(machine: Machine) -> Iterator[Finding]:
     nodes = [shared for cores in found if (shared := cores & machine.cores)]
     if len(nodes) < 2:
         yield skipped("the cores are of one NUMA node")
-    elif machine.launcher:
+    elif machine.launcher or machine.hosts:  # sdp run --hosts binds no ranks
         yield warning(
-            f"this rank may use the cores of {len(nodes)} NUMA nodes, so its memory may be far",
+            f"a rank may use the cores of {len(nodes)} NUMA nodes, so its memory may be far",
             "mpirun --bind-to numa, srun --cpu-bind=ldoms, torchrun --numa-binding=node, or "
             "numactl --cpunodebind=N in each rank",
             slows=True,

@@ -29,10 +29,10 @@ def threads(machine: Machine) -> Iterator[Finding]:
         )
     elif each:
         yield ok(f"OMP_NUM_THREADS={each}: {ranks} ranks have {each * ranks} threads")
-    elif machine.launcher not in ("", "torchrun") and ranks > 1:
+    elif ranks > 1 and (machine.hosts or machine.launcher not in ("", "torchrun")):
         yield warning(
             f"each of {ranks} ranks starts a thread for each core, as OMP_NUM_THREADS is not set",
-            f"export OMP_NUM_THREADS={share}, and have mpirun pass it on",
+            f"sdp run --threads {share}; with mpirun: -x OMP_NUM_THREADS={share}, or -genv",
             slows=True,
         )
     else:
