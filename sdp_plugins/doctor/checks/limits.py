@@ -31,13 +31,13 @@ def open_files(machine: Machine) -> Iterator[Finding]:
     allowed = _limit(resource.RLIMIT_NOFILE)
     least = _PYTHONS_FILES + _FILES_PER_RANK * machine.ranks
     wanted = _PYTHONS_FILES + _GROUPS * _FILES_PER_RANK * machine.ranks
-    text = f"a rank may open {allowed:g} files, and a group of {machine.ranks} ranks needs {least}"
+    text, remedy = f"a rank may open {allowed:g} files", f"ulimit -n {max(4096, wanted)}"
     if allowed < least:
-        yield error(text, f"ulimit -n {max(4096, wanted)}")
+        yield error(f"{text}, and a group of {machine.ranks} ranks needs about {least}", remedy)
     elif allowed < wanted:
-        yield warning(f"{text}, each further one more", f"ulimit -n {max(4096, wanted)}")
+        yield warning(f"{text}, and {_GROUPS} groups of {machine.ranks} ranks need more", remedy)
     else:
-        yield ok(f"a rank may open {allowed:g} files")
+        yield ok(text)
 
 
 def file_size(machine: Machine) -> Iterator[Finding]:

@@ -68,7 +68,9 @@ def mpi4py_library(machine: Machine) -> Iterator[Finding]:
         yield ok("mpi4py finds its MPI library")
     else:
         reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        yield error(
+        needed = machine.hosts or machine.installed("lightning", "pytorch-lightning")
+        problem = error if needed else warning
+        yield problem(
             f"mpi4py is installed without a library that it can load ({reason}), and Lightning "
             "fails by it, too",
             "pip install mpich, or pip uninstall mpi4py",

@@ -37,7 +37,7 @@ def host_name(machine: Machine) -> Iterator[Finding]:
     if not address or is_loopback(address):
         what = f"means {address}" if address else "has no address"
         yield warning(
-            f"this host's name, {name}, {what}, by which other hosts cannot reach it",
+            f"this host's name, {name}, {what}, but torchrun and gloo tell other hosts to use it",
             f"give {name} its address in /etc/hosts, or export GLOO_SOCKET_IFNAME=INTERFACE",
         )
     else:
@@ -56,7 +56,7 @@ def master_address(machine: Machine) -> Iterator[Finding]:
         yield skipped("MASTER_ADDR is not set")
     elif not address:
         yield error(f"MASTER_ADDR={name} has no address here", f"check `getent hosts {name}`")
-    elif is_loopback(address) and (_spans_nodes(machine) or len(machine.hosts) > 1):
+    elif is_loopback(address) and _spans_nodes(machine):  # sdp run --hosts sets its own
         yield error(
             f"MASTER_ADDR={name} is this machine's loopback, which other hosts cannot reach",
             "export MASTER_ADDR=ADDRESS_OF_THE_FIRST_HOST",
