@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import combinations
 
 from sdp_plugins.doctor.addresses import is_loopback
+from sdp_plugins.doctor.checks.packages import REINSTALL
 from sdp_plugins.doctor.finding import Finding, error, ok, warning
 from sdp_plugins.doctor.hosts import Answer
 from sdp_plugins.doctor.report import Report
@@ -33,7 +34,9 @@ def hosts_versions(own: Report, answers: Sequence[Answer]) -> Iterator[Finding]:
             same = False
             where, version = (report.host, ours) if ours else ("this host", theirs)
             remedy = f"on {where}: pip install {name}=={version}"
-            if name == "python":
+            if name == "sdp-plugins":
+                remedy = f"on {where}: {REINSTALL}"
+            elif name == "python":
                 remedy = "make the same virtual environment on all hosts"
             text = f"{report.host} has {_named(name, theirs)}, this host {_named(name, ours)}"
             yield (error if name in _MUST_AGREE else warning)(text, remedy)

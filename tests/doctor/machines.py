@@ -89,7 +89,8 @@ def install(folder: Path, name: str, version: str, *lines: str, entry_points: st
 
 def install_ourselves(folder: Path, version: str, entry_points: bool = True) -> None:
     """Write the metadata of this package with the extras `REQUIRED`."""
-    lines = [f'Requires-Dist: {n}{r}; extra == "{n}"' for n, r in REQUIRED.items()]
+    extras = {name: f'; extra == "{name}"' for name in REQUIRED if name != "numpy"}
+    lines = [f"Requires-Dist: {n}{r}{extras.get(n, '')}" for n, r in REQUIRED.items()]
     groups = ("torch.backends", "torch.distributed.backends")
     text = "\n".join(f"[{g}]\nsdp_plugins = sdp_plugins._activate:activate\n" for g in groups)
     install(

@@ -160,7 +160,11 @@ def compared(own: Report, answers: list[Answer]) -> Finding:
     ("versions", "status", "remedy"),
     [
         ({"torch": "2.14.0"}, Status.error, "on b: pip install torch==2.13.0"),
-        ({"sdp-plugins": "0.1"}, Status.error, "on b: pip install sdp-plugins=="),
+        (
+            {"sdp-plugins": "0.1"},
+            Status.error,
+            "on b: pip install --force-reinstall --no-deps -e CLONE",
+        ),
         ({"numpy": "1.26.4"}, Status.warning, "on b: pip install numpy==2.0.0"),
         ({"python": "3.9.1"}, Status.warning, "make the same virtual environment on all hosts"),
         ({"jax": "0.6.0"}, Status.error, "on this host: pip install jax==0.6.0"),

@@ -167,8 +167,17 @@ def test_a_newer_torch_that_fits(tmp_path: Path) -> None:
     site = tmp_path / "other"
     install_ourselves(site, __version__)
     install(site, "torch", "2.14.0.dev20260801+cpu")
+    install(site, "numpy", "1.26.4")
     machine = changed(healthy(tmp_path), path=(str(site),))
-    assert [f.status for f in findings(machine, "package-versions")] == [Status.ok]
+    assert [f.status for f in findings(machine, "package-versions")] == [Status.ok] * 2
+
+
+def test_no_numpy(tmp_path: Path) -> None:
+    site = tmp_path / "other"
+    install_ourselves(site, __version__)
+    found = problem(changed(healthy(tmp_path), path=(str(site),)), "package-versions")
+    assert found.status is Status.error and found.text.startswith("numpy is not installed")
+    assert found.remedy == "pip install 'numpy<3,>=1.24'"
 
 
 @pytest.mark.parametrize("fault", ["version", "entry points", "metadata"])
@@ -186,7 +195,7 @@ def test_an_incomplete_installation(tmp_path: Path, fault: str) -> None:
         "metadata": "is not installed",
     }
     assert texts[fault] in found.text
-    assert found.remedy.startswith("pip install --force-reinstall --no-deps sdp-plugins")
+    assert found.remedy.startswith("pip install --force-reinstall --no-deps -e CLONE")
 
 
 @pytest.mark.parametrize(

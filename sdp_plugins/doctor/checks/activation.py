@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from sdp_plugins.core.config import autoload
+from sdp_plugins.doctor.checks.packages import REINSTALL
 from sdp_plugins.doctor.finding import Finding, error, ok, skipped, warning
 from sdp_plugins.doctor.machine import Machine
 
-_REBUILD = "pip install --force-reinstall --no-deps sdp-plugins (in a clone: make venv)"
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 
 
@@ -17,14 +17,14 @@ def native_module(machine: Machine) -> Iterator[Finding]:
     imports = machine.imports
     found = imports.found.get("native")
     if found is None:
-        yield error(f"the process that imports the native core {imports.failed}", _REBUILD)
+        yield error(f"the process that imports the native core {imports.failed}", REINSTALL)
     elif "error" in found:
-        yield error(f"the native core cannot be imported ({found['error']})", _REBUILD)
+        yield error(f"the native core cannot be imported ({found['error']})", REINSTALL)
     elif found["missing"]:
         yield error(
             f"the native core {found['path']} is of another version: it has no "
             f"{found['missing'][0]}",
-            _REBUILD,
+            REINSTALL,
         )
     else:
         yield ok(f"the native core loads from {found['path']}")
@@ -58,7 +58,7 @@ def torch_backend(machine: Machine) -> Iterator[Finding]:
 def _unregistered(machine: Machine, reason: str) -> tuple[str, str]:
     """Why smddp is not registered, and the remedy."""
     if reason:
-        return f"smddp cannot be registered with torch ({reason})", _REBUILD
+        return f"smddp cannot be registered with torch ({reason})", REINSTALL
     if machine.environment.get(_AUTOLOAD) == "0":
         return (
             f"{_AUTOLOAD}=0 keeps torch from loading smddp",
@@ -69,7 +69,7 @@ def _unregistered(machine: Machine, reason: str) -> tuple[str, str]:
             "SDP_AUTOLOAD is off, so `import torch` does not register smddp",
             "unset SDP_AUTOLOAD, or `import sdp_plugins.torch` in the program",
         )
-    return "`import torch` does not register smddp: its entry point is not there", _REBUILD
+    return "`import torch` does not register smddp: its entry point is not there", REINSTALL
 
 
 def smdistributed(machine: Machine) -> Iterator[Finding]:

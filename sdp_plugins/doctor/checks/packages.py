@@ -12,12 +12,12 @@ from sdp_plugins.doctor.machine import Machine
 
 CHECKED = (
     *("torch", "lightning", "pytorch-lightning", "keras", "tensorflow-cpu", "jax"),
-    *("transformers", "accelerate", "numpy", "mpi4py"),
+    *("transformers", "accelerate", "numpy", "wrapt", "mpi4py"),
 )
 # Other packages that bring the same modules.
 _SAME = {"tensorflow-cpu": ("tensorflow-cpu", "tensorflow", "tensorflow-intel")}
 _GROUPS = ("torch.backends", "torch.distributed.backends")
-_REINSTALL = "pip install --force-reinstall --no-deps sdp-plugins (in a clone: pip install -e .)"
+REINSTALL = "pip install --force-reinstall --no-deps -e CLONE, or the wheel of this version"
 
 
 def package_versions(machine: Machine) -> Iterator[Finding]:
@@ -31,6 +31,9 @@ def package_versions(machine: Machine) -> Iterator[Finding]:
     for name, allowed, extra in _ranges(package):
         found = machine.installed(*_SAME.get(name, (name,)))
         if found is None:
+            if not extra:
+                text = f"{name} is not installed, and sdp-plugins needs it"
+                yield error(text, f"pip install '{name}{allowed}'")
             continue
         installed = f"{found.metadata['Name']} {found.version}"
         if SpecifierSet(allowed).contains(found.version, prereleases=True):
@@ -61,20 +64,20 @@ def installation(machine: Machine) -> Iterator[Finding]:
         yield error(
             "sdp-plugins is not installed: its code runs from a folder, and `import torch` does "
             "not find it",
-            _REINSTALL,
+            REINSTALL,
         )
         return
     if package.version != __version__:
         yield error(
             f"the metadata of sdp-plugins are of {package.version}, the code is {__version__}",
-            _REINSTALL,
+            REINSTALL,
         )
     groups = {e.group for e in package.entry_points if e.name == "sdp_plugins"}
     if missing := [group for group in _GROUPS if group not in groups]:
         yield error(
             f"sdp-plugins has no entry point in {' and '.join(missing)}, so `import torch` does "
             "not register smddp",
-            _REINSTALL,
+            REINSTALL,
         )
     elif package.version == __version__:
         yield ok(f"sdp-plugins {__version__} is installed with its entry points")
