@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
-import time
-from collections.abc import Callable
 from typing import Any
 
 from benchmarks import values
 from benchmarks.libraries.base import Library, Place, UnsupportedError
+from sdp_plugins.doctor.timing import timed
 
 WARM_UP = 2  # untimed calls after every refill: they absorb the skew between ranks
 PREPARING_CALLS = 5
@@ -88,20 +86,3 @@ class CollectiveTask:
     def _check(self, times: int, stride: int) -> None:
         if self._holds_sum():
             values.check(self.library.view(), self.dtype, self.place.ranks, times, stride)
-
-
-def timed(call: Callable[[], object], iterations: int) -> list[int]:
-    """Return the nanoseconds of each call, with the garbage collector paused."""
-    clock = time.perf_counter_ns
-    samples = [0] * iterations
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        for i in range(iterations):
-            start = clock()
-            call()
-            samples[i] = clock() - start
-    finally:
-        if collecting:
-            gc.enable()
-    return samples

@@ -7,9 +7,9 @@ from typing import Any
 import torch.distributed as dist
 
 from benchmarks.c10d_calls import Call, make
-from benchmarks.collective import timed
 from benchmarks.libraries.base import Place
 from benchmarks.torch_groups import group_over, join
+from sdp_plugins.doctor.timing import timed
 
 WARM_UP = 2
 

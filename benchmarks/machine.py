@@ -7,11 +7,13 @@ import platform
 from pathlib import Path
 from typing import Any
 
+from sdp_plugins.doctor.report import cpu_model
+
 
 def describe() -> dict[str, Any]:
     """Return CPU, usable cores, kernel, Python, and the machine's load."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(Path("/proc/cpuinfo").read_text()),
         "cores": len(os.sched_getaffinity(0)),
         "kernel": platform.release(),
         "arch": platform.machine(),
@@ -26,10 +28,3 @@ def busy() -> str:
     if load <= cores / 2:
         return ""
     return f"this machine is busy (load {load:.1f} on {cores} cores); repeat this when it is not"
-
-
-def _cpu_model() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith(("model name", "CPU part")):
-            return line.partition(":")[2].strip()
-    return "unknown"

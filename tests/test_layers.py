@@ -42,6 +42,9 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"torch", "wrapt", "transformers", "accelerate", "packaging"},  # which accelerate needs
     ),
     "launch": ({"core", "flight", "trace"}, {"typer"}),
+    "doctor": ({"core", "flight", "launch"}, {"packaging", "rich"}),
+    # A rank of the measurement: a program such as users write.
+    "doctor/speed_rank": ({"core", "torch", "doctor"}, {"numpy", "torch"}),
     # The package itself: importing any layer imports it. It installs the observers of groups, which
     # stand above the core; they are imported when a group needs them.
     "__init__": ({"core", "flight", "trace"}, set()),

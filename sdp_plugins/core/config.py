@@ -248,13 +248,13 @@ def set_fusion_bytes(nbytes: int) -> None:
     os.environ["SDP_FUSION_MB"] = str(nbytes / MIB)
 
 
-def autoload() -> bool:
+def autoload(env: Mapping[str, str] | None = None) -> bool:
     """Read ``SDP_AUTOLOAD`` only, and never fail.
 
     An invalid value counts as on: ``Config.from_env`` then reports it when a group is made, which a
     missing backend could not.
     """
-    return _is_on("SDP_AUTOLOAD")
+    return _is_on("SDP_AUTOLOAD", env)
 
 
 def binds_ranks(env: Mapping[str, str]) -> bool:
@@ -324,7 +324,7 @@ def _is_on(name: str, env: Mapping[str, str] | None = None) -> bool:
     return given.get(name, "").strip().lower() not in _FALSE
 
 
-_DEPRECATED = {"SDP_CALIBRATION": "every network is planned for with the same costs"}
+DEPRECATED = {"SDP_CALIBRATION": "every network is planned for with the same costs"}
 """Variables that have lost their meaning in this release, and why."""
 
 
@@ -335,7 +335,7 @@ def _warn_of_unused(env: Mapping[str, str]) -> None:
     """
     found: list[tuple[str, type[Warning]]] = [
         (f"{name} has no effect any more: {why}.", FutureWarning)
-        for name, why in _DEPRECATED.items()
+        for name, why in DEPRECATED.items()
         if env.get(name)
     ]
     for name in env:

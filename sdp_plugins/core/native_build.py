@@ -18,7 +18,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -60,7 +60,7 @@ def build(source: Path, version: str, compiler: Sequence[str], linker: Sequence[
     parts = [*(path.read_text() for path in (source, *headers)), version, *compiler, *linker]
     parts += [platform.machine(), *platform.libc_ver()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
-    library = _cache(config) / f"{source.stem}-{digest}.so"
+    library = cache_folder(config.cache, environment()) / f"{source.stem}-{digest}.so"
     options = ["-O3", "-fPIC", "-shared", f"-I{INCLUDE}", *compiler, str(source), *linker]
     try:
         if not library.exists():
@@ -102,15 +102,21 @@ def _end(number: int, frame: object) -> None:
     sys.exit(128 + number)
 
 
-def _cache(config: Config) -> Path:
-    if config.cache is not None:
-        return Path(config.cache)
-    base = environment().get("XDG_CACHE_HOME") or Path.home() / ".cache"
+def cache_folder(chosen: str | None, env: Mapping[str, str]) -> Path:
+    """The folder for compiled operations: that of ``SDP_CACHE``, or the user's default."""
+    if chosen:
+        return Path(chosen)
+    base = env.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "sdp_plugins"
 
 
+def compiler_name(env: Mapping[str, str]) -> str:
+    """The compiler that is used, if it is there."""
+    return env.get("CXX") or "g++"
+
+
 def _compiler() -> str:
-    wanted = environment().get("CXX") or "g++"
+    wanted = compiler_name(environment())
     found = shutil.which(wanted)
     if found is None:
         raise CompileError(f"there is no compiler {wanted}. Hint: install g++, or set CXX")

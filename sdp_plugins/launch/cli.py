@@ -317,6 +317,7 @@ def check_local(exported: Sequence[str] | None, mpirun: str | None, master_port:
 PROGRAMS = {
     "trace": ("sdp_plugins.trace.merge", "Merge the ranks' traces into one timeline."),
     "flight": ("sdp_plugins.flight", "Show which ranks of a job wait for which others."),
+    "doctor": ("sdp_plugins.doctor", "Say whether smddp is in use here, and what slows it down."),
 }
 """Subcommands that run other modules: the module, also for `python -m`, and its help text."""
 

@@ -8,7 +8,8 @@ shared weights and their staging areas there.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from sdp_plugins.core.config import binds_ranks
@@ -24,14 +25,21 @@ def cores_of_ranks(ranks: int, environment: Mapping[str, str]) -> list[set[int]]
     divided so that all have equally many cores, or where ``SDP_NUMA=0``.
     """
     allowed = os.sched_getaffinity(0)
-    nodes = [shared for cores in nodes_of(NODES) if (shared := cores & allowed)]
-    unknown = allowed.difference(*nodes)
-    if not binds_ranks(environment) or unknown or not _divide_evenly(nodes, ranks):
-        return [allowed] * ranks
-    if ranks >= len(nodes):
-        return [nodes[rank * len(nodes) // ranks] for rank in range(ranks)]
-    each = len(nodes) // ranks
-    return [set().union(*nodes[rank * each : (rank + 1) * each]) for rank in range(ranks)]
+    shares = shares_of_nodes(ranks, nodes_of(NODES), allowed) if binds_ranks(environment) else []
+    return shares or [allowed] * ranks
+
+
+def shares_of_nodes(
+    ranks: int, nodes: Iterable[set[int]], allowed: AbstractSet[int]
+) -> list[set[int]]:
+    """The allowed cores of one or more nodes for each rank; empty if ranks cannot share evenly."""
+    usable = [shared for cores in nodes if (shared := cores & allowed)]
+    if allowed - set().union(*usable) or not _divide_evenly(usable, ranks):
+        return []
+    if ranks >= len(usable):
+        return [usable[rank * len(usable) // ranks] for rank in range(ranks)]
+    each = len(usable) // ranks
+    return [set().union(*usable[rank * each : (rank + 1) * each]) for rank in range(ranks)]
 
 
 def _divide_evenly(nodes: Collection[Collection[int]], ranks: int) -> bool:
@@ -43,12 +51,12 @@ def nodes_of(folder: Path) -> list[set[int]]:
     """The cores of each NUMA node, as the kernel lists them; empty if it does not."""
     lists = sorted(folder.glob("node[0-9]*/cpulist"), key=lambda path: int(path.parent.name[4:]))
     try:
-        return [_cores(path.read_text().strip()) for path in lists]
+        return [cores_in(path.read_text().strip()) for path in lists]
     except ValueError:
         return []
 
 
-def _cores(text: str) -> set[int]:
+def cores_in(text: str) -> set[int]:
     """What a list such as ``0-3,8`` names."""
     cores: set[int] = set()
     for part in filter(None, text.split(",")):

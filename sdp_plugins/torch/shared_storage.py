@@ -11,7 +11,7 @@ import threading
 
 from torch import UntypedStorage
 
-from sdp_plugins.torch.memory_limits import available_bytes
+from sdp_plugins.core.memory_limits import available_bytes
 
 MARGIN_BYTES = 64 * 2**20
 

@@ -25,6 +25,7 @@ from sdp_plugins.core.rendezvous import (
     meet,
 )
 from sdp_plugins.core.rendezvous.bootstrap_address import root_addresses
+from sdp_plugins.core.rendezvous.context import DOCTOR
 from sdp_plugins.core.topology import Topology
 from tests.faults import wait_for_go
 from tests.ranks import HANG_S, Ranks, say
@@ -199,7 +200,7 @@ def error_of(ranks: Ranks, rank: int) -> SdpError:
     error = ranks[rank].outcome().error
     assert isinstance(error, SdpError), ranks[rank].outcome(0)
     assert str(error).startswith(f"[rank {rank}/{len(ranks)} in group g] rendezvous: "), error
-    assert ". Hint: " in str(error)
+    assert ". Hint: " in str(error) and str(error).endswith(DOCTOR)
     assert "\n" not in str(error)
     assert (error.op, error.seq) == ("rendezvous", NO_SEQ)
     return error

@@ -12,6 +12,7 @@ from .deadline import Deadline
 from .failure import Kind, RendezvousFailure
 
 OP = "rendezvous"
+DOCTOR = "`sdp doctor` looks for causes on this machine."
 _ERRORS: dict[Kind, type[SdpError]] = {
     Kind.REFUSED: RendezvousError,
     Kind.LOST: PeerLostError,
@@ -50,6 +51,7 @@ class RendezvousContext:
 
     def error(self, failure: RendezvousFailure) -> SdpError:
         """The error that this rank raises for a failure."""
-        text = f"{self.names.error_prefix(self.rank)}{OP}: {failure.what}. Hint: {failure.hint}."
+        prefix = self.names.error_prefix(self.rank)
+        text = f"{prefix}{OP}: {failure.what}. Hint: {failure.hint}. {DOCTOR}"
         elapsed_s = self.deadline.elapsed_s
         return _ERRORS[failure.kind](text, ranks=failure.ranks, op=OP, elapsed_s=elapsed_s)

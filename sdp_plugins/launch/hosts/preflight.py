@@ -109,7 +109,7 @@ def check_together(
                 ) from None
             if process.returncode:
                 words = errors.strip() or output.strip() or f"exit code {process.returncode}"
-                raise LaunchError(explained(words, host) or _unexplained(program[0], host, words))
+                raise LaunchError(explained(words, host) or unexplained(program[0], host, words))
             version = (output.split() or ["?"])[-1]
             if version != sdp_plugins.__version__:
                 raise LaunchError(
@@ -118,7 +118,8 @@ def check_together(
                 )
 
 
-def _unexplained(program: str, host: str, words: str) -> str:
+def unexplained(program: str, host: str, words: str) -> str:
+    """The text for an error that is not known."""
     return (
         f"{program} {host} fails: {words.splitlines()[-1]}. Hint: make "
         f"`{program} {host} true` work without a password."
@@ -130,10 +131,20 @@ def ask(
     program: Sequence[str], host: str, environment: Mapping[str, str]
 ) -> Iterator[subprocess.Popen[str]]:
     """Start the check of a host, and end it with this context or this process."""
+    line = [*reaching(program, host), question(environment)]
+    with started(line, environment, subprocess.DEVNULL) as process:
+        yield process
+
+
+@contextmanager
+def started(
+    line: Sequence[str], environment: Mapping[str, str], stdin: int
+) -> Iterator[subprocess.Popen[str]]:
+    """Start a program that reaches a host, and end it with this context or this process."""
     process = subprocess.Popen(
-        [*reaching(program, host), question(environment)],
+        line,
         env=environment,
-        stdin=subprocess.DEVNULL,
+        stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

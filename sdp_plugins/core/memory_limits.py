@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+
+from .control_groups import folders
 
 UNKNOWN = 2**63
 
@@ -17,25 +18,11 @@ def available_bytes(root: Path = Path("/")) -> int:
     Args:
         root: The folder that contains /proc and /sys.
     """
-    limits = [1024 * _fields(root / "proc/meminfo").get("MemAvailable:", UNKNOWN // 1024)]
-    for folder in _cgroups(root):
+    limits = [1024 * numbers_in(root / "proc/meminfo").get("MemAvailable:", UNKNOWN // 1024)]
+    for folder in folders("memory", root):
         limits.append(_of_cgroup(folder, "memory.max", "memory.current"))
         limits.append(_of_cgroup(folder, "memory.limit_in_bytes", "memory.usage_in_bytes"))
     return min(limits)
-
-
-def _cgroups(root: Path) -> Iterator[Path]:
-    """Yield the folders of this process's memory control groups and of their ancestors."""
-    with suppress(OSError):
-        for line in (root / "proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            mounts = ["", "unified"] if not controllers else []
-            mounts += ["memory"] if "memory" in controllers.split(",") else []
-            for mount in mounts:
-                top = root / "sys/fs/cgroup" / mount
-                own = Path(path.lstrip("/"))
-                # In a container the path may be the host's, of which only the top is visible.
-                yield from (top / part for part in (own, *own.parents))
 
 
 def _of_cgroup(folder: Path, limit: str, usage: str) -> int:
@@ -45,18 +32,18 @@ def _of_cgroup(folder: Path, limit: str, usage: str) -> int:
     except (OSError, ValueError):
         return UNKNOWN
     # Usage includes the page cache, which the kernel frees before it kills a process.
-    stat = _fields(folder / "memory.stat")
+    stat = numbers_in(folder / "memory.stat")
     prefix = "total_" if "total_inactive_file" in stat else ""
     cache = stat.get(f"{prefix}inactive_file", 0) + stat.get(f"{prefix}active_file", 0)
     return max(0, allowed - used + cache)
 
 
-def _fields(path: Path) -> dict[str, int]:
+def numbers_in(path: Path) -> dict[str, int]:
     """Read a file with one name and one number in each line."""
-    fields: dict[str, int] = {}
+    found: dict[str, int] = {}
     with suppress(OSError):
         for line in path.read_text().splitlines():
             words = line.split()
             if len(words) > 1 and words[1].isdecimal():
-                fields[words[0]] = int(words[1])
-    return fields
+                found[words[0]] = int(words[1])
+    return found

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sdp_plugins.torch.memory_limits import UNKNOWN, available_bytes
+from sdp_plugins.core.memory_limits import UNKNOWN, available_bytes
 
 MIB = 2**20
 

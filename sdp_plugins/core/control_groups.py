@@ -1,0 +1,26 @@
+"""The control groups of this process: their folders, from the innermost outwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+
+def folders(controller: str, root: Path = Path("/")) -> Iterator[Path]:
+    """Yield the folders that may limit this process, of version 2 and of a v1 controller.
+
+    Args:
+        controller: Such as ``memory``.
+        root: The folder that contains /proc and /sys.
+    """
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            mounts = ["", "unified"] if not controllers else []
+            mounts += [controller] if controller in controllers.split(",") else []
+            for mount in mounts:
+                top = root / "sys/fs/cgroup" / mount
+                own = Path(path.lstrip("/"))
+                # In a container the path may be the host's, of which only the top is visible.
+                yield from (top / part for part in (own, *own.parents))

@@ -1,0 +1,1 @@
+"""Tests of `sdp doctor`: a fault for each check, real where that is possible."""
