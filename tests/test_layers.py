@@ -41,7 +41,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"core", "torch"},
         {"torch", "wrapt", "transformers", "accelerate", "packaging"},  # which accelerate needs
     ),
-    "launch": ({"core", "flight", "trace"}, {"typer"}),
+    "launch": ({"core", "flight", "trace", "top"}, {"typer"}),
     # The package itself: importing any layer imports it. It installs the observers of groups, which
     # stand above the core; they are imported when a group needs them.
     "__init__": ({"core", "flight", "trace"}, set()),
@@ -50,6 +50,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "core/trace": ({"trace"}, set()),
     "trace/__main__": ({"trace", "flight"}, set()),
     "flight": ({"core", "trace"}, set()),
+    "top": ({"core", "flight"}, {"rich", "prometheus_client"}),
     "sagemaker": ({"launch"}, {"sagemaker"}),
     # SageMaker's SDK puts it beside modules of its own.
     "sagemaker/driver": (set(), {"common", "distributed_drivers"}),
