@@ -41,7 +41,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"core", "torch"},
         {"torch", "wrapt", "transformers", "accelerate", "packaging"},  # which accelerate needs
     ),
-    "launch": ({"core", "flight", "trace"}, {"typer"}),
+    "launch": ({"core", "flight", "trace", "top"}, {"typer"}),
     "doctor": ({"core", "flight", "launch"}, {"packaging", "rich"}),
     # A rank of the measurement: a program such as users write.
     "doctor/speed_rank": ({"core", "torch", "doctor"}, {"numpy", "torch"}),
@@ -53,6 +53,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "core/trace": ({"trace"}, set()),
     "trace/__main__": ({"trace", "flight"}, set()),
     "flight": ({"core", "trace"}, set()),
+    "top": ({"core", "flight"}, {"rich", "prometheus_client"}),
     "sagemaker": ({"launch"}, {"sagemaker"}),
     # SageMaker's SDK puts it beside modules of its own.
     "sagemaker/driver": (set(), {"common", "distributed_drivers"}),

@@ -532,6 +532,9 @@ class NativeGroup:
         What a rank of this node shows of itself and its last operations: see FlightHead.
         """
 
+    def counters(self, rank: int) -> bytes:
+        """What a rank of this node has counted: see FlightCounters."""
+
     def close(self) -> None: ...
 
     def endpoint(self) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 
 from . import _native
 from .config import MAX_TIMEOUT_S, Config
+from .counters import Counters
 from .dtypes import DType
 from .errors import SdpError, is_news, name_error
 from .group_creation import Membership, bring_up, n_exchanges
@@ -204,6 +205,12 @@ class Group(RegisteredMemory):
     def last_path(self) -> str:
         """Path that the last collective took: ``inline``, ``staged``, ``zero-copy`` or ``none``."""
         return self.issuer.endpoint.last_path
+
+    def counters(self) -> dict[int, Counters]:
+        """What each rank of this node has done in this group, by its rank; not a collective."""
+        node = self.nodes.members[self.nodes.node_of(self.rank)]
+        native = self.issuer.node
+        return {rank: Counters.unpack(native.counters(i)) for i, rank in enumerate(node)}
 
     # ---- lifetime ------------------------------------------------------------------------------
 

@@ -10,14 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sdp_plugins.flight import report_file, timeline
-from sdp_plugins.flight.jobs import Job, find_jobs, match_jobs
-from sdp_plugins.flight.segments import read_segments
+from sdp_plugins.flight.choice import NoSuchJobError, job_here, only_job
+from sdp_plugins.flight.jobs import Job, find_jobs
 from sdp_plugins.flight.table import table
 from sdp_plugins.flight.wait_report import report
-
-
-class NoSuchJobError(Exception):
-    """Raised when no job matches, or several do; the text lists them."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -78,32 +74,10 @@ def _write(job: Job, options: argparse.Namespace) -> None:
 def _chosen(words: Sequence[str]) -> Job:
     paths = [Path(word) for word in words]
     if words and all(path.exists() for path in paths):
-        return _only(find_jobs(report_file.read(paths)), "in these reports")
+        return only_job(find_jobs(report_file.read(paths)), "in these reports")
     if len(words) > 1:
         missing = next(word for word, path in zip(words, paths, strict=True) if not path.exists())
         raise NoSuchJobError(f"there is no file {missing}. Hint: name one job, or report files.")
     if words and "/" in words[0]:
         raise NoSuchJobError(f"there is no file {words[0]}.")
-    found = read_segments()
-    here = find_jobs(found.snapshots)
-    if not here:
-        raise NoSuchJobError(_nothing(found.others))
-    return _only(match_jobs(here, words[0]) if words else here, "here", here)
-
-
-def _only(found: Sequence[Job], where: str, all_jobs: Sequence[Job] = ()) -> Job:
-    if len(found) == 1:
-        return found[0]
-    listed = "\n".join(f"  {job.title}" for job in found or all_jobs)
-    if not found:
-        raise NoSuchJobError(f"no such job; there are\n{listed}")
-    raise NoSuchJobError(f"there are {len(found)} jobs {where}; name one of\n{listed}")
-
-
-def _nothing(others: int) -> str:
-    if others:
-        return "the jobs here use another version of sdp_plugins. Hint: run this with their Python."
-    return (
-        "no job of this user has an open group on this machine. Hint: run this on the machine, and "
-        "in the container, of the ranks, as the user who started them."
-    )
+    return job_here(words[0] if words else "")

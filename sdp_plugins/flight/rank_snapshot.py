@@ -5,9 +5,11 @@ from __future__ import annotations
 import struct
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-from sdp_plugins.core import _native
+from sdp_plugins.core import _native, counters
+from sdp_plugins.core.counters import Counters
 from sdp_plugins.core.process_identity import clock_id, namespace, process_state
 from sdp_plugins.core.rank_info import Forming, RankInfo
 from sdp_plugins.core.rank_names import printable
@@ -24,12 +26,16 @@ _FORMING = struct.Struct(f"<Q{_native.FLIGHT_FORMING_BYTES}s")
 _STAMP = struct.Struct("<Q")
 _N_RINGS = len(_native.FLIGHT_SLOTS)
 _FORMING_AT = _HEAD.size + _native.FLIGHT_RANK_INFO_BYTES
-_RINGS_AT = _FORMING_AT + _FORMING.size + _N_RINGS * _STAMP.size
+_COUNTERS_AT = _FORMING_AT + _FORMING.size
+_RINGS_AT = _COUNTERS_AT + counters.NBYTES + _N_RINGS * _STAMP.size
 _SLOT_NBYTES = _STAMP.size + NBYTES
 STATES = ("open", "left", "failed")
 LIVENESS = ("running", "stopped", "ended", "unknown")
+_N_OPS, _N_DTYPES, _N_REDUCE_OPS = map(len, (_native.Op, _native.DType, _native.ReduceOp))
+_ALL_FLAGS = FAILED | ASYNC | STEP | COMPARE
 _MOST_NS = 2**63 - 1
 _MOST_CAUSE = 1000
+_MOST_KEPT = 1 << 14  # slots: who reads again finds most of them unchanged
 
 
 class RankSnapshot(NamedTuple):
@@ -44,6 +50,7 @@ class RankSnapshot(NamedTuple):
         step: Counts the synchronisation steps of the node's collectives.
         liveness: State of the process: ``running``, ``stopped``, ``ended`` or ``unknown``.
         forming: The group that the process is making; None: it is making none.
+        counters: What the rank has done since the group was made.
         operations: The rank's last collectives, in the order in which they were issued.
         messages: Its last sends and receives.
         steps: The last steps on this node of operations of a group that spans nodes.
@@ -57,6 +64,7 @@ class RankSnapshot(NamedTuple):
     step: int
     liveness: str
     forming: Forming | None
+    counters: Counters
     operations: tuple[TraceEvent, ...]
     messages: tuple[TraceEvent, ...]
     steps: tuple[TraceEvent, ...]
@@ -75,6 +83,7 @@ class RankSnapshot(NamedTuple):
         """
         fields = {**found, "info": rank_info_from_json(found["info"])}
         fields["forming"] = forming_from_json(fields["forming"])
+        fields["counters"] = _counters(fields["counters"])
         for name in cls._fields[-_N_RINGS:]:
             fields[name] = tuple(map(_event, fields[name]))
         snapshot = cls(**fields)
@@ -110,38 +119,48 @@ def parse(raw: bytes) -> RankSnapshot:
     forming = forming_from_text(*_FORMING.unpack_from(raw, _FORMING_AT))
     text = printable(cause.partition(b"\0")[0].decode(errors="replace"), _MOST_CAUSE)
     shown = STATES[state] if state < len(STATES) else "open"
+    counted = Counters.unpack(raw, _COUNTERS_AT)
     rings = [tuple(ring) for ring in _rings(raw)]
     now = time.monotonic_ns(), time.time_ns()
-    return RankSnapshot(info, *now, shown, text, step, "unknown", forming, *rings)
+    return RankSnapshot(info, *now, shown, text, step, "unknown", forming, counted, *rings)
 
 
 def _rings(raw: bytes) -> Iterator[list[TraceEvent]]:
     at = _RINGS_AT
     for count in _native.FLIGHT_SLOTS:
         end = at + count * _SLOT_NBYTES
-        yield [event for _, event in sorted(_stamped(raw[at:end])) if plausible(event)]
+        slots = (raw[begin : begin + _SLOT_NBYTES] for begin in range(at, end, _SLOT_NBYTES))
+        yield [event for _, event in sorted(filter(None, map(_stamped, slots)))]
         at = end
 
 
-def _stamped(ring: bytes) -> Iterator[tuple[int, TraceEvent]]:
-    for at in range(0, len(ring), _SLOT_NBYTES):
-        (stamp,) = _STAMP.unpack_from(ring, at)
-        if stamp:
-            (event,) = unpack(ring[at + _STAMP.size : at + _SLOT_NBYTES])
-            yield stamp, event
+@lru_cache(_MOST_KEPT)
+def _stamped(slot: bytes) -> tuple[int, TraceEvent] | None:
+    """A slot's stamp and event; None if it is empty, or makes no sense."""
+    (stamp,) = _STAMP.unpack_from(slot)
+    if not stamp:
+        return None
+    (event,) = unpack(slot[_STAMP.size :])
+    return (stamp, event) if plausible(event) else None
 
 
 def plausible(event: TraceEvent) -> bool:
     """Whether the names and times of an event can be shown."""
     known = (
-        event.op < len(_native.Op)
-        and event.dtype < len(_native.DType)
-        and event.reduce_op < len(_native.ReduceOp)
-        and event.flags <= FAILED | ASYNC | STEP | COMPARE
+        event.op < _N_OPS
+        and event.dtype < _N_DTYPES
+        and event.reduce_op < _N_REDUCE_OPS
+        and event.flags <= _ALL_FLAGS
         and event.path <= 255
     )
     times = (event.issued, event.started, event.arrived, event.finished, event.waited)
-    return known and event.issued > 0 and all(0 <= time <= _MOST_NS for time in times)
+    return known and event.issued > 0 and min(times) >= 0 and max(times) <= _MOST_NS
+
+
+def _counters(row: Any) -> Counters:
+    if not all(type(value) is int and 0 <= value < 2**64 for value in row):
+        raise TypeError("counters are a row of numbers")
+    return Counters._make(row)
 
 
 def _event(row: Sequence[Any]) -> TraceEvent:

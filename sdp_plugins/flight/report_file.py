@@ -9,7 +9,7 @@ from pathlib import Path
 from sdp_plugins.flight.rank_snapshot import RankSnapshot, latest
 from sdp_plugins.trace import trace_file
 
-FORMAT = "sdp_plugins flight 2"
+FORMAT = "sdp_plugins flight 3"
 SUFFIX = ".flight.json"
 
 

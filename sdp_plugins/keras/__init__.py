@@ -9,6 +9,7 @@ with strategy.scope():
 model.fit(x, y, batch_size=256)  # the batch of all ranks together
 """
 
+from .monitor import SMDDPMonitor
 from .strategy import SMDDPStrategy
 
-__all__ = ["SMDDPStrategy"]
+__all__ = ["SMDDPMonitor", "SMDDPStrategy"]

@@ -4,6 +4,7 @@ import os
 import sys
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -144,6 +145,25 @@ def run(
             "that all hosts share.",
         ),
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            "--metrics-port",
+            min=0,
+            max=65535,
+            metavar="PORT",
+            help="Serve metrics of the ranks for Prometheus at this port of 127.0.0.1. Needs "
+            "prometheus-client. For ranks on hosts: sdp top --metrics-port on each host.",
+        ),
+    ] = None,
+    metrics_address: Annotated[
+        str,
+        typer.Option(
+            "--metrics-address",
+            metavar="ADDRESS",
+            help="Serve the metrics at this address instead; anyone who reaches it can read them.",
+        ),
+    ] = "127.0.0.1",
     elastic: Annotated[
         str | None,
         typer.Option(
@@ -182,6 +202,11 @@ def run(
     check_script(command, module)
     on_hosts = hosts is not None or hostfile is not None  # empty ones are refused
     if on_hosts:
+        if metrics_port is not None:
+            raise typer.BadParameter(
+                "--metrics-port is for ranks on this machine. Hint: sdp top --metrics-port PORT on "
+                "each host"
+            )
         if elastic is not None and mpirun is not None:
             raise typer.BadParameter(
                 "mpirun ends a job that loses a rank, so --elastic starts ranks by ssh. "
@@ -223,7 +248,12 @@ def run(
             from sdp_plugins.launch.elastic import local_supervisor
 
             supervisor = local_supervisor(line, limits, environment, threads, job_id, options)
-    code = supervisor.run()
+    with ExitStack() as servers:
+        if metrics_port is not None:
+            from sdp_plugins.launch.rank_metrics import serve_metrics
+
+            serve_metrics(servers, metrics_address, metrics_port)
+        code = supervisor.run()
     if trace:
         typer.echo(f"sdp run: {merged_traces(trace, job_id)}", err=True)
     raise typer.Exit(code)
@@ -317,6 +347,7 @@ def check_local(exported: Sequence[str] | None, mpirun: str | None, master_port:
 PROGRAMS = {
     "trace": ("sdp_plugins.trace.merge", "Merge the ranks' traces into one timeline."),
     "flight": ("sdp_plugins.flight", "Show which ranks of a job wait for which others."),
+    "top": ("sdp_plugins.top", "Show what the ranks of a running job do, live."),
     "doctor": ("sdp_plugins.doctor", "Say whether smddp is in use here, and what slows it down."),
 }
 """Subcommands that run other modules: the module, also for `python -m`, and its help text."""

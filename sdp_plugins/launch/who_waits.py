@@ -30,7 +30,7 @@ def who_waits() -> str:
     """Which ranks on this machine wait for which others."""
     from sdp_plugins.flight.wait_report import report
 
-    mine = _jobs()
+    mine = own_jobs()
     if not mine:
         return "no rank on this machine has an open group"
     lines = [line for job in mine for line in (job.title, *report(job.snapshots))]
@@ -43,7 +43,7 @@ def long_waits() -> dict[int, Waiting]:
     from sdp_plugins.flight.waits import waits
 
     found: dict[int, Waiting] = {}
-    for job in _jobs():
+    for job in own_jobs():
         for group in groups_of(job.snapshots).values():
             for wait in waits(group):
                 for rank in wait.ranks:
@@ -56,7 +56,8 @@ def long_waits() -> dict[int, Waiting]:
     return found
 
 
-def _jobs() -> list[Job]:
+def own_jobs() -> list[Job]:
+    """The jobs of which this process is the launcher."""
     from sdp_plugins.flight.jobs import find_jobs, jobs_of_process
     from sdp_plugins.flight.segments import read_segments
 

@@ -10,14 +10,15 @@ arguments, make an object:
 
 With SDP_AUTOLOAD=0 only objects work. `strategy="smddp_sharded"` and `SMDDPShardedStrategy` keep
 one copy of the weights per node: see docs/sharding.md. `"smddp_elastic"` and
-`SMDDPElasticStrategy`, for Trainer, go on when ranks are lost: see docs/elastic.md.
+`SMDDPElasticStrategy`, for Trainer, go on when ranks are lost: see docs/elastic.md. The callback
+`SMDDPMonitor` logs communication: see docs/monitoring.md.
 
-Each Lightning package accepts only strategies of its own. The names here are the classes for
-the package that is already imported. Before any is imported, they are classes that choose when they
-are called: the package imported by then, else an installed one, `lightning` before
+Each Lightning package accepts only strategies and callbacks of its own. The names here are the
+classes for the package that is already imported. Before any is imported, they are classes that
+choose when they are called: the package imported by then, else an installed one, `lightning` before
 `pytorch_lightning`. To name a package, or to subclass, import from:
 
-| for                  | import both strategies from               |
+| for                  | import the classes from                   |
 |----------------------|-------------------------------------------|
 | `lightning.pytorch`  | `sdp_plugins.lightning.pytorch`           |
 | `lightning.fabric`   | `sdp_plugins.lightning.fabric`            |
@@ -34,12 +35,14 @@ from sdp_plugins.lightning import namespaces
 
 if TYPE_CHECKING:
     from sdp_plugins.lightning.elastic.strategy import SMDDPElasticStrategy
+    from sdp_plugins.lightning.monitor import SMDDPMonitor
     from sdp_plugins.lightning.sharded import SMDDPShardedFabricStrategy, SMDDPShardedStrategy
     from sdp_plugins.lightning.strategy import SMDDPFabricStrategy, SMDDPStrategy
 
 __all__ = [
     "SMDDPElasticStrategy",
     "SMDDPFabricStrategy",
+    "SMDDPMonitor",
     "SMDDPShardedFabricStrategy",
     "SMDDPShardedStrategy",
     "SMDDPStrategy",
@@ -51,11 +54,11 @@ _PACKAGES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Return the strategy class of the Lightning package in use, which LightningCLI requires."""
+    """Return the class for the Lightning package in use, which LightningCLI requires."""
     if name not in _PACKAGES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if imported := namespaces.imported(_PACKAGES[name]):
         return namespaces.strategy_class(imported[0], name.replace("Fabric", ""))
-    modules = {"Sharded": "sharded", "Elastic": "elastic.strategy"}
+    modules = {"Sharded": "sharded", "Elastic": "elastic.strategy", "Monitor": "monitor"}
     module = next((module for kind, module in modules.items() if kind in name), "strategy")
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -1,4 +1,4 @@
-"""The Lightning packages, and the module with the strategy for each."""
+"""The Lightning packages, and the module with the classes for each."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ LightningClass: Any = object
 
 
 def strategy_class(package: str, name: str = "SMDDPStrategy") -> type:
-    """The strategy for a Lightning package."""
+    """The strategy for a Lightning package, or another class for it."""
     return getattr(importlib.import_module(MODULES[package]), name)
 
 
 def concrete_class(packages: tuple[str, ...], name: str) -> type:
-    """The strategy for the imported one of `packages`, else for the first installed one."""
+    """The class for the imported one of `packages`, else for the first installed one."""
     installed = (package for package in packages if is_installed(package))
     package = next(iter(imported(packages)), None) or next(installed, None)
     if package is None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from sdp_plugins.core import Group
 from sdp_plugins.torch.group_properties import GroupProperties
 from sdp_plugins.torch.internals import c10d
 
@@ -27,6 +28,16 @@ def smddp_group(group: Any = None) -> Any:
     backends = [chosen._get_backend(device) for device in chosen._device_types]
     behind = (getattr(_unwrapped(backend), "group", None) for backend in backends)
     return next((each for each in behind if isinstance(each, GroupProperties)), None)
+
+
+def core_group(group: Any = None) -> Group | None:
+    """Return the core's group behind a group of torch's; None if it is not of smddp.
+
+    Args:
+        group: As for `smddp_group`.
+    """
+    found = smddp_group(group)
+    return found and found._group
 
 
 def _unwrapped(backend: Any) -> Any:

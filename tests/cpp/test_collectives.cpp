@@ -1,5 +1,7 @@
 // Every collective, on every path, for one to four ranks, against what each element must be. Under
 // ThreadSanitizer this is also a proof of the synchronization: see shared_mappings.cpp.
+#include <unistd.h>
+
 #include "check.hpp"
 #include "collectives/collectives.hpp"
 #include "ranks.hpp"
@@ -297,12 +299,16 @@ TEST(operations_go_on_when_the_step_counter_wraps) {
     Regions regions(mine);
     const Patience patience{SpinPolicy::background(), {}};
     HelperThreads helpers(1);
+    Flight flight(mine.own().flight(), getpid());
+    Trace trace;
     std::uint32_t step = kStart;
     for (std::uint64_t seq = 1; seq <= 10; ++seq) {
       Ints buffer = data(r, 0, 9001);
       const Request made = ranks::in_place(Op::all_reduce, DType::int32, ranks::piece(buffer));
       const OpSignature nothing;
-      Operation op({mine, regions, patience, helpers, nothing, now_s()}, made, seq, step);
+      OperationRecord record(flight, trace, made, seq, nullptr);
+      record.begin();
+      Operation op({mine, regions, patience, helpers, nothing, record}, made, seq, step);
       all_reduce(op);
       if (buffer != sum(kSize, 0, 9001)) return false;
     }

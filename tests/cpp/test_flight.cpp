@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstring>
+#include <limits>
 #include <thread>
 
 #include "check.hpp"
@@ -24,8 +25,8 @@ struct Rings {
 
 // What a reader finds in its copy.
 Rings rings_of(const std::vector<std::byte>& copy) {
-  const std::byte* at =
-      copy.data() + sizeof(FlightHead) + FlightArea::kRankInfoBytes + sizeof(FlightForming) + 24;
+  const std::byte* at = copy.data() + sizeof(FlightHead) + FlightArea::kRankInfoBytes +
+                        sizeof(FlightForming) + sizeof(FlightCounters) + 24;
   const auto take = [&at](std::size_t slots) {
     std::vector<TraceEvent> found;
     for (std::size_t i = 0; i < slots; ++i, at += sizeof(EventSlot)) {
@@ -47,6 +48,29 @@ Rings shown_by(Rank& rank) {
 }
 Request barrier() {
   return ranks::request(Op::barrier, DType::uint8);
+}
+
+struct Counts {
+  std::uint64_t operations, nbytes, busy_ns, waiting_ns, last_arrivals, awaited_ns, messages,
+      message_nbytes;
+};
+Counts counted_by(Rank& rank) {
+  const auto copy = copy_counters(rank.communicator->peers().own());
+  Counts counts{};
+  CHECK_EQ(copy.size(), sizeof counts);
+  std::memcpy(&counts, copy.data(), sizeof counts);
+  return counts;
+}
+
+// Rank 1 comes to an operation for which rank 0 has waited for 2 ms at least.
+constexpr std::uint64_t kLateNs = 2'000'000;
+void come_late(World& world, const Request& request) {
+  const std::uint32_t arrived = world[1].header().step.value.load() + 1;
+  const auto work = world[0].submit(request);
+  CHECK_UNTIL(world[0].header().step.reached(arrived));
+  usleep(kLateNs / 1000);
+  world[1].run(request);
+  ranks::expect_done(*work);
 }
 }  // namespace
 
@@ -117,6 +141,77 @@ TEST(a_receive_is_there_before_its_message) {
   const auto done = shown_by(world[0]).messages;
   CHECK_EQ(done.size(), 1U);
   CHECK(done[0].started_ns > 0 && done[0].finished_ns >= done[0].started_ns);
+}
+
+TEST(operations_and_messages_are_counted_when_they_complete) {
+  World world(2);
+  world.each([](int r, Rank& rank) {
+    Ints buffer(10, 1);
+    for (int i = 0; i < 600; ++i) rank.run(ranks::all_reduce(buffer));  // more than a ring holds
+    Ints message(5, 7);
+    ranks::expect_done(*rank.post(r == 0 ? ranks::send(DType::int32, ranks::piece(message), 1)
+                                         : ranks::recv(DType::int32, ranks::piece(message), 0)));
+  });
+  for (int r = 0; r < 2; ++r) {
+    const Counts counts = counted_by(world[r]);
+    CHECK_EQ(counts.operations, 600U);
+    CHECK_EQ(counts.nbytes, 600U * 40);
+    CHECK_EQ(counts.messages, 1U);
+    CHECK_EQ(counts.message_nbytes, 20U);
+    CHECK(counts.busy_ns >= counts.waiting_ns && counts.busy_ns > 0);
+  }
+  const std::uint64_t last =
+      counted_by(world[0]).last_arrivals + counted_by(world[1]).last_arrivals;
+  CHECK(last > 0 && last <= 600);
+}
+
+TEST(the_rank_that_comes_last_is_counted_and_for_how_long_the_others_wait) {
+  World world(2);
+  come_late(world, barrier());
+  const Counts waits = counted_by(world[0]), late = counted_by(world[1]);
+  CHECK(waits.waiting_ns >= kLateNs && waits.busy_ns >= waits.waiting_ns);
+  CHECK_EQ(waits.last_arrivals, 0U);
+  CHECK_EQ(waits.awaited_ns, 0U);
+  CHECK_EQ(late.last_arrivals, 1U);
+  CHECK_EQ(late.awaited_ns, waits.waiting_ns);
+  CHECK_EQ(late.waiting_ns, 0U);
+}
+
+TEST(of_an_operation_of_several_steps_only_the_first_is_waited_for) {
+  World world(2);
+  Request step = barrier();
+  step.part = Part{.operation = {.op = Op::all_reduce, .seq = 7}};
+  come_late(world, step);
+  const std::uint64_t first_ns = counted_by(world[1]).awaited_ns;
+  CHECK(first_ns >= kLateNs);
+  come_late(world, step);
+  CHECK_EQ(counted_by(world[1]).awaited_ns, first_ns);
+  CHECK_EQ(counted_by(world[1]).last_arrivals, 1U);
+  CHECK_EQ(counted_by(world[1]).operations, 0U);
+}
+
+TEST(failed_operations_are_not_counted) {
+  World world(2);
+  Request request = barrier();
+  request.timeout_s = 0.2;
+  CHECK_THROWS(world[0].run(request), Failure, "rank 1 did not arrive");
+  CHECK_EQ(counted_by(world[0]).operations, 0U);
+}
+
+TEST(a_peer_may_announce_any_time_of_arrival) {
+  for (const std::int64_t claimed :
+       {std::int64_t{-1}, std::int64_t{1}, std::numeric_limits<std::int64_t>::max()}) {
+    TraceEvent event = ranks::numbered(3);
+    event.op = Op::barrier;
+    event.flags = 0;
+    event.started_ns = 1000;
+    event.finished_ns = 3000;
+    event.arrived_ns = std::max(event.started_ns, claimed);
+    World world(1);
+    world[0].communicator->flight().count(event, std::min(event.started_ns, claimed));
+    const Counts counts = counted_by(world[0]);
+    CHECK(counts.waiting_ns <= 2000 && counts.awaited_ns < 1000);
+  }
 }
 
 TEST(steps_do_not_displace_the_operation_that_they_are_of) {

@@ -70,7 +70,7 @@ def test_where_there_is_no_job(capsys: pytest.CaptureFixture[str]) -> None:
         (Segments([], 0), "no job of this user"),
         (Segments([], 2), "another version"),
     ):
-        with mock.patch("sdp_plugins.flight.cli.read_segments", return_value=found):
+        with mock.patch("sdp_plugins.flight.choice.read_segments", return_value=found):
             assert main([]) == 1
         assert text in capsys.readouterr().err
 

@@ -272,7 +272,7 @@ def scribble(group: Group, seed: int) -> None:
         except (OSError, SdpError, ValueError):
             continue
         if snapshot.info.rank == group.rank:
-            at = os.fstat(int(fd)).st_size - _native.FLIGHT_RANK_INFO_BYTES - 24
+            at = os.fstat(int(fd)).st_size - _native.FLIGHT_RANK_INFO_BYTES - 24 - 64
             at -= 8 + _native.FLIGHT_FORMING_BYTES + sum(_native.FLIGHT_SLOTS) * 112
             noise = random.Random(seed).randbytes(os.fstat(int(fd)).st_size - at)
             os.pwrite(int(fd), bytes([seed]) * len(noise) if seed < 256 else noise, at)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from sdp_plugins.core import CollectiveTimeoutError
+from sdp_plugins.core.counters import Counters
 from sdp_plugins.flight import report_file
 from sdp_plugins.flight.rank_snapshot import RankSnapshot
 from sdp_plugins.flight.wait_report import report
@@ -27,6 +28,34 @@ def one_is_late(rank: int, world: int, root: str, late: int) -> None:
         if rank == late:
             time.sleep(LONG_S)
         group.all_reduce(data)
+
+
+def count(rank: int, world: int, root: str) -> dict[int, Counters]:
+    with meet("1+2", root, "g", timeout_s=LONG_S) as group:
+        for _ in range(10):
+            if rank == 2:
+                time.sleep(0.05)
+            group.all_reduce(np.ones(300_000, np.float32))
+        group.barrier()
+        for src, dst in ((0, 1), (1, 2)):  # between nodes, and within one
+            if rank == src:
+                group.send(np.ones(7), dst)
+            elif rank == dst:
+                group.recv(np.ones(7), src)
+        return group.counters()
+
+
+def test_counters_are_those_of_the_node(rank_pool: Pool, tmp_path: Path) -> None:
+    alone, first, second = rank_pool(3).run(count, str(tmp_path))
+    for mine, messages in ((alone[0], 1), (first[1], 2), (second[2], 1)):
+        assert (mine.messages, mine.message_nbytes) == (messages, 56 * messages)
+    assert list(alone) == [0] and list(first) == list(second) == [1, 2]
+    for counted in (alone[0], first[1], first[2]):
+        assert (counted.operations, counted.nbytes) == (11, 12_000_000)
+        assert counted.busy_ns >= counted.waiting_ns
+    assert first[1].waiting_ns > 2e8 > first[2].waiting_ns  # half of the pauses
+    assert first[2].awaited_ns > 2e8 and first[2].last_arrivals >= 10
+    assert alone[0].waiting_ns == 0  # for ranks of its node
 
 
 def of_node(ranks: Ranks, node: int) -> list[RankSnapshot]:

@@ -135,7 +135,10 @@ class NativeGroup {
   std::uint64_t token() const { return communicator_->peers().token(); }
   void set_recording(bool on) { communicator_->flight().set_on(on); }
   std::uint64_t record(const nb::bytes& packed, std::uint64_t ticket) {
-    communicator_->flight().write(unpacked(packed), ticket);
+    const TraceEvent event = unpacked(packed);
+    communicator_->flight().write(event, ticket);
+    const bool failed = (event.flags & TraceEvent::kFailed) != 0;
+    if (event.finished_ns != 0 && !failed) communicator_->flight().count(event, 0);
     return ticket;
   }
   // A concurrent reader finds no valid text, and skips the rank in that snapshot.
@@ -148,10 +151,8 @@ class NativeGroup {
   void show_forming(const nb::bytes& text, std::uint64_t since_ns) {
     communicator_->flight().show_forming({text.c_str(), text.size()}, since_ns);
   }
-  nb::bytes flight(int rank) const {
-    if (rank < 0 || rank >= communicator_->world_size()) throw nb::index_error("no such rank");
-    return as_bytes(copy_flight(communicator_->peers().segment(rank)));
-  }
+  nb::bytes flight(int rank) const { return as_bytes(copy_flight(segment(rank))); }
+  nb::bytes counters(int rank) const { return as_bytes(copy_counters(segment(rank))); }
   void close() {
     engine_->close();
     point_to_point_->close();
@@ -162,6 +163,10 @@ class NativeGroup {
   const std::shared_ptr<Engine>& engine() const { return engine_; }
 
  private:
+  const Segment& segment(int rank) const {
+    if (rank < 0 || rank >= communicator_->world_size()) throw nb::index_error("no such rank");
+    return communicator_->peers().segment(rank);
+  }
   static TraceEvent unpacked(const nb::bytes& packed) {
     TraceEvent event;
     if (packed.size() != sizeof event) throw nb::value_error("no event is of this size");
@@ -322,6 +327,8 @@ void bind_group(nb::module_& m) {
            "Shows that this process is making another group, since when; 0: none.")
       .def("flight", &NativeGroup::flight, "rank"_a,
            "What a rank of this node shows of itself and its last operations: see FlightHead.")
+      .def("counters", &NativeGroup::counters, "rank"_a,
+           "What a rank of this node has counted: see FlightCounters.")
       .def("close", &NativeGroup::close, no_gil)
       .def(
           "endpoint",

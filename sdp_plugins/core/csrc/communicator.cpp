@@ -86,8 +86,7 @@ void Communicator::run(const Request& request, const Patience& patience, Operati
   };
   if (const auto why = failure()) throw ended(*why);
   record.begin();
-  const Operation::Context context{peers_,          regions_,           patience,       helpers_,
-                                   last_completed_, record.started_s(), record.traced()};
+  const Operation::Context context{peers_, regions_, patience, helpers_, last_completed_, record};
   Operation op(context, request, ++seq_, step_);
   try {
     dispatch(op);

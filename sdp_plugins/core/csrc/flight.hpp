@@ -16,6 +16,9 @@ class Flight {
  public:
   Flight(FlightArea& area, int owner_pid);
   void write(const TraceEvent& event, EventRing::Ticket& ticket);
+  // Counts an operation that has completed. `first_arrival_ns`: when the first rank of the node
+  // began it; 0: unknown.
+  void count(const TraceEvent& event, std::int64_t first_arrival_ns);
   // Shows the group that is being formed: a text, truncated to fit, and since when; 0: none.
   void show_forming(std::string_view text, std::uint64_t since_ns);
   std::uint32_t this_thread() const;  // asks the kernel once per thread
@@ -24,9 +27,12 @@ class Flight {
 
  private:
   EventRing& ring_of(const TraceEvent& event);
+  void count_arrivals(const TraceEvent& event, std::int64_t first_arrival_ns);
 
   int owner_pid_;
   FlightForming& forming_;
+  FlightCounters& counters_;
+  std::uint64_t last_counted_ = 0;  // the collective of which arrivals were counted last
   std::atomic<bool> on_{true};
   EventRing operations_, messages_, steps_;
 };

@@ -31,11 +31,26 @@ struct FlightForming {
   std::array<std::atomic<std::uint64_t>, kWords> text;
 };
 
+// What a rank has done since the group was made; written by the process that owns the segment.
+// core/counters.py knows this layout.
+struct FlightCounters {
+  using Counter = std::atomic<std::uint64_t>;
+  Counter operations;     // collectives that have completed
+  Counter nbytes;         // of them
+  Counter busy_ns;        // time in them
+  Counter waiting_ns;     // the part of it before the last rank of the node had begun them
+  Counter last_arrivals;  // collectives that this rank was the last of the node to begin
+  Counter awaited_ns;     // in these, the time since the first rank had begun them
+  Counter messages;       // sends and receives that have completed
+  Counter message_nbytes;
+};
+
 struct FlightArea {
   static constexpr std::size_t kRankInfoBytes = 4096;
   char rank_info[kRankInfoBytes];  // the rank's identity as JSON, 0-terminated; written before the
                                    // rendezvous
   FlightForming forming;
+  FlightCounters counters;
   FlightRings rings;
 };
 }  // namespace sdp

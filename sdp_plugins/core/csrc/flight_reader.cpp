@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 
@@ -45,41 +46,46 @@ void read_exactly(int fd, void* to, std::size_t nbytes, std::uint64_t offset) {
   }
 }
 
-// `read(to, nbytes, offset)` reads a part of the FlightArea.
+// Where the stamps of a FlightArea are, in words.
+template <class Visit>
+void each_stamp(const Visit& visit) {
+  constexpr std::size_t kWord = sizeof(std::uint64_t);
+  visit(offsetof(FlightArea, forming) / kWord);
+  constexpr std::size_t kSlots = (offsetof(FlightArea, rings) + sizeof(FlightRings::next)) / kWord;
+  for (std::size_t at = kSlots; at < sizeof(FlightArea) / kWord; at += sizeof(EventSlot) / kWord) {
+    visit(at);
+  }
+}
+
+// `read(to, nbytes)` copies a FlightArea. Data whose stamp is the same in the copies before and
+// after are consistent; else the stamp becomes 0.
 template <class Read>
 std::vector<std::byte> consistent_copy(const FlightHead& head, const Read& read) {
-  constexpr std::size_t kWord = sizeof(std::uint64_t);
-  std::vector<std::byte> whole(sizeof head + sizeof(FlightArea));
+  constexpr std::size_t kBytes = sizeof(FlightArea);
+  std::vector<std::byte> whole(sizeof head + kBytes);
   std::memcpy(whole.data(), &head, sizeof head);
   auto* const words = reinterpret_cast<std::uint64_t*>(whole.data() + sizeof head);
-  std::size_t at = 0;  // in words
-  const auto copy = [&](std::size_t count) {
-    read(words + at, count * kWord, at * kWord);
-    at += count;
-  };
-  // Data whose stamp is the same before and after are consistent; else the stamp becomes 0.
-  const auto copy_stamped = [&](std::size_t count) {
-    std::uint64_t before = 0, after = 0;
-    const std::size_t stamp = at;
-    read(&before, kWord, stamp * kWord);
-    copy(1 + count);
-    read(&after, kWord, stamp * kWord);
-    words[stamp] = before == after ? after : 0;
-  };
-  copy(FlightArea::kRankInfoBytes / kWord);
-  copy_stamped(FlightForming::kWords);
-  copy(sizeof(FlightRings::next) / kWord);
-  while (at < sizeof(FlightArea) / kWord) copy_stamped(EventSlot::kWords);
+  std::vector<std::uint64_t> before(kBytes / sizeof *words), after(before.size());
+  read(before.data(), kBytes);
+  read(words, kBytes);
+  read(after.data(), kBytes);
+  each_stamp([&](std::size_t at) { words[at] = before[at] == after[at] ? after[at] : 0; });
   return whole;
 }
 }  // namespace
 
 std::vector<std::byte> copy_flight(const Segment& segment) {
   const auto* area = reinterpret_cast<const std::byte*>(&segment.flight());
-  return consistent_copy(head_of(segment.header()),
-                         [&](std::uint64_t* to, std::size_t nbytes, std::size_t offset) {
-                           read_words(area + offset, to, nbytes);
-                         });
+  return consistent_copy(head_of(segment.header()), [&](std::uint64_t* to, std::size_t nbytes) {
+    read_words(area, to, nbytes);
+  });
+}
+
+std::vector<std::byte> copy_counters(const Segment& segment) {
+  std::vector<std::byte> copy(sizeof(FlightCounters));
+  read_words(reinterpret_cast<const std::byte*>(&segment.flight().counters),
+             reinterpret_cast<std::uint64_t*>(copy.data()), copy.size());
+  return copy;
 }
 
 std::vector<std::byte> read_flight(int fd) {
@@ -93,9 +99,8 @@ std::vector<std::byte> read_flight(int fd) {
   if (at > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()) - sizeof(FlightArea)) {
     throw Failure(FailureKind::mismatch, "a segment has no flight record");
   }
-  return consistent_copy(head_of(header),
-                         [&](std::uint64_t* to, std::size_t nbytes, std::size_t offset) {
-                           read_exactly(fd, to, nbytes, at + offset);
-                         });
+  return consistent_copy(head_of(header), [&](std::uint64_t* to, std::size_t nbytes) {
+    read_exactly(fd, to, nbytes, at);
+  });
 }
 }  // namespace sdp

@@ -26,6 +26,7 @@ struct FlightHead {
 static_assert(sizeof(FlightHead) == 576);
 
 std::vector<std::byte> copy_flight(const Segment& segment);
+std::vector<std::byte> copy_counters(const Segment& segment);  // the bytes of FlightCounters
 // Reads a segment's file without mapping it: the file may be truncated at any time. Throws Failure.
 std::vector<std::byte> read_flight(int fd);
 }  // namespace sdp

@@ -14,7 +14,7 @@ Operation::Operation(const Context& context, const Request& request, std::uint64
       step_(step),
       arrival_step_(step + 1),
       itemsize_(sdp::itemsize(request.dtype)),
-      started_s_(context.started_s) {}
+      started_s_(context.record.started_s()) {}
 
 std::vector<double> Operation::factors() const {
   std::vector<double> all;
@@ -34,16 +34,16 @@ Announcement Operation::announcement() const {
 
 void Operation::arrive(Announcement announcement) {
   announcement.region_version = regions().version();
-  if (context_.event != nullptr) announcement.arrived_ns = now_ns();
+  if (context_.record.on()) announcement.arrived_ns = context_.record.event.started_ns;
   own().announcement(seq_) = announcement;
   publish();
   try {
     await_all();
   } catch (...) {
-    if (context_.event != nullptr) note_absence();
+    if (context_.record.on()) note_absence();
     throw;
   }
-  if (context_.event != nullptr) note_last_arrival();
+  if (context_.record.on()) note_arrivals();
   compare_announcements();
   // In every operation: unmaps regions that peers have withdrawn, whichever operation runs next.
   for (int r = 0; r < world_size(); ++r) {
@@ -78,28 +78,31 @@ std::byte* Operation::memory_of(int rank, std::uint64_t nbytes) const {
                             " announced memory that it has not registered", Hint::other_call));
 }
 
-// Exact, because all ranks of the node share one clock; unknown if a rank does not trace.
-void Operation::note_last_arrival() const {
-  TraceEvent& event = *context_.event;
+// Exact, because all ranks of the node share one clock; unknown if a rank does not record.
+void Operation::note_arrivals() const {
+  TraceEvent& event = context_.record.event;
+  std::int64_t first_ns = event.started_ns;
   for (int r = 0; r < world_size(); ++r) {
     const std::int64_t arrived_ns = announced(r).arrived_ns;
-    if (arrived_ns == 0) {
+    if (arrived_ns <= 0) {
       event.arrived_ns = 0;
       event.last_rank = -1;
       return;
     }
+    first_ns = std::min(first_ns, arrived_ns);
     if (arrived_ns <= event.arrived_ns) continue;
     event.arrived_ns = arrived_ns;
     event.last_rank = id(r);
   }
+  context_.record.first_arrival_ns = first_ns;
 }
 
 // Records that the operation has waited until now.
 void Operation::note_absence() const {
   const std::vector<int> absent = missing(step_);
   if (absent.empty()) return;  // all arrived, and one of them has failed
-  context_.event->arrived_ns = now_ns();
-  context_.event->last_rank = id(absent[0]);
+  context_.record.event.arrived_ns = now_ns();
+  context_.record.event.last_rank = id(absent[0]);
 }
 
 void Operation::publish() {

@@ -12,11 +12,11 @@
 
 #include "helper_threads.hpp"
 #include "memory_regions.hpp"
+#include "operation_record.hpp"
 #include "path_choice.hpp"
 #include "peers.hpp"
 #include "request.hpp"
 #include "spin_wait.hpp"
-#include "trace_event.hpp"
 
 namespace sdp {
 
@@ -34,8 +34,7 @@ class Operation {
     const Patience& patience;
     HelperThreads& helpers;
     const OpSignature& last_completed;
-    double started_s;             // when this operation began
-    TraceEvent* event = nullptr;  // of this operation, if it is traced
+    OperationRecord& record;  // of this operation
   };
   // `step`: this rank's step counter, equal on all ranks between operations; advanced here.
   Operation(const Context& context, const Request& request, std::uint64_t seq, std::uint32_t& step);
@@ -114,7 +113,7 @@ class Operation {
   void check_peers(std::uint32_t step) const;
   void compare_announcements() const;
   void check_withdrawn() const;
-  void note_last_arrival() const;
+  void note_arrivals() const;
   void note_absence() const;
   double limit_s(std::uint32_t step) const;
   std::vector<int> missing(std::uint32_t step) const;

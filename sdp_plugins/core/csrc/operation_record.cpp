@@ -29,12 +29,13 @@ void OperationRecord::end(const Failure* failure) {
     event.flags |= TraceEvent::kFailed;
     event.blamed = failure->ranks.empty() ? -1 : failure->ranks[0];
   }
-  if (!flight_->on() && !trace_->on()) return;
+  if (!on()) return;
   event.finished_ns = now_ns();
   const bool has_run = event.started_ns != 0;  // else it failed in the queue
   if (!has_run) event.started_ns = event.finished_ns;
   event.thread = flight_->this_thread();
   flight_->write(event, ticket_);
+  if (failure == nullptr) flight_->count(event, first_arrival_ns);
   if (!has_run || !trace_->on()) return;
   const Work::Waiter caller{event.issued_ns, event.thread};
   const Work::Waiter waiter = work_ == nullptr ? caller : work_->waiter();

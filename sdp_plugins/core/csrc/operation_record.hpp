@@ -22,10 +22,11 @@ class OperationRecord {
   void end(const Failure* failure = nullptr);
   double issued_s() const { return 1e-9 * static_cast<double>(event.issued_ns); }
   double started_s() const { return 1e-9 * static_cast<double>(event.started_ns); }
-  TraceEvent* traced() { return trace_->on() ? &event : nullptr; }
+  bool on() const { return flight_->on() || trace_->on(); }
   EventRing::Ticket ticket() const { return ticket_; }
 
   TraceEvent event;
+  std::int64_t first_arrival_ns = 0;  // when the first rank of this node began it; 0: unknown
 
  private:
   Flight* flight_;

@@ -20,7 +20,7 @@
 
 namespace sdp {
 
-inline constexpr std::uint64_t kMagic = 0x39306b6c61706473;  // "sdpalk09"
+inline constexpr std::uint64_t kMagic = 0x30316b6c61706473;  // "sdpalk10"
 inline constexpr std::size_t kAlign = 128;  // two cache lines: the prefetcher's pair
 inline constexpr std::size_t kInlineBytes = 32 * 1024;
 inline constexpr int kSlots = 3;  // a slot is filled, reduced and read in three successive rounds
@@ -40,7 +40,7 @@ struct Announcement {
   std::uint64_t region;          // registered: the region
   std::uint64_t offset;          // registered: offset in the region in bytes
   std::uint64_t region_version;  // number of messages about regions to the peers so far
-  std::int64_t arrived_ns;       // time of the rank's arrival; 0: it does not trace
+  std::int64_t arrived_ns;       // when the rank began the operation; 0: it does not record
 };
 static_assert(sizeof(Announcement) <= kAlign);
 

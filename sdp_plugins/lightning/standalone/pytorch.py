@@ -1,9 +1,10 @@
 """The strategies for `pytorch_lightning`; their arguments are those of DDPStrategy."""
 
 from lightning_fabric.plugins.environments import TorchElasticEnvironment
-from pytorch_lightning import strategies
+from pytorch_lightning import callbacks, strategies
 
 from sdp_plugins.lightning.elastic.strategy import SMDDPElasticStrategy as _ElasticForTrainer
+from sdp_plugins.lightning.monitor import SMDDPMonitor as _MonitorForTrainer
 from sdp_plugins.lightning.registry import install
 from sdp_plugins.lightning.sharded import SMDDPShardedStrategy as _ShardedForTrainer
 from sdp_plugins.lightning.strategy import SMDDPStrategy as _ForTrainer
@@ -25,6 +26,10 @@ class SMDDPElasticStrategy(_ElasticForTrainer, strategies.DDPStrategy):
     """Ranks that may be lost, and others that join, for `pytorch_lightning`."""
 
     _elastic_environment = TorchElasticEnvironment
+
+
+class SMDDPMonitor(_MonitorForTrainer, callbacks.Callback):
+    """Logs this rank's communication, for `pytorch_lightning`."""
 
 
 install(strategies, SMDDPStrategy, SMDDPShardedStrategy, SMDDPElasticStrategy)
