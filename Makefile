@@ -12,6 +12,7 @@
 #   make test-nodes those of several nodes (all of them only as root)
 #   make test-sagemaker: jobs of SageMaker's own toolkits (as root, with Open MPI and sshd)
 #   make lint       ruff, codespell, clang-format make types      mypy
+#   make site       the documentation as a site, into build/site
 #   make sanitize   the C++ tests under ASan and UBSan, then under TSan
 #   make wheels     the wheels and source distributions of a release, into dist
 #   make test-aarch64: the C++ tests for aarch64, in an emulator
@@ -27,7 +28,8 @@
 .DEFAULT_GOAL := help
 .PHONY: help tools venv mpis demo demo-keras test test-core test-torch test-others test-long test-keras \
   test-keras-versions test-huggingface-versions test-torch-versions test-nodes test-sagemaker soak stress \
-  chaos fuzz bench lint types stub stub-check format cpp-test sanitize wheels test-aarch64 clean
+  chaos fuzz bench lint types stub stub-check site format cpp-test sanitize wheels \
+  test-aarch64 clean
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -250,6 +252,11 @@ stub: venv
 stub-check: venv
 	$(call say,the stub of the native module)
 	$(BIN)/python tools/stub.py --check
+
+# Strict: a link that leads nowhere, or a docstring that cannot be read, is an error.
+site: venv
+	$(call say,site: $(BUILD)/site/index.html)
+	KERAS_BACKEND=torch TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -m sphinx -W --keep-going -q docs $(BUILD)/site
 
 # The C++ tests need neither Python's headers nor nanobind.
 $(BUILD)/cpp $(BUILD)/address $(BUILD)/thread: $(VENV)/.tools

@@ -19,6 +19,8 @@ from .topology import Topology
 class ElasticJob:
     """The ranks of a job on one node, which may be lost, and joined by others, while it runs.
 
+    ::
+
         job = ElasticJob.from_env()
         while ...:
             try:

@@ -15,6 +15,8 @@ from .group import Group
 class FusionBuffer:
     """Reduces many gradients in a few large operations that overlap the backward pass.
 
+    ::
+
         fusion = FusionBuffer(group, [(count, DType.float32), ...], op="avg")
         fusion.ready(i, gradient)          # as the backward pass yields them, in any order
         fusion.finish()                    # all gradients now hold the ranks' average

@@ -40,6 +40,8 @@ class Group(RegisteredMemory):
     not be accessed until the ``Work`` is done. Results are bitwise equal on all ranks and from run
     to run.
 
+    ::
+
         with Group.from_env() as group:      # an exception in the block reaches the other ranks
             group.all_reduce(array, "avg")
 
@@ -53,10 +55,11 @@ class Group(RegisteredMemory):
     Buffers are contiguous CPU memory: the buffer protocol, ``__array_interface__``,
     ``__dlpack__``, or a ``Buffer``. The part that a rank keeps may already be at its place in the
     output; any other input in the output's memory is copied first. Every call takes ``timeout_s``
-    (seconds; None: the group's).
+    (seconds; None: the group's), and raises the errors below.
 
-    Raises, from every operation:
-        ValueError, TypeError: The call is invalid; nothing was sent.
+    Raises:
+        ValueError: The call is invalid; nothing was sent.
+        TypeError: The same.
         CollectiveMismatchError: The ranks called different operations; nothing was reduced.
         CollectiveTimeoutError: Ranks did not arrive in time.
         PeerLostError: A rank's process has ended.

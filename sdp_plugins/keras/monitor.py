@@ -14,6 +14,8 @@ from .strategy import SMDDPStrategy
 class SMDDPMonitor(keras.callbacks.Callback):
     """Adds to `logs` how much of the time goes to communication, and which rank others wait for.
 
+    ::
+
         model.fit(..., callbacks=[SMDDPMonitor(strategy), keras.callbacks.TensorBoard()])
 
     At the end of a batch and of an epoch, `logs` get what `CommunicationLog.look` returns, of the

@@ -28,6 +28,8 @@ _NAME = "keras"
 class SMDDPStrategy:
     """Trains Keras models on all ranks of a job.
 
+    ::
+
         strategy = SMDDPStrategy()
         with strategy.scope():
             model = build()

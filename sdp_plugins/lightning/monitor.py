@@ -11,6 +11,8 @@ from sdp_plugins.lightning.namespaces import TRAINER, LightningClass, concrete_c
 class SMDDPMonitor(LightningClass):
     """Logs how much of the time goes to communication, and which rank the others wait for.
 
+    ::
+
         Trainer(strategy="smddp", callbacks=[SMDDPMonitor()])
 
     Every `log_every_n_steps`, the Trainer's loggers get what `CommunicationLog.look` returns, of

@@ -1,5 +1,7 @@
 """SageMaker's training jobs on this machine: no AWS account, no Docker.
 
+::
+
     from sdp_plugins.sagemaker import PyTorch
 
     estimator = PyTorch(

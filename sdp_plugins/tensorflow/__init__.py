@@ -1,12 +1,14 @@
 """SMDDP's API for TensorFlow, on the core's collectives.
 
-import sdp_plugins.tensorflow as sdp
+::
 
-sdp.init()
-with tf.GradientTape() as tape:
-    loss = ...
-tape = sdp.DistributedGradientTape(tape)
-optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
+    import sdp_plugins.tensorflow as sdp
+
+    sdp.init()
+    with tf.GradientTape() as tape:
+        loss = ...
+    tape = sdp.DistributedGradientTape(tape)
+    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
 """
 
 from typing import TYPE_CHECKING, Any

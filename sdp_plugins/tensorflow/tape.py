@@ -13,10 +13,12 @@ from .functions import ReduceOp, reduce_all
 class DistributedGradientTape:
     """Wraps a ``tf.GradientTape``; everything except ``gradient`` is the tape's own.
 
-    with tf.GradientTape() as tape:
-        loss = ...
-    tape = DistributedGradientTape(tape)
-    gradients = tape.gradient(loss, model.trainable_variables)
+    ::
+
+        with tf.GradientTape() as tape:
+            loss = ...
+        tape = DistributedGradientTape(tape)
+        gradients = tape.gradient(loss, model.trainable_variables)
     """
 
     def __init__(

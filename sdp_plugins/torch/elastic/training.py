@@ -36,6 +36,8 @@ class Step:
 class Elastic:
     """Trains a model on all ranks that are there.
 
+    ::
+
         elastic = sdp_plugins.torch.Elastic(model, optimizer)   # in the place of init_process_group
         loader = elastic.loader(dataset, batch_size=32)
         for epoch in elastic.epochs(10):

@@ -37,6 +37,8 @@ from sdp_plugins.torch.sharding.weights import NodeWeights
 class ShardedOptimizer(torch.optim.Optimizer):
     """Data parallelism in which a node has one copy of the weights, and ranks update shards of it.
 
+    ::
+
         model = Net()                                           # not wrapped
         optimizer = ShardedOptimizer(model, torch.optim.AdamW, lr=1e-3)
         loss.backward(); optimizer.step(); optimizer.zero_grad()
