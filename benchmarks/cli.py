@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -364,3 +365,11 @@ def _known_dtype(name: str) -> str:
     if name not in DTYPES:
         raise ValueError(f"unknown dtype {name!r}; there are {', '.join(DTYPES)}")
     return name
+
+
+@app.command("figures")
+def figures(folder: Annotated[Path, typer.Argument(exists=True, file_okay=False)]) -> None:
+    """Draw the documentation's figures from its tables, as SVG: figures docs/images."""
+    from benchmarks.figures import draw
+
+    draw(folder)
