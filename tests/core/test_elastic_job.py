@@ -298,7 +298,7 @@ def test_others_join(starting: int, numbers: list[int]) -> None:
 
 
 def lose_and_wait(rank: int, world: int) -> list[int]:
-    with ElasticJob.from_env(timeout_s=TIMEOUT_S) as job:
+    with ElasticJob.from_env(timeout_s=HANG_S) as job:  # another process has to start meanwhile
         if rank == 1:
             say(job.handles)
             say("lost")
