@@ -3,6 +3,7 @@
 # environment, without a compiler, run from another folder; then `pip uninstall`, which leaves nothing.
 set -euo pipefail
 work=$1
+tests=$PWD/tests/wheels
 python=$(command -v "${PYTHON:-python3}")
 make wheels ARGS="--out $work/dist --python $python --machine $(uname -m)"
 
@@ -23,17 +24,7 @@ for name in ("smdistributed", "smddpcommon"):  # SMDDP's own wheel may have them
     assert importlib.util.find_spec(name) is None, name
 print("imported", core.__file__)
 PYTHON
-cat >two_ranks.py <<'PYTHON'
-import numpy as np
-
-from sdp_plugins.core import Group
-
-with Group.from_env() as group:
-    ours = np.full(1000, float(group.rank + 1))
-    group.all_reduce(ours)
-    assert (ours == 3).all(), ours
-PYTHON
-sdp run -n 2 two_ranks.py
+sdp run -n 2 "$tests/two_ranks.py"
 pip install --quiet dist/sdp_plugins_smddp-*.whl
 smddprun -n 1 python -c "import smdistributed.dataparallel, smddpcommon"
 pip uninstall --quiet --yes sdp-plugins sdp-plugins-smddp

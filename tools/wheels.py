@@ -130,7 +130,7 @@ def main() -> None:
     for folder in (ROOT, ROOT / "smddp"):
         run(sys.executable, "-m", "build", "--sdist", "-o", options.out, folder)
     run(sys.executable, "-m", "build", "--wheel", "-o", options.out, ROOT / "smddp")
-    for made in sorted({*options.out.iterdir()}):
+    for made in sorted(options.out.iterdir()):
         if "linux" not in made.name:
             print(made)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -10,6 +11,16 @@ if TYPE_CHECKING:
 
 NOTICEABLE = 0.05
 """Ranks wait for a straggler for at least this part of the time."""
+
+
+def straggler_of(awaited: Mapping[int, float]) -> int | None:
+    """The rank for which the others have waited longest; None: for none noticeably.
+
+    Args:
+        awaited: The part of the time for which they have waited for each rank, from 0 to 1.
+    """
+    latest = max(awaited, key=lambda rank: awaited[rank])
+    return latest if awaited[latest] >= NOTICEABLE else None
 
 
 class CommunicationLog:
@@ -39,11 +50,10 @@ class CommunicationLog:
         done = {rank: now.since(self._counted[rank]) for rank, now in counted.items()}
         self._at_ns, self._counted = now_ns, counted
         mine = done[self.group.rank]
-        latest = max(done, key=lambda rank: done[rank].awaited_ns)
-        noticeable = done[latest].awaited_ns >= NOTICEABLE * took_ns
+        latest = straggler_of({rank: each.awaited_ns / took_ns for rank, each in done.items()})
         return {
             "smddp/communication_share": min(1.0, mine.busy_ns / took_ns),
             "smddp/waiting_share": min(1.0, mine.waiting_ns / took_ns),
             "smddp/bytes_per_second": (mine.nbytes + mine.message_nbytes) * 1e9 / took_ns,
-            "smddp/straggler": float(self.group.global_rank(latest) if noticeable else -1),
+            "smddp/straggler": float(-1 if latest is None else self.group.global_rank(latest)),
         }

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ipaddress
 import queue
-import socket
 import threading
 import time
 from collections.abc import Iterable
+
+from sdp_plugins.launch.hosts import LaunchError
+from sdp_plugins.launch.hosts.addresses import resolve
 
 RESOLVE_S = 5.0
 
@@ -18,11 +20,9 @@ def addresses_of(names: Iterable[str]) -> dict[str, str]:
 
     def look(name: str) -> None:
         try:
-            info = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-        except (OSError, UnicodeError):
+            found.put((name, resolve(name)))
+        except (LaunchError, UnicodeError):
             found.put((name, ""))
-        else:
-            found.put((name, str(min(info, key=lambda one: one[0] != socket.AF_INET)[4][0])))
 
     known = dict.fromkeys(names, "")
     for name in known:

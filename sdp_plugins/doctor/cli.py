@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -20,6 +19,7 @@ from sdp_plugins.doctor.progress import announced
 from sdp_plugins.doctor.report import Report
 from sdp_plugins.doctor.show import show
 from sdp_plugins.doctor.verdict import verdict
+from sdp_plugins.flight import closed_pipe
 from sdp_plugins.launch.hosts import LaunchError
 from sdp_plugins.launch.hosts.host_list import parse_hostfile, parse_hosts
 
@@ -98,9 +98,8 @@ def main(arguments: Sequence[str]) -> int:
         else:
             show(report, options.all)
             sys.stdout.flush()
-    except BrokenPipeError:  # the reader has closed the pipe; Python must not flush at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+    except BrokenPipeError:
+        return closed_pipe.exit_code()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     return report.exit_code

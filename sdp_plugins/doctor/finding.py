@@ -41,6 +41,12 @@ class Finding:
         return self.status in (Status.error, Status.warning)
 
 
+def text_and_remedy(told: str) -> tuple[str, str]:
+    """The parts of an error of this package, whose remedy follows "Hint:"; it may have none."""
+    text, _, remedy = told.partition(" Hint: ")
+    return text.rstrip("."), remedy.rstrip(".")
+
+
 def ok(text: str) -> Finding:
     """All is well."""
     return Finding(Status.ok, text)

@@ -10,13 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
-from sdp_plugins.doctor.finding import Finding, error
+from sdp_plugins.doctor.finding import Finding, error, text_and_remedy
 from sdp_plugins.doctor.importing import marked
 from sdp_plugins.doctor.machine import Machine
 from sdp_plugins.doctor.report import Report
 from sdp_plugins.launch.hosts import preflight
 from sdp_plugins.launch.hosts.addresses import is_here
-from sdp_plugins.launch.hosts.diagnosis import explained
 from sdp_plugins.launch.hosts.host_job import forwarded_names
 from sdp_plugins.launch.job_environment import without_place
 from sdp_plugins.launch.spawn import own_program
@@ -111,9 +110,11 @@ def _ask(
                 text = f"{host} does not answer {program[0]} in {limit_s:g} s"
                 yield _failed(host, text, f"run `{program[0]} {host}` by hand")
             else:
-                words = errors.strip() or output.strip() or f"exit code {process.returncode}"
-                done = process.returncode == 0
-                yield _answer(host, output, began) if done else _refused(host, program[0], words)
+                if process.returncode:
+                    told = preflight.complaint(program[0], host, process.returncode, output, errors)
+                    yield _failed(host, *text_and_remedy(told))
+                else:
+                    yield _answer(host, output, began)
 
 
 @contextmanager
@@ -126,13 +127,6 @@ def _readable(text: str) -> Iterator[int]:
         yield file
     finally:
         os.close(file)
-
-
-def _refused(host: str, program: str, words: str) -> Answer:
-    """What ssh, or the host's shell, complains of."""
-    told = explained(words, host) or preflight.unexplained(program, host, words)
-    text, _, remedy = told.partition(" Hint: ")
-    return _failed(host, text.rstrip("."), remedy.rstrip("."))
 
 
 def _answer(host: str, output: str, began: float) -> Answer:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from sdp_plugins.core.config import MIB
-from sdp_plugins.doctor.finding import Finding, error, ok, warning
+from sdp_plugins.doctor.finding import Finding, error, ok, text_and_remedy, warning
 from sdp_plugins.doctor.importing import marked
 from sdp_plugins.doctor.machine import Machine
 from sdp_plugins.launch.job_environment import without_place
@@ -150,7 +150,7 @@ def _of_path(speed: Speed) -> Iterator[Finding]:
         yield ok(f"buckets of {largest.size} are reduced where they are (zero-copy)")
     elif speed.not_shared:
         yield warning(
-            f"buckets are copied ({largest.path}): {speed.not_shared.partition(' Hint: ')[0]}",
+            f"buckets are copied ({largest.path}): {text_and_remedy(speed.not_shared)[0]}",
             "free memory, or raise the container's limit",
             slows=True,
         )

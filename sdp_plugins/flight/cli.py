@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from sdp_plugins.flight import report_file, timeline
+from sdp_plugins.flight import closed_pipe, report_file, timeline
 from sdp_plugins.flight.choice import NoSuchJobError, job_here, only_job
 from sdp_plugins.flight.jobs import Job, find_jobs
 from sdp_plugins.flight.table import table
@@ -51,9 +49,8 @@ def main(arguments: Sequence[str]) -> int:
         found = _chosen(options.job)
         _write(found, options)
         print("\n".join(_text(found, options.last)), flush=True)
-    except BrokenPipeError:  # the reader has closed the pipe; Python must not flush at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+    except BrokenPipeError:
+        return closed_pipe.exit_code()
     except (NoSuchJobError, OSError, ValueError) as error:
         print(f"flight: {error}", file=sys.stderr)
         return 1

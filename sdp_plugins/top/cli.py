@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 
+from sdp_plugins.flight import closed_pipe
 from sdp_plugins.flight.choice import NoSuchJobError, job_here
 from sdp_plugins.top.job_watch import JobWatch
 from sdp_plugins.top.plain_text import lines_of
@@ -112,9 +112,8 @@ def main(arguments: Sequence[str]) -> int:
             ended = _show(options, sampling, notes)
     except KeyboardInterrupt:
         return 0
-    except BrokenPipeError:  # the reader has closed the pipe; Python must not flush at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 128 + signal.SIGPIPE
+    except BrokenPipeError:
+        return closed_pipe.exit_code()
     except (NoSuchJobError, OSError, ModuleNotFoundError) as error:
         print(f"sdp top: {error}", file=sys.stderr)
         return 1

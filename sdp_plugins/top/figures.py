@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from sdp_plugins.core.communication_log import NOTICEABLE
+from sdp_plugins.core.communication_log import straggler_of
 from sdp_plugins.flight.describe_rank import Groups
 from sdp_plugins.flight.rank_state import RankState
 from sdp_plugins.flight.waits import waits
@@ -85,9 +85,8 @@ def _of_group(
         rank: _of_rank(before.get(rank), state, then.get(rank, _Pending()), pending[rank])
         for rank, state in sorted(now.items())
     }
-    latest = max(ranks, key=lambda rank: ranks[rank].awaited)
-    noticeable = len(ranks) > 1 and ranks[latest].awaited >= NOTICEABLE
-    return GroupFigures(token, ranks, latest if noticeable else None)
+    awaited = {rank: figures.awaited for rank, figures in ranks.items()}
+    return GroupFigures(token, ranks, straggler_of(awaited) if len(ranks) > 1 else None)
 
 
 def _of_rank(

@@ -22,7 +22,9 @@ def count(rank: int, world: int) -> list[dict[int, Counters]]:
         group.all_reduce(np.ones(100, np.float32))
         if rank == 1:
             time.sleep(LATE_S)
-        group.all_reduce(np.ones(100, np.float32), async_op=True).wait()  # type: ignore[union-attr]
+        work = group.all_reduce(np.ones(100, np.float32), async_op=True)
+        assert work is not None
+        work.wait()
         group.barrier()
         if rank == 0:
             group.send(np.ones(7), 1)

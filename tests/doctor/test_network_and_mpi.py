@@ -95,7 +95,7 @@ def test_a_name_server_that_does_not_answer(monkeypatch: Monkey) -> None:
         asked.append(name)
         if name == "silent":
             time.sleep(1.0)
-        return answer("127.0.0.1", *arguments, **more)  # type: ignore[arg-type]
+        return answer("127.0.0.1", *arguments, **more)
 
     monkeypatch.setattr(socket, "getaddrinfo", ask)
     monkeypatch.setattr(addresses, "RESOLVE_S", 0.3)

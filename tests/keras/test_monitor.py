@@ -26,7 +26,7 @@ def test_what_is_logged(rank: int, world: int, tmp_path: Path) -> None:
     path = tmp_path / f"{rank}.csv"
     batches: list[dict[str, Any]] = []
 
-    class Slow(keras.callbacks.Callback):  # type: ignore[misc]
+    class Slow(keras.callbacks.Callback):
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
             time.sleep(0.3 * (rank == 1))
 

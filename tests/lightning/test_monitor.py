@@ -31,7 +31,7 @@ def fit_logged(
     """Rank 1 takes longer in each batch; what rank 0 logs."""
     lightning = importlib.import_module(package)
 
-    class Slow(lightning.callbacks.Callback):  # type: ignore[name-defined]
+    class Slow(lightning.callbacks.Callback):
         def on_train_batch_start(self, *args: Any) -> None:
             time.sleep(0.05 * (rank == 1))
 

@@ -22,11 +22,11 @@ python3 -m pip install --quiet --target site --only-binary=:all: --python-versio
   --implementation cp --abi cp313 --abi abi3 --abi none --platform manylinux_2_28_aarch64 \
   --platform manylinux_2_27_aarch64 --platform manylinux_2_17_aarch64 "$wheel"
 
-export PYTHONPATH=$PWD/site
-port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
+export PYTHONPATH=$PWD/site WORLD_SIZE=2 LOCAL_WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT
+MASTER_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("", 0)); print(s.getsockname()[1])')
 ranks=()
 for rank in 0 1; do
-  timeout 1200 qemu-aarch64 -L root "$python" "$here/two_ranks.py" "$rank" "$port" &
+  RANK=$rank LOCAL_RANK=$rank timeout 1200 qemu-aarch64 -L root "$python" "$here/two_ranks.py" &
   ranks+=($!)
 done
 for rank in "${ranks[@]}"; do wait "$rank"; done

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator
 
 from sdp_plugins.core.internode.mpi_library import WHEELS
-from sdp_plugins.doctor.finding import Finding, error, ok, skipped, warning
+from sdp_plugins.doctor.finding import Finding, error, ok, skipped, text_and_remedy, warning
 from sdp_plugins.doctor.machine import Machine
 from sdp_plugins.launch.hosts import LaunchError
 from sdp_plugins.launch.hosts import mpirun as mpis
@@ -22,9 +22,9 @@ def mpirun(machine: Machine) -> Iterator[Finding]:
     try:
         found = mpis.find(None, machine.environment)
     except LaunchError as failed:
-        text, _, remedy = str(failed).partition(" Hint: ")
+        text, remedy = text_and_remedy(str(failed))
         problem = error if machine.hosts else warning  # one machine needs no MPI
-        yield problem(text.rstrip("."), remedy.rstrip("."))
+        yield problem(text, remedy)
     else:
         yield ok(f"mpirun is {found}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from sdp_plugins.core.config import DEPRECATED, ERROR_FILE, VARIABLES, Config
 from sdp_plugins.core.topology import Topology
-from sdp_plugins.doctor.finding import Finding, error, ok, skipped, warning
+from sdp_plugins.doctor.finding import Finding, error, ok, skipped, text_and_remedy, warning
 from sdp_plugins.doctor.machine import Machine
 from sdp_plugins.launch.hosts.agent_messages import TOKEN
 
@@ -24,8 +24,8 @@ def settings(machine: Machine) -> Iterator[Finding]:
         try:
             Config.from_env(machine.environment)
         except ValueError as failed:
-            text, _, remedy = str(failed).partition(" Hint: ")
-            yield error(text.rstrip("."), f"set it to {remedy.rstrip('.')}, or unset it")
+            text, remedy = text_and_remedy(str(failed))
+            yield error(text, f"set it to {remedy}, or unset it")
             return
     for outdated in caught:
         if issubclass(outdated.category, FutureWarning):
@@ -52,10 +52,8 @@ def launchers(machine: Machine) -> Iterator[Finding]:
     try:
         place = Topology.from_env(machine.environment)
     except ValueError as failed:
-        text, _, remedy = str(failed).partition(" Hint: ")
-        yield error(
-            text.rstrip("."), remedy.rstrip(".") or "unset the variables of one of the launchers"
-        )
+        text, remedy = text_and_remedy(str(failed))
+        yield error(text, remedy or "unset the variables of one of the launchers")
         return
     if place.source == "single":
         yield ok("this process is no rank of a job")

@@ -108,8 +108,7 @@ def check_together(
                     f"`{program[0]} {host}` by hand."
                 ) from None
             if process.returncode:
-                words = errors.strip() or output.strip() or f"exit code {process.returncode}"
-                raise LaunchError(explained(words, host) or unexplained(program[0], host, words))
+                raise LaunchError(complaint(program[0], host, process.returncode, output, errors))
             version = (output.split() or ["?"])[-1]
             if version != sdp_plugins.__version__:
                 raise LaunchError(
@@ -118,9 +117,10 @@ def check_together(
                 )
 
 
-def unexplained(program: str, host: str, words: str) -> str:
-    """The text for an error that is not known."""
-    return (
+def complaint(program: str, host: str, code: int, output: str, errors: str) -> str:
+    """What ssh, or the host's shell, complains of, with a hint."""
+    words = errors.strip() or output.strip() or f"exit code {code}"
+    return explained(words, host) or (
         f"{program} {host} fails: {words.splitlines()[-1]}. Hint: make "
         f"`{program} {host} true` work without a password."
     )
