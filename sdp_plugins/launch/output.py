@@ -2,7 +2,8 @@
 
 Lines end with a newline, or with the carriage return of a progress bar. A line that stays
 unfinished for a moment (a prompt, a progress bar) is shown as it is. If another rank then writes,
-its output starts on a new line, or replaces the progress bar on a terminal.
+its output starts on a new line, or replaces the progress bar on a terminal. What a rank writes to
+erase its own bars (rich draws several lines) precedes the prefix, which it would erase as well.
 
 Writing never blocks: a slow or stopped reader must not prevent the launcher from ending the job.
 """
@@ -25,6 +26,8 @@ SHOW_UNFINISHED_S = 0.05
 LONGEST_UNFINISHED = 1 << 16
 TAIL_LINES = 400
 ERASE_LINE = b"\r\x1b[K"
+CURSOR_SHOWN = re.compile(rb"\x1b\[\?25[hl]")  # a rank that is killed would leave it hidden
+ERASED_LINES = re.compile(rb"(?:\x1b\[[0-9]*[AK])+")
 PIECE = re.compile(rb"[^\r\n]*(?:\r?\n|\r(?!\n)(?=.))|[^\r\n]+\r?\Z|\r\Z", re.DOTALL)
 
 
@@ -188,7 +191,9 @@ class OutputStream:
         if not data:
             self.flush()
             return
-        pieces = PIECE.findall(self._unfinished + data)
+        pieces = PIECE.findall(self._unfinished + CURSOR_SHOWN.sub(b"", data))
+        if not pieces:
+            return
         last = pieces[-1]
         complete = last.endswith(b"\n") or len(last) > LONGEST_UNFINISHED
         self._unfinished = b"" if complete else pieces.pop()
@@ -241,6 +246,10 @@ class OutputStream:
             return b""
         out = sink.leave_line(self)
         if not sink.midline and not (ours and bare):
+            erased = ERASED_LINES.match(piece)
+            if erased:
+                piece = piece[erased.end() :]
+                out += erased[0] if ours else b""  # the lines above are another's
             out += self.prefix
         sink.midline = not piece.endswith((b"\n", b"\r"))
         sink.owner = None if piece.endswith(b"\n") else self

@@ -120,6 +120,22 @@ def test_others_do_not_write_into_a_bar(wall: Wall) -> None:
     assert wall.text() == "\r\x1b[K[1] y\n"
 
 
+def test_bars_of_several_lines_are_erased_before_the_prefix(wall: Wall) -> None:
+    one, two = wall.ranks
+    one.feed(b"\x1b[?25l")  # rich hides the cursor
+    for count in (1, 2):
+        one.feed(b"a %d\nb %d" % (count, count))
+        one.flush()
+        one.feed(b"\r\x1b[2K\x1b[1A\x1b[2K")
+    one.feed(b"a 3\nb 3")
+    one.flush()
+    again = "\r\x1b[2K\x1b[1A\x1b[2K[0] "
+    assert wall.text() == f"[0] a 1\n[0] b 1{again}a 2\n[0] b 2{again}a 3\n[0] b 3"
+    two.feed(b"x\n")
+    one.feed(b"\r\x1b[2K\x1b[1A\x1b[2Ka 4\nb 4\n\x1b[?25h")
+    assert wall.text() == "\n[1] x\n[0] a 4\n[0] b 4\n"  # rank 1's line is not erased
+
+
 def test_blank_lines_and_bytes_that_are_no_text(wall: Wall) -> None:
     wall.ranks[0].feed(b"\n\n\xff\xfe\n")
     wall.sink.write(b"\0")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
+import re
 import signal
+import struct
 import subprocess
+import termios
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +250,43 @@ def test_a_terminal_that_closes_ends_the_job(script: Script, tmp_path: Path) -> 
     os.close(ours)
     assert launcher.wait(timeout=HANG_S) == 1
     assert len(list(tmp_path.glob("stopped *"))) == 2
+
+
+BARS = """
+import shutil
+from rich.progress import Progress
+if rank == 0:
+    print("columns:", shutil.get_terminal_size().columns)
+    with Progress() as progress:
+        for name in "ab":
+            task = progress.add_task(name, total=2)
+            for _ in range(2):
+                progress.advance(task)
+                progress.refresh()
+else:
+    sys.stdin.read()
+"""
+
+
+def test_bars_move_on_a_terminal(script: Script) -> None:
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
+    unset = ("TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES", "NO_COLOR")
+    environment = {k: v for k, v in os.environ.items() if k not in unset} | {"TERM": "xterm"}
+    line = [*LAUNCHER, "-n", "2", script(BARS)]
+    job = subprocess.Popen(line, cwd=ROOT, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    seen = b""
+    with suppress(OSError):  # EIO: the launcher has ended
+        while data := os.read(ours, 1 << 16):
+            seen += data
+    os.close(ours)
+    assert job.wait(timeout=HANG_S) == 0
+    text = re.sub(r"\x1b\[[0-9;]*m", "", seen.decode())
+    assert f"columns: {100 - len('[rank 0] ')}" in text
+    assert {*re.findall(r"\[rank 0\] a [^\r\n]* (50|100)%", text)} == {"50", "100"}
+    assert "\x1b[1A\x1b[2K[rank 0] a" in text  # both lines are drawn again
+    assert "\x1b[?25l" not in text
 
 
 def test_a_closed_stdout_is_dev_null(script: Script) -> None:

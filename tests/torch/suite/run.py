@@ -11,6 +11,7 @@ on CPUs, or on the simulated accelerator.
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import sys
@@ -24,6 +25,7 @@ from typing import Any
 LIMIT_S = 60
 TORCHS_POLL_S, POLL_S = 0.1, 0.01
 ON_DEVICE = "on_device"  # a file that a rank makes when it communicates tensors of the device
+CRASH = "crash"  # begins the names of files with the stacks of ranks that a signal has ended
 PASSED = ("passed", "passed on CPUs")
 
 
@@ -149,8 +151,20 @@ def suite(job: Job, folder: str) -> type[unittest.TestCase]:
             super().setUp()
             self._start_processes(torch.multiprocessing.get_context("fork").Process)
 
+        def _check_return_codes(self, *args: Any) -> None:
+            try:
+                super()._check_return_codes(*args)
+            except Exception as error:  # it says nothing of a rank that a signal has ended
+                codes = [process.exitcode for process in self.processes]
+                crashes = [path.read_text() for path in sorted(Path(folder).glob(f"{CRASH}*"))]
+                text = "\n".join((f"{error}\nexit codes of the ranks: {codes}", *crashes))
+                raise RuntimeError(text) from None
+
         @classmethod
         def _run(cls, rank: int, test: str, *args: Any, **kwargs: Any) -> None:
+            faulthandler.enable((Path(folder) / f"{CRASH}{rank}").open("w"))
+            # Renews torch's pool of threads, which is not safe if threads do it at the same time.
+            torch.set_num_threads(1)
             if job.device == "cpu":
                 on_cpu.map_cuda()
             else:
