@@ -14,6 +14,7 @@ import re
 import struct
 import subprocess
 import termios
+from itertools import groupby
 from pathlib import Path
 
 import pyte
@@ -21,7 +22,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.text import Text
 
-COLUMNS, ROWS = 100, 18
+COLUMNS, ROWS = 110, 18
 
 
 def screen_of(command: list[str], until: str) -> pyte.Screen:
@@ -49,13 +50,11 @@ def screen_of(command: list[str], until: str) -> pyte.Screen:
 def line_of(screen: pyte.Screen, row: int) -> Text:
     """A line of a screen, with its colours."""
     line = Text()
-    for column in range(COLUMNS):
-        character = screen.buffer[row][column]
-        colour = character.fg if character.fg != "default" else None
-        if colour and re.fullmatch("[0-9a-f]{6}", colour):
-            colour = f"#{colour}"
-        colour = colour and colour.replace("bright", "bright_").replace("brown", "yellow")
-        line.append(character.data, Style(color=colour, bold=character.bold))
+    characters = [screen.buffer[row][column] for column in range(COLUMNS)]
+    for (name, bold), alike in groupby(characters, lambda each: (each.fg, each.bold)):
+        colour = re.sub("^[0-9a-f]{6}$", r"#\g<0>", name).replace("bright", "bright_")
+        style = Style(color=colour.replace("brown", "yellow"), bold=bold)
+        line.append("".join(each.data for each in alike), style)
     line.rstrip()
     return line
 
@@ -68,12 +67,15 @@ def main() -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
     screen = screen_of(args.command, args.until)
-    console = Console(record=True, width=COLUMNS, file=io.StringIO(), color_system="truecolor")
+    options = {"width": COLUMNS, "color_system": "truecolor", "highlight": False}
+    console = Console(record=True, file=io.StringIO(), **options)
     console.print(f"$ {' '.join(args.command)}")
     for row in range(screen.cursor.y + 1):
         console.print(line_of(screen, row))
     svg = console.export_svg(title="")
-    svg = re.sub(r"@font-face \{.*?\}", "", svg, flags=re.DOTALL)  # nothing is loaded from elsewhere
+    svg = re.sub(
+        r"@font-face \{.*?\}", "", svg, flags=re.DOTALL
+    )  # nothing is loaded from elsewhere
     args.file.write_text(svg.replace("Fira Code", "monospace").replace("\n\n", "\n"))
 
 
