@@ -44,8 +44,10 @@ def distributed(dataset: Any, group: Group) -> Any:
     if group.world_size == 1:
         return dataset
 
+    is_tuple = type(dataset.element_spec) is tuple  # map() passes its parts one by one
+
     def cut(*data: Any) -> Any:
-        element = data[0] if len(data) == 1 else data
+        element = data if is_tuple else data[0]
         begin, end = _part(_rows(tf.nest.flatten(element)[0]), group)
         return tf.nest.map_structure(lambda leaf: rows_of(leaf, begin, end), element)
 

@@ -354,3 +354,19 @@ def test_several_optimizers_in_one(rank: int, world: int) -> list[Any]:
         model.fit(*arrays(), batch_size=BATCH, shuffle=False, verbose=0)
         model.train_on_batch(*arrays())
         return values(model)
+
+
+@on_ranks(2, ["tensorflow"])
+def test_two_inputs_in_a_tuple_of_one(rank: int, world: int) -> list[Any]:
+    """The second input is not taken for the labels."""
+    import tensorflow as tf
+
+    ones = np.ones((8, 3), np.float32)
+    with strategy() as made, made.scope():
+        inputs = [keras.Input((3,)), keras.Input((3,))]
+        model = keras.Model(inputs, layers.Subtract()(inputs))
+        model.compile("sgd", "mse")
+        rows = tf.data.Dataset.from_tensor_slices(((2 * ones, ones),)).batch(4)
+        found = model.predict(rows, verbose=0)
+    assert (found == ones).all()
+    return [found]

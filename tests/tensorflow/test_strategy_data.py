@@ -28,6 +28,14 @@ def test_each_batch_is_cut(rank: int, world: int) -> None:
         assert unknown.numpy().tolist() == [[0], [1], [2, 3]][rank]
 
 
+@on_ranks(2, ["tensorflow"])
+def test_a_batch_in_a_tuple_stays_in_it(rank: int, world: int) -> None:
+    numbers = tf.data.Dataset.from_tensor_slices((tf.range(2),))
+    with strategy_of_job() as strategy:
+        (cut,) = strategy.experimental_distribute_dataset(numbers.batch(2))
+    assert type(cut) is tuple and cut[0].numpy().tolist() == [rank]
+
+
 @on_ranks(3, ["tensorflow"])
 def test_ragged_and_sparse_rows(rank: int, world: int) -> None:
     ragged = tf.ragged.constant([[1], [2, 3], [], [4]])

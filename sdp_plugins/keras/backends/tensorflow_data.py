@@ -29,8 +29,10 @@ def cut(data: Any, begin: Any, length: Any) -> Any:
 def cut_dataset(dataset: Any, rank: int, world_size: int) -> Any:
     """Cut every batch of a dataset to a rank's rows."""
 
+    is_tuple = type(dataset.element_spec) is tuple  # map() passes its parts one by one
+
     def cut_batch(*data: Any) -> dict[str, Any]:
-        batch = data[0] if len(data) == 1 else data
+        batch = data if is_tuple else data[0]
         count = tf.shape(keras.tree.flatten(batch)[0])[0]
         marked = mark(cut(batch, *rows_to_read(count, rank, world_size)), _whole(count))
         digest = _digest(keras.tree.flatten(batch)[0])
