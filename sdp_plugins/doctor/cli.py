@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from sdp_plugins.core.announced import announced
 from sdp_plugins.core.config import MAX_TIMEOUT_S
 from sdp_plugins.doctor import across_hosts, all_checks
 from sdp_plugins.doctor.examination import examine
 from sdp_plugins.doctor.hosts import ask_hosts
 from sdp_plugins.doctor.machine import Machine
-from sdp_plugins.doctor.progress import announced
 from sdp_plugins.doctor.report import Report
 from sdp_plugins.doctor.show import show
 from sdp_plugins.doctor.verdict import verdict
@@ -118,7 +118,7 @@ def _report(options: argparse.Namespace, hosts: tuple[str, ...]) -> Report:
     own = examine(machine, speed_s, only)
     if not hosts:
         return own
-    with announced(f"asking {len(hosts)} hosts"):
+    with announced(f"sdp doctor: asking {len(hosts)} hosts"):
         answers = ask_hosts(machine, own, only, speed_s, options.timeout)
     findings = [*across_hosts.compare(own, answers), *own.findings]
     others = [answer.report for answer in answers if answer.report and not answer.is_here]

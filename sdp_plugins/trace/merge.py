@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from sdp_plugins.core.announced import announced
 from sdp_plugins.trace import trace_file
 from sdp_plugins.trace.clocks import Offset, align
 from sdp_plugins.trace.compare import Verdicts, compared, completed
@@ -42,6 +43,11 @@ def merge(folder: str | Path, job: str = "") -> str:
     if path.exists() and trace_file.about(path) is None:
         raise ValueError(f"{path} was written by something else. Hint: move the file.")
     found, left = of_job(Path(folder), job)
+    with announced(f"merging the traces of {len(found)} ranks"):
+        return _merged(path, found, left)
+
+
+def _merged(path: Path, found: Sequence[tuple[Path, Json]], left: Sequence[Path]) -> str:
     traces = [RankTrace.read(one) for one in found]
     offsets = align(traces)
     for trace in traces:

@@ -13,9 +13,11 @@ from unittest.mock import Mock
 
 import pytest
 
+import sdp_plugins
+from sdp_plugins.core import announced
 from sdp_plugins.core.regroup import Handle
 from sdp_plugins.core.regroup.roster import Member, Roster
-from sdp_plugins.launch.hosts import LaunchError, addresses, agent_messages
+from sdp_plugins.launch.hosts import LaunchError, addresses, agent_messages, preflight
 from sdp_plugins.launch.hosts.agent_messages import TOKEN
 from sdp_plugins.launch.hosts.diagnosis import explained
 from sdp_plugins.launch.hosts.elastic_hosts import ElasticHosts
@@ -316,3 +318,12 @@ def test_what_cannot_be_started_is_said_in_one_line(args: list[str], part: str) 
     assert done.returncode == 1, done.stderr
     assert part in done.stderr and "Hint: " in done.stderr
     assert done.stderr.startswith("sdp run: ") and done.stderr.count("\n") == 1
+
+
+def test_a_host_that_answers_late_is_waited_for_in_words(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announced, "PATIENCE_S", 0.01)
+    answer = f"import time; time.sleep(1); print('{sdp_plugins.__version__}')"
+    preflight.check_together([sys.executable, "-c", answer], ["a", "b"], {})
+    assert capfd.readouterr().err == "sdp run: waiting for a, b to answer ...\n"

@@ -28,7 +28,6 @@ def cut(data: Any, begin: Any, length: Any) -> Any:
 
 def cut_dataset(dataset: Any, rank: int, world_size: int) -> Any:
     """Cut every batch of a dataset to a rank's rows."""
-
     is_tuple = type(dataset.element_spec) is tuple  # map() passes its parts one by one
 
     def cut_batch(*data: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 import sdp_plugins
+from sdp_plugins.core.announced import announced
 from sdp_plugins.launch.hosts import LaunchError
 from sdp_plugins.launch.hosts.diagnosis import explained
 from sdp_plugins.launch.hosts.mpirun import Mpirun
@@ -98,6 +99,7 @@ def check_together(
                 f"{program[0]!r}, by which other hosts are reached, cannot be started "
                 f"({error.strerror}). Hint: apt-get install openssh-client."
             ) from None
+        started.enter_context(announced(f"sdp run: waiting for {', '.join(hosts)} to answer"))
         end = time.monotonic() + ANSWER_S
         for host, process in asked.items():
             try:

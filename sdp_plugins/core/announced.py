@@ -15,7 +15,7 @@ def announced(text: str) -> Iterator[None]:
     """Print a line to stderr if the context takes longer than `PATIENCE_S`."""
 
     def announce() -> None:
-        print(f"sdp doctor: {text} ...", file=sys.stderr, flush=True)
+        print(f"{text} ...", file=sys.stderr, flush=True)
 
     timer = threading.Timer(PATIENCE_S, announce)
     timer.daemon = True
