@@ -39,7 +39,10 @@ sh -c "$1" && wait $!
 MASTER = {
     name: value
     for prefix in ("", "PET_")
-    for name, value in ((f"{prefix}MASTER_ADDR", "train-master-0"), (f"{prefix}MASTER_PORT", "23456"))
+    for name, value in (
+        (f"{prefix}MASTER_ADDR", "train-master-0"),
+        (f"{prefix}MASTER_PORT", "23456"),
+    )
 }
 
 
