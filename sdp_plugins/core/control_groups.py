@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -24,3 +25,20 @@ def folders(controller: str, root: Path = Path("/")) -> Iterator[Path]:
                 own = Path(path.lstrip("/"))
                 # In a container the path may be the host's, of which only the top is visible.
                 yield from (top / part for part in (own, *own.parents))
+
+
+def cpu_quota(root: Path = Path("/")) -> float:
+    """Return the number of cores whose time the control groups allow; infinite without a limit.
+
+    Args:
+        root: The folder that contains /proc and /sys.
+    """
+    found = [math.inf]
+    for folder in folders("cpu", root):
+        files = [("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
+        for names in files:  # of version 2, and 1; without a limit the first word is no number
+            with suppress(OSError):
+                words = " ".join((folder / name).read_text() for name in names).split()
+                if len(words) == 2 and words[0].isdecimal():
+                    found.append(int(words[0]) / int(words[1]))
+    return min(found)

@@ -13,7 +13,7 @@ from functools import cached_property
 from importlib import metadata
 from pathlib import Path
 
-from sdp_plugins.core.control_groups import folders
+from sdp_plugins.core.control_groups import cpu_quota
 from sdp_plugins.core.environment import environment
 from sdp_plugins.core.memory_limits import numbers_in
 from sdp_plugins.core.topology import Topology
@@ -105,14 +105,7 @@ class Machine:
     @cached_property
     def quota(self) -> float:
         """The cores whose time the control groups allow; infinite without a limit."""
-        found = [math.inf]
-        for group in folders("cpu", self.root):
-            files = [("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
-            for names in files:  # of version 2, and 1; without a limit the first word is no number
-                words = " ".join(self.text(group / name) for name in names).split()
-                if len(words) == 2 and words[0].isdecimal():
-                    found.append(int(words[0]) / int(words[1]))
-        return min(found)
+        return cpu_quota(self.root)
 
     @property
     def usable_cores(self) -> int:

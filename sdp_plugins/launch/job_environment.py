@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 
 from sdp_plugins.core.addresses_and_ports import LOOPBACK, free_port
+from sdp_plugins.launch.rank_count import usable_cores
 
 # An outer launcher describes this process, not our ranks, and frameworks would read its variables:
 # Lightning prefers Slurm's to torchrun's.
@@ -108,7 +108,7 @@ def job_environment(
     environment |= torchelastic(job_id)
     if threads is not None:
         environment["OMP_NUM_THREADS"] = str(threads)
-    share = max(1, len(os.sched_getaffinity(0)) // world_size)
+    share = max(1, usable_cores() // world_size)
     environment.setdefault("OMP_NUM_THREADS", str(share))
     if (threads := free_threads(environment, share)) > 1:
         environment.setdefault("SDP_ENGINE_THREADS", str(threads))

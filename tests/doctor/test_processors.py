@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from sdp_plugins.doctor.finding import Status
+from tests.control_groups import control_group, entering
 from tests.doctor.machines import (
     changed,
     doctor,
@@ -28,7 +27,6 @@ from tests.launch.jobs import launch
 from tests.ranks import Start
 
 CORES = os.sched_getaffinity(0)
-CGROUPS = Path("/sys/fs/cgroup")
 
 # ---- of this machine ----------------------------------------------------------------------------
 
@@ -52,33 +50,12 @@ def test_bound_to_one_core() -> None:
     assert "bound to one of" in found["text"] and "taskset -cp 0-" in found["remedy"]
 
 
-@contextmanager
-def control_group(controller: str, **files: str) -> Iterator[Path]:
-    """A control group of version 1; the test is skipped where none can be made."""
-    folder = CGROUPS / controller / f"sdp-doctor-{os.getpid()}"
-    try:
-        folder.mkdir()
-        for name, value in files.items():
-            (folder / f"{controller}.{name}").write_text(value)
-    except OSError:
-        pytest.skip(f"no limit of {controller} can be set here")
-    try:
-        yield folder
-    finally:
-        with suppress(OSError):
-            folder.rmdir()
-
-
-def entering(folder: Path) -> None:
-    (folder / "cgroup.procs").write_text(str(os.getpid()))
-
-
 def test_a_quota_of_a_real_control_group() -> None:
     half = str(50000 * len(CORES))
     with control_group("cpu", cfs_period_us="100000", cfs_quota_us=half) as group:
         found = real_problem("cpu-quota", lambda: entering(group))
     assert f"allows the time of {len(CORES) / 2:g} of the {len(CORES)} cores" in found["text"]
-    assert "sdp run --threads 1" in found["remedy"]
+    assert "export OMP_NUM_THREADS=1" in found["remedy"] and not found["slows"]
 
 
 def test_too_few_processes_in_a_real_control_group() -> None:
@@ -161,7 +138,9 @@ def test_a_quota(tmp_path: Path, files: dict[str, str], cores: str) -> None:
     write(tmp_path, files)
     found = problem(machine, "cpu-quota")
     assert f"allows the time of {cores} of the 4 cores" in found.text
-    assert found.remedy.startswith("sdp run --threads 1") and found.slows
+    assert found.remedy.startswith("start the ranks by sdp run") and not found.slows
+    mpi = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}
+    assert problem(with_variables(machine, **mpi), "cpu-quota").slows
 
 
 def test_no_quota_of_version_1(tmp_path: Path) -> None:

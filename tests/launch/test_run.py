@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from sdp_plugins.launch.cli import PROGRAMS
-from sdp_plugins.launch.rank_count import default_rank_count
+from sdp_plugins.launch.rank_count import default_rank_count, usable_cores
+from tests.control_groups import control_group, entering
 from tests.launch.jobs import ROOT, Script, launch
 from tests.ranks import HANG_S
 
@@ -50,7 +51,7 @@ def test_threads(script: Script) -> None:
     """As asked for, or as set already, or a share of the cores."""
     path = script("print(os.environ['OMP_NUM_THREADS'])")
     unset = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-    share = max(1, len(os.sched_getaffinity(0)) // 2)
+    share = max(1, usable_cores() // 2)
     for options, variables, threads in (
         (["--threads", "3"], {"OMP_NUM_THREADS": "5"}, 3),
         ([], {"OMP_NUM_THREADS": "5"}, 5),
@@ -58,6 +59,18 @@ def test_threads(script: Script) -> None:
     ):
         done = launch("-n", "2", "--no-prefix", *options, path, env=unset | variables)
         assert done.stdout.split() == [str(threads)] * 2
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
+def test_cores_whose_time_a_control_group_limits(script: Script) -> None:
+    """As in a container with a limit: ranks and threads are those that the limit lets run."""
+    path = script("print(os.environ['WORLD_SIZE'], os.environ['OMP_NUM_THREADS'])")
+    unset = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
+    with control_group("cpu", cfs_period_us="100000", cfs_quota_us="150000") as group:
+        for options in ([], ["-n", "1"]):
+            command = [*options, "--no-prefix", path]
+            done = launch(*command, env=unset, preexec_fn=lambda: entering(group))
+            assert done.stdout == "1 1\n", done.stderr
 
 
 def test_huge_pages(script: Script) -> None:

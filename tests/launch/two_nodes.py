@@ -1,4 +1,4 @@
-"""Runs a command on the first of two nodes, which are namespaces of this process' own.
+"""Runs a command on the first of two nodes, or SDP_TEST_NODES: namespaces of this process' own.
 
 Programs that start others on a node find a stand-in for ssh as the MPIs' settings name it. Like ssh
 it hands no variables on.
@@ -42,7 +42,8 @@ LEFT = """
 def main() -> int:
     """Run it; its exit code."""
     sandbox.prepare()
-    with Network(2, 1.0) as network, tempfile.TemporaryDirectory() as folder:
+    nodes = int(os.environ.get("SDP_TEST_NODES", "2"))
+    with Network(nodes, 1.0) as network, tempfile.TemporaryDirectory() as folder:
         shell = Path(folder, "ssh")
         there = start.remote_shell(network, folder)
         shell.write_text(

@@ -75,8 +75,9 @@ def cpu_quota(machine: Machine) -> Iterator[Finding]:
         yield warning(
             f"a control group allows the time of {machine.quota:g} of the {seen} cores that "
             "programs see, and stops them when it is used up",
-            f"sdp run --threads {share}, or limit the container by --cpuset-cpus instead of --cpus",
-            slows=True,
+            "start the ranks by sdp run, which starts threads for that time only, or "
+            f"export OMP_NUM_THREADS={share}, or limit the container by --cpuset-cpus",
+            slows=bool(machine.launcher),
         )
     else:
         yield ok("no control group limits the processors' time")
