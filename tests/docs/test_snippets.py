@@ -32,20 +32,31 @@ def names(block: Block) -> list[str]:
     return [name for name in (*PARTS, *ELSEWHERE) if name in block.text]
 
 
-@pytest.mark.parametrize("name", PARTS)
-def test_a_part_of_a_program_runs(name: str, tmp_path: Path) -> None:
+def program(name: str) -> str:
+    """A part of a program, with what stands around it."""
     found = [block for block in PYTHON if names(block) == [name]]
     assert len(found) == 1, "say in around.py what stands before and after it"
     text = "\n" + found[0].text
     for gap, filling in FILLED_IN.items():
         text = text.replace(gap, filling)
     before, after = PARTS[name]
-    (tmp_path / "train.py").write_text(before + text + after + DONE)
-    ranks = 2 if name in IN_TWO_RANKS else 4
-    line = [*LAUNCHER, "-n", "2"] if name in IN_TWO_RANKS else [sys.executable]
+    return before + text + after
+
+
+@pytest.mark.parametrize("name", IN_TWO_RANKS)
+def test_parts_that_sdp_run_starts(name: str, tmp_path: Path) -> None:
+    run(program(name), [*LAUNCHER, "-n", "2"], 2, tmp_path)
+
+
+def test_parts_that_start_ranks_themselves(tmp_path: Path) -> None:
+    run("\n".join(map(program, IN_ONE_PROCESS)), [sys.executable], 4, tmp_path)
+
+
+def run(text: str, line: list[str], ranks: int, folder: Path) -> None:
+    (folder / "train.py").write_text(text + DONE)
     done = subprocess.run(
         [*line, "train.py"],
-        cwd=tmp_path,
+        cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT), "SDP_TIMEOUT_S": "100"},
         capture_output=True,
         text=True,
@@ -53,7 +64,7 @@ def test_a_part_of_a_program_runs(name: str, tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert len(list(tmp_path.glob("done *"))) == ranks, done.stdout
+    assert len(list(folder.glob("done *"))) == ranks, done.stdout
 
 
 def test_every_block_is_run_by_a_test() -> None:
