@@ -18,7 +18,6 @@ from sdp_plugins.launch.local_ranks import LocalRanks
 from sdp_plugins.launch.rank_count import default_rank_count
 from sdp_plugins.launch.spawn import python_line
 from sdp_plugins.launch.supervise import Options, Supervisor
-from sdp_plugins.launch.terminal import terminal_environment
 
 if TYPE_CHECKING:
     from sdp_plugins.launch.elastic import Limits
@@ -229,13 +228,11 @@ def run(
         limits = Limits.parse(elastic, restarts)
         ranks = limits.most
     line = python_line(command, module)
-    added = terminal_environment(os.environ, "[rank 0] " if prefix else "")
-    if trace:
-        added |= folder_of_traces(trace)
+    traced = folder_of_traces(trace) if trace else {}
     job_id = uuid.uuid4().hex
     options: Options = {"timeout_s": timeout_s, "prefix": prefix, "status": status}
     if on_hosts:
-        named = [*(f"{name}={value}" for name, value in added.items()), *(exported or [])]
+        named = [*(exported or []), *(f"{name}={value}" for name, value in traced.items())]
         job = HostJob(
             *(line, hosts or "", hostfile, ranks, mpirun, threads, master_port, named, job_id),
             elastic=limits is not None,
@@ -243,7 +240,7 @@ def run(
         supervisor = supervisor_on_hosts(job, limits, options)
     else:
         assert ranks
-        environment = {**os.environ, **added}
+        environment = {**os.environ, **traced}
         if limits is None:
             workers = LocalRanks(line, ranks, environment, threads=threads, job_id=job_id)
             supervisor = Supervisor(workers, **options)

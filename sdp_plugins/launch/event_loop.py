@@ -140,7 +140,7 @@ def signals_blocked() -> Iterator[set[int]]:
 
 @contextmanager
 def signals_handled(handler: Handler, loop: EventLoop) -> Iterator[None]:
-    """Call `handler` for the signals that end a job and for SIGUSR1.
+    """Call `handler` for the signals that end a job, for SIGUSR1 and for SIGWINCH.
 
     These signals and SIGCHLD wake the loop.
     """
@@ -149,7 +149,9 @@ def signals_handled(handler: Handler, loop: EventLoop) -> Iterator[None]:
     os.set_blocking(writer, False)
     loop.add_alarm(reader)
     # A signal that our parent ignores (nohup, a background job of a shell) stays ignored.
-    numbers = [n for n in (*FORWARDED, ASKED) if signal.getsignal(n) is not signal.SIG_IGN]
+    numbers = [
+        n for n in (*FORWARDED, ASKED, signal.SIGWINCH) if signal.getsignal(n) is not signal.SIG_IGN
+    ]
     before = {n: signal.signal(n, handler) for n in numbers}
     before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, lambda number, frame: None)
     wakeup = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)

@@ -3,13 +3,15 @@
 Lines end with a newline, or with the carriage return of a progress bar. A line that stays
 unfinished for a moment (a prompt, a progress bar) is shown as it is. If another rank then writes,
 its output starts on a new line, or replaces the progress bar on a terminal. What a rank writes to
-erase its own bars (rich draws several lines) precedes the prefix, which it would erase as well.
+erase its own bars (rich draws several lines) precedes the prefix, which it would erase as well. A
+rank moves the cursor up only over lines that it has written, with no other rank's between them.
 
 Writing never blocks: a slow or stopped reader must not prevent the launcher from ending the job.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -25,8 +27,10 @@ BACKLOG_LIMIT = 1 << 20
 SHOW_UNFINISHED_S = 0.05
 LONGEST_UNFINISHED = 1 << 16
 TAIL_LINES = 400
-ERASE_LINE = b"\r\x1b[K"
-CURSOR_SHOWN = re.compile(rb"\x1b\[\?25[hl]")  # a rank that is killed would leave it hidden
+ERASE_BELOW = b"\x1b[J"
+# A rank that is killed would leave the cursor hidden, or the terminal's other screen.
+MODES = re.compile(rb"\x1b\[\?(?:25|47|1047|1049)[hl]")
+UP = re.compile(rb"\x1b\[([0-9]*)A")
 ERASED_LINES = re.compile(rb"(?:\x1b\[[0-9]*[AK])+")
 PIECE = re.compile(rb"[^\r\n]*(?:\r?\n|\r(?!\n)(?=.))|[^\r\n]+\r?\Z|\r\Z", re.DOTALL)
 
@@ -45,6 +49,9 @@ class Sink:
         self.backlog = bytearray()
         self.owner: OutputStream | None = None  # of the last unfinished line or progress bar
         self.midline = False  # whether the next byte continues a line
+        self.writer: OutputStream | None = None  # of the line at the cursor, or else of the last
+        self.above = 0  # lines of the writer right above the cursor
+        self.drawn = 0  # those of them that belong to its bars
         self.erase_below: Callable[[], bytes] = bytes  # what erases lines below the output
         self._poll = select.poll()
         self._poll.register(fd, select.POLLOUT)
@@ -81,11 +88,25 @@ class Sink:
         if owner is None or owner is next_owner:
             return b""
         self.owner, self.midline = None, False
-        return ERASE_LINE if self.terminal and owner.rewrites else b"\n"
+        if not (self.terminal and owner.rewrites):
+            return b"\n"
+        bars = min(self.drawn, self.above)
+        self.above -= bars
+        return b"\r" + (b"\x1b[%dA" % bars if bars else b"") + ERASE_BELOW
 
     def announce(self, text: str) -> None:
         """Write lines of the launcher."""
-        self.write(self.leave_line(None) + text.encode(errors="surrogateescape") + b"\n")
+        begin = self.leave_line(None) + (b"\x1b[0m" if self.terminal else b"")  # no rank's colour
+        self.writer = None
+        self.write(begin + text.encode(errors="surrogateescape") + b"\n")
+
+    def moved_up(self, match: re.Match[bytes]) -> bytes:
+        """A move of the cursor, unless it leads over another rank's lines."""
+        lines = int(match[1] or 1)
+        if lines > self.above:
+            return b""
+        self.above, self.drawn = self.above - lines, max(0, self.drawn - lines)
+        return match[0]
 
 
 def open_standard_streams() -> None:
@@ -151,6 +172,10 @@ class Pipe:
             data = os.read(self.fd, CHUNK)
         except BlockingIOError:
             return True
+        except OSError as error:  # nobody has the other end of a terminal any more
+            if error.errno != errno.EIO:
+                raise
+            data = b""
         self._take(data)
         return bool(data)
 
@@ -191,7 +216,7 @@ class OutputStream:
         if not data:
             self.flush()
             return
-        pieces = PIECE.findall(self._unfinished + CURSOR_SHOWN.sub(b"", data))
+        pieces = PIECE.findall(MODES.sub(b"", self._unfinished + data))
         if not pieces:
             return
         last = pieces[-1]
@@ -243,14 +268,22 @@ class OutputStream:
         bare = piece in (b"\r", b"\n", b"\r\n")
         if piece == b"\r" and not ours:
             self.rewrites = True  # the first return of a progress bar: there is no line yet
+            sink.drawn = 0
             return b""
         out = sink.leave_line(self)
+        if sink.writer is not self:
+            sink.writer, sink.above, sink.drawn = self, 0, 0
+        elif ours and not sink.midline:
+            sink.drawn = 0  # it draws again
+        erased = ERASED_LINES.match(piece) if not sink.midline else None
+        if erased:
+            piece = piece[erased.end() :]
+            out += UP.sub(sink.moved_up, erased[0])
         if not sink.midline and not (ours and bare):
-            erased = ERASED_LINES.match(piece)
-            if erased:
-                piece = piece[erased.end() :]
-                out += erased[0] if ours else b""  # the lines above are another's
             out += self.prefix
+        piece = UP.sub(sink.moved_up, piece)
+        if piece.endswith(b"\n"):
+            sink.above, sink.drawn = sink.above + 1, sink.drawn + 1
         sink.midline = not piece.endswith((b"\n", b"\r"))
         sink.owner = None if piece.endswith(b"\n") else self
         if not sink.midline:

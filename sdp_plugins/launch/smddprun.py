@@ -129,7 +129,6 @@ def _start_here(name: str, options: Options, environment: dict[str, str]) -> int
     from sdp_plugins.launch.rank_count import default_rank_count
     from sdp_plugins.launch.spawn import own_program
     from sdp_plugins.launch.supervise import Supervisor
-    from sdp_plugins.launch.terminal import terminal_environment
 
     if shutil.which(options.command[0]) is None:
         hint = f" (python {options.command[0]} ...)" if options.command[0].endswith(".py") else ""
@@ -138,7 +137,6 @@ def _start_here(name: str, options: Options, environment: dict[str, str]) -> int
     if options.ranks is None:
         _say(name, f"starting {ranks} ranks on this machine (set the number with -n)")
     environment.setdefault("PYTHONUNBUFFERED", "1")  # Python buffers output to a pipe
-    environment |= terminal_environment(environment, "[rank 0] ")
     in_a_rank = [*own_program(f"{__spec__.name}:smddprun"), *options.command]
     return Supervisor(LocalRanks(in_a_rank, ranks, environment), program=name).run()
 

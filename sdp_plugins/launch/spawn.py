@@ -39,7 +39,7 @@ class RankProcess:
     """A started rank, which leads its own session."""
 
     process: subprocess.Popen[bytes]
-    stdout: int  # the reading ends of its pipes
+    stdout: int  # where its output is read
     stderr: int
     error_file: ErrorFile
 
@@ -80,7 +80,7 @@ class RankProcess:
             os.kill(self.pid, number)
 
     def close(self) -> None:
-        """Reap it and close its pipes."""
+        """Reap it, and close what its output and its error are read from."""
         with self.process, closing(self.error_file):
             pass
 
@@ -120,8 +120,9 @@ def start_process(
     *,
     stdin: int | None,
     inherit: bool = False,
+    open_ends: Callable[[], tuple[int, int]] = os.pipe,
 ) -> RankProcess:
-    """Start a process with pipes and an error file.
+    """Start a process whose output is read, with an error file.
 
     Args:
         argv: Its command line.
@@ -129,23 +130,29 @@ def start_process(
         setup: Called in the process before its program.
         stdin: Its stdin, as for ``subprocess``; None: it inherits the launcher's.
         inherit: Whether it inherits the launcher's inheritable descriptors.
+        open_ends: Opens the reading and the writing end of its stdout, and of its stderr.
     """
     error_file = ErrorFile()
+    stdout, stderr = open_ends(), open_ends()
     try:
         process = subprocess.Popen(
             argv,
             bufsize=0,
             env={**environment, ERROR_FILE: error_file.path},
             stdin=stdin,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdout=stdout[1],
+            stderr=stderr[1],
             start_new_session=True,
             preexec_fn=setup,
             close_fds=not inherit,
         )
     except BaseException:
         error_file.close()
+        os.close(stdout[0])
+        os.close(stderr[0])
         raise
-    assert process.stdout
-    assert process.stderr
-    return RankProcess(process, process.stdout.fileno(), process.stderr.fileno(), error_file)
+    finally:
+        os.close(stdout[1])
+        os.close(stderr[1])
+    process.stdout, process.stderr = (open(fd, "rb", 0) for fd in (stdout[0], stderr[0]))
+    return RankProcess(process, stdout[0], stderr[0], error_file)

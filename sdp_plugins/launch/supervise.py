@@ -134,6 +134,9 @@ class Supervisor:
         if number == ASKED:
             self.asked = True
             return
+        if number == signal.SIGWINCH:
+            self.workers.resize()
+            return
         self.signals.append(number)
         if len(self.signals) > 1:
             self.signal_all(signal.SIGKILL)

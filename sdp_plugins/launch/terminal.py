@@ -1,30 +1,41 @@
-"""Lets the ranks' progress bars move on the launcher's terminal, which they reach through pipes."""
+"""Pseudo-terminals for rank 0: its progress bars move as if it were on the launcher's terminal."""
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Mapping
+import struct
+import termios
+import tty
+
+from sdp_plugins.launch.worker_group import RankOutput
+
+Ends = tuple[int, int]
+"""Descriptors: where a rank's output is read, and where the rank writes."""
 
 
-def terminal_environment(environment: Mapping[str, str], prefix: str) -> dict[str, str]:
-    """The variables by which rich, tqdm and Keras draw for the launcher's terminal.
+def on_a_terminal(output: RankOutput) -> bool:
+    """Whether both streams of a rank's output go to a terminal."""
+    return output.stdout.sink.terminal and output.stderr.sink.terminal
 
-    Empty unless stdout and stderr are terminals. What the user has set is left as it is:
-    ``TTY_INTERACTIVE=0`` turns rich's moving bars off.
 
-    Args:
-        environment: The launcher's variables.
-        prefix: Beginning of each line, which takes columns from the ranks.
-    """
-    if not (os.isatty(1) and os.isatty(2)):
-        return {}
-    size = os.get_terminal_size(1)
-    if not size.columns:  # a terminal of which nobody has said how large it is
-        return {}
-    variables = {
-        "TTY_COMPATIBLE": "1",
-        "TTY_INTERACTIVE": "1",
-        "COLUMNS": str(max(1, size.columns - len(prefix))),
-        "LINES": str(size.lines),
-    }
-    return {name: value for name, value in variables.items() if name not in environment}
+def open_ends(output: RankOutput) -> Ends:
+    """Open a pseudo-terminal in the place of a pipe; a pipe if there is none to be had."""
+    try:
+        ours, theirs = os.openpty()
+    except OSError:  # no /dev/pts
+        return os.pipe()
+    tty.setraw(theirs)  # the launcher's terminal translates line ends
+    resize(ours, output)
+    return ours, theirs
+
+
+def resize(fd: int, output: RankOutput) -> None:
+    """Make a pseudo-terminal as large as the launcher's terminal, less the prefix of its lines."""
+    try:
+        size = os.get_terminal_size(output.stdout.sink.fd)
+    except OSError:  # it has been closed
+        return
+    if size.columns:  # else nobody has said how large it is
+        columns = max(1, size.columns - len(output.stdout.prefix.decode()))
+        fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", size.lines, columns, 0, 0))

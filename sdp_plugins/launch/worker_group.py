@@ -104,6 +104,10 @@ class WorkerGroup(ABC):
         """
         return None
 
+    def resize(self) -> None:
+        """Let the ranks know that the launcher's terminal has another size."""
+        return
+
     @abstractmethod
     def kill(self) -> None:
         """End all remaining processes on every host; their output can still be read."""

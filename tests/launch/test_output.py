@@ -6,8 +6,10 @@ import errno
 import fcntl
 import os
 import pty
+import random
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 
 import pytest
@@ -117,7 +119,7 @@ def test_others_do_not_write_into_a_bar(wall: Wall) -> None:
     assert wall.text() == "[0] 10%\n[1] x\n[0] 20%"
     wall.sink.terminal = True
     two.feed(b"y\n")
-    assert wall.text() == "\r\x1b[K[1] y\n"
+    assert wall.text() == "\r\x1b[J[1] y\n"
 
 
 def test_bars_of_several_lines_are_erased_before_the_prefix(wall: Wall) -> None:
@@ -132,8 +134,74 @@ def test_bars_of_several_lines_are_erased_before_the_prefix(wall: Wall) -> None:
     again = "\r\x1b[2K\x1b[1A\x1b[2K[0] "
     assert wall.text() == f"[0] a 1\n[0] b 1{again}a 2\n[0] b 2{again}a 3\n[0] b 3"
     two.feed(b"x\n")
-    one.feed(b"\r\x1b[2K\x1b[1A\x1b[2Ka 4\nb 4\n\x1b[?25h")
-    assert wall.text() == "\n[1] x\n[0] a 4\n[0] b 4\n"  # rank 1's line is not erased
+    one.feed(b"\r\x1b[2K\x1b[1A\x1b[2Ka 4\nb 4\n\x1b[?2")
+    one.feed(b"5h")
+    assert wall.text() == "\n[1] x\n\x1b[2K\x1b[2K[0] a 4\n[0] b 4\n"  # x is not erased
+
+
+class Screen:
+    """What a terminal shows of text and of the sequences that bars use; it scrolls for ever."""
+
+    def __init__(self, text: str) -> None:
+        self.rows, self.row, self.column = [""], 0, 0
+        for part in re.findall(r"\x1b\[[0-9]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", text):
+            self._take(part)
+
+    def _take(self, part: str) -> None:
+        line = self.rows[self.row]
+        if part == "\r":
+            self.column = 0
+        elif part == "\n":
+            self.row, self.column = self.row + 1, 0
+            self.rows += [""] * (self.row == len(self.rows))
+        elif part.endswith("A") and part.startswith("\x1b"):
+            self.row -= int(part[2:-1] or 1)
+            assert self.row >= 0
+        elif part in ("\x1b[K", "\x1b[2K", "\x1b[J"):
+            self.rows[self.row] = "" if part == "\x1b[2K" else line[: self.column]
+            del self.rows[self.row + 1 if part == "\x1b[J" else len(self.rows) :]
+        else:
+            line = line.ljust(self.column)
+            self.column += len(part)
+            self.rows[self.row] = line[: self.column - len(part)] + part + line[self.column :]
+
+
+def drawn_by_rich(step: int) -> bytes:
+    again = b"\r\x1b[2K\x1b[1A\x1b[2K" if step else b""
+    return again + b"bar %d\nval %d" % (step, step)
+
+
+def drawn_by_tqdm(step: int) -> bytes:
+    return b"\rbar %d" % step + b"\n\rval %d\x1b[A" % step
+
+
+@pytest.mark.parametrize("draw", [drawn_by_rich, drawn_by_tqdm])
+@pytest.mark.parametrize("seed", range(20))
+def test_no_line_of_another_rank_is_lost(
+    draw: Callable[[int], bytes], seed: int, wall: Wall
+) -> None:
+    """Whenever it comes; and the last state of the bars stands below it, once."""
+    chance = random.Random(seed)
+    wall.sink.terminal = True
+    one, two = wall.ranks
+    one.feed(b"first\n")
+    for step in range(30):
+        drawing = draw(step)
+        cut = chance.choice([0, len(drawing), drawing.index(b"\n") + 1])
+        for part in (drawing[:cut], drawing[cut:]):
+            if part:
+                one.feed(part)
+            if chance.random() < 0.5:
+                one.flush()
+            if chance.random() < 0.3:
+                two.feed(b"line %d\n" % step)
+    one.feed(draw(30))
+    one.flush()
+    shown = [row for row in Screen(wall.text()).rows if row]
+    fed = [line.decode().strip() for line in two.tail]
+    assert fed and [row for row in shown if row.startswith("[1]")] == [f"[1] {x}" for x in fed]
+    assert shown[0] == "[0] first" and {"[0] bar 30", "[0] val 30"} <= {*shown}
+    assert len(shown) <= 1 + len(fed) * 3 + 2
 
 
 def test_blank_lines_and_bytes_that_are_no_text(wall: Wall) -> None:

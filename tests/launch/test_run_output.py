@@ -253,10 +253,10 @@ def test_a_terminal_that_closes_ends_the_job(script: Script, tmp_path: Path) -> 
 
 
 BARS = """
-import shutil
+import os
 from rich.progress import Progress
 if rank == 0:
-    print("columns:", shutil.get_terminal_size().columns)
+    print("columns:", os.get_terminal_size(2).columns)
     with Progress() as progress:
         for name in "ab":
             task = progress.add_task(name, total=2)
@@ -271,7 +271,7 @@ else:
 def test_bars_move_on_a_terminal(script: Script) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
-    unset = ("TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES", "NO_COLOR")
+    unset = ("TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
     environment = {k: v for k, v in os.environ.items() if k not in unset} | {"TERM": "xterm"}
     line = [*LAUNCHER, "-n", "2", script(BARS)]
     job = subprocess.Popen(line, cwd=ROOT, stdout=theirs, stderr=theirs, env=environment)
