@@ -6,6 +6,16 @@ import os
 from collections.abc import Mapping
 
 
+def is_terminal(fd: int) -> bool:
+    """Whether a descriptor is a terminal whose cursor can be moved.
+
+    The output of a `!` line in a notebook is a terminal that shows such moves as empty lines.
+    IPython's kernel sets these two variables.
+    """
+    notebook = os.environ.get("TERM") == "xterm-color" and os.environ.get("PAGER") == "cat"
+    return os.isatty(fd) and not notebook
+
+
 def terminal_environment(environment: Mapping[str, str], prefix: str) -> dict[str, str]:
     """The variables by which rich, tqdm and Keras draw for the launcher's terminal.
 
@@ -16,7 +26,7 @@ def terminal_environment(environment: Mapping[str, str], prefix: str) -> dict[st
         environment: The launcher's variables.
         prefix: Beginning of each line, which takes columns from the ranks.
     """
-    if not (os.isatty(1) and os.isatty(2)):
+    if not (is_terminal(1) and is_terminal(2)):
         return {}
     size = os.get_terminal_size(1)
     if not size.columns:  # a terminal of which nobody has said how large it is
