@@ -114,7 +114,7 @@ test-torch: venv
 	$(call say,Python tests of the torch plug-in)
 	$(PYTEST) tests/torch $(ARGS) || [ $$? = 5 ]
 test-others: venv
-	$(call say,Python tests of Lightning and HuggingFace and SageMaker and the benchmarks)
+	$(call say,Python tests of Lightning and HuggingFace and SageMaker and the benchmarks and the tutorials)
 	$(PYTEST) $(NODE_TESTS:%=--ignore=%) $(OTHER_TESTS) $(ARGS) || [ $$? = 5 ]
 
 test-long: venv

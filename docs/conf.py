@@ -6,9 +6,11 @@ project = "sdp_plugins"
 author = copyright = "the authors of sdp_plugins"
 release = version = sdp_plugins.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 myst_heading_anchors = 4
 highlight_language = "none"
+nb_execution_mode = "off"  # the tests execute notebooks
+nb_merge_streams = True
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

@@ -80,6 +80,7 @@ ENVIRONMENT = {
     "launch/hosts/agent.py": "completes that of the rank which it starts",
     "launch/hosts/host_agents.py": "completes that of the agents which it becomes",
     "launch/smddprun.py": "completes that of the command which it becomes",
+    "launch/terminal.py": "knows a notebook by it",
     "sagemaker/process.py": "prepares the ranks' environment",
     "sagemaker/rank.py": "becomes the script, which finds SageMaker's variables",
     "sagemaker/driver/smddp_driver.py": "is told by it what to start",

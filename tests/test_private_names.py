@@ -43,6 +43,7 @@ LISTED: dict[str, set[str]] = {
         "_call_children_scripts",
         "_configure_launcher",
         "_signal_connector",
+        "_start_method",
         "_sigterm_notifier_fn",
         # Of a Trainer and its loops, for smddp_elastic.
         "_batches_that_stepped",

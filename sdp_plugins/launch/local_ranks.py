@@ -13,7 +13,7 @@ from sdp_plugins.launch.job_environment import job_environment
 from sdp_plugins.launch.numa import cores_of_ranks
 from sdp_plugins.launch.sessions import Reaper, kill_sessions
 from sdp_plugins.launch.spawn import RankProcess, child_setup, start_process
-from sdp_plugins.launch.terminal import on_a_terminal, open_ends, resize
+from sdp_plugins.launch.terminal import open_ends, resize
 from sdp_plugins.launch.worker_group import RankOutput, WorkerGroup
 
 
@@ -97,7 +97,7 @@ class LocalRanks(WorkerGroup):
         setup = child_setup(self._mask, self._cores[number])
         environment = {**self._started, **place, **extra}
         stdin = subprocess.DEVNULL if number else None  # only rank 0 has the launcher's
-        ends = partial(open_ends, output) if self._has_terminal(number) else os.pipe
+        ends = partial(open_ends, *self._terminal()) if self._has_terminal(number) else os.pipe
         rank = start_process(self._command, environment, setup, stdin=stdin, open_ends=ends)
         self._reaper.watch(rank.pid)
         self._loop.read_from(rank.stdout, output.stdout)
@@ -105,14 +105,19 @@ class LocalRanks(WorkerGroup):
         return rank
 
     def _has_terminal(self, number: int) -> bool:
-        """Whether a rank draws for a terminal; one set of bars is enough."""
-        return number == 0 and on_a_terminal(self._output[0])
+        """Whether a rank draws for the launcher's terminal; one set of bars is enough."""
+        return number == 0 and all(stream.sink.terminal for stream in self._output[0])
+
+    def _terminal(self) -> tuple[int, int]:
+        """The launcher's terminal, and the columns that a prefix takes."""
+        stream = self._output[0].stdout
+        return stream.sink.fd, len(stream.prefix.decode())
 
     def resize(self) -> None:
         """Let rank 0 know how large the terminal is."""
         if self.ranks and self._has_terminal(0):
             for fd in (self.ranks[0].stdout, self.ranks[0].stderr):
-                resize(fd, self._output[0])
+                resize(fd, *self._terminal())
 
     def kill(self) -> None:
         """Kill all processes in the ranks' sessions."""

@@ -22,6 +22,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Protocol
 
+from sdp_plugins.launch.terminal import is_terminal
+
 CHUNK = 1 << 20  # no pipe holds more
 BACKLOG_LIMIT = 1 << 20
 SHOW_UNFINISHED_S = 0.05
@@ -44,7 +46,7 @@ class Sink:
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
-        self.terminal = os.isatty(fd)
+        self.terminal = is_terminal(fd)
         self.error: OSError | None = None
         self.backlog = bytearray()
         self.owner: OutputStream | None = None  # of the last unfinished line or progress bar

@@ -154,5 +154,6 @@ def start_process(
     finally:
         os.close(stdout[1])
         os.close(stderr[1])
-    process.stdout, process.stderr = (open(fd, "rb", 0) for fd in (stdout[0], stderr[0]))
+    process.stdout = os.fdopen(stdout[0], "rb", 0)  # closed with the process
+    process.stderr = os.fdopen(stderr[0], "rb", 0)
     return RankProcess(process, stdout[0], stderr[0], error_file)

@@ -1,4 +1,4 @@
-"""Pseudo-terminals for rank 0: its progress bars move as if it were on the launcher's terminal."""
+"""Terminals: whether one is there, and others like it for ranks."""
 
 from __future__ import annotations
 
@@ -8,34 +8,42 @@ import struct
 import termios
 import tty
 
-from sdp_plugins.launch.worker_group import RankOutput
 
-Ends = tuple[int, int]
-"""Descriptors: where a rank's output is read, and where the rank writes."""
+def is_terminal(fd: int) -> bool:
+    """Whether a descriptor is a terminal whose cursor can be moved.
+
+    The output of a `!` line in a notebook is a terminal that shows such moves as empty lines.
+    IPython's kernel sets these two variables.
+    """
+    notebook = os.environ.get("TERM") == "xterm-color" and os.environ.get("PAGER") == "cat"
+    return os.isatty(fd) and not notebook
 
 
-def on_a_terminal(output: RankOutput) -> bool:
-    """Whether both streams of a rank's output go to a terminal."""
-    return output.stdout.sink.terminal and output.stderr.sink.terminal
+def open_ends(like: int, margin: int) -> tuple[int, int]:
+    """Open a pseudo-terminal in the place of a pipe; a pipe if there is none to be had.
 
+    Args:
+        like: A terminal.
+        margin: Columns of it that lines have no room for.
 
-def open_ends(output: RankOutput) -> Ends:
-    """Open a pseudo-terminal in the place of a pipe; a pipe if there is none to be had."""
+    Returns:
+        The reading and the writing end.
+    """
     try:
         ours, theirs = os.openpty()
     except OSError:  # no /dev/pts
         return os.pipe()
-    tty.setraw(theirs)  # the launcher's terminal translates line ends
-    resize(ours, output)
+    tty.setraw(theirs)  # the other terminal translates line ends
+    resize(ours, like, margin)
     return ours, theirs
 
 
-def resize(fd: int, output: RankOutput) -> None:
-    """Make a pseudo-terminal as large as the launcher's terminal, less the prefix of its lines."""
+def resize(fd: int, like: int, margin: int) -> None:
+    """Make a pseudo-terminal as large as another terminal, less a margin."""
     try:
-        size = os.get_terminal_size(output.stdout.sink.fd)
+        size = os.get_terminal_size(like)
     except OSError:  # it has been closed
         return
     if size.columns:  # else nobody has said how large it is
-        columns = max(1, size.columns - len(output.stdout.prefix.decode()))
+        columns = max(1, size.columns - margin)
         fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", size.lines, columns, 0, 0))

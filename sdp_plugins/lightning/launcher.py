@@ -1,7 +1,8 @@
-"""Lightning's script launcher, with faster detection of failed ranks.
+"""Lightning's launchers: of scripts, with faster detection of failed ranks; and of forked ranks.
 
 Lightning polls its children every 5 s and then kills the main process too, often before that has
 reported which rank was lost. This launcher gives the survivors time to end with their own error.
+Forked ranks, as in a notebook, start without threads of OpenMP.
 """
 
 from __future__ import annotations
@@ -13,17 +14,31 @@ from typing import Any
 
 from sdp_plugins.lightning.child_watch import ChildWatch
 from sdp_plugins.lightning.namespaces import LightningClass
+from sdp_plugins.lightning.openmp import end_openmp_threads
 from sdp_plugins.lightning.parent_watch import LAUNCHER_PID
 
 
 def watched(launcher: Any) -> Any:
-    """`launcher`, or a watching replacement if it starts the script again for each rank."""
+    """`launcher`, or a replacement that watches the scripts it starts, or prepares its forks."""
+    if getattr(launcher, "_start_method", None) == "fork":
+        bases: Any = (PreparedFork, type(launcher))
+        made = type("PreparedForkLauncher", bases, {"__module__": __name__})
+        return made(launcher._strategy, start_method="fork")
     if not hasattr(launcher, "_call_children_scripts"):
         return launcher
-    bases: Any = (WatchedLaunch, type(launcher))
+    bases = (WatchedLaunch, type(launcher))
     return type("WatchedScriptLauncher", bases, {"__module__": __name__})(
         launcher.cluster_environment, launcher.num_processes, launcher.num_nodes
     )
+
+
+class PreparedFork(LightningClass):
+    """A mixin for the _MultiProcessingLauncher of any Lightning package."""
+
+    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Fork the ranks, which call the function."""
+        end_openmp_threads()
+        return super().launch(function, *args, **kwargs)
 
 
 class WatchedLaunch(LightningClass):

@@ -64,13 +64,14 @@ def launch_page(
     folder: Path,
     options: Sequence[str] = ("-n", "2"),
     program: str = "train.py",
+    arguments: Sequence[str] = (),
     **more: Any,
 ) -> Done:
     """A program of a page of docs, as it is written, in a folder."""
     text = (ROOT / "docs" / page).read_text()
     (found,) = re.findall(rf"```python\n(# {re.escape(program)}\n.*?)```", text, re.DOTALL)
     (folder / program).write_text(found)
-    return launch(*options, program, cwd=folder, **more)
+    return launch(*options, program, *arguments, cwd=folder, **more)
 
 
 def launch_all(*jobs: tuple[str, ...]) -> list[Done]:

@@ -225,13 +225,21 @@ def test_a_hang_is_seen(tmp_path: Path) -> None:
     job.wait(timeout=HANG_S)
 
 
-@pytest.mark.parametrize("option", ["--status", "--no-status"])
-def test_on_a_terminal_only(option: str, tmp_path: Path) -> None:
+NOTEBOOK = {"TERM": "xterm-color", "PAGER": "cat"}  # of its `!sdp run`, whose output is a terminal
+
+
+@pytest.mark.parametrize(
+    ("option", "variables"), [("--status", {}), ("--no-status", {}), ("--status", NOTEBOOK)]
+)
+def test_on_a_terminal_only(option: str, variables: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "x.py").write_text("import time; time.sleep(0.5); print('said')")
     line = [sys.executable, "-m", "sdp_plugins.launch", "run", option, "-n", "2"]
     line.append(str(tmp_path / "x.py"))
     ours, theirs = pty.openpty()
-    done = subprocess.Popen(line, cwd=ROOT, stdout=theirs, stderr=theirs, start_new_session=True)
+    environment = os.environ | {"TERM": "xterm", "PAGER": "less"} | variables
+    done = subprocess.Popen(
+        line, cwd=ROOT, stdout=theirs, stderr=theirs, start_new_session=True, env=environment
+    )
     os.close(theirs)
     seen = b""
     with suppress(OSError):  # the other end is closed
@@ -240,6 +248,8 @@ def test_on_a_terminal_only(option: str, tmp_path: Path) -> None:
     os.close(ours)
     assert done.wait(timeout=HANG_S) == 0
     assert seen.count(b"said") == 2
-    assert (b"rank 0: running" in seen) == (option == "--status")
+    shown = option == "--status" and not variables
+    assert (b"rank 0: running" in seen) == shown
+    assert (b"\x1b" in seen) == shown
     piped = subprocess.run(line, cwd=ROOT, capture_output=True, check=True, timeout=HANG_S)
     assert piped.stderr == b""

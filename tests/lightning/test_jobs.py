@@ -52,6 +52,12 @@ def test_other_start_methods() -> None:
     assert both.results[0] == both.results[1]
 
 
+def test_a_notebook_computes_before_it_forks_ranks() -> None:
+    job = Job("forks_again.py", environment={"OMP_NUM_THREADS": "2"}).run()
+    assert job.code == 0, job.output
+    assert job.results == ["2: 2", "2: 2"]  # threads of each
+
+
 @pytest.mark.long
 def test_a_forked_rank_raises() -> None:
     failing = Job("train.py", "lightning.pytorch", "smddp_fork", "1", "step raises").run()
