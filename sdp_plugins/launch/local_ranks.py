@@ -13,7 +13,7 @@ from sdp_plugins.launch.job_environment import job_environment
 from sdp_plugins.launch.numa import cores_of_ranks
 from sdp_plugins.launch.sessions import Reaper, kill_sessions
 from sdp_plugins.launch.spawn import RankProcess, child_setup, start_process
-from sdp_plugins.launch.terminal import open_ends, resize
+from sdp_plugins.launch.terminal import columns, open_ends, resize
 from sdp_plugins.launch.worker_group import RankOutput, WorkerGroup
 
 
@@ -97,7 +97,10 @@ class LocalRanks(WorkerGroup):
         setup = child_setup(self._mask, self._cores[number])
         environment = {**self._started, **place, **extra}
         stdin = subprocess.DEVNULL if number else None  # only rank 0 has the launcher's
-        ends = partial(open_ends, *self._terminal()) if self._has_terminal(number) else os.pipe
+        ends: Callable[[], tuple[int, int]] = os.pipe
+        if self._has_terminal(number):
+            ends = partial(open_ends, *self._terminal())
+            environment |= columns(environment, *self._terminal())
         rank = start_process(self._command, environment, setup, stdin=stdin, open_ends=ends)
         self._reaper.watch(rank.pid)
         self._loop.read_from(rank.stdout, output.stdout)

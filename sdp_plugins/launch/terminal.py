@@ -7,6 +7,7 @@ import os
 import struct
 import termios
 import tty
+from collections.abc import Mapping
 
 
 def is_terminal(fd: int) -> bool:
@@ -40,10 +41,26 @@ def open_ends(like: int, margin: int) -> tuple[int, int]:
 
 def resize(fd: int, like: int, margin: int) -> None:
     """Make a pseudo-terminal as large as another terminal, less a margin."""
+    if size := _size(like, margin):
+        fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", size.lines, size.columns, 0, 0))
+
+
+def columns(environment: Mapping[str, str], like: int, margin: int) -> dict[str, str]:
+    """The variable COLUMNS, for programs that would find the width of the whole terminal.
+
+    rich asks stdin first, which is the launcher's.
+    """
+    size = _size(like, margin)
+    if size and (os.isatty(0) or "COLUMNS" in environment):
+        return {"COLUMNS": str(size.columns)}
+    return {}
+
+
+def _size(terminal: int, margin: int) -> os.terminal_size | None:
     try:
-        size = os.get_terminal_size(like)
+        size = os.get_terminal_size(terminal)
     except OSError:  # it has been closed
-        return
-    if size.columns:  # else nobody has said how large it is
-        columns = max(1, size.columns - margin)
-        fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", size.lines, columns, 0, 0))
+        return None
+    if not size.columns:  # nobody has said how large it is
+        return None
+    return os.terminal_size((max(1, size.columns - margin), size.lines))

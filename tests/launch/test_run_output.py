@@ -254,36 +254,50 @@ def test_a_terminal_that_closes_ends_the_job(script: Script, tmp_path: Path) -> 
 
 BARS = """
 import os
+from rich.console import Console
 from rich.progress import Progress
 if rank == 0:
-    print("columns:", os.get_terminal_size(2).columns)
+    print("columns:", Console().width, os.get_terminal_size(2).columns)
+    with open("plain.log", "w") as log:
+        Console(file=log).print("[red]no colours in a file")
     with Progress() as progress:
         for name in "ab":
             task = progress.add_task(name, total=2)
             for _ in range(2):
                 progress.advance(task)
                 progress.refresh()
+    end = time.monotonic() + 60
+    while (columns := os.get_terminal_size(2).columns) > 50 and time.monotonic() < end:
+        print("narrower, please")
+        time.sleep(0.1)
+    print("columns:", columns)
 else:
     sys.stdin.read()
 """
 
 
-def test_bars_move_on_a_terminal(script: Script) -> None:
+def test_bars_move_on_a_terminal(script: Script, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 100, 0, 0))
     unset = ("TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR")
     environment = {k: v for k, v in os.environ.items() if k not in unset} | {"TERM": "xterm"}
     line = [*LAUNCHER, "-n", "2", script(BARS)]
-    job = subprocess.Popen(line, cwd=ROOT, stdout=theirs, stderr=theirs, env=environment)
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    environment["PYTHONPATH"] = str(ROOT)
+    job = subprocess.Popen(line, cwd=tmp_path, env=environment, **streams)
     os.close(theirs)
     seen = b""
     with suppress(OSError):  # EIO: the launcher has ended
         while data := os.read(ours, 1 << 16):
             seen += data
+            if b"narrower" in data:
+                fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 50, 0, 0))
+                job.send_signal(signal.SIGWINCH)  # which it had if the terminal were its own
     os.close(ours)
     assert job.wait(timeout=HANG_S) == 0
     text = re.sub(r"\x1b\[[0-9;]*m", "", seen.decode())
-    assert f"columns: {100 - len('[rank 0] ')}" in text
+    assert "columns: 91 91" in text and "columns: 41" in text  # less the prefix
+    assert (tmp_path / "plain.log").read_text() == "no colours in a file\n"
     assert {*re.findall(r"\[rank 0\] a [^\r\n]* (50|100)%", text)} == {"50", "100"}
     assert "\x1b[1A\x1b[2K[rank 0] a" in text  # both lines are drawn again
     assert "\x1b[?25l" not in text
