@@ -9,6 +9,12 @@ make wheels ARGS="--out $work/dist --python $python --machine $(uname -m)"
 
 "$python" -m venv "$work/plain"
 "$work/plain/bin/pip" install --quiet "$work"/dist/sdp_plugins-*.whl
+for name in "Apache License" "Wenzel Jakob" "Goetghebuer"; do  # in our file, and of what is linked
+  grep -rq "$name" "$work"/plain/lib/python3*/site-packages/sdp_plugins-*/licenses || {
+    echo "the wheel has no licence of $name"
+    exit 1
+  }
+done
 cd "$work"
 export PATH=$work/plain/bin:$PATH CC=none CXX=none
 python - <<'PYTHON'

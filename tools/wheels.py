@@ -120,8 +120,9 @@ def main() -> None:
             f"not found: {', '.join(missing)}. Hint: `uv python install 3.10 3.11 3.12` and have "
             "them in PATH, or choose others by --python"
         )
-    shutil.rmtree(options.out, ignore_errors=True)
-    options.out.mkdir(parents=True)
+    options.out.mkdir(parents=True, exist_ok=True)
+    for old in options.out.glob("sdp_plugins*"):  # of an earlier call
+        old.unlink()
     with tempfile.TemporaryDirectory() as name:
         for machine in options.machine or MACHINES:
             for python in pythons:
@@ -130,7 +131,7 @@ def main() -> None:
     for folder in (ROOT, ROOT / "smddp"):
         run(sys.executable, "-m", "build", "--sdist", "-o", options.out, folder)
     run(sys.executable, "-m", "build", "--wheel", "-o", options.out, ROOT / "smddp")
-    for made in sorted(options.out.iterdir()):
+    for made in sorted(options.out.glob("sdp_plugins*")):
         if "linux" not in made.name:
             print(made)
 

@@ -37,7 +37,8 @@ class SMDDPMonitor(LightningClass):
     ) -> None:
         """Log at the steps at which the Trainer logs."""
         step = trainer.fit_loop.epoch_loop._batches_that_stepped
-        if not trainer.loggers or (step + 1) % trainer.log_every_n_steps:
+        accumulates = pl_module.automatic_optimization and trainer.fit_loop._should_accumulate()
+        if not trainer.loggers or accumulates or (step + 1) % trainer.log_every_n_steps:
             return
         if self._log is None or self._log.group.closed:  # ranks were lost, or have joined
             self._log = _log_of_job()

@@ -26,7 +26,7 @@ KEYS = {
 
 @case
 def fit_logged(
-    rank: int, world: int, package: str, folder: str, every: int, strategy: str
+    rank: int, world: int, package: str, folder: str, every: int, strategy: str, batches: int = 1
 ) -> list[dict[str, str]]:
     """Rank 1 takes longer in each batch; what rank 0 logs."""
     lightning = importlib.import_module(package)
@@ -43,6 +43,7 @@ def fit_logged(
         strategy=strategy,
         logger=logger,
         log_every_n_steps=every,
+        accumulate_grad_batches=batches,
         callbacks=[sdp_plugins.lightning.SMDDPMonitor(), Slow()],
         enable_checkpointing=False,
     )
@@ -64,6 +65,15 @@ def test_what_is_logged(rank_pool: Pool, tmp_path: Path, package: str, strategy:
         waiting = float(row["smddp/waiting_share"])
         assert 0.1 < waiting <= float(row["smddp/communication_share"]) <= 1
         assert float(row["smddp/bytes_per_second"]) > 0
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_step_of_several_batches_is_logged_once(
+    rank_pool: Pool, tmp_path: Path, package: str
+) -> None:
+    rows, _ = rank_pool(2).run(fit_logged, package, str(tmp_path), 1, "smddp", 2)
+    assert [row["step"] for row in rows] == ["0", "1"]
+    assert all(float(row["smddp/bytes_per_second"]) > 0 for row in rows)
 
 
 @pytest.mark.parametrize("package", PACKAGES)
