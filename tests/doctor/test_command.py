@@ -7,13 +7,16 @@ import json
 import os
 import pty
 import re
+import signal
 import struct
 import subprocess
 import sys
 import termios
+import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sdp_plugins import __version__
@@ -24,6 +27,7 @@ from sdp_plugins.doctor.report import SCHEMA
 from sdp_plugins.doctor.speed import Case, Speed
 from sdp_plugins.doctor.verdict import verdict
 from tests.doctor.machines import DOCTOR, doctor, healthy, with_variables
+from tests.processes import wait_until_gone
 from tests.ranks import HANG_S
 
 ESCAPE = "\x1b["
@@ -194,6 +198,19 @@ def test_ranks_that_fail() -> None:
 
 def test_ranks_that_take_too_long() -> None:
     assert "take longer than 0.1 s" in problem_of(speed.measure(without_torch(), 0.1)).text
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_during_the_measurement_leaves_no_process(number: signal.Signals) -> None:
+    """A script that ends the command by a signal, which goes to no other process."""
+    with subprocess.Popen(DOCTOR, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as doctor:
+        ours, end = psutil.Process(doctor.pid), time.monotonic() + HANG_S
+        while len(started := ours.children(recursive=True)) < 3:  # sdp run, and two ranks
+            assert doctor.poll() is None and time.monotonic() < end
+            time.sleep(0.02)
+        doctor.send_signal(number)
+        assert doctor.wait(HANG_S) == 128 + signal.SIGINT
+    wait_until_gone(started)
 
 
 def problem_of(found: Speed) -> Finding:
