@@ -13,6 +13,7 @@ import sys
 import termios
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -35,9 +36,17 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "sdp_plugins.top", *arguments]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    line = command(*arguments)
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=HANG_S)
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, check=False, timeout=HANG_S, cwd=cwd
+    )
+
+
+def test_files_of_the_current_folder_hide_no_module(tmp_path: Path) -> None:
+    for name in ("rich", "json", "argparse", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong one')\n")
+    done = run("no-such-job", cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.startswith("sdp top: no "), done.stderr
 
 
 def test_one_sample_and_several(start_pooled: Start) -> None:
