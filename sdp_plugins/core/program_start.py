@@ -9,11 +9,17 @@ from contextlib import suppress
 
 
 def begin_program() -> None:
-    """Import from no current folder, which `python -m` puts first; take SIGTERM for Ctrl-C.
+    """Prepare the interpreter.
 
-    A file there, such as rich.py, would hide a module. A signal has to restore the terminal, and to
-    end what the program has started.
+    Closed standard streams become /dev/null: a pipe would get their numbers. Nothing is imported
+    from the current folder, which `python -m` puts first: a file there, such as rich.py, would hide
+    a module. SIGTERM is taken for Ctrl-C: it has to restore the terminal, and to end what the
+    program has started.
     """
+    for name in ("stdin", "stdout", "stderr"):  # in the order of their numbers
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(null, "r" if name == "stdin" else "w"))
     with suppress(FileNotFoundError):  # a folder that has been deleted is not there
         if sys.path[:1] == [os.getcwd()]:
             del sys.path[0]

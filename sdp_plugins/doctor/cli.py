@@ -102,6 +102,10 @@ def main(arguments: Sequence[str]) -> int:
         return closed_pipe.exit_code()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except OSError as failed:  # such as a full disk
+        print(f"sdp doctor: {failed}", file=sys.stderr)
+        closed_pipe.discard_output()
+        return 1
     return report.exit_code
 
 

@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shlex
 import signal
 import struct
 import subprocess
@@ -134,6 +135,41 @@ def test_the_reader_closes_the_pipe() -> None:
         ["bash", "-c", line], capture_output=True, text=True, timeout=HANG_S, check=True
     )
     assert done.stderr == "" and int(done.stdout) in (0, 141)  # it may have been faster
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_standard_streams(closed: str) -> None:
+    line = f"{shlex.join([*DOCTOR, *TWO, '--all'])} {closed}"
+    done = subprocess.run(
+        ["sh", "-c", line], capture_output=True, text=True, timeout=HANG_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = "" if re.search("(^| )>&-", closed) else "Environment variables\n"
+    assert done.stdout.startswith(shown) and bool(done.stdout) == bool(shown)
+
+
+def test_a_disk_that_is_full() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*DOCTOR, *TWO],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=HANG_S,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr == "sdp doctor: [Errno 28] No space left on device\n"
+
+
+def test_a_folder_that_has_been_deleted(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    line = f"cd {tmp_path}/old && rmdir ../old && exec {shlex.join([*DOCTOR, *TWO])}"
+    done = subprocess.run(
+        ["sh", "-c", line], capture_output=True, text=True, timeout=HANG_S, check=False
+    )
+    text = "sdp doctor: the current folder has been deleted. Hint: cd to another one\n"
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", text)
 
 
 # ---- exit codes, and how it is called ------------------------------------------------------------
