@@ -104,12 +104,14 @@ def test_a_live_view_on_a_terminal(start_pooled: Start, leave: bytes) -> None:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 140, 0, 0))
         before = termios.tcgetattr(theirs)
-        line = command(key_of(ranks), "--interval", "0.2")
+        line = command(key_of(ranks), "--interval", "0.2", "--serve")
         terminal = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
         environment = {**os.environ, "TERM": "xterm"}
         with subprocess.Popen(line, **terminal, env=environment, start_new_session=True) as shown:
             text = until_shown(ours, "rank 1 is the straggler")
             assert "waited for" in text
+            before_it = text.split("\x1b[?1049h")[0]  # the screen that is there again afterwards
+            assert re.fullmatch(r"page: http://127\.0\.0\.1:\d+/[\w-]{43}/", before_it.strip())
             take_terminal(shown, ours, leave)
             assert shown.wait(timeout=HANG_S) == 0
         assert termios.tcgetattr(theirs) == before
