@@ -8,8 +8,8 @@ from sdp_plugins.doctor.finding import Finding, Status
 from sdp_plugins.doctor.speed import Speed
 
 _NEEDED = (
-    *("native-module", "installation", "torch-backend", "settings", "shared-memory"),
-    *("local-sockets", "loopback", "speed"),
+    *("package-versions", "native-module", "installation", "torch-backend", "settings"),
+    *("shared-memory", "local-sockets", "loopback", "speed"),
 )
 """Checks whose errors keep smddp from working, the cause before its effects."""
 

@@ -183,6 +183,8 @@ def test_a_folder_that_has_been_deleted(tmp_path: Path) -> None:
         (("--ranks", "0"), 2),
         (("--timeout", "0"), 2),
         (("--hosts", "a b"), 2),
+        (("--hosts", ""), 2),
+        (("--hosts", ","), 2),
         (("--hosts", "a", "--hostfile", "b"), 2),
         (("--hostfile", "/no/such/file"), 2),
         (("/no/such/script.py",), 2),
@@ -296,6 +298,8 @@ def test_the_verdict(tmp_path: Path) -> None:
     broken = Finding(Status.error, "no entry point", "y", check="installation")
     follows = Finding(Status.error, "not registered", "y", check="torch-backend")
     assert verdict([follows, broken], None) == "smddp is not in use here: no entry point."
+    missing = Finding(Status.error, "numpy is not installed", "y", check="package-versions")
+    assert verdict([follows, missing], None) == "smddp is not in use here: numpy is not installed."
     other = Finding(Status.error, "x", "y", check="gloo-interface")
     assert "but there is 1 error; " in verdict([other, warning("a", "b")], good)
     assert verdict([error("a", "b"), ok("c")], None).startswith("smddp can be used here, but")
