@@ -231,6 +231,7 @@ def test_a_file_beside_the_program_hides_a_framework(tmp_path: Path) -> None:
 
 def test_a_folder_beside_the_script_hides_a_framework(tmp_path: Path) -> None:
     write(tmp_path, {"job/train.py": "", "job/keras/__init__.py": "", "job/torch/data.txt": ""})
+    write(tmp_path, {"work/numpy.py": ""})  # Python does not import from the current folder then
     machine = changed(healthy(tmp_path), script=tmp_path / "job/train.py")
     found = problem(machine, "shadowing-modules")  # torch is no package, and hides nothing
     assert found.remedy.startswith("rename keras,")
