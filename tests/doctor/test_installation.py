@@ -308,11 +308,17 @@ def test_half_of_a_launcher() -> None:
     assert found["remedy"].startswith("start all ranks with one launcher")
 
 
-def test_a_preloaded_library_that_is_not_there(tmp_path: Path) -> None:
-    machine = with_variables(healthy(tmp_path), LD_PRELOAD="/opt/libjemalloc.so.2")
-    found = problem(machine, "preloaded")
-    assert "/opt/libjemalloc.so.2, which does not exist" in found.text
+@pytest.mark.parametrize("name", ["/opt/libno-such.so.2", "libno-such.so.2"])
+def test_a_preloaded_library_that_is_not_there(name: str) -> None:
+    found = problem(with_variables(Machine(), LD_PRELOAD=f"libc.so.6:{name}"), "preloaded")
+    assert f"names {name}, which no rank loads (cannot open shared object file)" in found.text
     assert found.remedy.startswith("unset LD_PRELOAD")
+
+
+@pytest.mark.parametrize("name", ["libm.so.6", "/$LIB/libm.so.6 libm.so.6"])
+def test_a_preloaded_library(name: str) -> None:
+    found = findings(with_variables(Machine(), LD_PRELOAD=name), "preloaded")
+    assert [f.text for f in found] == [f"LD_PRELOAD loads {name}"]
 
 
 def test_the_command_is_not_fooled_by_files_of_the_current_folder(tmp_path: Path) -> None:
