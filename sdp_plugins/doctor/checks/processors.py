@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from sdp_plugins.doctor.finding import Finding, ok, skipped, warning
@@ -13,6 +14,9 @@ _AVX2 = {"avx2", "f16c"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 # With these drivers, "powersave" follows the load.
 _DYNAMIC_DRIVERS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
+
+_IDLE = 0.2  # what a machine has at least on which ranks need not wait
+_LOOK_S = 0.3
 
 
 def threads(machine: Machine) -> Iterator[Finding]:
@@ -126,6 +130,8 @@ def load(machine: Machine) -> Iterator[Finding]:
     cores = _online_cores(machine)  # it is the load of all of them
     if not words:
         yield skipped("the kernel does not show the load")
+    elif float(words[0]) > cores and _idle_share(machine) > _IDLE:
+        yield ok(f"the load was {words[0]} on {cores} cores in the last minute, and they idle now")
     elif float(words[0]) > cores:
         yield warning(
             f"the load of this machine is {words[0]} on {cores} cores, so ranks wait for a core",
@@ -134,6 +140,19 @@ def load(machine: Machine) -> Iterator[Finding]:
         )
     else:
         yield ok(f"the load is {words[0]} on {cores} cores")
+
+
+def _idle_share(machine: Machine) -> float:
+    """The part of the cores' time in which they idle now; 0 if the kernel does not show it."""
+    before = _times(machine)
+    time.sleep(_LOOK_S)
+    spent = [b - a for a, b in zip(before, _times(machine), strict=True)]
+    return sum(spent[3:5]) / sum(spent) if sum(spent) else 0.0  # idle, and waiting for disks
+
+
+def _times(machine: Machine) -> list[int]:
+    """The cores' times by kind."""
+    return [int(word) for word in machine.text("proc/stat").partition("\n")[0].split()[1:9]]
 
 
 def instruction_set(machine: Machine) -> Iterator[Finding]:
