@@ -51,6 +51,23 @@ def test_bound_to_one_core() -> None:
     assert "bound to one of" in found["text"] and "taskset -cp 0-" in found["remedy"]
 
 
+@pytest.mark.parametrize(
+    ("groups", "file", "cores", "remedy"),
+    [
+        ("0::/job\n", "job/cpuset.cpus.effective", "2", "give the container, or the job, more"),
+        ("0::/job\n", "job/cpuset.cpus.effective", "2-3", "taskset -cp 2-3 $$"),
+        ("0::/gone\n", "cpuset.cpus.effective", "2", "give the container, or the job, more"),
+        ("4:cpuset:/x\n", "cpuset/x/cpuset.effective_cpus", "2", "give the container, or the job"),
+        ("4:memory:/x\n", "memory/x/other", "2", "taskset -cp 0-3 $$"),
+    ],
+)
+def test_a_set_of_cores(tmp_path: Path, groups: str, file: str, cores: str, remedy: str) -> None:
+    """No process can leave the cores of its control group."""
+    machine = changed(healthy(tmp_path), cores=frozenset({2}))
+    write(tmp_path, {"proc/self/cgroup": groups, f"sys/fs/cgroup/{file}": f"{cores}\n"})
+    assert problem(machine, "core-binding").remedy.startswith(remedy)
+
+
 def test_a_quota_of_a_real_control_group() -> None:
     half = str(50000 * len(CORES))
     with control_group("cpu", cfs_period_us="100000", cfs_quota_us=half) as group:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from sdp_plugins.core.control_groups import folders
 from sdp_plugins.doctor.finding import Finding, ok, skipped, warning
 from sdp_plugins.doctor.machine import Machine
 from sdp_plugins.launch.numa import cores_in
@@ -89,15 +90,24 @@ def cpu_quota(machine: Machine) -> Iterator[Finding]:
 
 def core_binding(machine: Machine) -> Iterator[Finding]:
     """This process, and so the ranks that it starts, are not bound to one core."""
-    online = _online_cores(machine)
+    online, allowed = _online_cores(machine), _cpuset(machine)
     if len(machine.cores) == 1 and online > 1:
         yield warning(
             f"this process is bound to one of {online} cores, and so are the ranks that it starts",
-            f"taskset -cp 0-{online - 1} $$, or mpirun --bind-to none",
+            "give the container, or the job, more cores"
+            if len(cores_in(allowed)) == 1
+            else f"taskset -cp {allowed or f'0-{online - 1}'} $$, or mpirun --bind-to none",
             slows=True,
         )
     else:
         yield ok(f"this process may use {len(machine.cores)} of {online} cores")
+
+
+def _cpuset(machine: Machine) -> str:
+    """The cores that the innermost control group allows; empty if it does not say."""
+    names = ("cpuset.cpus.effective", "cpuset.effective_cpus")  # of version 2, and 1
+    texts = (machine.text(g / n) for g in folders("cpuset", machine.root) for n in names)
+    return next(filter(None, texts), "")
 
 
 def _online_cores(machine: Machine) -> int:
