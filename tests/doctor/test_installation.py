@@ -13,6 +13,7 @@ from sdp_plugins.core.launcher_variables import OPEN_MPI
 from sdp_plugins.doctor.finding import Status
 from sdp_plugins.doctor.imported import openmp_libraries
 from sdp_plugins.doctor.machine import Machine
+from sdp_plugins.doctor.report import facts
 from tests.doctor.machines import (
     MS_NOEXEC,
     changed,
@@ -148,7 +149,8 @@ def test_torch_crashes(tmp_path: Path) -> None:
         ("torch", "2.12.1+cpu", "pip install 'torch<2.16,>=2.13'"),
         ("torch", "2.16.0", "pip install 'torch<2.16,>=2.13'"),
         ("numpy", "3.0.1", "pip install 'numpy<3,>=1.24'"),
-        ("tensorflow", "2.17.0", "pip install 'tensorflow-cpu<2.22,>=2.18'"),
+        ("tensorflow", "2.17.0", "pip install 'tensorflow<2.22,>=2.18'"),
+        ("tensorflow-cpu", "2.17.0", "pip install 'tensorflow-cpu<2.22,>=2.18'"),
         ("mpi4py", "3.1.6", "pip install 'mpi4py>=4.0'"),
     ],
 )
@@ -161,6 +163,7 @@ def test_a_version(tmp_path: Path, name: str, version: str, remedy: str) -> None
     install(tmp_path / "site", name, version)
     found = problem(machine, "package-versions")
     assert f"{name} {version} is installed" in found.text and found.remedy == remedy
+    assert facts(machine)["versions"][name] == version
 
 
 def test_a_newer_torch_that_fits(tmp_path: Path) -> None:
