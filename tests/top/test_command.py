@@ -15,6 +15,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from sdp_plugins.top.cli import main
@@ -70,6 +71,7 @@ def test_it_ends_with_the_job(start_pooled: Start) -> None:
         with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as shown:
             assert shown.stdout is not None
             assert shown.stdout.readline().startswith("job ")
+            assert psutil.Process(shown.pid).nice() == min(19, os.nice(0) + 5)  # the ranks go first
             for rank in ranks:
                 rank.kill(signal.SIGKILL)
             rest, _ = shown.communicate(timeout=HANG_S)
