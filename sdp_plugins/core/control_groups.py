@@ -17,6 +17,8 @@ def folders(controller: str, root: Path = Path("/")) -> Iterator[Path]:
     """
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text().splitlines():
+            if line.count(":") < 2:  # some sandboxes write others
+                continue
             _, controllers, path = line.split(":", 2)
             mounts = ["", "unified"] if not controllers else []
             mounts += [controller] if controller in controllers.split(",") else []
@@ -37,7 +39,7 @@ def cpu_quota(root: Path = Path("/")) -> float:
     for folder in folders("cpu", root):
         files = [("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")]
         for names in files:  # of version 2, and 1; without a limit the first word is no number
-            with suppress(OSError):
+            with suppress(OSError, ValueError, ZeroDivisionError):
                 words = " ".join((folder / name).read_text() for name in names).split()
                 if len(words) == 2 and words[0].isdecimal():
                     found.append(int(words[0]) / int(words[1]))

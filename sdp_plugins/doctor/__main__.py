@@ -1,13 +1,11 @@
-"""The command."""
+"""Runs `sdp doctor` as a program of its own."""
 
-import os
 import sys
 
-# A module in the current folder must not hide what this command imports: it looks for such modules.
-if sys.path[:1] == [os.getcwd()]:
-    del sys.path[0]
-
-from sdp_plugins.doctor.cli import main
+from sdp_plugins.core.program_start import begin_program
 
 if __name__ == "__main__":
+    begin_program()
+    from sdp_plugins.doctor.cli import main
+
     sys.exit(main(sys.argv[1:]))

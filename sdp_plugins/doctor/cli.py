@@ -21,7 +21,7 @@ from sdp_plugins.doctor.show import show
 from sdp_plugins.doctor.verdict import verdict
 from sdp_plugins.flight import closed_pipe
 from sdp_plugins.launch.hosts import LaunchError
-from sdp_plugins.launch.hosts.host_list import parse_hostfile, parse_hosts
+from sdp_plugins.launch.hosts.host_list import parse_hostfile, parse_hosts, placed
 
 
 def parser() -> argparse.ArgumentParser:
@@ -102,13 +102,18 @@ def main(arguments: Sequence[str]) -> int:
         return closed_pipe.exit_code()
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
+    except OSError as failed:  # such as a full disk
+        print(f"sdp doctor: {failed}", file=sys.stderr)
+        closed_pipe.discard_output()
+        return 1
     return report.exit_code
 
 
 def _hosts(options: argparse.Namespace) -> tuple[str, ...]:
-    if options.hostfile:
-        return tuple(parse_hostfile(options.hostfile))
-    return tuple(parse_hosts(options.hosts)) if options.hosts is not None else ()
+    if options.hosts is None and options.hostfile is None:
+        return ()
+    found = parse_hostfile(options.hostfile) if options.hostfile else parse_hosts(options.hosts)
+    return tuple(placed(found, None))
 
 
 def _report(options: argparse.Namespace, hosts: tuple[str, ...]) -> Report:

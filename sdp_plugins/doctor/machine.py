@@ -26,6 +26,14 @@ def _allowed_cores() -> frozenset[int]:
     return frozenset(os.sched_getaffinity(0))
 
 
+def _current_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        text = "the current folder has been deleted. Hint: cd to another one"
+        raise FileNotFoundError(text) from None
+
+
 def _c_library() -> str:
     try:
         return os.confstr("CS_GNU_LIBC_VERSION") or ""
@@ -52,7 +60,7 @@ class Machine:
 
     root: Path = Path("/")
     environment: Mapping[str, str] = field(default_factory=environment)
-    folder: Path = field(default_factory=Path.cwd)
+    folder: Path = field(default_factory=_current_folder)
     script: Path | None = None
     cores: frozenset[int] = field(default_factory=_allowed_cores)
     given_ranks: int = 0

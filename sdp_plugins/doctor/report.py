@@ -12,7 +12,7 @@ from typing import Any
 from sdp_plugins import __version__
 from sdp_plugins.core.config import JOIN, VARIABLES
 from sdp_plugins.core.process_identity import clock_id, namespace
-from sdp_plugins.doctor.checks.packages import CHECKED
+from sdp_plugins.doctor.checks.packages import CHECKED, SAME
 from sdp_plugins.doctor.finding import Finding, Status
 from sdp_plugins.doctor.machine import Machine
 from sdp_plugins.doctor.speed import Case, Speed
@@ -85,7 +85,8 @@ class Report:
 
 def facts(machine: Machine) -> dict[str, Any]:
     """The fields of a report that no check has."""
-    packages = {name: found.version for name in CHECKED if (found := machine.installed(name))}
+    names = (name for checked in CHECKED for name in SAME.get(checked, (checked,)))
+    packages = {name: found.version for name in names if (found := machine.installed(name))}
     shown = {name: machine.environment[name] for name in _SHOWN if name in machine.environment}
     return {
         "host": platform.node(),

@@ -60,6 +60,7 @@ class Speed:
         reference: With what smddp was compared: gloo or memcpy; empty: with nothing.
         cases: By size, the largest first; empty if it failed.
         failed: Why it failed.
+        limit_s: The time-out that ended it; 0: none did.
         no_gloo: Why gloo cannot be measured.
         not_shared: Why a buffer cannot move into shared memory.
     """
@@ -67,6 +68,7 @@ class Speed:
     reference: str = ""
     cases: Sequence[Case] = ()
     failed: str = ""
+    limit_s: float = 0.0
     no_gloo: str = ""
     not_shared: str = ""
 
@@ -98,7 +100,7 @@ def measure(machine: Machine, limit_s: float) -> Speed:
     except (OSError, subprocess.TimeoutExpired) as failed:
         return Speed(failed=f"sdp run does not end ({failed})")
     if done.returncode == _TIME_OUT:
-        return Speed(failed=f"they take longer than {limit_s:g} s")
+        return Speed(limit_s=limit_s)
     found = marked(done.stdout)
     if done.returncode or not found:
         return Speed(failed=_reason(done.stderr) or f"exit code {done.returncode}")
@@ -120,6 +122,10 @@ def findings(speed: Speed) -> Iterator[Finding]:
 
 
 def _of_speed(speed: Speed) -> Iterator[Finding]:
+    if speed.limit_s:
+        text = f"the speed was not measured: two ranks take longer than {speed.limit_s:g} s"
+        yield warning(text, f"sdp doctor --timeout {max(300, 4 * speed.limit_s):g}")
+        return
     if not speed.cases:
         yield error(
             f"two ranks that reduce on this machine fail: {speed.failed}",

@@ -8,8 +8,8 @@ from sdp_plugins.doctor.finding import Finding, Status
 from sdp_plugins.doctor.speed import Speed
 
 _NEEDED = (
-    *("native-module", "installation", "torch-backend", "settings", "shared-memory"),
-    *("local-sockets", "loopback", "speed"),
+    *("package-versions", "native-module", "installation", "torch-backend", "settings"),
+    *("shared-memory", "local-sockets", "loopback", "speed"),
 )
 """Checks whose errors keep smddp from working, the cause before its effects."""
 
@@ -24,7 +24,7 @@ def verdict(findings: Sequence[Finding], speed: Speed | None) -> str:
     """The sentence."""
     if cause := obstacle(findings):
         return f"smddp is not in use here: {cause.text}."
-    first = f"smddp {_how_fast(speed)}" if speed else "smddp can be used here"
+    first = f"smddp {_how_fast(speed)}" if speed and speed.cases else "smddp can be used here"
     errors = sum(finding.status is Status.error for finding in findings)
     counted = f"are {errors} errors" if errors > 1 else "is 1 error"
     return f"{first}{f', but there {counted}' if errors else ''}; {_why(findings)}."

@@ -8,6 +8,11 @@ import sys
 
 
 def exit_code() -> int:
-    """The exit code after a `BrokenPipeError` of stdout, which Python must not flush at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    """The exit code after a `BrokenPipeError` of stdout."""
+    discard_output()
     return 128 + signal.SIGPIPE
+
+
+def discard_output() -> None:
+    """Send stdout to /dev/null after an error: Python flushes it at its end, and must not fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

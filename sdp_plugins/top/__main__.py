@@ -1,10 +1,11 @@
 """Runs `sdp top` as a program of its own."""
 
-import signal
 import sys
 
-from sdp_plugins.top.cli import main
+from sdp_plugins.core.program_start import begin_program
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: restores the terminal
+    begin_program()
+    from sdp_plugins.top.cli import main
+
     sys.exit(main(sys.argv[1:]))

@@ -141,11 +141,11 @@ def _serve(options: argparse.Namespace, sampling: Sampling, servers: ExitStack) 
 
 def _show(options: argparse.Namespace, sampling: Sampling, notes: list[str]) -> str:
     """Show the job until it ends; returns why, or nothing if the user leaves."""
+    for note in notes:  # the terminal shows them again when the user leaves
+        print(note, flush=True)
     if not options.count and sys.stdin.isatty() and sys.stdout.isatty():
         with Screen(sampling, notes) as screen:
             return screen.run(options.interval)
-    for note in notes:
-        print(note, flush=True)
     for number, _ in enumerate(_readings(sampling, options.interval), 1):
         if options.count or not notes:  # else it is there to serve
             print("\n".join(lines_of(sampling.view())), flush=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Any
 
 from sdp_plugins.core.counters import Counters
 from sdp_plugins.flight.rank_snapshot import RankSnapshot
@@ -15,8 +17,10 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
 Read = Callable[[], Sequence[RankSnapshot]]
+Application = Callable[[dict[str, Any], Callable[..., object]], Iterable[bytes]]  # of WSGI
 Labels = tuple[str, str, str]
 
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 _LABELS = ("job", "group", "rank")
 _COUNTERS: dict[str, tuple[str, Callable[[Counters], float]]] = {
     "sdp_operations": (
@@ -68,12 +72,27 @@ def served(read: Read, address: str, port: int) -> Iterator[str]:
         server, thread = start_http_server(port, address, registry)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    shown = f"[{address}]" if ":" in address else address
+    if ip_address(server.server_address[0]).is_loopback:
+        server.set_app(_for_hosts({*_LOOPBACK, shown}, server.get_app()))
     try:
-        yield f"http://{address}:{server.server_port}/metrics"
+        yield f"http://{shown}:{server.server_port}/metrics"
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
+
+
+def _for_hosts(names: Collection[str], app: Application) -> Application:
+    """Refuse the names of other sites, which a page in a browser may have resolved to this host."""
+
+    def checked(request: dict[str, Any], start: Callable[..., object]) -> Iterable[bytes]:
+        if re.sub(r":\d*$", "", request.get("HTTP_HOST", "")) in names:
+            return app(request, start)
+        start("403 Forbidden", [("Content-Type", "text/plain")])
+        return [b"the Host header is not of this machine's loopback address"]
+
+    return checked
 
 
 class _RankCollector:

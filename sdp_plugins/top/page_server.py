@@ -81,14 +81,14 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send the page or its data."""
-        _, token, *rest = [*self.path.split("/", 2), ""]
+        _, token, rest = self.path.split("/", 2) if self.path.count("/") > 1 else ("", "", "")
         known = hmac.compare_digest(token.encode(), self.server.token)
         if self.headers.get("Host") not in self.server.hosts or not known:
             self._send(403, "text/plain", b"open the whole address that sdp top has printed")
-        elif rest[0] == "":
+        elif rest == "":
             nonce = secrets.token_urlsafe(16)
             self._send(200, "text/html", _page(nonce), _POLICY.format(nonce=nonce))
-        elif rest[0] == "data":
+        elif rest == "data":
             self._send(200, "application/json", json.dumps(_data(self.server.sampling)).encode())
         else:
             self._send(404, "text/plain", b"there is no such page")

@@ -9,6 +9,7 @@ import termios
 import time
 import tty
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from types import TracebackType
 
 from rich.console import Console, Group
@@ -17,7 +18,7 @@ from rich.text import Text
 
 from sdp_plugins.top.plain_text import table
 from sdp_plugins.top.sampling import Sampling
-from sdp_plugins.top.view import JobView
+from sdp_plugins.top.view import GroupView, JobView
 
 _LEAVE = b"qQ\x04"
 
@@ -27,13 +28,14 @@ class Screen:
 
     Args:
         sampling: Reads the job.
-        notes: Lines to show below it.
+        notes: Lines to show above its groups.
     """
 
     def __init__(self, sampling: Sampling, notes: Sequence[str]) -> None:
         self._sampling = sampling
         self._notes = notes
-        self._live = Live(console=Console(), screen=True, auto_refresh=False)
+        self._console = Console()
+        self._live = Live(console=self._console, screen=True, auto_refresh=False)
 
     def __enter__(self) -> Screen:
         self._mode = termios.tcgetattr(sys.stdin)
@@ -58,22 +60,34 @@ class Screen:
             self._sampling.read()
             if self._sampling.ended:
                 return self._sampling.ended
-            self._live.update(Group(*self._lines(self._sampling.view())), refresh=True)
+            lines = lines_on(self._console, self._sampling.view(), self._notes)
+            self._live.update(Group(*lines), refresh=True)
         return ""
 
-    def _lines(self, view: JobView) -> Iterator[Text]:
-        yield _line(view.title, "bold")
-        for group in view.groups:
-            straggles = any(row.straggler for row in group.rows)
-            headings, *ranks = table(group)
-            yield _line("")
-            yield _line(group.title, "yellow" if straggles else "")
-            yield _line(headings, "dim")
-            for row, text in zip(group.rows, ranks, strict=True):
-                yield _line(text, "red" if row.gone else "yellow" if row.straggler else "")
-        yield _line("")
-        for text in filter(None, [view.idle, *self._notes, "q leaves"]):
-            yield _line(text, "dim")
+
+def lines_on(console: Console, view: JobView, notes: Sequence[str]) -> list[Text]:
+    """The lines that show a job on a screen: whole notes, and as much of the groups as fits."""
+    lines = [_line(view.title, "bold")]
+    for note in (*notes, "q leaves"):
+        lines += Text(note, "dim").wrap(console, console.width, overflow="fold")
+    groups = [[*_group_lines(group)] for group in view.groups]
+    room = console.height - len(lines) - 2  # for the last lines
+    shown = len(groups)
+    while shown > 1 and sum(map(len, groups[:shown])) > room:
+        shown -= 1
+    more = f"{len(groups) - shown} more groups" if shown < len(groups) else ""
+    last = [_line(more, "dim"), _line(view.idle, "dim")]
+    return [*lines, *chain(*groups[:shown]), *last]
+
+
+def _group_lines(group: GroupView) -> Iterator[Text]:
+    straggles = any(row.straggler for row in group.rows)
+    headings, *ranks = table(group)
+    yield _line("")
+    yield _line(group.title, "yellow" if straggles else "")
+    yield _line(headings, "dim")
+    for row, text in zip(group.rows, ranks, strict=True):
+        yield _line(text, "red" if row.gone else "yellow" if row.straggler else "")
 
 
 def _line(text: str, style: str = "") -> Text:

@@ -13,6 +13,7 @@ from sdp_plugins.core.launcher_variables import OPEN_MPI
 from sdp_plugins.doctor.finding import Status
 from sdp_plugins.doctor.imported import openmp_libraries
 from sdp_plugins.doctor.machine import Machine
+from sdp_plugins.doctor.report import facts
 from tests.doctor.machines import (
     MS_NOEXEC,
     changed,
@@ -148,7 +149,8 @@ def test_torch_crashes(tmp_path: Path) -> None:
         ("torch", "2.12.1+cpu", "pip install 'torch<2.16,>=2.13'"),
         ("torch", "2.16.0", "pip install 'torch<2.16,>=2.13'"),
         ("numpy", "3.0.1", "pip install 'numpy<3,>=1.24'"),
-        ("tensorflow", "2.17.0", "pip install 'tensorflow-cpu<2.22,>=2.18'"),
+        ("tensorflow", "2.17.0", "pip install 'tensorflow<2.22,>=2.18'"),
+        ("tensorflow-cpu", "2.17.0", "pip install 'tensorflow-cpu<2.22,>=2.18'"),
         ("mpi4py", "3.1.6", "pip install 'mpi4py>=4.0'"),
     ],
 )
@@ -161,6 +163,7 @@ def test_a_version(tmp_path: Path, name: str, version: str, remedy: str) -> None
     install(tmp_path / "site", name, version)
     found = problem(machine, "package-versions")
     assert f"{name} {version} is installed" in found.text and found.remedy == remedy
+    assert facts(machine)["versions"][name] == version
 
 
 def test_a_newer_torch_that_fits(tmp_path: Path) -> None:
@@ -231,6 +234,7 @@ def test_a_file_beside_the_program_hides_a_framework(tmp_path: Path) -> None:
 
 def test_a_folder_beside_the_script_hides_a_framework(tmp_path: Path) -> None:
     write(tmp_path, {"job/train.py": "", "job/keras/__init__.py": "", "job/torch/data.txt": ""})
+    write(tmp_path, {"work/numpy.py": ""})  # Python does not import from the current folder then
     machine = changed(healthy(tmp_path), script=tmp_path / "job/train.py")
     found = problem(machine, "shadowing-modules")  # torch is no package, and hides nothing
     assert found.remedy.startswith("rename keras,")
@@ -307,11 +311,17 @@ def test_half_of_a_launcher() -> None:
     assert found["remedy"].startswith("start all ranks with one launcher")
 
 
-def test_a_preloaded_library_that_is_not_there(tmp_path: Path) -> None:
-    machine = with_variables(healthy(tmp_path), LD_PRELOAD="/opt/libjemalloc.so.2")
-    found = problem(machine, "preloaded")
-    assert "/opt/libjemalloc.so.2, which does not exist" in found.text
+@pytest.mark.parametrize("name", ["/opt/libno-such.so.2", "libno-such.so.2"])
+def test_a_preloaded_library_that_is_not_there(name: str) -> None:
+    found = problem(with_variables(Machine(), LD_PRELOAD=f"libc.so.6:{name}"), "preloaded")
+    assert f"names {name}, which no rank loads (cannot open shared object file)" in found.text
     assert found.remedy.startswith("unset LD_PRELOAD")
+
+
+@pytest.mark.parametrize("name", ["libm.so.6", "/$LIB/libm.so.6 libm.so.6"])
+def test_a_preloaded_library(name: str) -> None:
+    found = findings(with_variables(Machine(), LD_PRELOAD=name), "preloaded")
+    assert [f.text for f in found] == [f"LD_PRELOAD loads {name}"]
 
 
 def test_the_command_is_not_fooled_by_files_of_the_current_folder(tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ MIB = 2**20
 # ---- limits of a real process --------------------------------------------------------------------
 
 
-def limit(kind: int, value: int) -> Callable[[], None]:
-    return partial(resource.setrlimit, kind, (value, value))
+def limit(kind: int, value: int, hard: int | None = None) -> Callable[[], None]:
+    most = resource.getrlimit(kind)[1] if hard is None else hard
+    return partial(resource.setrlimit, kind, (value, most))
 
 
 def test_open_files() -> None:
@@ -36,6 +37,28 @@ def test_open_files() -> None:
     assert found["status"] == "error" and found["remedy"] == "ulimit -n 4096"
     found = real_problem("open-files", limit(resource.RLIMIT_NOFILE, 100))
     assert found["status"] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("kind", "check", "name", "value"),
+    [
+        (resource.RLIMIT_NOFILE, "open-files", "nofile", 70),
+        (resource.RLIMIT_FSIZE, "file-size", "fsize", 16 * MIB),
+        (resource.RLIMIT_AS, "address-space", "as", 8 * 2**30),
+    ],
+)
+def test_a_hard_limit(kind: int, check: str, name: str, value: int) -> None:
+    """No shell can raise it."""
+    found = real_problem(check, limit(kind, value, value))
+    assert found["remedy"] == (
+        f"have the administrator raise the hard limit, {value}: {name} in "
+        f"/etc/security/limits.conf, or docker run --ulimit {name}"
+    )
+
+
+def test_a_hard_limit_that_suffices() -> None:
+    found = real_problem("open-files", limit(resource.RLIMIT_NOFILE, 100, 1000))
+    assert found["remedy"] == "ulimit -Sn $(ulimit -Hn)"
 
 
 def test_the_size_of_files() -> None:
@@ -54,7 +77,7 @@ def test_addresses() -> None:
 def test_processes_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The limit does not hold for root."""
     machine = healthy(tmp_path)
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (20, 20))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (20, resource.RLIM_INFINITY))
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     found = problem(machine, "processes")
     assert found.text.startswith("this user may have 20 threads, and 2 ranks start about 40")
@@ -64,7 +87,7 @@ def test_processes_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_locked_memory_for_infiniband(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = healthy(tmp_path)
     write(tmp_path, {"sys/class/infiniband/mlx5_0/node_type": "1: CA\n"})
-    monkeypatch.setattr(resource, "getrlimit", lambda kind: (64 * 1024, 64 * 1024))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (64 * 1024, resource.RLIM_INFINITY))
     found = problem(machine, "locked-memory")
     assert "64 KiB" in found.text and "mlx5_0" in found.text
     assert found.remedy.startswith("ulimit -l unlimited")

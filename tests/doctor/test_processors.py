@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,23 @@ def test_more_ranks_than_cores() -> None:
 def test_bound_to_one_core() -> None:
     found = real_problem("core-binding", lambda: os.sched_setaffinity(0, {min(CORES)}))
     assert "bound to one of" in found["text"] and "taskset -cp 0-" in found["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "file", "cores", "remedy"),
+    [
+        ("0::/job\n", "job/cpuset.cpus.effective", "2", "give the container, or the job, more"),
+        ("0::/job\n", "job/cpuset.cpus.effective", "2-3", "taskset -cp 2-3 $$"),
+        ("0::/gone\n", "cpuset.cpus.effective", "2", "give the container, or the job, more"),
+        ("4:cpuset:/x\n", "cpuset/x/cpuset.effective_cpus", "2", "give the container, or the job"),
+        ("4:memory:/x\n", "memory/x/other", "2", "taskset -cp 0-3 $$"),
+    ],
+)
+def test_a_set_of_cores(tmp_path: Path, groups: str, file: str, cores: str, remedy: str) -> None:
+    """No process can leave the cores of its control group."""
+    machine = changed(healthy(tmp_path), cores=frozenset({2}))
+    write(tmp_path, {"proc/self/cgroup": groups, f"sys/fs/cgroup/{file}": f"{cores}\n"})
+    assert problem(machine, "core-binding").remedy.startswith(remedy)
 
 
 def test_a_quota_of_a_real_control_group() -> None:
@@ -165,6 +183,24 @@ def test_a_busy_machine(tmp_path: Path) -> None:
     write(tmp_path, {"proc/loadavg": "9.75 3.00 1.00 4/200 4242\n"})
     found = problem(machine, "load")
     assert "9.75 on 4 cores" in found.text and "`top`" in found.remedy
+
+
+@pytest.mark.parametrize(("idle", "status"), [(5, Status.warning), (80, Status.ok)])
+def test_a_machine_that_was_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, idle: int, status: Status
+) -> None:
+    """The load is an average over a minute."""
+    machine = healthy(tmp_path)
+    busy = {"proc/loadavg": "9.75 3.00 1.00 4/200 4242\n"}
+    write(tmp_path, {**busy, "proc/stat": "cpu  100 5 20 1000 30 0 0 0 0 0\ncpu0 1 1 1 1\n"})
+
+    def pass_time(seconds: float) -> None:
+        now = f"cpu  {200 - idle} 5 20 {1000 + idle - 1} 31 0 0 0 0 0\ncpu0 1 1 1 1\n"
+        write(tmp_path, {"proc/stat": now})
+
+    monkeypatch.setattr(time, "sleep", pass_time)
+    (found,) = findings(machine, "load")
+    assert found.status is status, found
 
 
 def test_a_processor_without_avx2(tmp_path: Path) -> None:

@@ -13,7 +13,9 @@ import sys
 import termios
 import time
 from contextlib import suppress
+from pathlib import Path
 
+import psutil
 import pytest
 
 from sdp_plugins.top.cli import main
@@ -35,9 +37,17 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "sdp_plugins.top", *arguments]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    line = command(*arguments)
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=HANG_S)
+def run(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, check=False, timeout=HANG_S, cwd=cwd
+    )
+
+
+def test_files_of_the_current_folder_hide_no_module(tmp_path: Path) -> None:
+    for name in ("rich", "json", "argparse", "numpy"):
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('the wrong one')\n")
+    done = run("no-such-job", cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr.startswith("sdp top: no "), done.stderr
 
 
 def test_one_sample_and_several(start_pooled: Start) -> None:
@@ -61,6 +71,7 @@ def test_it_ends_with_the_job(start_pooled: Start) -> None:
         with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as shown:
             assert shown.stdout is not None
             assert shown.stdout.readline().startswith("job ")
+            assert psutil.Process(shown.pid).nice() == min(19, os.nice(0) + 5)  # the ranks go first
             for rank in ranks:
                 rank.kill(signal.SIGKILL)
             rest, _ = shown.communicate(timeout=HANG_S)
@@ -95,12 +106,14 @@ def test_a_live_view_on_a_terminal(start_pooled: Start, leave: bytes) -> None:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 140, 0, 0))
         before = termios.tcgetattr(theirs)
-        line = command(key_of(ranks), "--interval", "0.2")
+        line = command(key_of(ranks), "--interval", "0.2", "--serve")
         terminal = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
         environment = {**os.environ, "TERM": "xterm"}
         with subprocess.Popen(line, **terminal, env=environment, start_new_session=True) as shown:
             text = until_shown(ours, "rank 1 is the straggler")
             assert "waited for" in text
+            before_it = text.split("\x1b[?1049h")[0]  # the screen that is there again afterwards
+            assert re.fullmatch(r"page: http://127\.0\.0\.1:\d+/[\w-]{43}/", before_it.strip())
             take_terminal(shown, ours, leave)
             assert shown.wait(timeout=HANG_S) == 0
         assert termios.tcgetattr(theirs) == before

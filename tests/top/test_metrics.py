@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from pathlib import Path
 from unittest import mock
@@ -64,6 +66,37 @@ def test_nothing_to_read_is_no_error(start_pooled: Start) -> None:
             assert scrape(url, "seen") == {}
             sampling.read()
             assert scrape(url, "seen")
+
+
+def status(url: str, host: str) -> int:
+    """The answer to a request that names a host."""
+    request = urllib.request.Request(url, headers={"Host": host})
+    try:
+        with urllib.request.urlopen(request, timeout=HANG_S) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as refused:
+        refused.close()
+        return refused.code
+
+
+def test_other_hosts_names_are_refused_on_a_loopback_address() -> None:
+    with metrics.served(list, "127.0.0.1", 0) as url:
+        assert [status(url, host) for host in ("127.0.0.1:1", "localhost", "[::1]:1")] == [200] * 3
+        strange = ("evil.example", "evil.example:80", "127.0.0.1.evil.example", "")
+        assert [status(url, host) for host in strange] == [403] * 4
+    with metrics.served(list, "0.0.0.0", 0) as url:
+        assert status(url, "node7.example:9400") == 200
+
+
+def test_an_ipv6_address() -> None:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("this machine has no ::1")
+    with metrics.served(list, "::1", 0) as url:
+        assert re.fullmatch(r"http://\[::1\]:\d+/metrics", url)
+        with urllib.request.urlopen(url, timeout=HANG_S) as answer:
+            assert answer.status == 200
 
 
 def test_a_missing_package_is_named() -> None:

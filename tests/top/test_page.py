@@ -87,7 +87,14 @@ def test_requests_without_the_token_are_refused(page: PageServer) -> None:
     for path in ("/", "/data", "//data", "/favicon.ico", f"/{wrong}/", f"/{wrong}/data"):
         answer, text = get(page.url, path)
         assert answer.status == 403 and token not in text
-    for path in (f"/{token[:-1]}/data", f"/x/{token}/data", f"/?token={token}", "/%FF/data", "*"):
+    for path in (
+        f"/{token}",
+        f"/{token[:-1]}/data",
+        f"/x/{token}/data",
+        f"/?token={token}",
+        "/%FF/data",
+        "*",
+    ):
         assert get(page.url, path)[0].status == 403
     assert get(page.url, f"/{token}/other")[0].status == 404
 

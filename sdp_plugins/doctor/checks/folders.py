@@ -21,22 +21,20 @@ _COMPILED_FOR = ("tensorflow-cpu", "tensorflow", "jax")
 
 def shadowing_modules(machine: Machine) -> Iterator[Finding]:
     """No file beside the program has the name of a module that it imports."""
-    beside = machine.script.resolve().parent if machine.script else machine.folder
+    folder = machine.script.resolve().parent if machine.script else machine.folder
     ours = "sdp_plugins", machine.imports.found.get("home")  # a clone, of an editable install
     found = False
-    for folder in dict.fromkeys([machine.folder, beside]):
-        for name in _MODULES:
-            spec = PathFinder.find_spec(name, [str(folder)])
-            if spec is None or spec.origin is None or (name, str(folder)) == ours:
-                continue
-            found = True
-            yield error(
-                f"`import {name}` in a program of {folder} imports {spec.origin}",
-                f"rename {Path(spec.origin).relative_to(folder).parts[0]}, or start Python "
-                "elsewhere",
-            )
+    for name in _MODULES:
+        spec = PathFinder.find_spec(name, [str(folder)])
+        if spec is None or spec.origin is None or (name, str(folder)) == ours:
+            continue
+        found = True
+        yield error(
+            f"`import {name}` in a program of {folder} imports {spec.origin}",
+            f"rename {Path(spec.origin).relative_to(folder).parts[0]}, or start Python elsewhere",
+        )
     if not found:
-        yield ok(f"no file in {beside} hides a framework")
+        yield ok(f"no file in {folder} hides a framework")
 
 
 def working_folder(machine: Machine) -> Iterator[Finding]:

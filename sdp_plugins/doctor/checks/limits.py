@@ -26,12 +26,26 @@ def _limit(kind: int) -> float:
     return math.inf if soft == resource.RLIM_INFINITY else soft
 
 
+def _remedy(option: str, kind: int, name: str, need: float, wanted: float = math.inf) -> str:
+    """How to raise a limit: a shell can do it up to the hard limit only."""
+    _, hard = resource.getrlimit(kind)
+    if hard == resource.RLIM_INFINITY or wanted <= hard:
+        return f"ulimit -{option} {'unlimited' if wanted == math.inf else wanted}"
+    if need <= hard:
+        return f"ulimit -S{option} $(ulimit -H{option})"
+    return (
+        f"have the administrator raise the hard limit, {hard}: {name} in "
+        f"/etc/security/limits.conf, or docker run --ulimit {name}"
+    )
+
+
 def open_files(machine: Machine) -> Iterator[Finding]:
     """A rank may open the files of all peers."""
     allowed = _limit(resource.RLIMIT_NOFILE)
     least = _PYTHONS_FILES + _FILES_PER_RANK * machine.ranks
     wanted = _PYTHONS_FILES + _GROUPS * _FILES_PER_RANK * machine.ranks
-    text, remedy = f"a rank may open {allowed:g} files", f"ulimit -n {max(4096, wanted)}"
+    text = f"a rank may open {allowed:g} files"
+    remedy = _remedy("n", resource.RLIMIT_NOFILE, "nofile", wanted, max(4096, wanted))
     if allowed < least:
         yield error(f"{text}, and a group of {machine.ranks} ranks needs about {least}", remedy)
     elif allowed < wanted:
@@ -43,13 +57,14 @@ def open_files(machine: Machine) -> Iterator[Finding]:
 def file_size(machine: Machine) -> Iterator[Finding]:
     """Shared memory may be as large as buckets are."""
     allowed = _limit(resource.RLIMIT_FSIZE)
+    remedy = _remedy("f", resource.RLIMIT_FSIZE, "fsize", GIB)
     if allowed < 32 * MIB:
         yield error(
             f"shared memory may have {allowed / MIB:g} MiB, and a bucket of DDP has 25",
-            "ulimit -f unlimited",
+            remedy,
         )
     elif allowed < GIB:
-        yield warning(f"shared memory may have {allowed / MIB:g} MiB", "ulimit -f unlimited")
+        yield warning(f"shared memory may have {allowed / MIB:g} MiB", remedy)
     else:
         yield ok("files, and so shared memory, may be large")
 
@@ -60,7 +75,7 @@ def address_space(machine: Machine) -> Iterator[Finding]:
     if allowed < _ADDRESSES:
         yield warning(
             f"a rank may have {allowed / GIB:.1f} GiB of addresses for its and its peers' memory",
-            "ulimit -v unlimited",
+            _remedy("v", resource.RLIMIT_AS, "as", _ADDRESSES),
         )
     else:
         yield ok("a rank may use all addresses")
@@ -83,7 +98,7 @@ def processes(machine: Machine) -> Iterator[Finding]:
     if allowed < need:
         yield warning(
             f"this user may have {allowed:g} threads, and {machine.ranks} ranks start about {need}",
-            "ulimit -u unlimited",
+            _remedy("u", resource.RLIMIT_NPROC, "nproc", need),
         )
     else:
         yield ok("the ranks may start their threads")
@@ -98,7 +113,8 @@ def locked_memory(machine: Machine) -> Iterator[Finding]:
         yield warning(
             f"MPI may lock {_limit(resource.RLIMIT_MEMLOCK) // 1024:g} KiB, so it cannot use "
             f"{devices[0].name} for large messages",
-            "ulimit -l unlimited (for ssh and mpirun: memlock in /etc/security/limits.conf)",
+            f"{_remedy('l', resource.RLIMIT_MEMLOCK, 'memlock', GIB)} (for ssh and mpirun: in "
+            "limits.conf)",
             slows=True,
         )
     else:

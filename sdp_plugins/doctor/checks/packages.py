@@ -15,7 +15,7 @@ CHECKED = (
     *("transformers", "accelerate", "numpy", "wrapt", "mpi4py"),
 )
 # Other packages that bring the same modules.
-_SAME = {"tensorflow-cpu": ("tensorflow-cpu", "tensorflow", "tensorflow-intel")}
+SAME = {"tensorflow-cpu": ("tensorflow-cpu", "tensorflow", "tensorflow-intel")}
 _GROUPS = ("torch.backends", "torch.distributed.backends")
 REINSTALL = "pip install --force-reinstall --no-deps -e CLONE, or the wheel of this version"
 
@@ -29,7 +29,7 @@ def package_versions(machine: Machine) -> Iterator[Finding]:
         yield skipped("sdp-plugins has no metadata")
         return
     for name, allowed, extra in _ranges(package):
-        found = machine.installed(*_SAME.get(name, (name,)))
+        found = machine.installed(*SAME.get(name, (name,)))
         if found is None:
             if not extra:
                 text = f"{name} is not installed, and sdp-plugins needs it"
@@ -42,7 +42,7 @@ def package_versions(machine: Machine) -> Iterator[Finding]:
             what = f"sdp-plugins[{extra}]" if extra else "sdp-plugins"
             yield warning(
                 f"{installed} is installed, and {what} was made for {allowed}",
-                f"pip install '{name}{allowed}'",
+                f"pip install '{found.metadata['Name']}{allowed}'",
             )
 
 

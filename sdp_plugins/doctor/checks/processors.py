@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
+from sdp_plugins.core.control_groups import folders
 from sdp_plugins.doctor.finding import Finding, ok, skipped, warning
 from sdp_plugins.doctor.machine import Machine
 from sdp_plugins.launch.numa import cores_in
@@ -13,6 +15,9 @@ _AVX2 = {"avx2", "f16c"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
 # With these drivers, "powersave" follows the load.
 _DYNAMIC_DRIVERS = ("intel_pstate", "amd-pstate-epp", "amd_pstate_epp")
+
+_IDLE = 0.2  # what a machine has at least on which ranks need not wait
+_LOOK_S = 0.3
 
 
 def threads(machine: Machine) -> Iterator[Finding]:
@@ -85,15 +90,24 @@ def cpu_quota(machine: Machine) -> Iterator[Finding]:
 
 def core_binding(machine: Machine) -> Iterator[Finding]:
     """This process, and so the ranks that it starts, are not bound to one core."""
-    online = _online_cores(machine)
+    online, allowed = _online_cores(machine), _cpuset(machine)
     if len(machine.cores) == 1 and online > 1:
         yield warning(
             f"this process is bound to one of {online} cores, and so are the ranks that it starts",
-            f"taskset -cp 0-{online - 1} $$, or mpirun --bind-to none",
+            "give the container, or the job, more cores"
+            if len(cores_in(allowed)) == 1
+            else f"taskset -cp {allowed or f'0-{online - 1}'} $$, or mpirun --bind-to none",
             slows=True,
         )
     else:
         yield ok(f"this process may use {len(machine.cores)} of {online} cores")
+
+
+def _cpuset(machine: Machine) -> str:
+    """The cores that the innermost control group allows; empty if it does not say."""
+    names = ("cpuset.cpus.effective", "cpuset.effective_cpus")  # of version 2, and 1
+    texts = (machine.text(g / n) for g in folders("cpuset", machine.root) for n in names)
+    return next(filter(None, texts), "")
 
 
 def _online_cores(machine: Machine) -> int:
@@ -126,6 +140,8 @@ def load(machine: Machine) -> Iterator[Finding]:
     cores = _online_cores(machine)  # it is the load of all of them
     if not words:
         yield skipped("the kernel does not show the load")
+    elif float(words[0]) > cores and _idle_share(machine) > _IDLE:
+        yield ok(f"the load was {words[0]} on {cores} cores in the last minute, and they idle now")
     elif float(words[0]) > cores:
         yield warning(
             f"the load of this machine is {words[0]} on {cores} cores, so ranks wait for a core",
@@ -134,6 +150,19 @@ def load(machine: Machine) -> Iterator[Finding]:
         )
     else:
         yield ok(f"the load is {words[0]} on {cores} cores")
+
+
+def _idle_share(machine: Machine) -> float:
+    """The part of the cores' time in which they idle now; 0 if the kernel does not show it."""
+    before = _times(machine)
+    time.sleep(_LOOK_S)
+    spent = [b - a for a, b in zip(before, _times(machine), strict=True)]
+    return sum(spent[3:5]) / sum(spent) if sum(spent) else 0.0  # idle, and waiting for disks
+
+
+def _times(machine: Machine) -> list[int]:
+    """The cores' times by kind."""
+    return [int(word) for word in machine.text("proc/stat").partition("\n")[0].split()[1:9]]
 
 
 def instruction_set(machine: Machine) -> Iterator[Finding]:

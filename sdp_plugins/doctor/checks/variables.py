@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import difflib
-import os
+import re
+import subprocess
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 
 from sdp_plugins.core.config import DEPRECATED, ERROR_FILE, VARIABLES, Config
 from sdp_plugins.core.topology import Topology
 from sdp_plugins.doctor.finding import Finding, error, ok, skipped, text_and_remedy, warning
+from sdp_plugins.doctor.importing import IMPORT_S
 from sdp_plugins.doctor.machine import Machine
 from sdp_plugins.launch.hosts.agent_messages import TOKEN
 
 _KNOWN = {*VARIABLES, *DEPRECATED, ERROR_FILE, TOKEN, "SDP_LAUNCHER_PID", "SDP_LAUNCH_END"}
+_NOT_LOADED = re.compile(r"object '(.+)' from LD_PRELOAD cannot be preloaded \((.+?)\)")
 
 
 def settings(machine: Machine) -> Iterator[Finding]:
@@ -62,15 +64,26 @@ def launchers(machine: Machine) -> Iterator[Finding]:
 
 
 def preloaded(machine: Machine) -> Iterator[Finding]:
-    """The libraries of LD_PRELOAD exist."""
-    given = machine.environment.get("LD_PRELOAD", "").replace(":", " ").split()
-    missing = [name for name in given if os.sep in name and not Path(name).exists()]
-    if not given:
+    """A program that starts loads the libraries of LD_PRELOAD."""
+    given = machine.environment.get("LD_PRELOAD", "")
+    if not given.strip(" :"):
         yield skipped("LD_PRELOAD is not set")
-    elif missing:
+        return
+    started = subprocess.run(
+        [str(machine.python), "-ISc", ""],
+        env=dict(machine.environment),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=IMPORT_S,
+        check=False,
+    )
+    missing = _NOT_LOADED.findall(started.stderr)  # what the dynamic linker writes
+    for name, reason in missing:
         yield warning(
-            f"LD_PRELOAD names {missing[0]}, which does not exist, so no rank loads it",
+            f"LD_PRELOAD names {name}, which no rank loads ({reason})",
             "unset LD_PRELOAD, or install that library",
         )
-    else:
-        yield ok(f"LD_PRELOAD loads {', '.join(given)}")
+    if not missing:
+        yield ok(f"LD_PRELOAD loads {given}")
