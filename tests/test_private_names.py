@@ -47,6 +47,7 @@ LISTED: dict[str, set[str]] = {
         "_sigterm_notifier_fn",
         # Of a Trainer and its loops, for smddp_elastic.
         "_batches_that_stepped",
+        "_should_accumulate",
         "_callback_metrics",
         "_checkpoint_connector",
         "_combined_loader",
