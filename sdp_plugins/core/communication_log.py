@@ -14,13 +14,17 @@ NOTICEABLE = 0.05
 
 
 def straggler_of(awaited: Mapping[int, float]) -> int | None:
-    """The rank for which the others have waited longest; None: for none noticeably.
+    """The rank for which the others have waited longest; None: for none noticeably longer.
+
+    In a balanced job chance decides who comes last, and each rank is waited for about as long.
 
     Args:
         awaited: The part of the time for which they have waited for each rank, from 0 to 1.
     """
-    latest = max(awaited, key=lambda rank: awaited[rank])
-    return latest if awaited[latest] >= NOTICEABLE else None
+    *_, second, latest = [0.0, *sorted(awaited.values())]
+    if latest < NOTICEABLE or latest < 2 * second:
+        return None
+    return max(awaited, key=lambda rank: awaited[rank])
 
 
 class CommunicationLog:

@@ -7,8 +7,11 @@ Forked ranks, as in a notebook, start without threads of OpenMP.
 
 from __future__ import annotations
 
+import multiprocessing
+import multiprocessing.process
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from subprocess import Popen
 from typing import Any
 
@@ -16,6 +19,8 @@ from sdp_plugins.lightning.child_watch import ChildWatch
 from sdp_plugins.lightning.namespaces import LightningClass
 from sdp_plugins.lightning.openmp import end_openmp_threads
 from sdp_plugins.lightning.parent_watch import LAUNCHER_PID
+
+END_S = 10.0
 
 
 def watched(launcher: Any) -> Any:
@@ -38,7 +43,23 @@ class PreparedFork(LightningClass):
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Fork the ranks, which call the function."""
         end_openmp_threads()
-        return super().launch(function, *args, **kwargs)
+        others = {*multiprocessing.active_children()}
+        try:
+            return super().launch(function, *args, **kwargs)
+        except KeyboardInterrupt:  # a notebook may interrupt this process alone
+            _end({*multiprocessing.active_children()} - others)
+            raise
+
+
+def _end(ranks: Collection[multiprocessing.process.BaseProcess]) -> None:
+    """Have processes end by SIGTERM, and those that take too long by SIGKILL."""
+    for rank in ranks:
+        rank.terminate()
+    deadline = time.monotonic() + END_S
+    for rank in ranks:
+        rank.join(max(0.0, deadline - time.monotonic()))
+        rank.kill()
+        rank.join()
 
 
 class WatchedLaunch(LightningClass):

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from sdp_plugins.core import Group
-from sdp_plugins.core.communication_log import CommunicationLog
+from sdp_plugins.core.communication_log import CommunicationLog, straggler_of
 from sdp_plugins.core.counters import Counters
 from tests.ranks import Pool
 
@@ -75,3 +75,10 @@ def test_what_is_logged(rank_pool: Pool) -> None:
 
 def test_a_counter_that_somebody_has_reset_has_added_nothing() -> None:
     assert Counters(operations=5).since(Counters(operations=7)) == Counters()
+
+
+def test_a_balanced_job_has_no_straggler() -> None:
+    assert straggler_of({0: 0.13, 1: 0.11}) is None
+    assert straggler_of({0: 0.001, 1: 0.0}) is None
+    assert straggler_of({0: 0.05, 1: 0.3, 2: 0.1}) == 1
+    assert straggler_of({0: 0.3}) == 0

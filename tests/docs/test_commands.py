@@ -81,6 +81,17 @@ def test_a_command_line_is_accepted(page: str, words: list[str]) -> None:
     assert all((ROOT / script).exists() for script in scripts)
 
 
+def test_the_page_of_commands_has_all_of_them_and_their_options() -> None:
+    page = (ROOT / "docs" / "commands.md").read_text()
+    group: Any = typer.main.get_command(sdp)
+    assert {*re.findall(r"`sdp (\w+)`", page)} == {*group.commands}
+    described = {*re.findall(r"`(--?[a-z-]+)`", page)} - {"--help"}
+    options = [option for each in group.commands["run"].params for option in each.opts]
+    options += [option for each in group.commands["run"].params for option in each.secondary_opts]
+    spelled = {option for option in options if option.startswith("-")} - {"--nproc_per_node"}
+    assert described == spelled
+
+
 def test_there_are_command_lines() -> None:
     assert len(COMMANDS) > 50
     with pytest.raises(Exception, match="No such option"):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.lightning import cases
 from tests.lightning.jobs import END_S, Ended, Job, run_jobs
+from tests.ranks import HANG_S
 
 pytestmark = pytest.mark.timeout(1200)
 LIGHTNING = ("train.py", "lightning.pytorch", "smddp")
@@ -56,6 +60,13 @@ def test_a_notebook_computes_before_it_forks_ranks() -> None:
     job = Job("forks_again.py", environment={"OMP_NUM_THREADS": "2"}).run()
     assert job.code == 0, job.output
     assert job.results == ["2: 2", "2: 2"]  # threads of each
+
+
+def test_an_interrupt_of_the_notebook_alone_ends_its_ranks(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("scripts") / "forks_interrupted.py"
+    line = [sys.executable, str(script)]
+    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, timeout=HANG_S)
+    assert "left: []" in done.stdout, done.stdout + done.stderr
 
 
 @pytest.mark.long

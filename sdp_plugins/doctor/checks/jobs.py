@@ -23,12 +23,12 @@ def other_jobs(machine: Machine) -> Iterator[Finding]:
         if ended and alive:
             yield warning(
                 f"{job.title} has lost {len(ended)} of its ranks; the others hold its memory",
-                f"kill {' '.join(alive)}",
+                f"if it is yours, end it: kill {' '.join(alive)}",
             )
         elif alive:
             yield warning(
                 f"{job.title} runs here and uses the cores",
-                f"wait for its end, or kill {' '.join(alive)}",
+                f"wait for its end, or if it is yours, end it: kill {' '.join(alive)}",
                 slows=True,
             )
     if not jobs:
