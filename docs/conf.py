@@ -22,6 +22,8 @@ add_module_names = False
 
 html_theme = "furo"
 html_title = f"sdp_plugins {release}"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 html_show_sphinx = False
 pygments_style, pygments_dark_style = "friendly", "monokai"
 copybutton_prompt_text = "$ "
