@@ -13,6 +13,7 @@ from sdp_plugins.core.rank_names import name_ranks
 
 LAST_LINES = 20
 LONGEST = 80
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # of Python 3.13, for example, on a terminal
 TRACEBACK = "Traceback (most recent call last):"
 IGNORED = "Exception ignored "
 CHAINED = re.compile(
@@ -48,8 +49,8 @@ def how_it_ended(code: int) -> str:
 
 
 def lines_of(tail: Sequence[bytes]) -> list[str]:
-    """The lines that a terminal would show."""
-    text = b"".join(tail).decode(errors="backslashreplace").rstrip()
+    """The lines that a terminal would show, without colours."""
+    text = COLOUR.sub("", b"".join(tail).decode(errors="backslashreplace")).rstrip()
     return [line.rpartition("\r")[2] for line in text.split("\n")] if text else []
 
 

@@ -336,6 +336,16 @@ def test_excerpt_shows_the_last_state_of_a_bar() -> None:
     assert excerpt([b"10%\r", b"20%\r", b"100%\n", b"x\r\n"])[0].startswith("100%")
 
 
+def test_excerpt_has_no_colours() -> None:
+    """As Python 3.13 writes a traceback on a terminal."""
+    tail = [
+        b"x\n\x1b[1mTraceback (most recent call last):\x1b[0m\n",
+        b'  File \x1b[35m"a.py"\x1b[0m, line \x1b[35m1\x1b[0m\n',
+        b"\x1b[1;35mValueError\x1b[0m: \x1b[35mboom\x1b[0m\n",
+    ]
+    assert excerpt(tail) == [TRACEBACK, '  File "a.py", line 1', "ValueError: boom"]
+
+
 def test_excerpt_of_a_chain_that_torch_has_prefixed() -> None:
     link = "During handling of the above exception, another exception occurred:"
     lines = ["noise", TRACEBACK, "KeyError: 1", "", link, "", TRACEBACK, "ValueError: 2"]
