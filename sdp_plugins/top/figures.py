@@ -100,14 +100,16 @@ def _of_rank(
     def part(counted_ns: int, lacked_ns: int, lacks_ns: int) -> float:
         return min(1.0, max(0.0, (counted_ns + lacks_ns - lacked_ns) / took_ns))
 
+    # Read while it counts: what it waits may be counted before the operation that waits.
+    waiting = part(done.waiting_ns, then.waiting, pending.waiting)
     length = operations_per_step(now.snapshot.operations) if done.operations else None
     return RankFigures(
         now,
         (done.operations + done.messages) * 1e9 / took_ns,
         length and done.operations * 1e9 / took_ns / length,
         (done.nbytes + done.message_nbytes) * 1e9 / took_ns,
-        part(done.busy_ns, then.busy, pending.busy),
-        part(done.waiting_ns, then.waiting, pending.waiting),
+        max(part(done.busy_ns, then.busy, pending.busy), waiting),
+        waiting,
         part(done.awaited_ns, then.awaited, pending.awaited),
     )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import sys
 from pathlib import Path
 
 import nbformat
@@ -36,7 +37,8 @@ def test_a_notebook_comes_to_what_it_shows(
     stored = written(notebook)
     folder = {"metadata": {"path": str(tmp_path)}}
     client = NotebookClient(notebook, timeout=LIMIT_S, resources=folder)
-    environment = os.environ | {"SDP_TIMEOUT_S": "300"}
+    programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = os.environ | {"SDP_TIMEOUT_S": "300", "PATH": programs}
     asyncio.run(client.async_execute(env=environment))  # raises a cell's error
     found = written(notebook)
     for shown, now in zip(stored, found, strict=True):

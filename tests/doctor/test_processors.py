@@ -108,7 +108,8 @@ def test_a_job_that_has_lost_a_rank(start_pooled: Start) -> None:
         key = ranks.environment["SDP_JOB_ID"]
         (told,) = [one for one in other_jobs() if key in one["text"]]
         assert "has lost 1 of its ranks" in told["text"]
-        assert told["remedy"] == f"kill {' '.join(map(str, sorted(r.pid for r in ranks[:2])))}"
+        alive = " ".join(map(str, sorted(rank.pid for rank in ranks[:2])))
+        assert told["remedy"] == f"if it is yours, end it: kill {alive}"
 
 
 def other_jobs() -> list[dict[str, str]]:
