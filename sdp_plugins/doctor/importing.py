@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sdp_plugins.launch.answers import answer_of
 from sdp_plugins.launch.spawn import own_program
 
 IMPORT_S = 60.0
@@ -46,16 +47,7 @@ def import_in_child(python: Path, environment: Mapping[str, str], *, with_torch:
     """Start the child, and read what it prints."""
     line = [str(python), *own_program("sdp_plugins.doctor.imported:main")[1:]]
     try:
-        done = subprocess.run(
-            [*line, "torch"] if with_torch else line,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=IMPORT_S,
-            check=False,
-        )
+        done = answer_of([*line, "torch"] if with_torch else line, environment, IMPORT_S)
     except subprocess.TimeoutExpired as error:
         output = (error.stdout or b"").decode(errors="replace") if error.stdout else ""
         return _of(output, f"took longer than {IMPORT_S:.0f} s")

@@ -10,6 +10,7 @@ from sdp_plugins.core.config import MIB
 from sdp_plugins.doctor.finding import Finding, error, ok, text_and_remedy, warning
 from sdp_plugins.doctor.importing import marked
 from sdp_plugins.doctor.machine import Machine
+from sdp_plugins.launch.answers import answer_of
 from sdp_plugins.launch.job_environment import without_place
 from sdp_plugins.launch.spawn import own_program
 
@@ -86,16 +87,11 @@ def measure(machine: Machine, limit_s: float) -> Speed:
     options = ["--no-prefix", "--no-status", "--timeout", str(limit_s)]
     environment = without_place(machine.environment)
     try:
-        done = subprocess.run(
-            [str(machine.python), *launcher, "run", "-n", "2", *options, "-m", RANK, kind],
-            env={name: value for name, value in environment.items() if name not in _RECORDED},
+        done = answer_of(
+            [machine.python, *launcher, "run", "-n", "2", *options, "-m", RANK, kind],
+            {name: value for name, value in environment.items() if name not in _RECORDED},
+            limit_s + _GRACE_S,
             cwd="/",  # no file of the current folder hides a module
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=limit_s + _GRACE_S,
-            check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as failed:
         return Speed(failed=f"sdp run does not end ({failed})")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from sdp_plugins.core.internode.mpi_library import WHEELS
 from sdp_plugins.doctor.finding import Finding, error, ok, skipped, text_and_remedy, warning
 from sdp_plugins.doctor.machine import Machine
+from sdp_plugins.launch.answers import answer_of
 from sdp_plugins.launch.hosts import LaunchError
 from sdp_plugins.launch.hosts import mpirun as mpis
 
@@ -50,17 +51,7 @@ def mpi4py_library(machine: Machine) -> Iterator[Finding]:
         return
     code = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI"
     try:
-        done = subprocess.run(
-            [str(machine.python), "-c", code],
-            env=dict(machine.environment),
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_IMPORT_S,
-            check=False,
-        )
+        done = answer_of([machine.python, "-c", code], machine.environment, _IMPORT_S, cwd="/")
     except (OSError, subprocess.TimeoutExpired) as failed:
         yield error(f"mpi4py cannot be imported ({failed})", "pip install mpich")
         return

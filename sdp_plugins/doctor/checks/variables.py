@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import subprocess
 import warnings
 from collections.abc import Iterator
 
@@ -13,6 +12,7 @@ from sdp_plugins.core.topology import Topology
 from sdp_plugins.doctor.finding import Finding, error, ok, skipped, text_and_remedy, warning
 from sdp_plugins.doctor.importing import IMPORT_S
 from sdp_plugins.doctor.machine import Machine
+from sdp_plugins.launch.answers import answer_of
 from sdp_plugins.launch.hosts.agent_messages import TOKEN
 
 _KNOWN = {*VARIABLES, *DEPRECATED, ERROR_FILE, TOKEN, "SDP_LAUNCHER_PID", "SDP_LAUNCH_END"}
@@ -69,16 +69,7 @@ def preloaded(machine: Machine) -> Iterator[Finding]:
     if not given.strip(" :"):
         yield skipped("LD_PRELOAD is not set")
         return
-    started = subprocess.run(
-        [str(machine.python), "-ISc", ""],
-        env=dict(machine.environment),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=IMPORT_S,
-        check=False,
-    )
+    started = answer_of([machine.python, "-ISc", ""], machine.environment, IMPORT_S)
     missing = _NOT_LOADED.findall(started.stderr)  # what the dynamic linker writes
     for name, reason in missing:
         yield warning(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sdp_plugins.launch.answers import answer_of
 from sdp_plugins.launch.hosts import LaunchError
 
 ASK_S = 30.0
@@ -76,7 +77,7 @@ def identified(path: Path, environment: Mapping[str, str]) -> Mpirun:
         LaunchError: It does not run, or belongs to no known MPI.
     """
     try:
-        answer = _ask([path, "--version"], environment)
+        answer = answer_of([path, "--version"], environment, ASK_S)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise LaunchError(
             f"{path} does not run ({error}). Hint: choose another with --mpirun; {INSTALL}."
@@ -101,25 +102,10 @@ def candidates(environment: Mapping[str, str]) -> list[Path]:
 def library(environment: Mapping[str, str]) -> tuple[str, str] | None:
     """The MPI that mpi4py loads in the ranks, and its version; None without mpi4py."""
     try:
-        asked = _ask([sys.executable, "-c", _ASK_LIBRARY], environment)
+        asked = answer_of([sys.executable, "-c", _ASK_LIBRARY], environment, ASK_S)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return family_of(asked.stdout) if asked.returncode == 0 else None
-
-
-def _ask(
-    line: Sequence[str | Path], environment: Mapping[str, str]
-) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        line,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=ASK_S,
-        check=False,
-    )
 
 
 def find(chosen: str | None, environment: Mapping[str, str]) -> Mpirun:
