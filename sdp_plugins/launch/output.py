@@ -111,13 +111,6 @@ class Sink:
         return match[0]
 
 
-def open_standard_streams() -> None:
-    """Open /dev/null for each standard stream that is closed, or a pipe would get its number."""
-    while (fd := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(fd)
-
-
 def unblock(fd: int) -> None:
     """Reopen a pipe or terminal in non-blocking mode: other processes share the original.
 

@@ -10,6 +10,7 @@ from types import FrameType
 from typing import TypedDict
 
 from sdp_plugins.core import stack_dump
+from sdp_plugins.core.program_start import open_standard_streams
 from sdp_plugins.core.rank_names import name_ranks
 from sdp_plugins.launch.event_loop import (
     ASKED,
@@ -18,7 +19,7 @@ from sdp_plugins.launch.event_loop import (
     signals_blocked,
     signals_handled,
 )
-from sdp_plugins.launch.output import open_standard_streams, sinks, unblock
+from sdp_plugins.launch.output import sinks, unblock
 from sdp_plugins.launch.report import FailedRank, FailureOrigin, blamed, described
 from sdp_plugins.launch.status import Status
 from sdp_plugins.launch.who_waits import who_waits
