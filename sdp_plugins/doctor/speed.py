@@ -75,9 +75,8 @@ class Speed:
 
     @property
     def compared(self) -> Sequence[Case]:
-        """The cases that the reference can be compared with: a small memcpy meets nobody."""
-        least = MIB if self.reference == "memcpy" else 0
-        return [case for case in self.cases if self.reference and case.nbytes >= least]
+        """The cases that have a reference."""
+        return [case for case in self.cases if self.reference and case.reference_us]
 
 
 def measure(machine: Machine, limit_s: float) -> Speed:

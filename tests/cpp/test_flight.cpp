@@ -269,6 +269,21 @@ TEST(readers_see_whole_events_while_others_write) {
   writer.join();
 }
 
+TEST(readers_wait_for_an_event_that_is_being_written) {
+  World world(1);
+  world[0].run(barrier());
+  FlightRings& rings = world[0].communicator->peers().own().flight().rings;
+  const std::uint64_t stamp = rings.operations[0].stamp.exchange(0);
+  std::thread writer([&] {
+    usleep(1000);
+    rings.operations[0].stamp.store(stamp);
+  });
+  CHECK_EQ(shown_by(world[0]).operations.size(), 1U);
+  writer.join();
+  rings.operations[0].stamp.store(0);  // by a thread that was killed there
+  CHECK(shown_by(world[0]).operations.empty());
+}
+
 TEST(a_thread_has_the_id_that_the_kernel_gave_it) {
   World world(1);
   world[0].run(barrier());

@@ -46,7 +46,12 @@ def until_seen(ranks: Ranks, *parts: str, read: Callable[[], str] | None = None)
 
 def seen(ranks: Ranks) -> str:
     """The report now; empty as long as there is no job."""
-    found = match_jobs(find_jobs(read_segments().snapshots), ranks.environment["SDP_JOB_ID"])
+    return seen_of(ranks.environment["SDP_JOB_ID"])
+
+
+def seen_of(job: str) -> str:
+    """The report of this job, which may be the caller's own."""
+    found = match_jobs(find_jobs(read_segments().snapshots), job)
     return "\n".join(report(found[0].snapshots)) if found else ""
 
 

@@ -26,10 +26,11 @@ from tests.flight.cases import (
     queue_many,
     receive_in_vain,
     seen,
+    seen_of,
     until_seen,
     wait_in_two_groups,
 )
-from tests.ranks import Pool, Start, say
+from tests.ranks import HANG_S, Pool, Start, say
 
 TIME = r"\d+\.\d m?s"
 WAITED = rf"ranks 0, 1 have waited {TIME} in all_reduce #2 float32\[100\] sum for rank 2\n"
@@ -157,9 +158,18 @@ def test_a_closed_group_is_not_shown(start_pooled: Start) -> None:
         assert "flown" not in seen(ranks)
 
 
+def until_both_wait() -> None:
+    end = time.monotonic() + HANG_S
+    while "ranks 0, 1 have waited" not in (text := seen_of(os.environ["SDP_JOB_ID"])):
+        assert time.monotonic() < end, text
+        time.sleep(0.01)
+
+
 def disagree(rank: int, world: int) -> str:
     with Group.from_env(name="flown", timeout_s=LONG_S) as group:
         group.barrier()
+        if rank == 2:
+            until_both_wait()
         with pytest.raises(CollectiveMismatchError) as caught:
             group.all_reduce(np.ones(10 + (rank == 2), np.float32))
         with pytest.raises(CollectiveMismatchError) as again:

@@ -46,39 +46,58 @@ void read_exactly(int fd, void* to, std::size_t nbytes, std::uint64_t offset) {
   }
 }
 
-// Where the stamps of a FlightArea are, in words.
+constexpr std::size_t kWord = sizeof(std::uint64_t);
+constexpr std::size_t kForming = offsetof(FlightArea, forming) / kWord;
+constexpr std::size_t kRings = offsetof(FlightArea, rings) / kWord;
+constexpr std::size_t kCapacities[] = {FlightRings::kOperations, FlightRings::kMessages,
+                                       FlightRings::kSteps};
+
+// Calls `visit` with the place, in words, of each slot that was given to an event.
 template <class Visit>
-void each_stamp(const Visit& visit) {
-  constexpr std::size_t kWord = sizeof(std::uint64_t);
-  visit(offsetof(FlightArea, forming) / kWord);
-  constexpr std::size_t kSlots = (offsetof(FlightArea, rings) + sizeof(FlightRings::next)) / kWord;
-  for (std::size_t at = kSlots; at < sizeof(FlightArea) / kWord; at += sizeof(EventSlot) / kWord) {
-    visit(at);
+void each_event(const std::uint64_t* area, const Visit& visit) {
+  std::size_t slots = kRings + std::size(kCapacities);
+  for (std::size_t ring = 0; ring < std::size(kCapacities); ++ring) {
+    const std::uint64_t given = std::min<std::uint64_t>(area[kRings + ring], kCapacities[ring]);
+    for (std::uint64_t i = 0; i < given; ++i) visit(slots + i * sizeof(EventSlot) / kWord);
+    slots += kCapacities[ring] * sizeof(EventSlot) / kWord;
   }
 }
 
-// `read(to, nbytes)` copies a FlightArea. Data whose stamp is the same in the copies before and
-// after are consistent; else the stamp becomes 0.
+// `read(to, at, words)` copies a part of a FlightArea. Data whose stamp, which precedes them, is the
+// same in the copies before and after are consistent; else the stamp becomes 0. An event that is
+// being written is read again: its thread may be preempted, or killed, so only for kPatienceUs.
 template <class Read>
 std::vector<std::byte> consistent_copy(const FlightHead& head, const Read& read) {
-  constexpr std::size_t kBytes = sizeof(FlightArea);
-  std::vector<std::byte> whole(sizeof head + kBytes);
+  constexpr useconds_t kPatienceUs = 20'000, kPauseUs = 100;
+  constexpr std::size_t kWords = sizeof(FlightArea) / kWord;
+  std::vector<std::byte> whole(sizeof head + sizeof(FlightArea));
   std::memcpy(whole.data(), &head, sizeof head);
-  auto* const words = reinterpret_cast<std::uint64_t*>(whole.data() + sizeof head);
-  std::vector<std::uint64_t> before(kBytes / sizeof *words), after(before.size());
-  read(before.data(), kBytes);
-  read(words, kBytes);
-  read(after.data(), kBytes);
-  each_stamp([&](std::size_t at) { words[at] = before[at] == after[at] ? after[at] : 0; });
+  auto* const area = reinterpret_cast<std::uint64_t*>(whole.data() + sizeof head);
+  std::vector<std::uint64_t> before(kWords), after(kWords);
+  const auto read_thrice = [&](std::size_t at, std::size_t words) {
+    for (std::uint64_t* to : {before.data(), area, after.data()}) read(to + at, at, words);
+  };
+  const auto settle = [&](std::size_t at) { area[at] = before[at] == after[at] ? after[at] : 0; };
+  read_thrice(0, kWords);
+  settle(kForming);
+  useconds_t waited_us = 0;
+  each_event(after.data(), [&](std::size_t at) {
+    for (settle(at); area[at] == 0 && waited_us < kPatienceUs; settle(at)) {
+      usleep(kPauseUs);
+      waited_us += kPauseUs;
+      read_thrice(at, sizeof(EventSlot) / kWord);
+    }
+  });
   return whole;
 }
 }  // namespace
 
 std::vector<std::byte> copy_flight(const Segment& segment) {
   const auto* area = reinterpret_cast<const std::byte*>(&segment.flight());
-  return consistent_copy(head_of(segment.header()), [&](std::uint64_t* to, std::size_t nbytes) {
-    read_words(area, to, nbytes);
-  });
+  return consistent_copy(
+      head_of(segment.header()), [&](std::uint64_t* to, std::size_t at, std::size_t words) {
+        read_words(area + at * kWord, to, words * kWord);
+      });
 }
 
 std::vector<std::byte> copy_counters(const Segment& segment) {
@@ -99,8 +118,9 @@ std::vector<std::byte> read_flight(int fd) {
   if (at > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()) - sizeof(FlightArea)) {
     throw Failure(FailureKind::mismatch, "a segment has no flight record");
   }
-  return consistent_copy(head_of(header), [&](std::uint64_t* to, std::size_t nbytes) {
-    read_exactly(fd, to, nbytes, at);
-  });
+  return consistent_copy(
+      head_of(header), [&](std::uint64_t* to, std::size_t word, std::size_t words) {
+        read_exactly(fd, to, words * kWord, at + word * kWord);
+      });
 }
 }  // namespace sdp
