@@ -85,4 +85,5 @@ class CollectiveTask:
 
     def _check(self, times: int, stride: int) -> None:
         if self._holds_sum():
-            values.check(self.library.view(), self.dtype, self.place.ranks, times, stride)
+            rounding, ranks = times * self.library.rounding, self.place.ranks
+            values.check(self.library.view(), self.dtype, ranks, times, stride, rounding)

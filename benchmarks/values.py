@@ -54,7 +54,9 @@ def fill(buffer: NDArray, dtype: str, rank: int) -> None:
         buffer[i::PERIOD] = _encode(_scaled(dtype, 1 + i + rank % 2), dtype)
 
 
-def check(buffer: NDArray, dtype: str, ranks: int, times: int, stride: int = 1) -> None:
+def check(
+    buffer: NDArray, dtype: str, ranks: int, times: int, stride: int = 1, rounding: float = 0.0
+) -> None:
     """Compare a buffer with the closed form after `times` all_reduce sums.
 
     Args:
@@ -63,6 +65,7 @@ def check(buffer: NDArray, dtype: str, ranks: int, times: int, stride: int = 1) 
         ranks: Number of ranks.
         times: Number of sums, at least 1.
         stride: Check one period in `stride` only; 1 checks everything.
+        rounding: Relative error that is allowed beside the type's own.
 
     Raises:
         ArithmeticError: An element is wrong; the text names the first one.
@@ -70,6 +73,7 @@ def check(buffer: NDArray, dtype: str, ranks: int, times: int, stride: int = 1) 
     # Powers of two stay exact; any other number of ranks causes one rounding for each sum.
     exact = ranks & (ranks - 1) == 0
     tolerance = 0.0 if exact or dtype in _INTS else (times + 1) * _FLOATS[dtype][3]
+    tolerance += rounding
     for i in range(PERIOD):
         want = _expected(dtype, ranks, times, i)
         got = decode(buffer[i :: PERIOD * stride], dtype)

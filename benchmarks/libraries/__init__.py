@@ -86,6 +86,18 @@ _ALL = (
         "torch.distributed, smddp, Open MPI between nodes",
         mpi="openmpi",
     ),
+    *(
+        LibrarySpec(
+            f"smddp-{network}-{wire}",
+            f"{_HERE}.smddp:Smddp",
+            f"torch.distributed, smddp, {wire} over {network} between nodes",
+            options={"rounding": rounding},
+            environment={"SDP_INTERNODE": network.replace("mpich", "mpi"), "SDP_WIRE_DTYPE": wire},
+            mpi="mpich" * (network == "mpich"),
+        )
+        for network in ("gloo", "mpich")
+        for wire, rounding in (("bf16", 2**-7), ("int8", 2**-4), ("fp8", 2**-3))
+    ),
     LibrarySpec("mpi", f"{_HERE}.mpi:Mpi", "mpi4py, first MPI found", mpi="any"),
     LibrarySpec("mpich", f"{_HERE}.mpi:Mpi", "mpi4py, MPICH", mpi="mpich"),
     LibrarySpec("openmpi", f"{_HERE}.mpi:Mpi", "mpi4py, Open MPI", mpi="openmpi"),

@@ -28,6 +28,7 @@ class LowerBound:
     """All ranks' buffers and counters in one shared mapping."""
 
     reduces = True
+    rounding = 0.0
 
     def __init__(self, place: Place) -> None:
         self.place = place

@@ -365,6 +365,22 @@ def narrow(dtype: DType, target: int, source: int, count: int) -> None:
 def widen(dtype: DType, target: int, source: int, count: int) -> None:
     """Widens a 16-bit type to float32."""
 
+class BlockFormat(enum.Enum):
+    int8 = 0
+
+    fp8 = 1
+
+def blocks_nbytes(count: int) -> int:
+    """Bytes of float32 values in blocks."""
+
+def pack_blocks(format: BlockFormat, target: int, source: int, count: int, residual: int = 0, seed: int | None = None) -> None:
+    """
+    Rounds float32 to blocks: stochastically if there is a seed, else to the nearest. A residual is added to the values before, and becomes what the rounding has left out.
+    """
+
+def unpack_blocks(format: BlockFormat, target: int, source: int, count: int) -> None:
+    """Widens blocks to float32."""
+
 TRACE_EVENTS: int = 32768
 
 def initialize_segment(fd: int, rank: int, world_size: int, staging_bytes: int, error_prefix: str = '') -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .environment import environment
+from .wire_dtype import WireDType
 
 MIB = 2**20
 DEFAULT_TIMEOUT_S = 300.0
@@ -33,7 +34,6 @@ ROSTER_FILE = "SDP_ROSTERS"
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
 _SAGEMAKER_FLAG = "sagemaker_distributed_dataparallel_enabled"
-_SHORT_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 # ---- what the text of a variable means -----------------------------------------------------------
@@ -81,11 +81,12 @@ def _internode(name: str, text: str) -> str | None:
     return None if word == "auto" else word
 
 
-def _wire_dtype(name: str, text: str) -> str | None:
-    word = _SHORT_NAMES.get(text.lower(), text.lower())
-    if word not in ("none", "float32", "bfloat16", "float16"):
-        raise _refuse(name, text, "bf16, fp16 or none")
-    return None if word in ("none", "float32") else word
+def _wire_dtype(name: str, text: str) -> str:
+    try:
+        return str(WireDType.parse(text) or "none")
+    except ValueError:
+        allowed = "bf16, fp16, int8, fp8 or none; int8 and fp8 also with stochastic or feedback"
+        raise _refuse(name, text, allowed) from None
 
 
 def _text(name: str, text: str) -> str:
@@ -147,8 +148,8 @@ class Config:
     """Order an accelerator's copies and the CPU by flags in memory, where the device can."""
     internode: str | None = _setting("SDP_INTERNODE", _internode)
     """``"mpi"`` or ``"gloo"``: the network between nodes; None: MPI if mpirun started the ranks."""
-    wire_dtype: str | None = _setting("SDP_WIRE_DTYPE", _wire_dtype)
-    """``"bfloat16"`` or ``"float16"``: how float32 sums travel between nodes; None: unchanged."""
+    wire_dtype: str = _setting("SDP_WIRE_DTYPE", _wire_dtype, "none")
+    """How float32 sums travel between nodes; ``"none"``: unchanged."""
     numa: bool = _setting("SDP_NUMA", _switch, True)
     """Have ``sdp run`` bind each rank to NUMA nodes, where a machine has several."""
     native_ops: bool = _setting("SDP_NATIVE_OPS", _switch, True)
@@ -190,9 +191,8 @@ class Config:
         """
         if dtype is None:
             return self
-        return replace(
-            self, wire_dtype=_wire_dtype("wire_dtype", getattr(dtype, "value", str(dtype)))
-        )
+        word = getattr(dtype, "value", str(dtype))
+        return replace(self, wire_dtype=_wire_dtype("wire_dtype", word))
 
     @classmethod
     def from_env(cls, env: Mapping[str, str] | None = None) -> Config:

@@ -21,6 +21,7 @@ from .rendezvous import Exchange, Rendezvous, meet
 from .rendezvous.failure import RendezvousFailure
 from .stack_dump import dump_on_signal
 from .topology import Topology, place_in_job
+from .wire_dtype import WireDType
 
 _MOST_CHARS = 60
 
@@ -98,7 +99,6 @@ def _span_nodes(
 ) -> SpanningGroup:
     """Join the node's ranks with those of other nodes."""
     context, nodes = rendezvous.context, rendezvous.nodes
-    wire_dtype = None if config.wire_dtype is None else _native.DType[config.wire_dtype]
     try:
         _agree(rendezvous, exchange, network, config)
         left_s = context.deadline.remaining_s
@@ -106,7 +106,7 @@ def _span_nodes(
     except BaseException:
         node.close()
         raise
-    return SpanningGroup(context.rank, nodes, node, channel, wire_dtype)
+    return SpanningGroup(context.rank, nodes, node, channel, WireDType.parse(config.wire_dtype))
 
 
 def _agree(rendezvous: Rendezvous, exchange: Exchange, network: Network, config: Config) -> None:

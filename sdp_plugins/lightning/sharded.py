@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -95,7 +96,12 @@ class _Sharded(LightningClass):
         self._master_weights = master_weights
 
     def _configure_launcher(self) -> None:
-        given = dict(self._ddp_kwargs)
+        defaults = signature(nn.parallel.DistributedDataParallel).parameters
+        given = {
+            name: value
+            for name, value in self._ddp_kwargs.items()
+            if name not in defaults or value != defaults[name].default  # LightningCLI passes all
+        }
         for name in ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper"):
             if (value := getattr(self, f"_{name}", None)) is not None:
                 given[name] = value

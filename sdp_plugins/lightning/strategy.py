@@ -16,25 +16,23 @@ from sdp_plugins.lightning.launcher import watched
 from sdp_plugins.lightning.namespaces import FABRIC, TRAINER, LightningClass, concrete_class
 from sdp_plugins.lightning.parent_watch import ParentWatch
 from sdp_plugins.torch.backend_name import BACKEND
+from sdp_plugins.torch.group_options import Options, default_options
 
 log = logging.getLogger(__name__)
 
 
-class _OverSmddp(LightningClass):
-    """A mixin for DDPStrategy, shared by Trainer and Fabric.
+class _OfPackage(LightningClass):
+    """Chooses the class for the Lightning package in use, as pathlib.Path does.
 
-    It has no `__init__`, because LightningCLI must see the signature of DDPStrategy, with the
-    arguments of DistributedDataParallel behind its `**kwargs`.
+    Not a part of `_OverSmddp`: LightningCLI reads the arguments of `__init__` only where no
+    `__new__` is.
     """
 
-    _launcher: Any
-    _cluster_environment: Any = None
     _packages: tuple[str, ...] = ()  # of a mixin
     _concrete = "SMDDPStrategy"  # the name of the classes for them
-    _elastic_environment: type  # of a concrete class
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Make an object of the class for the Lightning package in use, as pathlib.Path does."""
+        """Make an object of a concrete class."""
         if "_packages" in vars(cls):
             cls = concrete_class(cls._packages, cls._concrete)
         elif not hasattr(cls, "barrier"):
@@ -43,6 +41,25 @@ class _OverSmddp(LightningClass):
                 "SMDDPStrategy of one Lightning package, such as sdp_plugins.lightning.pytorch."
             )
         return super().__new__(cls)
+
+
+class _OverSmddp(_OfPackage):
+    """A mixin for DDPStrategy, shared by Trainer and Fabric.
+
+    Args:
+        *args: Of Lightning's DDPStrategy.
+        wire_dtype: How float32 values travel between nodes, such as ``"bf16"`` or ``"int8"``; None:
+            ``SDP_WIRE_DTYPE``.
+        **kwargs: Of Lightning's DDPStrategy.
+    """
+
+    _launcher: Any
+    _cluster_environment: Any = None
+    _elastic_environment: type  # of a concrete class
+
+    def __init__(self, *args: Any, wire_dtype: str | None = None, **kwargs: Any) -> None:
+        self._options = Options(wire_dtype)
+        super().__init__(*args, **kwargs)
 
     @property
     def _process_group_backend(self) -> str:
@@ -80,8 +97,12 @@ class _OverSmddp(LightningClass):
         """Make the process group; end this rank if its launching process has ended meanwhile."""
         import sdp_plugins.torch  # noqa: F401  (registers the backend if autoload is off)
 
-        with ParentWatch():
-            super().setup_environment()
+        chosen = default_options.set(self._options)
+        try:
+            with ParentWatch():
+                super().setup_environment()
+        finally:
+            default_options.reset(chosen)
 
 
 class SMDDPStrategy(_OverSmddp):

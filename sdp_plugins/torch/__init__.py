@@ -17,14 +17,16 @@ from sdp_plugins.torch.backend import register_backend
 if TYPE_CHECKING:
     from sdp_plugins.torch.backend import create
     from sdp_plugins.torch.elastic.training import Elastic
+    from sdp_plugins.torch.group_options import Options
     from sdp_plugins.torch.process_group import ProcessGroup
     from sdp_plugins.torch.sharding.optimizer import ShardedOptimizer
     from sdp_plugins.torch.share_tensor import share
 
-__all__ = ["Elastic", "ProcessGroup", "ShardedOptimizer", "create", "share"]
+__all__ = ["Elastic", "Options", "ProcessGroup", "ShardedOptimizer", "create", "share"]
 
 _HOMES = {
     "Elastic": "elastic.training",
+    "Options": "group_options",
     "ProcessGroup": "process_group",
     "ShardedOptimizer": "sharding.optimizer",
     "create": "backend",

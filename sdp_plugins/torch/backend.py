@@ -39,31 +39,38 @@ def create(options: Any, pg_options: Any = None) -> Any:
 
     Args:
         options: c10d's DistributedBackendOptions.
-        pg_options: A ``Meeting`` of the ranks, if they have met already; nothing else, unless they
-            are those of the group's other backend.
+        pg_options: ``Options``; a ``Meeting`` of the ranks, if they have met already; or, ignored,
+            those of the group's other backend.
 
     Returns:
         A ``ProcessGroup``; a ``DeviceBackend`` if the group has another backend, too.
 
     Raises:
-        TypeError: The caller passed `pg_options`.
+        TypeError: The `pg_options` are not of this backend.
         ValueError: An environment variable has an invalid value.
         RendezvousError: The ranks did not find each other.
     """
     from sdp_plugins.core.regroup import Meeting
     from sdp_plugins.torch.group_making import make_group, make_unready_group
+    from sdp_plugins.torch.group_options import Options, default_options
     from sdp_plugins.torch.internals import TAKES_BACKENDS
 
     mixed = TAKES_BACKENDS and _has_others(sys._getframe(1).f_locals.get("backend_config"))
     if mixed:
         pg_options = None
-    if not (pg_options is None or isinstance(pg_options, Meeting)):
-        raise TypeError(f"{BACKEND} takes no pg_options, but got {type(pg_options).__name__}.")
+    if not (pg_options is None or isinstance(pg_options, (Meeting, Options))):
+        raise TypeError(
+            f"{BACKEND} takes no pg_options of type {type(pg_options).__name__}. Hint: pass "
+            "sdp_plugins.torch.Options(...), or none."
+        )
+    meeting = pg_options if isinstance(pg_options, Meeting) else None
+    given = pg_options if isinstance(pg_options, Options) else default_options.get()
+    chosen = given or Options()
     _serve_accelerator()
     if getattr(options, "enable_reconfigure", False) and not mixed:  # which torch cannot change
-        group = make_unready_group(options)
+        group = make_unready_group(options, chosen)
     else:
-        group = make_group(options, pg_options)
+        group = make_group(options, meeting, chosen)
     if not mixed:
         return group
     from sdp_plugins.torch.device_backend import DeviceBackend

@@ -360,12 +360,12 @@ bool same(DType dtype, const Bytes& a, const Bytes& b) {
 }
 
 std::vector<Table> tables() {
-  std::vector<Table> all{{"baseline", sdp::kernel_baseline}};
+  std::vector<Table> all{{"baseline", sdp::kernel_baseline, sdp::blocks_baseline}};
 #if defined(__x86_64__)
   const bool has_avx512 = sdp::best_kernels() == sdp::kernel_avx512;
-  if (has_avx512) all.push_back({"avx512", sdp::kernel_avx512});
+  if (has_avx512) all.push_back({"avx512", sdp::kernel_avx512, sdp::blocks_avx512});
   if (has_avx512 || sdp::best_kernels() == sdp::kernel_avx2) {
-    all.push_back({"avx2", sdp::kernel_avx2});
+    all.push_back({"avx2", sdp::kernel_avx2, sdp::blocks_avx2});
   }
 #endif
   return all;

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "blocks.hpp"
 #include "kernels.hpp"
 #include "types.hpp"
 
@@ -38,6 +39,7 @@ bool same(sdp::DType dtype, const Bytes& a, const Bytes& b);
 struct Table {
   std::string name;
   sdp::KernelTable kernels;
+  sdp::BlockTable blocks;
 };
 std::vector<Table> tables();  // those that this processor can run
 }  // namespace reference

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.fabric.accelerators import CPUAccelerator
+from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
 from sdp_plugins.core.nodes import Nodes
-from sdp_plugins.torch import ShardedOptimizer
+from sdp_plugins.lightning.fabric import SMDDPStrategy
+from sdp_plugins.torch import Options, ShardedOptimizer
 from tests.internode.spanning import LAYOUTS, on_node
 from tests.ranks import Pool
 from tests.torch import (
@@ -92,6 +96,49 @@ def test_sub_groups(rank_pool: Pool) -> None:
         [1, 2, 2],
         [1, 2, 2],
     ]
+
+
+def is_rounded(group: Any = None) -> bool:
+    data = torch.linspace(0, 1, 50_000)
+    exact = data * dist.get_world_size(group)
+    dist.all_reduce(data, group=group)
+    assert (data - exact).abs().max() < 0.1
+    return not torch.equal(data, exact)
+
+
+def run_wires(rank: int, world: int) -> list[bool]:
+    """Groups whose wire dtypes differ."""
+    with process_group():
+        groups = [None, dist.new_group(pg_options=Options("int8")), dist.new_group()]
+        with pytest.raises(ValueError, match="wire_dtype='int7' cannot be used"):
+            dist.new_group(pg_options=Options("int7"))
+        return [is_rounded(group) for group in groups]
+
+
+def test_wire_dtype_of_a_group(rank_pool: Pool) -> None:
+    found = rank_pool(2).run(run_on_nodes, "2x1", run_wires)
+    assert found == [[False, True, False]] * 2
+
+
+def run_strategy(rank: int, world: int, **options: Any) -> bool:
+    strategy = SMDDPStrategy(
+        cluster_environment=TorchElasticEnvironment(),
+        parallel_devices=[torch.device("cpu")] * world,
+        accelerator=CPUAccelerator(),
+        **options,
+    )
+    strategy._configure_launcher()
+    strategy.setup_environment()
+    try:
+        return is_rounded()
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("wire", ["int8", None])
+def test_wire_dtype_of_a_strategy(rank_pool: Pool, wire: str | None) -> None:
+    found = rank_pool(2).run(run_on_nodes, "2x1", partial(run_strategy, wire_dtype=wire))
+    assert found == [wire == "int8"] * 2
 
 
 @pytest.mark.parametrize("layout", ["2x2", "1+2", pytest.param("2x1", marks=pytest.mark.long)])

@@ -18,6 +18,7 @@ import sdp_plugins.lightning
 from sdp_plugins.lightning import namespaces, registry
 from sdp_plugins.lightning.namespaces import FABRIC, MODULES, TRAINER, strategy_class
 from sdp_plugins.lightning.strategy import SMDDPFabricStrategy, SMDDPStrategy
+from sdp_plugins.torch import Options
 
 VARIANTS = [
     f"{start}{unused}"
@@ -232,12 +233,19 @@ def test_lightning_cli_knows_the_arguments(path: str) -> None:
     trainer = importlib.import_module(package).Trainer
     parser = cli.LightningArgumentParser()
     parser.add_class_arguments(trainer, "trainer")
+
+    def made_by(name: str, **given: str) -> Any:
+        line = [f"--trainer.strategy={path}.{name}"]
+        line += [f"--trainer.strategy.{name}={value}" for name, value in given.items()]
+        return parser.instantiate_classes(parser.parse_args(line)).trainer.strategy
+
     given = {"find_unused_parameters": "true", "bucket_cap_mb": "3", "timeout": "0:01:00"}
-    line = [f"--trainer.strategy={path}.SMDDPStrategy"]
-    line += [f"--trainer.strategy.{name}={value}" for name, value in given.items()]
-    made = parser.instantiate_classes(parser.parse_args(line)).trainer.strategy
+    made = made_by("SMDDPStrategy", wire_dtype="int8", **given)
     assert type(made) is strategy_class(package)
     assert made.process_group_backend == "smddp"
     assert made._timeout.total_seconds() == 60
     assert made._ddp_kwargs["find_unused_parameters"] is True
     assert made._ddp_kwargs["bucket_cap_mb"] == 3
+    assert made._options == Options("int8")
+    sharded = made_by("SMDDPShardedStrategy", master_weights="true", timeout="0:01:00")
+    assert sharded._master_weights is True and sharded._timeout.total_seconds() == 60

@@ -52,6 +52,7 @@ NB_MODULE(_native, m) {
   bind_failures(m);
   bind_requests(m);
   bind_reductions(m);
+  bind_blocks(m);
   bind_flight(m);
   bind_group(m);
   bind_devices(m);

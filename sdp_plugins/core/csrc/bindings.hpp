@@ -72,6 +72,7 @@ void bind_failures(nb::module_& m);
 void bind_requests(nb::module_& m);
 void bind_reductions(nb::module_& m);
 void bind_group(nb::module_& m);
+void bind_blocks(nb::module_& m);
 void bind_flight(nb::module_& m);
 void bind_devices(nb::module_& m);
 }  // namespace sdp

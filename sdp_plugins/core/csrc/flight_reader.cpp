@@ -63,9 +63,9 @@ void each_event(const std::uint64_t* area, const Visit& visit) {
   }
 }
 
-// `read(to, at, words)` copies a part of a FlightArea. Data whose stamp, which precedes them, is the
-// same in the copies before and after are consistent; else the stamp becomes 0. An event that is
-// being written is read again: its thread may be preempted, or killed, so only for kPatienceUs.
+// `read(to, at, words)` copies a part of a FlightArea. Data whose stamp, which precedes them, is
+// the same in the copies before and after are consistent; else the stamp becomes 0. An event that
+// is being written is read again: its thread may be preempted, or killed, so only for kPatienceUs.
 template <class Read>
 std::vector<std::byte> consistent_copy(const FlightHead& head, const Read& read) {
   constexpr useconds_t kPatienceUs = 20'000, kPauseUs = 100;
@@ -94,10 +94,10 @@ std::vector<std::byte> consistent_copy(const FlightHead& head, const Read& read)
 
 std::vector<std::byte> copy_flight(const Segment& segment) {
   const auto* area = reinterpret_cast<const std::byte*>(&segment.flight());
-  return consistent_copy(
-      head_of(segment.header()), [&](std::uint64_t* to, std::size_t at, std::size_t words) {
-        read_words(area + at * kWord, to, words * kWord);
-      });
+  return consistent_copy(head_of(segment.header()),
+                         [&](std::uint64_t* to, std::size_t at, std::size_t words) {
+                           read_words(area + at * kWord, to, words * kWord);
+                         });
 }
 
 std::vector<std::byte> copy_counters(const Segment& segment) {
@@ -118,9 +118,9 @@ std::vector<std::byte> read_flight(int fd) {
   if (at > static_cast<std::uint64_t>(std::numeric_limits<off_t>::max()) - sizeof(FlightArea)) {
     throw Failure(FailureKind::mismatch, "a segment has no flight record");
   }
-  return consistent_copy(
-      head_of(header), [&](std::uint64_t* to, std::size_t word, std::size_t words) {
-        read_exactly(fd, to, words * kWord, at + word * kWord);
-      });
+  return consistent_copy(head_of(header),
+                         [&](std::uint64_t* to, std::size_t word, std::size_t words) {
+                           read_exactly(fd, to, words * kWord, at + word * kWord);
+                         });
 }
 }  // namespace sdp

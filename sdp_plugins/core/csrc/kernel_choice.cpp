@@ -1,3 +1,4 @@
+#include "blocks.hpp"
 #include "kernels.hpp"
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -33,5 +34,13 @@ KernelTable best_kernels() {
   if (has == Vectors::avx2) return kernel_avx2;
 #endif
   return kernel_baseline;
+}
+
+BlockTable best_blocks() {
+#if defined(__x86_64__)
+  if (best_kernels() == kernel_avx512) return blocks_avx512;
+  if (best_kernels() == kernel_avx2) return blocks_avx2;
+#endif
+  return blocks_baseline;
 }
 }  // namespace sdp

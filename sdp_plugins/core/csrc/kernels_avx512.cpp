@@ -1,6 +1,8 @@
 // Compiled with the flags of AVX-512; empty on other architectures.
 #if defined(__x86_64__)
 #define SDP_KERNELS kernel_of_avx512
+#define SDP_BLOCKS blocks_avx512
+#include "blocks.inl"
 #include "kernels.inl"
 
 namespace sdp {

@@ -21,34 +21,32 @@ MOST_MULTIPLIED_NBYTES = 4 * MIB
 
 It needs memory for all members of a level, and one rank of a node sums alone.
 """
-NARROW_NBYTES = 16 * 1024
-"""Largest buffer that is not narrowed with a wire dtype.
+EXACT_NBYTES = 16 * 1024
+"""Largest buffer that is not rounded for the wire.
 
-The limit is fixed and does not depend on costs, because narrowing changes the result.
+The limit is fixed and does not depend on costs, because rounding changes the result.
 """
 
 
 def plan_of(operation: SpanningOperation) -> Plan:
     """The plan of a reduction, the same on all ranks."""
     nbytes = operation.request.count * operation.itemsize
-    narrows = WireFormat(operation).wire is not None
-    return _plan(operation.context, operation.request.op, nbytes, narrows=narrows)
+    rounds = WireFormat(operation).rounds
+    return _plan(operation.context, operation.request.op, nbytes, rounds=rounds)
 
 
 def explain(context: GroupContext, op: _native.Op, nbytes: int) -> str:
     """Describe how an operation on `nbytes` bytes exchanges data between nodes."""
     if op not in (_native.Op.all_reduce, _native.Op.reduce):
         return "every rank's data goes straight to the nodes that need it, once"
-    return str(_plan(context, op, nbytes, narrows=context.wire_dtype is not None))
+    return str(_plan(context, op, nbytes, rounds=context.wire_dtype is not None))
 
 
-def _plan(context: GroupContext, op: _native.Op, nbytes: int, *, narrows: bool) -> Plan:
-    direct = narrows or op is _native.Op.reduce  # each further level would round once more
+def _plan(context: GroupContext, op: _native.Op, nbytes: int, *, rounds: bool) -> Plan:
+    direct = rounds or op is _native.Op.reduce  # each further level would round once more
     algorithm = None
-    if narrows:
-        algorithm = (
-            Algorithm.recursive_multiplying if nbytes <= NARROW_NBYTES else Algorithm.sharded
-        )
+    if rounds:
+        algorithm = Algorithm.recursive_multiplying if nbytes <= EXACT_NBYTES else Algorithm.sharded
     return choose(_COSTS, context.nodes.count, nbytes, algorithm=algorithm, direct=direct)
 
 

@@ -11,6 +11,8 @@ import numpy as np
 from .. import _native
 from ..errors import SdpError, from_native
 from ..nodes import Nodes
+from ..wire_dtype import WireDType
+from .residuals import Residuals
 from .transport import Channel, Stream
 
 
@@ -23,9 +25,10 @@ class GroupContext:
         nodes: All ranks by node.
         native: The native group of this node's ranks.
         channel: Connects this rank with the ranks of other nodes.
-        wire_dtype: 16-bit type of float32 values between nodes; None: they are sent unchanged.
+        wire_dtype: How float32 values travel between nodes; None: unchanged.
         last_completed: The last operation that succeeded, for error messages.
         pools: Scratch memory, by name.
+        residuals: What rounding for the wire has left out.
         node: Index of this rank's node.
         local_rank: Index of this rank among the ranks of its node.
         local_ranks: The ranks of this node.
@@ -38,9 +41,10 @@ class GroupContext:
     nodes: Nodes
     native: _native.NativeGroup
     channel: Channel[Any]
-    wire_dtype: _native.DType | None = None
+    wire_dtype: WireDType | None = None
     last_completed: _native.OpSignature | None = None
     pools: dict[str, np.ndarray] = field(default_factory=dict)
+    residuals: Residuals = field(default_factory=Residuals)
 
     def __post_init__(self) -> None:
         self.node = self.nodes.node_of(self.rank)

@@ -26,7 +26,7 @@ def reduce_scatter(operation: SpanningOperation) -> None:
     await_leader(operation)
     if count == 0:
         return
-    nbytes = count * form.partial_size
+    nbytes = form.sums.nbytes(count)
     room = context.scratch("partials", nodes.count * nbytes)
     partials = [room + node * nbytes for node in range(nodes.count)]
     messages: list[Pending | None] = [
@@ -34,17 +34,33 @@ def reduce_scatter(operation: SpanningOperation) -> None:
         for node in context.other_nodes
     ]
     for node in context.other_nodes:
-        for peer, at, length in _sums(operation, form, node):
-            messages.append(operation.send(peer, at, length * form.partial_size))
+        for number, (peer, at, length) in enumerate(_sums(operation, form, node)):
+            if form.sums.rounds:
+                at = _packed(operation, form, at, length, node << 16 | number)
+            messages.append(operation.send(peer, at, form.sums.nbytes(length)))
     for _, at, _ in _sums(operation, form, context.node):
         partials[context.node] = at
     operation.wait(messages)
-    if form.narrows_results:
-        narrow = context.scratch("result", count * form.result_size)
-        form.total(partials, narrow, count)
-        form.widen(target, narrow, count)
-    else:
-        form.total(partials, target, count)
+    if form.sums.rounds:
+        size = count * form.accumulator_size
+        room = context.scratch("widened", nodes.count * size)
+        for node in context.other_nodes:
+            form.sums.unpack(room + node * size, partials[node], count)
+            partials[node] = room + node * size
+    form.total(partials, target, count)
+
+
+def _packed(
+    operation: SpanningOperation, form: WireFormat, sums: int, count: int, part: int
+) -> int:
+    """Round sums for the wire; returns their address."""
+    context, residual = operation.context, 0
+    packed = context.scratch(f"packed{part}", form.sums.nbytes(count))
+    if context.wire_dtype is not None and context.wire_dtype.feedback:
+        key = operation.request.sends[0][0], count, part
+        residual = context.residuals.address(key, count)
+    form.sums.pack(packed, sums, count, residual, part)
+    return packed
 
 
 def _sums(
@@ -63,5 +79,4 @@ def _sums(
         sums = context.scratch(f"sum{node}.{n}", count * form.accumulator_size)
         operation.step(Op.reduce_scatter, sends, [(sums, count)], accumulates=True)
         if count:
-            packed = context.scratch(f"packed{node}.{n}", count * form.partial_size)
-            yield ranks[local_rank], form.pack(packed, sums, count), count
+            yield ranks[local_rank], sums, count

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from .. import _native
 from .operation import Piece, SpanningOperation
-from .plan import Plan, levels, segments, shard
+from .plan import Level, Plan, levels, segments, shard
 from .scattered import Scattered
 from .transport import Pending, Stream
-from .wire_format import WireFormat
+from .wire_format import Encoding, WireFormat
 
 Op = _native.Op
 PREPARED = 1
@@ -29,6 +29,7 @@ class ShardedReduction:
         self.operation = operation
         self.plan = plan
         self.form = WireFormat(operation)
+        self.feeds_back = context.wire_dtype is not None and context.wire_dtype.feedback
         self.keeping_nodes = (
             (context.nodes.node_of(request.root),)
             if request.op is Op.reduce
@@ -99,10 +100,11 @@ class SegmentReduction:
         )
         if not of.exchanges:
             return
-        if not form.narrows_results and of.node_keeps:
-            self._results = self._flat + self._first * self._itemsize
+        self._mine = self._flat + self._first * self._itemsize
+        if of.node_keeps and not form.results.rounds:
+            self._results = self._mine
         else:
-            self._results = self._scratch("results", self._length, form.result_size)
+            self._results = self._scratch("results", self._wire_nbytes(form.results))
         self._partials = [self._room_for(depth) for depth in range(len(self._levels))]
         depths = range(len(self._levels))
         self._on_the_way = [self._receive_partials(depth) for depth in depths]
@@ -131,19 +133,23 @@ class SegmentReduction:
         # The stage is the hop: a rank that waits in it may keep others waiting in the next one.
         self.of.operation.wait(self._on_the_way[self._stage - 1], stream, hop=self._stage)
 
-    def _scratch(self, name: str, elements: int, size: int) -> int:
-        return self.of.operation.context.scratch(f"{name}{self._slot}", elements * size)
+    def _scratch(self, name: str, nbytes: int) -> int:
+        return self.of.operation.context.scratch(f"{name}{self._slot}", nbytes)
+
+    def _wire_nbytes(self, encoding: Encoding) -> int:
+        """Bytes of this rail's values on the wire, in the parts of the last level."""
+        return encoding.offset(self._length, len(self._levels[-1].members))
 
     def _room_for(self, depth: int) -> list[int]:
         """Addresses for the members' sums of this rank's part; its own address stays unused."""
-        level, size = self._levels[depth], self.of.form.partial_size
-        _, count = level.part(level.digit)
-        room = self._scratch(f"partials{depth}.", len(level.members) * count, size)
-        return [room + digit * count * size for digit in range(len(level.members))]
+        level = self._levels[depth]
+        nbytes = self.of.form.sums.nbytes(level.part(level.digit)[1])
+        room = self._scratch(f"partials{depth}.", len(level.members) * nbytes)
+        return [room + digit * nbytes for digit in range(len(level.members))]
 
     def _receive_partials(self, depth: int) -> list[Pending | None]:
         operation, level = self.of.operation, self._levels[depth]
-        nbytes = level.part(level.digit)[1] * self.of.form.partial_size
+        nbytes = self.of.form.sums.nbytes(level.part(level.digit)[1])
         return [
             operation.receive(
                 self.of.rail[level.members[digit]],
@@ -155,59 +161,93 @@ class SegmentReduction:
         ]
 
     def _receive_results(self, depth: int) -> list[Pending | None]:
-        of, level, size = self.of, self._levels[depth], self.of.form.result_size
+        of, level, results = self.of, self._levels[depth], self.of.form.results
         messages = []
         for digit in level.others if of.node_keeps else ():
             peer, (begin, count) = of.rail[level.members[digit]], level.part(digit)
-            address = self._results + begin * size
-            messages.append(of.operation.receive(peer, address, count * size, Stream.results))
+            at = self._results + results.offset(begin, digit)
+            messages.append(of.operation.receive(peer, at, results.nbytes(count), Stream.results))
         return messages
 
     def _reduce_node(self) -> None:
         """Reduce the segment among this node's ranks."""
         of, form, operation = self.of, self.of.form, self.of.operation
         context = operation.context
-        at = self._flat + self._first * self._itemsize
         if len(context.local_ranks) > 1 or not form.sums_are_values:
             sends = [(self._flat + begin * self._itemsize, n) for begin, n in self._rails]
             sends += [(self._flat, 0)] * (len(context.local_ranks) - of.rails)
-            at = self._scratch("rail", self._length, form.accumulator_size)
-            operation.step(Op.reduce_scatter, sends, [(at, self._length)], accumulates=True)
-        packed = self._scratch("packed", self._length, form.partial_size) if form.wire else at
-        self._sums = form.pack(packed, at, self._length)
+            self._sums = self._scratch("rail", self._length * form.accumulator_size)
+            step = [(self._sums, self._length)]
+            operation.step(Op.reduce_scatter, sends, step, accumulates=True)
+        elif of.exchanges:
+            self._sums = self._mine
 
     def _scatter(self, depth: int) -> None:
         """Send each other member of a level the sums of the part that it reduces."""
-        of, level, size = self.of, self._levels[depth], self.of.form.partial_size
+        of, level, sums = self.of, self._levels[depth], self.of.form.sums
         begin, _ = level.part(level.digit)
-        self._partials[depth][level.digit] = self._sums + begin * size
+        self._partials[depth][level.digit] = self._accumulator(begin)
+        packed = self._scratch("packed", self._wire_nbytes(sums)) if sums.rounds else self._sums
         for digit in level.others:
             peer, (first, count) = of.rail[level.members[digit]], level.part(digit)
-            message = of.operation.send(
-                peer, self._sums + first * size, count * size, _stream(depth)
-            )
+            at = packed + sums.offset(first, digit)
+            if sums.rounds:
+                self._pack(sums, at, self._accumulator(first), first, count)
+            message = of.operation.send(peer, at, sums.nbytes(count), _stream(depth))
             self._on_the_way[self._stage].append(message)
+
+    def _accumulator(self, index: int) -> int:
+        return self._sums + index * self.of.form.accumulator_size
+
+    def _pack(self, encoding: Encoding, target: int, source: int, first: int, count: int) -> None:
+        """Round a part of this rail for the wire; the part begins with the value `first`."""
+        operation, at = self.of.operation, 0
+        if self.of.feeds_back:
+            request, (address, _) = operation.request, operation.request.recvs[0]
+            key = address, request.count, int(request.reduce_op), self._begin + self._first + first
+            at = operation.context.residuals.address(key, count)
+        encoding.pack(target, source, count, at, self._begin + self._first + first)
 
     def _fold(self, depth: int) -> None:
         """Add the received sums, for the next level."""
-        level, form = self._levels[depth], self.of.form
+        level = self._levels[depth]
         begin, count = level.part(level.digit)
-        form.fold(self._partials[depth], self._sums + begin * form.partial_size, count)
+        self.of.form.fold(self._partials[depth], self._accumulator(begin), count)
 
     def _total(self) -> None:
         """Add the sums of the last level: the result of the part that this rank reduces."""
         form, level = self.of.form, self._levels[-1]
         begin, count = level.part(level.digit)
-        form.total(self._partials[-1], self._results + begin * form.result_size, count)
+        partials = self._partials[-1]
+        target = self._results + form.results.offset(begin, level.digit)
+        if form.sums.rounds:
+            partials = self._widened(partials, level, count)
+        if not form.results.rounds:
+            form.total(partials, target, count)
+            return
+        total = partials[level.digit]
+        form.total(partials, total, count)
+        self._pack(form.results, target, total, begin, count)
+
+    def _widened(self, partials: list[int], level: Level, count: int) -> list[int]:
+        """Convert the sums of other nodes back; this node's own were not rounded."""
+        nbytes = count * self.of.form.accumulator_size
+        room = self._scratch("widened", len(partials) * nbytes)
+        widened = [room + digit * nbytes for digit in range(len(partials))]
+        widened[level.digit] = partials[level.digit]
+        for digit in level.others:
+            self.of.form.sums.unpack(widened[digit], partials[digit], count)
+        return widened
 
     def _collect(self, depth: int) -> None:
         """Send this rank's results to the other members of a level."""
-        of, level, size = self.of, self._levels[depth], self.of.form.result_size
+        of, level, results = self.of, self._levels[depth], self.of.form.results
         begin, count = level.part(level.digit)
+        at = self._results + results.offset(begin, level.digit)
         for digit in level.others:
             if level.members[digit] in of.keeping_nodes:
-                peer, address = of.rail[level.members[digit]], self._results + begin * size
-                message = of.operation.send(peer, address, count * size, Stream.results)
+                peer = of.rail[level.members[digit]]
+                message = of.operation.send(peer, at, results.nbytes(count), Stream.results)
                 self._on_the_way[self._stage].append(message)
 
     def _gather_node(self) -> None:
@@ -216,8 +256,8 @@ class SegmentReduction:
         context = operation.context
         if not of.node_keeps:
             return
-        if form.narrows_results and of.exchanges:
-            form.widen(self._flat + self._first * self._itemsize, self._results, self._length)
+        if form.results.rounds and of.exchanges:
+            self._widen_results()
         if len(context.local_ranks) > 1:
             recvs = [(self._flat + first * self._itemsize, n) for first, n in self._rails]
             recvs += [(self._flat, 0)] * (len(context.local_ranks) - of.rails)
@@ -225,6 +265,14 @@ class SegmentReduction:
             operation.step(Op.all_gather, [mine], recvs)
         if operation.keeps_result:
             of.buffer.write(self._begin, self._count, self._flat)
+
+    def _widen_results(self) -> None:
+        """Convert all results of this rail back, this node's own too: all nodes get the same."""
+        results, level = self.of.form.results, self._levels[-1]
+        for digit in range(len(level.members)):
+            begin, count = level.part(digit)
+            target = self._mine + begin * self._itemsize
+            results.unpack(target, self._results + results.offset(begin, digit), count)
 
 
 def _stream(depth: int) -> Stream:

@@ -14,6 +14,7 @@ from typing import Any
 from .. import _native
 from ..errors import is_news, name_error
 from ..nodes import Nodes
+from ..wire_dtype import WireDType
 from .algorithm_choice import explain
 from .engine import END_LIMIT_S, SpanningEngine, wait_uninterrupted
 from .failure_message import FailureMessage, encodable
@@ -43,7 +44,7 @@ class SpanningGroup:
         nodes: Nodes,
         native: _native.NativeGroup,
         channel: Channel[Any],
-        wire_dtype: _native.DType | None,
+        wire_dtype: WireDType | None,
     ) -> None:
         self._context = GroupContext(rank, nodes, native, channel, wire_dtype)
         self._engine = SpanningEngine(self._context)

@@ -1,0 +1,190 @@
+// Included by each kernels_*.cpp after kernels.inl, whose rules hold; SDP_BLOCKS is the name of the
+// function to define. Without branches, so that the compiler can vectorize.
+#include "blocks.hpp"
+
+namespace sdp {
+namespace {
+
+constexpr int32_t kInfinityBits = 0x7f800000;
+constexpr int32_t kTiny = 0x0d800000;      // 2^-100: a smaller scale could not be inverted
+constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+
+inline int32_t signed_bits(float value) {
+  return static_cast<int32_t>(as_bits(value));
+}
+inline float float_of(int32_t bits) {
+  return as_float(static_cast<uint32_t>(bits));
+}
+inline int32_t magnitude(float value) {
+  return signed_bits(value) & 0x7fffffff;
+}
+inline int32_t mask(bool is_true) {
+  return -static_cast<int32_t>(is_true);
+}
+inline int32_t either(int32_t mask, int32_t a, int32_t b) {
+  return (a & mask) | (b & ~mask);
+}
+inline int32_t rounded(float value, float to_integer = kToInteger) {
+  return signed_bits(value + to_integer) - signed_bits(to_integer);
+}
+
+// A hash of the value's index (Wellons, 2018: lowbias32).
+inline uint32_t random_bits(uint32_t seed, uint32_t index) {
+  uint32_t x = index * 0x9e3779b9u ^ seed;
+  x ^= x >> 16;
+  x *= 0x7feb352du;
+  x ^= x >> 15;
+  x *= 0x846ca68bu;
+  return x ^ (x >> 16);
+}
+// Uniform in [-0.5, 0.5).
+inline float noise(uint32_t random) {
+  return as_float(0x3f800000u | (random >> 9)) - 1.5f;
+}
+
+struct Int8 {
+  static constexpr int32_t kLargest = 126, kInfinity = 127, kNan = -128;
+  static constexpr float kMost = 126.0f;
+
+  template <bool kStochastic>
+  static int32_t encode(float value, uint32_t random) {
+    return rounded(kStochastic ? value + noise(random) : value);
+  }
+  static int32_t special(int32_t is_nan, int32_t sign) {
+    return either(is_nan, kNan, (kInfinity ^ sign) - sign);
+  }
+  static float decode(int32_t byte) {
+    const int32_t sign = byte >> 31;
+    const int32_t infinity = kInfinityBits | (sign & INT32_MIN);
+    const int32_t not_finite = either(mask(byte == kNan), 0x7fc00000, infinity);
+    const int32_t is_finite = mask((byte ^ sign) - sign <= kLargest);
+    return float_of(either(is_finite, signed_bits(static_cast<float>(byte)), not_finite));
+  }
+};
+
+// Four bits of exponent, three of mantissa, as the Open Compute Project's E4M3, but that 448 stands
+// for infinity.
+struct Fp8 {
+  static constexpr int32_t kLargest = 0x7d, kInfinity = 0x7e, kNan = 0x7f;
+  static constexpr float kMost = 416.0f;
+  static constexpr int32_t kNormal = 0x3c800000;  // 2^-6
+  static constexpr int32_t kBias = (127 - 7) << 3;
+
+  template <bool kStochastic>
+  static int32_t encode(float value, uint32_t random) {
+    const int32_t size = magnitude(value);
+    const int32_t up =
+        kStochastic ? static_cast<int32_t>(random >> 12) : 0x7ffff + (size >> 20 & 1);
+    const int32_t normal = (size + up - (kBias << 20)) >> 20;
+    const float small = kStochastic ? float_of(size) + noise(random) / 512.0f : float_of(size);
+    const int32_t subnormal = rounded(small, kToInteger / 512.0f);
+    return either(mask(size < kNormal), subnormal, normal) | (signed_bits(value) >> 24 & 0x80);
+  }
+  static int32_t special(int32_t is_nan, int32_t sign) {
+    return either(is_nan, kNan, kInfinity) | (sign & 0x80);
+  }
+  static float decode(int32_t byte) {
+    const int32_t code = byte & 0x7f;
+    const int32_t normal = (code + kBias) << 20;
+    const int32_t subnormal = signed_bits(static_cast<float>(code) * (1.0f / 512.0f));
+    const int32_t not_finite = either(mask(code == kNan), 0x7fc00000, kInfinityBits);
+    const int32_t finite = either(mask(code < 8), subnormal, normal);
+    const int32_t size = either(mask(code <= kLargest), finite, not_finite);
+    return float_of(size | (byte << 24 & INT32_MIN));
+  }
+};
+
+template <class Format, bool kStochastic, bool kFinite>
+int32_t byte_of(float value, float inverse, uint32_t seed, uint32_t index) {
+  const uint32_t random = kStochastic ? random_bits(seed, index) : 0;
+  const int32_t code = Format::template encode<kStochastic>(value * inverse, random);
+  if constexpr (kFinite) return code;
+  const int32_t size = magnitude(value), sign = signed_bits(value) >> 31;
+  const int32_t special = Format::special(mask(size > kInfinityBits), sign);
+  return either(mask(size < kInfinityBits), code, special);
+}
+
+// The smaller `inverse` keeps each number, with any noise, within what rounds to the largest.
+template <class Format, bool kStochastic, bool kFinite>
+void pack_values(Loose<float>* scale, int8_t* out, const Loose<float>* in, Loose<float>* residual,
+                 size_t n, int32_t most, uint32_t seed, uint32_t first) {
+  const bool is_zero = most < kTiny;
+  const float step = is_zero ? 1.0f : float_of(most) / Format::kMost;
+  const float inverse = is_zero ? 0.0f : Format::kMost * (1.0f - 0x1p-22f) / float_of(most);
+  scale->value = step;
+  SDP_LOOP
+  for (size_t i = 0; i < n; ++i) {
+    const uint32_t index = first + static_cast<uint32_t>(i);
+    out[i] = static_cast<int8_t>(
+        byte_of<Format, kStochastic, kFinite>(in[i].value, inverse, seed, index));
+  }
+  if (residual == nullptr) return;
+  SDP_LOOP
+  for (size_t i = 0; i < n; ++i) {
+    const float left = in[i].value - Format::decode(out[i]) * step;
+    const int32_t is_finite = mask(magnitude(in[i].value) < kInfinityBits);
+    residual[i].value = float_of(signed_bits(left) & is_finite);
+  }
+}
+
+template <class Format, bool kStochastic>
+void pack_block(Loose<float>* scale, int8_t* out, const Loose<float>* in, Loose<float>* residual,
+                size_t n, uint32_t seed, uint32_t first) {
+  Loose<float> sums[kBlock];
+  if (residual != nullptr) {
+    SDP_LOOP
+    for (size_t i = 0; i < n; ++i) sums[i].value = in[i].value + residual[i].value;
+    in = sums;
+  }
+  int32_t most = 0;
+  SDP_LOOP
+  for (size_t i = 0; i < n; ++i) {
+    const int32_t size = magnitude(in[i].value);
+    most = size > most ? size : most;
+  }
+  if (most < kInfinityBits) {
+    pack_values<Format, kStochastic, true>(scale, out, in, residual, n, most, seed, first);
+    return;
+  }
+  most = 0;
+  SDP_LOOP
+  for (size_t i = 0; i < n; ++i) {
+    const int32_t size = magnitude(in[i].value);
+    const int32_t finite = size & mask(size < kInfinityBits);
+    most = finite > most ? finite : most;
+  }
+  pack_values<Format, kStochastic, false>(scale, out, in, residual, n, most, seed, first);
+}
+
+template <class Format>
+void pack(void* blocks, const void* values, void* residual, size_t n, Rounding how) {
+  auto* scale = static_cast<Loose<float>*>(blocks);
+  auto* out = reinterpret_cast<int8_t*>(scale + (n + kBlock - 1) / kBlock);
+  const auto* in = static_cast<const Loose<float>*>(values);
+  auto* left = static_cast<Loose<float>*>(residual);
+  const auto pack_one = how.stochastic ? pack_block<Format, true> : pack_block<Format, false>;
+  for (size_t i = 0; i < n; i += kBlock, ++scale) {
+    pack_one(scale, out + i, in + i, left == nullptr ? nullptr : left + i,
+             n - i < kBlock ? n - i : kBlock, how.seed, static_cast<uint32_t>(i));
+  }
+}
+
+template <class Format>
+void unpack(void* values, const void* blocks, size_t n) {
+  const auto* scale = static_cast<const Loose<float>*>(blocks);
+  const auto* from = reinterpret_cast<const int8_t*>(scale + (n + kBlock - 1) / kBlock);
+  auto* to = static_cast<Loose<float>*>(values);
+  for (size_t begin = 0; begin < n; begin += kBlock, ++scale) {
+    const float step = scale->value;
+    const size_t end = n - begin < kBlock ? n : begin + kBlock;
+    SDP_LOOP
+    for (size_t i = begin; i < end; ++i) to[i].value = Format::decode(from[i]) * step;
+  }
+}
+}  // namespace
+
+BlockKernels SDP_BLOCKS(BlockFormat format) {
+  if (format == BlockFormat::fp8) return {pack<Fp8>, unpack<Fp8>};
+  return {pack<Int8>, unpack<Int8>};
+}
+}  // namespace sdp
