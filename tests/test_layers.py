@@ -107,7 +107,7 @@ MODULE_STATE = {
     "lightning/elastic/strategy.py: _job": "a process is a rank of one job, whatever its Trainers",
     "tensorflow/job.py: current": "SMDDP's API for TensorFlow has a global init()",
     "torch/accelerator/drivers.py: _drivers": "other devices than CUDA's register theirs",
-    "torch/group_options.py: default_options": "for groups that Lightning makes: a context variable",
+    "torch/group_options.py: default_options": "for Lightning's groups: a context variable",
     "torch/shared_storage.py: _moving": "a lock: two groups may see one storage",
 }
 
