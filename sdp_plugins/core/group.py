@@ -27,6 +27,7 @@ from .registered_memory import RegisteredMemory
 from .rendezvous import Exchange, StoreExchange
 from .rendezvous.store_exchange import Store
 from .topology import Topology
+from .wire_dtype import WireDType
 
 _OPERATIONS = tuple(op.name for op in _native.Op)
 
@@ -187,6 +188,11 @@ class Group(RegisteredMemory):
     def global_ranks(self) -> tuple[int, ...] | None:
         """The members' ranks in the job, by which messages call them; None: not known."""
         return self.nodes.global_ranks
+
+    @property
+    def wire_dtype(self) -> WireDType | None:
+        """How float32 values travel between nodes; None: unchanged, or there is one node."""
+        return WireDType.parse(self._config.wire_dtype) if self.nodes.count > 1 else None
 
     def explain(self, op: str, nbytes: int, registered: bool = False) -> str:
         """Describe the path that an operation would take, and the reason.

@@ -10,8 +10,9 @@ arguments, make an object:
 
 With SDP_AUTOLOAD=0 only objects work. `strategy="smddp_sharded"` and `SMDDPShardedStrategy` keep
 one copy of the weights per node: see docs/sharding.md. `"smddp_elastic"` and
-`SMDDPElasticStrategy`, for Trainer, go on when ranks are lost: see docs/elastic.md. The callback
-`SMDDPMonitor` logs communication: see docs/monitoring.md.
+`SMDDPElasticStrategy`, for Trainer, go on when ranks are lost: see docs/elastic.md. `"smddp_local"`
+and `SMDDPLocalStrategy`, for Trainer, average parameters between nodes now and then: see
+docs/slow-networks.md. The callback `SMDDPMonitor` logs communication: see docs/monitoring.md.
 
 Each Lightning package accepts only strategies and callbacks of its own. The names here are the
 classes for the package that is already imported. Before any is imported, they are classes that
@@ -35,6 +36,7 @@ from sdp_plugins.lightning import namespaces
 
 if TYPE_CHECKING:
     from sdp_plugins.lightning.elastic.strategy import SMDDPElasticStrategy
+    from sdp_plugins.lightning.local import SMDDPLocalStrategy
     from sdp_plugins.lightning.monitor import SMDDPMonitor
     from sdp_plugins.lightning.sharded import SMDDPShardedFabricStrategy, SMDDPShardedStrategy
     from sdp_plugins.lightning.strategy import SMDDPFabricStrategy, SMDDPStrategy
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 __all__ = [
     "SMDDPElasticStrategy",
     "SMDDPFabricStrategy",
+    "SMDDPLocalStrategy",
     "SMDDPMonitor",
     "SMDDPShardedFabricStrategy",
     "SMDDPShardedStrategy",
@@ -60,5 +63,6 @@ def __getattr__(name: str) -> Any:
     if imported := namespaces.imported(_PACKAGES[name]):
         return namespaces.strategy_class(imported[0], name.replace("Fabric", ""))
     modules = {"Sharded": "sharded", "Elastic": "elastic.strategy", "Monitor": "monitor"}
+    modules["Local"] = "local"
     module = next((module for kind, module in modules.items() if kind in name), "strategy")
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)

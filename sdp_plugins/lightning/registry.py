@@ -26,18 +26,26 @@ def register(module: ModuleType) -> None:
         log.warning("strategy='smddp' is not available in %s", module.__name__, exc_info=True)
 
 
-def install(module: ModuleType, strategy: type, sharded: type, elastic: type | None = None) -> None:
+def install(
+    module: ModuleType,
+    strategy: type,
+    sharded: type,
+    elastic: type | None = None,
+    local: type | None = None,
+) -> None:
     """Make a package's strategies those of smddp's names; SDP_AUTOLOAD=0 leaves the names out."""
     survive_missing_mpi(module.__name__.removesuffix(".strategies"))
     if autoload():
-        add_names(module, strategy, sharded, elastic)
+        add_names(module, strategy, sharded, elastic, local)
 
 
-def add_names(module: Any, strategy: type, sharded: type, elastic: type | None) -> None:
+def add_names(
+    module: Any, strategy: type, sharded: type, elastic: type | None, local: type | None
+) -> None:
     """Register a name such as "smddp_spawn" for every name of DDPStrategy, such as "ddp_spawn".
 
     And one such as "smddp_sharded_spawn", unless it has arguments of DistributedDataParallel; and
-    one such as "smddp_elastic", unless its ranks are started by the first one.
+    those such as "smddp_elastic" and "smddp_local", unless the first rank starts the others.
     """
     registry = getattr(module, "StrategyRegistry", None)
     if registry is None:
@@ -50,6 +58,8 @@ def add_names(module: Any, strategy: type, sharded: type, elastic: type | None) 
             ours["smddp_sharded"] = (sharded, "SMDDPSharded")
         if elastic is not None and entry["init_params"].get("start_method") == "popen":
             ours["smddp_elastic"] = (elastic, "SMDDPElastic")
+        if local is not None and entry["init_params"].get("start_method") == "popen":
+            ours["smddp_local"] = (local, "SMDDPLocal")
         for prefix, (kind, described) in ours.items():
             new = name.replace("ddp", prefix, 1)
             if new not in registry:

@@ -15,18 +15,31 @@ import wrapt
 from sdp_plugins.torch.backend import register_backend
 
 if TYPE_CHECKING:
+    from sdp_plugins.core.local_updates.outer_step import OuterStep
     from sdp_plugins.torch.backend import create
     from sdp_plugins.torch.elastic.training import Elastic
     from sdp_plugins.torch.group_options import Options
+    from sdp_plugins.torch.local_updates import LocalUpdates
     from sdp_plugins.torch.process_group import ProcessGroup
     from sdp_plugins.torch.sharding.optimizer import ShardedOptimizer
     from sdp_plugins.torch.share_tensor import share
 
-__all__ = ["Elastic", "Options", "ProcessGroup", "ShardedOptimizer", "create", "share"]
+__all__ = [
+    "Elastic",
+    "LocalUpdates",
+    "Options",
+    "OuterStep",
+    "ProcessGroup",
+    "ShardedOptimizer",
+    "create",
+    "share",
+]
 
 _HOMES = {
     "Elastic": "elastic.training",
+    "LocalUpdates": "local_updates",
     "Options": "group_options",
+    "OuterStep": "local_updates",
     "ProcessGroup": "process_group",
     "ShardedOptimizer": "sharding.optimizer",
     "create": "backend",

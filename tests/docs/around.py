@@ -20,6 +20,20 @@ images = torch.ones(2, 3, device=f"simdev:{local_rank}") * (1 + local_rank)
 model(images).sum().backward()
 assert model.module.weight.grad.tolist() == [[3.0] * 3]
 """
+WIRE = """
+assert dist.group.WORLD._group._config.wire_dtype == "int8"
+"""
+PLAIN = """
+dist.init_process_group("smddp")
+model = torch.nn.Linear(3, 1)
+loader = [(torch.ones(2, 3), torch.ones(2, 1))] * 31
+loss_of = torch.nn.functional.mse_loss
+"""
+ALONE = """
+os.environ["LOCAL_WORLD_SIZE"] = "1"  # as if each rank had a node of its own
+from sdp_plugins.torch import LocalUpdates
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+"""
 TRACED = """
 dist.init_process_group("smddp")
 def train_one_step():
@@ -88,6 +102,12 @@ step = lambda rows: tf.reduce_sum(0 * model(rows) + 1)
 IN_TWO_RANKS = {
     "model.cuda()": (TORCH + SIMULATED, TRAIN_ON_DEVICE + END),
     'dist.init_process_group("smddp")  #': (TORCH, 'assert dist.get_backend() == "smddp"' + END),
+    "pg_options=Options(": (TORCH, WIRE + END),
+    "# this rank's data; the loop": (TORCH + PLAIN, "assert local.steps == 31" + END),
+    "dist.new_subgroups(": (
+        TORCH + PLAIN + ALONE,
+        "assert dist.get_world_size(inner) == 1" + END,
+    ),
     "trace.start(": (TORCH + TRACED, CHECK_TRACE + END),
     "TrainingArguments(": (HUGGINGFACE, 'assert torch.distributed.get_backend() == "smddp"'),
     "SMDDPMonitor(strategy)": (
@@ -108,6 +128,7 @@ IN_ONE_PROCESS = {
     "trainer.fit(model)": (LIGHTNING, TRAINED),
     "SMDDPStrategy(static_graph": (LIGHTNING, "trainer.fit(model)" + TRAINED),
     '"smddp_sharded"': (LIGHTNING, "trainer.fit(model)" + TRAINED),
+    "SMDDPLocalStrategy(": (LIGHTNING, "trainer.fit(model)" + TRAINED),
     "SMDDPMonitor()": (LIGHTNING, "trainer.fit(model)" + TRAINED),
 }
 """They start ranks themselves."""
@@ -116,6 +137,7 @@ FILLED_IN = {
     "loss = ...": "loss = tf.reduce_mean(model(x))",
     "model, optimizer, metric = ...": "model, optimizer, metric = parts()",
     "/tmp/trace": "trace",
+    "num_nodes=2, ": "",
     "keras.callbacks.TensorBoard()": "keras.callbacks.CSVLogger('log.csv')",  # a large package
 }
 ELSEWHERE = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,13 +15,14 @@ from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
 from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.lightning.fabric import SMDDPStrategy
-from sdp_plugins.torch import Options, ShardedOptimizer
+from sdp_plugins.torch import LocalUpdates, Options, ShardedOptimizer
 from tests.internode.spanning import LAYOUTS, on_node
 from tests.ranks import Pool
 from tests.torch import (
     models,
     test_collectives,
     test_ddp,
+    test_local_updates,
     test_sharding,
     test_sharding_by_parameter,
     test_sharding_clipping,
@@ -118,6 +120,28 @@ def run_wires(rank: int, world: int) -> list[bool]:
 def test_wire_dtype_of_a_group(rank_pool: Pool) -> None:
     found = rank_pool(2).run(run_on_nodes, "2x1", run_wires)
     assert found == [[False, True, False]] * 2
+
+
+@pytest.mark.parametrize("wire", [None, "int8"])
+def test_local_updates_between_nodes(rank_pool: Pool, wire: str | None) -> None:
+    """Gradients are averaged inside nodes; all ranks hold the same bits after an outer step."""
+    case, form = test_local_updates.inside_nodes, {"every": 5, "wire": wire}
+    test_local_updates.check_inside_nodes(rank_pool(4).run(run_on_nodes, "2x2", case, form))
+
+
+def test_local_updates_resumed_exactly(rank_pool: Pool, tmp_path: Path) -> None:
+    form = {"every": 6, "fragments": 3, "delay": 2, "wire": "int8"}
+    case, folder = test_local_updates.run_resumed, str(tmp_path)
+    assert rank_pool(2).run(run_on_nodes, "2x1", case, form, folder, 11) == [True, True]
+
+
+def run_rounding_options(rank: int, world: int) -> None:
+    with process_group(), pytest.raises(ValueError, match="'int8', without options"):
+        LocalUpdates(*test_local_updates.make(), wire="int8 feedback")
+
+
+def test_local_updates_round_to_the_nearest(rank_pool: Pool) -> None:
+    rank_pool(2).run(run_on_nodes, "2x1", run_rounding_options)
 
 
 def run_strategy(rank: int, world: int, **options: Any) -> bool:

@@ -50,12 +50,14 @@ def test_trainer_knows_every_variant(package: str) -> None:
         strategy = names(package).get(f"smddp_sharded{start}")
         assert type(strategy) is strategy_class(package, "SMDDPShardedStrategy")
         assert strategy._start_method == names(package).get(f"ddp{start}")._start_method
-    elastic = {name for name in names(package) if name.startswith("smddp_elastic")}
-    unused = "smddp_elastic_find_unused_parameters"
-    assert elastic == {"smddp_elastic", f"{unused}_false", f"{unused}_true"}
-    for name in elastic:
-        strategy = names(package).get(name)
-        assert type(strategy) is strategy_class(package, "SMDDPElasticStrategy")
+    for kind in "Elastic", "Local":
+        start = f"smddp_{kind.lower()}"
+        found = {name for name in names(package) if name.startswith(start)}
+        unused = f"{start}_find_unused_parameters"
+        assert found == {start, f"{unused}_false", f"{unused}_true"}
+        for name in found:
+            strategy = names(package).get(name)
+            assert type(strategy) is strategy_class(package, f"SMDDP{kind}Strategy")
 
 
 @pytest.mark.parametrize("package", FABRIC)
@@ -137,7 +139,7 @@ def test_a_name_that_is_taken_is_left_alone() -> None:
     module.StrategyRegistry.register("smddp", lightning.FSDPStrategy)
     mine = [
         strategy_class("lightning.pytorch", f"SMDDP{kind}Strategy")
-        for kind in ("", "Sharded", "Elastic")
+        for kind in ("", "Sharded", "Elastic", "Local")
     ]
     registry.add_names(module, *mine)
     assert module.StrategyRegistry["smddp"]["strategy"] is lightning.FSDPStrategy

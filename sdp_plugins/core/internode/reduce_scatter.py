@@ -59,7 +59,7 @@ def _packed(
     if context.wire_dtype is not None and context.wire_dtype.feedback:
         key = operation.request.sends[0][0], count, part
         residual = context.residuals.address(key, count)
-    form.sums.pack(packed, sums, count, residual, part)
+    form.sums.pack(packed, sums, count, residual, (operation.seq, context.rank, part))
     return packed
 
 

@@ -10,11 +10,12 @@ reduced in the node and the previous one is gathered.
 from __future__ import annotations
 
 from .. import _native
+from ..wire_encoding import Encoding
 from .operation import Piece, SpanningOperation
 from .plan import Level, Plan, levels, segments, shard
 from .scattered import Scattered
 from .transport import Pending, Stream
-from .wire_format import Encoding, WireFormat
+from .wire_format import WireFormat
 
 Op = _native.Op
 PREPARED = 1
@@ -202,11 +203,12 @@ class SegmentReduction:
     def _pack(self, encoding: Encoding, target: int, source: int, first: int, count: int) -> None:
         """Round a part of this rail for the wire; the part begins with the value `first`."""
         operation, at = self.of.operation, 0
+        context, first = operation.context, self._begin + self._first + first
         if self.of.feeds_back:
             request, (address, _) = operation.request, operation.request.recvs[0]
-            key = address, request.count, int(request.reduce_op), self._begin + self._first + first
-            at = operation.context.residuals.address(key, count)
-        encoding.pack(target, source, count, at, self._begin + self._first + first)
+            key = address, request.count, int(request.reduce_op), first
+            at = context.residuals.address(key, count)
+        encoding.pack(target, source, count, at, (operation.seq, context.rank, first))
 
     def _fold(self, depth: int) -> None:
         """Add the received sums, for the next level."""

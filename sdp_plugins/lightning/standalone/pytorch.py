@@ -4,6 +4,7 @@ from lightning_fabric.plugins.environments import TorchElasticEnvironment
 from pytorch_lightning import callbacks, strategies
 
 from sdp_plugins.lightning.elastic.strategy import SMDDPElasticStrategy as _ElasticForTrainer
+from sdp_plugins.lightning.local import SMDDPLocalStrategy as _LocalForTrainer
 from sdp_plugins.lightning.monitor import SMDDPMonitor as _MonitorForTrainer
 from sdp_plugins.lightning.registry import install
 from sdp_plugins.lightning.sharded import SMDDPShardedStrategy as _ShardedForTrainer
@@ -22,6 +23,12 @@ class SMDDPShardedStrategy(_ShardedForTrainer, strategies.DDPStrategy):
     _elastic_environment = TorchElasticEnvironment
 
 
+class SMDDPLocalStrategy(_LocalForTrainer, strategies.DDPStrategy):
+    """Local updates between nodes, for `pytorch_lightning`."""
+
+    _elastic_environment = TorchElasticEnvironment
+
+
 class SMDDPElasticStrategy(_ElasticForTrainer, strategies.DDPStrategy):
     """Ranks that may be lost, and others that join, for `pytorch_lightning`."""
 
@@ -32,4 +39,4 @@ class SMDDPMonitor(_MonitorForTrainer, callbacks.Callback):
     """Logs this rank's communication, for `pytorch_lightning`."""
 
 
-install(strategies, SMDDPStrategy, SMDDPShardedStrategy, SMDDPElasticStrategy)
+install(strategies, SMDDPStrategy, SMDDPShardedStrategy, SMDDPElasticStrategy, SMDDPLocalStrategy)

@@ -1,0 +1,57 @@
+"""The optimizer of the outer steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .parameters import Floats
+
+_NAMES = {"nesterov": (0.7, 0.9), "average": (1.0, 0.0)}
+
+
+@dataclass(frozen=True)
+class OuterStep:
+    """SGD with Nesterov momentum, whose gradient is how far the ranks have come, negated.
+
+    The defaults are those of DiLoCo (Douillard et al., 2023). A rate of 1 without momentum makes
+    the parameters the average of the ranks': local SGD.
+
+    Attributes:
+        lr: Learning rate.
+        momentum: Momentum.
+    """
+
+    lr: float = _NAMES["nesterov"][0]
+    momentum: float = _NAMES["nesterov"][1]
+
+    @classmethod
+    def parse(cls, outer: OuterStep | str) -> OuterStep:
+        """Return what `"nesterov"` or `"average"` means.
+
+        Raises:
+            ValueError: There is no such name.
+        """
+        if isinstance(outer, str):
+            if outer not in _NAMES:
+                raise ValueError(
+                    f"outer={outer!r}: there are {' and '.join(_NAMES)}. Hint: for another rate or "
+                    "momentum pass OuterStep(lr=..., momentum=...)."
+                )
+            return cls(*_NAMES[outer])
+        return outer
+
+    def update(self, gradient: Floats, momenta: Floats) -> None:
+        """Turn a gradient into the change of the parameters, in place.
+
+        Args:
+            gradient: Becomes the change.
+            momenta: Zeros at first.
+        """
+        rate = np.float32(self.lr)
+        if self.momentum:
+            momenta *= np.float32(self.momentum)
+            momenta += gradient
+            gradient += np.float32(self.momentum) * momenta
+        gradient *= -rate

@@ -1,0 +1,237 @@
+"""The schedule of the outer steps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..wire_dtype import WireDType
+from ..wire_encoding import Encoding, encoding_of
+from .fragment import Fragment
+from .outer_step import OuterStep
+from .parameters import Floats, Parameters
+
+if TYPE_CHECKING:
+    from ..group import Group
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When fragments are exchanged.
+
+    Attributes:
+        every: Steps from an exchange of a fragment to its next one.
+        fragments: Number of fragments, whose exchanges are spread evenly over these steps.
+        delay: Steps that the ranks go on training while a fragment is exchanged.
+        keep: Weight of a rank's own values when it takes over the result.
+    """
+
+    every: int
+    fragments: int = 1
+    delay: int = 0
+    keep: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.fragments <= self.every:
+            raise ValueError(
+                f"every={self.every}, fragments={self.fragments}: every fragment needs a step of "
+                "its own. Hint: make fragments at most every, and both at least 1."
+            )
+        if not 0 <= self.delay <= self.every // self.fragments:
+            raise ValueError(
+                f"delay={self.delay}: the exchange of a fragment must end before the next one's. "
+                f"Hint: a delay from 0 to {self.every // self.fragments} steps, which is "
+                "every // fragments."
+            )
+        if not 0 <= self.keep < 1:
+            raise ValueError(f"keep={self.keep}: it must be at least 0, and less than 1.")
+
+    def begins(self, step: int) -> int | None:
+        """The fragment whose exchange begins after this step, the first of which is 1."""
+        for fragment in range(self.fragments):
+            offset = self.every * (fragment + 1) // self.fragments
+            if (step - offset) % self.every == 0:
+                return fragment
+        return None
+
+
+@dataclass
+class _Exchange:
+    fragment: int
+    due: int
+    done: Future[None]
+
+
+class LocalUpdates:
+    """Local updates of the ranks of a group.
+
+    Args:
+        group: The ranks; nobody else uses it. It must stay open.
+        parameters: The model's. Rank 0's values are written to all ranks.
+        schedule: When fragments are exchanged.
+        outer: The optimizer of the outer steps.
+        on_round: Called after the last fragment of a round has arrived.
+
+    Attributes:
+        steps: Steps of this rank so far.
+
+    Raises:
+        ValueError: The ranks have passed different arguments; or the group's wire dtype has
+            options, whose state is in no checkpoint.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        parameters: Parameters,
+        schedule: Schedule,
+        outer: OuterStep,
+        on_round: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._group, self._parameters, self._schedule = group, parameters, schedule
+        self._on_round = on_round
+        self._settings = f"{schedule}, {outer}, fragments of {list(parameters.counts)} values"
+        self._compare_settings()
+        encoding = _encoding(group)
+        self._fragments = [Fragment(group, n, outer, encoding) for n in parameters.counts]
+        self._values = np.zeros(max(f.padded for f in self._fragments), np.float32)
+        self._exchange: _Exchange | None = None
+        self.steps = 0
+        for index, fragment in enumerate(self._fragments):
+            parameters.read(index, fragment.anchor)
+            group.broadcast(fragment.anchor, 0)
+            parameters.write(index, fragment.anchor, 0.0)
+
+    def step(self) -> None:
+        """Count a step of the optimizer; exchange what is due.
+
+        Raises:
+            SdpError: An exchange has failed.
+        """
+        self.steps += 1
+        if self._exchange is not None and self.steps >= self._exchange.due:
+            self._finish(self._schedule.keep)
+        fragment = self._schedule.begins(self.steps)
+        if fragment is not None:
+            self._begin(fragment, self._schedule.delay)
+
+    def synchronize(self) -> None:
+        """Make the parameters of all ranks equal by an outer step of all fragments; a collective.
+
+        At the end of a training, for example.
+        """
+        self._finish(self._schedule.keep)
+        for fragment in range(len(self._fragments)):
+            self._begin(fragment, 0)
+
+    def close(self) -> None:
+        """Wait for the exchange that is on its way."""
+        if self._exchange is not None:
+            self._exchange.done.exception()
+
+    # ---- exchanges -----------------------------------------------------------------------------
+
+    def _begin(self, index: int, delay: int) -> None:
+        fragment = self._fragments[index]
+        values = self._values[: fragment.padded]
+        self._parameters.read(index, values[: len(fragment.anchor)])
+        self._exchange = _Exchange(index, self.steps + delay, Future())
+        if delay:
+            # A daemon: a program that fails must not wait for ranks that wait for it elsewhere.
+            arguments = self._exchange.done, fragment.exchange, values
+            threading.Thread(target=_run, args=arguments, name="sdp-updates", daemon=True).start()
+        else:
+            fragment.exchange(values)
+            self._exchange.done.set_result(None)
+            self._finish(0.0)
+
+    def _finish(self, keep: float) -> None:
+        """Take over the result of the exchange that is on its way."""
+        if self._exchange is None:
+            return
+        exchange, self._exchange = self._exchange, None
+        exchange.done.result()
+        index = exchange.fragment
+        self._parameters.write(index, self._fragments[index].anchor, keep)
+        if index == len(self._fragments) - 1:
+            self._on_round()
+
+    def _compare_settings(self) -> None:
+        told = [blob.decode() for blob in self._group.exchange(self._settings.encode())]
+        others = [rank for rank, settings in enumerate(told) if settings != self._settings]
+        if others:
+            raise ValueError(
+                f"{self._group.error_prefix} local updates: rank {others[0]} was made with "
+                f"{told[others[0]]}, but this one with {self._settings}. Hint: pass the same on "
+                "all ranks."
+            )
+
+    # ---- checkpoints ---------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank needs, beside its parameters and its optimizer, to continue exactly.
+
+        Waits for the exchange that is on its way. Arrays are copies.
+        """
+        exchange = self._exchange
+        if exchange is not None:
+            exchange.done.result()
+        return {
+            **self._identity(),
+            "steps": self.steps,
+            "exchange": None if exchange is None else (exchange.fragment, exchange.due),
+            "anchors": [fragment.anchor.copy() for fragment in self._fragments],
+            "momenta": [fragment.momenta.copy() for fragment in self._fragments],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of this rank.
+
+        Raises:
+            ValueError: It is that of another rank, or of other settings.
+        """
+        for name, mine in self._identity().items():
+            if state[name] != mine:
+                raise ValueError(
+                    f"{self._group.error_prefix} local updates: {name} is {mine}, and "
+                    f"{state[name]} in the state. Hint: save a state on each rank, and load it "
+                    "there, with the same settings."
+                )
+        self.close()
+        self.steps, self._exchange = state["steps"], None
+        if state["exchange"] is not None:
+            fragment, due = state["exchange"]
+            self._exchange = _Exchange(fragment, due, Future())
+            self._exchange.done.set_result(None)
+        kept = zip(self._fragments, state["anchors"], state["momenta"], strict=True)
+        for one, anchor, momenta in kept:
+            one.anchor[:], one.momenta[:] = anchor, momenta
+
+    def _identity(self) -> dict[str, Any]:
+        rank, ranks = self._group.rank, self._group.world_size
+        return {"settings": self._settings, "rank": rank, "world_size": ranks}
+
+
+def _encoding(group: Group) -> Encoding | None:
+    wire = group.wire_dtype
+    if wire is None:
+        return None
+    if wire != WireDType(wire.name):
+        raise ValueError(
+            f"local updates: {str(wire)!r} cannot be used. Hint: {wire.name!r}, without options."
+        )
+    return encoding_of(wire)
+
+
+def _run(done: Future[None], exchange: Callable[[Floats], None], values: Floats) -> None:
+    try:
+        exchange(values)
+    except BaseException as error:
+        done.set_exception(error)
+    else:
+        done.set_result(None)

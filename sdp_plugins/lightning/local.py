@@ -1,0 +1,161 @@
+"""The strategy of local updates: a mixin as in `strategy`."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+from sdp_plugins.lightning.namespaces import TRAINER
+from sdp_plugins.lightning.strategy import SMDDPStrategy
+
+if TYPE_CHECKING:
+    from sdp_plugins.torch import LocalUpdates, OuterStep
+
+log = logging.getLogger(__name__)
+_STATE = "sdp_local_updates"
+
+
+class SMDDPLocalStrategy(SMDDPStrategy):
+    """`LocalUpdates` between nodes, DistributedDataParallel inside them, for Lightning's Trainer.
+
+    Makes an object for the Lightning package in use: see `sdp_plugins.lightning`.
+
+    Args:
+        *args: Of Lightning's DDPStrategy.
+        every: Steps from one outer step to the next one.
+        outer: ``"nesterov"``, ``"average"`` or an `OuterStep`.
+        wire: How values travel between nodes; None: exactly.
+        fragments: Number of parts of the model that take their outer steps in turn.
+        delay: Steps that a rank goes on while its parameters travel.
+        keep: Weight of the rank's own parameters when it takes the result over.
+        inner_ranks: Ranks that average gradients in every step; None: those of a node.
+        **kwargs: Of Lightning's DDPStrategy.
+    """
+
+    _packages = TRAINER
+    _concrete = "SMDDPLocalStrategy"
+    _ddp_kwargs: dict[str, Any]
+    model: Any
+    optimizers: Any
+    is_global_zero: bool
+    global_rank: int
+    checkpoint_io: Any
+    load_model_state_dict: Any
+
+    def __init__(
+        self,
+        *args: Any,
+        every: int = 30,
+        outer: OuterStep | str = "nesterov",
+        wire: str | None = None,
+        fragments: int = 1,
+        delay: int = 0,
+        keep: float | None = None,
+        inner_ranks: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._inner_ranks = inner_ranks
+        self._form: dict[str, Any] = {"every": every, "outer": outer, "wire": wire}
+        self._form |= {"fragments": fragments, "delay": delay, "keep": keep}
+        self._local: LocalUpdates | None = None
+
+    def configure_ddp(self) -> None:
+        """Wrap the module, to average gradients inside a node."""
+        self._ddp_kwargs["process_group"] = self._inner_group()
+        super().configure_ddp()
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """Make the module's optimizer, whose steps count."""
+        super().setup_optimizers(trainer)
+        if len(self.optimizers) != 1:
+            raise ValueError(
+                "smddp_local counts the steps of one optimizer, but configure_optimizers() "
+                f"returns {len(self.optimizers)}. Hint: strategy='smddp'."
+            )
+        inner = dist.get_world_size(self._ddp_kwargs["process_group"])
+        if inner == dist.get_world_size() > 1:
+            log.warning(
+                "smddp_local: all ranks are on one node, so their gradients are averaged in every "
+                "step, as by smddp. Hint: inner_ranks=1 makes each rank train by itself."
+            )
+            return
+        from sdp_plugins.torch import LocalUpdates
+
+        self._local = LocalUpdates(self.model, self.optimizers[0], **self._form)
+
+    def on_train_end(self) -> None:
+        """Make the ranks' parameters equal."""
+        super().on_train_end()
+        if self._local is not None:
+            self._local.synchronize()
+
+    def teardown(self) -> None:
+        """Exchange nothing any more."""
+        if self._local is not None:
+            self._local.close()
+            self._local = None
+        super().teardown()
+
+    # ---- checkpoints: a file for each rank, as optimizers differ, and parameters for the most part
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        """Save this rank's state; rank 0's file has the name that was asked for."""
+        if self._local is None or "optimizer_states" not in checkpoint:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        checkpoint[_STATE] = self._local.state_dict()
+        path = self._path(filepath)
+        self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options=storage_options)
+
+    def remove_checkpoint(self, filepath: Any) -> None:
+        """Remove this rank's file."""
+        path = self._path(filepath)
+        if self.is_global_zero or Path(path).exists():
+            self.checkpoint_io.remove_checkpoint(path)
+
+    def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load this rank's file; that of rank 0 if there is none, as of another strategy."""
+        path = self._path(checkpoint_path)
+        if not Path(path).exists():
+            path = checkpoint_path
+        return super().load_checkpoint(path, *args, **kwargs)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Continue from this rank's parameters, as far as they are of such ranks."""
+        super().load_optimizer_state_dict(checkpoint)
+        state = checkpoint.get(_STATE)
+        if state is None or self._local is None:
+            return
+        if (state["rank"], state["world_size"]) != (dist.get_rank(), dist.get_world_size()):
+            log.warning(
+                "smddp_local: the checkpoint is of rank %d of %d; this is rank %d of %d, which "
+                "begins new outer steps from rank 0's parameters.",
+                *(state["rank"], state["world_size"], dist.get_rank(), dist.get_world_size()),
+            )
+            return
+        self.load_model_state_dict(checkpoint)  # `LocalUpdates` has given all ranks rank 0's
+        self._local.load_state_dict(state)
+
+    def _path(self, path: Any) -> Any:
+        return path if self.is_global_zero else f"{path}.rank{self.global_rank}"
+
+    def _inner_group(self) -> Any:
+        from sdp_plugins.torch.groups import core_group
+
+        world = core_group()
+        assert world is not None
+        nodes = [list(ranks) for ranks in world.nodes.members]
+        if self._inner_ranks is not None:
+            every = range(0, world.world_size, self._inner_ranks)
+            nodes = [
+                list(range(first, min(first + self._inner_ranks, world.world_size)))
+                for first in every
+            ]
+        return dist.new_subgroups_by_enumeration(nodes)[0]

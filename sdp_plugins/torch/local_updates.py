@@ -1,0 +1,209 @@
+"""`LocalUpdates`: ranks train by themselves, and average what they have learnt now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sdp_plugins.core.local_updates import updates
+from sdp_plugins.core.local_updates.outer_step import OuterStep
+from sdp_plugins.core.local_updates.parameters import Floats
+from sdp_plugins.torch.backend_name import BACKEND
+from sdp_plugins.torch.group_options import Options
+from sdp_plugins.torch.groups import core_group
+from sdp_plugins.torch.sharding.buffers import broadcast
+
+_OVERLAPPED_KEEP = 0.5
+
+
+class LocalUpdates:
+    """Has the ranks exchange parameters every so many steps, in place of gradients in each one.
+
+    ::
+
+        optimizer = torch.optim.AdamW(model.parameters())
+        local = LocalUpdates(model, optimizer, every=30, wire="int8")
+        ...  # the loop, unchanged
+        local.synchronize()
+
+    Each rank trains on its data alone. Every `every` steps the ranks take an outer step
+    (`OuterStep`) from the parameters on which they last agreed: an average of what each has gained.
+    The optimizer's own state stays with each rank. docs/slow-networks.md compares the forms.
+
+    Inside a node, average gradients in every step: wrap the model by
+    ``DistributedDataParallel(model, process_group=inner)``, where ``inner, _ =
+    dist.new_subgroups(ranks_per_node)``. Then only nodes differ.
+
+    An outer step sends each parameter twice, up to the ranks' shards and back, in as many bytes as
+    `wire` says: 2 n (N - 1) / N values for n parameters and N nodes. In memory it takes 8 bytes
+    per parameter on each rank, and another 4 on one of them.
+
+    Args:
+        model: The model. Parameters that require no gradient now stay as they are. All ranks begin
+            with rank 0's parameters and buffers, and take its buffers over in each round.
+        optimizer: Whose steps count.
+        every: Steps from one outer step to the next one.
+        outer: ``"nesterov"`` (DiLoCo), ``"average"`` (local SGD), or an `OuterStep`.
+        wire: How values travel between nodes: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``;
+            None: exactly.
+        fragments: Number of parts of the model that take their outer steps in turn, within `every`
+            steps. With `delay`, this is Streaming DiLoCo (Douillard et al., 2025).
+        delay: Steps that a rank goes on while its parameters travel; at most `every // fragments`.
+        keep: Weight of the rank's own parameters when it takes the result over; None: 0.5 with a
+            `delay`, else 0.
+        group: A process group; None: the default group. All ranks of it must make the object, in
+            the same order among groups.
+
+    Raises:
+        ValueError: The arguments, or the ranks', do not fit together.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        every: int = 30,
+        outer: OuterStep | str = "nesterov",
+        wire: str | None = None,
+        fragments: int = 1,
+        delay: int = 0,
+        keep: float | None = None,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if keep is None:
+            keep = _OVERLAPPED_KEEP if delay else 0.0
+        schedule = updates.Schedule(every, fragments, delay, keep)
+        step = OuterStep.parse(outer)
+        _check_model(model, group)
+        parameters = _ModelParameters(model, fragments)
+        self._model = model
+        self._group = dist.new_group(
+            dist.get_process_group_ranks(group or dist.group.WORLD),
+            backend=BACKEND,
+            pg_options=Options(wire or "none"),
+            use_local_synchronization=group is not None,
+        )
+        self._updates = updates.LocalUpdates(
+            self._core, parameters, schedule, step, self._share_buffers
+        )
+        self._share_buffers()
+        self._hook = optimizer.register_step_post_hook(self._after_step)
+
+    @property
+    def steps(self) -> int:
+        """Steps of the optimizer so far."""
+        return self._updates.steps
+
+    def synchronize(self) -> None:
+        """Make the ranks' parameters equal by an outer step of the whole model; a collective.
+
+        For example at the end of the training, or before an evaluation.
+        """
+        self._updates.synchronize()
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state.
+
+        To continue exactly, each rank saves it beside its own model's and optimizer's, and loads
+        all three; with other ranks or arguments it cannot be loaded.
+        """
+        return _converted(self._updates.state_dict(), torch.from_numpy)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from this rank's state.
+
+        Raises:
+            ValueError: It is that of another rank, or of other arguments.
+        """
+        self._updates.load_state_dict(_converted(dict(state), Tensor.numpy))
+
+    def close(self) -> None:
+        """Exchange nothing any more: the optimizer's steps are this rank's alone."""
+        self._hook.remove()
+        self._updates.close()
+
+    @property
+    def _core(self) -> Any:
+        return core_group(self._group)
+
+    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self._updates.step()
+
+    def _share_buffers(self) -> None:
+        broadcast(self._core, list(self._model.buffers()))
+
+
+class _ModelParameters:
+    """A model's parameters, in fragments of about equal size."""
+
+    def __init__(self, model: nn.Module, fragments: int) -> None:
+        found = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        for parameter in found:
+            if not parameter.is_floating_point():
+                raise ValueError(f"local updates: {parameter.dtype} parameters have no average.")
+        if len(found) < fragments:
+            raise ValueError(
+                f"fragments={fragments}, but the model has {len(found)} parameters that require "
+                "gradients. Hint: make fragments at most that many."
+            )
+        self._fragments = _divide(found, fragments)
+        counts = [sum(map(Tensor.numel, parameters)) for parameters in self._fragments]
+        self.counts: Sequence[int] = counts
+
+    def read(self, fragment: int, values: Floats) -> None:
+        """Write a fragment's values to `values`."""
+        for parameter, part in self._parts(fragment, values):
+            part.copy_(parameter.detach())
+
+    @torch.no_grad()
+    def write(self, fragment: int, values: Floats, keep: float) -> None:
+        """Make each value x `keep * x + (1 - keep) * values`."""
+        for parameter, part in self._parts(fragment, values):
+            if keep:
+                part = torch.lerp(part, parameter.detach().to("cpu", torch.float32), keep)
+            parameter.copy_(part)
+
+    def _parts(self, fragment: int, values: Floats) -> Any:
+        parameters = self._fragments[fragment]
+        parts = torch.from_numpy(values).split([parameter.numel() for parameter in parameters])
+        return [
+            (parameter, part.view(parameter.shape))
+            for parameter, part in zip(parameters, parts, strict=True)
+        ]
+
+
+def _divide(parameters: Sequence[nn.Parameter], fragments: int) -> list[list[nn.Parameter]]:
+    """Divide a sequence of parameters into parts of about equal size, none of them empty."""
+    total = sum(map(Tensor.numel, parameters))
+    parts: list[list[nn.Parameter]] = [[] for _ in range(fragments)]
+    part, seen = 0, 0
+    for index, parameter in enumerate(parameters):
+        left = len(parameters) - index
+        is_full = seen >= total * (part + 1) / fragments
+        if parts[part] and part + 1 < fragments and (is_full or left < fragments - part):
+            part += 1
+        parts[part].append(parameter)
+        seen += parameter.numel()
+    return parts
+
+
+def _check_model(model: nn.Module, group: Any) -> None:
+    if isinstance(model, DistributedDataParallel):
+        inner, outer = dist.get_world_size(model.process_group), dist.get_world_size(group)
+        if inner == outer > 1:
+            raise ValueError(
+                "local updates: DistributedDataParallel averages the gradients of all these ranks "
+                "in each step already. Hint: pass the plain model, or average only inside nodes, by "
+                "DistributedDataParallel's process_group=dist.new_subgroups(ranks_per_node)[0]."
+            )
+
+
+def _converted(state: dict[str, Any], convert: Any) -> dict[str, Any]:
+    arrays = {name: list(map(convert, state[name])) for name in ("anchors", "momenta")}
+    return {**state, **arrays}

@@ -1,0 +1,119 @@
+"""The strategy smddp_local: ranks train by themselves between outer steps."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from sdp_plugins.lightning.namespaces import strategy_class
+from tests.lightning.cases import case
+from tests.lightning.models import PACKAGES, digest, loader, model, trainer
+from tests.ranks import Pool
+
+ONE_OF_TWO = [PACKAGES[0], pytest.param(PACKAGES[1], marks=pytest.mark.long)]
+FORMS = [{"every": 5}, {"every": 6, "fragments": 2, "delay": 2}]
+
+
+@case
+def fit(
+    rank: int,
+    world: int,
+    package: str,
+    form: dict[str, Any],
+    folder: str = "",
+    resumed: bool = False,
+) -> tuple[str, str]:
+    """Digests before the last outer step and after it; with a folder, of three epochs."""
+    lightning = importlib.import_module(package)
+    kind: Any = strategy_class(package, "SMDDPLocalStrategy")
+    before = []
+
+    class Strategy(kind):
+        def on_train_end(self) -> None:
+            before.append(digest(self.lightning_module))
+            super().on_train_end()
+
+    callbacks = []
+    if folder:
+        callbacks = [
+            lightning.callbacks.ModelCheckpoint(
+                folder, "{epoch}", save_top_k=-1, save_on_train_epoch_end=True
+            )
+        ]
+    made = trainer(
+        package,
+        strategy=Strategy(**form),
+        callbacks=callbacks,
+        enable_checkpointing=bool(folder),
+        max_epochs=3,
+    )
+    trained = model(package)
+    path = f"{folder}/epoch=0.ckpt" if resumed else None
+    made.fit(trained, loader(), ckpt_path=path)
+    return before[0], digest(trained)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("package", ONE_OF_TWO)
+def test_a_training(rank_pool: Pool, package: str, form: dict[str, Any], tmp_path: Path) -> None:
+    """Each rank trains by itself; at the end all are equal; a checkpoint continues exactly."""
+    form = {"inner_ranks": 1, **form}
+    whole = rank_pool(2).run(fit, package, form, str(tmp_path))
+    (one, last), (other, its_last) = whole
+    assert one != other and last == its_last
+    names = {f"epoch={n}.ckpt{end}" for n in range(3) for end in ("", ".rank1")}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert rank_pool(2).run(fit, package, form, str(tmp_path), True) == whole
+
+
+@case
+def fit_by(rank: int, world: int, package: str, strategy: str) -> str:
+    made = trainer(package, strategy=strategy, max_epochs=2)
+    trained = model(package)
+    made.fit(trained, loader())
+    return digest(trained)
+
+
+def test_on_one_node_it_is_smddp(rank_pool: Pool) -> None:
+    local = rank_pool(2).run(fit_by, PACKAGES[0], "smddp_local")
+    assert local == rank_pool(2).run(fit_by, PACKAGES[0], "smddp")
+
+
+@case
+def misuse(rank: int, world: int, package: str) -> None:
+    lightning = importlib.import_module(package)
+    kind: Any = strategy_class(package, "SMDDPLocalStrategy")
+    trained = model(package)
+    optimizers = [torch.optim.SGD(trained.parameters(), 0.1) for _ in range(2)]
+    trained.automatic_optimization = False
+    trained.configure_optimizers = lambda: optimizers
+    with pytest.raises(ValueError, match=r"counts the steps of one optimizer.*returns 2"):
+        trainer(package, strategy=kind()).fit(trained, loader())
+    assert not dist.is_initialized()
+    assert isinstance(kind(every=7), lightning.strategies.DDPStrategy)
+
+
+def test_two_optimizers_are_refused(rank_pool: Pool) -> None:
+    rank_pool(2).run(misuse, PACKAGES[0])
+
+
+@case
+def load_elsewhere(rank: int, world: int, package: str, folder: str, ranks: int) -> str:
+    """A checkpoint of two ranks, continued by another number of them."""
+    kind: Any = strategy_class(package, "SMDDPLocalStrategy")
+    made = trainer(package, strategy=kind(every=3, inner_ranks=1), devices=ranks, max_epochs=4)
+    trained = model(package)
+    made.fit(trained, loader(), ckpt_path=f"{folder}/epoch=1.ckpt")
+    return digest(trained)
+
+
+@pytest.mark.long
+def test_a_checkpoint_of_other_ranks(rank_pool: Pool, tmp_path: Path) -> None:
+    form = {"inner_ranks": 1, "every": 3}
+    rank_pool(2).run(fit, PACKAGES[0], form, str(tmp_path))
+    assert len(set(rank_pool(3).run(load_elsewhere, PACKAGES[0], str(tmp_path), 3))) == 1

@@ -1,0 +1,366 @@
+"""Ranks that train by themselves between outer steps."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from sdp_plugins.core import PeerLostError
+from sdp_plugins.core.local_updates.updates import Schedule
+from sdp_plugins.torch import LocalUpdates, OuterStep
+from tests.faults import stay_away
+from tests.ranks import Pool, Start, say
+from tests.torch.jobs import process_group
+
+RANKS = 2
+FORMS: dict[str, dict[str, Any]] = {
+    "average": {"every": 3, "outer": "average"},
+    "nesterov": {"every": 4},
+    "other outer step": {"every": 2, "outer": OuterStep(0.5, 0.3)},
+    "fragments": {"every": 6, "fragments": 3},
+    "delay": {"every": 5, "delay": 2},
+    "streaming": {"every": 7, "fragments": 3, "delay": 2},
+    "streaming, kept": {"every": 4, "fragments": 2, "delay": 1, "keep": 0.25},
+}
+
+
+class Net(nn.Module):
+    """Parameters of different sizes, and buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        first = nn.Linear(5, 20, bias=False)
+        self.layers = nn.Sequential(
+            first, nn.BatchNorm1d(20), nn.Tanh(), nn.Linear(20, 8), nn.Linear(8, 12)
+        )
+        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.layers(inputs)
+
+
+def make(seed: int = 0) -> tuple[Net, torch.optim.Optimizer]:
+    torch.manual_seed(seed)
+    net = Net()
+    return net, torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+
+def train(model: nn.Module, optimizer: Any, rank: int, steps: range) -> None:
+    for step in steps:
+        generator = torch.Generator().manual_seed(100 * rank + step)
+        inputs = torch.randn(8, 5, generator=generator)
+        model(inputs).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def trainable(model: nn.Module) -> list[Tensor]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+@contextmanager
+def local_updates(model: nn.Module, optimizer: Any, **form: Any) -> Iterator[LocalUpdates]:
+    with process_group():
+        local = LocalUpdates(model, optimizer, **form)
+        yield local
+        local.close()
+
+
+# ---- what it computes ----------------------------------------------------------------------------
+
+
+class Expected:
+    """The same in one process, with torch's optimizer for the outer steps."""
+
+    def __init__(self, schedule: Schedule, outer: OuterStep) -> None:
+        self.schedule = schedule
+        self.replicas = [make() for _ in range(RANKS)]
+        anchors = [parameter.detach().clone() for parameter in trainable(self.replicas[0][0])]
+        self.anchors = anchors
+        nesterov = outer.momentum > 0
+        self.outer = [
+            torch.optim.SGD([x], lr=outer.lr, momentum=outer.momentum, nesterov=nesterov)
+            for x in anchors
+        ]
+        self.on_the_way: tuple[int, int, list[int]] | None = None
+        self.steps = 0
+
+    def parts(self) -> list[list[int]]:
+        """Indices of parameters by fragment: parts of about equal size."""
+        sizes = [x.numel() for x in self.anchors]
+        ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
+        count, total = self.schedule.fragments, sum(sizes)
+        found: list[list[int]] = [[] for _ in range(count)]
+        for index, end in enumerate(ends):
+            begin = end - sizes[index]
+            found[min(int(begin * count / total), count - 1)].append(index)
+        return found
+
+    def run(self, steps: int) -> None:
+        for step in range(steps):
+            for rank, (model, optimizer) in enumerate(self.replicas):
+                train(model, optimizer, rank, range(step, step + 1))
+            self.steps += 1
+            if self.on_the_way and self.steps >= self.on_the_way[0]:
+                self.arrive(self.schedule.keep)
+            fragment = self.schedule.begins(self.steps)
+            if fragment is not None:
+                self.send(fragment, self.schedule.delay)
+
+    def send(self, fragment: int, delay: int) -> None:
+        indices = self.parts()[fragment]
+        for index in indices:
+            anchor = self.anchors[index]
+            models = [trainable(model)[index].detach() for model, _ in self.replicas]
+            anchor.grad = sum(anchor - model for model in models) / RANKS
+            self.outer[index].step()
+        self.on_the_way = self.steps + delay, fragment, indices
+        if not delay:
+            self.arrive(0.0)
+
+    @torch.no_grad()
+    def arrive(self, keep: float) -> None:
+        assert self.on_the_way is not None
+        _, fragment, indices = self.on_the_way
+        for index in indices:
+            for model, _ in self.replicas:
+                mine = trainable(model)[index]
+                mine.copy_(torch.lerp(self.anchors[index], mine, keep))
+        if fragment == self.schedule.fragments - 1:
+            first = list(self.replicas[0][0].buffers())
+            for model, _ in self.replicas:
+                for mine, his in zip(model.buffers(), first, strict=True):
+                    mine.copy_(his)
+        self.on_the_way = None
+
+
+def run_form(rank: int, world: int, form: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+    model, optimizer = make(seed=rank)
+    with local_updates(model, optimizer, **form):
+        train(model, optimizer, rank, range(20))
+    return [p.detach() for p in trainable(model)], list(model.buffers())
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_like_one_process(rank_pool: Pool, name: str) -> None:
+    form = dict(FORMS[name])
+    outer = OuterStep.parse(form.get("outer", "nesterov"))
+    keep = form.get("keep", 0.5 if form.get("delay") else 0.0)
+    schedule = Schedule(form["every"], form.get("fragments", 1), form.get("delay", 0), keep)
+    expected = Expected(schedule, outer)
+    expected.run(20)
+    found = rank_pool(RANKS).run(run_form, form)
+    for (parameters, buffers), (model, _) in zip(found, expected.replicas, strict=True):
+        for mine, wanted in zip(parameters, trainable(model), strict=True):
+            torch.testing.assert_close(mine, wanted.detach(), rtol=1e-5, atol=1e-6)
+        for mine, wanted in zip(buffers, model.buffers(), strict=True):
+            torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-6)
+
+
+def run_every_step(rank: int, world: int, ddp: bool, exact: bool) -> list[Tensor]:
+    """Averages in every step: of parameters, or of gradients."""
+    torch.manual_seed(rank)
+    model: nn.Module = nn.Linear(8, 4) if exact else nn.Sequential(nn.Linear(5, 30), nn.Tanh())
+    if exact:  # multiples of powers of two, on which no operation rounds
+        for parameter in model.parameters():
+            nn.init.constant_(parameter, 0.5)
+    trained: Any = model
+    with process_group():
+        optimizer: Any = torch.optim.SGD(model.parameters(), 2**-6, 0.0 if exact else 0.9)
+        if ddp:
+            trained = DistributedDataParallel(model)
+        else:
+            LocalUpdates(model, optimizer, every=1, outer="average")
+        for step in range(6 if exact else 30):
+            generator = torch.Generator().manual_seed(10 * rank + step)
+            width = 8 if exact else 5
+            inputs = torch.randint(-2, 3, (4, width), generator=generator).float()
+            output = trained(inputs)
+            (output.sum() if exact else output.pow(2).mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_an_average_in_every_step_of_sgd_is_ddp(rank_pool: Pool, exact: bool) -> None:
+    local = rank_pool(RANKS).run(run_every_step, False, exact)
+    ddp = rank_pool(RANKS).run(run_every_step, True, exact)
+    for mine, theirs in zip(local, ddp, strict=True):
+        for a, b in zip(mine, theirs, strict=True):
+            tolerance = {"rtol": 0.0, "atol": 0.0} if exact else {"rtol": 1e-4, "atol": 1e-6}
+            torch.testing.assert_close(a, b, **tolerance)
+
+
+def run_low_precision(rank: int, world: int) -> Any:
+    torch.manual_seed(rank)
+    model = nn.Linear(30, 20, dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with local_updates(model, optimizer, every=2) as local:
+        for _ in range(4):
+            model(torch.randn(4, 30, dtype=torch.bfloat16)).pow(2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        local.synchronize()
+        return model.weight.dtype, model.weight.detach().float()
+
+
+def test_16_bit_parameters(rank_pool: Pool) -> None:
+    (dtype, first), (_, second) = rank_pool(RANKS).run(run_low_precision)
+    assert dtype == torch.bfloat16 and torch.equal(first, second)
+
+
+# ---- ends and checkpoints ------------------------------------------------------------------------
+
+
+def run_synchronize(rank: int, world: int, form: dict[str, Any]) -> list[Tensor]:
+    model, optimizer = make(seed=rank)
+    with local_updates(model, optimizer, **form) as local:
+        train(model, optimizer, rank, range(8))
+        local.synchronize()
+        assert local.steps == 8
+        state = [*trainable(model), *model.buffers()]
+        whole = [x.detach().clone() for x in state]
+        local.close()
+        train(model, optimizer, rank, range(8, 12))  # alone
+    return whole
+
+
+@pytest.mark.parametrize("name", ["average", "streaming"])
+def test_synchronize_makes_all_ranks_equal(rank_pool: Pool, name: str) -> None:
+    first, second = rank_pool(RANKS).run(run_synchronize, FORMS[name])
+    assert all(map(torch.equal, first, second))
+
+
+def run_resumed(rank: int, world: int, form: dict[str, Any], folder: str, at: int) -> bool:
+    """Whether a training that goes on from this rank's checkpoint ends with the same bits."""
+    model, optimizer = make(seed=rank)
+    parts = {"model": model, "optimizer": optimizer}
+    with process_group():
+        parts["local"] = local = LocalUpdates(model, optimizer, **form)
+        train(model, optimizer, rank, range(at))
+        state = {name: part.state_dict() for name, part in parts.items()}
+        torch.save(state, f"{folder}/{rank}.pt")
+        train(model, optimizer, rank, range(at, 25))
+        local.synchronize()
+        other, optimizer = make(seed=5)
+        again: Any = LocalUpdates(other, optimizer, **form)
+        loaded = torch.load(f"{folder}/{rank}.pt")
+        for name, part in (("model", other), ("optimizer", optimizer), ("local", again)):
+            part.load_state_dict(loaded[name])
+        train(other, optimizer, rank, range(at, 25))
+        again.synchronize()
+        mine = [*model.state_dict().values()]
+        return all(map(torch.equal, mine, other.state_dict().values()))
+
+
+@pytest.mark.parametrize("at", [5, 6, 10])
+@pytest.mark.parametrize("name", ["nesterov", "streaming"])
+def test_resumed_exactly(rank_pool: Pool, tmp_path: Any, name: str, at: int) -> None:
+    assert rank_pool(RANKS).run(run_resumed, FORMS[name], str(tmp_path), at) == [True] * RANKS
+
+
+def run_foreign_states(rank: int, world: int) -> None:
+    model, optimizer = make()
+    with local_updates(model, optimizer, every=4) as local:
+        state = local.state_dict()
+        with pytest.raises(
+            ValueError, match=r"local updates: rank is .*Hint: save a state on each"
+        ):
+            local.load_state_dict({**state, "rank": 1 - rank})
+        other = LocalUpdates(*make(), every=5)
+        with pytest.raises(ValueError, match=r"settings is Schedule\(every=5.*every=4"):
+            other.load_state_dict(state)
+
+
+def test_states_of_others_are_refused(rank_pool: Pool) -> None:
+    rank_pool(RANKS).run(run_foreign_states)
+
+
+# ---- misuse and failures -------------------------------------------------------------------------
+
+
+def run_misuse(rank: int, world: int) -> None:
+    model, optimizer = make()
+    with process_group():
+
+        def refused(match: str, model: Any = model, **form: Any) -> None:
+            with pytest.raises(ValueError, match=match):
+                LocalUpdates(model, optimizer, **form)
+
+        refused("every=0", every=0)
+        refused("every=2, fragments=3: every fragment needs a step", every=2, fragments=3)
+        refused("Hint: a delay from 0 to 2 steps", every=6, fragments=3, delay=3)
+        refused("keep=1.0", keep=1.0)
+        refused("there are nesterov and average", outer="adam")
+        refused("wire_dtype='int3' cannot be used", wire="int3")
+        refused("the model has 7 parameters", every=30, fragments=8)
+        refused("averages the gradients of all these ranks", DistributedDataParallel(model))
+        every = 3 + rank
+        refused(rf"rank {1 - rank} was made with Schedule\(every={4 - rank}", every=every)
+
+
+def test_misuse(rank_pool: Pool) -> None:
+    rank_pool(RANKS).run(run_misuse)
+
+
+def lose_a_rank(rank: int, world: int, delay: int) -> str | None:
+    model, optimizer = make()
+    with process_group():
+        LocalUpdates(model, optimizer, every=4, delay=delay)
+        train(model, optimizer, rank, range(3))
+        say("going")
+        if rank == 1:
+            stay_away(1, world)
+        with pytest.raises(PeerLostError) as caught:
+            train(model, optimizer, rank, range(3, 3 + 2 * delay + 1))
+        return str(caught.value)
+
+
+@pytest.mark.parametrize("delay", [0, 2])
+def test_a_lost_rank_is_named(start_pooled: Start, delay: int) -> None:
+    with start_pooled(RANKS, lose_a_rank, delay) as ranks:
+        for rank in ranks:
+            assert rank.heard() == "going"
+        ranks[1].kill()
+        assert "reduce_scatter" in (text := ranks[0].result()) and "rank 1" in text
+
+
+def inside_nodes(rank: int, world: int, form: dict[str, Any]) -> list[Tensor]:
+    """Gradients are averaged inside nodes of two ranks, parameters between them."""
+    model, optimizer = make(seed=rank)
+    with process_group():
+        inner, _ = dist.new_subgroups(2)
+        ddp = DistributedDataParallel(model, process_group=inner)
+        local = LocalUpdates(ddp, optimizer, **form)
+        train(ddp, optimizer, rank, range(form["every"] - 1))
+        mine = [parameter.detach().clone() for parameter in trainable(model)]
+        local.synchronize()
+        return [*mine, *(parameter.detach() for parameter in trainable(model))]
+
+
+def test_gradients_inside_a_node(rank_pool: Pool) -> None:
+    check_inside_nodes(rank_pool(4).run(inside_nodes, {"every": 5, "outer": "average"}))
+
+
+def check_inside_nodes(found: list[list[Tensor]]) -> None:
+    first, second, third, fourth = found
+    half = len(first) // 2
+    assert all(map(torch.equal, first[:half], second[:half]))
+    assert all(map(torch.equal, third[:half], fourth[:half]))
+    assert not torch.equal(first[0], third[0])
+    for one in (second, third, fourth):
+        assert all(map(torch.equal, first[half:], one[half:]))
+
+
+def test_copies_of_a_model_do_not_exchange() -> None:
+    model, _ = make()
+    assert copy.deepcopy(model).state_dict().keys() == model.state_dict().keys()
