@@ -38,6 +38,7 @@ from benchmarks.options import (
 from benchmarks.predict.cli import predict
 from benchmarks.recovery.cli import recovery
 from benchmarks.results import Report
+from benchmarks.slow.cli import slow
 from benchmarks.testbed import start
 from benchmarks.testbed.network import Network
 from benchmarks.units import parse_list, parse_size
@@ -350,6 +351,7 @@ def targets(
 app.command("gpu")(gpu)
 app.command("nodes")(nodes_cli.nodes)
 app.command("scaling")(nodes_cli.scaling)
+app.command("slow")(slow)
 app.command("predict")(predict)
 app.command("recovery")(recovery)
 app.command("cluster", context_settings={"allow_interspersed_args": False})(nodes_cli.cluster)

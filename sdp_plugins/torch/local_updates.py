@@ -199,8 +199,8 @@ def _check_model(model: nn.Module, group: Any) -> None:
         if inner == outer > 1:
             raise ValueError(
                 "local updates: DistributedDataParallel averages the gradients of all these ranks "
-                "in each step already. Hint: pass the plain model, or average only inside nodes, by "
-                "DistributedDataParallel's process_group=dist.new_subgroups(ranks_per_node)[0]."
+                "in each step already. Hint: pass the plain model, or average inside nodes only, "
+                "with process_group=dist.new_subgroups(ranks_per_node)[0]."
             )
 
 

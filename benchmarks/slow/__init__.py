@@ -1,0 +1,1 @@
+"""Training over slow links: what rounding and local updates gain, and what they cost in loss."""
