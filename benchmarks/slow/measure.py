@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.job import Job, JobSpec
 from benchmarks.results import Progress
-from benchmarks.slow.names import EVERY, NAMES, UNEVEN, WARM_UP
+from benchmarks.slow.names import EVERY, NAMES, NOW_AND_THEN, WARM_UP
 from benchmarks.testbed import start
 from benchmarks.testbed.network import Network
 
@@ -127,7 +127,8 @@ def time_steps(
             found = job.call("build", {"variant": variant, "seed": None if model == "bert" else 0})
             report.parameters[model] = found[0]
             job.call("train", {"steps": WARM_UP + 1})
-            steps = EVERY if variant in UNEVEN else plan.steps
+            job.call("finish")  # the first exchange of a group connects the ranks
+            steps = EVERY if variant in NOW_AND_THEN else plan.steps
             seconds = 0.0
 
             def turn(steps: int = steps) -> None:

@@ -5,7 +5,7 @@ EVERY = 30
 WARM_UP = 3
 """Steps after which torch's hooks begin to compress."""
 NONE, GLOO, FLOAT32 = "none", "gloo", "float32"
-EVEN = (NONE, GLOO, "gloo-fp16", "gloo-powersgd", FLOAT32, "bf16", "int8", "fp8")
-UNEVEN = ("gloo-local-sgd", "local", "streaming")
-"""Variants whose steps differ: a turn has `EVERY` of them."""
-NAMES = (*EVEN, *UNEVEN)
+IN_EACH_STEP = (GLOO, "gloo-fp16", "gloo-powersgd", FLOAT32, "bf16", "int8", "fp8")
+NOW_AND_THEN = (NONE, "gloo-local-sgd", "local", "streaming")
+"""Variants that communicate in some steps only, and their reference: a turn is `EVERY` steps."""
+NAMES = (NONE, *IN_EACH_STEP, *NOW_AND_THEN[1:])

@@ -161,13 +161,20 @@ class _ModelParameters:
         for parameter, part in self._parts(fragment, values):
             part.copy_(parameter.detach())
 
+    def gap(self, fragment: int, anchor: Floats, gap: Floats) -> None:
+        """Write `anchor - x` for each value x to `gap`."""
+        before = (part for _, part in self._parts(fragment, anchor))
+        for (parameter, part), start in zip(self._parts(fragment, gap), before, strict=True):
+            torch.sub(start, parameter.detach().to("cpu", torch.float32), out=part)
+
     @torch.no_grad()
     def write(self, fragment: int, values: Floats, keep: float) -> None:
         """Make each value x `keep * x + (1 - keep) * values`."""
         for parameter, part in self._parts(fragment, values):
             if keep:
-                part = torch.lerp(part, parameter.detach().to("cpu", torch.float32), keep)
-            parameter.copy_(part)
+                parameter.lerp_(part.to(parameter), 1 - keep)
+            else:
+                parameter.copy_(part)
 
     def _parts(self, fragment: int, values: Floats) -> Any:
         parameters = self._fragments[fragment]

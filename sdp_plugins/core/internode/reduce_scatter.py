@@ -75,8 +75,9 @@ def _sums(
     n_local, local_rank = len(context.local_ranks), context.local_rank
     for n, ranks in enumerate(rounds(context.nodes.members[node], n_local)):
         sends = [whole[rank] for rank in ranks] + [NOTHING] * (n_local - len(ranks))
-        _, count = sends[local_rank]
-        sums = context.scratch(f"sum{node}.{n}", count * form.accumulator_size)
-        operation.step(Op.reduce_scatter, sends, [(sums, count)], accumulates=True)
+        sums, count = sends[local_rank]
+        if n_local > 1 or not form.sums_are_values:
+            sums = context.scratch(f"sum{node}.{n}", count * form.accumulator_size)
+            operation.step(Op.reduce_scatter, sends, [(sums, count)], accumulates=True)
         if count:
             yield ranks[local_rank], sums, count

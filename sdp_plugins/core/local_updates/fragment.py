@@ -48,30 +48,30 @@ class Fragment:
         """Number of values that `exchange` needs memory for."""
         return len(self._anchor)
 
-    def exchange(self, values: Floats) -> None:
+    def exchange(self, gap: Floats) -> None:
         """Move the anchor: a collective, which sends each value and each change once.
 
         Args:
-            values: This rank's; `padded` of them, of which the last ones count as anchors. They are
-                overwritten.
+            gap: How far this rank's values are behind the anchor; `padded` values, of which the
+                last ones do not count. They are overwritten.
         """
-        np.subtract(self.anchor, values[: self._count], out=values[: self._count])
-        values[self._count :] = 0
+        gap[self._count :] = 0
         mine = np.empty(self._part, np.float32)
-        self._group.reduce_scatter(mine, values, "avg")
+        self._group.reduce_scatter(mine, gap, "avg")
         self._outer.update(mine, self.momenta)
+        changes = gap
         if self._encoding is None:
-            self._group.all_gather(values, mine)
+            self._group.all_gather(changes, mine)
         else:
-            self._gather_rounded(values, mine, self._encoding)
-        self._anchor += values
+            self._gather_rounded(changes, mine, self._encoding)
+        self._anchor += changes
 
-    def _gather_rounded(self, values: Floats, mine: Floats, encoding: Encoding) -> None:
+    def _gather_rounded(self, changes: Floats, mine: Floats, encoding: Encoding) -> None:
         """Gather all ranks' changes, rounded; this rank's own too, so that all are alike."""
         nbytes, ranks = encoding.nbytes(self._part), self._group.world_size
         packed = np.empty(nbytes, np.uint8)
         encoding.pack(_native.address(packed), _native.address(mine), self._part)
         gathered = np.empty((ranks, nbytes), np.uint8)
         self._group.all_gather(gathered, packed)
-        for part, rounded in zip(values.reshape(ranks, self._part), gathered, strict=True):
+        for part, rounded in zip(changes.reshape(ranks, self._part), gathered, strict=True):
             encoding.unpack(_native.address(part), _native.address(rounded), self._part)

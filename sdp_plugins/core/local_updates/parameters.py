@@ -23,5 +23,8 @@ class Parameters(Protocol):
     def read(self, fragment: int, values: Floats) -> None:
         """Write the values of a fragment, as float32, to `values`."""
 
+    def gap(self, fragment: int, anchor: Floats, gap: Floats) -> None:
+        """Write how far the values of a fragment are behind the anchor, `anchor - x`, to `gap`."""
+
     def write(self, fragment: int, values: Floats, keep: float) -> None:
         """Make each value x of a fragment `keep * x + (1 - keep) * values`."""

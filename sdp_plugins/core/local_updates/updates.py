@@ -99,7 +99,7 @@ class LocalUpdates:
         self._compare_settings()
         encoding = _encoding(group)
         self._fragments = [Fragment(group, n, outer, encoding) for n in parameters.counts]
-        self._values = np.zeros(max(f.padded for f in self._fragments), np.float32)
+        self._gap = np.zeros(max(f.padded for f in self._fragments), np.float32)
         self._exchange: _Exchange | None = None
         self.steps = 0
         for index, fragment in enumerate(self._fragments):
@@ -138,15 +138,15 @@ class LocalUpdates:
 
     def _begin(self, index: int, delay: int) -> None:
         fragment = self._fragments[index]
-        values = self._values[: fragment.padded]
-        self._parameters.read(index, values[: len(fragment.anchor)])
+        gap = self._gap[: fragment.padded]
+        self._parameters.gap(index, fragment.anchor, gap[: len(fragment.anchor)])
         self._exchange = _Exchange(index, self.steps + delay, Future())
         if delay:
             # A daemon: a program that fails must not wait for ranks that wait for it elsewhere.
-            arguments = self._exchange.done, fragment.exchange, values
+            arguments = self._exchange.done, fragment.exchange, gap
             threading.Thread(target=_run, args=arguments, name="sdp-updates", daemon=True).start()
         else:
-            fragment.exchange(values)
+            fragment.exchange(gap)
             self._exchange.done.set_result(None)
             self._finish(0.0)
 
@@ -228,9 +228,9 @@ def _encoding(group: Group) -> Encoding | None:
     return encoding_of(wire)
 
 
-def _run(done: Future[None], exchange: Callable[[Floats], None], values: Floats) -> None:
+def _run(done: Future[None], exchange: Callable[[Floats], None], gap: Floats) -> None:
     try:
-        exchange(values)
+        exchange(gap)
     except BaseException as error:
         done.set_exception(error)
     else:
