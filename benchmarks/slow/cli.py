@@ -11,25 +11,27 @@ from benchmarks import options
 from benchmarks.nodes_cli import enter_sandbox
 from benchmarks.options import Json, Markdown, Repeats, Steps
 from benchmarks.slow import measure, table
-from benchmarks.slow.names import NAMES
+from benchmarks.slow.names import MODELS, NAMES
 from benchmarks.units import parse_list
 
 
 def slow(
     mbit: Annotated[str, typer.Option(help="speeds of the links, in Mbit/s")] = "100,1000",
     nodes: Annotated[int, typer.Option(min=2, help="nodes, of one rank each")] = 4,
+    models: Annotated[str, typer.Option(help="what to train")] = ",".join(MODELS),
     variants: Annotated[str, typer.Option(help="ways to train")] = ",".join(NAMES),
     repeats: Repeats = 3,
     steps: Steps = 2,
-    loss_steps: Annotated[int, typer.Option(min=0, help="steps of the language model")] = 2000,
+    loss_steps: Annotated[int, typer.Option(min=10, help="steps of the language model")] = 2000,
     seeds: Annotated[int, typer.Option(min=1, help="trainings of each variant")] = 3,
     json: Json = None,
     markdown: Markdown = None,
 ) -> None:
     """Steps, bytes and losses over slow links (needs root): rounding, local updates, hooks."""
     speeds = tuple(options.parsed(float, text) for text in parse_list(mbit))
-    chosen = options.parsed(lambda names: measure.known(parse_list(names)), variants)
-    plan = measure.SlowPlan(nodes, speeds, chosen, repeats, steps, loss_steps, seeds)
+    trained = options.parsed(lambda names: measure.known(parse_list(names), MODELS), models)
+    ways = options.parsed(lambda names: measure.known(parse_list(names), NAMES), variants)
+    plan = measure.SlowPlan(nodes, speeds, trained, ways, repeats, steps, loss_steps, seeds)
     enter_sandbox()
     with Console(stderr=True).status("starting") as status:
         report = options.or_exit(lambda: measure.run(plan, status.update))

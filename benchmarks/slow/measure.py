@@ -10,7 +10,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.job import Job, JobSpec
 from benchmarks.results import Progress
-from benchmarks.slow.names import EVERY, NAMES, NOW_AND_THEN, WARM_UP
+from benchmarks.slow.names import BERT, EVERY, LANGUAGE, NOW_AND_THEN, WARM_UP
 from benchmarks.testbed import start
 from benchmarks.testbed.network import Network
 
@@ -27,15 +27,17 @@ class SlowPlan:
     Attributes:
         nodes: Number of nodes, with a rank each.
         mbit: Speeds of the links, in 1e6 bits/s.
+        models: Of `MODELS`; only the language model's loss is measured.
         variants: Of `NAMES`.
         rounds: Turns of every variant.
         steps: Timed steps in a turn.
-        loss_steps: Steps of the language model; 0: it is not trained.
+        loss_steps: Steps of the language model.
         seeds: Trainings of each variant.
     """
 
     nodes: int
     mbit: tuple[float, ...]
+    models: tuple[str, ...]
     variants: tuple[str, ...]
     rounds: int = 3
     steps: int = 2
@@ -97,11 +99,11 @@ def run(plan: SlowPlan, progress: Progress = lambda text: None) -> SlowReport:
         )
         with Job(spec) as job:
             for mbit in plan.mbit:
-                for model in ("bert", "language") if plan.loss_steps else ("bert",):
+                for model in plan.models:
                     network.set_speed(mbit / 1e3)
                     time_steps(plan, report, model, mbit, job, network, progress)
             network.set_speed(FAST_GBIT)
-            for seed in range(plan.seeds if plan.loss_steps else 0):
+            for seed in range(plan.seeds if LANGUAGE in plan.models else 0):
                 for variant in plan.variants:
                     progress(f"loss of {variant}, seed {seed}")
                     losses = train(job, variant, seed, plan.loss_steps)
@@ -124,7 +126,7 @@ def time_steps(
     for number in range(plan.rounds):
         for variant in plan.variants[:: -1 if number % 2 else 1]:
             progress(f"{model} at {mbit:g} Mbit/s: {variant}, round {number + 1} of {plan.rounds}")
-            found = job.call("build", {"variant": variant, "seed": None if model == "bert" else 0})
+            found = job.call("build", {"variant": variant, "seed": None if model == BERT else 0})
             report.parameters[model] = found[0]
             job.call("train", {"steps": WARM_UP + 1})
             job.call("finish")  # the first exchange of a group connects the ranks
@@ -158,13 +160,13 @@ def train(job: Job, variant: str, seed: int, steps: int) -> list[float]:
     return losses
 
 
-def known(names: Sequence[str]) -> tuple[str, ...]:
-    """Validate names of variants.
+def known(names: Sequence[str], all_names: Sequence[str]) -> tuple[str, ...]:
+    """Validate names of models or variants.
 
     Raises:
-        ValueError: There is no such variant.
+        ValueError: There is no such name.
     """
     for name in names:
-        if name not in NAMES:
-            raise ValueError(f"unknown variant {name!r}; there are {', '.join(NAMES)}")
+        if name not in all_names:
+            raise ValueError(f"unknown {name!r}; there are {', '.join(all_names)}")
     return tuple(names)

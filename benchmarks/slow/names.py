@@ -1,5 +1,7 @@
 """What the command and its ranks have in common."""
 
+BERT, LANGUAGE = "bert", "language"
+MODELS = (BERT, LANGUAGE)
 EVERY = 30
 """Steps from one outer step to the next one, and between torch's averages of models."""
 WARM_UP = 3

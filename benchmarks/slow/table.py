@@ -8,9 +8,9 @@ from rich import box
 from rich.table import Table
 
 from benchmarks.slow.measure import SlowReport
-from benchmarks.slow.names import FLOAT32, GLOO, NONE
+from benchmarks.slow.names import BERT, FLOAT32, GLOO, LANGUAGE, NONE
 
-_TITLES = {"bert": "BERT-Medium", "language": "a small language model"}
+_TITLES = {BERT: "BERT-Medium", LANGUAGE: "a small language model"}
 
 
 def tables(report: SlowReport) -> Iterator[tuple[Table, str]]:
@@ -59,7 +59,7 @@ def steps_table(report: SlowReport, model: str) -> Table:
 
 def losses_table(report: SlowReport) -> Table:
     """Return the losses by steps, and the time until the last one."""
-    plan, speeds = report.plan, list(report.step_s.get("language", {}))
+    plan, speeds = report.plan, list(report.step_s.get(LANGUAGE, {}))
     table = Table(
         title=f"loss of a small language model on text that was held out; {plan.nodes} ranks, "
         f"means of {plan.seeds} seeds",
@@ -76,7 +76,7 @@ def losses_table(report: SlowReport) -> Table:
         away = "-"
         if FLOAT32 in report.losses:
             away = f"{report.loss(variant) / report.loss(FLOAT32) - 1:+.2%}"
-        times = [report.median_s("language", mbit, variant) or 0.0 for mbit in speeds]
+        times = [report.median_s(LANGUAGE, mbit, variant) or 0.0 for mbit in speeds]
         table.add_row(
             variant,
             *(f"{report.loss(variant, point):.4f}" for point in points),
