@@ -9,7 +9,10 @@ with strategy.scope():
 model.fit(x, y, batch_size=256)  # the batch of all ranks together
 """
 
+from sdp_plugins.core.local_updates.outer_step import OuterStep
+
+from .local_updates import SMDDPLocalUpdates
 from .monitor import SMDDPMonitor
 from .strategy import SMDDPStrategy
 
-__all__ = ["SMDDPMonitor", "SMDDPStrategy"]
+__all__ = ["OuterStep", "SMDDPLocalUpdates", "SMDDPMonitor", "SMDDPStrategy"]

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.core.local_updates import updates
 from sdp_plugins.core.local_updates.outer_step import OuterStep
-from sdp_plugins.core.local_updates.parameters import Floats
+from sdp_plugins.core.local_updates.parameters import Floats, divide
 from sdp_plugins.torch.backend_name import BACKEND
 from sdp_plugins.torch.group_options import Options
 from sdp_plugins.torch.groups import core_group
@@ -147,12 +147,8 @@ class _ModelParameters:
         for parameter in found:
             if not parameter.is_floating_point():
                 raise ValueError(f"local updates: {parameter.dtype} parameters have no average.")
-        if len(found) < fragments:
-            raise ValueError(
-                f"fragments={fragments}, but the model has {len(found)} parameters that require "
-                "gradients. Hint: make fragments at most that many."
-            )
-        self._fragments = _divide(found, fragments)
+        parts = divide([parameter.numel() for parameter in found], fragments)
+        self._fragments = [[found[index] for index in part] for part in parts]
         counts = [sum(map(Tensor.numel, parameters)) for parameters in self._fragments]
         self.counts: Sequence[int] = counts
 
@@ -183,21 +179,6 @@ class _ModelParameters:
             (parameter, part.view(parameter.shape))
             for parameter, part in zip(parameters, parts, strict=True)
         ]
-
-
-def _divide(parameters: Sequence[nn.Parameter], fragments: int) -> list[list[nn.Parameter]]:
-    """Divide a sequence of parameters into parts of about equal size, none of them empty."""
-    total = sum(map(Tensor.numel, parameters))
-    parts: list[list[nn.Parameter]] = [[] for _ in range(fragments)]
-    part, seen = 0, 0
-    for index, parameter in enumerate(parameters):
-        left = len(parameters) - index
-        is_full = seen >= total * (part + 1) / fragments
-        if parts[part] and part + 1 < fragments and (is_full or left < fragments - part):
-            part += 1
-        parts[part].append(parameter)
-        seen += parameter.numel()
-    return parts
 
 
 def _check_model(model: nn.Module, group: Any) -> None:

@@ -75,15 +75,24 @@ size = dict(vocab_size=9, hidden_size=8, intermediate_size=8, num_attention_head
 model = BertForSequenceClassification(BertConfig(**size, num_hidden_layers=1))
 data = [{"input_ids": torch.arange(4) + i % 4, "labels": i % 2} for i in range(16)]
 """
-KERAS = """
+KERAS_ALONE = """
 import keras, numpy as np
-from sdp_plugins.keras import SMDDPStrategy
 x, y = np.ones((16, 3)), np.ones((16, 1))
+"""
+BUILT = """
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+"""
+KERAS = (
+    KERAS_ALONE
+    + """
+from sdp_plugins.keras import SMDDPStrategy
 strategy = SMDDPStrategy()
 with strategy.scope():
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("sgd", "mse")
 """
+)
 TENSORFLOW = """
 import tensorflow as tf
 x = tf.ones((4, 3))
@@ -114,6 +123,11 @@ IN_TWO_RANKS = {
         KERAS,
         'assert "smddp/waiting_share" in model.history.history',
     ),
+    "SMDDPLocalUpdates(every=30, wire": (
+        KERAS_ALONE + BUILT,
+        "assert local.group.world_size == 2",
+    ),
+    "SMDDPStrategy(groups[node])": (KERAS_ALONE, "assert strategy.num_replicas_in_sync == 2"),
     "sdp.DistributedGradientTape": (
         TENSORFLOW + "model, optimizer, _ = parts()\n",
         "assert len(gradients) == 2",

@@ -302,7 +302,7 @@ def run_misuse(rank: int, world: int) -> None:
         refused("keep=1.0", keep=1.0)
         refused("there are nesterov and average", outer="adam")
         refused("wire_dtype='int3' cannot be used", wire="int3")
-        refused("the model has 7 parameters", every=30, fragments=8)
+        refused("the model has 7 parameters that are trained", every=30, fragments=8)
         refused("averages the gradients of all these ranks", DistributedDataParallel(model))
         every = 3 + rank
         refused(rf"rank {1 - rank} was made with Schedule\(every={4 - rank}", every=every)

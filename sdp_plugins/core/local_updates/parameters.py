@@ -28,3 +28,29 @@ class Parameters(Protocol):
 
     def write(self, fragment: int, values: Floats, keep: float) -> None:
         """Make each value x of a fragment `keep * x + (1 - keep) * values`."""
+
+
+def divide(sizes: Sequence[int], fragments: int) -> list[list[int]]:
+    """Divide a sequence of arrays into fragments of about equal size, none of them empty.
+
+    Returns:
+        The indices of each fragment's arrays.
+
+    Raises:
+        ValueError: There are fewer arrays than fragments.
+    """
+    if len(sizes) < fragments:
+        raise ValueError(
+            f"fragments={fragments}, but the model has {len(sizes)} parameters that are trained. "
+            "Hint: make fragments at most that many."
+        )
+    parts: list[list[int]] = [[] for _ in range(fragments)]
+    part, seen = 0, 0
+    for index, size in enumerate(sizes):
+        is_full = seen >= sum(sizes) * (part + 1) / fragments
+        are_needed = len(sizes) - index < fragments - part  # for the fragments that follow
+        if parts[part] and part + 1 < fragments and (is_full or are_needed):
+            part += 1
+        parts[part].append(index)
+        seen += size
+    return parts

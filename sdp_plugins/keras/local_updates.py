@@ -1,0 +1,151 @@
+"""A callback by which ranks train by themselves, and average what they have learnt now and then."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from sdp_plugins.core import Group
+from sdp_plugins.core.local_updates.outer_step import OuterStep
+from sdp_plugins.core.local_updates.parameters import Floats, divide
+from sdp_plugins.core.local_updates.updates import LocalUpdates, Schedule
+
+from .variables import broadcast
+
+_NAME = "keras local updates"
+_OVERLAPPED_KEEP = 0.5
+
+
+class SMDDPLocalUpdates(keras.callbacks.Callback):
+    """Has the ranks exchange weights every so many batches, in place of gradients in each one.
+
+    ::
+
+        model.fit(x[rank::ranks], y[rank::ranks], callbacks=[SMDDPLocalUpdates(every=30)])
+
+    Each rank trains on its data alone, as the model does without a strategy. The ranks' models are
+    equal when `fit` begins and when it ends. All ranks must train as many batches. What the
+    arguments mean, and how the ranks of a node average gradients in every step, is in
+    docs/slow-networks.md. Counters and statistics, such as those of BatchNormalization, are those
+    of rank 0 after each round.
+
+    Args:
+        every: Batches from one outer step to the next one; calls, with ``steps_per_execution``.
+        outer: ``"nesterov"`` (DiLoCo), ``"average"`` (local SGD), or an `OuterStep`.
+        wire: How values travel between nodes; None: exactly.
+        fragments: Number of parts of the model that take their outer steps in turn.
+        delay: Batches that a rank goes on while its weights travel.
+        keep: Weight of the rank's own values when it takes the result over; None: 0.5 with a
+            `delay`, else 0.
+        group: Ranks that nothing else uses; None: all ranks of the job. It has a wire dtype of its
+            own.
+    """
+
+    def __init__(
+        self,
+        every: int = 30,
+        outer: OuterStep | str = "nesterov",
+        wire: str | None = None,
+        fragments: int = 1,
+        delay: int = 0,
+        keep: float | None = None,
+        group: Group | None = None,
+    ) -> None:
+        super().__init__()
+        if keep is None:
+            keep = _OVERLAPPED_KEEP if delay else 0.0
+        if group is not None and wire is not None:
+            raise ValueError(f"wire={wire!r}: a group that is given has its own wire dtype.")
+        self._schedule = Schedule(every, fragments, delay, keep)
+        self._outer = OuterStep.parse(outer)
+        self._group = group or Group.from_env(name=_NAME, wire_dtype=wire or "none")
+        self._updates: LocalUpdates | None = None
+        self._trained: Any = None
+
+    @property
+    def group(self) -> Group:
+        """The ranks."""
+        return self._group
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Give all ranks rank 0's weights, unless they go on with the same model."""
+        if self._trained is not self.model:
+            if not self.model.built:
+                raise ValueError(
+                    f"SMDDPLocalUpdates: model '{self.model.name}' has no weights yet that the "
+                    "ranks could have in common. Hint: begin it with keras.Input, or call build()."
+                )
+            self._trained = self.model
+            parameters = _Weights(self.model, self._schedule.fragments)
+            self._updates = LocalUpdates(
+                self._group, parameters, self._schedule, self._outer, self._share_statistics
+            )
+            self._share_statistics()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Count the batch, and exchange what is due."""
+        assert self._updates is not None
+        self._updates.step()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Make the ranks' models equal."""
+        assert self._updates is not None
+        self._updates.synchronize()
+
+    def close(self) -> None:
+        """Leave the group."""
+        if self._updates is not None:
+            self._updates.close()
+        self._group.close()
+
+    def _share_statistics(self) -> None:
+        _write_back(self.model)
+        broadcast(self._group, self.model.non_trainable_variables, 0)
+
+
+class _Weights:
+    """A model's trainable variables, in fragments of about equal size."""
+
+    def __init__(self, model: Any, fragments: int) -> None:
+        self._model = model
+        variables = model.trainable_variables
+        sizes = [int(np.prod(variable.shape)) for variable in variables]
+        parts = divide(sizes, fragments)
+        self._fragments = [[variables[index] for index in part] for part in parts]
+        self.counts: Sequence[int] = [sum(sizes[index] for index in part) for part in parts]
+
+    def read(self, fragment: int, values: Floats) -> None:
+        """Write a fragment's values to `values`."""
+        for variable, part in self._parts(fragment, values):
+            part[...] = ops.convert_to_numpy(variable)
+
+    def gap(self, fragment: int, anchor: Floats, gap: Floats) -> None:
+        """Write `anchor - x` for each value x to `gap`."""
+        self.read(fragment, gap)
+        np.subtract(anchor, gap, out=gap)
+
+    def write(self, fragment: int, values: Floats, keep: float) -> None:
+        """Make each value x `keep * x + (1 - keep) * values`."""
+        for variable, part in self._parts(fragment, values):
+            if keep:
+                mine = np.asarray(ops.convert_to_numpy(variable), np.float32)
+                part = np.float32(keep) * mine + np.float32(1 - keep) * part
+            variable.assign(part.copy())  # backends may keep what they are given
+
+    def _parts(self, fragment: int, values: Floats) -> Iterator[tuple[Any, Floats]]:
+        _write_back(self._model)
+        begin = 0
+        for variable in self._fragments[fragment]:
+            end = begin + int(np.prod(variable.shape))
+            yield variable, values[begin:end].reshape(variable.shape)
+            begin = end
+
+
+def _write_back(model: Any) -> None:
+    """Have Keras on JAX, whose trainer holds the newest values, put them into the variables."""
+    if hasattr(model, "jax_state_sync") and getattr(model, "_jax_state", None):
+        model.jax_state_sync()

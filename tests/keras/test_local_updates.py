@@ -1,0 +1,105 @@
+"""Ranks that train by themselves between outer steps: `SMDDPLocalUpdates`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+from sdp_plugins.core import Group
+from sdp_plugins.keras import OuterStep, SMDDPLocalUpdates
+from tests.keras.first_ranks import BACKENDS, on_ranks
+from tests.keras.models import BATCH, CLASSES, FEATURES, arrays, crossentropy, dense
+from tests.keras.strategies import compiled, strategy, values
+
+EPOCHS = 2
+
+
+def model_of(rank: int, optimizer: Any = "sgd") -> Any:
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(5 + rank)
+    model = keras.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            layers.Dense(8),
+            layers.BatchNormalization(momentum=0.5),
+            layers.Dense(CLASSES),
+        ]
+    )
+    model.compile(optimizer, crossentropy())
+    return model
+
+
+def own_rows(rank: int, world: int) -> tuple[Any, Any]:
+    """The rows that a strategy would give this rank, batch by batch."""
+    return tuple(
+        data.reshape(-1, world, BATCH // world, *data.shape[1:])[:, rank].reshape(
+            -1, *data.shape[1:]
+        )
+        for data in arrays()
+    )  # type: ignore[return-value]
+
+
+@on_ranks(2, BACKENDS)
+def test_ranks_train_alone_and_end_equal(rank: int, world: int, tmp_path: Path) -> list[Any]:
+    model, seen = model_of(rank, "adam"), []
+
+    class Before(keras.callbacks.Callback):
+        def on_train_end(self, logs: Any = None) -> None:
+            seen.extend(ops.convert_to_numpy(v) for v in model.trainable_variables)
+
+    local = SMDDPLocalUpdates(every=4, fragments=2, delay=1)
+    try:
+        fit = {"batch_size": BATCH // world, "verbose": 0, "shuffle": False}
+        model.fit(*own_rows(rank, world), epochs=EPOCHS, callbacks=[Before(), local], **fit)
+        found = local.group.exchange(b"".join(np.ascontiguousarray(v).tobytes() for v in seen))
+        assert found[0] != found[1]
+        model.fit(*own_rows(rank, world), epochs=1, callbacks=[local], **fit)  # goes on
+        assert local._updates is not None and local._updates.steps == 3 * (EPOCHS + 1)
+    finally:
+        local.close()
+    return [ops.convert_to_numpy(v) for v in model.variables]
+
+
+@on_ranks(2, BACKENDS)
+def test_an_average_in_every_batch_is_a_strategy(rank: int, world: int, tmp_path: Path) -> None:
+    fit = {"epochs": EPOCHS, "verbose": 0, "shuffle": False}
+    with strategy() as made:
+        model = compiled(made)
+        start = [v.copy() for v in values(model)]
+        model.fit(*arrays(), batch_size=BATCH, **fit)
+        expected = values(model)
+    alone = dense()
+    alone.compile("sgd", crossentropy())
+    alone.build((None, FEATURES))
+    for variable, value in zip(alone.variables, start, strict=False):
+        variable.assign(value)
+    local = SMDDPLocalUpdates(every=1, outer="average")
+    try:
+        alone.fit(*own_rows(rank, world), batch_size=BATCH // world, callbacks=[local], **fit)
+    finally:
+        local.close()
+    for mine, wanted in zip(alone.trainable_variables, expected, strict=False):
+        np.testing.assert_allclose(ops.convert_to_numpy(mine), wanted, rtol=1e-4, atol=1e-5)
+
+
+@on_ranks(2, ("tensorflow",))
+def test_arguments(rank: int, world: int, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="every=2, fragments=3"):
+        SMDDPLocalUpdates(every=2, fragments=3)
+    with Group.from_env(name="mine") as group:
+        with pytest.raises(ValueError, match="has its own wire dtype"):
+            SMDDPLocalUpdates(wire="int8", group=group)
+        unbuilt = keras.Sequential([layers.Dense(CLASSES)])
+        unbuilt.compile("sgd", crossentropy())
+        with pytest.raises(
+            ValueError, match=r"has no weights yet.*Hint: begin it with keras.Input"
+        ):
+            unbuilt.fit(*arrays(), verbose=0, callbacks=[SMDDPLocalUpdates(group=group)])
+        local = SMDDPLocalUpdates(outer=OuterStep(0.5, 0.0), group=group, fragments=9)
+        with pytest.raises(ValueError, match="the model has 6 parameters that are trained"):
+            model_of(rank).fit(*arrays(), verbose=0, callbacks=[local])
