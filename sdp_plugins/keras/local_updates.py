@@ -64,7 +64,7 @@ class SMDDPLocalUpdates(keras.callbacks.Callback):
         self._outer = OuterStep.parse(outer)
         self._group = group or Group.from_env(name=_NAME, wire_dtype=wire or "none")
         self._updates: LocalUpdates | None = None
-        self._trained: Any = None
+        self._trained: list[int] | None = None
 
     @property
     def group(self) -> Group:
@@ -73,13 +73,14 @@ class SMDDPLocalUpdates(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Give all ranks rank 0's weights, unless they go on with the same model."""
-        if self._trained is not self.model:
+        variables = list(map(id, self.model.trainable_variables))
+        if self._trained != variables:  # another model, or layers were frozen or thawed
             if not self.model.built:
                 raise ValueError(
                     f"SMDDPLocalUpdates: model '{self.model.name}' has no weights yet that the "
                     "ranks could have in common. Hint: begin it with keras.Input, or call build()."
                 )
-            self._trained = self.model
+            self._trained = variables
             parameters = _Weights(self.model, self._schedule.fragments)
             self._updates = LocalUpdates(
                 self._group, parameters, self._schedule, self._outer, self._share_statistics
@@ -104,7 +105,8 @@ class SMDDPLocalUpdates(keras.callbacks.Callback):
 
     def _share_statistics(self) -> None:
         _write_back(self.model)
-        broadcast(self._group, self.model.non_trainable_variables, 0)
+        # Without seeds: each rank has random numbers of its own.
+        broadcast(self._group, self.model.non_trainable_weights, 0)
 
 
 class _Weights:

@@ -45,6 +45,7 @@ class SMDDPLocalStrategy(SMDDPStrategy):
     global_rank: int
     checkpoint_io: Any
     load_model_state_dict: Any
+    lightning_module: Any
 
     def __init__(
         self,
@@ -130,17 +131,22 @@ class SMDDPLocalStrategy(SMDDPStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Continue from this rank's parameters, as far as they are of such ranks."""
         super().load_optimizer_state_dict(checkpoint)
-        state = checkpoint.get(_STATE)
-        if state is None or self._local is None:
+        if self._local is None:
             return
-        if (state["rank"], state["world_size"]) != (dist.get_rank(), dist.get_world_size()):
+        state = checkpoint.get(_STATE) or {"rank": None, "world_size": None}
+        is_mine = (state["rank"], state["world_size"]) == (dist.get_rank(), dist.get_world_size())
+        told: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(told, is_mine)
+        if not all(told):
             log.warning(
-                "smddp_local: the checkpoint is of rank %d of %d; this is rank %d of %d, which "
-                "begins new outer steps from rank 0's parameters.",
-                *(state["rank"], state["world_size"], dist.get_rank(), dist.get_world_size()),
+                "smddp_local: the checkpoint has no state of ranks %s in a job of %d: all begin "
+                "new outer steps, from rank 0's parameters.",
+                ", ".join(str(rank) for rank, has_state in enumerate(told) if not has_state),
+                len(told),
             )
             return
-        self.load_model_state_dict(checkpoint)  # `LocalUpdates` has given all ranks rank 0's
+        # `LocalUpdates` has given all ranks rank 0's parameters.
+        self.load_model_state_dict(checkpoint, strict=self.lightning_module.strict_loading)
         self._local.load_state_dict(state)
 
     def _path(self, path: Any) -> Any:

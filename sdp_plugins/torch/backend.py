@@ -56,7 +56,7 @@ def create(options: Any, pg_options: Any = None) -> Any:
     from sdp_plugins.torch.internals import TAKES_BACKENDS
 
     mixed = TAKES_BACKENDS and _has_others(sys._getframe(1).f_locals.get("backend_config"))
-    if mixed:
+    if mixed and not isinstance(pg_options, Options):
         pg_options = None
     if not (pg_options is None or isinstance(pg_options, (Meeting, Options))):
         raise TypeError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -83,8 +84,10 @@ class LocalUpdates:
         _check_model(model, group)
         parameters = _ModelParameters(model, fragments)
         self._model = model
-        self._group = dist.new_group(
+        parent = core_group(group)
+        self._group: Any = dist.new_group(
             dist.get_process_group_ranks(group or dist.group.WORLD),
+            timeout=None if parent is None else timedelta(seconds=parent.timeout_s),
             backend=BACKEND,
             pg_options=Options(wire or "none"),
             use_local_synchronization=group is not None,
@@ -101,9 +104,10 @@ class LocalUpdates:
         return self._updates.steps
 
     def synchronize(self) -> None:
-        """Make the ranks' parameters equal by an outer step of the whole model; a collective.
+        """Make the ranks' parameters their average; a collective.
 
-        For example at the end of the training, or before an evaluation.
+        For example at the end of the training, or before an evaluation. It is no outer step: the
+        momenta stay as they are, and a second call changes nothing.
         """
         self._updates.synchronize()
 
@@ -116,10 +120,14 @@ class LocalUpdates:
         return _converted(self._updates.state_dict(), torch.from_numpy)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from this rank's state.
+        """Continue from this rank's state; a collective.
+
+        Load the model's and the optimizer's states after the object was made, which gives all ranks
+        rank 0's parameters.
 
         Raises:
-            ValueError: It is that of another rank, or of other arguments.
+            ValueError: It is that of another rank, or of other arguments; or the ranks' states are
+                of different steps.
         """
         self._updates.load_state_dict(_converted(dict(state), Tensor.numpy))
 
@@ -127,6 +135,9 @@ class LocalUpdates:
         """Exchange nothing any more: the optimizer's steps are this rank's alone."""
         self._hook.remove()
         self._updates.close()
+        group, self._group = self._group, None
+        if group is not None and dist.is_initialized():
+            dist.destroy_process_group(group)
 
     @property
     def _core(self) -> Any:
@@ -145,8 +156,11 @@ class _ModelParameters:
     def __init__(self, model: nn.Module, fragments: int) -> None:
         found = [parameter for parameter in model.parameters() if parameter.requires_grad]
         for parameter in found:
-            if not parameter.is_floating_point():
-                raise ValueError(f"local updates: {parameter.dtype} parameters have no average.")
+            if parameter.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+                raise ValueError(
+                    f"local updates: parameters of {parameter.dtype} would be rounded to float32. "
+                    "Hint: float32, bfloat16 or float16."
+                )
         parts = divide([parameter.numel() for parameter in found], fragments)
         self._fragments = [[found[index] for index in part] for part in parts]
         counts = [sum(map(Tensor.numel, parameters)) for parameters in self._fragments]

@@ -209,8 +209,9 @@ def test_the_mean_of_many_sums_is_exact(rank_pool: Pool, root: str, wire: str) -
     """With feedback the error is left out once, not in each step; with luck it cancels out."""
     exact = reduced([values("float32", 5000, r) for r in range(4)], "float32", "sum")
 
-    def error(wire: str, steps: int) -> float:
-        found = rank_pool(4).run(repeat, root, f"{wire}{steps}", wire, steps)
+    def error(compared: str, steps: int) -> float:
+        name = f"{wire}, {compared}"  # of a group that no other test makes
+        found = rank_pool(4).run(repeat, root, name, compared, steps)
         assert all(same_bits(x, found[0]) for x in found)
         return float(np.abs(found[0] - exact).mean())
 

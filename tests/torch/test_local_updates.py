@@ -229,6 +229,9 @@ def run_synchronize(rank: int, world: int, form: dict[str, Any]) -> list[Tensor]
         assert local.steps == 8
         state = [*trainable(model), *model.buffers()]
         whole = [x.detach().clone() for x in state]
+        local.synchronize()  # changes nothing
+        for mine, before in zip(state, whole, strict=True):
+            torch.testing.assert_close(mine, before, rtol=1e-6, atol=1e-7)
         local.close()
         train(model, optimizer, rank, range(8, 12))  # alone
     return whole
@@ -276,6 +279,9 @@ def run_foreign_states(rank: int, world: int) -> None:
             ValueError, match=r"local updates: rank is .*Hint: save a state on each"
         ):
             local.load_state_dict({**state, "rank": 1 - rank})
+        train(model, optimizer, rank, range(rank))
+        with pytest.raises(ValueError, match=rf"rank {1 - rank} has a state of step {1 - rank}"):
+            local.load_state_dict(local.state_dict())
         other = LocalUpdates(*make(), every=5)
         with pytest.raises(ValueError, match=r"settings is Schedule\(every=5.*every=4"):
             other.load_state_dict(state)
@@ -305,7 +311,7 @@ def run_misuse(rank: int, world: int) -> None:
         refused("the model has 7 parameters that are trained", every=30, fragments=8)
         refused("averages the gradients of all these ranks", DistributedDataParallel(model))
         every = 3 + rank
-        refused(rf"rank {1 - rank} was made with Schedule\(every={4 - rank}", every=every)
+        refused(rf"rank {1 - rank} has the settings Schedule\(every={4 - rank}", every=every)
 
 
 def test_misuse(rank_pool: Pool) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from .. import _native
 from .agreement import await_leader
+from .algorithm_choice import EXACT_NBYTES
 from .gathers import NOTHING, rounds
 from .operation import SpanningOperation
 from .transport import Pending
@@ -21,8 +22,9 @@ def reduce_scatter(operation: SpanningOperation) -> None:
     node, the rank with the same local index sums a rank's part.
     """
     context, request = operation.context, operation.request
-    nodes, form = context.nodes, WireFormat(operation)
     target, count = request.recvs[0]
+    is_small = count * operation.itemsize * context.nodes.world_size <= EXACT_NBYTES
+    nodes, form = context.nodes, WireFormat(operation, as_it_is=is_small)
     await_leader(operation)
     if count == 0:
         return
@@ -56,8 +58,9 @@ def _packed(
     """Round sums for the wire; returns their address."""
     context, residual = operation.context, 0
     packed = context.scratch(f"packed{part}", form.sums.nbytes(count))
-    if context.wire_dtype is not None and context.wire_dtype.feedback:
-        key = operation.request.sends[0][0], count, part
+    if form.feeds_back:
+        request = operation.request
+        key = request.sends[0][0], count, int(request.op), int(request.reduce_op), part
         residual = context.residuals.address(key, count)
     form.sums.pack(packed, sums, count, residual, (operation.seq, context.rank, part))
     return packed

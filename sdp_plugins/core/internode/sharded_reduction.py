@@ -30,7 +30,6 @@ class ShardedReduction:
         self.operation = operation
         self.plan = plan
         self.form = WireFormat(operation)
-        self.feeds_back = context.wire_dtype is not None and context.wire_dtype.feedback
         self.keeping_nodes = (
             (context.nodes.node_of(request.root),)
             if request.op is Op.reduce
@@ -204,9 +203,9 @@ class SegmentReduction:
         """Round a part of this rail for the wire; the part begins with the value `first`."""
         operation, at = self.of.operation, 0
         context, first = operation.context, self._begin + self._first + first
-        if self.of.feeds_back:
+        if self.of.form.feeds_back:
             request, (address, _) = operation.request, operation.request.recvs[0]
-            key = address, request.count, int(request.reduce_op), first
+            key = address, request.count, int(request.op), int(request.reduce_op), first, count
             at = context.residuals.address(key, count)
         encoding.pack(target, source, count, at, (operation.seq, context.rank, first))
 

@@ -27,6 +27,7 @@ class WireFormat:
         sums: How partial sums travel.
         results: How results travel.
         rounds: Whether anything is rounded for the wire.
+        feeds_back: Whether what rounding leaves out is kept.
         sums_are_values: Whether the values of a single rank are valid partial sums; a bool is not,
             because any nonzero byte is true.
     """
@@ -38,6 +39,7 @@ class WireFormat:
         self.accumulator_size = _native.accumulator_size(request.dtype, request.reduce_op)
         self.sums: Encoding = Unchanged(self.accumulator_size)
         self.results: Encoding = Unchanged(operation.itemsize)
+        self.feeds_back = False
         if context.wire_dtype is not None and not as_it_is:
             self._round(context.wire_dtype)
         self.rounds = self.sums.rounds
@@ -52,6 +54,7 @@ class WireFormat:
             self.sums = Half(self.dtype)
         elif self.dtype is DType.float32 and (self.op in _SUMS or not wire_dtype.has_blocks):
             self.sums = self.results = encoding_of(wire_dtype)
+            self.feeds_back = wire_dtype.feedback
 
     def fold(self, partials: list[int], target: int, count: int) -> None:
         """Add partial sums of several nodes into one, which stays an accumulator."""

@@ -48,17 +48,22 @@ class Fragment:
         """Number of values that `exchange` needs memory for."""
         return len(self._anchor)
 
-    def exchange(self, gap: Floats) -> None:
+    def exchange(self, gap: Floats, *, as_average: bool = False) -> None:
         """Move the anchor: a collective, which sends each value and each change once.
 
         Args:
             gap: How far this rank's values are behind the anchor; `padded` values, of which the
                 last ones do not count. They are overwritten.
+            as_average: Whether the anchor becomes the ranks' average, whatever the optimizer is,
+                whose momenta stay as they are. Then a second exchange changes nothing.
         """
         gap[self._count :] = 0
         mine = np.empty(self._part, np.float32)
         self._group.reduce_scatter(mine, gap, "avg")
-        self._outer.update(mine, self.momenta)
+        if as_average:
+            np.negative(mine, out=mine)
+        else:
+            self._outer.update(mine, self.momenta)
         changes = gap
         if self._encoding is None:
             self._group.all_gather(changes, mine)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -96,7 +97,7 @@ class LocalUpdates:
         self._group, self._parameters, self._schedule = group, parameters, schedule
         self._on_round = on_round
         self._settings = f"{schedule}, {outer}, fragments of {list(parameters.counts)} values"
-        self._compare_settings()
+        self._compare("the settings", self._settings)
         encoding = _encoding(group)
         self._fragments = [Fragment(group, n, outer, encoding) for n in parameters.counts]
         self._gap = np.zeros(max(f.padded for f in self._fragments), np.float32)
@@ -121,13 +122,16 @@ class LocalUpdates:
             self._begin(fragment, self._schedule.delay)
 
     def synchronize(self) -> None:
-        """Make the parameters of all ranks equal by an outer step of all fragments; a collective.
+        """Make the parameters of all ranks their average; a collective.
 
-        At the end of a training, for example.
+        At the end of a training, for example. It is no outer step: the momenta stay as they are,
+        and a second call changes nothing.
         """
         self._finish(self._schedule.keep)
-        for fragment in range(len(self._fragments)):
-            self._begin(fragment, 0)
+        for index, fragment in enumerate(self._fragments):
+            gap = self._read_gap(index)
+            fragment.exchange(gap, as_average=True)
+            self._take_over(index, 0.0)
 
     def close(self) -> None:
         """Wait for the exchange that is on its way."""
@@ -138,8 +142,7 @@ class LocalUpdates:
 
     def _begin(self, index: int, delay: int) -> None:
         fragment = self._fragments[index]
-        gap = self._gap[: fragment.padded]
-        self._parameters.gap(index, fragment.anchor, gap[: len(fragment.anchor)])
+        gap = self._read_gap(index)
         self._exchange = _Exchange(index, self.steps + delay, Future())
         if delay:
             # A daemon: a program that fails must not wait for ranks that wait for it elsewhere.
@@ -156,19 +159,26 @@ class LocalUpdates:
             return
         exchange, self._exchange = self._exchange, None
         exchange.done.result()
-        index = exchange.fragment
+        self._take_over(exchange.fragment, keep)
+
+    def _read_gap(self, index: int) -> Floats:
+        fragment = self._fragments[index]
+        gap = self._gap[: fragment.padded]
+        self._parameters.gap(index, fragment.anchor, gap[: len(fragment.anchor)])
+        return gap
+
+    def _take_over(self, index: int, keep: float) -> None:
         self._parameters.write(index, self._fragments[index].anchor, keep)
         if index == len(self._fragments) - 1:
             self._on_round()
 
-    def _compare_settings(self) -> None:
-        told = [blob.decode() for blob in self._group.exchange(self._settings.encode())]
-        others = [rank for rank, settings in enumerate(told) if settings != self._settings]
+    def _compare(self, what: str, mine: str) -> None:
+        told = [blob.decode() for blob in self._group.exchange(mine.encode())]
+        others = [rank for rank, text in enumerate(told) if text != mine]
         if others:
             raise ValueError(
-                f"{self._group.error_prefix} local updates: rank {others[0]} was made with "
-                f"{told[others[0]]}, but this one with {self._settings}. Hint: pass the same on "
-                "all ranks."
+                f"{self._group.error_prefix} local updates: rank {others[0]} has {what} "
+                f"{told[others[0]]}, but this one {mine}. Hint: pass the same on all ranks."
             )
 
     # ---- checkpoints ---------------------------------------------------------------------------
@@ -190,10 +200,11 @@ class LocalUpdates:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of this rank.
+        """Continue from a state of this rank; a collective.
 
         Raises:
-            ValueError: It is that of another rank, or of other settings.
+            ValueError: It is that of another rank, or of other settings; or the ranks' states are
+                of different steps.
         """
         for name, mine in self._identity().items():
             if state[name] != mine:
@@ -202,6 +213,9 @@ class LocalUpdates:
                     f"{state[name]} in the state. Hint: save a state on each rank, and load it "
                     "there, with the same settings."
                 )
+        anchors = [zlib.crc32(anchor) for anchor in state["anchors"]]
+        at = f"step {state['steps']}, exchange {state['exchange']}, {anchors}"
+        self._compare("a state of", at)
         self.close()
         self.steps, self._exchange = state["steps"], None
         if state["exchange"] is not None:
