@@ -1,4 +1,4 @@
-// Included by each kernels_*.cpp after kernels.inl, whose rules hold; SDP_BLOCKS is the name of the
+// Included at the end of kernels.inl, whose rules hold; SDP_BLOCKS is the name of the
 // function to define. Without branches, so that the compiler can vectorize.
 #include "blocks.hpp"
 

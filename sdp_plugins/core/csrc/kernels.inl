@@ -1,6 +1,6 @@
-// Included by each kernels_*.cpp; SDP_KERNELS is the name of the function to define. All code is in
-// an anonymous namespace and uses no library templates, so that the linker cannot share a function
-// that was compiled for a newer processor.
+// Included by each kernels_*.cpp; SDP_KERNELS and SDP_BLOCKS name the functions to define. All code
+// is in an anonymous namespace and uses no library templates, so that the linker cannot share a
+// function that was compiled for a newer processor.
 #include <stdint.h>
 
 #include "kernel_elements.inl"
@@ -403,3 +403,5 @@ Kernel SDP_KERNELS(DType dtype, ReduceOp op) {
   return {};
 }
 }  // namespace sdp
+
+#include "blocks.inl"

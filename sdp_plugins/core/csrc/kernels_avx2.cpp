@@ -2,6 +2,5 @@
 #if defined(__x86_64__)
 #define SDP_KERNELS kernel_avx2
 #define SDP_BLOCKS blocks_avx2
-#include "blocks.inl"
 #include "kernels.inl"
 #endif

@@ -2,7 +2,6 @@
 #if defined(__x86_64__)
 #define SDP_KERNELS kernel_of_avx512
 #define SDP_BLOCKS blocks_avx512
-#include "blocks.inl"
 #include "kernels.inl"
 
 namespace sdp {

@@ -1,4 +1,3 @@
 #define SDP_KERNELS kernel_baseline
 #define SDP_BLOCKS blocks_baseline
-#include "blocks.inl"
 #include "kernels.inl"
