@@ -237,7 +237,7 @@ def test_a_waiting_daemon_thread_does_not_spoil_the_end(tmp_path: Path, way: str
 def disagree_without_one(rank: int, world: int, ended: str) -> str:
     with Group.from_env() as group:
         group.barrier()
-        group.timeout_s = 1
+        group.timeout_s = 5  # on a busy machine the others take a while
         while rank == 2 and not Path(ended).exists():
             time.sleep(0.01)
         with pytest.raises((CollectiveTimeoutError, CollectiveMismatchError)) as caught:
@@ -248,7 +248,7 @@ def disagree_without_one(rank: int, world: int, ended: str) -> str:
 
 def test_a_missing_rank_does_not_hide_a_disagreement(rank_pool: Pool, tmp_path: Path) -> None:
     for text in rank_pool(3).run(disagree_without_one, str(tmp_path / "ended"))[:2]:
-        assert "rank 2 did not arrive in 1 s" in text
+        assert "rank 2 did not arrive in 5 s" in text
         assert (
             "those that arrived disagree: rank 0: all_reduce #2 float64[4] sum; "
             "rank 1: all_reduce #2 float64[8] sum" in text

@@ -56,7 +56,7 @@ def test_import_torch_is_enough() -> None:
     assert known
     assert named
     allowed = {"sdp_plugins", "sdp_plugins._activate", "sdp_plugins.core"}
-    light = ("config", "environment", "errors", "open_groups")
+    light = ("config", "environment", "errors", "open_groups", "wire_dtype")
     allowed |= {f"sdp_plugins.core.{name}" for name in light}
     allowed |= {f"sdp_plugins.torch{name}" for name in ("", ".backend", ".backend_name")}
     assert set(imported) <= allowed
