@@ -16,10 +16,13 @@ PREPARING_CALLS = 5
 class CollectiveTask:
     """The commands that `runner` gives to the ranks of a library."""
 
-    def __init__(self, place: Place, target: str, options: dict[str, Any]) -> None:
+    def __init__(
+        self, place: Place, target: str, options: dict[str, Any], rounding: float = 0.0
+    ) -> None:
         module, name = target.split(":")
         self.place = place
         self.library: Library = getattr(importlib.import_module(module), name)(place, **options)
+        self.rounding = rounding
         self.operation = ""
         self.dtype = "float32"
 
@@ -85,5 +88,5 @@ class CollectiveTask:
 
     def _check(self, times: int, stride: int) -> None:
         if self._holds_sum():
-            rounding, ranks = times * self.library.rounding, self.place.ranks
+            rounding, ranks = times * self.rounding, self.place.ranks
             values.check(self.library.view(), self.dtype, ranks, times, stride, rounding)

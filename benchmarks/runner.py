@@ -82,7 +82,11 @@ class LibraryJobs:
         spec = JobSpec(
             name=library.name,
             task=TASK,
-            arguments={"target": library.target, "options": dict(library.options)},
+            arguments={
+                "target": library.target,
+                "options": dict(library.options),
+                "rounding": library.rounding,
+            },
             ranks=self._plan.ranks,
             threads=self._plan.threads,
             environment=library.environment,

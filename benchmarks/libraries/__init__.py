@@ -28,6 +28,7 @@ class LibrarySpec:
         mpi: Whose mpiexec starts its ranks: "any", "mpich", "openmpi", or "" for none.
         reference: Whether this is a reference of the machine and no library.
         reduces: Whether a bus bandwidth is meaningful.
+        rounding: By what fraction a call may change a sum of the benchmark's values.
     """
 
     name: str
@@ -38,6 +39,7 @@ class LibrarySpec:
     mpi: str = ""
     reference: bool = False
     reduces: bool = True
+    rounding: float = 0.0
 
 
 _ALL = (
@@ -91,11 +93,11 @@ _ALL = (
             f"smddp-{network}-{wire}",
             f"{_HERE}.smddp:Smddp",
             f"torch.distributed, smddp, {wire} over {network} between nodes",
-            options={"rounding": rounding},
-            environment={"SDP_INTERNODE": network.replace("mpich", "mpi"), "SDP_WIRE_DTYPE": wire},
-            mpi="mpich" * (network == "mpich"),
+            environment={"SDP_INTERNODE": internode, "SDP_WIRE_DTYPE": wire},
+            mpi=mpi,
+            rounding=rounding,
         )
-        for network in ("gloo", "mpich")
+        for network, internode, mpi in (("gloo", "gloo", ""), ("mpich", "mpi", "mpich"))
         for wire, rounding in (("bf16", 2**-7), ("int8", 2**-4), ("fp8", 2**-3))
     ),
     LibrarySpec("mpi", f"{_HERE}.mpi:Mpi", "mpi4py, first MPI found", mpi="any"),

@@ -39,12 +39,10 @@ class Library(Protocol):
 
     Attributes:
         reduces: False if the buffer does not hold a sum after all_reduce.
-        rounding: By what fraction a call may change a sum of the benchmark's values.
         version: The library's version, for the report.
     """
 
     reduces: bool
-    rounding: float
     version: str
 
     def allocate(self, count: int, dtype: str) -> None:

@@ -20,7 +20,6 @@ class TorchBackend:
     """The default process group over one backend; reduces the same tensor every time."""
 
     reduces = True
-    rounding = 0.0
     backend = ""
 
     def __init__(self, place: Place) -> None:

@@ -18,7 +18,6 @@ class Core:
     """One Group; its buffer is in memory of the group or in a plain array."""
 
     reduces = True
-    rounding = 0.0
 
     def __init__(
         self,

@@ -28,7 +28,6 @@ class LowerBound:
     """All ranks' buffers and counters in one shared mapping."""
 
     reduces = True
-    rounding = 0.0
 
     def __init__(self, place: Place) -> None:
         self.place = place

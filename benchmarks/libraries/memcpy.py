@@ -16,7 +16,6 @@ class Memcpy:
     """Copies a private buffer to another private buffer."""
 
     reduces = False
-    rounding = 0.0
 
     def __init__(self, place: Place) -> None:
         self.version = f"NumPy {np.__version__}"

@@ -26,7 +26,6 @@ class Mpi:
     """MPI_Allreduce in place on a NumPy array."""
 
     reduces = True
-    rounding = 0.0
 
     def __init__(self, place: Place) -> None:
         self.array = np.empty(0)

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch.distributed as dist
 
-from benchmarks.libraries.base import Place
 from benchmarks.libraries.c10d import TorchBackend
 from sdp_plugins.torch import share  # registers the backend, even in a clone
 
@@ -18,10 +17,6 @@ class Smddp(TorchBackend):
     """
 
     backend = "smddp"
-
-    def __init__(self, place: Place, rounding: float = 0.0) -> None:
-        super().__init__(place)
-        self.rounding = rounding
 
     def allocate(self, count: int, dtype: str) -> None:
         """Allocate a tensor that peers can map."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,19 +30,14 @@ class Training:
         optimizer: Of its parameters.
         after: Follows each step of the optimizer.
         finish: Makes the ranks' models equal; a collective.
-        groups: Groups of its own.
+        close: Leaves the groups of its own.
     """
 
     model: Any
     optimizer: torch.optim.Optimizer
     after: Callable[[], object] = lambda: None
     finish: Callable[[], object] = lambda: None
-    groups: list[Any] = field(default_factory=list)
-
-    def close(self) -> None:
-        """Leave the groups."""
-        for group in self.groups:
-            dist.destroy_process_group(group)
+    close: Callable[[], object] = lambda: None
 
 
 Optimizer = Callable[[Any], torch.optim.Optimizer]
@@ -60,7 +55,8 @@ def smddp(model: torch.nn.Module, optimizer: Optimizer, wire: str = "none") -> T
 
     group = dist.new_group(backend="smddp", timeout=LIMIT, pg_options=Options(wire))
     ddp = DistributedDataParallel(model, process_group=group)
-    return Training(ddp, optimizer(model.parameters()), groups=[group])
+    close = partial(dist.destroy_process_group, group)
+    return Training(ddp, optimizer(model.parameters()), close=close)
 
 
 def local(model: torch.nn.Module, optimizer: Optimizer, **form: Any) -> Training:
@@ -69,7 +65,7 @@ def local(model: torch.nn.Module, optimizer: Optimizer, **form: Any) -> Training
 
     made = optimizer(model.parameters())
     updates = LocalUpdates(model, made, every=EVERY, **form)
-    return Training(model, made, finish=updates.synchronize, groups=[updates._group])
+    return Training(model, made, finish=updates.synchronize, close=updates.close)
 
 
 def gloo(model: torch.nn.Module, optimizer: Optimizer, hook: str = "") -> Training:
@@ -84,12 +80,13 @@ def gloo(model: torch.nn.Module, optimizer: Optimizer, hook: str = "") -> Traini
         )
         ddp.register_comm_hook(state, lambda state, bucket: _power_sgd(state, bucket))
     if hook == "local_sgd":
-        # The hook has no way to average nothing but between nodes of one rank each.
+        # Without a group, the hook averages gradients among the ranks of a machine: here, all.
         alone, _ = dist.new_subgroups(1)
         sgd = post_localSGD_hook.PostLocalSGDState(None, alone, start_localSGD_iter=WARM_UP)
         ddp.register_comm_hook(sgd, post_localSGD_hook.post_localSGD_hook)
         averager = PeriodicModelAverager(period=EVERY, warmup_steps=WARM_UP)
         training.after = partial(averager.average_parameters, list(model.parameters()))
+        training.close = partial(dist.destroy_process_group, alone)
     return training
 
 

@@ -33,7 +33,7 @@ class Encoding:
 
     def offset(self, begin: int, part: int) -> int:
         """Bytes from the first part of a sequence to this one, which begins at this element."""
-        raise NotImplementedError
+        return self.nbytes(begin)
 
     def pack(
         self, target: int, source: int, count: int, residual: int = 0, key: tuple[int, ...] = ()
@@ -66,10 +66,6 @@ class Unchanged(Encoding):
         """Bytes of so many."""
         return count * self._size
 
-    def offset(self, begin: int, part: int) -> int:
-        """Bytes in front of a part."""
-        return begin * self._size
-
 
 class Half(Encoding):
     """Values of float32, rounded to a 16-bit type."""
@@ -80,10 +76,6 @@ class Half(Encoding):
     def nbytes(self, count: int) -> int:
         """Bytes of so many."""
         return 2 * count
-
-    def offset(self, begin: int, part: int) -> int:
-        """Bytes in front of a part."""
-        return 2 * begin
 
     def pack(
         self, target: int, source: int, count: int, residual: int = 0, key: tuple[int, ...] = ()

@@ -17,7 +17,6 @@ from sdp_plugins.core.local_updates.updates import LocalUpdates, Schedule
 from .variables import broadcast
 
 _NAME = "keras local updates"
-_OVERLAPPED_KEEP = 0.5
 
 
 class SMDDPLocalUpdates(keras.callbacks.Callback):
@@ -56,8 +55,6 @@ class SMDDPLocalUpdates(keras.callbacks.Callback):
         group: Group | None = None,
     ) -> None:
         super().__init__()
-        if keep is None:
-            keep = _OVERLAPPED_KEEP if delay else 0.0
         if group is not None and wire is not None:
             raise ValueError(f"wire={wire!r}: a group that is given has its own wire dtype.")
         self._schedule = Schedule(every, fragments, delay, keep)
@@ -149,5 +146,5 @@ class _Weights:
 
 def _write_back(model: Any) -> None:
     """Have Keras on JAX, whose trainer holds the newest values, put them into the variables."""
-    if hasattr(model, "jax_state_sync") and getattr(model, "_jax_state", None):
+    if hasattr(model, "jax_state_sync"):
         model.jax_state_sync()

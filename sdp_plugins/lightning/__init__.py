@@ -62,7 +62,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if imported := namespaces.imported(_PACKAGES[name]):
         return namespaces.strategy_class(imported[0], name.replace("Fabric", ""))
-    modules = {"Sharded": "sharded", "Elastic": "elastic.strategy", "Monitor": "monitor"}
-    modules["Local"] = "local"
+    modules = {"Elastic": "elastic.strategy"}
+    modules |= {kind: kind.lower() for kind in ("Sharded", "Local", "Monitor")}
     module = next((module for kind, module in modules.items() if kind in name), "strategy")
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -56,9 +56,10 @@ def add_names(
         ours = {"smddp": (strategy, "SMDDP")}
         if "find_unused_parameters" not in entry["init_params"]:
             ours["smddp_sharded"] = (sharded, "SMDDPSharded")
-        if elastic is not None and entry["init_params"].get("start_method") == "popen":
+        starts_programs = entry["init_params"].get("start_method") == "popen"
+        if elastic is not None and starts_programs:
             ours["smddp_elastic"] = (elastic, "SMDDPElastic")
-        if local is not None and entry["init_params"].get("start_method") == "popen":
+        if local is not None and starts_programs:
             ours["smddp_local"] = (local, "SMDDPLocal")
         for prefix, (kind, described) in ours.items():
             new = name.replace("ddp", prefix, 1)

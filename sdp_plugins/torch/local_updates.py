@@ -19,8 +19,6 @@ from sdp_plugins.torch.group_options import Options
 from sdp_plugins.torch.groups import core_group
 from sdp_plugins.torch.sharding.buffers import broadcast
 
-_OVERLAPPED_KEEP = 0.5
-
 
 class LocalUpdates:
     """Has the ranks exchange parameters every so many steps, in place of gradients in each one.
@@ -77,8 +75,6 @@ class LocalUpdates:
         keep: float | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        if keep is None:
-            keep = _OVERLAPPED_KEEP if delay else 0.0
         schedule = updates.Schedule(every, fragments, delay, keep)
         step = OuterStep.parse(outer)
         _check_model(model, group)

@@ -51,7 +51,6 @@ class Broken:
     """A library whose sum is wrong, or that cannot do the dtype, or that ends."""
 
     reduces = True
-    rounding = 0.0
     version = "broken 1"
 
     def __init__(self, place, how):

@@ -36,12 +36,13 @@ def model_of(rank: int, optimizer: Any = "sgd") -> Any:
 
 def own_rows(rank: int, world: int) -> tuple[Any, Any]:
     """The rows that a strategy would give this rank, batch by batch."""
-    return tuple(
-        data.reshape(-1, world, BATCH // world, *data.shape[1:])[:, rank].reshape(
-            -1, *data.shape[1:]
-        )
-        for data in arrays()
-    )  # type: ignore[return-value]
+
+    def rows(data: Any) -> Any:
+        batches = data.reshape(-1, world, BATCH // world, *data.shape[1:])
+        return batches[:, rank].reshape(-1, *data.shape[1:])
+
+    x, y = arrays()
+    return rows(x), rows(y)
 
 
 @on_ranks(2, BACKENDS)

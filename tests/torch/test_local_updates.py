@@ -367,6 +367,15 @@ def check_inside_nodes(found: list[list[Tensor]]) -> None:
         assert all(map(torch.equal, first[half:], one[half:]))
 
 
-def test_copies_of_a_model_do_not_exchange() -> None:
-    model, _ = make()
-    assert copy.deepcopy(model).state_dict().keys() == model.state_dict().keys()
+def train_a_copy(rank: int, world: int) -> None:
+    model, optimizer = make()
+    with local_updates(model, optimizer, every=4) as local:
+        other = copy.deepcopy(model)
+        train(other, torch.optim.SGD(other.parameters(), 0.1), rank, range(3))
+        assert local.steps == 0
+        train(model, optimizer, rank, range(2))
+        assert local.steps == 2
+
+
+def test_copies_of_a_model_do_not_exchange(rank_pool: Pool) -> None:
+    rank_pool(RANKS).run(train_a_copy)

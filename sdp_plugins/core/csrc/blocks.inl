@@ -75,7 +75,9 @@ struct Fp8 {
     const int32_t size = magnitude(value);
     const int32_t up =
         kStochastic ? static_cast<int32_t>(random >> 12) : 0x7ffff + (size >> 20 & 1);
-    const int32_t normal = (size + up - (kBias << 20)) >> 20;
+    // Unsigned: what a NaN holds, which `special` replaces, must not overflow.
+    const uint32_t bits = static_cast<uint32_t>(size) + static_cast<uint32_t>(up);
+    const int32_t normal = static_cast<int32_t>(bits - (kBias << 20)) >> 20;
     const float small = kStochastic ? float_of(size) + noise(random) / 512.0f : float_of(size);
     const int32_t subnormal = rounded(small, kToInteger / 512.0f);
     return either(mask(size < kNormal), subnormal, normal) | (signed_bits(value) >> 24 & 0x80);

@@ -10,7 +10,7 @@ from .cost_model import Costs
 from .group_context import GroupContext
 from .operation import SpanningOperation
 from .plan import Algorithm, Plan, factorings
-from .wire_format import WireFormat
+from .wire_format import EXACT_NBYTES, WireFormat
 
 _COSTS = Costs()
 MIB = 2**20
@@ -20,11 +20,6 @@ MOST_MULTIPLIED_NBYTES = 4 * MIB
 """Largest buffer for recursive multiplying.
 
 It needs memory for all members of a level, and one rank of a node sums alone.
-"""
-EXACT_NBYTES = 16 * 1024
-"""Largest buffer that is not rounded for the wire.
-
-The limit is fixed and does not depend on costs, because rounding changes the result.
 """
 
 
@@ -39,14 +34,13 @@ def explain(context: GroupContext, op: _native.Op, nbytes: int) -> str:
     """Describe how an operation on `nbytes` bytes exchanges data between nodes."""
     if op not in (_native.Op.all_reduce, _native.Op.reduce):
         return "every rank's data goes straight to the nodes that need it, once"
-    return str(_plan(context, op, nbytes, rounds=context.wire_dtype is not None))
+    rounds = context.wire_dtype is not None and nbytes > EXACT_NBYTES
+    return str(_plan(context, op, nbytes, rounds=rounds))
 
 
 def _plan(context: GroupContext, op: _native.Op, nbytes: int, *, rounds: bool) -> Plan:
     direct = rounds or op is _native.Op.reduce  # each further level would round once more
-    algorithm = None
-    if rounds:
-        algorithm = Algorithm.recursive_multiplying if nbytes <= EXACT_NBYTES else Algorithm.sharded
+    algorithm = Algorithm.sharded if rounds else None
     return choose(_COSTS, context.nodes.count, nbytes, algorithm=algorithm, direct=direct)
 
 

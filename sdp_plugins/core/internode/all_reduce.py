@@ -32,7 +32,7 @@ def all_reduce(operation: SpanningOperation) -> None:
 def reduce_by_recursive_multiplying(operation: SpanningOperation, plan: Plan) -> None:
     """Reduce within the node, then among nodes, and broadcast the result within the node."""
     context, request = operation.context, operation.request
-    count, form = request.count, WireFormat(operation, as_it_is=True)
+    count, form = request.count, WireFormat(operation)
     operation.deadlines.hops = plan.hops
     buffer = Scattered(request.recvs, operation.itemsize)
     flat = buffer.flat(operation, "flat", 0, count)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from .. import _native
 from .agreement import await_leader
-from .algorithm_choice import EXACT_NBYTES
 from .gathers import NOTHING, rounds
 from .operation import SpanningOperation
 from .transport import Pending
@@ -22,9 +21,8 @@ def reduce_scatter(operation: SpanningOperation) -> None:
     node, the rank with the same local index sums a rank's part.
     """
     context, request = operation.context, operation.request
+    nodes, form = context.nodes, WireFormat(operation)
     target, count = request.recvs[0]
-    is_small = count * operation.itemsize * context.nodes.world_size <= EXACT_NBYTES
-    nodes, form = context.nodes, WireFormat(operation, as_it_is=is_small)
     await_leader(operation)
     if count == 0:
         return
@@ -37,33 +35,17 @@ def reduce_scatter(operation: SpanningOperation) -> None:
     ]
     for node in context.other_nodes:
         for number, (peer, at, length) in enumerate(_sums(operation, form, node)):
-            if form.sums.rounds:
-                at = _packed(operation, form, at, length, node << 16 | number)
+            if form.rounds:
+                packed = context.scratch(f"packed{node}.{number}", form.sums.nbytes(length))
+                form.pack(form.sums, packed, at, length, node << 16 | number)
+                at = packed
             messages.append(operation.send(peer, at, form.sums.nbytes(length)))
     for _, at, _ in _sums(operation, form, context.node):
         partials[context.node] = at
     operation.wait(messages)
-    if form.sums.rounds:
-        size = count * form.accumulator_size
-        room = context.scratch("widened", nodes.count * size)
-        for node in context.other_nodes:
-            form.sums.unpack(room + node * size, partials[node], count)
-            partials[node] = room + node * size
+    if form.rounds:
+        partials = form.widened(partials, context.node, count, "widened")
     form.total(partials, target, count)
-
-
-def _packed(
-    operation: SpanningOperation, form: WireFormat, sums: int, count: int, part: int
-) -> int:
-    """Round sums for the wire; returns their address."""
-    context, residual = operation.context, 0
-    packed = context.scratch(f"packed{part}", form.sums.nbytes(count))
-    if form.feeds_back:
-        request = operation.request
-        key = request.sends[0][0], count, int(request.op), int(request.reduce_op), part
-        residual = context.residuals.address(key, count)
-    form.sums.pack(packed, sums, count, residual, (operation.seq, context.rank, part))
-    return packed
 
 
 def _sums(

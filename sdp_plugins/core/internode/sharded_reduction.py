@@ -12,7 +12,7 @@ from __future__ import annotations
 from .. import _native
 from ..wire_encoding import Encoding
 from .operation import Piece, SpanningOperation
-from .plan import Level, Plan, levels, segments, shard
+from .plan import Plan, levels, segments, shard
 from .scattered import Scattered
 from .transport import Pending, Stream
 from .wire_format import WireFormat
@@ -192,22 +192,13 @@ class SegmentReduction:
             peer, (first, count) = of.rail[level.members[digit]], level.part(digit)
             at = packed + sums.offset(first, digit)
             if sums.rounds:
-                self._pack(sums, at, self._accumulator(first), first, count)
+                part = self._begin + self._first + first
+                of.form.pack(sums, at, self._accumulator(first), count, part)
             message = of.operation.send(peer, at, sums.nbytes(count), _stream(depth))
             self._on_the_way[self._stage].append(message)
 
     def _accumulator(self, index: int) -> int:
         return self._sums + index * self.of.form.accumulator_size
-
-    def _pack(self, encoding: Encoding, target: int, source: int, first: int, count: int) -> None:
-        """Round a part of this rail for the wire; the part begins with the value `first`."""
-        operation, at = self.of.operation, 0
-        context, first = operation.context, self._begin + self._first + first
-        if self.of.form.feeds_back:
-            request, (address, _) = operation.request, operation.request.recvs[0]
-            key = address, request.count, int(request.op), int(request.reduce_op), first, count
-            at = context.residuals.address(key, count)
-        encoding.pack(target, source, count, at, (operation.seq, context.rank, first))
 
     def _fold(self, depth: int) -> None:
         """Add the received sums, for the next level."""
@@ -222,23 +213,13 @@ class SegmentReduction:
         partials = self._partials[-1]
         target = self._results + form.results.offset(begin, level.digit)
         if form.sums.rounds:
-            partials = self._widened(partials, level, count)
+            partials = form.widened(partials, level.digit, count, f"widened{self._slot}")
         if not form.results.rounds:
             form.total(partials, target, count)
             return
         total = partials[level.digit]
         form.total(partials, total, count)
-        self._pack(form.results, target, total, begin, count)
-
-    def _widened(self, partials: list[int], level: Level, count: int) -> list[int]:
-        """Convert the sums of other nodes back; this node's own were not rounded."""
-        nbytes = count * self.of.form.accumulator_size
-        room = self._scratch("widened", len(partials) * nbytes)
-        widened = [room + digit * nbytes for digit in range(len(partials))]
-        widened[level.digit] = partials[level.digit]
-        for digit in level.others:
-            self.of.form.sums.unpack(widened[digit], partials[digit], count)
-        return widened
+        form.pack(form.results, target, total, count, self._begin + self._first + begin)
 
     def _collect(self, depth: int) -> None:
         """Send this rank's results to the other members of a level."""

@@ -7,7 +7,12 @@ from ..wire_dtype import WireDType
 from ..wire_encoding import Encoding, Half, Unchanged, encoding_of
 from .operation import SpanningOperation
 
-DType, ReduceOp = _native.DType, _native.ReduceOp
+DType, Op, ReduceOp = _native.DType, _native.Op, _native.ReduceOp
+EXACT_NBYTES = 16 * 1024
+"""Largest buffer that is not rounded for the wire.
+
+The limit is fixed and does not depend on costs, because rounding changes the result.
+"""
 _SUMS = (ReduceOp.sum, ReduceOp.avg, ReduceOp.premul_sum)
 _HALVES = (DType.float16, DType.bfloat16)
 
@@ -16,31 +21,31 @@ class WireFormat:
     """Format of an operation's partial sums and results on the wire.
 
     Partial sums are the accumulators of the native reductions, so that no value is rounded twice.
-    With a ``wire_dtype``, the partial sums of other nodes, and then the results, are rounded to it.
-
-    Args:
-        operation: The operation.
-        as_it_is: Whether to ignore the group's ``wire_dtype``.
+    With a ``wire_dtype``, the partial sums of other nodes, and then the results, are rounded to it,
+    unless the buffer is small.
 
     Attributes:
         accumulator_size: Bytes of an accumulator.
         sums: How partial sums travel.
         results: How results travel.
         rounds: Whether anything is rounded for the wire.
-        feeds_back: Whether what rounding leaves out is kept.
         sums_are_values: Whether the values of a single rank are valid partial sums; a bool is not,
             because any nonzero byte is true.
     """
 
-    def __init__(self, operation: SpanningOperation, *, as_it_is: bool = False) -> None:
+    def __init__(self, operation: SpanningOperation) -> None:
         request, context = operation.request, operation.context
+        self._operation = operation
         self.dtype, self.op = request.dtype, request.reduce_op
         self.world_size = context.nodes.world_size
         self.accumulator_size = _native.accumulator_size(request.dtype, request.reduce_op)
         self.sums: Encoding = Unchanged(self.accumulator_size)
         self.results: Encoding = Unchanged(operation.itemsize)
-        self.feeds_back = False
-        if context.wire_dtype is not None and not as_it_is:
+        self._feeds_back = False
+        nbytes = request.count * operation.itemsize
+        if request.op is Op.reduce_scatter:
+            nbytes *= self.world_size
+        if context.wire_dtype is not None and nbytes > EXACT_NBYTES:
             self._round(context.wire_dtype)
         self.rounds = self.sums.rounds
         self.sums_are_values = (
@@ -54,7 +59,44 @@ class WireFormat:
             self.sums = Half(self.dtype)
         elif self.dtype is DType.float32 and (self.op in _SUMS or not wire_dtype.has_blocks):
             self.sums = self.results = encoding_of(wire_dtype)
-            self.feeds_back = wire_dtype.feedback
+            self._feeds_back = wire_dtype.feedback
+
+    def pack(self, encoding: Encoding, target: int, source: int, count: int, part: int) -> None:
+        """Round a part of this rank's sums or results for the wire.
+
+        Args:
+            encoding: Of sums or of results.
+            target: Address of the bytes.
+            source: Address of the values.
+            count: Number of values.
+            part: Tells the part from the others that this rank rounds in the operation.
+        """
+        request, context = self._operation.request, self._operation.context
+        residual = 0
+        if self._feeds_back:
+            ((address, _), *_) = request.sends or request.recvs
+            call = int(request.op), int(request.reduce_op), request.count
+            residual = context.residuals.address((address, *call, part, count), count)
+        encoding.pack(target, source, count, residual, (self._operation.seq, context.rank, part))
+
+    def widened(self, partials: list[int], exact: int, count: int, name: str) -> list[int]:
+        """Convert received sums back.
+
+        Args:
+            partials: Addresses of the sums of all nodes.
+            exact: Index of this node's own, which were not rounded.
+            count: Number of values of each.
+            name: Of scratch memory for the others.
+        """
+        nbytes = count * self.accumulator_size
+        room = self._operation.context.scratch(name, len(partials) * nbytes)
+        for index, partial in enumerate(partials):
+            if index != exact:
+                self.sums.unpack(room + index * nbytes, partial, count)
+        return [
+            partial if index == exact else room + index * nbytes
+            for index, partial in enumerate(partials)
+        ]
 
     def fold(self, partials: list[int], target: int, count: int) -> None:
         """Add partial sums of several nodes into one, which stays an accumulator."""

@@ -45,9 +45,9 @@ def divide(sizes: Sequence[int], fragments: int) -> list[list[int]]:
             "Hint: make fragments at most that many."
         )
     parts: list[list[int]] = [[] for _ in range(fragments)]
-    part, seen = 0, 0
+    part, seen, total = 0, 0, sum(sizes)
     for index, size in enumerate(sizes):
-        is_full = seen >= sum(sizes) * (part + 1) / fragments
+        is_full = seen >= total * (part + 1) / fragments
         are_needed = len(sizes) - index < fragments - part  # for the fragments that follow
         if parts[part] and part + 1 < fragments and (is_full or are_needed):
             part += 1

@@ -20,6 +20,8 @@ from .parameters import Floats, Parameters
 if TYPE_CHECKING:
     from ..group import Group
 
+_OVERLAPPED_KEEP = 0.5
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -29,13 +31,14 @@ class Schedule:
         every: Steps from an exchange of a fragment to its next one.
         fragments: Number of fragments, whose exchanges are spread evenly over these steps.
         delay: Steps that the ranks go on training while a fragment is exchanged.
-        keep: Weight of a rank's own values when it takes over the result.
+        keep: Weight of a rank's own values when it takes over the result; None: 0.5 with a `delay`,
+            else 0.
     """
 
     every: int
     fragments: int = 1
     delay: int = 0
-    keep: float = 0.0
+    keep: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.fragments <= self.every:
@@ -49,8 +52,15 @@ class Schedule:
                 f"Hint: a delay from 0 to {self.every // self.fragments} steps, which is "
                 "every // fragments."
             )
-        if not 0 <= self.keep < 1:
+        if not 0 <= self.own_weight < 1:
             raise ValueError(f"keep={self.keep}: it must be at least 0, and less than 1.")
+
+    @property
+    def own_weight(self) -> float:
+        """Weight of a rank's own values."""
+        if self.keep is None:
+            return _OVERLAPPED_KEEP if self.delay else 0.0
+        return self.keep
 
     def begins(self, step: int) -> int | None:
         """The fragment whose exchange begins after this step, the first of which is 1."""
@@ -116,7 +126,7 @@ class LocalUpdates:
         """
         self.steps += 1
         if self._exchange is not None and self.steps >= self._exchange.due:
-            self._finish(self._schedule.keep)
+            self._finish(self._schedule.own_weight)
         fragment = self._schedule.begins(self.steps)
         if fragment is not None:
             self._begin(fragment, self._schedule.delay)
@@ -127,7 +137,7 @@ class LocalUpdates:
         At the end of a training, for example. It is no outer step: the momenta stay as they are,
         and a second call changes nothing.
         """
-        self._finish(self._schedule.keep)
+        self._finish(self._schedule.own_weight)
         for index, fragment in enumerate(self._fragments):
             gap = self._read_gap(index)
             fragment.exchange(gap, as_average=True)
