@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -12,7 +12,7 @@ from keras import ops
 from sdp_plugins.core import Group
 from sdp_plugins.core.local_updates.outer_step import OuterStep
 from sdp_plugins.core.local_updates.parameters import Floats, divide
-from sdp_plugins.core.local_updates.updates import LocalUpdates, Schedule
+from sdp_plugins.core.local_updates.updates import LocalUpdates, Schedule, exact_or_nearest
 
 from .variables import broadcast
 
@@ -57,11 +57,13 @@ class SMDDPLocalUpdates(keras.callbacks.Callback):
         super().__init__()
         if group is not None and wire is not None:
             raise ValueError(f"wire={wire!r}: a group that is given has its own wire dtype.")
+        wire = exact_or_nearest(wire)
         self._schedule = Schedule(every, fragments, delay, keep)
         self._outer = OuterStep.parse(outer)
-        self._group = group or Group.from_env(name=_NAME, wire_dtype=wire or "none")
+        self._group = group or Group.from_env(name=_NAME, wire_dtype=wire)
         self._updates: LocalUpdates | None = None
         self._trained: list[int] | None = None
+        self._state: Mapping[str, Any] | None = None
 
     @property
     def group(self) -> Group:
@@ -69,7 +71,7 @@ class SMDDPLocalUpdates(keras.callbacks.Callback):
         return self._group
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Give all ranks rank 0's weights, unless they go on with the same model."""
+        """Give all ranks rank 0's weights, unless each goes on from its own state."""
         variables = list(map(id, self.model.trainable_variables))
         if self._trained != variables:  # another model, or layers were frozen or thawed
             if not self.model.built:
@@ -82,7 +84,12 @@ class SMDDPLocalUpdates(keras.callbacks.Callback):
             self._updates = LocalUpdates(
                 self._group, parameters, self._schedule, self._outer, self._share_statistics
             )
-            self._share_statistics()
+        assert self._updates is not None
+        state, self._state = self._state, None
+        if state is None:
+            self._updates.share()
+        else:
+            self._updates.load_state_dict(state)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count the batch, and exchange what is due."""
@@ -93,6 +100,23 @@ class SMDDPLocalUpdates(keras.callbacks.Callback):
         """Make the ranks' models equal."""
         assert self._updates is not None
         self._updates.synchronize()
+
+    def state_dict(self) -> dict[str, Any]:
+        """This rank's state, in NumPy arrays.
+
+        To continue exactly, each rank saves it beside its own model (``model.save(...)``, which
+        has the optimizer's state), and loads both.
+
+        Raises:
+            RuntimeError: The model was not trained yet.
+        """
+        if self._updates is None:
+            raise RuntimeError("SMDDPLocalUpdates: there is no state before `fit` has begun.")
+        return self._updates.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next `fit` begin with this rank's state, and with each rank's own weights."""
+        self._state = state
 
     def close(self) -> None:
         """Leave the group."""
@@ -124,8 +148,11 @@ class _Weights:
 
     def gap(self, fragment: int, anchor: Floats, gap: Floats) -> None:
         """Write `anchor - x` for each value x to `gap`."""
-        self.read(fragment, gap)
-        np.subtract(anchor, gap, out=gap)
+        starts = (start for _, start in self._parts(fragment, anchor))
+        for (variable, part), start in zip(self._parts(fragment, gap), starts, strict=True):
+            if variable.dtype != "float32":  # it holds the anchor rounded, which is no progress
+                start = ops.convert_to_numpy(ops.cast(start, variable.dtype)).astype(np.float32)
+            np.subtract(start, ops.convert_to_numpy(variable), out=part)
 
     def write(self, fragment: int, values: Floats, keep: float) -> None:
         """Make each value x `keep * x + (1 - keep) * values`."""

@@ -59,6 +59,13 @@ class SMDDPLocalStrategy(SMDDPStrategy):
         inner_ranks: int | None = None,
         **kwargs: Any,
     ) -> None:
+        if "process_group" in kwargs:
+            raise ValueError(
+                "smddp_local makes the group inside which gradients are averaged. Hint: say its "
+                "size by inner_ranks=, in place of process_group=."
+            )
+        if inner_ranks is not None and inner_ranks < 1:
+            raise ValueError(f"inner_ranks={inner_ranks}: it must be at least 1.")
         super().__init__(*args, **kwargs)
         self._inner_ranks = inner_ranks
         self._form: dict[str, Any] = {"every": every, "outer": outer, "wire": wire}

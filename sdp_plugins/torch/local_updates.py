@@ -18,6 +18,7 @@ from sdp_plugins.torch.backend_name import BACKEND
 from sdp_plugins.torch.group_options import Options
 from sdp_plugins.torch.groups import core_group
 from sdp_plugins.torch.sharding.buffers import broadcast
+from sdp_plugins.torch.sharding.gradients import OWNED
 
 
 class LocalUpdates:
@@ -77,6 +78,7 @@ class LocalUpdates:
     ) -> None:
         schedule = updates.Schedule(every, fragments, delay, keep)
         step = OuterStep.parse(outer)
+        options = Options(updates.exact_or_nearest(wire))
         _check_model(model, group)
         parameters = _ModelParameters(model, fragments)
         self._model = model
@@ -85,13 +87,17 @@ class LocalUpdates:
             dist.get_process_group_ranks(group or dist.group.WORLD),
             timeout=None if parent is None else timedelta(seconds=parent.timeout_s),
             backend=BACKEND,
-            pg_options=Options(wire or "none"),
+            pg_options=options,
             use_local_synchronization=group is not None,
         )
-        self._updates = updates.LocalUpdates(
-            self._core, parameters, schedule, step, self._share_buffers
-        )
-        self._share_buffers()
+        try:
+            self._updates = updates.LocalUpdates(
+                self._core, parameters, schedule, step, self._share_buffers
+            )
+            self._updates.share()
+        except ValueError:
+            self._leave_group()
+            raise
         self._hook = optimizer.register_step_post_hook(self._after_step)
 
     @property
@@ -131,6 +137,9 @@ class LocalUpdates:
         """Exchange nothing any more: the optimizer's steps are this rank's alone."""
         self._hook.remove()
         self._updates.close()
+        self._leave_group()
+
+    def _leave_group(self) -> None:
         group, self._group = self._group, None
         if group is not None and dist.is_initialized():
             dist.destroy_process_group(group)
@@ -171,6 +180,8 @@ class _ModelParameters:
         """Write `anchor - x` for each value x to `gap`."""
         before = (part for _, part in self._parts(fragment, anchor))
         for (parameter, part), start in zip(self._parts(fragment, gap), before, strict=True):
+            # A parameter of 16 bits holds the anchor rounded, which is no progress.
+            start = start.to(parameter.dtype).float()
             torch.sub(start, parameter.detach().to("cpu", torch.float32), out=part)
 
     @torch.no_grad()
@@ -192,6 +203,14 @@ class _ModelParameters:
 
 
 def _check_model(model: nn.Module, group: Any) -> None:
+    kinds = {type(one).__name__ for one in (*model.modules(), *model.parameters())}
+    is_sharded = any(getattr(one, OWNED, None) == id(one) for one in model.parameters())
+    if is_sharded or kinds & {"FullyShardedDataParallel", "DTensor"}:
+        raise ValueError(
+            "local updates: FSDP or ShardedOptimizer has divided this model's parameters among "
+            "the ranks, so that none can train by itself. Hint: DistributedDataParallel inside "
+            "nodes, or the plain model."
+        )
     if isinstance(model, DistributedDataParallel):
         inner, outer = dist.get_world_size(model.process_group), dist.get_world_size(group)
         if inner == outer > 1:

@@ -15,7 +15,7 @@ from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
 from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.lightning.fabric import SMDDPStrategy
-from sdp_plugins.torch import LocalUpdates, Options, ShardedOptimizer
+from sdp_plugins.torch import Options, ShardedOptimizer
 from tests.internode.spanning import LAYOUTS, on_node
 from tests.ranks import Pool
 from tests.torch import (
@@ -133,15 +133,6 @@ def test_local_updates_resumed_exactly(rank_pool: Pool, tmp_path: Path) -> None:
     form = {"every": 6, "fragments": 3, "delay": 2, "wire": "int8"}
     case, folder = test_local_updates.run_resumed, str(tmp_path)
     assert rank_pool(2).run(run_on_nodes, "2x1", case, form, folder, 11) == [True, True]
-
-
-def run_rounding_options(rank: int, world: int) -> None:
-    with process_group(), pytest.raises(ValueError, match="'int8', without options"):
-        LocalUpdates(*test_local_updates.make(), wire="int8 feedback")
-
-
-def test_local_updates_round_to_the_nearest(rank_pool: Pool) -> None:
-    rank_pool(2).run(run_on_nodes, "2x1", run_rounding_options)
 
 
 def run_strategy(rank: int, world: int, **options: Any) -> bool:

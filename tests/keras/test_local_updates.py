@@ -88,11 +88,66 @@ def test_an_average_in_every_batch_is_a_strategy(rank: int, world: int, tmp_path
         np.testing.assert_allclose(ops.convert_to_numpy(mine), wanted, rtol=1e-4, atol=1e-5)
 
 
+@on_ranks(2, BACKENDS)
+def test_resumed_exactly(rank: int, world: int, tmp_path: Path) -> None:
+    """A training that goes on from each rank's own files ends with the same bits."""
+    form = {"every": 4, "fragments": 2, "delay": 1}
+    fit = {"batch_size": BATCH // world, "verbose": 0, "shuffle": False}
+
+    class Save(keras.callbacks.Callback):
+        """In the middle of a training, when the ranks' models differ."""
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            if epoch == 0:
+                self.model.save(tmp_path / f"{rank}.keras")
+                self.state = local.state_dict()
+
+    def train(model: Any, callbacks: list[Any], first: int) -> list[Any]:
+        x, y = own_rows(rank, world)
+        model.fit(x, y, epochs=3, initial_epoch=first, callbacks=callbacks, **fit)
+        return [ops.convert_to_numpy(v) for v in model.trainable_variables]
+
+    local, save = SMDDPLocalUpdates(**form), Save()
+    try:
+        whole = train(model_of(rank, "adam"), [local, save], 0)
+    finally:
+        local.close()
+    again = SMDDPLocalUpdates(**form)
+    try:
+        with pytest.raises(RuntimeError, match="no state before `fit` has begun"):
+            again.state_dict()
+        again.load_state_dict(save.state)
+        resumed = train(keras.models.load_model(tmp_path / f"{rank}.keras"), [again], 1)
+    finally:
+        again.close()
+    assert all(map(np.array_equal, whole, resumed))
+
+
+@on_ranks(2, ("tensorflow",))
+def test_other_weights_between_fits(rank: int, world: int, tmp_path: Path) -> None:
+    """What a program puts into the model is where the next `fit` begins, not a step of training."""
+    model = model_of(rank)
+    local = SMDDPLocalUpdates(every=1000)
+    fit = {"batch_size": BATCH // world, "verbose": 0, "callbacks": [local]}
+    try:
+        model.fit(*own_rows(rank, world), **fit)
+        others = [np.full(w.shape, 3.0) for w in model.get_weights()]
+        model.set_weights(others)
+        model.optimizer.learning_rate = 0.0
+        model.fit(*own_rows(rank, world), **fit)
+    finally:
+        local.close()
+    for variable in model.trainable_variables:
+        np.testing.assert_array_equal(ops.convert_to_numpy(variable), 3.0)
+
+
 @on_ranks(2, ("tensorflow",))
 def test_arguments(rank: int, world: int, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="every=2, fragments=3"):
         SMDDPLocalUpdates(every=2, fragments=3)
     with Group.from_env(name="mine") as group:
+        with pytest.raises(ValueError, match="'int8', without options"):
+            SMDDPLocalUpdates(wire="int8 stochastic")
         with pytest.raises(ValueError, match="has its own wire dtype"):
             SMDDPLocalUpdates(wire="int8", group=group)
         unbuilt = keras.Sequential([layers.Dense(CLASSES)])

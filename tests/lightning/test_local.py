@@ -96,6 +96,10 @@ def misuse(rank: int, world: int, package: str) -> None:
         trainer(package, strategy=kind()).fit(trained, loader())
     assert not dist.is_initialized()
     assert isinstance(kind(every=7), lightning.strategies.DDPStrategy)
+    with pytest.raises(ValueError, match="inner_ranks=0: it must be at least 1"):
+        kind(inner_ranks=0)
+    with pytest.raises(ValueError, match="Hint: say its size by inner_ranks="):
+        kind(process_group=None)
 
 
 def test_two_optimizers_are_refused(rank_pool: Pool) -> None:

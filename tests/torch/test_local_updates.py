@@ -11,11 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.core import PeerLostError
 from sdp_plugins.core.local_updates.updates import Schedule
-from sdp_plugins.torch import LocalUpdates, OuterStep
+from sdp_plugins.torch import LocalUpdates, OuterStep, ShardedOptimizer
 from tests.faults import stay_away
 from tests.ranks import Pool, Start, say
 from tests.torch.jobs import process_group
@@ -218,6 +219,24 @@ def test_16_bit_parameters(rank_pool: Pool) -> None:
     assert dtype == torch.bfloat16 and torch.equal(first, second)
 
 
+def run_no_progress(rank: int, world: int) -> None:
+    torch.manual_seed(rank)
+    model = nn.Linear(30, 20, dtype=torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with local_updates(model, optimizer, every=1, outer="average") as local:
+        model(torch.randn(4, 30, dtype=torch.bfloat16)).pow(2).sum().backward()
+        optimizer.step()
+        (anchor,) = local.state_dict()["anchors"]
+        optimizer.zero_grad()
+        optimizer.step()
+        assert torch.equal(local.state_dict()["anchors"][0], anchor)
+        assert not torch.equal(anchor, anchor.bfloat16().float())
+
+
+def test_rounding_of_16_bit_parameters_is_no_progress(rank_pool: Pool) -> None:
+    rank_pool(RANKS).run(run_no_progress)
+
+
 # ---- ends and checkpoints ------------------------------------------------------------------------
 
 
@@ -308,6 +327,7 @@ def run_misuse(rank: int, world: int) -> None:
         refused("keep=1.0", keep=1.0)
         refused("there are nesterov and average", outer="adam")
         refused("wire_dtype='int3' cannot be used", wire="int3")
+        refused("'int8', without options", wire="int8 feedback")
         refused("the model has 7 parameters that are trained", every=30, fragments=8)
         refused("averages the gradients of all these ranks", DistributedDataParallel(model))
         every = 3 + rank
@@ -316,6 +336,41 @@ def run_misuse(rank: int, world: int) -> None:
 
 def test_misuse(rank_pool: Pool) -> None:
     rank_pool(RANKS).run(run_misuse)
+
+
+def run_sharded_models(rank: int, world: int) -> None:
+    match = r"FSDP or ShardedOptimizer has divided this model's parameters.*Hint"
+    with process_group():
+        sharded = ShardedOptimizer(other := make()[0], torch.optim.SGD, lr=0.1)
+        flat = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
+        for model in (flat, fully_shard(make()[0]), other):
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            with pytest.raises(ValueError, match=match):
+                LocalUpdates(model, optimizer)
+        sharded.close()
+
+
+def test_sharded_models_are_refused(rank_pool: Pool) -> None:
+    rank_pool(RANKS).run(run_sharded_models)
+
+
+def run_uneven(rank: int, world: int, form: dict[str, Any]) -> None:
+    """One rank ends a step before an outer step of the other."""
+    model, optimizer = make()
+    with local_updates(model, optimizer, **form) as local:
+        train(model, optimizer, rank, range(7 + rank))
+        with pytest.raises(ValueError, match=UNEVEN[rank]):
+            local.synchronize()
+
+
+UNEVEN = (
+    r"rank 1 has begun the outer step of step 8, but this one synchronize\(\)\. Hint: take as many",
+    r"rank 0 has begun synchronize\(\), but this one the outer step of step 8\. Hint: take as many",
+)
+
+
+def test_ranks_that_take_fewer_steps_are_named(rank_pool: Pool) -> None:
+    rank_pool(RANKS).run(run_uneven, {"every": 8, "delay": 1})
 
 
 def lose_a_rank(rank: int, world: int, delay: int) -> str | None:
@@ -337,7 +392,7 @@ def test_a_lost_rank_is_named(start_pooled: Start, delay: int) -> None:
         for rank in ranks:
             assert rank.heard() == "going"
         ranks[1].kill()
-        assert "reduce_scatter" in (text := ranks[0].result()) and "rank 1" in text
+        assert "all_gather" in (text := ranks[0].result()) and "rank 1" in text
 
 
 def inside_nodes(rank: int, world: int, form: dict[str, Any]) -> list[Tensor]:

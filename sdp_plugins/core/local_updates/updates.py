@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..config import Config
 from ..wire_dtype import WireDType
-from ..wire_encoding import Encoding, encoding_of
+from ..wire_encoding import encoding_of
 from .fragment import Fragment
 from .outer_step import OuterStep
 from .parameters import Floats, Parameters
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ..group import Group
 
 _OVERLAPPED_KEEP = 0.5
+_AS_MANY = "take as many steps of the optimizer on all ranks"
 
 
 @dataclass(frozen=True)
@@ -83,17 +85,16 @@ class LocalUpdates:
 
     Args:
         group: The ranks; nobody else uses it. It must stay open.
-        parameters: The model's. Rank 0's values are written to all ranks.
+        parameters: The model's.
         schedule: When fragments are exchanged.
         outer: The optimizer of the outer steps.
-        on_round: Called after the last fragment of a round has arrived.
+        on_round: Called after all fragments have arrived, at the end of a round.
 
     Attributes:
         steps: Steps of this rank so far.
 
     Raises:
-        ValueError: The ranks have passed different arguments; or the group's wire dtype has
-            options, whose state is in no checkpoint.
+        ValueError: The ranks have passed different arguments.
     """
 
     def __init__(
@@ -108,15 +109,22 @@ class LocalUpdates:
         self._on_round = on_round
         self._settings = f"{schedule}, {outer}, fragments of {list(parameters.counts)} values"
         self._compare("the settings", self._settings)
-        encoding = _encoding(group)
+        wire = group.wire_dtype
+        encoding = None if wire is None else encoding_of(wire)
         self._fragments = [Fragment(group, n, outer, encoding) for n in parameters.counts]
         self._gap = np.zeros(max(f.padded for f in self._fragments), np.float32)
         self._exchange: _Exchange | None = None
         self.steps = 0
+
+    def share(self) -> None:
+        """Give all ranks rank 0's parameters, to train on from there; a collective."""
+        self.close()
+        self._exchange = None
         for index, fragment in enumerate(self._fragments):
-            parameters.read(index, fragment.anchor)
-            group.broadcast(fragment.anchor, 0)
-            parameters.write(index, fragment.anchor, 0.0)
+            self._parameters.read(index, fragment.anchor)
+            self._group.broadcast(fragment.anchor, 0)
+            self._parameters.write(index, fragment.anchor, 0.0)
+        self._on_round()
 
     def step(self) -> None:
         """Count a step of the optimizer; exchange what is due.
@@ -138,9 +146,9 @@ class LocalUpdates:
         and a second call changes nothing.
         """
         self._finish(self._schedule.own_weight)
+        self._compare("begun", "synchronize()", _AS_MANY)
         for index, fragment in enumerate(self._fragments):
-            gap = self._read_gap(index)
-            fragment.exchange(gap, as_average=True)
+            fragment.exchange(self._read_gap(index), as_average=True)
             self._take_over(index, 0.0)
 
     def close(self) -> None:
@@ -151,16 +159,24 @@ class LocalUpdates:
     # ---- exchanges -----------------------------------------------------------------------------
 
     def _begin(self, index: int, delay: int) -> None:
-        fragment = self._fragments[index]
-        gap = self._read_gap(index)
-        self._exchange = _Exchange(index, self.steps + delay, Future())
+        gap, name = self._read_gap(index), f"the outer step of step {self.steps}"
+        done: Future[None] = Future()
+        self._exchange = _Exchange(index, self.steps + delay, done)
+
+        def exchange() -> None:
+            try:
+                self._compare("begun", name, _AS_MANY)
+                self._fragments[index].exchange(gap)
+            except BaseException as error:
+                done.set_exception(error)
+            else:
+                done.set_result(None)
+
         if delay:
             # A daemon: a program that fails must not wait for ranks that wait for it elsewhere.
-            arguments = self._exchange.done, fragment.exchange, gap
-            threading.Thread(target=_run, args=arguments, name="sdp-updates", daemon=True).start()
+            threading.Thread(target=exchange, name="sdp-updates", daemon=True).start()
         else:
-            fragment.exchange(gap)
-            self._exchange.done.set_result(None)
+            exchange()
             self._finish(0.0)
 
     def _finish(self, keep: float) -> None:
@@ -182,13 +198,13 @@ class LocalUpdates:
         if index == len(self._fragments) - 1:
             self._on_round()
 
-    def _compare(self, what: str, mine: str) -> None:
+    def _compare(self, what: str, mine: str, hint: str = "pass the same on all ranks") -> None:
         told = [blob.decode() for blob in self._group.exchange(mine.encode())]
         others = [rank for rank, text in enumerate(told) if text != mine]
         if others:
             raise ValueError(
                 f"{self._group.error_prefix} local updates: rank {others[0]} has {what} "
-                f"{told[others[0]]}, but this one {mine}. Hint: pass the same on all ranks."
+                f"{told[others[0]]}, but this one {mine}. Hint: {hint}."
             )
 
     # ---- checkpoints ---------------------------------------------------------------------------
@@ -225,7 +241,7 @@ class LocalUpdates:
                 )
         anchors = [zlib.crc32(anchor) for anchor in state["anchors"]]
         at = f"step {state['steps']}, exchange {state['exchange']}, {anchors}"
-        self._compare("a state of", at)
+        self._compare("a state of", at, "load the states that the ranks saved together")
         self.close()
         self.steps, self._exchange = state["steps"], None
         if state["exchange"] is not None:
@@ -241,21 +257,19 @@ class LocalUpdates:
         return {"settings": self._settings, "rank": rank, "world_size": ranks}
 
 
-def _encoding(group: Group) -> Encoding | None:
-    wire = group.wire_dtype
-    if wire is None:
-        return None
-    if wire != WireDType(wire.name):
+def exact_or_nearest(wire: str | None) -> str:
+    """Return the wire dtype of a group that exchanges parameters.
+
+    Args:
+        wire: As users write it; None: exactly.
+
+    Raises:
+        ValueError: There is no such type; or it has options, whose state is in no checkpoint.
+    """
+    text = Config().on_the_wire(wire or "none").wire_dtype
+    parsed = WireDType.parse(text)
+    if parsed is not None and parsed != WireDType(parsed.name):
         raise ValueError(
-            f"local updates: {str(wire)!r} cannot be used. Hint: {wire.name!r}, without options."
+            f"local updates: wire={wire!r} cannot be used. Hint: {parsed.name!r}, without options."
         )
-    return encoding_of(wire)
-
-
-def _run(done: Future[None], exchange: Callable[[Floats], None], gap: Floats) -> None:
-    try:
-        exchange(gap)
-    except BaseException as error:
-        done.set_exception(error)
-    else:
-        done.set_result(None)
+    return text
