@@ -126,7 +126,8 @@ def time_steps(
     for number in range(plan.rounds):
         for variant in plan.variants[:: -1 if number % 2 else 1]:
             progress(f"{model} at {mbit:g} Mbit/s: {variant}, round {number + 1} of {plan.rounds}")
-            found = job.call("build", {"variant": variant, "seed": None if model == BERT else 0})
+            seed = None if model == BERT else 0
+            found = build(job, variant, seed, plan.loss_steps)
             report.parameters[model] = found[0]
             job.call("train", {"steps": WARM_UP + 1})
             job.call("finish")  # the first exchange of a group connects the ranks
@@ -145,9 +146,14 @@ def time_steps(
     report.sent.setdefault(model, {})[mbit] = sent
 
 
+def build(job: Job, variant: str, seed: int | None, steps: int) -> list[int]:
+    """Begin a training on all ranks; return their numbers of parameters."""
+    return job.call("build", {"variant": variant, "seed": seed, "steps": steps})
+
+
 def train(job: Job, variant: str, seed: int, steps: int) -> list[float]:
     """Return the losses of a training of the language model."""
-    job.call("build", {"variant": variant, "seed": seed})
+    build(job, variant, seed, steps)
     losses = [job.call("loss", {})[0]]
     for point in range(POINTS):
         for _ in range(steps // POINTS // 50):  # a command has a deadline

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.optim.lr_scheduler import LRScheduler
 
 from benchmarks import bert
 from benchmarks.libraries.base import Place
-from benchmarks.slow.language import LanguageWorkload
+from benchmarks.slow.language import RATE, LanguageWorkload
 from benchmarks.slow.variants import VARIANTS, Training
 from benchmarks.torch_groups import join
 
@@ -32,19 +33,21 @@ class SlowTask:
         self._training: Training | None = None
         self._workload: Any = None
         self._step = 0
+        self._schedule: LRScheduler | None = None
 
-    def build(self, variant: str, seed: int | None) -> int:
+    def build(self, variant: str, seed: int | None, steps: int) -> int:
         """Begin a training.
 
         Args:
             variant: One of `VARIANTS`.
             seed: Of the language model; None: BERT with SGD.
+            steps: After which the language model's learning rate is at its lowest.
 
         Returns:
             The number of parameters.
         """
         self.release()
-        self._step = 0
+        self._step, self._schedule = 0, None
         if seed is None:
             self._workload = bert.Workload(BERT)
             model = self._workload.build()
@@ -52,8 +55,8 @@ class SlowTask:
         else:
             self._workload = LanguageWorkload(seed)
             model = self._workload.build()
-            rate = self._workload.rate
-            self._training = VARIANTS[variant](model, lambda p: torch.optim.AdamW(p, lr=rate))
+            self._training = VARIANTS[variant](model, lambda p: torch.optim.AdamW(p, lr=RATE))
+            self._schedule = self._workload.schedule(self._training.optimizer, steps)
         return sum(parameter.numel() for parameter in model.parameters())
 
     def train(self, steps: int) -> float:
@@ -67,6 +70,8 @@ class SlowTask:
             training.model(*batch).backward()
             training.optimizer.step()
             training.after()
+            if self._schedule is not None:
+                self._schedule.step()
             training.optimizer.zero_grad()
         self._step += steps
         return time.perf_counter() - start

@@ -107,6 +107,7 @@ VARIANTS: dict[str, Build] = {
     "bf16": partial(smddp, wire="bf16"),
     "int8": partial(smddp, wire="int8"),
     "fp8": partial(smddp, wire="fp8"),
-    "local": partial(local, wire="int8"),
-    "streaming": partial(local, wire="int8", fragments=3, delay=9),
+    "local-sgd": partial(local, outer="average", wire="int8"),
+    "diloco": partial(local, wire="int8"),
+    "streaming": partial(local, outer="average", wire="int8", fragments=3, delay=9),
 }
