@@ -37,9 +37,8 @@ class SMDDPLocalUpdates(keras.callbacks.Callback):
         outer: ``"nesterov"`` (DiLoCo), ``"average"`` (local SGD), or an `OuterStep`.
         wire: How values travel between nodes; None: exactly.
         fragments: Number of parts of the model that take their outer steps in turn.
-        delay: Batches that a rank goes on while its weights travel.
-        keep: Weight of the rank's own values when it takes the result over; None: 0.5 with a
-            `delay`, else 0.
+        delay: Batches that a rank goes on while its weights travel. What it learns in them it
+            keeps.
         group: Ranks that nothing else uses; None: all ranks of the job. It has a wire dtype of its
             own.
     """
@@ -51,14 +50,13 @@ class SMDDPLocalUpdates(keras.callbacks.Callback):
         wire: str | None = None,
         fragments: int = 1,
         delay: int = 0,
-        keep: float | None = None,
         group: Group | None = None,
     ) -> None:
         super().__init__()
         if group is not None and wire is not None:
             raise ValueError(f"wire={wire!r}: a group that is given has its own wire dtype.")
         wire = exact_or_nearest(wire)
-        self._schedule = Schedule(every, fragments, delay, keep)
+        self._schedule = Schedule(every, fragments, delay)
         self._outer = OuterStep.parse(outer)
         self._group = group or Group.from_env(name=_NAME, wire_dtype=wire)
         self._updates: LocalUpdates | None = None
@@ -154,13 +152,15 @@ class _Weights:
                 start = ops.convert_to_numpy(ops.cast(start, variable.dtype)).astype(np.float32)
             np.subtract(start, ops.convert_to_numpy(variable), out=part)
 
-    def write(self, fragment: int, values: Floats, keep: float) -> None:
-        """Make each value x `keep * x + (1 - keep) * values`."""
+    def write(self, fragment: int, values: Floats) -> None:
+        """Make `values` those of a fragment."""
         for variable, part in self._parts(fragment, values):
-            if keep:
-                mine = np.asarray(ops.convert_to_numpy(variable), np.float32)
-                part = np.float32(keep) * mine + np.float32(1 - keep) * part
             variable.assign(part.copy())  # backends may keep what they are given
+
+    def add(self, fragment: int, changes: Floats) -> None:
+        """Add `changes` to the values of a fragment."""
+        for variable, part in self._parts(fragment, changes):
+            variable.assign(np.asarray(ops.convert_to_numpy(variable), np.float32) + part)
 
     def _parts(self, fragment: int, values: Floats) -> Iterator[tuple[Any, Floats]]:
         _write_back(self._model)

@@ -31,7 +31,6 @@ class SMDDPLocalStrategy(SMDDPStrategy):
         wire: How values travel between nodes; None: exactly.
         fragments: Number of parts of the model that take their outer steps in turn.
         delay: Steps that a rank goes on while its parameters travel.
-        keep: Weight of the rank's own parameters when it takes the result over.
         inner_ranks: Ranks that average gradients in every step; None: those of a node.
         **kwargs: Of Lightning's DDPStrategy.
     """
@@ -55,7 +54,6 @@ class SMDDPLocalStrategy(SMDDPStrategy):
         wire: str | None = None,
         fragments: int = 1,
         delay: int = 0,
-        keep: float | None = None,
         inner_ranks: int | None = None,
         **kwargs: Any,
     ) -> None:
@@ -69,7 +67,7 @@ class SMDDPLocalStrategy(SMDDPStrategy):
         super().__init__(*args, **kwargs)
         self._inner_ranks = inner_ranks
         self._form: dict[str, Any] = {"every": every, "outer": outer, "wire": wire}
-        self._form |= {"fragments": fragments, "delay": delay, "keep": keep}
+        self._form |= {"fragments": fragments, "delay": delay}
         self._local: LocalUpdates | None = None
 
     def configure_ddp(self) -> None:

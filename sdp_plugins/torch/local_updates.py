@@ -40,8 +40,8 @@ class LocalUpdates:
     dist.new_subgroups(ranks_per_node)``. Then only nodes differ.
 
     An outer step sends each parameter twice, up to the ranks' shards and back, in as many bytes as
-    `wire` says: 2 n (N - 1) / N values for n parameters and N nodes. In memory it takes 8 bytes
-    per parameter on each rank, and another 4 on one of them.
+    `wire` says: 2 n (N - 1) / N values for n parameters and N nodes. In memory it takes, on each
+    rank, 4 bytes per parameter, 4 per parameter of the largest fragment, and 4 on one rank only.
 
     Args:
         model: The model. Parameters that require no gradient now stay as they are. All ranks begin
@@ -54,8 +54,7 @@ class LocalUpdates:
         fragments: Number of parts of the model that take their outer steps in turn, within `every`
             steps. With `delay`, this is Streaming DiLoCo (Douillard et al., 2025).
         delay: Steps that a rank goes on while its parameters travel; at most `every // fragments`.
-        keep: Weight of the rank's own parameters when it takes the result over; None: 0.5 with a
-            `delay`, else 0.
+            What it learns in them it keeps.
         group: A process group; None: the default group. All ranks of it must make the object, in
             the same order among groups.
 
@@ -73,10 +72,9 @@ class LocalUpdates:
         wire: str | None = None,
         fragments: int = 1,
         delay: int = 0,
-        keep: float | None = None,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        schedule = updates.Schedule(every, fragments, delay, keep)
+        schedule = updates.Schedule(every, fragments, delay)
         step = OuterStep.parse(outer)
         options = Options(updates.exact_or_nearest(wire))
         _check_model(model, group)
@@ -185,13 +183,16 @@ class _ModelParameters:
             torch.sub(start, parameter.detach().to("cpu", torch.float32), out=part)
 
     @torch.no_grad()
-    def write(self, fragment: int, values: Floats, keep: float) -> None:
-        """Make each value x `keep * x + (1 - keep) * values`."""
+    def write(self, fragment: int, values: Floats) -> None:
+        """Make `values` those of a fragment."""
         for parameter, part in self._parts(fragment, values):
-            if keep:
-                parameter.lerp_(part.to(parameter), 1 - keep)
-            else:
-                parameter.copy_(part)
+            parameter.copy_(part)
+
+    @torch.no_grad()
+    def add(self, fragment: int, changes: Floats) -> None:
+        """Add `changes` to the values of a fragment."""
+        for parameter, part in self._parts(fragment, changes):
+            parameter.add_(part.to(parameter.device))
 
     def _parts(self, fragment: int, values: Floats) -> Any:
         parameters = self._fragments[fragment]
@@ -223,4 +224,5 @@ def _check_model(model: nn.Module, group: Any) -> None:
 
 def _converted(state: dict[str, Any], convert: Any) -> dict[str, Any]:
     arrays = {name: list(map(convert, state[name])) for name in ("anchors", "momenta")}
-    return {**state, **arrays}
+    gap = None if state["gap"] is None else convert(state["gap"])
+    return {**state, **arrays, "gap": gap}

@@ -29,7 +29,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "fragments": {"every": 6, "fragments": 3},
     "delay": {"every": 5, "delay": 2},
     "streaming": {"every": 7, "fragments": 3, "delay": 2},
-    "streaming, kept": {"every": 4, "fragments": 2, "delay": 1, "keep": 0.25},
 }
 
 
@@ -91,7 +90,7 @@ class Expected:
             torch.optim.SGD([x], lr=outer.lr, momentum=outer.momentum, nesterov=nesterov)
             for x in anchors
         ]
-        self.on_the_way: tuple[int, int, list[int]] | None = None
+        self.on_the_way: tuple[int, int, dict[int, list[Tensor]]] | None = None
         self.steps = 0
 
     def parts(self) -> list[list[int]]:
@@ -111,30 +110,30 @@ class Expected:
                 train(model, optimizer, rank, range(step, step + 1))
             self.steps += 1
             if self.on_the_way and self.steps >= self.on_the_way[0]:
-                self.arrive(self.schedule.keep)
+                self.arrive()
             fragment = self.schedule.begins(self.steps)
             if fragment is not None:
                 self.send(fragment, self.schedule.delay)
 
     def send(self, fragment: int, delay: int) -> None:
-        indices = self.parts()[fragment]
-        for index in indices:
+        sent: dict[int, list[Tensor]] = {}
+        for index in self.parts()[fragment]:
             anchor = self.anchors[index]
-            models = [trainable(model)[index].detach() for model, _ in self.replicas]
+            models = [trainable(model)[index].detach().clone() for model, _ in self.replicas]
             anchor.grad = sum(anchor - model for model in models) / RANKS
             self.outer[index].step()
-        self.on_the_way = self.steps + delay, fragment, indices
+            sent[index] = models
+        self.on_the_way = self.steps + delay, fragment, sent
         if not delay:
-            self.arrive(0.0)
+            self.arrive()
 
     @torch.no_grad()
-    def arrive(self, keep: float) -> None:
+    def arrive(self) -> None:
         assert self.on_the_way is not None
-        _, fragment, indices = self.on_the_way
-        for index in indices:
-            for model, _ in self.replicas:
-                mine = trainable(model)[index]
-                mine.copy_(torch.lerp(self.anchors[index], mine, keep))
+        _, fragment, sent = self.on_the_way
+        for index, models in sent.items():
+            for (model, _), before in zip(self.replicas, models, strict=True):
+                trainable(model)[index].add_(self.anchors[index] - before)
         if fragment == self.schedule.fragments - 1:
             first = list(self.replicas[0][0].buffers())
             for model, _ in self.replicas:
@@ -154,8 +153,7 @@ def run_form(rank: int, world: int, form: dict[str, Any]) -> tuple[list[Tensor],
 def test_like_one_process(rank_pool: Pool, name: str) -> None:
     form = dict(FORMS[name])
     outer = OuterStep.parse(form.get("outer", "nesterov"))
-    keep = form.get("keep", 0.5 if form.get("delay") else 0.0)
-    schedule = Schedule(form["every"], form.get("fragments", 1), form.get("delay", 0), keep)
+    schedule = Schedule(form["every"], form.get("fragments", 1), form.get("delay", 0))
     expected = Expected(schedule, outer)
     expected.run(20)
     found = rank_pool(RANKS).run(run_form, form)
@@ -324,7 +322,6 @@ def run_misuse(rank: int, world: int) -> None:
         refused("every=0", every=0)
         refused("every=2, fragments=3: every fragment needs a step", every=2, fragments=3)
         refused("Hint: a delay from 0 to 2 steps", every=6, fragments=3, delay=3)
-        refused("keep=1.0", keep=1.0)
         refused("there are nesterov and average", outer="adam")
         refused("wire_dtype='int3' cannot be used", wire="int3")
         refused("'int8', without options", wire="int8 feedback")

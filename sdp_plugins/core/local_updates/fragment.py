@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -53,7 +54,7 @@ class Fragment:
 
         Args:
             gap: How far this rank's values are behind the anchor; `padded` values, of which the
-                last ones do not count. They are overwritten.
+                last ones do not count. It becomes how far they are behind the new anchor.
             as_average: Whether the anchor becomes the ranks' average, whatever the optimizer is,
                 whose momenta stay as they are. Then a second exchange changes nothing.
         """
@@ -64,19 +65,24 @@ class Fragment:
             np.negative(mine, out=mine)
         else:
             self._outer.update(mine, self.momenta)
-        changes = gap
-        if self._encoding is None:
-            self._group.all_gather(changes, mine)
-        else:
-            self._gather_rounded(changes, mine, self._encoding)
-        self._anchor += changes
+        shape = self._group.world_size, self._part
+        parts = self._anchor.reshape(shape), gap.reshape(shape), self._gather(mine)
+        for anchor, behind, change in zip(*parts, strict=True):
+            anchor += change
+            behind += change
 
-    def _gather_rounded(self, changes: Floats, mine: Floats, encoding: Encoding) -> None:
-        """Gather all ranks' changes, rounded; this rank's own too, so that all are alike."""
-        nbytes, ranks = encoding.nbytes(self._part), self._group.world_size
-        packed = np.empty(nbytes, np.uint8)
-        encoding.pack(_native.address(packed), _native.address(mine), self._part)
-        gathered = np.empty((ranks, nbytes), np.uint8)
+    def _gather(self, mine: Floats) -> Iterator[Floats]:
+        """Yield each rank's changes, this rank's own rounded too, so that all are alike."""
+        ranks = self._group.world_size
+        if self._encoding is None:
+            changes = np.empty((ranks, self._part), np.float32)
+            self._group.all_gather(changes, mine)
+            yield from changes
+            return
+        packed = np.empty(self._encoding.nbytes(self._part), np.uint8)
+        self._encoding.pack(_native.address(packed), _native.address(mine), self._part)
+        gathered = np.empty((ranks, len(packed)), np.uint8)
         self._group.all_gather(gathered, packed)
-        for part, rounded in zip(changes.reshape(ranks, self._part), gathered, strict=True):
-            encoding.unpack(_native.address(part), _native.address(rounded), self._part)
+        for each in gathered:
+            self._encoding.unpack(_native.address(mine), _native.address(each), self._part)
+            yield mine

@@ -26,8 +26,11 @@ class Parameters(Protocol):
     def gap(self, fragment: int, anchor: Floats, gap: Floats) -> None:
         """Write how far the values of a fragment are behind the anchor, `anchor - x`, to `gap`."""
 
-    def write(self, fragment: int, values: Floats, keep: float) -> None:
-        """Make each value x of a fragment `keep * x + (1 - keep) * values`."""
+    def write(self, fragment: int, values: Floats) -> None:
+        """Make `values` those of a fragment."""
+
+    def add(self, fragment: int, changes: Floats) -> None:
+        """Add `changes` to the values of a fragment."""
 
 
 def divide(sizes: Sequence[int], fragments: int) -> list[list[int]]:

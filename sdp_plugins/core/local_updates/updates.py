@@ -21,7 +21,6 @@ from .parameters import Floats, Parameters
 if TYPE_CHECKING:
     from ..group import Group
 
-_OVERLAPPED_KEEP = 0.5
 _AS_MANY = "take as many steps of the optimizer on all ranks"
 
 
@@ -32,15 +31,13 @@ class Schedule:
     Attributes:
         every: Steps from an exchange of a fragment to its next one.
         fragments: Number of fragments, whose exchanges are spread evenly over these steps.
-        delay: Steps that the ranks go on training while a fragment is exchanged.
-        keep: Weight of a rank's own values when it takes over the result; None: 0.5 with a `delay`,
-            else 0.
+        delay: Steps that the ranks go on training while a fragment is exchanged. What each learns
+            in them it keeps.
     """
 
     every: int
     fragments: int = 1
     delay: int = 0
-    keep: float | None = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.fragments <= self.every:
@@ -54,15 +51,6 @@ class Schedule:
                 f"Hint: a delay from 0 to {self.every // self.fragments} steps, which is "
                 "every // fragments."
             )
-        if not 0 <= self.own_weight < 1:
-            raise ValueError(f"keep={self.keep}: it must be at least 0, and less than 1.")
-
-    @property
-    def own_weight(self) -> float:
-        """Weight of a rank's own values."""
-        if self.keep is None:
-            return _OVERLAPPED_KEEP if self.delay else 0.0
-        return self.keep
 
     def begins(self, step: int) -> int | None:
         """The fragment whose exchange begins after this step, the first of which is 1."""
@@ -123,7 +111,7 @@ class LocalUpdates:
         for index, fragment in enumerate(self._fragments):
             self._parameters.read(index, fragment.anchor)
             self._group.broadcast(fragment.anchor, 0)
-            self._parameters.write(index, fragment.anchor, 0.0)
+            self._parameters.write(index, fragment.anchor)
         self._on_round()
 
     def step(self) -> None:
@@ -134,7 +122,7 @@ class LocalUpdates:
         """
         self.steps += 1
         if self._exchange is not None and self.steps >= self._exchange.due:
-            self._finish(self._schedule.own_weight)
+            self._finish()
         fragment = self._schedule.begins(self.steps)
         if fragment is not None:
             self._begin(fragment, self._schedule.delay)
@@ -145,11 +133,12 @@ class LocalUpdates:
         At the end of a training, for example. It is no outer step: the momenta stay as they are,
         and a second call changes nothing.
         """
-        self._finish(self._schedule.own_weight)
+        self._finish()
         self._compare("begun", "synchronize()", _AS_MANY)
         for index, fragment in enumerate(self._fragments):
             fragment.exchange(self._read_gap(index), as_average=True)
-            self._take_over(index, 0.0)
+            self._parameters.write(index, fragment.anchor)
+        self._on_round()
 
     def close(self) -> None:
         """Wait for the exchange that is on its way."""
@@ -177,26 +166,27 @@ class LocalUpdates:
             threading.Thread(target=exchange, name="sdp-updates", daemon=True).start()
         else:
             exchange()
-            self._finish(0.0)
+            self._finish()
 
-    def _finish(self, keep: float) -> None:
+    def _finish(self) -> None:
         """Take over the result of the exchange that is on its way."""
         if self._exchange is None:
             return
         exchange, self._exchange = self._exchange, None
         exchange.done.result()
-        self._take_over(exchange.fragment, keep)
+        index, anchor = exchange.fragment, self._fragments[exchange.fragment].anchor
+        if self._schedule.delay:
+            self._parameters.add(index, self._gap[: len(anchor)])
+        else:
+            self._parameters.write(index, anchor)
+        if index == len(self._fragments) - 1:
+            self._on_round()
 
     def _read_gap(self, index: int) -> Floats:
         fragment = self._fragments[index]
         gap = self._gap[: fragment.padded]
         self._parameters.gap(index, fragment.anchor, gap[: len(fragment.anchor)])
         return gap
-
-    def _take_over(self, index: int, keep: float) -> None:
-        self._parameters.write(index, self._fragments[index].anchor, keep)
-        if index == len(self._fragments) - 1:
-            self._on_round()
 
     def _compare(self, what: str, mine: str, hint: str = "pass the same on all ranks") -> None:
         told = [blob.decode() for blob in self._group.exchange(mine.encode())]
@@ -221,6 +211,7 @@ class LocalUpdates:
             **self._identity(),
             "steps": self.steps,
             "exchange": None if exchange is None else (exchange.fragment, exchange.due),
+            "gap": self._gap.copy() if exchange is not None else None,
             "anchors": [fragment.anchor.copy() for fragment in self._fragments],
             "momenta": [fragment.momenta.copy() for fragment in self._fragments],
         }
@@ -248,6 +239,7 @@ class LocalUpdates:
             fragment, due = state["exchange"]
             self._exchange = _Exchange(fragment, due, Future())
             self._exchange.done.set_result(None)
+            self._gap[:] = state["gap"]
         kept = zip(self._fragments, state["anchors"], state["momenta"], strict=True)
         for one, anchor, momenta in kept:
             one.anchor[:], one.momenta[:] = anchor, momenta
