@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.slow.names import EVERY, FLOAT32, GLOO, NONE, WARM_UP
 from benchmarks.torch_groups import LIMIT
+from sdp_plugins.torch import LocalUpdates, Options, OuterStep
 
 
 @dataclass
@@ -51,8 +52,6 @@ def none(model: torch.nn.Module, optimizer: Optimizer) -> Training:
 
 def smddp(model: torch.nn.Module, optimizer: Optimizer, wire: str = "none") -> Training:
     """DDP over smddp."""
-    from sdp_plugins.torch import Options
-
     group = dist.new_group(backend="smddp", timeout=LIMIT, pg_options=Options(wire))
     ddp = DistributedDataParallel(model, process_group=group)
     close = partial(dist.destroy_process_group, group)
@@ -61,8 +60,6 @@ def smddp(model: torch.nn.Module, optimizer: Optimizer, wire: str = "none") -> T
 
 def local(model: torch.nn.Module, optimizer: Optimizer, **form: Any) -> Training:
     """`LocalUpdates` of single ranks."""
-    from sdp_plugins.torch import LocalUpdates
-
     made = optimizer(model.parameters())
     updates = LocalUpdates(model, made, every=EVERY, **form)
     return Training(model, made, finish=updates.synchronize, close=updates.close)
@@ -97,6 +94,7 @@ def _power_sgd(state: Any, bucket: Any) -> Any:
     return future
 
 
+STREAMED = OuterStep(lr=1.0, momentum=0.5)
 VARIANTS: dict[str, Build] = {
     NONE: none,
     GLOO: gloo,
@@ -109,5 +107,5 @@ VARIANTS: dict[str, Build] = {
     "fp8": partial(smddp, wire="fp8"),
     "local-sgd": partial(local, outer="average", wire="int8"),
     "diloco": partial(local, wire="int8"),
-    "streaming": partial(local, outer="average", wire="int8", fragments=3, delay=9),
+    "streaming": partial(local, outer=STREAMED, wire="int8", fragments=3, delay=5),
 }
