@@ -12,7 +12,7 @@ from keras import ops
 from sdp_plugins.core import Group
 from sdp_plugins.core.local_updates.outer_step import OuterStep
 from sdp_plugins.core.local_updates.parameters import Floats, divide
-from sdp_plugins.core.local_updates.updates import LocalUpdates, Schedule, exact_or_nearest
+from sdp_plugins.core.local_updates.updates import LocalUpdates, Schedule, parse_wire
 
 from .variables import broadcast
 
@@ -55,7 +55,7 @@ class SMDDPLocalUpdates(keras.callbacks.Callback):
         super().__init__()
         if group is not None and wire is not None:
             raise ValueError(f"wire={wire!r}: a group that is given has its own wire dtype.")
-        wire = exact_or_nearest(wire)
+        wire = parse_wire(wire)
         self._schedule = Schedule(every, fragments, delay)
         self._outer = OuterStep.parse(outer)
         self._group = group or Group.from_env(name=_NAME, wire_dtype=wire)
@@ -134,6 +134,12 @@ class _Weights:
     def __init__(self, model: Any, fragments: int) -> None:
         self._model = model
         variables = model.trainable_variables
+        for variable in variables:
+            if variable.dtype not in ("float32", "bfloat16", "float16"):
+                raise ValueError(
+                    f"local updates: weights of {variable.dtype} would be rounded to float32. "
+                    "Hint: float32, bfloat16 or float16."
+                )
         sizes = [int(np.prod(variable.shape)) for variable in variables]
         parts = divide(sizes, fragments)
         self._fragments = [[variables[index] for index in part] for part in parts]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
+from fsspec.core import url_to_fs
 
 from sdp_plugins.lightning.namespaces import TRAINER
 from sdp_plugins.lightning.strategy import SMDDPStrategy
@@ -42,6 +43,8 @@ class SMDDPLocalStrategy(SMDDPStrategy):
     optimizers: Any
     is_global_zero: bool
     global_rank: int
+    world_size: int
+    broadcast: Any
     checkpoint_io: Any
     load_model_state_dict: Any
     lightning_module: Any
@@ -105,7 +108,10 @@ class SMDDPLocalStrategy(SMDDPStrategy):
         if self._local is not None:
             self._local.close()
             self._local = None
+        inner = self._ddp_kwargs.pop("process_group", None)
         super().teardown()
+        if inner is not None and dist.is_initialized():
+            dist.destroy_process_group(inner)
 
     # ---- checkpoints: a file for each rank, as optimizers differ, and parameters for the most part
 
@@ -117,19 +123,25 @@ class SMDDPLocalStrategy(SMDDPStrategy):
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
         checkpoint[_STATE] = self._local.state_dict()
-        path = self._path(filepath)
+        # A name may have metrics, of which each rank has its own.
+        path = _path(self.broadcast(filepath), self.global_rank)
         self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options=storage_options)
 
     def remove_checkpoint(self, filepath: Any) -> None:
-        """Remove this rank's file."""
-        path = self._path(filepath)
-        if self.is_global_zero or Path(path).exists():
-            self.checkpoint_io.remove_checkpoint(path)
+        """Remove all ranks' files, by rank 0's choice: others may have other metrics."""
+        if self.is_global_zero:
+            for rank in range(self.world_size):
+                self.checkpoint_io.remove_checkpoint(_path(filepath, rank))
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Load this rank's file; that of rank 0 if there is none, as of another strategy."""
-        path = self._path(checkpoint_path)
-        if not Path(path).exists():
+        # Lightning links last.ckpt to rank 0's file.
+        link = os.path.islink(checkpoint_path)
+        path = _path(
+            os.path.realpath(checkpoint_path) if link else checkpoint_path, self.global_rank
+        )
+        files, name = url_to_fs(str(path))
+        if not files.exists(name):
             path = checkpoint_path
         return super().load_checkpoint(path, *args, **kwargs)
 
@@ -154,9 +166,6 @@ class SMDDPLocalStrategy(SMDDPStrategy):
         self.load_model_state_dict(checkpoint, strict=self.lightning_module.strict_loading)
         self._local.load_state_dict(state)
 
-    def _path(self, path: Any) -> Any:
-        return path if self.is_global_zero else f"{path}.rank{self.global_rank}"
-
     def _inner_group(self) -> Any:
         from sdp_plugins.torch.groups import core_group
 
@@ -170,3 +179,7 @@ class SMDDPLocalStrategy(SMDDPStrategy):
                 for first in every
             ]
         return dist.new_subgroups_by_enumeration(nodes)[0]
+
+
+def _path(path: Any, rank: int) -> Any:
+    return path if rank == 0 else f"{path}.rank{rank}"

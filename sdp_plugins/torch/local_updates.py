@@ -44,8 +44,8 @@ class LocalUpdates:
     rank, 4 bytes per parameter, 4 per parameter of the largest fragment, and 4 on one rank only.
 
     Args:
-        model: The model. Parameters that require no gradient now stay as they are. All ranks begin
-            with rank 0's parameters and buffers, and take its buffers over in each round.
+        model: The model, whose parameters require gradients now or never. All ranks begin with
+            rank 0's parameters and buffers, and take its buffers over in each round.
         optimizer: Whose steps count.
         every: Steps from one outer step to the next one.
         outer: ``"nesterov"`` (DiLoCo), ``"average"`` (local SGD), or an `OuterStep`.
@@ -76,10 +76,10 @@ class LocalUpdates:
     ) -> None:
         schedule = updates.Schedule(every, fragments, delay)
         step = OuterStep.parse(outer)
-        options = Options(updates.exact_or_nearest(wire))
+        options = Options(updates.parse_wire(wire))
         _check_model(model, group)
+        _check_optimizer(model, optimizer)
         parameters = _ModelParameters(model, fragments)
-        self._model = model
         parent = core_group(group)
         self._group: Any = dist.new_group(
             dist.get_process_group_ranks(group or dist.group.WORLD),
@@ -88,10 +88,14 @@ class LocalUpdates:
             pg_options=options,
             use_local_synchronization=group is not None,
         )
+        core: Any = core_group(self._group)
+
+        def share_buffers() -> None:
+            broadcast(core, list(model.buffers()))
+
         try:
-            self._updates = updates.LocalUpdates(
-                self._core, parameters, schedule, step, self._share_buffers
-            )
+            self._updates = updates.LocalUpdates(core, parameters, schedule, step, share_buffers)
+            broadcast(core, [one for one in model.parameters() if not one.requires_grad])
             self._updates.share()
         except ValueError:
             self._leave_group()
@@ -115,7 +119,7 @@ class LocalUpdates:
         """This rank's state.
 
         To continue exactly, each rank saves it beside its own model's and optimizer's, and loads
-        all three; with other ranks or arguments it cannot be loaded.
+        all three; with other ranks, or other arguments but `wire`, it cannot be loaded.
         """
         return _converted(self._updates.state_dict(), torch.from_numpy)
 
@@ -129,10 +133,13 @@ class LocalUpdates:
             ValueError: It is that of another rank, or of other arguments; or the ranks' states are
                 of different steps.
         """
-        self._updates.load_state_dict(_converted(dict(state), Tensor.numpy))
+        self._updates.load_state_dict(_converted(dict(state), lambda kept: kept.cpu().numpy()))
 
     def close(self) -> None:
-        """Exchange nothing any more: the optimizer's steps are this rank's alone."""
+        """Exchange nothing any more: the optimizer's steps are this rank's alone.
+
+        It waits for the exchange that is on its way, at most as long as a collective.
+        """
         self._hook.remove()
         self._updates.close()
         self._leave_group()
@@ -142,22 +149,16 @@ class LocalUpdates:
         if group is not None and dist.is_initialized():
             dist.destroy_process_group(group)
 
-    @property
-    def _core(self) -> Any:
-        return core_group(self._group)
-
     def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self._updates.step()
-
-    def _share_buffers(self) -> None:
-        broadcast(self._core, list(self._model.buffers()))
 
 
 class _ModelParameters:
     """A model's parameters, in fragments of about equal size."""
 
     def __init__(self, model: nn.Module, fragments: int) -> None:
-        found = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._model, found = model, _trained(model)
+        self._all = list(map(id, found))
         for parameter in found:
             if parameter.dtype not in (torch.float32, torch.bfloat16, torch.float16):
                 raise ValueError(
@@ -175,7 +176,16 @@ class _ModelParameters:
             part.copy_(parameter.detach())
 
     def gap(self, fragment: int, anchor: Floats, gap: Floats) -> None:
-        """Write `anchor - x` for each value x to `gap`."""
+        """Write `anchor - x` for each value x to `gap`.
+
+        Raises:
+            ValueError: Other parameters require gradients than at the beginning.
+        """
+        if list(map(id, _trained(self._model))) != self._all:
+            raise ValueError(
+                "local updates: parameters of the model were frozen, thawed or replaced, and would "
+                "differ between the ranks. Hint: close() the LocalUpdates and make another one."
+            )
         before = (part for _, part in self._parts(fragment, anchor))
         for (parameter, part), start in zip(self._parts(fragment, gap), before, strict=True):
             # A parameter of 16 bits holds the anchor rounded, which is no progress.
@@ -203,7 +213,25 @@ class _ModelParameters:
         ]
 
 
+def _trained(model: nn.Module) -> list[Tensor]:
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    mine = set(map(id, model.parameters()))
+    if not any(id(one) in mine for group in optimizer.param_groups for one in group["params"]):
+        raise ValueError(
+            "local updates: the optimizer has no parameter of the model. Hint: make it from "
+            "model.parameters(), after the model is in its final place."
+        )
+
+
 def _check_model(model: nn.Module, group: Any) -> None:
+    if dist.get_rank(group) < 0:
+        raise ValueError(
+            "local updates: this rank is not in the group. Hint: make the LocalUpdates on the "
+            "group's ranks only."
+        )
     kinds = {type(one).__name__ for one in (*model.modules(), *model.parameters())}
     is_sharded = any(getattr(one, OWNED, None) == id(one) for one in model.parameters())
     if is_sharded or kinds & {"FullyShardedDataParallel", "DTensor"}:
@@ -213,8 +241,9 @@ def _check_model(model: nn.Module, group: Any) -> None:
             "nodes, or the plain model."
         )
     if isinstance(model, DistributedDataParallel):
-        inner, outer = dist.get_world_size(model.process_group), dist.get_world_size(group)
-        if inner == outer > 1:
+        inner = set(dist.get_process_group_ranks(model.process_group))
+        outer = set(dist.get_process_group_ranks(group or dist.group.WORLD))
+        if inner >= outer and len(outer) > 1:
             raise ValueError(
                 "local updates: DistributedDataParallel averages the gradients of all these ranks "
                 "in each step already. Hint: pass the plain model, or average inside nodes only, "

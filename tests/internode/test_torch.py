@@ -13,9 +13,12 @@ import torch.distributed as dist
 from lightning.fabric.accelerators import CPUAccelerator
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
+from sdp_plugins.core.local_updates import updates
 from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.lightning.fabric import SMDDPStrategy
-from sdp_plugins.torch import Options, ShardedOptimizer
+from sdp_plugins.torch import Options, OuterStep, ShardedOptimizer
+from sdp_plugins.torch.groups import core_group
+from sdp_plugins.torch.local_updates import _ModelParameters
 from tests.internode.spanning import LAYOUTS, on_node
 from tests.ranks import Pool
 from tests.torch import (
@@ -127,6 +130,19 @@ def test_local_updates_between_nodes(rank_pool: Pool, wire: str | None) -> None:
     """Gradients are averaged inside nodes; all ranks hold the same bits after an outer step."""
     case, form = test_local_updates.inside_nodes, {"every": 5, "wire": wire}
     test_local_updates.check_inside_nodes(rank_pool(4).run(run_on_nodes, "2x2", case, form))
+
+
+def run_options(rank: int, world: int) -> None:
+    with process_group():
+        options = Options("int8 feedback")
+        group: Any = core_group(dist.new_group(backend="smddp", pg_options=options))
+        parameters = _ModelParameters(torch.nn.Linear(2, 2), 1)
+        with pytest.raises(ValueError, match=r"'int8 feedback' cannot be used.*'int8', w"):
+            updates.LocalUpdates(group, parameters, updates.Schedule(3), OuterStep())
+
+
+def test_local_updates_refuse_a_group_that_keeps_residuals(rank_pool: Pool) -> None:
+    rank_pool(2).run(run_on_nodes, "2x1", run_options)
 
 
 def test_local_updates_resumed_exactly(rank_pool: Pool, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def rounding(wire: str, sizes: Array, largest: Array) -> Array:
 
 
 def allowed(wire: str, inputs: list[Array]) -> Array:
-    """The bound of docs/multi-node.md: each partial sum is rounded once, and the result again."""
+    """The bound of docs/slow-networks.md: partial sums are rounded once, and the result again."""
     sizes = np.sum([np.abs(x) for x in inputs], axis=0)
     largest = np.array([np.abs(x).max() for x in inputs]).sum()  # of any block
     sums = rounding(wire, sizes, largest)

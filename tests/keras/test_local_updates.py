@@ -150,6 +150,10 @@ def test_arguments(rank: int, world: int, tmp_path: Path) -> None:
             SMDDPLocalUpdates(wire="int8 stochastic")
         with pytest.raises(ValueError, match="has its own wire dtype"):
             SMDDPLocalUpdates(wire="int8", group=group)
+        double = keras.Sequential([keras.Input((FEATURES,)), layers.Dense(2, dtype="float64")])
+        double.compile("sgd", crossentropy())
+        with pytest.raises(ValueError, match="weights of float64 would be rounded"):
+            double.fit(*arrays(), verbose=0, callbacks=[SMDDPLocalUpdates(group=group)])
         unbuilt = keras.Sequential([layers.Dense(CLASSES)])
         unbuilt.compile("sgd", crossentropy())
         with pytest.raises(

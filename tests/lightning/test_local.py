@@ -121,3 +121,69 @@ def test_a_checkpoint_of_other_ranks(rank_pool: Pool, tmp_path: Path) -> None:
     form = {"inner_ranks": 1, "every": 3}
     rank_pool(2).run(fit, PACKAGES[0], form, str(tmp_path))
     assert len(set(rank_pool(3).run(load_elsewhere, PACKAGES[0], str(tmp_path), 3))) == 1
+
+
+@case
+def fit_with_unlike_metrics(rank: int, world: int, package: str, folder: str, last: bool) -> str:
+    """Each rank's metric improves in other epochs."""
+    lightning = importlib.import_module(package)
+    kind: Any = strategy_class(package, "SMDDPLocalStrategy")
+    trained = model(package)
+    values = [[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1]][rank]
+    trained.validation_step = lambda *_: trained.log("metric", values[trained.current_epoch])
+    options: dict[str, Any] = {"monitor": "metric", "save_top_k": 2}
+    if last:
+        options = {"save_top_k": 1, "save_last": "link", "save_on_train_epoch_end": True}
+    name = "{epoch}" if last else "{epoch}-{metric:.1f}"
+    made = trainer(
+        package,
+        strategy=kind(every=3, inner_ranks=1),
+        callbacks=[lightning.callbacks.ModelCheckpoint(folder, name, **options)],
+        enable_checkpointing=True,
+        max_epochs=4,
+        num_sanity_val_steps=0,
+    )
+    made.fit(trained, loader(), loader())
+    return digest(trained)
+
+
+def test_checkpoints_of_ranks_stay_together(rank_pool: Pool, tmp_path: Path) -> None:
+    rank_pool(2).run(fit_with_unlike_metrics, PACKAGES[0], str(tmp_path), False)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert len(names) == 4 and [f"{name}.rank1" for name in names[::2]] == names[1::2]
+
+
+@case
+def resume(rank: int, world: int, package: str, path: str) -> str:
+    kind: Any = strategy_class(package, "SMDDPLocalStrategy")
+    trained = model(package)
+    made = trainer(package, strategy=kind(every=3, inner_ranks=1), max_epochs=6)
+    made.fit(trained, loader(), ckpt_path=path)
+    return digest(trained)
+
+
+def test_links_and_addresses_are_followed_to_all_files(rank_pool: Pool, tmp_path: Path) -> None:
+    rank_pool(2).run(fit_with_unlike_metrics, PACKAGES[0], str(tmp_path), True)
+    assert (tmp_path / "last.ckpt").is_symlink()
+    file = str(tmp_path / "epoch=3.ckpt")
+    paths = file, str(tmp_path / "last.ckpt"), f"file://{file}"
+    first, *others = (rank_pool(2).run(resume, PACKAGES[0], path) for path in paths)
+    assert others == [first, first]
+    (tmp_path / "epoch=3.ckpt.rank1").unlink()
+    assert rank_pool(2).run(resume, PACKAGES[0], file) != first
+
+
+@case
+def fit_again(rank: int, world: int, package: str) -> None:
+    kind: Any = strategy_class(package, "SMDDPLocalStrategy")
+    made = trainer(package, strategy=kind(every=3, inner_ranks=1))
+    trained, groups = model(package), []
+    for epoch in range(3):
+        made.fit_loop.max_epochs = epoch + 1
+        made.fit(trained, loader())
+        groups.append(len(dist.distributed_c10d._world.pg_map))
+    assert groups[0] == groups[2]
+
+
+def test_a_fit_leaves_no_group(rank_pool: Pool) -> None:
+    rank_pool(2).run(fit_again, PACKAGES[0])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +17,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.core import PeerLostError
+from sdp_plugins.core.local_updates import updates
 from sdp_plugins.core.local_updates.updates import Schedule
 from sdp_plugins.torch import LocalUpdates, OuterStep, ShardedOptimizer
 from tests.faults import stay_away
@@ -41,7 +44,7 @@ class Net(nn.Module):
         self.layers = nn.Sequential(
             first, nn.BatchNorm1d(20), nn.Tanh(), nn.Linear(20, 8), nn.Linear(8, 12)
         )
-        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.frozen = nn.Parameter(torch.rand(3), requires_grad=False)
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.layers(inputs)
@@ -244,7 +247,7 @@ def run_synchronize(rank: int, world: int, form: dict[str, Any]) -> list[Tensor]
         train(model, optimizer, rank, range(8))
         local.synchronize()
         assert local.steps == 8
-        state = [*trainable(model), *model.buffers()]
+        state = [*model.parameters(), *model.buffers()]
         whole = [x.detach().clone() for x in state]
         local.synchronize()  # changes nothing
         for mine, before in zip(state, whole, strict=True):
@@ -326,9 +329,16 @@ def run_misuse(rank: int, world: int) -> None:
         refused("wire_dtype='int3' cannot be used", wire="int3")
         refused("'int8', without options", wire="int8 feedback")
         refused("the model has 7 parameters that are trained", every=30, fragments=8)
+        refused("every=2.5: it must be an integer", every=2.5)
+        refused("the optimizer has no parameter of the model", make()[0])
+        alone = [dist.new_group([one]) for one in range(world)]
+        refused("this rank is not in the group", group=alone[1 - rank])
         refused("averages the gradients of all these ranks", DistributedDataParallel(model))
         every = 3 + rank
         refused(rf"rank {1 - rank} has the settings Schedule\(every={4 - rank}", every=every)
+
+        frozen = model.requires_grad_(False)
+        refused("the model has no parameters that are trained", frozen)
 
 
 def test_misuse(rank_pool: Pool) -> None:
@@ -349,6 +359,46 @@ def run_sharded_models(rank: int, world: int) -> None:
 
 def test_sharded_models_are_refused(rank_pool: Pool) -> None:
     rank_pool(RANKS).run(run_sharded_models)
+
+
+def run_thawed(rank: int, world: int) -> None:
+    model, optimizer = make()
+    with local_updates(model, optimizer, every=2):
+        model.frozen.requires_grad_(True)
+        optimizer.step()
+        with pytest.raises(ValueError, match=r"frozen, thawed or replaced.*Hint: close\(\)"):
+            optimizer.step()
+
+
+def test_other_parameters_than_at_the_beginning(rank_pool: Pool) -> None:
+    rank_pool(RANKS).run(run_thawed)
+
+
+def run_load_amid_an_exchange(rank: int, world: int) -> None:
+    """One rank loads an earlier state before its thread has begun to exchange."""
+    model, optimizer = make()
+    with local_updates(model, optimizer, every=4, delay=3) as local:
+        state = local.state_dict()
+        if rank == 0:
+            compare = updates.LocalUpdates._compare
+
+            def late(self: Any, *args: Any) -> None:
+                if threading.current_thread() is not threading.main_thread():
+                    time.sleep(0.5)
+                compare(self, *args)
+
+            updates.LocalUpdates._compare = late  # type: ignore[method-assign]
+        try:
+            train(model, optimizer, rank, range(4))
+            local.load_state_dict(state)
+            assert local.steps == 0
+        finally:
+            if rank == 0:
+                updates.LocalUpdates._compare = compare  # type: ignore[method-assign]
+
+
+def test_a_state_is_loaded_amid_an_exchange(rank_pool: Pool) -> None:
+    rank_pool(RANKS).run(run_load_amid_an_exchange)
 
 
 def run_uneven(rank: int, world: int, form: dict[str, Any]) -> None:

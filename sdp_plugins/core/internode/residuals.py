@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import _native
 
-_MOST_KEYS = 4096
+_MOST_KEYS = 65536
 Key = tuple[int, ...]
 
 
@@ -16,7 +16,7 @@ class Residuals:
     """One residual for each key, from the second time on that the key is used.
 
     Buffers that never return, of which a program may make any number, so cost no memory. The
-    residual of a buffer that has not returned in the last 4096 uses is dropped.
+    residual of a buffer that has not returned in the last 65,536 uses is dropped.
     """
 
     def __init__(self) -> None:

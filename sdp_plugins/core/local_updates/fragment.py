@@ -26,7 +26,6 @@ class Fragment:
     Args:
         group: The ranks.
         count: Number of values.
-        outer: The optimizer.
         encoding: How changes of the anchor travel; None: exactly.
 
     Attributes:
@@ -34,10 +33,8 @@ class Fragment:
         momenta: Of this rank's shard.
     """
 
-    def __init__(
-        self, group: Group, count: int, outer: OuterStep, encoding: Encoding | None
-    ) -> None:
-        self._group, self._outer, self._encoding = group, outer, encoding
+    def __init__(self, group: Group, count: int, encoding: Encoding | None) -> None:
+        self._group, self._encoding = group, encoding
         self._part = -(-count // (group.world_size * _ALIGN)) * _ALIGN
         self._count = count
         self._anchor = np.zeros(self._part * group.world_size, np.float32)
@@ -49,22 +46,18 @@ class Fragment:
         """Number of values that `exchange` needs memory for."""
         return len(self._anchor)
 
-    def exchange(self, gap: Floats, *, as_average: bool = False) -> None:
+    def exchange(self, gap: Floats, outer: OuterStep) -> None:
         """Move the anchor: a collective, which sends each value and each change once.
 
         Args:
             gap: How far this rank's values are behind the anchor; `padded` values, of which the
                 last ones do not count. It becomes how far they are behind the new anchor.
-            as_average: Whether the anchor becomes the ranks' average, whatever the optimizer is,
-                whose momenta stay as they are. Then a second exchange changes nothing.
+            outer: The optimizer.
         """
         gap[self._count :] = 0
         mine = np.empty(self._part, np.float32)
         self._group.reduce_scatter(mine, gap, "avg")
-        if as_average:
-            np.negative(mine, out=mine)
-        else:
-            self._outer.update(mine, self.momenta)
+        outer.update(mine, self.momenta)
         shape = self._group.world_size, self._part
         parts = self._anchor.reshape(shape), gap.reshape(shape), self._gather(mine)
         for anchor, behind, change in zip(*parts, strict=True):

@@ -8,8 +8,6 @@ import numpy as np
 
 from .parameters import Floats
 
-_NAMES = {"nesterov": (0.7, 0.9), "average": (1.0, 0.0)}
-
 
 @dataclass(frozen=True)
 class OuterStep:
@@ -23,8 +21,8 @@ class OuterStep:
         momentum: Momentum.
     """
 
-    lr: float = _NAMES["nesterov"][0]
-    momentum: float = _NAMES["nesterov"][1]
+    lr: float = 0.7
+    momentum: float = 0.9
 
     @classmethod
     def parse(cls, outer: OuterStep | str) -> OuterStep:
@@ -39,7 +37,7 @@ class OuterStep:
                     f"outer={outer!r}: there are {' and '.join(_NAMES)}. Hint: for another rate or "
                     "momentum pass OuterStep(lr=..., momentum=...)."
                 )
-            return cls(*_NAMES[outer])
+            return _NAMES[outer]
         return outer
 
     def update(self, gradient: Floats, momenta: Floats) -> None:
@@ -55,3 +53,7 @@ class OuterStep:
             momenta += gradient
             gradient += np.float32(self.momentum) * momenta
         gradient *= -rate
+
+
+AVERAGE = OuterStep(lr=1.0, momentum=0.0)
+_NAMES = {"nesterov": OuterStep(), "average": AVERAGE}

@@ -42,6 +42,8 @@ def divide(sizes: Sequence[int], fragments: int) -> list[list[int]]:
     Raises:
         ValueError: There are fewer arrays than fragments.
     """
+    if not sizes:
+        raise ValueError("the model has no parameters that are trained.")
     if len(sizes) < fragments:
         raise ValueError(
             f"fragments={fragments}, but the model has {len(sizes)} parameters that are trained. "

@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +16,13 @@ from ..config import Config
 from ..wire_dtype import WireDType
 from ..wire_encoding import encoding_of
 from .fragment import Fragment
-from .outer_step import OuterStep
+from .outer_step import AVERAGE, OuterStep
 from .parameters import Floats, Parameters
 
 if TYPE_CHECKING:
     from ..group import Group
 
-_AS_MANY = "take as many steps of the optimizer on all ranks"
+_AS_MANY = "take as many steps of the optimizer on all ranks (a GradScaler skips some)"
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,9 @@ class Schedule:
     delay: int = 0
 
     def __post_init__(self) -> None:
+        for name in ("every", "fragments", "delay"):
+            if not isinstance(value := getattr(self, name), Integral):
+                raise ValueError(f"{name}={value!r}: it must be an integer.")
         if not 1 <= self.fragments <= self.every:
             raise ValueError(
                 f"every={self.every}, fragments={self.fragments}: every fragment needs a step of "
@@ -82,7 +86,8 @@ class LocalUpdates:
         steps: Steps of this rank so far.
 
     Raises:
-        ValueError: The ranks have passed different arguments.
+        ValueError: The ranks have passed different arguments; or the group's wire dtype has
+            options.
     """
 
     def __init__(
@@ -94,20 +99,22 @@ class LocalUpdates:
         on_round: Callable[[], None] = lambda: None,
     ) -> None:
         self._group, self._parameters, self._schedule = group, parameters, schedule
-        self._on_round = on_round
+        self._outer, self._on_round = outer, on_round
         self._settings = f"{schedule}, {outer}, fragments of {list(parameters.counts)} values"
         self._compare("the settings", self._settings)
         wire = group.wire_dtype
+        _refuse_options(wire)
         encoding = None if wire is None else encoding_of(wire)
-        self._fragments = [Fragment(group, n, outer, encoding) for n in parameters.counts]
+        self._fragments = [Fragment(group, n, encoding) for n in parameters.counts]
         self._gap = np.zeros(max(f.padded for f in self._fragments), np.float32)
         self._exchange: _Exchange | None = None
         self.steps = 0
 
     def share(self) -> None:
-        """Give all ranks rank 0's parameters, to train on from there; a collective."""
+        """Give all ranks rank 0's parameters and number of steps; a collective."""
         self.close()
         self._exchange = None
+        self.steps = int(self._group.exchange(str(self.steps).encode())[0])
         for index, fragment in enumerate(self._fragments):
             self._parameters.read(index, fragment.anchor)
             self._group.broadcast(fragment.anchor, 0)
@@ -136,7 +143,7 @@ class LocalUpdates:
         self._finish()
         self._compare("begun", "synchronize()", _AS_MANY)
         for index, fragment in enumerate(self._fragments):
-            fragment.exchange(self._read_gap(index), as_average=True)
+            fragment.exchange(self._read_gap(index), AVERAGE)
             self._parameters.write(index, fragment.anchor)
         self._on_round()
 
@@ -155,7 +162,7 @@ class LocalUpdates:
         def exchange() -> None:
             try:
                 self._compare("begun", name, _AS_MANY)
-                self._fragments[index].exchange(gap)
+                self._fragments[index].exchange(gap, self._outer)
             except BaseException as error:
                 done.set_exception(error)
             else:
@@ -172,9 +179,9 @@ class LocalUpdates:
         """Take over the result of the exchange that is on its way."""
         if self._exchange is None:
             return
-        exchange, self._exchange = self._exchange, None
-        exchange.done.result()
-        index, anchor = exchange.fragment, self._fragments[exchange.fragment].anchor
+        self._exchange.done.result()
+        index, self._exchange = self._exchange.fragment, None
+        anchor = self._fragments[index].anchor
         if self._schedule.delay:
             self._parameters.add(index, self._gap[: len(anchor)])
         else:
@@ -193,7 +200,7 @@ class LocalUpdates:
         others = [rank for rank, text in enumerate(told) if text != mine]
         if others:
             raise ValueError(
-                f"{self._group.error_prefix} local updates: rank {others[0]} has {what} "
+                f"{self._group.error_prefix}local updates: rank {others[0]} has {what} "
                 f"{told[others[0]]}, but this one {mine}. Hint: {hint}."
             )
 
@@ -226,14 +233,14 @@ class LocalUpdates:
         for name, mine in self._identity().items():
             if state[name] != mine:
                 raise ValueError(
-                    f"{self._group.error_prefix} local updates: {name} is {mine}, and "
+                    f"{self._group.error_prefix}local updates: {name} is {mine}, and "
                     f"{state[name]} in the state. Hint: save a state on each rank, and load it "
                     "there, with the same settings."
                 )
+        self.close()  # its exchange uses the group
         anchors = [zlib.crc32(anchor) for anchor in state["anchors"]]
         at = f"step {state['steps']}, exchange {state['exchange']}, {anchors}"
         self._compare("a state of", at, "load the states that the ranks saved together")
-        self.close()
         self.steps, self._exchange = state["steps"], None
         if state["exchange"] is not None:
             fragment, due = state["exchange"]
@@ -249,19 +256,24 @@ class LocalUpdates:
         return {"settings": self._settings, "rank": rank, "world_size": ranks}
 
 
-def exact_or_nearest(wire: str | None) -> str:
+def parse_wire(wire: str | None) -> str:
     """Return the wire dtype of a group that exchanges parameters.
 
     Args:
         wire: As users write it; None: exactly.
 
     Raises:
-        ValueError: There is no such type; or it has options, whose state is in no checkpoint.
+        ValueError: There is no such type; or it has options.
     """
     text = Config().on_the_wire(wire or "none").wire_dtype
-    parsed = WireDType.parse(text)
-    if parsed is not None and parsed != WireDType(parsed.name):
-        raise ValueError(
-            f"local updates: wire={wire!r} cannot be used. Hint: {parsed.name!r}, without options."
-        )
+    _refuse_options(WireDType.parse(text))
     return text
+
+
+def _refuse_options(wire: WireDType | None) -> None:
+    """Refuse a state that no checkpoint has, and residuals of what is no longer there."""
+    if wire is not None and wire != WireDType(wire.name):
+        raise ValueError(
+            f"local updates: the wire dtype {str(wire)!r} cannot be used. Hint: {wire.name!r}, "
+            "without options."
+        )
