@@ -36,7 +36,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
         {"core", "keras", "tensorflow", "torch", "jax"},
         {"numpy", "keras", "tensorflow", "torch", "jax"},
     ),
-    "lightning": ({"core", "torch"}, LIGHTNING),
+    "lightning": ({"core", "torch"}, LIGHTNING | {"fsspec"}),
     "huggingface": (
         {"core", "torch"},
         {"torch", "wrapt", "transformers", "accelerate", "packaging"},  # which accelerate needs

@@ -34,7 +34,7 @@ class SMDDPLocalUpdates(keras.callbacks.Callback):
 
     Args:
         every: Batches from one outer step to the next one; calls, with ``steps_per_execution``.
-        outer: ``"nesterov"`` (DiLoCo), ``"average"`` (local SGD), or an `OuterStep`.
+        outer: ``"average"`` (local SGD), ``"nesterov"`` (DiLoCo), or an `OuterStep`.
         wire: How values travel between nodes; None: exactly.
         fragments: Number of parts of the model that take their outer steps in turn.
         delay: Batches that a rank goes on while its weights travel. What it learns in them it
@@ -46,7 +46,7 @@ class SMDDPLocalUpdates(keras.callbacks.Callback):
     def __init__(
         self,
         every: int = 30,
-        outer: OuterStep | str = "nesterov",
+        outer: OuterStep | str = "average",
         wire: str | None = None,
         fragments: int = 1,
         delay: int = 0,

@@ -28,7 +28,7 @@ class SMDDPLocalStrategy(SMDDPStrategy):
     Args:
         *args: Of Lightning's DDPStrategy.
         every: Steps from one outer step to the next one.
-        outer: ``"nesterov"``, ``"average"`` or an `OuterStep`.
+        outer: ``"average"``, ``"nesterov"`` or an `OuterStep`.
         wire: How values travel between nodes; None: exactly.
         fragments: Number of parts of the model that take their outer steps in turn.
         delay: Steps that a rank goes on while its parameters travel.
@@ -53,7 +53,7 @@ class SMDDPLocalStrategy(SMDDPStrategy):
         self,
         *args: Any,
         every: int = 30,
-        outer: OuterStep | str = "nesterov",
+        outer: OuterStep | str = "average",
         wire: str | None = None,
         fragments: int = 1,
         delay: int = 0,

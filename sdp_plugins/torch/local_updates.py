@@ -48,7 +48,7 @@ class LocalUpdates:
             rank 0's parameters and buffers, and take its buffers over in each round.
         optimizer: Whose steps count.
         every: Steps from one outer step to the next one.
-        outer: ``"nesterov"`` (DiLoCo), ``"average"`` (local SGD), or an `OuterStep`.
+        outer: ``"average"`` (local SGD), ``"nesterov"`` (DiLoCo), or an `OuterStep`.
         wire: How values travel between nodes: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``;
             None: exactly.
         fragments: Number of parts of the model that take their outer steps in turn, within `every`
@@ -68,7 +68,7 @@ class LocalUpdates:
         optimizer: torch.optim.Optimizer,
         *,
         every: int = 30,
-        outer: OuterStep | str = "nesterov",
+        outer: OuterStep | str = "average",
         wire: str | None = None,
         fragments: int = 1,
         delay: int = 0,

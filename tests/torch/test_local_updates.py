@@ -27,11 +27,11 @@ from tests.torch.jobs import process_group
 RANKS = 2
 FORMS: dict[str, dict[str, Any]] = {
     "average": {"every": 3, "outer": "average"},
-    "nesterov": {"every": 4},
+    "nesterov": {"every": 4, "outer": "nesterov"},
     "other outer step": {"every": 2, "outer": OuterStep(0.5, 0.3)},
-    "fragments": {"every": 6, "fragments": 3},
+    "fragments": {"every": 6, "fragments": 3, "outer": "nesterov"},
     "delay": {"every": 5, "delay": 2},
-    "streaming": {"every": 7, "fragments": 3, "delay": 2},
+    "streaming": {"every": 7, "fragments": 3, "delay": 2, "outer": "nesterov"},
 }
 
 
@@ -155,7 +155,7 @@ def run_form(rank: int, world: int, form: dict[str, Any]) -> tuple[list[Tensor],
 @pytest.mark.parametrize("name", FORMS)
 def test_like_one_process(rank_pool: Pool, name: str) -> None:
     form = dict(FORMS[name])
-    outer = OuterStep.parse(form.get("outer", "nesterov"))
+    outer = OuterStep.parse(form.get("outer", "average"))
     schedule = Schedule(form["every"], form.get("fragments", 1), form.get("delay", 0))
     expected = Expected(schedule, outer)
     expected.run(20)
