@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks import machine
 from benchmarks.job import Job, JobSpec
 from benchmarks.results import Progress
+from benchmarks.slow import rounding
 from benchmarks.slow.names import BERT, EVERY, LANGUAGE, NOW_AND_THEN, WARM_UP
 from benchmarks.testbed import start
 from benchmarks.testbed.network import Network
@@ -55,6 +56,7 @@ class SlowReport:
         losses: By variant, for each seed the losses on text that was held out, from the beginning
             to the end.
         parameters: Number of parameters by model.
+        rounding_s: As of `rounding.measure`.
     """
 
     plan: SlowPlan
@@ -62,6 +64,7 @@ class SlowReport:
     sent: dict[str, dict[float, dict[str, float]]] = field(default_factory=dict)
     losses: dict[str, list[list[float]]] = field(default_factory=dict)
     parameters: dict[str, int] = field(default_factory=dict)
+    rounding_s: dict[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data."""
@@ -88,7 +91,7 @@ def run(plan: SlowPlan, progress: Progress = lambda text: None) -> SlowReport:
     Raises:
         JobError: A rank failed.
     """
-    report = SlowReport(plan)
+    report = SlowReport(plan, rounding_s=rounding.measure())
     with Network(plan.nodes, FAST_GBIT) as network:
         spec = JobSpec(
             name="slow",

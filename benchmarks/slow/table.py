@@ -9,6 +9,7 @@ from rich.table import Table
 
 from benchmarks.slow.measure import SlowReport
 from benchmarks.slow.names import BERT, FLOAT32, GLOO, LANGUAGE, NONE
+from benchmarks.slow.rounding import rounding_table
 
 _TITLES = {BERT: "BERT-Medium", LANGUAGE: "a small language model"}
 
@@ -19,6 +20,8 @@ def tables(report: SlowReport) -> Iterator[tuple[Table, str]]:
         yield steps_table(report, model), f"slow-{model}"
     if report.losses:
         yield losses_table(report), "slow-losses"
+    if report.rounding_s:
+        yield rounding_table(report.rounding_s), "slow-rounding"
 
 
 def steps_table(report: SlowReport, model: str) -> Table:

@@ -43,6 +43,7 @@ def report() -> SlowReport:
     found = SlowReport(plan, parameters={"language": 400_000})
     seconds = {"none": [0.1], "gloo": [1.0], "float32": [0.8], "int8": [0.25]}
     found.step_s["language"] = {100.0: seconds}
+    found.rounding_s = {"memcpy": 1e-3, "int8": 9e-4}
     sent = {"none": 0.0, "gloo": 2e6, "float32": 2e6, "int8": 0.5e6}
     found.sent["language"] = {100.0: sent}
     for variant, last in (("float32", 2.0), ("int8", 2.01)):
@@ -55,6 +56,7 @@ def test_the_tables() -> None:
     for shown, _ in table.tables(report()):
         Console(file=page, width=200).print(shown)
     lines = [line.split() for line in page.getvalue().splitlines()]
+    assert ["int8", "0.90", "0.90"] in lines
     assert ["int8", "250", "4.00", "40.0%", "0.50", "0.2500"] in lines
     assert ["100", "none", "100", "10.00", "100.0%", "0.00", "0.0000"] in lines
     assert ["int8", "4.0000", "4.0000", "4.0000", "2.1100", "+0.48%", "0.1"] in lines
@@ -90,6 +92,7 @@ def test_a_run(tmp_path: Path) -> None:
     assert 0.25 < sent["int8"] / sent["float32"] < 0.3
     assert 0 < sent["local-sgd"] / sent["float32"] < 0.03
     assert 0 < sent["gloo-powersgd"] < 0.3 * sent["float32"]
+    assert set(found["rounding_s"]) == {"memcpy", "int8", "fp8"}
     losses = {variant: seeds[0] for variant, seeds in found["losses"].items()}
     for variant, values in losses.items():
         assert 4.3 < values[0] < 5 and values[-1] < 4, variant
