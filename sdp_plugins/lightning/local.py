@@ -6,15 +6,18 @@ import logging
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import torch.distributed as dist
 from fsspec.core import url_to_fs
 
+from sdp_plugins.core.local_updates.outer_step import OuterStep
+from sdp_plugins.core.local_updates.updates import Schedule, parse_wire
 from sdp_plugins.lightning.namespaces import TRAINER
 from sdp_plugins.lightning.strategy import SMDDPStrategy
 
 if TYPE_CHECKING:
-    from sdp_plugins.torch import LocalUpdates, OuterStep
+    from sdp_plugins.torch import LocalUpdates
 
 log = logging.getLogger(__name__)
 _STATE = "sdp_local_updates"
@@ -65,8 +68,16 @@ class SMDDPLocalStrategy(SMDDPStrategy):
                 "smddp_local makes the group inside which gradients are averaged. Hint: say its "
                 "size by inner_ranks=, in place of process_group=."
             )
-        if inner_ranks is not None and inner_ranks < 1:
-            raise ValueError(f"inner_ranks={inner_ranks}: it must be at least 1.")
+        if kwargs.get("wire_dtype") is not None:
+            raise ValueError(
+                "smddp_local averages gradients inside nodes only, where nothing is rounded. Hint: "
+                f"wire={kwargs['wire_dtype']!r} rounds what travels between nodes."
+            )
+        if inner_ranks is not None and not (isinstance(inner_ranks, int) and inner_ranks >= 1):
+            raise ValueError(f"inner_ranks={inner_ranks}: it must be an integer, at least 1.")
+        Schedule(every, fragments, delay)
+        OuterStep.parse(outer)
+        parse_wire(wire)
         super().__init__(*args, **kwargs)
         self._inner_ranks = inner_ranks
         self._form: dict[str, Any] = {"every": every, "outer": outer, "wire": wire}
@@ -122,7 +133,7 @@ class SMDDPLocalStrategy(SMDDPStrategy):
         if self._local is None or "optimizer_states" not in checkpoint:
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
-        checkpoint[_STATE] = self._local.state_dict()
+        checkpoint[_STATE] = {**self._local.state_dict(), "save": self.broadcast(uuid4().hex)}
         # A name may have metrics, of which each rank has its own.
         path = _path(self.broadcast(filepath), self.global_rank)
         self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options=storage_options)
@@ -143,7 +154,11 @@ class SMDDPLocalStrategy(SMDDPStrategy):
         files, name = url_to_fs(str(path))
         if not files.exists(name):
             path = checkpoint_path
-        return super().load_checkpoint(path, *args, **kwargs)
+        checkpoint = super().load_checkpoint(path, *args, **kwargs)
+        saves = _of_all((checkpoint.get(_STATE) or {}).get("save"))
+        if any(save != saves[0] for save in saves):  # rank 0's file was written by itself
+            checkpoint = super().load_checkpoint(checkpoint_path, *args, **kwargs)
+        return checkpoint
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Continue from this rank's parameters, as far as they are of such ranks."""
@@ -152,11 +167,10 @@ class SMDDPLocalStrategy(SMDDPStrategy):
             return
         state = checkpoint.get(_STATE) or {"rank": None, "world_size": None}
         is_mine = (state["rank"], state["world_size"]) == (dist.get_rank(), dist.get_world_size())
-        told: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(told, is_mine)
+        told = _of_all(is_mine)
         if not all(told):
             log.warning(
-                "smddp_local: the checkpoint has no state of ranks %s in a job of %d: all begin "
+                "smddp_local: the checkpoint has no state of rank %s in a job of %d: all begin "
                 "new outer steps, from rank 0's parameters.",
                 ", ".join(str(rank) for rank, has_state in enumerate(told) if not has_state),
                 len(told),
@@ -183,3 +197,10 @@ class SMDDPLocalStrategy(SMDDPStrategy):
 
 def _path(path: Any, rank: int) -> Any:
     return path if rank == 0 else f"{path}.rank{rank}"
+
+
+def _of_all(mine: Any) -> list[Any]:
+    """What each rank says; a collective."""
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, mine)
+    return told

@@ -52,7 +52,7 @@ class LocalUpdates:
         wire: How values travel between nodes: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``;
             None: exactly.
         fragments: Number of parts of the model that take their outer steps in turn, within `every`
-            steps. With `delay`, this is Streaming DiLoCo (Douillard et al., 2025).
+            steps. Douillard et al., 2025, do this with a `delay`.
         delay: Steps that a rank goes on while its parameters travel; at most `every // fragments`.
             What it learns in them it keeps.
         group: A process group; None: the default group. All ranks of it must make the object, in
@@ -133,7 +133,9 @@ class LocalUpdates:
             ValueError: It is that of another rank, or of other arguments; or the ranks' states are
                 of different steps.
         """
-        self._updates.load_state_dict(_converted(dict(state), lambda kept: kept.cpu().numpy()))
+        if "anchors" in state:
+            state = _converted(dict(state), lambda kept: kept.cpu().numpy())
+        self._updates.load_state_dict(state)
 
     def close(self) -> None:
         """Exchange nothing any more: the optimizer's steps are this rank's alone.

@@ -146,7 +146,7 @@ def test_arguments(rank: int, world: int, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="every=2, fragments=3"):
         SMDDPLocalUpdates(every=2, fragments=3)
     with Group.from_env(name="mine") as group:
-        with pytest.raises(ValueError, match="'int8', without options"):
+        with pytest.raises(ValueError, match="wire='int8 stochastic' cannot be used"):
             SMDDPLocalUpdates(wire="int8 stochastic")
         with pytest.raises(ValueError, match="has its own wire dtype"):
             SMDDPLocalUpdates(wire="int8", group=group)

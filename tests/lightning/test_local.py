@@ -96,10 +96,13 @@ def misuse(rank: int, world: int, package: str) -> None:
         trainer(package, strategy=kind()).fit(trained, loader())
     assert not dist.is_initialized()
     assert isinstance(kind(every=7), lightning.strategies.DDPStrategy)
-    with pytest.raises(ValueError, match="inner_ranks=0: it must be at least 1"):
+    with pytest.raises(ValueError, match="inner_ranks=0: it must be an integer, at least 1"):
         kind(inner_ranks=0)
     with pytest.raises(ValueError, match="Hint: say its size by inner_ranks="):
         kind(process_group=None)
+    for wrong in ({"outer": "x"}, {"delay": 99}, {"wire": "int4"}, {"wire_dtype": "int8"}):
+        with pytest.raises(ValueError, match="Hint: "):
+            kind(**wrong)
 
 
 def test_two_optimizers_are_refused(rank_pool: Pool) -> None:
@@ -169,8 +172,16 @@ def test_links_and_addresses_are_followed_to_all_files(rank_pool: Pool, tmp_path
     paths = file, str(tmp_path / "last.ckpt"), f"file://{file}"
     first, *others = (rank_pool(2).run(resume, PACKAGES[0], path) for path in paths)
     assert others == [first, first]
-    (tmp_path / "epoch=3.ckpt.rank1").unlink()
-    assert rank_pool(2).run(resume, PACKAGES[0], file) != first
+    other = tmp_path / "epoch=3.ckpt.rank1"
+    other.rename(tmp_path / "kept")
+    alone = rank_pool(2).run(resume, PACKAGES[0], file)
+    assert alone != first
+    # A file of another checkpoint is not taken for this one's.
+    torch.save({**torch.load(tmp_path / "kept", weights_only=False), "global_step": 7}, other)
+    state = torch.load(other, weights_only=False)
+    state["sdp_local_updates"]["save"] = "another"
+    torch.save(state, other)
+    assert rank_pool(2).run(resume, PACKAGES[0], file) == alone
 
 
 @case

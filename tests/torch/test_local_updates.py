@@ -300,8 +300,12 @@ def run_foreign_states(rank: int, world: int) -> None:
         ):
             local.load_state_dict({**state, "rank": 1 - rank})
         train(model, optimizer, rank, range(rank))
-        with pytest.raises(ValueError, match=rf"rank {1 - rank} has a state of step {1 - rank}"):
+        with pytest.raises(
+            ValueError, match=rf"rank {1 - rank} has begun load_state_dict\(\) of step {1 - rank}"
+        ):
             local.load_state_dict(local.state_dict())
+        with pytest.raises(ValueError, match="no state of local updates"):
+            local.load_state_dict(optimizer.state_dict())
         other = LocalUpdates(*make(), every=5)
         with pytest.raises(ValueError, match=r"settings is Schedule\(every=5.*every=4"):
             other.load_state_dict(state)
@@ -325,9 +329,10 @@ def run_misuse(rank: int, world: int) -> None:
         refused("every=0", every=0)
         refused("every=2, fragments=3: every fragment needs a step", every=2, fragments=3)
         refused("Hint: a delay from 0 to 2 steps", every=6, fragments=3, delay=3)
-        refused("there are nesterov and average", outer="adam")
-        refused("wire_dtype='int3' cannot be used", wire="int3")
-        refused("'int8', without options", wire="int8 feedback")
+        refused("outer='adam': it must be 'average' or 'nesterov'", outer="adam")
+        refused("outer=None: it must be", outer=None)
+        refused("wire='int3' cannot be used. Hint: int8, fp8", wire="int3")
+        refused("wire='int8 feedback' cannot be used", wire="int8 feedback")
         refused("the model has 7 parameters that are trained", every=30, fragments=8)
         refused("every=2.5: it must be an integer", every=2.5)
         refused("the optimizer has no parameter of the model", make()[0])
@@ -411,8 +416,8 @@ def run_uneven(rank: int, world: int, form: dict[str, Any]) -> None:
 
 
 UNEVEN = (
-    r"rank 1 has begun the outer step of step 8, but this one synchronize\(\)\. Hint: take as many",
-    r"rank 0 has begun synchronize\(\), but this one the outer step of step 8\. Hint: take as many",
+    r"rank 1 has begun the outer step of step 8, but this one synchronize\(\) after step 7\. H",
+    r"rank 0 has begun synchronize\(\) after step 7, but this one the outer step of step 8\. H",
 )
 
 

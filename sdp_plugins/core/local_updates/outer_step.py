@@ -26,19 +26,18 @@ class OuterStep:
 
     @classmethod
     def parse(cls, outer: OuterStep | str) -> OuterStep:
-        """Return what `"nesterov"` or `"average"` means.
+        """Return what `"average"` or `"nesterov"` means.
 
         Raises:
-            ValueError: There is no such name.
+            ValueError: It is neither an outer step nor such a name.
         """
-        if isinstance(outer, str):
-            if outer not in _NAMES:
-                raise ValueError(
-                    f"outer={outer!r}: there are {' and '.join(_NAMES)}. Hint: for another rate or "
-                    "momentum pass OuterStep(lr=..., momentum=...)."
-                )
-            return _NAMES[outer]
-        return outer
+        found = _NAMES.get(outer) if isinstance(outer, str) else outer
+        if not isinstance(found, cls):
+            raise ValueError(
+                f"outer={outer!r}: it must be 'average' or 'nesterov'. Hint: for another rate or "
+                "momentum pass OuterStep(lr=..., momentum=...)."
+            )
+        return found
 
     def update(self, gradient: Floats, momenta: Floats) -> None:
         """Turn a gradient into the change of the parameters, in place.

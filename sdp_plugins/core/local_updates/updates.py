@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..config import Config
 from ..wire_dtype import WireDType
 from ..wire_encoding import encoding_of
 from .fragment import Fragment
@@ -22,7 +21,7 @@ from .parameters import Floats, Parameters
 if TYPE_CHECKING:
     from ..group import Group
 
-_AS_MANY = "take as many steps of the optimizer on all ranks (a GradScaler skips some)"
+_AS_MANY = "take the same number of optimizer steps on all ranks (a GradScaler skips some)"
 
 
 @dataclass(frozen=True)
@@ -141,7 +140,7 @@ class LocalUpdates:
         and a second call changes nothing.
         """
         self._finish()
-        self._compare("begun", "synchronize()", _AS_MANY)
+        self._compare("begun", f"synchronize() after step {self.steps}", _AS_MANY)
         for index, fragment in enumerate(self._fragments):
             fragment.exchange(self._read_gap(index), AVERAGE)
             self._parameters.write(index, fragment.anchor)
@@ -230,6 +229,11 @@ class LocalUpdates:
             ValueError: It is that of another rank, or of other settings; or the ranks' states are
                 of different steps.
         """
+        if "anchors" not in state:
+            raise ValueError(
+                f"{self._group.error_prefix}local updates: this is no state of local updates. "
+                "Hint: load what their state_dict() gave."
+            )
         for name, mine in self._identity().items():
             if state[name] != mine:
                 raise ValueError(
@@ -240,7 +244,9 @@ class LocalUpdates:
         self.close()  # its exchange uses the group
         anchors = [zlib.crc32(anchor) for anchor in state["anchors"]]
         at = f"step {state['steps']}, exchange {state['exchange']}, {anchors}"
-        self._compare("a state of", at, "load the states that the ranks saved together")
+        self._compare(
+            "begun", f"load_state_dict() of {at}", "load the states that the ranks saved together"
+        )
         self.steps, self._exchange = state["steps"], None
         if state["exchange"] is not None:
             fragment, due = state["exchange"]
@@ -263,11 +269,12 @@ def parse_wire(wire: str | None) -> str:
         wire: As users write it; None: exactly.
 
     Raises:
-        ValueError: There is no such type; or it has options.
+        ValueError: There is no such type, or it has options.
     """
-    text = Config().on_the_wire(wire or "none").wire_dtype
-    _refuse_options(WireDType.parse(text))
-    return text
+    names = "int8", "fp8", "bf16", "fp16"
+    if wire not in (None, *names):
+        raise ValueError(f"wire={wire!r} cannot be used. Hint: {', '.join(names)}, or None.")
+    return wire or "none"
 
 
 def _refuse_options(wire: WireDType | None) -> None:
