@@ -24,12 +24,12 @@ WIRE = """
 assert dist.group.WORLD._group._config.wire_dtype == "int8"
 """
 PLAIN = """
-dist.init_process_group("smddp")
 model = torch.nn.Linear(3, 1)
 loader = [(torch.ones(2, 3), torch.ones(2, 1))] * 31
 loss_of = torch.nn.functional.mse_loss
 """
 ALONE = """
+dist.init_process_group("smddp")
 os.environ["LOCAL_WORLD_SIZE"] = "1"  # as if each rank had a node of its own
 from sdp_plugins.torch import LocalUpdates
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
