@@ -17,7 +17,7 @@ ROWS = 32
 HELD_OUT = 0.05
 WIDTH, HEADS, LAYERS = 64, 4, 2
 RATE = 4e-3
-"""AdamW's highest: that of 2e-3, 4e-3 and 8e-3 with which float32 learns best."""
+"""AdamW's highest. With 8e-3, float32 ends 0.5 % lower, and local updates end higher."""
 WARM_UP = 0.05
 """Share of the steps in which the rate rises; then it falls, by a cosine, to a tenth."""
 

@@ -31,6 +31,11 @@ class WireDType:
         """Whether the type has 8 bits, and a scale for each block of values."""
         return self.name in _BLOCKS
 
+    @property
+    def has_options(self) -> bool:
+        """Whether values are rounded otherwise than to the nearest, once and for all."""
+        return self.seed is not None or self.feedback
+
     @classmethod
     def parse(cls, text: str) -> WireDType | None:
         """Return the type; None: float32 values travel as they are.

@@ -133,9 +133,10 @@ class SMDDPLocalStrategy(SMDDPStrategy):
         if self._local is None or "optimizer_states" not in checkpoint:
             super().save_checkpoint(checkpoint, filepath, storage_options)
             return
-        checkpoint[_STATE] = {**self._local.state_dict(), "save": self.broadcast(uuid4().hex)}
-        # A name may have metrics, of which each rank has its own.
-        path = _path(self.broadcast(filepath), self.global_rank)
+        # The name may have metrics, of which each rank has its own.
+        filepath, save = self.broadcast((filepath, uuid4().hex))
+        checkpoint[_STATE] = {**self._local.state_dict(), "save": save}
+        path = _path(filepath, self.global_rank)
         self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options=storage_options)
 
     def remove_checkpoint(self, filepath: Any) -> None:
@@ -146,11 +147,9 @@ class SMDDPLocalStrategy(SMDDPStrategy):
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Load this rank's file; that of rank 0 if there is none, as of another strategy."""
-        # Lightning links last.ckpt to rank 0's file.
-        link = os.path.islink(checkpoint_path)
-        path = _path(
-            os.path.realpath(checkpoint_path) if link else checkpoint_path, self.global_rank
-        )
+        if os.path.islink(checkpoint_path):  # Lightning links last.ckpt to rank 0's file
+            checkpoint_path = os.path.realpath(checkpoint_path)
+        path = _path(checkpoint_path, self.global_rank)
         files, name = url_to_fs(str(path))
         if not files.exists(name):
             path = checkpoint_path

@@ -18,6 +18,7 @@ from sdp_plugins.torch.backend_name import BACKEND
 from sdp_plugins.torch.group_options import Options
 from sdp_plugins.torch.groups import core_group
 from sdp_plugins.torch.sharding.buffers import broadcast
+from sdp_plugins.torch.sharding.checks import parameters_of
 from sdp_plugins.torch.sharding.gradients import OWNED
 
 
@@ -221,7 +222,7 @@ def _trained(model: nn.Module) -> list[Tensor]:
 
 def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     mine = set(map(id, model.parameters()))
-    if not any(id(one) in mine for group in optimizer.param_groups for one in group["params"]):
+    if not any(id(one) in mine for one in parameters_of(optimizer)):
         raise ValueError(
             "local updates: the optimizer has no parameter of the model. Hint: make it from "
             "model.parameters(), after the model is in its final place."

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -384,22 +385,17 @@ def run_load_amid_an_exchange(rank: int, world: int) -> None:
     model, optimizer = make()
     with local_updates(model, optimizer, every=4, delay=3) as local:
         state = local.state_dict()
-        if rank == 0:
-            compare = updates.LocalUpdates._compare
+        compare = updates.LocalUpdates._compare
 
-            def late(self: Any, *args: Any) -> None:
-                if threading.current_thread() is not threading.main_thread():
-                    time.sleep(0.5)
-                compare(self, *args)
+        def late(self: Any, *args: Any) -> None:
+            if rank == 0 and threading.current_thread() is not threading.main_thread():
+                time.sleep(0.5)
+            compare(self, *args)
 
-            updates.LocalUpdates._compare = late  # type: ignore[method-assign]
-        try:
+        with mock.patch.object(updates.LocalUpdates, "_compare", late):
             train(model, optimizer, rank, range(4))
             local.load_state_dict(state)
             assert local.steps == 0
-        finally:
-            if rank == 0:
-                updates.LocalUpdates._compare = compare  # type: ignore[method-assign]
 
 
 def test_a_state_is_loaded_amid_an_exchange(rank_pool: Pool) -> None:

@@ -6,6 +6,7 @@ import threading
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -271,15 +272,16 @@ def parse_wire(wire: str | None) -> str:
     Raises:
         ValueError: There is no such type, or it has options.
     """
-    names = "int8", "fp8", "bf16", "fp16"
-    if wire not in (None, *names):
-        raise ValueError(f"wire={wire!r} cannot be used. Hint: {', '.join(names)}, or None.")
-    return wire or "none"
+    with suppress(ValueError):
+        parsed = WireDType.parse(wire or "none")
+        if parsed is None or not parsed.has_options:
+            return str(parsed or "none")
+    raise ValueError(f"wire={wire!r} cannot be used. Hint: int8, fp8, bf16, fp16, or None.")
 
 
 def _refuse_options(wire: WireDType | None) -> None:
     """Refuse a state that no checkpoint has, and residuals of what is no longer there."""
-    if wire is not None and wire != WireDType(wire.name):
+    if wire is not None and wire.has_options:
         raise ValueError(
             f"local updates: the wire dtype {str(wire)!r} cannot be used. Hint: {wire.name!r}, "
             "without options."
