@@ -12,7 +12,9 @@ from keras import ops
 from sdp_plugins.core import Group
 from sdp_plugins.core.local_updates.outer_step import OuterStep
 from sdp_plugins.core.local_updates.parameters import Floats, divide
-from sdp_plugins.core.local_updates.updates import LocalUpdates, Schedule, parse_wire
+from sdp_plugins.core.local_updates.schedule import Schedule
+from sdp_plugins.core.local_updates.updates import LocalUpdates
+from sdp_plugins.core.local_updates.wire import parse_wire
 
 from .variables import broadcast
 

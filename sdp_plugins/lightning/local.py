@@ -12,7 +12,8 @@ import torch.distributed as dist
 from fsspec.core import url_to_fs
 
 from sdp_plugins.core.local_updates.outer_step import OuterStep
-from sdp_plugins.core.local_updates.updates import Schedule, parse_wire
+from sdp_plugins.core.local_updates.schedule import Schedule
+from sdp_plugins.core.local_updates.wire import parse_wire
 from sdp_plugins.lightning.namespaces import TRAINER
 from sdp_plugins.lightning.strategy import SMDDPStrategy
 

@@ -14,6 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from sdp_plugins.core.local_updates import updates
 from sdp_plugins.core.local_updates.outer_step import OuterStep
 from sdp_plugins.core.local_updates.parameters import Floats, divide
+from sdp_plugins.core.local_updates.schedule import Schedule
+from sdp_plugins.core.local_updates.wire import parse_wire
 from sdp_plugins.torch.backend_name import BACKEND
 from sdp_plugins.torch.group_options import Options
 from sdp_plugins.torch.groups import core_group
@@ -75,9 +77,9 @@ class LocalUpdates:
         delay: int = 0,
         group: dist.ProcessGroup | None = None,
     ) -> None:
-        schedule = updates.Schedule(every, fragments, delay)
+        schedule = Schedule(every, fragments, delay)
         step = OuterStep.parse(outer)
-        options = Options(updates.parse_wire(wire))
+        options = Options(parse_wire(wire))
         _check_model(model, group)
         _check_optimizer(model, optimizer)
         parameters = _ModelParameters(model, fragments)

@@ -14,6 +14,7 @@ from lightning.fabric.accelerators import CPUAccelerator
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
 
 from sdp_plugins.core.local_updates import updates
+from sdp_plugins.core.local_updates.schedule import Schedule
 from sdp_plugins.core.nodes import Nodes
 from sdp_plugins.lightning.fabric import SMDDPStrategy
 from sdp_plugins.torch import Options, OuterStep, ShardedOptimizer
@@ -138,7 +139,7 @@ def run_options(rank: int, world: int) -> None:
         group: Any = core_group(dist.new_group(backend="smddp", pg_options=options))
         parameters = _ModelParameters(torch.nn.Linear(2, 2), 1)
         with pytest.raises(ValueError, match=r"'int8 feedback' cannot be used.*'int8', w"):
-            updates.LocalUpdates(group, parameters, updates.Schedule(3), OuterStep())
+            updates.LocalUpdates(group, parameters, Schedule(3), OuterStep())
 
 
 def test_local_updates_refuse_a_group_that_keeps_residuals(rank_pool: Pool) -> None:

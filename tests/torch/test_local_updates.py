@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.core import PeerLostError
 from sdp_plugins.core.local_updates import updates
-from sdp_plugins.core.local_updates.updates import Schedule
+from sdp_plugins.core.local_updates.schedule import Schedule
 from sdp_plugins.torch import LocalUpdates, OuterStep, ShardedOptimizer
 from tests.faults import stay_away
 from tests.ranks import Pool, Start, say

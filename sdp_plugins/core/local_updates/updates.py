@@ -1,4 +1,4 @@
-"""The schedule of the outer steps."""
+"""Local updates of the ranks of a group: when they exchange, and what a checkpoint needs."""
 
 from __future__ import annotations
 
@@ -6,63 +6,22 @@ import threading
 import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..wire_dtype import WireDType
 from ..wire_encoding import encoding_of
 from .fragment import Fragment
 from .outer_step import AVERAGE, OuterStep
 from .parameters import Floats, Parameters
+from .schedule import Schedule
+from .wire import refuse_options
 
 if TYPE_CHECKING:
     from ..group import Group
 
 _AS_MANY = "take the same number of optimizer steps on all ranks (a GradScaler skips some)"
-
-
-@dataclass(frozen=True)
-class Schedule:
-    """When fragments are exchanged.
-
-    Attributes:
-        every: Steps from an exchange of a fragment to its next one.
-        fragments: Number of fragments, whose exchanges are spread evenly over these steps.
-        delay: Steps that the ranks go on training while a fragment is exchanged. What each learns
-            in them it keeps.
-    """
-
-    every: int
-    fragments: int = 1
-    delay: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("every", "fragments", "delay"):
-            if not isinstance(value := getattr(self, name), Integral):
-                raise ValueError(f"{name}={value!r}: it must be an integer.")
-        if not 1 <= self.fragments <= self.every:
-            raise ValueError(
-                f"every={self.every}, fragments={self.fragments}: every fragment needs a step of "
-                "its own. Hint: make fragments at most every, and both at least 1."
-            )
-        if not 0 <= self.delay <= self.every // self.fragments:
-            raise ValueError(
-                f"delay={self.delay}: the exchange of a fragment must end before the next one's. "
-                f"Hint: a delay from 0 to {self.every // self.fragments} steps, which is "
-                "every // fragments."
-            )
-
-    def begins(self, step: int) -> int | None:
-        """The fragment whose exchange begins after this step, the first of which is 1."""
-        for fragment in range(self.fragments):
-            offset = self.every * (fragment + 1) // self.fragments
-            if (step - offset) % self.every == 0:
-                return fragment
-        return None
 
 
 @dataclass
@@ -103,7 +62,7 @@ class LocalUpdates:
         self._settings = f"{schedule}, {outer}, fragments of {list(parameters.counts)} values"
         self._compare("the settings", self._settings)
         wire = group.wire_dtype
-        _refuse_options(wire)
+        refuse_options(wire)
         encoding = None if wire is None else encoding_of(wire)
         self._fragments = [Fragment(group, n, encoding) for n in parameters.counts]
         self._gap = np.zeros(max(f.padded for f in self._fragments), np.float32)
@@ -261,28 +220,3 @@ class LocalUpdates:
     def _identity(self) -> dict[str, Any]:
         rank, ranks = self._group.rank, self._group.world_size
         return {"settings": self._settings, "rank": rank, "world_size": ranks}
-
-
-def parse_wire(wire: str | None) -> str:
-    """Return the wire dtype of a group that exchanges parameters.
-
-    Args:
-        wire: As users write it; None: exactly.
-
-    Raises:
-        ValueError: There is no such type, or it has options.
-    """
-    with suppress(ValueError):
-        parsed = WireDType.parse(wire or "none")
-        if parsed is None or not parsed.has_options:
-            return str(parsed or "none")
-    raise ValueError(f"wire={wire!r} cannot be used. Hint: int8, fp8, bf16, fp16, or None.")
-
-
-def _refuse_options(wire: WireDType | None) -> None:
-    """Refuse a state that no checkpoint has, and residuals of what is no longer there."""
-    if wire is not None and wire.has_options:
-        raise ValueError(
-            f"local updates: the wire dtype {str(wire)!r} cannot be used. Hint: {wire.name!r}, "
-            "without options."
-        )
