@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import zlib
 
@@ -65,6 +66,16 @@ class Unchanged(Encoding):
     def nbytes(self, count: int) -> int:
         """Bytes of so many."""
         return count * self._size
+
+    def pack(
+        self, target: int, source: int, count: int, residual: int = 0, key: tuple[int, ...] = ()
+    ) -> None:
+        """Copy."""
+        ctypes.memmove(target, source, self.nbytes(count))
+
+    def unpack(self, target: int, source: int, count: int) -> None:
+        """Copy."""
+        ctypes.memmove(target, source, self.nbytes(count))
 
 
 class Half(Encoding):

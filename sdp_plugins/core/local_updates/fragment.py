@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .. import _native
 from .outer_step import OuterStep
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from ..wire_encoding import Encoding
 
 _ALIGN = 256  # values: no block of 8-bit values is cut
+_PIECE = 128 * _ALIGN
+"""Values that stay in a core's cache from one operation to the next."""
 
 
 class Fragment:
@@ -26,14 +29,14 @@ class Fragment:
     Args:
         group: The ranks.
         count: Number of values.
-        encoding: How changes of the anchor travel; None: exactly.
+        encoding: How changes of the anchor travel.
 
     Attributes:
         anchor: The values that all ranks agree on.
         momenta: Of this rank's shard.
     """
 
-    def __init__(self, group: Group, count: int, encoding: Encoding | None) -> None:
+    def __init__(self, group: Group, count: int, encoding: Encoding) -> None:
         self._group, self._encoding = group, encoding
         self._part = -(-count // (group.world_size * _ALIGN)) * _ALIGN
         self._count = count
@@ -57,25 +60,24 @@ class Fragment:
         gap[self._count :] = 0
         mine = np.empty(self._part, np.float32)
         self._group.reduce_scatter(mine, gap, "avg")
-        outer.update(mine, self.momenta)
-        shape = self._group.world_size, self._part
-        parts = self._anchor.reshape(shape), gap.reshape(shape), self._gather(mine)
-        for anchor, behind, change in zip(*parts, strict=True):
-            anchor += change
-            behind += change
-
-    def _gather(self, mine: Floats) -> Iterator[Floats]:
-        """Yield each rank's changes, this rank's own rounded too, so that all are alike."""
-        ranks = self._group.world_size
-        if self._encoding is None:
-            changes = np.empty((ranks, self._part), np.float32)
-            self._group.all_gather(changes, mine)
-            yield from changes
-            return
         packed = np.empty(self._encoding.nbytes(self._part), np.uint8)
-        self._encoding.pack(_native.address(packed), _native.address(mine), self._part)
-        gathered = np.empty((ranks, len(packed)), np.uint8)
+        for piece, at in self._pieces(packed):
+            outer.update(mine[piece], self.momenta[piece])
+            self._encoding.pack(at, _native.address(mine[piece]), len(mine[piece]))
+        gathered = np.empty((self._group.world_size, len(packed)), np.uint8)
         self._group.all_gather(gathered, packed)
-        for each in gathered:
-            self._encoding.unpack(_native.address(mine), _native.address(each), self._part)
-            yield mine
+        # This rank's own changes are rounded too, so that all ranks have the same.
+        shape = self._group.world_size, self._part
+        parts = self._anchor.reshape(shape), gap.reshape(shape), gathered
+        for anchor, behind, each in zip(*parts, strict=True):
+            for piece, at in self._pieces(each):
+                change = mine[: len(anchor[piece])]
+                self._encoding.unpack(_native.address(change), at, len(change))
+                anchor[piece] += change
+                behind[piece] += change
+
+    def _pieces(self, packed: NDArray[np.uint8]) -> Iterator[tuple[slice, int]]:
+        """Yield pieces of a shard, each with the address of its packed values."""
+        for begin in range(0, self._part, _PIECE):
+            at = _native.address(packed[self._encoding.nbytes(begin) :])
+            yield slice(begin, begin + _PIECE), at

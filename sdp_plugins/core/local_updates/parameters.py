@@ -36,6 +36,9 @@ class Parameters(Protocol):
 def divide(sizes: Sequence[int], fragments: int) -> list[list[int]]:
     """Divide a sequence of arrays into fragments of about equal size, none of them empty.
 
+    Arrays of the same size take turns, so that each fragment has some of every layer: ranks learn
+    faster than with fragments of whole layers (the strided pattern of Douillard et al., 2025).
+
     Returns:
         The indices of each fragment's arrays.
 
@@ -50,12 +53,7 @@ def divide(sizes: Sequence[int], fragments: int) -> list[list[int]]:
             "Hint: make fragments at most that many."
         )
     parts: list[list[int]] = [[] for _ in range(fragments)]
-    part, seen, total = 0, 0, sum(sizes)
-    for index, size in enumerate(sizes):
-        is_full = seen >= total * (part + 1) / fragments
-        are_needed = len(sizes) - index < fragments - part  # for the fragments that follow
-        if parts[part] and part + 1 < fragments and (is_full or are_needed):
-            part += 1
-        parts[part].append(index)
-        seen += size
-    return parts
+    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
+        smallest = min(parts, key=lambda part: (sum(sizes[i] for i in part), len(part)))
+        smallest.append(index)
+    return [sorted(part) for part in parts]

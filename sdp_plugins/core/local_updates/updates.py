@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..wire_encoding import encoding_of
+from ..wire_encoding import Unchanged, encoding_of
 from .fragment import Fragment
 from .outer_step import AVERAGE, OuterStep
 from .parameters import Floats, Parameters
@@ -63,7 +63,7 @@ class LocalUpdates:
         self._compare("the settings", self._settings)
         wire = group.wire_dtype
         refuse_options(wire)
-        encoding = None if wire is None else encoding_of(wire)
+        encoding = Unchanged(4) if wire is None else encoding_of(wire)
         self._fragments = [Fragment(group, n, encoding) for n in parameters.counts]
         self._gap = np.zeros(max(f.padded for f in self._fragments), np.float32)
         self._exchange: _Exchange | None = None
