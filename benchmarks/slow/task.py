@@ -15,7 +15,7 @@ from benchmarks.slow.language import RATE, LanguageWorkload
 from benchmarks.slow.variants import VARIANTS, Training
 from benchmarks.torch_groups import join
 
-BERT: dict[str, Any] = {"rows": 1, "tokens": 32, "model": {"words": bert.VOCABULARY}}
+BERT: dict[str, Any] = {"rows": 1, "tokens": 48, "model": {"words": bert.VOCABULARY}}
 """BERT-Medium. The ranks share this machine's cores, so that a step is as long as on cores of
 their own with batches of some hundred tokens."""
 

@@ -107,5 +107,5 @@ VARIANTS: dict[str, Build] = {
     "fp8": partial(smddp, wire="fp8"),
     "local-sgd": partial(local, wire="int8"),
     "diloco": partial(local, outer="nesterov", wire="int8"),
-    "streaming": partial(local, outer=STREAMED, wire="int8", fragments=3, delay=9),
+    "streaming": partial(local, outer=STREAMED, wire="int8", fragments=3, delay=7),
 }

@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 
 from sdp_plugins.core import Group
+from sdp_plugins.core.local_updates.background import background
 from sdp_plugins.core.local_updates.outer_step import OuterStep
 from sdp_plugins.core.local_updates.parameters import Floats, divide
 from sdp_plugins.core.local_updates.schedule import Schedule
@@ -60,7 +61,8 @@ class SMDDPLocalUpdates(keras.callbacks.Callback):
         wire = parse_wire(wire)
         self._schedule = Schedule(every, fragments, delay)
         self._outer = OuterStep.parse(outer)
-        self._group = group or Group.from_env(name=_NAME, wire_dtype=wire)
+        with background():
+            self._group = group or Group.from_env(name=_NAME, wire_dtype=wire)
         self._updates: LocalUpdates | None = None
         self._trained: list[int] | None = None
         self._state: Mapping[str, Any] | None = None

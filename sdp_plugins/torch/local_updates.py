@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.core.local_updates import updates
+from sdp_plugins.core.local_updates.background import background
 from sdp_plugins.core.local_updates.outer_step import OuterStep
 from sdp_plugins.core.local_updates.parameters import Floats, divide
 from sdp_plugins.core.local_updates.schedule import Schedule
@@ -84,13 +85,14 @@ class LocalUpdates:
         _check_optimizer(model, optimizer)
         parameters = _ModelParameters(model, fragments)
         parent = core_group(group)
-        self._group: Any = dist.new_group(
-            dist.get_process_group_ranks(group or dist.group.WORLD),
-            timeout=None if parent is None else timedelta(seconds=parent.timeout_s),
-            backend=BACKEND,
-            pg_options=options,
-            use_local_synchronization=group is not None,
-        )
+        with background():
+            self._group: Any = dist.new_group(
+                dist.get_process_group_ranks(group or dist.group.WORLD),
+                timeout=None if parent is None else timedelta(seconds=parent.timeout_s),
+                backend=BACKEND,
+                pg_options=options,
+                use_local_synchronization=group is not None,
+            )
         core: Any = core_group(self._group)
 
         def share_buffers() -> None:

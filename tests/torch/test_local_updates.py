@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.core import PeerLostError
-from sdp_plugins.core.local_updates import updates
+from sdp_plugins.core.local_updates import fragment, updates
 from sdp_plugins.core.local_updates.schedule import Schedule
 from sdp_plugins.torch import LocalUpdates, OuterStep, ShardedOptimizer
 from tests.faults import stay_away
@@ -229,6 +230,30 @@ def run_no_progress(rank: int, world: int) -> None:
 
 def test_rounding_of_16_bit_parameters_is_no_progress(rank_pool: Pool) -> None:
     rank_pool(RANKS).run(run_no_progress)
+
+
+def policies() -> dict[int, int]:
+    return {int(task): os.sched_getscheduler(int(task)) for task in os.listdir("/proc/self/task")}
+
+
+def run_background(rank: int, world: int) -> list[int]:
+    """Policies of the threads that the local updates have started, and of an exchange."""
+    model, optimizer = make()
+    with process_group():
+        before = policies()
+        local = LocalUpdates(model, optimizer, every=2, delay=1)
+        started = [policy for task, policy in policies().items() if task not in before]
+        with mock.patch.object(fragment.Fragment, "exchange", autospec=True) as exchange:
+            exchange.side_effect = lambda *args: started.append(os.sched_getscheduler(0))
+            train(model, optimizer, rank, range(3))
+        local.close()
+        assert os.sched_getscheduler(0) == os.SCHED_OTHER
+    return started
+
+
+def test_exchanges_do_not_interrupt_the_training(rank_pool: Pool) -> None:
+    for started in rank_pool(RANKS).run(run_background):
+        assert started and set(started) == {os.SCHED_BATCH}
 
 
 # ---- ends and checkpoints ------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..wire_encoding import Unchanged, encoding_of
+from .background import background
 from .fragment import Fragment
 from .outer_step import AVERAGE, OuterStep
 from .parameters import Floats, Parameters
@@ -129,7 +130,8 @@ class LocalUpdates:
 
         if delay:
             # A daemon: a program that fails must not wait for ranks that wait for it elsewhere.
-            threading.Thread(target=exchange, name="sdp-updates", daemon=True).start()
+            with background():
+                threading.Thread(target=exchange, name="sdp-updates", daemon=True).start()
         else:
             exchange()
             self._finish()
