@@ -61,7 +61,8 @@ class LocalUpdates:
         self._group, self._parameters, self._schedule = group, parameters, schedule
         self._outer, self._on_round = outer, on_round
         self._settings = f"{schedule}, {outer}, fragments of {list(parameters.counts)} values"
-        self._compare("the settings", self._settings)
+        with background():  # the first collective starts threads
+            self._compare("the settings", self._settings)
         wire = group.wire_dtype
         refuse_options(wire)
         encoding = Unchanged(4) if wire is None else encoding_of(wire)
