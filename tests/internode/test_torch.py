@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -131,6 +132,12 @@ def test_local_updates_between_nodes(rank_pool: Pool, wire: str | None) -> None:
     """Gradients are averaged inside nodes; all ranks hold the same bits after an outer step."""
     case, form = test_local_updates.inside_nodes, {"every": 5, "wire": wire}
     test_local_updates.check_inside_nodes(rank_pool(4).run(run_on_nodes, "2x2", case, form))
+
+
+def test_exchanges_between_nodes_do_not_interrupt_the_training(rank_pool: Pool) -> None:
+    case = test_local_updates.run_background
+    for found in rank_pool(2).run(run_on_nodes, "2x1", case):
+        assert len(found) > 1 and set(found) == {os.SCHED_BATCH}
 
 
 def run_options(rank: int, world: int) -> None:
