@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 from unittest import mock
 
@@ -233,7 +233,11 @@ def test_rounding_of_16_bit_parameters_is_no_progress(rank_pool: Pool) -> None:
 
 
 def policies() -> dict[int, int]:
-    return {int(task): os.sched_getscheduler(int(task)) for task in os.listdir("/proc/self/task")}
+    found = {}
+    for task in map(int, os.listdir("/proc/self/task")):
+        with suppress(ProcessLookupError):  # it has just ended
+            found[task] = os.sched_getscheduler(task)
+    return found
 
 
 def run_background(rank: int, world: int) -> list[int]:
@@ -244,13 +248,14 @@ def run_background(rank: int, world: int) -> list[int]:
 
     def watched(*args: Any) -> None:
         found.append(os.sched_getscheduler(0))
+        known.add(threading.get_native_id())  # it may be listed until after its exchange
         exchange(*args)
 
     with process_group(), mock.patch.object(fragment.Fragment, "exchange", watched):
-        before = policies()
+        known = set(policies())
         local = LocalUpdates(model, optimizer, every=2, delay=1)
         train(model, optimizer, rank, range(3))
-        found += [policy for task, policy in policies().items() if task not in before]
+        found += [policy for task, policy in policies().items() if task not in known]
         local.close()
         assert os.sched_getscheduler(0) == os.SCHED_OTHER
     return found

@@ -62,8 +62,9 @@ class Fragment:
         self._group.reduce_scatter(mine, gap, "avg")
         packed = np.empty(self._encoding.nbytes(self._part), np.uint8)
         for piece, at in self._pieces(packed):
-            outer.update(mine[piece], self.momenta[piece])
-            self._encoding.pack(at, _native.address(mine[piece]), len(mine[piece]))
+            change = mine[piece]
+            outer.update(change, self.momenta[piece])
+            self._encoding.pack(at, _native.address(change), len(change))
         gathered = np.empty((self._group.world_size, len(packed)), np.uint8)
         self._group.all_gather(gathered, packed)
         # This rank's own changes are rounded too, so that all ranks have the same.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -53,7 +54,9 @@ def divide(sizes: Sequence[int], fragments: int) -> list[list[int]]:
             "Hint: make fragments at most that many."
         )
     parts: list[list[int]] = [[] for _ in range(fragments)]
-    for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
-        smallest = min(parts, key=lambda part: (sum(sizes[i] for i in part), len(part)))
-        smallest.append(index)
+    smallest_first = [(0, 0, part) for part in range(fragments)]  # values, arrays: a heap
+    for index in sorted(range(len(sizes)), key=sizes.__getitem__, reverse=True):
+        values, arrays, part = smallest_first[0]
+        parts[part].append(index)
+        heapq.heapreplace(smallest_first, (values + sizes[index], arrays + 1, part))
     return [sorted(part) for part in parts]
