@@ -125,7 +125,6 @@ MUTANTS = [
     Mutant("threaded", "self._in_flight < SLOTS", "True", "slots_are_reused_safely", T),
     Mutant("threaded", "self._in_flight -= 1", "pass", "slots_are_reused_safely", T),
     Mutant("threaded", "reducing.finish()", "pass", "wait_orders_streams", T),
-    Mutant("threaded", "slot.is_free = event", "pass", "closing_waits_for_copies_down", T),
     # ---- call_order ----
     Mutant("call_order", "stream.wait_event(call.end)", "pass", "calls_on_one_tensor_run_in_order"),
     Mutant("call_order", "native.wait(None)", "pass", "calls_on_one_tensor_run_in_order", T),
@@ -168,7 +167,14 @@ MUTANTS = [
         F,
     ),
     Mutant(
-        "pinned_ring", "while not all(", "while False and not all(", "closing_waits_for_copies_up"
+        "pinned_ring", "for stream in streams)", "for stream in ())", "closing_waits_for_copies_up"
+    ),
+    Mutant(
+        "pinned_ring",
+        "for stream in streams)",
+        "for stream in streams[1:])",
+        "closing_waits_for_copies_down",
+        T,
     ),
     Mutant(
         "pinned_ring", "self._driver.unpin(self.memory.data_ptr())", "pass", "reads_current_stream"
@@ -235,7 +241,9 @@ MUTANTS = [
         "a_group_of_one_orders_streams",
         T,
     ),
-    Mutant("device_calls", "device.ring.close()", "pass", "reads_current_stream"),
+    Mutant(
+        "device_calls", "device.ring.close(device.down, device.up)", "pass", "reads_current_stream"
+    ),
     Mutant(
         "device_calls",
         "    try:\n        task()",

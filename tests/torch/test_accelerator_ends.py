@@ -43,7 +43,9 @@ def meet(rank: int, world: int, file: Path) -> None:
     dist.init_process_group("smddp", init_method=f"file://{file}", rank=rank, world_size=world)
 
 
-def end_in_flight(rank: int, world: int, tier: str, how: str, folder: Path) -> None:
+def end_in_flight(
+    rank: int, world: int, tier: str, how: str, arrives_s: float, folder: Path
+) -> None:
     load(tier)
     with device_group(tier):  # what torch keeps of the first group
         dist.barrier()
@@ -59,7 +61,7 @@ def end_in_flight(rank: int, world: int, tier: str, how: str, folder: Path) -> N
         works = [dist.all_reduce(tensor, async_op=True) for tensor in tensors[:10]]
         works += [dist.broadcast(tensor, 0, async_op=True) for tensor in tensors[10:]]
         dist.barrier()  # a rank that ends before would fail the other's calls
-        timer = threading.Timer(1.0, gate.open)
+        timer = threading.Timer(arrives_s, gate.open)
         timer.start()
         with suppress(SdpError):  # a peer has left before
             ENDS[how](dist.group.WORLD)
@@ -75,9 +77,10 @@ def end_in_flight(rank: int, world: int, tier: str, how: str, folder: Path) -> N
 
 
 @tiers
+@pytest.mark.parametrize("arrives_s", [1.0, 4.0])  # the core of a closed group waits 2 s for it
 @pytest.mark.parametrize("how", ENDS)
-def test_an_end_in_flight(tier: str, how: str, tmp_path: Path) -> None:
-    run_ranks(2, end_in_flight, tier, how, tmp_path)
+def test_an_end_in_flight(tier: str, how: str, arrives_s: float, tmp_path: Path) -> None:
+    run_ranks(2, end_in_flight, tier, how, arrives_s, tmp_path)
 
 
 def end_with_results(rank: int, world: int) -> None:

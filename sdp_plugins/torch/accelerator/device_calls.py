@@ -317,7 +317,7 @@ class DeviceCalls:
             self._host_group.shutdown()
         for device in self._devices.values():
             if device.ring and not at_exit:
-                device.ring.close()
+                device.ring.close(device.down, device.up)
 
 
 def _end_all(group: Group, error: BaseException) -> None:

@@ -102,14 +102,19 @@ class PinnedRing:
         slot.value = (slot.value + 1) % 2**32
         return slot
 
-    def close(self) -> None:
-        """Unpin the memory once the device is done with it; no slot may be taken any more."""
+    def close(self, *streams: torch.Stream) -> None:
+        """Unpin the memory once the device is done with it; no slot may be taken any more.
+
+        Args:
+            streams: All that copy into slots or from them. A slot's event does not tell: after a
+                failure, results go up although a copy down still waits for the program's work.
+        """
         if not self.is_pinned or self._driver is None:
             return
         self.is_pinned = False
         deadline = time.monotonic() + _DRAIN_S
         with suppress(RuntimeError):  # of a device that has failed: no copy runs any more
-            while not all(slot.is_free is None or slot.is_free.query() for slot in self._slots):
+            while not all(stream.query() for stream in streams):
                 if time.monotonic() > deadline:
                     log.warning("smddp leaves memory pinned: a copy still waits for its stream.")
                     ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.memory))  # and mapped

@@ -79,7 +79,6 @@ class Reducing:
             part.copy_(piece, non_blocking=True)
         event = torch.Event(down.device)
         event.record(down)
-        slot.is_free = event  # unless it is reduced
         self.copied.append(_Copied(piece, slot, event))
         return True
 
