@@ -7,7 +7,7 @@ EVERY = 30
 WARM_UP = 3
 """Steps after which torch's hooks begin to compress."""
 NONE, GLOO, FLOAT32 = "none", "gloo", "float32"
-IN_EACH_STEP = (GLOO, "gloo-fp16", "gloo-powersgd", FLOAT32, "bf16", "int8", "fp8")
+IN_EACH_STEP = (GLOO, "gloo-fp16", "gloo-powersgd", FLOAT32, "bf16", "int8", "fp8", "int4")
 NOW_AND_THEN = (NONE, "gloo-local-sgd", "local-sgd", "diloco", "streaming")
 """Variants that communicate in some steps only, and their reference: a turn is `EVERY` steps."""
 NAMES = (NONE, *IN_EACH_STEP, *NOW_AND_THEN[1:])

@@ -19,9 +19,9 @@ MEMCPY = "memcpy"
 def measure() -> dict[str, float]:
     """Return the median seconds of alternating turns, by name; of float32 values."""
     values = np.random.default_rng(0).standard_normal(COUNT, np.float32)
-    copied, packed = np.empty_like(values), np.empty(_native.blocks_nbytes(COUNT), np.uint8)
+    copied, packed = np.empty_like(values), np.empty(5 * COUNT // 4, np.uint8)
     target, source = packed.ctypes.data, values.ctypes.data
-    forms = {name: _native.BlockFormat[name] for name in ("int8", "fp8")}
+    forms = {name: _native.BlockFormat[name] for name in ("int8", "fp8", "int4")}
     times: dict[str, list[float]] = {name: [] for name in (MEMCPY, *forms)}
     for _ in range(ROUNDS):
         for name, found in times.items():

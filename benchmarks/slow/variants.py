@@ -105,6 +105,7 @@ VARIANTS: dict[str, Build] = {
     "bf16": partial(smddp, wire="bf16"),
     "int8": partial(smddp, wire="int8"),
     "fp8": partial(smddp, wire="fp8"),
+    "int4": partial(smddp, wire="int4 feedback"),
     "local-sgd": partial(local, wire="int8"),
     "diloco": partial(local, outer="nesterov", wire="int8"),
     "streaming": partial(local, outer=STREAMED, wire="int8", fragments=3, delay=7),

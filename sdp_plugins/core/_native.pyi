@@ -370,7 +370,9 @@ class BlockFormat(enum.Enum):
 
     fp8 = 1
 
-def blocks_nbytes(count: int) -> int:
+    int4 = 2
+
+def blocks_nbytes(format: BlockFormat, count: int) -> int:
     """Bytes of float32 values in blocks."""
 
 def pack_blocks(format: BlockFormat, target: int, source: int, count: int, residual: int = 0, seed: int | None = None) -> None:

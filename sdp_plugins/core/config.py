@@ -85,7 +85,9 @@ def _wire_dtype(name: str, text: str) -> str:
     try:
         return str(WireDType.parse(text) or "none")
     except ValueError:
-        allowed = "bf16, fp16, int8, fp8 or none; int8 and fp8 also with stochastic or feedback"
+        allowed = (
+            "none, bf16, fp16, int8, fp8 or int4, the last three also with stochastic or feedback"
+        )
         raise _refuse(name, text, allowed) from None
 
 

@@ -102,10 +102,10 @@ class Group(RegisteredMemory):
             name: The group's name; groups that are made concurrently need different names.
             timeout_s: Time-out of the rendezvous and of every operation; None: ``SDP_TIMEOUT_S``,
                 300 s by default.
-            wire_dtype: ``"bf16"``, ``"fp16"``, ``"int8"`` or ``"fp8"``: how reductions send float32
-                values between nodes. docs/slow-networks.md has the errors, and the options of 8
-                bits, such as ``"int8 stochastic=7 feedback"``. None: ``SDP_WIRE_DTYPE``, by default
-                unchanged.
+            wire_dtype: ``"bf16"``, ``"fp16"``, ``"int8"``, ``"fp8"`` or ``"int4"``: how reductions
+                send float32 values between nodes. docs/slow-networks.md has the errors, and the
+                options, such as ``"int8 stochastic=7 feedback"``. None: ``SDP_WIRE_DTYPE``, by
+                default unchanged.
         """
         topology = Topology.from_env()
         config = Config.from_env().on_the_wire(wire_dtype)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 _SHORT_NAMES = {"bf16": "bfloat16", "fp16": "float16"}
 _WHOLE = ("none", "float32")
 _HALVES = ("bfloat16", "float16")
-_BLOCKS = ("int8", "fp8")
+_BLOCKS = ("int8", "fp8", "int4")
 _MOST_SEED = 2**32 - 1
 
 
@@ -16,7 +16,7 @@ class WireDType:
     """What ``"bf16"``, ``"int8"`` or ``"int8 stochastic=7 feedback"`` means.
 
     Attributes:
-        name: ``bfloat16``, ``float16``, ``int8`` or ``fp8``.
+        name: ``bfloat16``, ``float16``, ``int8``, ``fp8`` or ``int4``.
         seed: Seed of stochastic rounding; None: values are rounded to the nearest.
         feedback: Whether each rank adds what rounding has left out of a buffer's values to the
             buffer's next values.
@@ -28,7 +28,7 @@ class WireDType:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether the type has 8 bits, and a scale for each block of values."""
+        """Whether the type has 8 bits or fewer, and a scale for each block of values."""
         return self.name in _BLOCKS
 
     @property

@@ -100,7 +100,7 @@ class Half(Encoding):
 
 
 class Blocks(Encoding):
-    """Values of float32, rounded to 8 bits, with a scale for each block of 256."""
+    """Values of float32, rounded to 8 or 4 bits, with a scale for each block of 256."""
 
     def __init__(self, wire_dtype: WireDType) -> None:
         self._format = _native.BlockFormat[wire_dtype.name]
@@ -108,11 +108,14 @@ class Blocks(Encoding):
 
     def nbytes(self, count: int) -> int:
         """Bytes of so many."""
-        return _native.blocks_nbytes(count)
+        return _native.blocks_nbytes(self._format, count)
 
     def offset(self, begin: int, part: int) -> int:
-        """Bytes in front of a part; a block that is cut by its begin has two scales."""
-        return _native.blocks_nbytes(begin) + part * _FLOAT32
+        """Bytes in front of a part.
+
+        A block that is cut by its begin has two scales, and a byte of 4-bit numbers two halves.
+        """
+        return self.nbytes(begin) + part * (_FLOAT32 + 1)
 
     def pack(
         self, target: int, source: int, count: int, residual: int = 0, key: tuple[int, ...] = ()

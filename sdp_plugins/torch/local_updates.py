@@ -53,8 +53,8 @@ class LocalUpdates:
         optimizer: Whose steps count.
         every: Steps from one outer step to the next one.
         outer: ``"average"`` (local SGD), ``"nesterov"`` (DiLoCo), or an `OuterStep`.
-        wire: How values travel between nodes: ``"int8"``, ``"fp8"``, ``"bf16"`` or ``"fp16"``;
-            None: exactly.
+        wire: How values travel between nodes: ``"int8"``, ``"int4"``, ``"fp8"``, ``"bf16"`` or
+            ``"fp16"``; None: exactly.
         fragments: Number of parts of the model that take their outer steps in turn, within `every`
             steps. Douillard et al., 2025, do this with a `delay`.
         delay: Steps that a rank goes on while its parameters travel; at most `every // fragments`.

@@ -92,7 +92,7 @@ def test_a_run(tmp_path: Path) -> None:
     assert 0.25 < sent["int8"] / sent["float32"] < 0.3
     assert 0 < sent["local-sgd"] / sent["float32"] < 0.03
     assert 0 < sent["gloo-powersgd"] < 0.3 * sent["float32"]
-    assert set(found["rounding_s"]) == {"memcpy", "int8", "fp8"}
+    assert set(found["rounding_s"]) == {"memcpy", "int8", "fp8", "int4"}
     losses = {variant: seeds[0] for variant, seeds in found["losses"].items()}
     for variant, values in losses.items():
         assert 4.3 < values[0] < 5 and values[-1] < 4, variant

@@ -18,7 +18,11 @@ from tests.core.values import Array, reduced, same_bits, values
 from tests.internode.spanning import meet
 from tests.ranks import Pool
 
-WIRES = ("bfloat16", "float16", "int8", "fp8", "int8 stochastic=3", "fp8 stochastic feedback")
+BLOCK_FORMATS = ("int8", "fp8", "int4")
+WIRES = (
+    *("bfloat16", "float16", *BLOCK_FORMATS),
+    *("int8 stochastic=3", "fp8 stochastic feedback", "int4 feedback"),
+)
 COUNTS = (1000, 40_961, 2**20 + 3)
 """As it is, in one segment, in several."""
 HALF_UNITS = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
@@ -38,8 +42,9 @@ def rounding(wire: str, sizes: Array, largest: Array) -> Array:
     name, *options = wire.split()
     if name in HALF_UNITS:
         return HALF_UNITS[name] * sizes + 2.0**-25
-    least = largest / 425_984 * np.ones_like(sizes)
-    nearest = np.maximum(sizes / 16, least) if name == "fp8" else largest / 252 + 0 * sizes
+    nearest = largest / {"int8": 252, "fp8": 425_984, "int4": 12}[name] * np.ones_like(sizes)
+    if name == "fp8":
+        nearest = np.maximum(sizes / 16, nearest)
     # Stochastic rounding may take the farther neighbour, and a residual is added to the values.
     return nearest * (1 + 2.0**-12) * (3 if options else 1)
 
@@ -55,7 +60,7 @@ def allowed(wire: str, inputs: list[Array]) -> Array:
 def packed(values: Array, wire: str, seed: int | None = None) -> Array:
     """What arrives of the values of one part."""
     form = _native.BlockFormat[wire]
-    blocks = np.zeros(_native.blocks_nbytes(len(values)), np.uint8)
+    blocks = np.zeros(_native.blocks_nbytes(form, len(values)), np.uint8)
     found, source = np.empty_like(values), np.ascontiguousarray(values)
     _native.pack_blocks(form, blocks.ctypes.data, source.ctypes.data, len(values), 0, seed)
     _native.unpack_blocks(form, found.ctypes.data, blocks.ctypes.data, len(values))
@@ -71,7 +76,7 @@ def blockwise(values: Array) -> Array:
 FLOATS = arrays(np.float32, st.integers(1, 700), elements=st.floats(-(2.0**90), 2.0**90, width=32))
 
 
-@given(FLOATS, st.sampled_from(["int8", "fp8"]), st.none() | st.integers(0, 2**32 - 1))
+@given(FLOATS, st.sampled_from(BLOCK_FORMATS), st.none() | st.integers(0, 2**32 - 1))
 @settings(deadline=None)
 def test_rounding_changes_no_value_by_more_than_the_bound(
     data: Array, wire: str, seed: int | None
@@ -82,7 +87,7 @@ def test_rounding_changes_no_value_by_more_than_the_bound(
     assert (np.abs(packed(data, wire, seed).astype(float) - data) <= bound).all()
 
 
-@given(FLOATS, st.integers(2, 5), st.integers(0, 4), st.sampled_from(["int8", "fp8"]))
+@given(FLOATS, st.integers(2, 5), st.integers(0, 4), st.sampled_from(BLOCK_FORMATS))
 @settings(deadline=None)
 def test_a_sum_is_off_by_no_more_than_the_bound(
     data: Array, nodes: int, server: int, wire: str
@@ -188,7 +193,7 @@ def special_values(rank: int, world: int, root: str, wire: str) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("wire", ["int8", "fp8"])
+@pytest.mark.parametrize("wire", BLOCK_FORMATS)
 def test_the_bits_of_a_sum(rank_pool: Pool, root: str, wire: str) -> None:
     assert rank_pool(4).run(special_values, root, wire) == [[]] * 4
 
@@ -204,7 +209,9 @@ def repeat(rank: int, world: int, root: str, name: str, wire: str, steps: int) -
     return total / steps
 
 
-@pytest.mark.parametrize("wire", ["int8 feedback", "int8 stochastic", "int8 stochastic=5 feedback"])
+@pytest.mark.parametrize(
+    "wire", ["int8 feedback", "int8 stochastic", "int8 stochastic=5 feedback", "int4 feedback"]
+)
 def test_the_mean_of_many_sums_is_exact(rank_pool: Pool, root: str, wire: str) -> None:
     """With feedback the error is left out once, not in each step; with luck it cancels out."""
     exact = reduced([values("float32", 5000, r) for r in range(4)], "float32", "sum")
@@ -215,7 +222,7 @@ def test_the_mean_of_many_sums_is_exact(rank_pool: Pool, root: str, wire: str) -
         assert all(same_bits(x, found[0]) for x in found)
         return float(np.abs(found[0] - exact).mean())
 
-    assert error(wire, 100) < 0.3 * error("int8", 1)
+    assert error(wire, 100) < 0.3 * error(wire.split()[0], 1)
 
 
 def test_random_numbers_are_the_same_in_every_run(rank_pool: Pool, root: str) -> None:
@@ -253,7 +260,7 @@ def test_words(text: str, found: WireDType | None) -> None:
     "text",
     [
         "",
-        "int4",
+        "int3",
         "bf16 feedback",
         "none feedback",
         "int8 stochastic=x",

@@ -359,7 +359,7 @@ def run_misuse(rank: int, world: int) -> None:
         refused("Hint: a delay from 0 to 2 steps", every=6, fragments=3, delay=3)
         refused("outer='adam': it must be 'average' or 'nesterov'", outer="adam")
         refused("outer=None: it must be", outer=None)
-        refused("wire='int3' cannot be used. Hint: int8, fp8", wire="int3")
+        refused("wire='int3' cannot be used. Hint: int8, int4", wire="int3")
         refused("wire='int8 feedback' cannot be used", wire="int8 feedback")
         refused("the model has 7 parameters that are trained", every=30, fragments=8)
         refused("every=2.5: it must be an integer", every=2.5)

@@ -6,8 +6,10 @@ namespace sdp {
 void bind_blocks(nb::module_& m) {
   nb::enum_<BlockFormat>(m, "BlockFormat")
       .value("int8", BlockFormat::int8)
-      .value("fp8", BlockFormat::fp8);
-  m.def("blocks_nbytes", &blocks_nbytes, "count"_a, "Bytes of float32 values in blocks.");
+      .value("fp8", BlockFormat::fp8)
+      .value("int4", BlockFormat::int4);
+  m.def("blocks_nbytes", &blocks_nbytes, "format"_a, "count"_a,
+        "Bytes of float32 values in blocks.");
   m.def(
       "pack_blocks",
       [](BlockFormat format, std::uintptr_t target, std::uintptr_t source, std::size_t count,

@@ -1,14 +1,16 @@
-// Blocks of 8-bit values with a scale each, in which float32 values go between nodes.
+// Blocks of 8-bit or 4-bit numbers with a scale each, in which float32 values go between nodes.
 //
-// `n` values are ceil(n / 256) scales (float32), then `n` bytes. A byte stands for a number times
-// its block's scale, or for NaN or an infinity, so that these arrive as such. The scale is the
-// largest finite |x| of the block, divided by the largest number that a byte can stand for:
+// A block of up to 256 values is its scale (float32), then the numbers. Of 4-bit numbers, of which
+// a block has h bytes, byte i holds number i in its lower half, and number i + h in its upper half.
+// A number stands for its product with the scale, or for NaN or an infinity, so that these arrive
+// as such. The scale is the largest finite |x| of the block, divided by the largest number:
 //
 // - int8: the integers -126 to 126. Rounding to the nearest changes x by max|x| / 252 at most.
+// - int4: the integers -6 to 6. It changes x by max|x| / 12 at most.
 // - fp8: E4M3, the largest number 416. It changes x by |x| / 16 at most, or by max|x| / 425,984 if
 //   that is more.
 //
-// Both bounds are exact up to float32's own rounding. If max|x| is less than 2^-100, all values of
+// These bounds are exact up to float32's own rounding. If max|x| is less than 2^-100, all values of
 // the block become 0. Stochastic rounding gives one of the two neighbours of x, in the mean x.
 #pragma once
 
@@ -19,11 +21,13 @@ namespace sdp {
 
 constexpr std::size_t kBlock = 256;
 
-constexpr std::size_t blocks_nbytes(std::size_t n) {
-  return (n + kBlock - 1) / kBlock * sizeof(float) + n;
-}
+enum class BlockFormat { int8, fp8, int4 };
 
-enum class BlockFormat { int8, fp8 };
+// Of n values, the first of which begins a block.
+constexpr std::size_t blocks_nbytes(BlockFormat format, std::size_t n) {
+  const std::size_t numbers = format == BlockFormat::int4 ? (n + 1) / 2 : n;
+  return (n + kBlock - 1) / kBlock * sizeof(float) + numbers;
+}
 
 // How values are rounded.
 struct Rounding {

@@ -42,9 +42,11 @@ inline float noise(uint32_t random) {
   return as_float(0x3f800000u | (random >> 9)) - 1.5f;
 }
 
-struct Int8 {
-  static constexpr int32_t kLargest = 126, kInfinity = 127, kNan = -128;
-  static constexpr float kMost = 126.0f;
+template <int32_t kMax, bool kIsHalf>
+struct Integer {
+  static constexpr int32_t kLargest = kMax, kInfinity = kMax + 1, kNan = -kMax - 2;
+  static constexpr float kMost = static_cast<float>(kMax);
+  static constexpr bool kHalfByte = kIsHalf;
 
   template <bool kStochastic>
   static int32_t encode(float value, uint32_t random) {
@@ -62,11 +64,15 @@ struct Int8 {
   }
 };
 
+using Int8 = Integer<126, false>;
+using Int4 = Integer<6, true>;
+
 // Four bits of exponent, three of mantissa, as the Open Compute Project's E4M3, but that 448 stands
 // for infinity.
 struct Fp8 {
   static constexpr int32_t kLargest = 0x7d, kInfinity = 0x7e, kNan = 0x7f;
   static constexpr float kMost = 416.0f;
+  static constexpr bool kHalfByte = false;
   static constexpr int32_t kNormal = 0x3c800000;  // 2^-6
   static constexpr int32_t kBias = (127 - 7) << 3;
 
@@ -106,32 +112,60 @@ int32_t byte_of(float value, float inverse, uint32_t seed, uint32_t index) {
   return either(mask(size < kInfinityBits), code, special);
 }
 
+// Two numbers in a byte. An odd number of them has room for a zero behind it.
+void join(int8_t* bytes, int8_t* numbers, size_t n) {
+  const size_t half = (n + 1) / 2;
+  if (n % 2 != 0) numbers[n] = 0;
+  SDP_LOOP
+  for (size_t i = 0; i < half; ++i) {
+    bytes[i] = static_cast<int8_t>((numbers[i] & 15) | (numbers[half + i] * 16));
+  }
+}
+void part(int8_t* numbers, const int8_t* bytes, size_t n) {
+  const size_t half = (n + 1) / 2;
+  SDP_LOOP
+  for (size_t i = 0; i < half; ++i) {
+    numbers[i] = static_cast<int8_t>(static_cast<int8_t>(bytes[i] * 16) >> 4);
+    numbers[half + i] = static_cast<int8_t>(bytes[i] >> 4);
+  }
+}
+
+struct Block {
+  Loose<float> scale;
+  int8_t bytes[kBlock];
+};
+template <class Format>
+constexpr size_t kBlockNbytes = sizeof(float) + kBlock / (Format::kHalfByte ? 2 : 1);
+
 // The smaller `inverse` keeps each number, with any noise, within what rounds to the largest.
 template <class Format, bool kStochastic, bool kFinite>
-void pack_values(Loose<float>* scale, int8_t* out, const Loose<float>* in, Loose<float>* residual,
-                 size_t n, int32_t most, uint32_t seed, uint32_t first) {
+void pack_values(Block* block, const Loose<float>* in, Loose<float>* residual, size_t n,
+                 int32_t most, uint32_t seed, uint32_t first) {
   const bool is_zero = most < kTiny;
   const float step = is_zero ? 1.0f : float_of(most) / Format::kMost;
   const float inverse = is_zero ? 0.0f : Format::kMost * (1.0f - 0x1p-22f) / float_of(most);
-  scale->value = step;
+  block->scale.value = step;
+  int8_t room[Format::kHalfByte ? kBlock : 1];
+  int8_t* numbers = Format::kHalfByte ? room : block->bytes;
   SDP_LOOP
   for (size_t i = 0; i < n; ++i) {
     const uint32_t index = first + static_cast<uint32_t>(i);
-    out[i] = static_cast<int8_t>(
+    numbers[i] = static_cast<int8_t>(
         byte_of<Format, kStochastic, kFinite>(in[i].value, inverse, seed, index));
   }
+  if constexpr (Format::kHalfByte) join(block->bytes, numbers, n);
   if (residual == nullptr) return;
   SDP_LOOP
   for (size_t i = 0; i < n; ++i) {
-    const float left = in[i].value - Format::decode(out[i]) * step;
+    const float left = in[i].value - Format::decode(numbers[i]) * step;
     const int32_t is_finite = mask(magnitude(in[i].value) < kInfinityBits);
     residual[i].value = float_of(signed_bits(left) & is_finite);
   }
 }
 
 template <class Format, bool kStochastic>
-void pack_block(Loose<float>* scale, int8_t* out, const Loose<float>* in, Loose<float>* residual,
-                size_t n, uint32_t seed, uint32_t first) {
+void pack_block(Block* block, const Loose<float>* in, Loose<float>* residual, size_t n,
+                uint32_t seed, uint32_t first) {
   Loose<float> sums[kBlock];
   if (residual != nullptr) {
     SDP_LOOP
@@ -145,7 +179,7 @@ void pack_block(Loose<float>* scale, int8_t* out, const Loose<float>* in, Loose<
     most = size > most ? size : most;
   }
   if (most < kInfinityBits) {
-    pack_values<Format, kStochastic, true>(scale, out, in, residual, n, most, seed, first);
+    pack_values<Format, kStochastic, true>(block, in, residual, n, most, seed, first);
     return;
   }
   most = 0;
@@ -155,38 +189,41 @@ void pack_block(Loose<float>* scale, int8_t* out, const Loose<float>* in, Loose<
     const int32_t finite = size & mask(size < kInfinityBits);
     most = finite > most ? finite : most;
   }
-  pack_values<Format, kStochastic, false>(scale, out, in, residual, n, most, seed, first);
+  pack_values<Format, kStochastic, false>(block, in, residual, n, most, seed, first);
 }
 
 template <class Format>
 void pack(void* blocks, const void* values, void* residual, size_t n, Rounding how) {
-  auto* scale = static_cast<Loose<float>*>(blocks);
-  auto* out = reinterpret_cast<int8_t*>(scale + (n + kBlock - 1) / kBlock);
+  auto* out = static_cast<std::byte*>(blocks);
   const auto* in = static_cast<const Loose<float>*>(values);
   auto* left = static_cast<Loose<float>*>(residual);
   const auto pack_one = how.stochastic ? pack_block<Format, true> : pack_block<Format, false>;
-  for (size_t i = 0; i < n; i += kBlock, ++scale) {
-    pack_one(scale, out + i, in + i, left == nullptr ? nullptr : left + i,
+  for (size_t i = 0; i < n; i += kBlock, out += kBlockNbytes<Format>) {
+    pack_one(reinterpret_cast<Block*>(out), in + i, left == nullptr ? nullptr : left + i,
              n - i < kBlock ? n - i : kBlock, how.seed, static_cast<uint32_t>(i));
   }
 }
 
 template <class Format>
 void unpack(void* values, const void* blocks, size_t n) {
-  const auto* scale = static_cast<const Loose<float>*>(blocks);
-  const auto* from = reinterpret_cast<const int8_t*>(scale + (n + kBlock - 1) / kBlock);
+  const auto* from = static_cast<const std::byte*>(blocks);
   auto* to = static_cast<Loose<float>*>(values);
-  for (size_t begin = 0; begin < n; begin += kBlock, ++scale) {
-    const float step = scale->value;
-    const size_t end = n - begin < kBlock ? n : begin + kBlock;
+  for (size_t begin = 0; begin < n; begin += kBlock, from += kBlockNbytes<Format>) {
+    const auto* block = reinterpret_cast<const Block*>(from);
+    const float step = block->scale.value;
+    const size_t count = n - begin < kBlock ? n - begin : kBlock;
+    int8_t room[Format::kHalfByte ? kBlock : 1];
+    if constexpr (Format::kHalfByte) part(room, block->bytes, count);
+    const int8_t* numbers = Format::kHalfByte ? room : block->bytes;
     SDP_LOOP
-    for (size_t i = begin; i < end; ++i) to[i].value = Format::decode(from[i]) * step;
+    for (size_t i = 0; i < count; ++i) to[begin + i].value = Format::decode(numbers[i]) * step;
   }
 }
 }  // namespace
 
 BlockKernels SDP_BLOCKS(BlockFormat format) {
   if (format == BlockFormat::fp8) return {pack<Fp8>, unpack<Fp8>};
+  if (format == BlockFormat::int4) return {pack<Int4>, unpack<Int4>};
   return {pack<Int8>, unpack<Int8>};
 }
 }  // namespace sdp

@@ -43,9 +43,7 @@ def reduce_scatter(operation: SpanningOperation) -> None:
     for _, at, _ in _sums(operation, form, context.node):
         partials[context.node] = at
     operation.wait(messages)
-    if form.rounds:
-        partials = form.widened(partials, context.node, count, "widened")
-    form.total(partials, target, count)
+    form.total_received(partials, context.node, target, count)
 
 
 def _sums(

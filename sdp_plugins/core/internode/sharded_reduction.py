@@ -212,13 +212,11 @@ class SegmentReduction:
         begin, count = level.part(level.digit)
         partials = self._partials[-1]
         target = self._results + form.results.offset(begin, level.digit)
-        if form.sums.rounds:
-            partials = form.widened(partials, level.digit, count, f"widened{self._slot}")
         if not form.results.rounds:
-            form.total(partials, target, count)
+            form.total_received(partials, level.digit, target, count)
             return
         total = partials[level.digit]
-        form.total(partials, total, count)
+        form.total_received(partials, level.digit, total, count)
         form.pack(form.results, target, total, count, self._begin + self._first + begin)
 
     def _collect(self, depth: int) -> None:

@@ -13,6 +13,8 @@ EXACT_NBYTES = 16 * 1024
 
 The limit is fixed and does not depend on costs, because rounding changes the result.
 """
+_PIECE = 32 * 1024
+"""Values that stay in a core's cache while they are converted and added; whole blocks."""
 _SUMS = (ReduceOp.sum, ReduceOp.avg, ReduceOp.premul_sum)
 _HALVES = (DType.float16, DType.bfloat16)
 
@@ -79,25 +81,6 @@ class WireFormat:
             residual = context.residuals.address((address, *call, part, count), count)
         encoding.pack(target, source, count, residual, (self._operation.seq, context.rank, part))
 
-    def widened(self, partials: list[int], exact: int, count: int, name: str) -> list[int]:
-        """Convert received sums back.
-
-        Args:
-            partials: Addresses of the sums of all nodes.
-            exact: Index of this node's own, which were not rounded.
-            count: Number of values of each.
-            name: Of scratch memory for the others.
-        """
-        nbytes = count * self.accumulator_size
-        room = self._operation.context.scratch(name, len(partials) * nbytes)
-        for index, partial in enumerate(partials):
-            if index != exact:
-                self.sums.unpack(room + index * nbytes, partial, count)
-        return [
-            partial if index == exact else room + index * nbytes
-            for index, partial in enumerate(partials)
-        ]
-
     def fold(self, partials: list[int], target: int, count: int) -> None:
         """Add partial sums of several nodes into one, which stays an accumulator."""
         _native.combine(self.dtype, self.op, partials, target, count, 0, True, True)
@@ -105,3 +88,26 @@ class WireFormat:
     def total(self, partials: list[int], target: int, count: int) -> None:
         """Add the partial sums of all nodes, in node order, into results."""
         _native.combine(self.dtype, self.op, partials, target, count, self.world_size, True, False)
+
+    def total_received(self, partials: list[int], own: int, target: int, count: int) -> None:
+        """Add the partial sums of all nodes, those of other nodes as they have arrived.
+
+        Args:
+            partials: Addresses of the sums of all nodes.
+            own: Index of this node's own, which were not rounded.
+            target: Address of the results, which may be that of this node's own sums.
+            count: Number of values.
+        """
+        if not self.rounds:
+            self.total(partials, target, count)
+            return
+        size, length = self.accumulator_size, min(count, _PIECE)
+        room = self._operation.context.scratch("widened", len(partials) * length * size)
+        sums = [room + index * length * size for index in range(len(partials))]
+        for begin in range(0, count, _PIECE):
+            part = min(_PIECE, count - begin)
+            for index, partial in enumerate(partials):
+                if index != own:
+                    self.sums.unpack(sums[index], partial + self.sums.nbytes(begin), part)
+            sums[own] = partials[own] + begin * size
+            self.total(sums, target + begin * self._operation.itemsize, part)

@@ -20,7 +20,7 @@ def parse_wire(wire: str | None) -> str:
         parsed = WireDType.parse(wire or "none")
         if parsed is None or not parsed.has_options:
             return str(parsed or "none")
-    raise ValueError(f"wire={wire!r} cannot be used. Hint: int8, fp8, bf16, fp16, or None.")
+    raise ValueError(f"wire={wire!r} cannot be used. Hint: int8, int4, fp8, bf16, fp16, or None.")
 
 
 def refuse_options(wire: WireDType | None) -> None:
