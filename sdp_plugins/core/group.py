@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 import time
 import weakref
 from collections.abc import Sequence
@@ -30,6 +31,9 @@ from .topology import Topology
 from .wire_dtype import WireDType
 
 _OPERATIONS = tuple(op.name for op in _native.Op)
+_SHORT_NBYTES = 120
+_SHORT = struct.Struct(f"<q{_SHORT_NBYTES}s")
+"""The length of a blob, and its first bytes."""
 
 
 class Group(RegisteredMemory):
@@ -260,10 +264,17 @@ class Group(RegisteredMemory):
         return self.from_exchange(exchange, rank, names, limit_s, self._network, self._config)
 
     def exchange(self, blob: bytes, timeout_s: float | None = None) -> list[bytes]:
-        """Give every rank the bytes of all ranks, of any lengths, in rank order."""
-        lengths = np.zeros(self.world_size, np.int64)
-        self.all_gather(lengths, np.array([len(blob)], np.int64), timeout_s=timeout_s)
-        blobs = [bytearray(length) for length in lengths]
+        """Give every rank the bytes of all ranks, of any lengths, in rank order.
+
+        It takes one all_gather if nobody has more than 120 bytes, else two.
+        """
+        told = np.zeros((self.world_size, _SHORT.size), np.uint8)
+        mine = np.frombuffer(_SHORT.pack(len(blob), blob), np.uint8)
+        self.all_gather(told, mine, timeout_s=timeout_s)
+        begun = list(_SHORT.iter_unpack(told.tobytes()))
+        if all(length <= _SHORT_NBYTES for length, _ in begun):
+            return [bytes(begin[:length]) for length, begin in begun]
+        blobs = [bytearray(length) for length, _ in begun]
         self.all_gather_uneven(blobs, blob, timeout_s=timeout_s)
         return [bytes(received) for received in blobs]
 

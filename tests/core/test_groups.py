@@ -63,6 +63,18 @@ def test_attributes_and_closing(rank_pool: Pool) -> None:
     rank_pool(3).run(describe)
 
 
+def exchange(rank: int, world: int) -> None:
+    with Group.from_env(timeout_s=5) as group, no_leaks():
+        for most in (0, 119, 120, 121, 100_000):  # one step, up to 120 bytes; else two
+            blobs = [bytes([65 + r]) * (most if r == 1 else r) for r in range(world)]
+            assert group.exchange(blobs[rank]) == blobs
+        assert group.exchange(b"\0\0") == [b"\0\0"] * world
+
+
+def test_exchanged_bytes(rank_pool: Pool) -> None:
+    rank_pool(3).run(exchange)
+
+
 @pytest.fixture
 def _no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test's own process is a world of one."""

@@ -100,7 +100,7 @@ def misuse(rank: int, world: int, package: str) -> None:
         kind(inner_ranks=0)
     with pytest.raises(ValueError, match="Hint: say its size by inner_ranks="):
         kind(process_group=None)
-    for wrong in ({"outer": "x"}, {"delay": 99}, {"wire": "int4"}, {"wire_dtype": "int8"}):
+    for wrong in ({"outer": "x"}, {"delay": 99}, {"wire": "int3"}, {"wire_dtype": "int8"}):
         with pytest.raises(ValueError, match="Hint: "):
             kind(**wrong)
 
