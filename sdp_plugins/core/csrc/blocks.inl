@@ -86,7 +86,7 @@ struct Fp8 {
     const int32_t normal = static_cast<int32_t>(bits - (kBias << 20)) >> 20;
     const float small = kStochastic ? float_of(size) + noise(random) / 512.0f : float_of(size);
     const int32_t subnormal = rounded(small, kToInteger / 512.0f);
-    return either(mask(size < kNormal), subnormal, normal) | (signed_bits(value) >> 24 & 0x80);
+    return (size < kNormal ? subnormal : normal) | (signed_bits(value) >> 24 & 0x80);
   }
   static int32_t special(int32_t is_nan, int32_t sign) {
     return either(is_nan, kNan, kInfinity) | (sign & 0x80);
