@@ -108,5 +108,5 @@ VARIANTS: dict[str, Build] = {
     "int4": partial(smddp, wire="int4 feedback"),
     "local-sgd": partial(local, wire="int8"),
     "diloco": partial(local, outer="nesterov", wire="int8"),
-    "streaming": partial(local, outer=STREAMED, wire="int8", fragments=3, delay=7),
+    "streaming": partial(local, outer=STREAMED, wire="int4", fragments=3, delay=6),
 }

@@ -45,6 +45,7 @@ class SMDDPLocalStrategy(SMDDPStrategy):
     _ddp_kwargs: dict[str, Any]
     model: Any
     optimizers: Any
+    precision_plugin: Any
     is_global_zero: bool
     global_rank: int
     world_size: int
@@ -192,6 +193,11 @@ class SMDDPLocalStrategy(SMDDPStrategy):
                 list(range(first, min(first + self._inner_ranks, world.world_size)))
                 for first in every
             ]
+        if len(nodes) > 1 and getattr(self.precision_plugin, "scaler", None) is not None:
+            raise ValueError(
+                "smddp_local: the GradScaler of this precision skips steps of single ranks, but "
+                "all must take the same number. Hint: precision='bf16-mixed'."
+            )
         return dist.new_subgroups_by_enumeration(nodes)[0]
 
 

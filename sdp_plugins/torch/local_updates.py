@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,9 @@ from sdp_plugins.torch.groups import core_group
 from sdp_plugins.torch.sharding.buffers import broadcast
 from sdp_plugins.torch.sharding.checks import parameters_of
 from sdp_plugins.torch.sharding.gradients import OWNED
+
+_COUNTED: WeakSet[torch.optim.Optimizer] = WeakSet()
+"""The optimizers whose steps count."""
 
 
 class LocalUpdates:
@@ -105,7 +109,9 @@ class LocalUpdates:
         except ValueError:
             self._leave_group()
             raise
+        self._optimizer = optimizer
         self._hook = optimizer.register_step_post_hook(self._after_step)
+        _COUNTED.add(optimizer)
 
     @property
     def steps(self) -> int:
@@ -148,6 +154,7 @@ class LocalUpdates:
         It waits for the exchange that is on its way, at most as long as a collective.
         """
         self._hook.remove()
+        _COUNTED.discard(self._optimizer)
         self._updates.close()
         self._leave_group()
 
@@ -230,6 +237,11 @@ def _check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None
         raise ValueError(
             "local updates: the optimizer has no parameter of the model. Hint: make it from "
             "model.parameters(), after the model is in its final place."
+        )
+    if optimizer in _COUNTED:
+        raise ValueError(
+            "local updates: another LocalUpdates counts this optimizer's steps. Hint: close() it "
+            "before making this one."
         )
 
 

@@ -110,6 +110,21 @@ def test_two_optimizers_are_refused(rank_pool: Pool) -> None:
 
 
 @case
+def train_with_a_scaler(rank: int, world: int, package: str) -> None:
+    mixed = importlib.import_module(f"{package}.plugins").MixedPrecision
+    scaled = mixed("16-mixed", "cpu", torch.amp.GradScaler("cpu"))
+    kind: Any = strategy_class(package, "SMDDPLocalStrategy")
+    made = trainer(package, strategy=kind(inner_ranks=1), plugins=[scaled])
+    with pytest.raises(ValueError, match=r"GradScaler .* skips steps.* Hint: precision='bf16-mix"):
+        made.fit(model(package), loader())
+    assert not dist.is_initialized()
+
+
+def test_a_scaler_of_gradients_is_refused(rank_pool: Pool) -> None:
+    rank_pool(2).run(train_with_a_scaler, PACKAGES[0])
+
+
+@case
 def load_elsewhere(rank: int, world: int, package: str, folder: str, ranks: int) -> str:
     """A checkpoint of two ranks, continued by another number of them."""
     kind: Any = strategy_class(package, "SMDDPLocalStrategy")

@@ -364,6 +364,10 @@ def run_misuse(rank: int, world: int) -> None:
         refused("the model has 7 parameters that are trained", every=30, fragments=8)
         refused("every=2.5: it must be an integer", every=2.5)
         refused("the optimizer has no parameter of the model", make()[0])
+        first = LocalUpdates(model, optimizer)
+        refused("another LocalUpdates counts this optimizer's steps. Hint: close", every=2)
+        first.close()
+        LocalUpdates(model, optimizer).close()
         alone = [dist.new_group([one]) for one in range(world)]
         refused("this rank is not in the group", group=alone[1 - rank])
         refused("averages the gradients of all these ranks", DistributedDataParallel(model))
