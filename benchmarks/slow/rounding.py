@@ -1,4 +1,4 @@
-"""How long one core takes to round values to 8 bits, beside a memcpy of them."""
+"""How long one core takes to round values to 8 or 4 bits, beside a memcpy of them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ MEMCPY = "memcpy"
 def measure() -> dict[str, float]:
     """Return the median seconds of alternating turns, by name; of float32 values."""
     values = np.random.default_rng(0).standard_normal(COUNT, np.float32)
-    copied, packed = np.empty_like(values), np.empty(5 * COUNT // 4, np.uint8)
-    target, source = packed.ctypes.data, values.ctypes.data
     forms = {name: _native.BlockFormat[name] for name in ("int8", "fp8", "int4")}
+    most = max(_native.blocks_nbytes(form, COUNT) for form in forms.values())
+    copied, packed = np.empty_like(values), np.empty(most, np.uint8)
+    target, source = packed.ctypes.data, values.ctypes.data
     times: dict[str, list[float]] = {name: [] for name in (MEMCPY, *forms)}
     for _ in range(ROUNDS):
         for name, found in times.items():

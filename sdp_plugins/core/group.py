@@ -273,7 +273,7 @@ class Group(RegisteredMemory):
         self.all_gather(told, mine, timeout_s=timeout_s)
         begun = list(_SHORT.iter_unpack(told.tobytes()))
         if all(length <= _SHORT_NBYTES for length, _ in begun):
-            return [bytes(begin[:length]) for length, begin in begun]
+            return [begin[:length] for length, begin in begun]
         blobs = [bytearray(length) for length, _ in begun]
         self.all_gather_uneven(blobs, blob, timeout_s=timeout_s)
         return [bytes(received) for received in blobs]

@@ -161,6 +161,25 @@ def test_like_one_process(rank_pool: Pool, name: str) -> None:
             torch.testing.assert_close(mine, wanted, rtol=1e-5, atol=1e-6)
 
 
+def run_pieces(rank: int, world: int, length: int) -> list[Tensor]:
+    torch.manual_seed(rank)
+    model = nn.Linear(5, 200)  # 1200 values, of which each rank has 768 with padding
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with (
+        mock.patch.object(fragment, "_PIECE", length),
+        local_updates(model, optimizer, every=2, outer="nesterov", wire="int8"),
+    ):
+        train(model, optimizer, rank, range(6))
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def test_the_length_of_pieces_changes_nothing(rank_pool: Pool) -> None:
+    whole = rank_pool(RANKS).run(run_pieces, 2**20)
+    for length in (256, 512):
+        for ours, theirs in zip(rank_pool(RANKS).run(run_pieces, length), whole, strict=True):
+            assert all(map(torch.equal, ours, theirs))
+
+
 def run_every_step(rank: int, world: int, ddp: bool, exact: bool) -> list[Tensor]:
     """Averages in every step: of parameters, or of gradients."""
     torch.manual_seed(rank)

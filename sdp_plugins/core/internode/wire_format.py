@@ -13,7 +13,7 @@ EXACT_NBYTES = 16 * 1024
 
 The limit is fixed and does not depend on costs, because rounding changes the result.
 """
-_PIECE = 32 * 1024
+_PIECE = 128 * 1024
 """Values that stay in a core's cache while they are converted and added; whole blocks."""
 _SUMS = (ReduceOp.sum, ReduceOp.avg, ReduceOp.premul_sum)
 _HALVES = (DType.float16, DType.bfloat16)

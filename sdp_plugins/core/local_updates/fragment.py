@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from ..group import Group
     from ..wire_encoding import Encoding
 
-_ALIGN = 256  # values: no block of 8-bit values is cut
-_PIECE = 128 * _ALIGN
+_ALIGN = 256  # values: no block of rounded ones is cut
+_PIECE = 512 * _ALIGN
 """Values that stay in a core's cache from one operation to the next."""
 
 
