@@ -10,6 +10,8 @@ from . import _native
 from .wire_dtype import WireDType
 
 _FLOAT32 = 4
+PIECE = 128 * 1024
+"""Values that stay in a core's cache from one operation to the next; whole blocks."""
 
 
 def encoding_of(wire_dtype: WireDType) -> Encoding:

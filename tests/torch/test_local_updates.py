@@ -166,7 +166,7 @@ def run_pieces(rank: int, world: int, length: int) -> list[Tensor]:
     model = nn.Linear(5, 200)  # 1200 values, of which each rank has 768 with padding
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with (
-        mock.patch.object(fragment, "_PIECE", length),
+        mock.patch.object(fragment, "PIECE", length),
         local_updates(model, optimizer, every=2, outer="nesterov", wire="int8"),
     ):
         train(model, optimizer, rank, range(6))

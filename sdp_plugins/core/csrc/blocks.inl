@@ -121,7 +121,7 @@ void join(int8_t* bytes, int8_t* numbers, size_t n) {
     bytes[i] = static_cast<int8_t>((numbers[i] & 15) | (numbers[half + i] * 16));
   }
 }
-void part(int8_t* numbers, const int8_t* bytes, size_t n) {
+void split(int8_t* numbers, const int8_t* bytes, size_t n) {
   const size_t half = (n + 1) / 2;
   SDP_LOOP
   for (size_t i = 0; i < half; ++i) {
@@ -213,7 +213,7 @@ void unpack(void* values, const void* blocks, size_t n) {
     const float step = block->scale.value;
     const size_t count = n - begin < kBlock ? n - begin : kBlock;
     int8_t room[Format::kHalfByte ? kBlock : 1];
-    if constexpr (Format::kHalfByte) part(room, block->bytes, count);
+    if constexpr (Format::kHalfByte) split(room, block->bytes, count);
     const int8_t* numbers = Format::kHalfByte ? room : block->bytes;
     SDP_LOOP
     for (size_t i = 0; i < count; ++i) to[begin + i].value = Format::decode(numbers[i]) * step;

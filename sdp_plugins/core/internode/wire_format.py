@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import _native
 from ..wire_dtype import WireDType
-from ..wire_encoding import Encoding, Half, Unchanged, encoding_of
+from ..wire_encoding import PIECE, Encoding, Half, Unchanged, encoding_of
 from .operation import SpanningOperation
 
 DType, Op, ReduceOp = _native.DType, _native.Op, _native.ReduceOp
@@ -13,8 +13,6 @@ EXACT_NBYTES = 16 * 1024
 
 The limit is fixed and does not depend on costs, because rounding changes the result.
 """
-_PIECE = 128 * 1024
-"""Values that stay in a core's cache while they are converted and added; whole blocks."""
 _SUMS = (ReduceOp.sum, ReduceOp.avg, ReduceOp.premul_sum)
 _HALVES = (DType.float16, DType.bfloat16)
 
@@ -101,11 +99,11 @@ class WireFormat:
         if not self.rounds:
             self.total(partials, target, count)
             return
-        size, length = self.accumulator_size, min(count, _PIECE)
+        size, length = self.accumulator_size, min(count, PIECE)
         room = self._operation.context.scratch("widened", len(partials) * length * size)
         sums = [room + index * length * size for index in range(len(partials))]
-        for begin in range(0, count, _PIECE):
-            part = min(_PIECE, count - begin)
+        for begin in range(0, count, PIECE):
+            part = min(PIECE, count - begin)
             for index, partial in enumerate(partials):
                 if index != own:
                     self.sums.unpack(sums[index], partial + self.sums.nbytes(begin), part)

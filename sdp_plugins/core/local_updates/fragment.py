@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .. import _native
+from ..wire_encoding import PIECE
 from .outer_step import OuterStep
 from .parameters import Floats
 
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from ..wire_encoding import Encoding
 
 _ALIGN = 256  # values: no block of rounded ones is cut
-_PIECE = 512 * _ALIGN
-"""Values that stay in a core's cache from one operation to the next."""
 
 
 class Fragment:
@@ -79,6 +78,6 @@ class Fragment:
 
     def _pieces(self, packed: NDArray[np.uint8]) -> Iterator[tuple[slice, int]]:
         """Yield pieces of a shard, each with the address of its packed values."""
-        for begin in range(0, self._part, _PIECE):
+        for begin in range(0, self._part, PIECE):
             at = _native.address(packed[self._encoding.nbytes(begin) :])
-            yield slice(begin, begin + _PIECE), at
+            yield slice(begin, begin + PIECE), at
