@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import time
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from sdp_plugins.flight import report_file
 from sdp_plugins.flight.rank_snapshot import RankSnapshot
 from sdp_plugins.flight.wait_report import report
 from tests.faults import gave_up, stay_away
-from tests.flight.cases import LONG_S, job_of, until_seen
+from tests.flight.cases import LONG_S, job_of, seen_of, until_seen
 from tests.internode.spanning import meet
 from tests.ranks import Pool, Ranks, Start, say
 
@@ -30,31 +32,43 @@ def one_is_late(rank: int, world: int, root: str, late: int) -> None:
         group.all_reduce(data)
 
 
-def count(rank: int, world: int, root: str) -> dict[int, Counters]:
+def count(rank: int, world: int, root: str) -> tuple[Counters, dict[int, Counters]]:
+    """Own counters after ten all_reduces, and those of the node at the end."""
     with meet("1+2", root, "g", timeout_s=LONG_S) as group:
-        for _ in range(10):
+        for number in range(1, 11):
             if rank == 2:
-                time.sleep(0.05)
+                until_rank_1_waits_in(number)
+                time.sleep(0.02)
             group.all_reduce(np.ones(300_000, np.float32))
-        group.barrier()
+        own = group.counters()[rank]
         for src, dst in ((0, 1), (1, 2)):  # between nodes, and within one
             if rank == src:
                 group.send(np.ones(7), dst)
             elif rank == dst:
                 group.recv(np.ones(7), src)
-        return group.counters()
+        group.barrier()  # now all have counted their messages
+        return own, group.counters()
+
+
+def until_rank_1_waits_in(number: int) -> None:
+    waits = re.compile(rf"rank(s 0,)? 1 ha(s|ve) waited {TIME} in all_reduce #{number} ")
+    end = time.monotonic() + LONG_S
+    while not waits.search(seen_of(os.environ["SDP_JOB_ID"])):
+        assert time.monotonic() < end, "rank 1 does not come"
+        time.sleep(0.005)
 
 
 def test_counters_are_those_of_the_node(rank_pool: Pool, tmp_path: Path) -> None:
-    alone, first, second = rank_pool(3).run(count, str(tmp_path))
-    for mine, messages in ((alone[0], 1), (first[1], 2), (second[2], 1)):
+    (_, alone), (early, first), (late, second) = rank_pool(3).run(count, str(tmp_path))
+    for mine, messages in ((alone[0], 1), (first[1], 2), (second[2], 1), (first[2], 1)):
         assert (mine.messages, mine.message_nbytes) == (messages, 56 * messages)
     assert list(alone) == [0] and list(first) == list(second) == [1, 2]
-    for counted in (alone[0], first[1], first[2]):
-        assert (counted.operations, counted.nbytes) == (11, 12_000_000)
+    for counted in (alone[0], early, late):
+        assert counted.nbytes == 12_000_000
         assert counted.busy_ns >= counted.waiting_ns
-    assert first[1].waiting_ns > 2e8 > first[2].waiting_ns  # half of the pauses
-    assert first[2].awaited_ns > 2e8 and first[2].last_arrivals >= 10
+    assert (early.operations, late.operations, alone[0].operations) == (10, 10, 11)
+    assert early.waiting_ns >= 2e8 and late.waiting_ns == 0  # ten pauses of 20 ms
+    assert late.awaited_ns >= 2e8 and late.last_arrivals == 10
     assert alone[0].waiting_ns == 0  # for ranks of its node
 
 
