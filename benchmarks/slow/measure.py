@@ -11,7 +11,7 @@ from benchmarks import machine
 from benchmarks.job import Job, JobSpec
 from benchmarks.results import Progress
 from benchmarks.slow import rounding
-from benchmarks.slow.names import BERT, EVERY, LANGUAGE, NOW_AND_THEN, WARM_UP
+from benchmarks.slow.names import BERT, EVERY, LANGUAGE, NOW_AND_THEN, TURN, WARM_UP
 from benchmarks.testbed import start
 from benchmarks.testbed.network import Network
 
@@ -132,10 +132,9 @@ def time_steps(
             seed = None if model == BERT else 0
             found = build(job, variant, seed, plan.loss_steps)
             report.parameters[model] = found[0]
-            period = EVERY if variant in NOW_AND_THEN else 0
-            steps = period or plan.steps
+            steps = TURN if variant in NOW_AND_THEN else plan.steps
             # The first exchange of a group connects the ranks; others go on while steps are timed.
-            job.call("train", {"steps": WARM_UP + 1 + period})
+            job.call("train", {"steps": WARM_UP + 1 + (EVERY if variant in NOW_AND_THEN else 0)})
             seconds = 0.0
 
             def turn(steps: int = steps) -> None:

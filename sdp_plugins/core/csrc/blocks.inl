@@ -6,8 +6,9 @@ namespace sdp {
 namespace {
 
 constexpr int32_t kInfinityBits = 0x7f800000;
-constexpr int32_t kTiny = 0x0d800000;      // 2^-100: a smaller scale could not be inverted
-constexpr float kToInteger = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+constexpr int32_t kTiny = 0x0d800000;  // 2^-100: a smaller scale could not be inverted
+// 1.5 * 2^23: adding it rounds to an integer, and leaves this in the last byte.
+constexpr float kToInteger = 12582912.0f;
 
 inline int32_t signed_bits(float value) {
   return static_cast<int32_t>(as_bits(value));
@@ -23,9 +24,6 @@ inline int32_t mask(bool is_true) {
 }
 inline int32_t either(int32_t mask, int32_t a, int32_t b) {
   return (a & mask) | (b & ~mask);
-}
-inline int32_t rounded(float value, float to_integer = kToInteger) {
-  return signed_bits(value + to_integer) - signed_bits(to_integer);
 }
 
 // A hash of the value's index (Wellons, 2018: lowbias32).
@@ -49,8 +47,8 @@ struct Integer {
   static constexpr bool kHalfByte = kIsHalf;
 
   template <bool kStochastic>
-  static int32_t encode(float value, uint32_t random) {
-    return rounded(kStochastic ? value + noise(random) : value);
+  static uint32_t encode(float value, uint32_t random) {
+    return as_bits((kStochastic ? value + noise(random) : value) + kToInteger);
   }
   static int32_t special(int32_t is_nan, int32_t sign) {
     return either(is_nan, kNan, (kInfinity ^ sign) - sign);
@@ -76,17 +74,19 @@ struct Fp8 {
   static constexpr int32_t kNormal = 0x3c800000;  // 2^-6
   static constexpr int32_t kBias = (127 - 7) << 3;
 
+  // Rounds to an eighth of the power of two below, which is at least 2^-6: a number has 8 times the
+  // steps by which that exceeds 2^-6, and the eighths. Like `kToInteger`, 1.5 * 2^20 times the
+  // power leaves the eighths in the last byte, where minus the steps to 2^-6 are added beforehand.
   template <bool kStochastic>
-  static int32_t encode(float value, uint32_t random) {
-    const int32_t size = magnitude(value);
-    const int32_t up =
-        kStochastic ? static_cast<int32_t>(random >> 12) : 0x7ffff + (size >> 20 & 1);
-    // Unsigned: what a NaN holds, which `special` replaces, must not overflow.
-    const uint32_t bits = static_cast<uint32_t>(size) + static_cast<uint32_t>(up);
-    const int32_t normal = static_cast<int32_t>(bits - (kBias << 20)) >> 20;
-    const float small = kStochastic ? float_of(size) + noise(random) / 512.0f : float_of(size);
-    const int32_t subnormal = rounded(small, kToInteger / 512.0f);
-    return (size < kNormal ? subnormal : normal) | (signed_bits(value) >> 24 & 0x80);
+  static uint32_t encode(float value, uint32_t random) {
+    constexpr uint32_t kToEighths = (20 << 23) + (1 << 22) + (-(kNormal >> 20) & 0xff);
+    const int32_t size = magnitude(value), below = size & kInfinityBits;
+    // Unsigned: what is not finite, which `special` replaces, must not overflow.
+    const auto power = static_cast<uint32_t>(below > kNormal ? below : kNormal);
+    float exact = float_of(size);
+    if constexpr (kStochastic) exact += noise(random) * as_float(power - (3 << 23));
+    const uint32_t eighths = as_bits(exact + as_float(power + kToEighths));
+    return (eighths + (power >> 20)) | (as_bits(value) >> 24 & 0x80);
   }
   static int32_t special(int32_t is_nan, int32_t sign) {
     return either(is_nan, kNan, kInfinity) | (sign & 0x80);
@@ -102,23 +102,25 @@ struct Fp8 {
   }
 };
 
+// The number is the last byte.
 template <class Format, bool kStochastic, bool kFinite>
-int32_t byte_of(float value, float inverse, uint32_t seed, uint32_t index) {
+uint32_t number_of(float value, float inverse, uint32_t seed, uint32_t index) {
   const uint32_t random = kStochastic ? random_bits(seed, index) : 0;
-  const int32_t code = Format::template encode<kStochastic>(value * inverse, random);
+  const uint32_t code = Format::template encode<kStochastic>(value * inverse, random);
   if constexpr (kFinite) return code;
   const int32_t size = magnitude(value), sign = signed_bits(value) >> 31;
   const int32_t special = Format::special(mask(size > kInfinityBits), sign);
-  return either(mask(size < kInfinityBits), code, special);
+  const int32_t number = either(mask(size < kInfinityBits), static_cast<int32_t>(code), special);
+  return static_cast<uint32_t>(number);
 }
 
-// Two numbers in a byte. An odd number of them has room for a zero behind it.
-void join(int8_t* bytes, int8_t* numbers, size_t n) {
+// Two numbers' last bits in a byte. An odd number of them has room for a zero behind it.
+void join(int8_t* bytes, uint32_t* numbers, size_t n) {
   const size_t half = (n + 1) / 2;
   if (n % 2 != 0) numbers[n] = 0;
   SDP_LOOP
   for (size_t i = 0; i < half; ++i) {
-    bytes[i] = static_cast<int8_t>((numbers[i] & 15) | (numbers[half + i] * 16));
+    bytes[i] = static_cast<int8_t>((numbers[i] & 15) | numbers[half + i] << 4);
   }
 }
 void split(int8_t* numbers, const int8_t* bytes, size_t n) {
@@ -145,19 +147,22 @@ void pack_values(Block* block, const Loose<float>* in, Loose<float>* residual, s
   const float step = is_zero ? 1.0f : float_of(most) / Format::kMost;
   const float inverse = is_zero ? 0.0f : Format::kMost * (1.0f - 0x1p-22f) / float_of(most);
   block->scale.value = step;
-  int8_t room[Format::kHalfByte ? kBlock : 1];
-  int8_t* numbers = Format::kHalfByte ? room : block->bytes;
+  uint32_t numbers[kBlock];  // compilers run out of registers where the same loop narrows them
   SDP_LOOP
   for (size_t i = 0; i < n; ++i) {
     const uint32_t index = first + static_cast<uint32_t>(i);
-    numbers[i] = static_cast<int8_t>(
-        byte_of<Format, kStochastic, kFinite>(in[i].value, inverse, seed, index));
+    numbers[i] = number_of<Format, kStochastic, kFinite>(in[i].value, inverse, seed, index);
   }
-  if constexpr (Format::kHalfByte) join(block->bytes, numbers, n);
+  if constexpr (Format::kHalfByte) {
+    join(block->bytes, numbers, n);
+  } else {
+    SDP_LOOP
+    for (size_t i = 0; i < n; ++i) block->bytes[i] = static_cast<int8_t>(numbers[i]);
+  }
   if (residual == nullptr) return;
   SDP_LOOP
   for (size_t i = 0; i < n; ++i) {
-    const float left = in[i].value - Format::decode(numbers[i]) * step;
+    const float left = in[i].value - Format::decode(static_cast<int8_t>(numbers[i])) * step;
     const int32_t is_finite = mask(magnitude(in[i].value) < kInfinityBits);
     residual[i].value = float_of(signed_bits(left) & is_finite);
   }
