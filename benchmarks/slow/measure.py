@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from operator import truediv
 from statistics import fmean, median
 from typing import Any
 
@@ -79,10 +80,16 @@ class SlowReport:
         """The mean of the seeds' losses at one of `points`."""
         return fmean(losses[point] for losses in self.losses[variant])
 
-    def median_s(self, model: str, mbit: float, variant: str) -> float | None:
-        """The median time of a step; None: not measured."""
-        times = self.step_s[model][mbit].get(variant)
-        return median(times) if times else None
+    def median_s(self, model: str, mbit: float, variant: str) -> float:
+        """The median time of a step."""
+        return median(self.step_s[model][mbit][variant])
+
+    def speed(self, model: str, mbit: float, variant: str, reference: str) -> float | None:
+        """How many times as fast as another variant: the median of the rounds; None: not known."""
+        times = self.step_s[model][mbit]
+        if reference not in times:
+            return None
+        return median(map(truediv, times[reference], times[variant]))
 
 
 def run(plan: SlowPlan, progress: Progress = lambda text: None) -> SlowReport:

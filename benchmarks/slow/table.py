@@ -30,9 +30,9 @@ def steps_table(report: SlowReport, model: str) -> Table:
     table = Table(
         title=f"steps of {_TITLES[model]} ({report.parameters[model] / 1e6:.1f} M parameters), "
         f"{plan.nodes} nodes of one rank",
-        caption="x gloo: how many times as fast as gloo; of none: speed as a share of that without "
-        "communication; link: bytes at the busiest node's interface per step and direction, "
-        f"headers and all; medians of {plan.rounds} alternating turns",
+        caption=f"medians of {plan.rounds} rounds, of times and of ratios; x gloo: how many times "
+        "as fast as gloo; of none: speed as a share of that without communication; link: bytes at "
+        "the busiest node's interface per step and direction, headers and all",
         box=box.SIMPLE_HEAD,
     )
     table.add_column("Mbit/s", justify="right", no_wrap=True)
@@ -41,17 +41,16 @@ def steps_table(report: SlowReport, model: str) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for mbit in report.step_s[model]:
         place = f"{mbit:g}"
-        gloo, none = (report.median_s(model, mbit, name) for name in (GLOO, NONE))
         sent = report.sent[model][mbit]
         for variant in plan.variants:
             seconds = report.median_s(model, mbit, variant)
-            assert seconds is not None
+            to_gloo, of_none = (report.speed(model, mbit, variant, name) for name in (GLOO, NONE))
             table.add_row(
                 place,
                 variant,
                 f"{seconds * 1e3:.0f}",
-                f"{gloo / seconds:.2f}" if gloo else "-",
-                f"{none / seconds:.1%}" if none else "-",
+                f"{to_gloo:.2f}" if to_gloo else "-",
+                f"{of_none:.1%}" if of_none else "-",
                 f"{sent[variant] / 1e6:.2f}",
                 f"{sent[variant] / sent[FLOAT32]:.4f}" if FLOAT32 in sent else "-",
             )
@@ -79,7 +78,7 @@ def losses_table(report: SlowReport) -> Table:
         away = "-"
         if FLOAT32 in report.losses:
             away = f"{report.loss(variant) / report.loss(FLOAT32) - 1:+.2%}"
-        times = [report.median_s(LANGUAGE, mbit, variant) or 0.0 for mbit in speeds]
+        times = [report.median_s(LANGUAGE, mbit, variant) for mbit in speeds]
         table.add_row(
             variant,
             *(f"{report.loss(variant, point):.4f}" for point in points),
