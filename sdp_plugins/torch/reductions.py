@@ -152,6 +152,7 @@ class Reductions(ProcessGroupBase):
         """Reduce lists of one tensor for each rank; every rank keeps its own entry."""
         if not isinstance(output_tensors, Tensor):
             (input_tensors,) = input_tensors  # type: ignore[assignment]
+        self._refuse_feedback()
         output = only(output_tensors)
         inputs = [readable(tensor) for tensor in input_tensors]  # type: ignore[arg-type]
         kind, options = op_and_options(opts, timeout)
@@ -208,9 +209,21 @@ class Reductions(ProcessGroupBase):
         """Run reduce_scatter_single for several tensors."""
         return self._reduce_scatter_pairs(outputs, inputs, *op_and_options(opts, timeout))
 
+    def _refuse_feedback(self) -> None:
+        """Refuse what FSDP would spoil: its buffers are temporary, and residuals belong to one."""
+        group = self._current_group()
+        wire = group.wire_dtype
+        if wire is not None and wire.feedback and group.nodes.count > 1:
+            raise ValueError(
+                f"reduce_scatter over the wire dtype {str(wire)!r}: the next tensor at this "
+                "address would get what rounding has left out of this one. Hint: with FSDP, use "
+                f"{wire.name!r} or '{wire.name} stochastic'."
+            )
+
     def _reduce_scatter_pairs(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], kind: Any, options: CallOptions
     ) -> Work:
+        self._refuse_feedback()
         self._check_parts("reduce_scatter", inputs, outputs)
         launch, pairs = self._current_group().reduce_scatter, (outputs, inputs)
         return self._run_pairs("reduce_scatter", launch, pairs, options, to_reduce, core_op(kind))

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from lightning.fabric.accelerators import CPUAccelerator
 from lightning.fabric.plugins.environments import TorchElasticEnvironment
+from torch.distributed.fsdp import fully_shard
 
 from sdp_plugins.core.local_updates import updates
 from sdp_plugins.core.local_updates.schedule import Schedule
@@ -151,6 +152,18 @@ def run_options(rank: int, world: int) -> None:
 
 def test_local_updates_refuse_a_group_that_keeps_residuals(rank_pool: Pool) -> None:
     rank_pool(2).run(run_on_nodes, "2x1", run_options)
+
+
+def run_feedback_with_fsdp(rank: int, world: int) -> None:
+    """FSDP's buffers are temporary: one layer would get what rounding has left of another."""
+    with process_group(pg_options=Options("int8 feedback")):
+        model = fully_shard(torch.nn.Linear(200, 200))
+        with pytest.raises(ValueError, match=r"Hint: with FSDP, use 'int8' or 'int8 stochastic'"):
+            model(torch.ones(3, 200)).sum().backward()
+
+
+def test_feedback_is_refused_where_buffers_are_temporary(rank_pool: Pool) -> None:
+    rank_pool(2).run(run_on_nodes, "2x1", run_feedback_with_fsdp)
 
 
 def test_local_updates_resumed_exactly(rank_pool: Pool, tmp_path: Path) -> None:
