@@ -267,7 +267,11 @@ class Group(RegisteredMemory):
         """Give every rank the bytes of all ranks, of any lengths, in rank order.
 
         It takes one all_gather if nobody has more than 120 bytes, else two.
+
+        Raises:
+            TypeError: `blob` has no bytes.
         """
+        blob = memoryview(blob).tobytes()
         told = np.zeros((self.world_size, _SHORT.size), np.uint8)
         mine = np.frombuffer(_SHORT.pack(len(blob), blob), np.uint8)
         self.all_gather(told, mine, timeout_s=timeout_s)

@@ -69,6 +69,9 @@ def exchange(rank: int, world: int) -> None:
             blobs = [bytes([65 + r]) * (most if r == 1 else r) for r in range(world)]
             assert group.exchange(blobs[rank]) == blobs
         assert group.exchange(b"\0\0") == [b"\0\0"] * world
+        assert group.exchange(bytearray(b"abc")) == [b"abc"] * world
+        with pytest.raises(TypeError, match="bytes-like"):
+            group.exchange("abc")  # type: ignore[arg-type]
 
 
 def test_exchanged_bytes(rank_pool: Pool) -> None:
