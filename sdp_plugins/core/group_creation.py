@@ -118,8 +118,8 @@ def _agree(rendezvous: Rendezvous, exchange: Exchange, network: Network, config:
         refusal = RendezvousFailure.refused(
             f"this rank would use {setting} between nodes, but {context.names.list(others)} "
             f"{printable(blobs[others[0]].decode(errors='replace'), _MOST_CHARS)}",
-            "SDP_INTERNODE, and SDP_WIRE_DTYPE or the argument that stands for it, must be equal "
-            "on all ranks, and mpirun has to start all or none",
+            "SDP_INTERNODE, and SDP_WIRE_DTYPE or the argument in its place (wire_dtype, or wire "
+            "of local updates), must be equal on all ranks, and mpirun has to start all or none",
             others,
         )
         raise context.error(refusal)

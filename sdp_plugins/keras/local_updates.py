@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,9 +18,11 @@ from sdp_plugins.core.local_updates.schedule import Schedule
 from sdp_plugins.core.local_updates.updates import LocalUpdates
 from sdp_plugins.core.local_updates.wire import parse_wire
 
+from .model_patch import attached_to
 from .variables import broadcast
 
 _NAME = "keras local updates"
+log = logging.getLogger("sdp_plugins.keras")
 
 
 class SMDDPLocalUpdates(keras.callbacks.Callback):
@@ -74,6 +77,13 @@ class SMDDPLocalUpdates(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Give all ranks rank 0's weights, unless each goes on from its own state."""
+        strategy = attached_to(self.model)
+        if strategy is not None and strategy.group.world_size == self._group.world_size > 1:
+            log.warning(
+                "SMDDPLocalUpdates: the model's strategy averages the gradients of all these ranks "
+                "in each step already. Hint: on several nodes, give SMDDPStrategy the group of a "
+                "node."
+            )
         variables = list(map(id, self.model.trainable_variables))
         if self._trained != variables:  # another model, or layers were frozen or thawed
             if not self.model.built:
@@ -144,6 +154,11 @@ class _Weights:
                     f"local updates: weights of {variable.dtype} would be rounded to float32. "
                     "Hint: float32, bfloat16 or float16."
                 )
+        # Names within layers: Keras numbers layers over all models of a process.
+        self.described: Sequence[str] = [
+            f"{one.name}: {tuple(one.shape)}, {one.dtype}{'' if one.trainable else ', frozen'}"
+            for one in model.weights
+        ]
         sizes = [int(np.prod(variable.shape)) for variable in variables]
         parts = divide(sizes, fragments)
         self._fragments = [[variables[index] for index in part] for part in parts]
@@ -158,9 +173,17 @@ class _Weights:
         """Write `anchor - x` for each value x to `gap`."""
         starts = (start for _, start in self._parts(fragment, anchor))
         for (variable, part), start in zip(self._parts(fragment, gap), starts, strict=True):
-            if variable.dtype != "float32":  # it holds the anchor rounded, which is no progress
-                start = ops.convert_to_numpy(ops.cast(start, variable.dtype)).astype(np.float32)
-            np.subtract(start, ops.convert_to_numpy(variable), out=part)
+            # A weight of 16 bits holds the anchor rounded, which is no progress.
+            np.subtract(_rounded(start, variable), ops.convert_to_numpy(variable), out=part)
+
+    def rounded(self, fragment: int, values: Floats) -> Floats | None:
+        """`values` as the weights hold them; None: exactly."""
+        variables = self._fragments[fragment]
+        if all(variable.dtype == "float32" for variable in variables):
+            return None
+        ends = np.cumsum([int(np.prod(variable.shape)) for variable in variables])
+        parts = zip(np.split(values, ends[:-1]), variables, strict=True)
+        return np.concatenate([_rounded(part, variable) for part, variable in parts])
 
     def write(self, fragment: int, values: Floats) -> None:
         """Make `values` those of a fragment."""
@@ -179,6 +202,10 @@ class _Weights:
             end = begin + int(np.prod(variable.shape))
             yield variable, values[begin:end].reshape(variable.shape)
             begin = end
+
+
+def _rounded(values: Floats, variable: Any) -> Floats:
+    return values.astype(variable.dtype).astype(np.float32)  # Keras teaches NumPy bfloat16
 
 
 def _write_back(model: Any) -> None:

@@ -101,9 +101,11 @@ class SMDDPLocalStrategy(SMDDPStrategy):
             )
         inner = dist.get_world_size(self._ddp_kwargs["process_group"])
         if inner == dist.get_world_size() > 1:
+            chosen = self._inner_ranks and f"inner_ranks={self._inner_ranks} are all ranks"
             log.warning(
-                "smddp_local: all ranks are on one node, so their gradients are averaged in every "
-                "step, as by smddp. Hint: inner_ranks=1 makes each rank train by itself."
+                "smddp_local: %s, so their gradients are averaged in every step, as by smddp. "
+                "Hint: inner_ranks=1 makes each rank train by itself.",
+                chosen or "all ranks are on one node",
             )
             return
         from sdp_plugins.torch import LocalUpdates
@@ -187,12 +189,14 @@ class SMDDPLocalStrategy(SMDDPStrategy):
         world = core_group()
         assert world is not None
         nodes = [list(ranks) for ranks in world.nodes.members]
-        if self._inner_ranks is not None:
+        if self._inner_ranks is not None and world.world_size > 1:
+            if world.world_size % self._inner_ranks:
+                raise ValueError(
+                    f"inner_ranks={self._inner_ranks}: it must divide the number of ranks, which "
+                    f"is {world.world_size}. Hint: leave it out; then it is a node's ranks."
+                )
             every = range(0, world.world_size, self._inner_ranks)
-            nodes = [
-                list(range(first, min(first + self._inner_ranks, world.world_size)))
-                for first in every
-            ]
+            nodes = [list(range(first, first + self._inner_ranks)) for first in every]
         if len(nodes) > 1 and getattr(self.precision_plugin, "scaler", None) is not None:
             raise ValueError(
                 "smddp_local: the GradScaler of this precision skips steps of single ranks, but "

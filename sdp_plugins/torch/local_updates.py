@@ -98,6 +98,7 @@ class LocalUpdates:
                 use_local_synchronization=group is not None,
             )
         core: Any = core_group(self._group)
+        core.describe("local updates")
 
         def share_buffers() -> None:
             broadcast(core, list(model.buffers()))
@@ -106,7 +107,7 @@ class LocalUpdates:
             self._updates = updates.LocalUpdates(core, parameters, schedule, step, share_buffers)
             broadcast(core, [one for one in model.parameters() if not one.requires_grad])
             self._updates.share()
-        except ValueError:
+        except BaseException:
             self._leave_group()
             raise
         self._optimizer = optimizer
@@ -124,6 +125,11 @@ class LocalUpdates:
         For example at the end of the training, or before an evaluation. It is no outer step: the
         momenta stay as they are, and a second call changes nothing.
         """
+        if self._group is None:
+            raise RuntimeError(
+                "local updates: synchronize() after close(). Hint: call it before, or make another "
+                "LocalUpdates."
+            )
         self._updates.synchronize()
 
     def state_dict(self) -> dict[str, Any]:
@@ -179,6 +185,8 @@ class _ModelParameters:
                     f"local updates: parameters of {parameter.dtype} would be rounded to float32. "
                     "Hint: float32, bfloat16 or float16."
                 )
+        _refuse_overlaps(found)
+        self.described: Sequence[str] = _described(model)
         parts = divide([parameter.numel() for parameter in found], fragments)
         self._fragments = [[found[index] for index in part] for part in parts]
         counts = [sum(map(Tensor.numel, parameters)) for parameters in self._fragments]
@@ -203,8 +211,15 @@ class _ModelParameters:
         before = (part for _, part in self._parts(fragment, anchor))
         for (parameter, part), start in zip(self._parts(fragment, gap), before, strict=True):
             # A parameter of 16 bits holds the anchor rounded, which is no progress.
-            start = start.to(parameter.dtype).float()
+            start = _rounded(start, parameter.dtype)
             torch.sub(start, parameter.detach().to("cpu", torch.float32), out=part)
+
+    def rounded(self, fragment: int, values: Floats) -> Floats | None:
+        """`values` as the parameters hold them; None: exactly."""
+        if all(parameter.dtype == torch.float32 for parameter in self._fragments[fragment]):
+            return None
+        parts = [_rounded(part, one.dtype).flatten() for one, part in self._parts(fragment, values)]
+        return torch.cat(parts).numpy()
 
     @torch.no_grad()
     def write(self, fragment: int, values: Floats) -> None:
@@ -225,6 +240,40 @@ class _ModelParameters:
             (parameter, part.view(parameter.shape))
             for parameter, part in zip(parameters, parts, strict=True)
         ]
+
+
+def _rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return values.to(dtype).float()
+
+
+def _described(model: nn.Module) -> list[str]:
+    plain = model.module if isinstance(model, DistributedDataParallel) else model
+    parameters = [
+        f"{name}: {tuple(one.shape)}, {one.dtype}{'' if one.requires_grad else ', frozen'}"
+        for name, one in plain.named_parameters()
+    ]
+    buffers = [f"{name}: {tuple(one.shape)}, {one.dtype}" for name, one in plain.named_buffers()]
+    return parameters + buffers
+
+
+def _refuse_overlaps(parameters: Sequence[Tensor]) -> None:
+    ends: dict[int, int] = {}  # of the values so far, by storage
+    for one in sorted(parameters, key=Tensor.data_ptr):
+        storage = one.untyped_storage().data_ptr()
+        if one.numel() and one.data_ptr() < ends.get(storage, 0):
+            raise ValueError(
+                "local updates: two parameters of the model share memory, which would be updated "
+                "twice. Hint: tie them by making them one and the same Parameter."
+            )
+        ends[storage] = max(ends.get(storage, 0), one.data_ptr() + _extent(one))
+
+
+def _extent(tensor: Tensor) -> int:
+    """Bytes from the first to the last value."""
+    if not tensor.numel():
+        return 0
+    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.element_size()
 
 
 def _trained(model: nn.Module) -> list[Tensor]:

@@ -34,6 +34,15 @@ os.environ["LOCAL_WORLD_SIZE"] = "1"  # as if each rank had a node of its own
 from sdp_plugins.torch import LocalUpdates
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 """
+SAVED = """
+import tempfile
+local, rank, folder = LocalUpdates(model, optimizer), dist.get_rank(), tempfile.mkdtemp()
+optimizer.step()
+"""
+CONTINUED = """
+assert local.steps == 1
+local.close()
+"""
 TRACED = """
 dist.init_process_group("smddp")
 def train_one_step():
@@ -117,6 +126,7 @@ IN_TWO_RANKS = {
         TORCH + PLAIN + ALONE,
         "assert dist.get_world_size(inner) == 1" + END,
     ),
+    "# In the run that continues": (TORCH + PLAIN + ALONE + SAVED, CONTINUED + END),
     "trace.start(": (TORCH + TRACED, CHECK_TRACE + END),
     "TrainingArguments(": (HUGGINGFACE, 'assert torch.distributed.get_backend() == "smddp"'),
     "SMDDPMonitor(strategy)": (

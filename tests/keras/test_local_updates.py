@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 from keras import layers, ops
 
 from sdp_plugins.core import Group
-from sdp_plugins.keras import OuterStep, SMDDPLocalUpdates
+from sdp_plugins.keras import OuterStep, SMDDPLocalUpdates, SMDDPStrategy, local_updates
 from tests.keras.first_ranks import BACKENDS, on_ranks
 from tests.keras.models import BATCH, CLASSES, FEATURES, arrays, crossentropy, dense
 from tests.keras.strategies import compiled, strategy, values
@@ -163,3 +165,53 @@ def test_arguments(rank: int, world: int, tmp_path: Path) -> None:
         local = SMDDPLocalUpdates(outer=OuterStep(0.5, 0.0), group=group, fragments=9)
         with pytest.raises(ValueError, match="the model has 6 parameters that are trained"):
             model_of(rank).fit(*arrays(), verbose=0, callbacks=[local])
+        with SMDDPStrategy().scope():
+            averaged = model_of(rank)
+        with mock.patch.object(local_updates.log, "warning") as warning:
+            averaged.fit(*arrays(), verbose=0, callbacks=[SMDDPLocalUpdates(group=group)])
+        assert "averages the gradients of all these ranks" in warning.call_args[0][0]
+
+
+@on_ranks(2, ("tensorflow",))
+def test_one_rank_continues_and_another_begins(rank: int, world: int, tmp_path: Path) -> None:
+    model, local = model_of(rank), SMDDPLocalUpdates()
+    fit = {"batch_size": BATCH // world, "verbose": 0, "callbacks": [local]}
+    try:
+        model.fit(*own_rows(rank, world), **fit)
+        if rank == 0:
+            local.load_state_dict(local.state_dict())
+        begun = "load_state_dict()", "with rank 0's parameters"
+        said = f"rank {1 - rank} has begun {begun[1 - rank]}, but this one {begun[rank]}. Hint: "
+        with pytest.raises(ValueError, match=re.escape(said)):
+            model.fit(*own_rows(rank, world), **fit)
+    finally:
+        local.close()
+
+
+@on_ranks(2, BACKENDS)
+def test_weights_of_16_bits(rank: int, world: int, tmp_path: Path) -> None:
+    model = keras.Sequential(
+        [
+            keras.Input((FEATURES,)),
+            layers.Dense(8, dtype="bfloat16"),
+            layers.Dense(CLASSES, dtype="float32"),
+        ]
+    )
+    model.compile("sgd", crossentropy())
+    local = SMDDPLocalUpdates(every=2, delay=1)
+    try:
+        fit = {"batch_size": BATCH // world, "verbose": 0, "callbacks": [local]}
+        model.fit(*own_rows(rank, world), **fit)
+        weights = local_updates._Weights(model, 1)
+        values, held = (np.zeros(weights.counts[0], np.float32) for _ in range(2))
+        weights.read(0, values)
+        told = local.group.exchange(values.tobytes())
+        assert told[0] == told[1]
+        values[:] = np.random.default_rng(0).random(len(values))
+        weights.write(0, values)
+        weights.read(0, held)
+        rounded = weights.rounded(0, values)
+        assert rounded is not None and not np.array_equal(values, held)
+        np.testing.assert_array_equal(rounded, held)
+    finally:
+        local.close()

@@ -98,6 +98,8 @@ def misuse(rank: int, world: int, package: str) -> None:
     assert isinstance(kind(every=7), lightning.strategies.DDPStrategy)
     with pytest.raises(ValueError, match="inner_ranks=0: it must be an integer, at least 1"):
         kind(inner_ranks=0)
+    with pytest.raises(ValueError, match=rf"inner_ranks={world + 1}: it must divide.* is {world}"):
+        trainer(package, strategy=kind(inner_ranks=world + 1)).fit(model(package), loader())
     with pytest.raises(ValueError, match="Hint: say its size by inner_ranks="):
         kind(process_group=None)
     for wrong in ({"outer": "x"}, {"delay": 99}, {"wire": "int3"}, {"wire_dtype": "int8"}):

@@ -59,13 +59,16 @@ class Fragment:
         gap[self._count :] = 0
         mine = np.empty(self._part, np.float32)
         self._group.reduce_scatter(mine, gap, "avg")
+        # If this step fails, those of the last one are still there.
+        momenta = self.momenta.copy() if outer.momentum else self.momenta
         packed = np.empty(self._encoding.nbytes(self._part), np.uint8)
         for piece, at in self._pieces(packed):
             change = mine[piece]
-            outer.update(change, self.momenta[piece])
+            outer.update(change, momenta[piece])
             self._encoding.pack(at, _native.address(change), len(change))
         gathered = np.empty((self._group.world_size, len(packed)), np.uint8)
         self._group.all_gather(gathered, packed)
+        self.momenta = momenta
         # This rank's own changes are rounded too, so that all ranks have the same.
         shape = self._group.world_size, self._part
         parts = self._anchor.reshape(shape), gap.reshape(shape), gathered

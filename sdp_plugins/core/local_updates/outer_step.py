@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +20,22 @@ class OuterStep:
     Attributes:
         lr: Learning rate.
         momentum: Momentum.
+
+    Raises:
+        ValueError: They are no numbers that a training could use.
     """
 
     lr: float = 0.7
     momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "momentum"):
+            object.__setattr__(self, name, float(getattr(self, name)))  # 1 is the same as 1.0
+        if not (0 < self.lr < math.inf and 0 <= self.momentum < 1):
+            raise ValueError(
+                f"{self}: it must have a positive rate, and a momentum of at least 0 and less "
+                "than 1."
+            )
 
     @classmethod
     def parse(cls, outer: OuterStep | str) -> OuterStep:

@@ -17,15 +17,23 @@ class Parameters(Protocol):
 
     Attributes:
         counts: Number of values of each fragment.
+        described: Every tensor of the model, as users know it; the same on all ranks.
     """
 
     counts: Sequence[int]
+    described: Sequence[str]
 
     def read(self, fragment: int, values: Floats) -> None:
         """Write the values of a fragment, as float32, to `values`."""
 
     def gap(self, fragment: int, anchor: Floats, gap: Floats) -> None:
         """Write how far the values of a fragment are behind the anchor, `anchor - x`, to `gap`."""
+
+    def rounded(self, fragment: int, values: Floats) -> Floats | None:
+        """`values` as the parameters of a fragment hold them; None: exactly.
+
+        Called in another thread while the model is trained.
+        """
 
     def write(self, fragment: int, values: Floats) -> None:
         """Make `values` those of a fragment."""

@@ -25,6 +25,7 @@ class Schedule:
         for name in ("every", "fragments", "delay"):
             if not isinstance(value := getattr(self, name), Integral):
                 raise ValueError(f"{name}={value!r}: it must be an integer.")
+            object.__setattr__(self, name, int(value))  # NumPy's integers have other texts
         if not 1 <= self.fragments <= self.every:
             raise ValueError(
                 f"every={self.every}, fragments={self.fragments}: every fragment needs a step of "

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..errors import SdpError
 from ..wire_encoding import Unchanged, encoding_of
 from .background import background
 from .fragment import Fragment
@@ -23,6 +27,10 @@ if TYPE_CHECKING:
     from ..group import Group
 
 _AS_MANY = "take the same number of optimizer steps on all ranks (a GradScaler skips some)"
+
+_ALL = "load a state on all ranks, or on none"
+_SHARING, _LOADING = "with rank 0's parameters", "load_state_dict()"
+_CLOSE_FIRST = "close the local updates before the process group is destroyed"
 
 
 @dataclass
@@ -62,6 +70,7 @@ class LocalUpdates:
         self._outer, self._on_round = outer, on_round
         self._settings = f"{schedule}, {outer}, fragments of {list(parameters.counts)} values"
         with background():  # the first collective starts threads
+            self._compare_models()
             self._compare("the settings", self._settings)
         wire = group.wire_dtype
         refuse_options(wire)
@@ -75,6 +84,7 @@ class LocalUpdates:
         """Give all ranks rank 0's parameters and number of steps; a collective."""
         self.close()
         self._exchange = None
+        self._compare("begun", _SHARING, _ALL)
         self.steps = int(self._group.exchange(str(self.steps).encode())[0])
         for index, fragment in enumerate(self._fragments):
             self._parameters.read(index, fragment.anchor)
@@ -93,7 +103,7 @@ class LocalUpdates:
             self._finish()
         fragment = self._schedule.begins(self.steps)
         if fragment is not None:
-            self._begin(fragment, self._schedule.delay)
+            self._begin(fragment)
 
     def synchronize(self) -> None:
         """Make the parameters of all ranks their average; a collective.
@@ -102,10 +112,12 @@ class LocalUpdates:
         and a second call changes nothing.
         """
         self._finish()
-        self._compare("begun", f"synchronize() after step {self.steps}", _AS_MANY)
-        for index, fragment in enumerate(self._fragments):
-            fragment.exchange(self._read_gap(index), AVERAGE)
-            self._parameters.write(index, fragment.anchor)
+        name = f"synchronize() after step {self.steps}"
+        with self._named(name):
+            self._compare("begun", name, _AS_MANY)
+            for index, fragment in enumerate(self._fragments):
+                fragment.exchange(self._read_gap(index), AVERAGE)
+                self._parameters.write(index, fragment.anchor)
         self._on_round()
 
     def close(self) -> None:
@@ -115,34 +127,49 @@ class LocalUpdates:
 
     # ---- exchanges -----------------------------------------------------------------------------
 
-    def _begin(self, index: int, delay: int) -> None:
-        gap, name = self._read_gap(index), f"the outer step of step {self.steps}"
-        done: Future[None] = Future()
-        self._exchange = _Exchange(index, self.steps + delay, done)
-
-        def exchange() -> None:
-            try:
-                self._compare("begun", name, _AS_MANY)
-                self._fragments[index].exchange(gap, self._outer)
-            except BaseException as error:
-                done.set_exception(error)
-            else:
-                done.set_result(None)
-
-        if delay:
-            # A daemon: a program that fails must not wait for ranks that wait for it elsewhere.
-            with background():
-                threading.Thread(target=exchange, name="sdp-updates", daemon=True).start()
-        else:
-            exchange()
+    def _begin(self, index: int) -> None:
+        gap, step, delay = self._read_gap(index), self.steps, self._schedule.delay
+        exchange = _Exchange(index, step + delay, Future())
+        if not delay:
+            self._outer_step(index, gap, step)
+            exchange.done.set_result(None)
+            self._exchange = exchange
             self._finish()
+            return
+
+        def run() -> None:
+            try:
+                self._outer_step(index, gap, step)
+            except BaseException as error:
+                exchange.done.set_exception(error)
+            else:
+                exchange.done.set_result(None)
+
+        # A daemon: a program that fails must not wait for ranks that wait for it elsewhere.
+        with background():
+            threading.Thread(target=run, name="sdp-updates", daemon=True).start()
+        self._exchange = exchange  # not before: nobody completes it if there can be no thread
+
+    def _outer_step(self, index: int, gap: Floats, step: int) -> None:
+        fragment, name = self._fragments[index], f"the outer step of step {step}"
+        anchor, behind = fragment.anchor, gap[: len(fragment.anchor)]
+        with self._named(name):
+            self._compare("begun", name, _AS_MANY)
+            before = self._parameters.rounded(index, anchor)
+            sent = None if before is None else before - behind
+            fragment.exchange(gap, self._outer)
+            after = self._parameters.rounded(index, anchor)
+            if sent is not None and after is not None:
+                # What is less than the parameters' precision stays in the anchor until it is more.
+                np.subtract(after, sent, out=behind)
 
     def _finish(self) -> None:
         """Take over the result of the exchange that is on its way."""
-        if self._exchange is None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is None:
             return
-        self._exchange.done.result()
-        index, self._exchange = self._exchange.fragment, None
+        exchange.done.result()
+        index = exchange.fragment
         anchor = self._fragments[index].anchor
         if self._schedule.delay:
             self._parameters.add(index, self._gap[: len(anchor)])
@@ -157,25 +184,55 @@ class LocalUpdates:
         self._parameters.gap(index, fragment.anchor, gap[: len(fragment.anchor)])
         return gap
 
+    @contextmanager
+    def _named(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except SdpError as error:
+            hint = _CLOSE_FIRST if error.kind == "closed" else _AS_MANY
+            if hasattr(error, "add_note"):  # Python 3.11 and later
+                error.add_note(f"It was part of {name} of local updates. Hint: {hint}.")
+            raise
+
     def _compare(self, what: str, mine: str, hint: str = "pass the same on all ranks") -> None:
         told = [blob.decode() for blob in self._group.exchange(mine.encode())]
         others = [rank for rank, text in enumerate(told) if text != mine]
         if others:
             raise ValueError(
-                f"{self._group.error_prefix}local updates: rank {others[0]} has {what} "
+                f"{self._group.error_prefix}local updates: {self._name(others[0])} has {what} "
                 f"{told[others[0]]}, but this one {mine}. Hint: {hint}."
             )
+
+    def _compare_models(self) -> None:
+        mine = "\n".join(self._parameters.described)
+        digest = hashlib.sha256(mine.encode()).digest()
+        told = self._group.exchange(digest)
+        others = [rank for rank, found in enumerate(told) if found != digest]
+        if any(found != told[0] for found in told):  # on all ranks
+            texts = [blob.decode() for blob in self._group.exchange(mine.encode())]
+        if others:
+            lines = zip_longest(texts[others[0]].split("\n"), mine.split("\n"), fillvalue="none")
+            number, theirs, ours = next((n, a, b) for n, (a, b) in enumerate(lines, 1) if a != b)
+            raise ValueError(
+                f"{self._group.error_prefix}local updates: the models differ. Tensor {number} is "
+                f"{theirs} on {self._name(others[0])}, but {ours} on this one. Hint: build the "
+                "same model on all ranks."
+            )
+
+    def _name(self, rank: int) -> str:
+        return f"rank {self._group.global_rank(rank)}"
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank needs, beside its parameters and its optimizer, to continue exactly.
 
-        Waits for the exchange that is on its way. Arrays are copies.
+        Waits for the exchange that is on its way; one that has failed has changed nothing. Arrays
+        are copies.
         """
         exchange = self._exchange
-        if exchange is not None:
-            exchange.done.result()
+        if exchange is not None and exchange.done.exception() is not None:
+            exchange = None
         return {
             **self._identity(),
             "steps": self.steps,
@@ -192,19 +249,17 @@ class LocalUpdates:
             ValueError: It is that of another rank, or of other settings; or the ranks' states are
                 of different steps.
         """
-        if "anchors" not in state:
-            raise ValueError(
-                f"{self._group.error_prefix}local updates: this is no state of local updates. "
-                "Hint: load what their state_dict() gave."
-            )
-        for name, mine in self._identity().items():
-            if state[name] != mine:
-                raise ValueError(
-                    f"{self._group.error_prefix}local updates: {name} is {mine}, and "
-                    f"{state[name]} in the state. Hint: save a state on each rank, and load it "
-                    "there, with the same settings."
-                )
         self.close()  # its exchange uses the group
+        problem = self._problem(state)
+        told = [blob.decode() for blob in self._group.exchange((problem or _LOADING).encode())]
+        rank, theirs = next(((r, t) for r, t in enumerate(told) if t != _LOADING), (0, ""))
+        if theirs:
+            text = problem or f"{self._name(rank)} cannot load its state: {theirs}"
+            if theirs == _SHARING:
+                text = (
+                    f"{self._name(rank)} has begun {theirs}, but this one {_LOADING}. Hint: {_ALL}."
+                )
+            raise ValueError(f"{self._group.error_prefix}local updates: {text}")
         anchors = [zlib.crc32(anchor) for anchor in state["anchors"]]
         at = f"step {state['steps']}, exchange {state['exchange']}, {anchors}"
         self._compare(
@@ -219,6 +274,17 @@ class LocalUpdates:
         kept = zip(self._fragments, state["anchors"], state["momenta"], strict=True)
         for one, anchor, momenta in kept:
             one.anchor[:], one.momenta[:] = anchor, momenta
+
+    def _problem(self, state: Mapping[str, Any]) -> str:
+        if "anchors" not in state:
+            return "this is no state of local updates. Hint: load what their state_dict() gave."
+        for name, mine in self._identity().items():
+            if state[name] != mine:
+                return (
+                    f"{name} is {mine}, and {state[name]} in the state. Hint: save a state on each "
+                    "rank, and load it there, with the same settings."
+                )
+        return ""
 
     def _identity(self) -> dict[str, Any]:
         rank, ranks = self._group.rank, self._group.world_size
