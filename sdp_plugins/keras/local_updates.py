@@ -205,7 +205,8 @@ class _Weights:
 
 
 def _rounded(values: Floats, variable: Any) -> Floats:
-    return values.astype(variable.dtype).astype(np.float32)  # Keras teaches NumPy bfloat16
+    held = values.astype(variable.dtype, copy=False)  # Keras teaches NumPy bfloat16
+    return held.astype(np.float32, copy=False)
 
 
 def _write_back(model: Any) -> None:

@@ -342,9 +342,7 @@ def run_foreign_states(rank: int, world: int) -> None:
     model, optimizer = make()
     with local_updates(model, optimizer, every=4) as local:
         state = local.state_dict()
-        with pytest.raises(
-            ValueError, match=r"local updates: rank is .*Hint: save a state on each"
-        ):
+        with pytest.raises(ValueError, match=r"whose rank is .*Hint: save a state on each"):
             local.load_state_dict({**state, "rank": 1 - rank})
         train(model, optimizer, rank, range(rank))
         with pytest.raises(
@@ -354,7 +352,7 @@ def run_foreign_states(rank: int, world: int) -> None:
         with pytest.raises(ValueError, match="no state of local updates"):
             local.load_state_dict(optimizer.state_dict())
         other = LocalUpdates(*make(), every=5)
-        with pytest.raises(ValueError, match=r"settings is Schedule\(every=5.*every=4"):
+        with pytest.raises(ValueError, match=r"settings is Schedule\(every=4.*not .*every=5"):
             other.load_state_dict(state)
 
 

@@ -240,8 +240,10 @@ def run_one_file(rank: int, world: int, folder: str) -> None:
         if rank == 0:
             torch.save(local.state_dict(), f"{folder}/state.pt")
         dist.barrier()
-        mine = "" if rank else "rank 1 cannot load its state: "
-        match = rf"local updates: {mine}rank is 1, and 0 in the state. Hint: save a state on each"
+        begun = r"load_state_dict\(\) of step 0, .*", r"load_state_dict\(\) of .* rank is 0, not 1"
+        match = (
+            f"rank {1 - rank} has begun {begun[1 - rank]}, but this one {begun[rank]}. Hint: save"
+        )
         with pytest.raises(ValueError, match=match):
             local.load_state_dict(torch.load(f"{folder}/state.pt"))
 

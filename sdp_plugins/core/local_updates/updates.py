@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from ..group import Group
 
 _AS_MANY = "take the same number of optimizer steps on all ranks (a GradScaler skips some)"
-
-_ALL = "load a state on all ranks, or on none"
-_SHARING, _LOADING = "with rank 0's parameters", "load_state_dict()"
+_EACH_ITS_OWN = (
+    "save a state on each rank at the same step, and load it there, with the same settings; on all "
+    "ranks or on none"
+)
 _CLOSE_FIRST = "close the local updates before the process group is destroyed"
 
 
@@ -84,7 +85,7 @@ class LocalUpdates:
         """Give all ranks rank 0's parameters and number of steps; a collective."""
         self.close()
         self._exchange = None
-        self._compare("begun", _SHARING, _ALL)
+        self._compare("begun", "with rank 0's parameters", _EACH_ITS_OWN)
         self.steps = int(self._group.exchange(str(self.steps).encode())[0])
         for index, fragment in enumerate(self._fragments):
             self._parameters.read(index, fragment.anchor)
@@ -129,13 +130,11 @@ class LocalUpdates:
 
     def _begin(self, index: int) -> None:
         gap, step, delay = self._read_gap(index), self.steps, self._schedule.delay
-        exchange = _Exchange(index, step + delay, Future())
         if not delay:
             self._outer_step(index, gap, step)
-            exchange.done.set_result(None)
-            self._exchange = exchange
-            self._finish()
+            self._take_over(index)
             return
+        exchange = _Exchange(index, step + delay, Future())
 
         def run() -> None:
             try:
@@ -166,10 +165,11 @@ class LocalUpdates:
     def _finish(self) -> None:
         """Take over the result of the exchange that is on its way."""
         exchange, self._exchange = self._exchange, None
-        if exchange is None:
-            return
-        exchange.done.result()
-        index = exchange.fragment
+        if exchange is not None:
+            exchange.done.result()
+            self._take_over(exchange.fragment)
+
+    def _take_over(self, index: int) -> None:
         anchor = self._fragments[index].anchor
         if self._schedule.delay:
             self._parameters.add(index, self._gap[: len(anchor)])
@@ -208,9 +208,8 @@ class LocalUpdates:
         digest = hashlib.sha256(mine.encode()).digest()
         told = self._group.exchange(digest)
         others = [rank for rank, found in enumerate(told) if found != digest]
-        if any(found != told[0] for found in told):  # on all ranks
+        if others:  # so it is on all ranks
             texts = [blob.decode() for blob in self._group.exchange(mine.encode())]
-        if others:
             lines = zip_longest(texts[others[0]].split("\n"), mine.split("\n"), fillvalue="none")
             number, theirs, ours = next((n, a, b) for n, (a, b) in enumerate(lines, 1) if a != b)
             raise ValueError(
@@ -251,20 +250,16 @@ class LocalUpdates:
         """
         self.close()  # its exchange uses the group
         problem = self._problem(state)
-        told = [blob.decode() for blob in self._group.exchange((problem or _LOADING).encode())]
-        rank, theirs = next(((r, t) for r, t in enumerate(told) if t != _LOADING), (0, ""))
-        if theirs:
-            text = problem or f"{self._name(rank)} cannot load its state: {theirs}"
-            if theirs == _SHARING:
-                text = (
-                    f"{self._name(rank)} has begun {theirs}, but this one {_LOADING}. Hint: {_ALL}."
-                )
-            raise ValueError(f"{self._group.error_prefix}local updates: {text}")
-        anchors = [zlib.crc32(anchor) for anchor in state["anchors"]]
-        at = f"step {state['steps']}, exchange {state['exchange']}, {anchors}"
-        self._compare(
-            "begun", f"load_state_dict() of {at}", "load the states that the ranks saved together"
+        what = problem or (
+            f"step {state['steps']}, exchange {state['exchange']}, "
+            f"{[zlib.crc32(anchor) for anchor in state['anchors']]}"
         )
+        self._compare("begun", f"load_state_dict() of {what}", _EACH_ITS_OWN)
+        if problem:
+            raise ValueError(
+                f"{self._group.error_prefix}local updates: load_state_dict() of {problem}. "
+                f"Hint: {_EACH_ITS_OWN}."
+            )
         self.steps, self._exchange = state["steps"], None
         if state["exchange"] is not None:
             fragment, due = state["exchange"]
@@ -276,15 +271,11 @@ class LocalUpdates:
             one.anchor[:], one.momenta[:] = anchor, momenta
 
     def _problem(self, state: Mapping[str, Any]) -> str:
+        """Why the state is not this rank's."""
         if "anchors" not in state:
-            return "this is no state of local updates. Hint: load what their state_dict() gave."
-        for name, mine in self._identity().items():
-            if state[name] != mine:
-                return (
-                    f"{name} is {mine}, and {state[name]} in the state. Hint: save a state on each "
-                    "rank, and load it there, with the same settings."
-                )
-        return ""
+            return "what is no state of local updates"
+        wrong = ((name, mine) for name, mine in self._identity().items() if state[name] != mine)
+        return next((f"a state whose {n} is {state[n]}, not {mine}" for n, mine in wrong), "")
 
     def _identity(self) -> dict[str, Any]:
         rank, ranks = self._group.rank, self._group.world_size
