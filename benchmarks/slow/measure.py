@@ -139,9 +139,9 @@ def time_steps(
             seed = None if model == BERT else 0
             found = build(job, variant, seed, plan.loss_steps)
             report.parameters[model] = found[0]
-            steps = TURN if variant in NOW_AND_THEN else plan.steps
+            first, steps = (EVERY, TURN) if variant in NOW_AND_THEN else (0, plan.steps)
             # The first exchange of a group connects the ranks; others go on while steps are timed.
-            job.call("train", {"steps": WARM_UP + 1 + (EVERY if variant in NOW_AND_THEN else 0)})
+            job.call("train", {"steps": WARM_UP + 1 + first})
             seconds = 0.0
 
             def turn(steps: int = steps) -> None:

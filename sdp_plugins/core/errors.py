@@ -25,6 +25,12 @@ _recent: deque[tuple[type[SdpError], str, dict[str, Any]]] = deque(maxlen=128)
 """Class, text and fields of the latest errors. The errors themselves would hold their frames."""
 
 
+def add_note(error: BaseException, note: str) -> None:
+    """Have tracebacks show a note behind the error, with Python 3.11 and later."""
+    if note and hasattr(error, "add_note"):
+        error.add_note(note)
+
+
 class SdpError(RuntimeError):
     """Raised when a group cannot go on; base of all run-time errors of this package.
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from weakref import WeakKeyDictionary
 
+from sdp_plugins.core.errors import add_note
 from sdp_plugins.core.open_groups import GroupObserver, OpenGroup, open_groups
 from sdp_plugins.flight import report_file
 from sdp_plugins.flight.forming_lines import forming_lines
@@ -66,12 +67,12 @@ class FlightRecorder(GroupObserver):
                 self._notes[group] = ""  # try only once, even if it fails
                 snapshots, lines = _explain(group)
                 self._notes[group] = "\n".join([*lines, *_write_report(group, snapshots)])
-            _add_note(error, self._notes[group])
+            add_note(error, self._notes[group])
 
     def wait_timed_out(self, group: OpenGroup, error: Exception) -> None:
         """Add which ranks of the group wait for which others now."""
         with self._lock:
-            _add_note(error, "\n".join(_explain(group)[1]))
+            add_note(error, "\n".join(_explain(group)[1]))
 
     def rendezvous_failed(self, error: Exception) -> None:
         """Add which ranks have come to the rendezvous, and what the others are doing."""
@@ -82,7 +83,7 @@ class FlightRecorder(GroupObserver):
             snapshots, _ = _read(largest)
             lines = forming_lines(groups_of(snapshots)) + _write_report(largest, snapshots)
             if lines:
-                _add_note(error, "\n".join([_HEAD, *lines]))
+                add_note(error, "\n".join([_HEAD, *lines]))
 
     def show(self) -> None:
         """Write to stderr what the ranks of this node wait for, now."""
@@ -105,11 +106,6 @@ def read_group(group: OpenGroup) -> list[RankSnapshot]:
             snapshot = parse(group.native.flight(rank))
             found.append(snapshot._replace(liveness=liveness(snapshot.info)))
     return found
-
-
-def _add_note(error: Exception, note: str) -> None:
-    if note and hasattr(error, "add_note"):  # Python 3.11 and later
-        error.add_note(note)
 
 
 def _explain(group: OpenGroup) -> tuple[list[RankSnapshot], list[str]]:

@@ -181,9 +181,8 @@ class _Weights:
         variables = self._fragments[fragment]
         if all(variable.dtype == "float32" for variable in variables):
             return None
-        ends = np.cumsum([int(np.prod(variable.shape)) for variable in variables])
-        parts = zip(np.split(values, ends[:-1]), variables, strict=True)
-        return np.concatenate([_rounded(part, variable) for part, variable in parts])
+        parts = self._split(fragment, values)
+        return np.concatenate([_rounded(part, variable).ravel() for variable, part in parts])
 
     def write(self, fragment: int, values: Floats) -> None:
         """Make `values` those of a fragment."""
@@ -197,6 +196,9 @@ class _Weights:
 
     def _parts(self, fragment: int, values: Floats) -> Iterator[tuple[Any, Floats]]:
         _write_back(self._model)
+        return self._split(fragment, values)
+
+    def _split(self, fragment: int, values: Floats) -> Iterator[tuple[Any, Floats]]:
         begin = 0
         for variable in self._fragments[fragment]:
             end = begin + int(np.prod(variable.shape))

@@ -27,6 +27,7 @@ import torch
 import torch.futures
 
 from sdp_plugins.core import SdpError
+from sdp_plugins.core.errors import add_note
 from sdp_plugins.torch.callback_thread import CallbackThread
 from sdp_plugins.torch.streams import on
 
@@ -77,8 +78,7 @@ def _without_frames(error: BaseException) -> BaseException:
     """Convert the traceback to text: frames would keep their local variables and callers alive."""
     if error.__traceback__ is not None and not isinstance(error, SdpError):
         told = "".join(traceback.format_exception(error)).rstrip()
-        if hasattr(error, "add_note"):
-            error.add_note(f"Raised in a callback of a future:\n{told}")
+        add_note(error, f"Raised in a callback of a future:\n{told}")
     rest: list[BaseException | None] = [error]
     while rest:
         if (one := rest.pop()) is not None and one.__traceback__ is not None:

@@ -24,6 +24,7 @@ from sdp_plugins.torch.groups import core_group
 from sdp_plugins.torch.sharding.buffers import broadcast
 from sdp_plugins.torch.sharding.checks import parameters_of
 from sdp_plugins.torch.sharding.gradients import OWNED
+from sdp_plugins.torch.tensors import overlap
 
 _COUNTED: WeakSet[torch.optim.Optimizer] = WeakSet()
 """The optimizers whose steps count."""
@@ -185,7 +186,11 @@ class _ModelParameters:
                     f"local updates: parameters of {parameter.dtype} would be rounded to float32. "
                     "Hint: float32, bfloat16 or float16."
                 )
-        _refuse_overlaps(found)
+        if overlap(found):
+            raise ValueError(
+                "local updates: two parameters of the model share memory, which would be updated "
+                "twice. Hint: tie them by making them one and the same Parameter."
+            )
         self.described: Sequence[str] = _described(model)
         parts = divide([parameter.numel() for parameter in found], fragments)
         self._fragments = [[found[index] for index in part] for part in parts]
@@ -254,26 +259,6 @@ def _described(model: nn.Module) -> list[str]:
     ]
     buffers = [f"{name}: {tuple(one.shape)}, {one.dtype}" for name, one in plain.named_buffers()]
     return parameters + buffers
-
-
-def _refuse_overlaps(parameters: Sequence[Tensor]) -> None:
-    ends: dict[int, int] = {}  # of the values so far, by storage
-    for one in sorted(parameters, key=Tensor.data_ptr):
-        storage = one.untyped_storage().data_ptr()
-        if one.numel() and one.data_ptr() < ends.get(storage, 0):
-            raise ValueError(
-                "local updates: two parameters of the model share memory, which would be updated "
-                "twice. Hint: tie them by making them one and the same Parameter."
-            )
-        ends[storage] = max(ends.get(storage, 0), one.data_ptr() + _extent(one))
-
-
-def _extent(tensor: Tensor) -> int:
-    """Bytes from the first to the last value."""
-    if not tensor.numel():
-        return 0
-    last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
 
 
 def _trained(model: nn.Module) -> list[Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -161,7 +161,12 @@ def _unexpanded(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 
 def share_memory(operations: Sequence[Sequence[Tensor]]) -> bool:
     """Return whether any two of the tensors overlap; interleaved views count as well."""
-    extents = sorted(_extent(tensor_of(tensor)) for tensors in operations for tensor in tensors)
+    return overlap(tensor_of(tensor) for tensors in operations for tensor in tensors)
+
+
+def overlap(tensors: Iterable[Tensor]) -> bool:
+    """As `share_memory`, of tensors that need no check."""
+    extents = sorted(map(_extent, tensors))
     return any(start < end for (_, end), (start, _) in pairwise(extents))
 
 

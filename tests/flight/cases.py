@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -35,9 +36,14 @@ def until_seen(ranks: Ranks, *parts: str, read: Callable[[], str] | None = None)
         parts: Regular expressions.
         read: How to get it, if not by a look from outside.
     """
+    return until_read(read or partial(seen, ranks), *parts)
+
+
+def until_read(read: Callable[[], str], *parts: str) -> str:
+    """What is read, as soon as it has all these patterns."""
     end = time.monotonic() + HANG_S
     while True:
-        text = read() if read else seen(ranks)
+        text = read()
         if all(re.search(part, text) for part in parts):
             return text
         assert time.monotonic() < end, f"{parts} not in\n{text}"

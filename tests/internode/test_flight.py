@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import re
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,7 @@ from sdp_plugins.flight import report_file
 from sdp_plugins.flight.rank_snapshot import RankSnapshot
 from sdp_plugins.flight.wait_report import report
 from tests.faults import gave_up, stay_away
-from tests.flight.cases import LONG_S, job_of, seen_of, until_seen
+from tests.flight.cases import LONG_S, job_of, seen_of, until_read, until_seen
 from tests.internode.spanning import meet
 from tests.ranks import Pool, Ranks, Start, say
 
@@ -51,11 +51,8 @@ def count(rank: int, world: int, root: str) -> tuple[Counters, dict[int, Counter
 
 
 def until_rank_1_waits_in(number: int) -> None:
-    waits = re.compile(rf"rank(s 0,)? 1 ha(s|ve) waited {TIME} in all_reduce #{number} ")
-    end = time.monotonic() + LONG_S
-    while not waits.search(seen_of(os.environ["SDP_JOB_ID"])):
-        assert time.monotonic() < end, "rank 1 does not come"
-        time.sleep(0.005)
+    waits = rf"rank(s 0,)? 1 ha(s|ve) waited {TIME} in all_reduce #{number} "
+    until_read(partial(seen_of, os.environ["SDP_JOB_ID"]), waits)
 
 
 def test_counters_are_those_of_the_node(rank_pool: Pool, tmp_path: Path) -> None:

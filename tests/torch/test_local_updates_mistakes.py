@@ -24,10 +24,7 @@ from sdp_plugins.torch import LocalUpdates, OuterStep
 from tests.faults import stay_away
 from tests.ranks import Pool, Start, say
 from tests.torch.jobs import process_group
-from tests.torch.test_local_updates import local_updates, make, train
-
-RANKS = 2
-
+from tests.torch.test_local_updates import RANKS, local_updates, make, train, without_rank_1
 
 # ---- models --------------------------------------------------------------------------------------
 
@@ -42,19 +39,20 @@ def named(*names: str, **form: Any) -> nn.Module:
 def run_different_models(rank: int, world: int) -> None:
     with process_group():
 
-        def refused(theirs: str, ours: str, model: nn.Module) -> None:
-            named = rf"Tensor 1 is {re.escape(theirs)} on rank {1 - rank}, but {re.escape(ours)} on"
-            with pytest.raises(ValueError, match=named):
+        def refused(first: str, second: str, model: nn.Module) -> None:
+            theirs, ours = map(re.escape, (second, first) if rank == 0 else (first, second))
+            match = rf"Tensor 1 is {theirs} on rank {1 - rank}, but {ours} on"
+            with pytest.raises(ValueError, match=match):
                 LocalUpdates(model, torch.optim.SGD(model.parameters(), 0.1))
 
         first, second = "weight: (6, 4), torch.float32", "weight: (4, 6), torch.float32"
         layers = nn.Linear(4, 6, bias=False), nn.Linear(6, 4, bias=False)
-        refused(*((second, first) if rank == 0 else (first, second)), layers[rank])
+        refused(first, second, layers[rank])
         first, second = "a: (4,), torch.float32", "b: (4,), torch.float32"
-        refused(*((second, first) if rank == 0 else (first, second)), named(*"ab"[:: 1 - 2 * rank]))
+        refused(first, second, named(*"ab"[:: 1 - 2 * rank]))
         second = "a: (4,), torch.bfloat16"
         dtype = torch.bfloat16 if rank else torch.float32
-        refused(*((second, first) if rank == 0 else (first, second)), named("a", dtype=dtype))
+        refused(first, second, named("a", dtype=dtype))
         model = named("a", *"b"[:rank])
         with pytest.raises(
             ValueError, match=r"Tensor 2 is (none|b: .*) on rank \d, but (none|b: )"
@@ -205,11 +203,7 @@ def fail_in_an_outer_step(rank: int, world: int, delay: int) -> tuple[str, bool]
 
 @pytest.mark.parametrize("delay", [0, 2])
 def test_a_state_can_be_saved_after_a_failure(start_pooled: Start, delay: int) -> None:
-    with start_pooled(RANKS, fail_in_an_outer_step, delay) as ranks:
-        for rank in ranks:
-            assert rank.heard() == "going"
-        ranks[1].kill()
-        text, is_kept = ranks[0].result()
+    text, is_kept = without_rank_1(start_pooled, fail_in_an_outer_step, delay)
     assert is_kept and "rank 1" in text and " local updates (ranks 0, 1)]" in text
     if hasattr(PeerLostError, "add_note"):
         assert "part of the outer step of step 8 of local updates. Hint: take the same" in text

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import SdpError
+from ..errors import SdpError, add_note
 from ..wire_encoding import Unchanged, encoding_of
 from .background import background
 from .fragment import Fragment
@@ -154,13 +154,15 @@ class LocalUpdates:
         anchor, behind = fragment.anchor, gap[: len(fragment.anchor)]
         with self._named(name):
             self._compare("begun", name, _AS_MANY)
-            before = self._parameters.rounded(index, anchor)
-            sent = None if before is None else before - behind
+            before = self._parameters.rounded(index, anchor) if self._schedule.delay else None
+            if before is None:  # parameters hold all of the anchor, or take it over as it is
+                fragment.exchange(gap, self._outer)
+                return
+            sent = before - behind
             fragment.exchange(gap, self._outer)
-            after = self._parameters.rounded(index, anchor)
-            if sent is not None and after is not None:
-                # What is less than the parameters' precision stays in the anchor until it is more.
-                np.subtract(after, sent, out=behind)
+            # What is less than the parameters' precision stays in the anchor until it is more.
+            behind[:] = self._parameters.rounded(index, anchor)
+            behind -= sent
 
     def _finish(self) -> None:
         """Take over the result of the exchange that is on its way."""
@@ -190,8 +192,7 @@ class LocalUpdates:
             yield
         except SdpError as error:
             hint = _CLOSE_FIRST if error.kind == "closed" else _AS_MANY
-            if hasattr(error, "add_note"):  # Python 3.11 and later
-                error.add_note(f"It was part of {name} of local updates. Hint: {hint}.")
+            add_note(error, f"It was part of {name} of local updates. Hint: {hint}.")
             raise
 
     def _compare(self, what: str, mine: str, hint: str = "pass the same on all ranks") -> None:
