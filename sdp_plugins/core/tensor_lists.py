@@ -129,7 +129,7 @@ def gather_uneven(group: Group, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, A
         CollectiveMismatchError: The ranks' types or other dimensions differ; no row has moved.
     """
     described = f"rows of {_described(rows.dtype, rows.shape[1:])}"
-    lengths = _gathered_if_alike(group, "gather", [described], len(rows))
+    lengths = gathered_if_alike(group, "gather", [described], len(rows))
     whole = np.empty((int(lengths.sum()), *rows.shape[1:]), rows.dtype)
     parts = np.split(whole, np.cumsum(lengths)[:-1])
     group.all_gather_uneven([to_move(part) for part in parts], to_move(np.ascontiguousarray(rows)))
@@ -146,7 +146,7 @@ def broadcast_arrays(group: Group, arrays: Sequence[np.ndarray[Any, Any]], root:
         f"array {index} is {_described(array.dtype, array.shape)}"
         for index, array in enumerate(arrays)
     ]
-    _gathered_if_alike(group, "broadcast", described)
+    gathered_if_alike(group, "broadcast", described)
     works = [group.broadcast(to_move(array), root, async_op=True) for array in arrays if array.size]
     for work in works:
         assert work is not None
@@ -160,7 +160,7 @@ def check_same_gradients(group: Group, described: Sequence[str]) -> None:
         CollectiveMismatchError: They have not; the text has the first difference.
     """
     hint = "let all ranks use the same variables; look for a branch that depends on the rank."
-    _gathered_if_alike(group, "gradients", described, hint=hint)
+    gathered_if_alike(group, "gradients", described, hint=hint)
 
 
 def to_move(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -179,12 +179,19 @@ def _described(dtype: np.dtype[Any], shape: Sequence[int]) -> str:
     return f"{dtype}{list(shape)}"
 
 
-def _gathered_if_alike(
+def gathered_if_alike(
     group: Group, op: str, described: Sequence[str], number: int = 0, hint: str = _ARRAYS_HINT
 ) -> np.ndarray[Any, Any]:
-    """Return each rank's `number`, after checking that their arrays are alike, as `described`.
+    """Return each rank's `number`, after checking that `described` is the same on all ranks.
 
     One operation, of the numbers and checksums; descriptions are exchanged for an error only.
+
+    Args:
+        group: The ranks.
+        op: What the ranks are about to do, for the error.
+        described: Texts of a line each.
+        number: This rank's.
+        hint: What to do if the ranks differ.
 
     Raises:
         CollectiveMismatchError: The ranks differ; the text has their first difference.

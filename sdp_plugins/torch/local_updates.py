@@ -68,7 +68,8 @@ class LocalUpdates:
             the same order among groups.
 
     Raises:
-        ValueError: The arguments, or the ranks', do not fit together.
+        ValueError: The arguments do not fit together.
+        CollectiveMismatchError: The ranks' arguments or models differ.
     """
 
     def __init__(
@@ -148,8 +149,8 @@ class LocalUpdates:
         rank 0's parameters.
 
         Raises:
-            ValueError: It is that of another rank, or of other arguments; or the ranks' states are
-                of different steps.
+            ValueError: It is that of another rank, or of other arguments.
+            CollectiveMismatchError: The ranks' states are of different steps.
         """
         if "anchors" in state:
             state = _converted(dict(state), lambda kept: kept.cpu().numpy())

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import SdpError, add_note
+from ..errors import CollectiveMismatchError, SdpError, add_note
+from ..tensor_lists import gathered_if_alike
 from ..wire_encoding import Unchanged, encoding_of
 from .background import background
 from .fragment import Fragment
@@ -26,11 +25,13 @@ from .wire import refuse_options
 if TYPE_CHECKING:
     from ..group import Group
 
+_OP = "local updates"
 _AS_MANY = "take the same number of optimizer steps on all ranks (a GradScaler skips some)"
 _EACH_ITS_OWN = (
     "save a state on each rank at the same step, and load it there, with the same settings; on all "
     "ranks or on none"
 )
+_ALIKE = "pass the same arguments and build the same model on all ranks."
 _CLOSE_FIRST = "close the local updates before the process group is destroyed"
 
 
@@ -55,8 +56,8 @@ class LocalUpdates:
         steps: Steps of this rank so far.
 
     Raises:
-        ValueError: The ranks have passed different arguments; or the group's wire dtype has
-            options.
+        CollectiveMismatchError: The ranks' arguments or models differ.
+        ValueError: The group's wire dtype has options.
     """
 
     def __init__(
@@ -69,10 +70,11 @@ class LocalUpdates:
     ) -> None:
         self._group, self._parameters, self._schedule = group, parameters, schedule
         self._outer, self._on_round = outer, on_round
-        self._settings = f"{schedule}, {outer}, fragments of {list(parameters.counts)} values"
+        arguments = f"{schedule}, {outer}"
+        self._settings = f"{arguments}, fragments of {list(parameters.counts)} values"
         with background():  # the first collective starts threads
-            self._compare_models()
-            self._compare("the settings", self._settings)
+            alike = [arguments, *parameters.described]
+            gathered_if_alike(group, _OP, alike, hint=_ALIKE)
         wire = group.wire_dtype
         refuse_options(wire)
         encoding = Unchanged(4) if wire is None else encoding_of(wire)
@@ -85,7 +87,7 @@ class LocalUpdates:
         """Give all ranks rank 0's parameters and number of steps; a collective."""
         self.close()
         self._exchange = None
-        self._compare("begun", "with rank 0's parameters", _EACH_ITS_OWN)
+        self._compare("with rank 0's parameters", _EACH_ITS_OWN)
         self.steps = int(self._group.exchange(str(self.steps).encode())[0])
         for index, fragment in enumerate(self._fragments):
             self._parameters.read(index, fragment.anchor)
@@ -115,7 +117,7 @@ class LocalUpdates:
         self._finish()
         name = f"synchronize() after step {self.steps}"
         with self._named(name):
-            self._compare("begun", name, _AS_MANY)
+            self._compare(name, _AS_MANY)
             for index, fragment in enumerate(self._fragments):
                 fragment.exchange(self._read_gap(index), AVERAGE)
                 self._parameters.write(index, fragment.anchor)
@@ -153,7 +155,7 @@ class LocalUpdates:
         fragment, name = self._fragments[index], f"the outer step of step {step}"
         anchor, behind = fragment.anchor, gap[: len(fragment.anchor)]
         with self._named(name):
-            self._compare("begun", name, _AS_MANY)
+            self._compare(name, _AS_MANY)
             before = self._parameters.rounded(index, anchor) if self._schedule.delay else None
             if before is None:  # parameters hold all of the anchor, or take it over as it is
                 fragment.exchange(gap, self._outer)
@@ -190,37 +192,15 @@ class LocalUpdates:
     def _named(self, name: str) -> Iterator[None]:
         try:
             yield
+        except CollectiveMismatchError:
+            raise  # it names the steps of all ranks
         except SdpError as error:
             hint = _CLOSE_FIRST if error.kind == "closed" else _AS_MANY
             add_note(error, f"It was part of {name} of local updates. Hint: {hint}.")
             raise
 
-    def _compare(self, what: str, mine: str, hint: str = "pass the same on all ranks") -> None:
-        told = [blob.decode() for blob in self._group.exchange(mine.encode())]
-        others = [rank for rank, text in enumerate(told) if text != mine]
-        if others:
-            raise ValueError(
-                f"{self._group.error_prefix}local updates: {self._name(others[0])} has {what} "
-                f"{told[others[0]]}, but this one {mine}. Hint: {hint}."
-            )
-
-    def _compare_models(self) -> None:
-        mine = "\n".join(self._parameters.described)
-        digest = hashlib.sha256(mine.encode()).digest()
-        told = self._group.exchange(digest)
-        others = [rank for rank, found in enumerate(told) if found != digest]
-        if others:  # so it is on all ranks
-            texts = [blob.decode() for blob in self._group.exchange(mine.encode())]
-            lines = zip_longest(texts[others[0]].split("\n"), mine.split("\n"), fillvalue="none")
-            number, theirs, ours = next((n, a, b) for n, (a, b) in enumerate(lines, 1) if a != b)
-            raise ValueError(
-                f"{self._group.error_prefix}local updates: the models differ. Tensor {number} is "
-                f"{theirs} on {self._name(others[0])}, but {ours} on this one. Hint: build the "
-                "same model on all ranks."
-            )
-
-    def _name(self, rank: int) -> str:
-        return f"rank {self._group.global_rank(rank)}"
+    def _compare(self, mine: str, hint: str) -> None:
+        gathered_if_alike(self._group, _OP, [mine], hint=f"{hint}.")
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
@@ -246,8 +226,8 @@ class LocalUpdates:
         """Continue from a state of this rank; a collective.
 
         Raises:
-            ValueError: It is that of another rank, or of other settings; or the ranks' states are
-                of different steps.
+            ValueError: It is that of another rank, or of other settings.
+            CollectiveMismatchError: The ranks' states are of different steps.
         """
         self.close()  # its exchange uses the group
         problem = self._problem(state)
@@ -255,7 +235,7 @@ class LocalUpdates:
             f"step {state['steps']}, exchange {state['exchange']}, "
             f"{[zlib.crc32(anchor) for anchor in state['anchors']]}"
         )
-        self._compare("begun", f"load_state_dict() of {what}", _EACH_ITS_OWN)
+        self._compare(f"load_state_dict() of {what}", _EACH_ITS_OWN)
         if problem:
             raise ValueError(
                 f"{self._group.error_prefix}local updates: load_state_dict() of {problem}. "
