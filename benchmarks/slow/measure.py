@@ -133,13 +133,14 @@ def time_steps(
     """Time all variants of a model at one speed, alternating."""
     times: dict[str, list[float]] = {name: [] for name in plan.variants}
     sent: dict[str, float] = {}
+    long_turns = NOW_AND_THEN if set(plan.variants) & set(NOW_AND_THEN[1:]) else ()
     for number in range(plan.rounds):
         for variant in plan.variants[:: -1 if number % 2 else 1]:
             progress(f"{model} at {mbit:g} Mbit/s: {variant}, round {number + 1} of {plan.rounds}")
             seed = None if model == BERT else 0
             found = build(job, variant, seed, plan.loss_steps)
             report.parameters[model] = found[0]
-            first, steps = (EVERY, TURN) if variant in NOW_AND_THEN else (0, plan.steps)
+            first, steps = (EVERY, TURN) if variant in long_turns else (0, plan.steps)
             # The first exchange of a group connects the ranks; others go on while steps are timed.
             job.call("train", {"steps": WARM_UP + 1 + first})
             seconds = 0.0

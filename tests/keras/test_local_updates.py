@@ -179,7 +179,7 @@ def test_one_rank_continues_and_another_begins(rank: int, world: int, tmp_path: 
         model.fit(*own_rows(rank, world), **fit)
         if rank == 0:
             local.load_state_dict(local.state_dict())
-        begun = r"load_state_dict\(\) of step .*", "with rank 0's parameters"
+        begun = r"load_state_dict\(\) of step .*", "begin with rank 0's parameters"
         said = f"rank 0: {begun[0]}; rank 1: {begun[1]}. Hint: save"
         with pytest.raises(CollectiveMismatchError, match=said):
             model.fit(*own_rows(rank, world), **fit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,13 +25,12 @@ from .wire import refuse_options
 if TYPE_CHECKING:
     from ..group import Group
 
-_OP = "local updates"
 _AS_MANY = "take the same number of optimizer steps on all ranks (a GradScaler skips some)"
 _EACH_ITS_OWN = (
     "save a state on each rank at the same step, and load it there, with the same settings; on all "
     "ranks or on none"
 )
-_ALIKE = "pass the same arguments and build the same model on all ranks."
+_ALIKE = "pass the same arguments and build the same model on all ranks"
 _CLOSE_FIRST = "close the local updates before the process group is destroyed"
 
 
@@ -73,8 +72,7 @@ class LocalUpdates:
         arguments = f"{schedule}, {outer}"
         self._settings = f"{arguments}, fragments of {list(parameters.counts)} values"
         with background():  # the first collective starts threads
-            alike = [arguments, *parameters.described]
-            gathered_if_alike(group, _OP, alike, hint=_ALIKE)
+            self._compare([arguments, *parameters.described], _ALIKE)
         wire = group.wire_dtype
         refuse_options(wire)
         encoding = Unchanged(4) if wire is None else encoding_of(wire)
@@ -87,7 +85,7 @@ class LocalUpdates:
         """Give all ranks rank 0's parameters and number of steps; a collective."""
         self.close()
         self._exchange = None
-        self._compare("with rank 0's parameters", _EACH_ITS_OWN)
+        self._compare(["begin with rank 0's parameters"], _EACH_ITS_OWN)
         self.steps = int(self._group.exchange(str(self.steps).encode())[0])
         for index, fragment in enumerate(self._fragments):
             self._parameters.read(index, fragment.anchor)
@@ -117,7 +115,7 @@ class LocalUpdates:
         self._finish()
         name = f"synchronize() after step {self.steps}"
         with self._named(name):
-            self._compare(name, _AS_MANY)
+            self._compare([name], _AS_MANY)
             for index, fragment in enumerate(self._fragments):
                 fragment.exchange(self._read_gap(index), AVERAGE)
                 self._parameters.write(index, fragment.anchor)
@@ -155,7 +153,7 @@ class LocalUpdates:
         fragment, name = self._fragments[index], f"the outer step of step {step}"
         anchor, behind = fragment.anchor, gap[: len(fragment.anchor)]
         with self._named(name):
-            self._compare(name, _AS_MANY)
+            self._compare([name], _AS_MANY)
             before = self._parameters.rounded(index, anchor) if self._schedule.delay else None
             if before is None:  # parameters hold all of the anchor, or take it over as it is
                 fragment.exchange(gap, self._outer)
@@ -199,8 +197,8 @@ class LocalUpdates:
             add_note(error, f"It was part of {name} of local updates. Hint: {hint}.")
             raise
 
-    def _compare(self, mine: str, hint: str) -> None:
-        gathered_if_alike(self._group, _OP, [mine], hint=f"{hint}.")
+    def _compare(self, mine: Sequence[str], hint: str) -> None:
+        gathered_if_alike(self._group, "local updates", mine, hint=f"{hint}.")
 
     # ---- checkpoints ---------------------------------------------------------------------------
 
@@ -235,7 +233,7 @@ class LocalUpdates:
             f"step {state['steps']}, exchange {state['exchange']}, "
             f"{[zlib.crc32(anchor) for anchor in state['anchors']]}"
         )
-        self._compare(f"load_state_dict() of {what}", _EACH_ITS_OWN)
+        self._compare([f"load_state_dict() of {what}"], _EACH_ITS_OWN)
         if problem:
             raise ValueError(
                 f"{self._group.error_prefix}local updates: load_state_dict() of {problem}. "
