@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from typer.core import TyperGroup
 
 from benchmarks import collectives as collectives_of
@@ -117,8 +116,8 @@ def all_reduce(
     chosen = options.parsed(
         lambda names: select(parse_list(names), registered=registered), libraries
     )
-    with Console(stderr=True).status("starting") as status:
-        report = runner.run(plan, chosen, mpi.discover(mpi_prefix), status.update)
+    with options.progress() as tell:
+        report = runner.run(plan, chosen, mpi.discover(mpi_prefix), tell)
     options.show(all_reduce_table(report), table.notes(report), "all_reduce", markdown)
     options.write_json(json, report.to_json())
     if plot:
@@ -341,8 +340,8 @@ def targets(
 ) -> None:
     """The performance targets of smddp, and whether they are reached. Takes minutes."""
     effort, mpis = runner.Plan(rounds=repeats, round_s=round_s), mpi.discover(mpi_prefix)
-    with Console(stderr=True).status("starting") as status:
-        found = targets_of.collect(mpis, effort, training.DdpPlan(rounds=repeats), status.update)
+    with options.progress() as tell:
+        found = targets_of.collect(mpis, effort, training.DdpPlan(rounds=repeats), tell)
     remarks = [] if mpis else ["MPI: needs mpi4py here and an MPI beside it or under --mpi-prefix"]
     options.show(targets_of.targets_table(found), remarks, "targets", markdown)
     options.write_json(json, targets_of.to_json(found))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from benchmarks import mpi, options, runner
 from benchmarks import nodes as nodes_of
@@ -42,10 +41,10 @@ def nodes(
     effort = runner.Plan(rounds=repeats, round_s=round_s)
     enter_sandbox()
     mpis, rows = mpi.discover(mpi_prefix), []
-    with Console(stderr=True).status("starting") as status:
+    with options.progress() as tell:
         for shape in shapes:
             for speed in speeds:
-                rows.append(nodes_of.run(shape, speed, nbytes, chosen, mpis, effort, status.update))
+                rows.append(nodes_of.run(shape, speed, nbytes, chosen, mpis, effort, tell))
     options.show(
         nodes_of.nodes_table(rows, nbytes, repeats), nodes_of.notes(rows), "nodes", markdown
     )
@@ -75,10 +74,8 @@ def scaling(
     ]
     enter_sandbox()
     found = next(iter(mpi.discover(mpi_prefix)), None)
-    with Console(stderr=True).status("starting") as status:
-        rows = options.or_exit(
-            lambda: [scaling_of.run(plan, found, status.update) for plan in plans]
-        )
+    with options.progress() as tell:
+        rows = options.or_exit(lambda: [scaling_of.run(plan, found, tell) for plan in plans])
     shown = scaling_table.scaling_table(rows, repeats)
     options.show(shown, scaling_table.notes(rows), "scaling", markdown)
     options.write_json(json, scaling_table.to_json(rows))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -14,6 +16,7 @@ from rich.table import Table
 from benchmarks import table
 from benchmarks.job import JobError
 from benchmarks.libraries import LIBRARIES
+from benchmarks.results import Progress
 
 WIDTH = 130  # if the output is not a terminal
 
@@ -112,10 +115,21 @@ def report(
         markdown: The document to update, or None.
         json: The JSON file to write, or None.
     """
-    with Console(stderr=True).status("starting") as status:
-        found = or_exit(lambda: run(status.update))
+    with progress() as tell:
+        found = or_exit(lambda: run(tell))
     show(table_of(found), [], section, markdown)
     write_json(json, found.to_json())
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """Tell the user what is measured: in one line of a terminal, or in a line for each text."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield partial(typer.echo, err=True)
+        return
+    with console.status("starting") as status:
+        yield status.update
 
 
 def or_exit(measure: Callable[[], T]) -> T:

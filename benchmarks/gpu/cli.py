@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from benchmarks.gpu import own_gpu, training_parts
 from benchmarks.gpu import plan as plans
 from benchmarks.gpu.bench import Bench
-from benchmarks.options import Ranks
+from benchmarks.options import Ranks, progress
 from benchmarks.units import parse_list
 
 SHOWN = 800  # characters of an error that the terminal shows; the files have all
@@ -51,7 +50,7 @@ def gpu(
         **settings,
     )
     out.mkdir(parents=True, exist_ok=True)
-    with Console(stderr=True).status("starting") as status, Bench(plan, out, status.update) as run:
+    with progress() as tell, Bench(plan, out, tell) as run:
         run.run(
             [part for part in PARTS if part.name in names],
             lambda section: print(section.to_markdown(SHOWN), flush=True),

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from benchmarks import options
 from benchmarks.options import Json, Markdown
@@ -63,9 +62,9 @@ def predict(
     )
     costs = with_options(gbit, latency_us, message_us, node_gbs)
     rows = []
-    with Console(stderr=True).status("starting") as status:
+    with options.progress() as tell:
         for count in scales(nodes):
-            status.update(f"{count} nodes")
+            tell(f"{count} nodes")
             rows.append(run(setting, costs, count))
     shown = table.predict_table(rows, setting)
     options.show(shown, table.notes(setting, costs), "predict", markdown)

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from benchmarks import options, table
 from benchmarks.options import Json, Markdown, Repeats
@@ -38,8 +37,8 @@ def recovery(
     if unknown := set(names) - set(VARIANTS):
         raise typer.BadParameter(f"there is no variant {', '.join(sorted(unknown))}")
     plan = RecoveryPlan(names, ranks, repeats, kills, checkpoint_steps, seed)
-    with Console(stderr=True).status("starting") as status:
-        report = options.or_exit(lambda: run(plan, torchft, status.update))
+    with options.progress() as tell:
+        report = options.or_exit(lambda: run(plan, torchft, tell))
     options.show(recovery_table(report), table.notes(report), "recovery", markdown)
     options.write_json(json, report.to_json())
     if report.skipped and variants != ",".join(VARIANTS):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from benchmarks import options
 from benchmarks.nodes_cli import enter_sandbox
@@ -33,8 +32,8 @@ def slow(
     ways = options.parsed(lambda names: measure.known(parse_list(names), NAMES), variants)
     plan = measure.SlowPlan(nodes, speeds, trained, ways, repeats, steps, loss_steps, seeds)
     enter_sandbox()
-    with Console(stderr=True).status("starting") as status:
-        report = options.or_exit(lambda: measure.run(plan, status.update))
+    with options.progress() as tell:
+        report = options.or_exit(lambda: measure.run(plan, tell))
     for shown, name in table.tables(report):
         options.show(shown, [], name, markdown)
     options.write_json(json, report.to_json())

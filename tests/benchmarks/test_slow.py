@@ -92,6 +92,7 @@ def test_a_run(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    assert "int8, round 1 of" in done.stderr  # a line for each turn, as there is no terminal
     found = json.loads(path.read_text())
     sent = found["sent"]["language"]["1000.0"]
     assert 0.25 < sent["int8"] / sent["float32"] < 0.3
