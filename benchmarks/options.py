@@ -100,7 +100,7 @@ def write_json(path: Path | None, data: dict[str, Any]) -> None:
 
 
 def report(
-    run: Callable[[Callable[[str], None]], R],
+    run: Callable[[Progress], R],
     table_of: Callable[[R], Table],
     section: str,
     markdown: Path | None,

@@ -12,7 +12,7 @@ from benchmarks import machine
 from benchmarks.job import Job, JobSpec
 from benchmarks.results import Progress
 from benchmarks.slow import rounding
-from benchmarks.slow.names import BERT, EVERY, LANGUAGE, NOW_AND_THEN, TURN, WARM_UP
+from benchmarks.slow.names import BERT, EVERY, LANGUAGE, LOCAL, NOW_AND_THEN, TURN, WARM_UP
 from benchmarks.testbed import start
 from benchmarks.testbed.network import Network
 
@@ -133,7 +133,7 @@ def time_steps(
     """Time all variants of a model at one speed, alternating."""
     times: dict[str, list[float]] = {name: [] for name in plan.variants}
     sent: dict[str, float] = {}
-    long_turns = NOW_AND_THEN if set(plan.variants) & set(NOW_AND_THEN[1:]) else ()
+    long_turns = NOW_AND_THEN if set(plan.variants) & set(LOCAL) else ()
     for number in range(plan.rounds):
         for variant in plan.variants[:: -1 if number % 2 else 1]:
             progress(f"{model} at {mbit:g} Mbit/s: {variant}, round {number + 1} of {plan.rounds}")

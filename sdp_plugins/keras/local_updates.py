@@ -13,7 +13,7 @@ from keras import ops
 from sdp_plugins.core import Group
 from sdp_plugins.core.local_updates.background import background
 from sdp_plugins.core.local_updates.outer_step import OuterStep
-from sdp_plugins.core.local_updates.parameters import Floats, divide
+from sdp_plugins.core.local_updates.parameters import Floats, describe, divide
 from sdp_plugins.core.local_updates.schedule import Schedule
 from sdp_plugins.core.local_updates.updates import LocalUpdates
 from sdp_plugins.core.local_updates.wire import parse_wire
@@ -156,8 +156,7 @@ class _Weights:
                 )
         # Names within layers: Keras numbers layers over all models of a process.
         self.described: Sequence[str] = [
-            f"{one.name}: {tuple(one.shape)}, {one.dtype}{'' if one.trainable else ', frozen'}"
-            for one in model.weights
+            describe(one.name, one.shape, one.dtype, one.trainable) for one in model.weights
         ]
         sizes = [int(np.prod(variable.shape)) for variable in variables]
         parts = divide(sizes, fragments)

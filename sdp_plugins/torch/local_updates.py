@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from sdp_plugins.core.local_updates import updates
 from sdp_plugins.core.local_updates.background import background
 from sdp_plugins.core.local_updates.outer_step import OuterStep
-from sdp_plugins.core.local_updates.parameters import Floats, divide
+from sdp_plugins.core.local_updates.parameters import Floats, describe, divide
 from sdp_plugins.core.local_updates.schedule import Schedule
 from sdp_plugins.core.local_updates.wire import parse_wire
 from sdp_plugins.torch.backend_name import BACKEND
@@ -149,8 +149,9 @@ class LocalUpdates:
         rank 0's parameters.
 
         Raises:
-            ValueError: It is that of another rank, or of other arguments.
-            CollectiveMismatchError: The ranks' states are of different steps.
+            CollectiveMismatchError: It is that of another rank; or the ranks' states are of
+                different steps.
+            ValueError: The states of all ranks are of other arguments.
         """
         if "anchors" in state:
             state = _converted(dict(state), lambda kept: kept.cpu().numpy())
@@ -255,11 +256,12 @@ def _rounded(values: Tensor, dtype: torch.dtype) -> Tensor:
 def _described(model: nn.Module) -> list[str]:
     plain = model.module if isinstance(model, DistributedDataParallel) else model
     parameters = [
-        f"{name}: {tuple(one.shape)}, {one.dtype}{'' if one.requires_grad else ', frozen'}"
+        describe(name, one.shape, one.dtype, one.requires_grad)
         for name, one in plain.named_parameters()
     ]
-    buffers = [f"{name}: {tuple(one.shape)}, {one.dtype}" for name, one in plain.named_buffers()]
-    return parameters + buffers
+    return parameters + [
+        describe(name, one.shape, one.dtype) for name, one in plain.named_buffers()
+    ]
 
 
 def _trained(model: nn.Module) -> list[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -40,6 +40,11 @@ class Parameters(Protocol):
 
     def add(self, fragment: int, changes: Floats) -> None:
         """Add `changes` to the values of a fragment."""
+
+
+def describe(name: str, shape: Iterable[int], dtype: object, is_trained: bool = True) -> str:
+    """A tensor of a model, for `Parameters.described`."""
+    return f"{name}: {tuple(shape)}, {dtype}{'' if is_trained else ', frozen'}"
 
 
 def divide(sizes: Sequence[int], fragments: int) -> list[list[int]]:

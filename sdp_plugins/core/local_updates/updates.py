@@ -224,8 +224,9 @@ class LocalUpdates:
         """Continue from a state of this rank; a collective.
 
         Raises:
-            ValueError: It is that of another rank, or of other settings.
-            CollectiveMismatchError: The ranks' states are of different steps.
+            CollectiveMismatchError: It is that of another rank; or the ranks' states are of
+                different steps.
+            ValueError: The states of all ranks are of other settings.
         """
         self.close()  # its exchange uses the group
         problem = self._problem(state)
