@@ -35,14 +35,15 @@ class Bert(nn.Module):
             width, HEADS, 4 * width, dropout=0.0, activation="gelu", batch_first=True
         )
         self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-        self.bias = nn.Parameter(torch.zeros(words))
+        self.scores = nn.Linear(width, words)
+        self.scores.weight = self.words.weight
+        nn.init.zeros_(self.scores.bias)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of a batch of token rows."""
         places = torch.arange(tokens.shape[1], device=tokens.device)
         hidden = self.encoder(self.norm(self.words(tokens) + self.positions(places)))
-        scores = functional.linear(hidden, self.words.weight, self.bias)
-        return functional.cross_entropy(scores.flatten(0, 1), targets.flatten())
+        return functional.cross_entropy(self.scores(hidden).flatten(0, 1), targets.flatten())
 
 
 def build(seed: int, layers: int = LAYERS, width: int = WIDTH, words: int = VOCABULARY) -> Bert:

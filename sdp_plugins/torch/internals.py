@@ -29,18 +29,25 @@ __all__ = [
     "python_dispatch",
     "run_backward_code",
     "storage_users",
+    "traced_graph",
+    "transforming",
     "unscale_gradients",
+    "will_run",
 ]
 
 NAMES = {
+    "_C._are_functorch_transforms_active": "tells whether a function of functions runs",
     "_C._autograd._profiler_enabled": "tells whether this thread is profiled",
     "_C._current_graph_task_id": "tells whether a backward pass runs in this thread",
     "_C._distributed_c10d.Backend.Options": "is what a group says of its time-out",
     "_C._distributed_c10d._DistributedBackendOptions": "is what torch makes a group of",
     "_C._distributed_c10d._ProcessGroupWrapper": "wraps a backend for debugging",
+    "_C._get_tracing_state": "tells whether torch.jit traces",
     "_C._len_torch_dispatch_stack": "counts the dispatch modes of this thread",
     "_C._profiler._RecordFunctionFast": "is an event of the profiler",
     "_C._storage_Use_Count": "counts the tensors of a storage",
+    "_C._will_engine_execute_node": "tells what the backward pass is for",
+    "Tensor._backward_hooks": "tells whether hooks of a tensor see its gradient",
     "Tensor._indices": "is memory of a sparse tensor",
     "Tensor._values": "is memory of a sparse tensor",
     "Tensor._nnz": "counts the entries of a sparse tensor",
@@ -94,7 +101,10 @@ operation's end; the others are harmless if missing.
 
 
 MODULES = {"torch._dynamo.trace_rules": "lists what torch.compile does not trace"}
-"""Modules that are patched when another module imports them; `test_compiled_ddp` needs them."""
+"""Modules that are patched when another module imports them.
+
+`test_compiled_ddp` and `test_compiled_models` need them.
+"""
 
 
 def check() -> None:
@@ -125,5 +135,11 @@ unscale_gradients = torch._amp_foreach_non_finite_check_and_unscale_
 """Divides gradients by GradScaler's scale, and looks for infinities in them."""
 storage_users = torch._C._storage_Use_Count
 """Returns the number of tensors of a storage, given its ``_cdata``."""
+traced_graph = torch._C._get_tracing_state
+"""Returns what torch.jit traces, or None."""
+transforming = torch._C._are_functorch_transforms_active
+"""Returns whether a transformation of torch.func runs, as vmap."""
+will_run = torch._C._will_engine_execute_node
+"""Returns whether the backward pass that runs in this thread comes to a node of the graph."""
 run_backward_code: Any = getattr(getattr(graph, "_engine_run_backward", None), "__code__", None)
 """The code object that runs the backward pass; None where torch has moved it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import wrapt
@@ -24,8 +25,11 @@ class ProcessGroup(
 
 
 def _skip_when_tracing(trace_rules: Any) -> None:
-    """Make torch.compile run this package's frames instead of compiling them."""
-    trace_rules.add("sdp_plugins")
+    """Make torch.compile run this package's frames instead of compiling them, but for layers."""
+    here = Path(__file__).parent
+    paths = {*here.parent.iterdir(), *here.iterdir()} - {here, here / "direct_gradients.py"}
+    trace_rules.SKIP_DIRS.extend(map(str, paths))
+    trace_rules.add("sdp_plugins.core")  # which makes it read that list
 
 
 open_groups.observe(ElasticErrorFile())  # registered first, as other observers take longer

@@ -28,6 +28,7 @@ from tests.torch import (
     models,
     test_collectives,
     test_ddp,
+    test_direct_gradients,
     test_local_updates,
     test_sharding,
     test_sharding_by_parameter,
@@ -228,6 +229,11 @@ def test_master_weights(rank_pool: Pool) -> None:
 
 def test_conjugated_gradients(rank_pool: Pool) -> None:
     rank_pool(2).run(run_on_nodes, "2x1", test_sharding.conjugate)
+
+
+@pytest.mark.parametrize("how", [None, test_direct_gradients.checkpointed])
+def test_gradients_that_layers_write(rank_pool: Pool, how: Any) -> None:
+    rank_pool(2).run(run_on_nodes, "2x1", test_direct_gradients.like_ddp, how, (2, 5))
 
 
 def test_second_gradients(rank_pool: Pool) -> None:

@@ -10,10 +10,11 @@ from itertools import chain, pairwise
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sdp_plugins.core import Buffer, Group, SdpError, Work, _native
 from sdp_plugins.torch import internals
+from sdp_plugins.torch.direct_gradients import Destination, DirectGradients
 from sdp_plugins.torch.sharding.agreement import (
     Call,
     Digests,
@@ -92,6 +93,8 @@ class GradientBuckets:
             if view.nbytes >= LARGE_NBYTES:
                 first, last = self._own_bytes(index)
                 _native.give_back_pages(view.data_ptr() + first, last - first)
+        self._direct: DirectGradients | None = None
+        self._destinations: dict[int, Destination] = {}
         self.begin()
         self._hooks: list[Any] = []
         self._accumulate: list[torch.autograd.graph.Node] = []
@@ -105,8 +108,31 @@ class GradientBuckets:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(take))
             setattr(parameter, OWNED, id(parameter))
 
+    def write_in_layers(self, model: nn.Module) -> None:
+        """Have layers write large gradients here, so that they need no other memory."""
+        find = {self._parameters[index]: partial(self._free, index) for index in self._views}
+        self._direct = DirectGradients(model, find)
+        for index in self._views:
+            parameter = self._parameters[index]
+            if destination := self._direct.destinations.get(parameter):
+                self._destinations[index] = destination
+                # Of a gradient that is only written, autograd tells the parameter's hooks nothing.
+                whole = destination.on_whole(partial(self._take, index, parameter))
+                self._hooks.append(whole)
+
+    def _free(self, index: int) -> Tensor | None:
+        """The place of a gradient, if the backward pass may write it."""
+        is_free = (
+            self.synchronizing
+            and self._parameters[index].grad is None
+            and index in self._missing[self._places[index][0]]
+        )
+        return self._views[index] if is_free else None
+
     def begin(self) -> None:
         """Expect a gradient of every parameter."""
+        for destination in self._destinations.values():
+            destination.take()
         self._missing = [
             {slot.parameter for slot in bucket.slots} for bucket in self._layout.buckets
         ]
@@ -130,8 +156,10 @@ class GradientBuckets:
         some = [(rank, shard) for rank, shard in enumerate(shards) if shard.count]
         return lambda: [group.reduce(shard, rank, "avg", async_op=True) for rank, shard in some]
 
-    def _expect(self, index: int, gradients: tuple[Tensor, ...]) -> None:
-        """Before autograd adds a gradient to ``parameter.grad``."""
+    def _expect(self, index: int, gradients: tuple[Tensor | None, ...]) -> None:
+        """Before autograd adds a gradient to ``parameter.grad``; None: there is nothing to add."""
+        if gradients[0] is None:
+            return
         kept = self.placeholders[index] is self._parameters[index].grad
         if self._unused is not None and not self._have_placeholders():
             self.placeholders[index].averages.drop()  # clipped, and dropped without a step
@@ -149,8 +177,15 @@ class GradientBuckets:
     def _take(self, index: int, parameter: Tensor) -> None:
         """After a parameter's gradient is whole."""
         gradient = parameter.grad
-        assert gradient is not None
-        if index in self._adding:
+        destination = self._destinations.get(index)
+        if destination is not None and destination.take():
+            if gradient is not None:  # of other uses of the parameter
+                self._views[index].add_(_plain(gradient))
+            self._give(index, None)
+            self._reduce_full()
+        elif gradient is None or gradient is self.placeholders[index]:
+            return  # this backward pass has not changed it
+        elif index in self._adding:
             self._adding.remove(index)
             before = self._kept.get(index, self._views[index])
             self._put(index, _plain(gradient) + before, is_new=True)
@@ -158,15 +193,18 @@ class GradientBuckets:
             self._give(index, gradient, is_new=True)
             self._reduce_full()
 
-    def _give(self, index: int, gradient: Tensor, is_new: bool = False) -> None:
-        """Take a gradient, also in the place of one that was dropped or replaced."""
+    def _give(self, index: int, gradient: Tensor | None, is_new: bool = False) -> None:
+        """Take a gradient, also in the place of one that was dropped; None: it is in its place."""
         number = self._places[index][0]
         if index not in self._missing[number] and number < len(self._works):
             raise RuntimeError(
                 f"The gradient of {self._names[index]} was dropped or replaced after its backward "
                 "pass, when other nodes had received it. Hint: call the optimizer's zero_grad()."
             )
-        self._put(index, gradient, is_new)
+        if gradient is None:
+            self._parameters[index].grad = self.placeholders[index]
+        else:
+            self._put(index, gradient, is_new)
         self._missing[number].discard(index)
 
     def _put(self, index: int, gradient: Tensor, is_new: bool) -> None:
@@ -341,6 +379,8 @@ class GradientBuckets:
         """Have backward passes leave gradients in ``parameter.grad`` again."""
         with suppress(SdpError):  # of reductions that have failed, which a step has told
             self.drop()
+        if self._direct is not None:
+            self._direct.leave()
         for hook in self._hooks:
             hook.remove()
         for index in self.placeholders:

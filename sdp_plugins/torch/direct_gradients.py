@@ -1,0 +1,209 @@
+"""Linear layers and embeddings that write weight gradients into buckets themselves.
+
+torch writes each gradient into new memory, from which it is copied into a bucket: the kernel clears
+the memory first, and a weight that an embedding and a linear layer share takes three such tensors.
+Where a batch has few rows and a weight many, this takes as long as half of the product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from sdp_plugins.torch import internals
+
+DIRECT_NBYTES = 2**20
+"""Size of a weight from which the memory costs more than a function in Python."""
+
+
+class Destination:
+    """Where the gradient of one weight goes.
+
+    Args:
+        weight: Is dense.
+        find: Returns the memory, of the weight's shape, type and strides, if the gradient may go
+            there now, and otherwise None: autograd then makes the gradient as ever.
+        written: Of all weights, those of which the backward pass has written a gradient.
+    """
+
+    def __init__(
+        self, weight: Tensor, find: Callable[[], Tensor | None], written: set[Destination]
+    ) -> None:
+        self._weight, self._find, self._written = weight, find, written
+        self._accumulate = torch.autograd.graph.get_gradient_edge(weight).node
+
+    def on_whole(self, call: Callable[[], Any]) -> torch.utils.hooks.RemovableHandle:
+        """Have a function called when a backward pass has made all of the gradient."""
+        return self._accumulate.register_hook(lambda *_: call())
+
+    def begin(self) -> None:
+        """In a forward pass: what is still there was left by a backward pass that failed."""
+        if self._written and internals.current_backward_pass() < 0:
+            self._written.clear()
+
+    def open(self) -> tuple[Tensor, bool] | None:
+        """Begin to write a layer's part of the gradient.
+
+        Returns:
+            The memory, and whether parts of other layers are in it; None: not now.
+        """
+        if torch.is_grad_enabled() or self._weight._backward_hooks:
+            return None  # somebody takes the gradient's own gradient, or looks at it
+        try:
+            is_wanted = internals.will_run(self._accumulate)
+        except RuntimeError:  # autograd.grad() asks for this weight's gradient
+            is_wanted = False
+        memory = self._find() if is_wanted else None
+        if memory is None:
+            return None
+        has_parts = self in self._written
+        self._written.add(self)
+        return memory, has_parts
+
+    def take(self) -> bool:
+        """Whether layers have written the gradient since it was last taken."""
+        is_written = self in self._written
+        self._written.discard(self)
+        return is_written
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, destination: Destination
+    ) -> Tensor:
+        ctx.save_for_backward(given, weight)
+        ctx.destination = destination
+        return functional.linear(given, weight, bias).data  # no view: may be changed in place
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        given, weight = ctx.saved_tensors
+        rows, columns = gradient.reshape(-1, len(weight)), given.reshape(-1, weight.shape[1])
+        of_given, of_weight, of_bias = ctx.needs_input_grad[:3]
+        return (
+            rows.mm(weight).view(given.shape) if of_given else None,
+            _product(rows.t(), columns, ctx.destination) if of_weight else None,
+            rows.sum(0) if of_bias else None,
+            None,
+        )
+
+
+def _product(rows: Tensor, columns: Tensor, destination: Destination) -> Tensor | None:
+    if (opened := destination.open()) is None:
+        return rows.mm(columns)
+    memory, has_parts = opened
+    if has_parts:
+        memory.add_(rows.mm(columns))
+    else:
+        torch.mm(rows, columns, out=memory)
+    return None
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, indices: Tensor, weight: Tensor, padding: int | None, destination: Destination
+    ) -> Tensor:
+        ctx.save_for_backward(indices)
+        ctx.words, ctx.padding = len(weight), -1 if padding is None else padding
+        ctx.destination = destination
+        return functional.embedding(indices, weight, padding).data  # as above
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        (indices,) = ctx.saved_tensors
+        make = torch.ops.aten.embedding_dense_backward
+        if (opened := ctx.destination.open()) is None:
+            return None, make(gradient, indices, ctx.words, ctx.padding, False), None, None
+        memory, has_parts = opened
+        words, places = indices.unique(return_inverse=True)
+        rows = make(gradient, places, len(words), -1, False)
+        rows[words == ctx.padding] = 0
+        if has_parts:
+            memory.index_add_(0, words, rows)
+        else:
+            memory.zero_().index_copy_(0, words, rows)
+        return None, None, None, None
+
+
+class _Forward:
+    """In the place of a layer's ``forward``; not in that of its copies."""
+
+    def __init__(self, layer: Any, destination: Destination) -> None:
+        self._layer, self._weight, self._destination = layer, layer.weight, destination
+
+    def __call__(self, input: Tensor) -> Tensor:
+        layer = self._layer
+        if torch.compiler.is_compiling():
+            return type(layer).forward(layer, input)  # type: ignore[no-any-return]
+        self._destination.begin()
+        if not self._can_write(input):
+            return type(layer).forward(layer, input)  # type: ignore[no-any-return]
+        if isinstance(layer, nn.Embedding):
+            return _Embedding.apply(input, self._weight, layer.padding_idx, self._destination)
+        return _Linear.apply(input, self._weight, layer.bias, self._destination)
+
+    def _can_write(self, given: Tensor) -> bool:
+        """Whether the layer does now what it does in most training, with its own weight."""
+        return (
+            torch.is_grad_enabled()
+            and type(given) is Tensor
+            and self._layer.weight is self._weight
+            and self._weight.requires_grad
+            and not torch.is_autocast_enabled("cpu")
+            and internals.traced_graph() is None
+            and not internals.transforming()
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (self._layer, "forward")  # of the copy, which has none of its own yet
+
+
+class DirectGradients:
+    """Has layers of a model write large weight gradients where they are to be, until `leave`.
+
+    Args:
+        model: Its layers of exactly the classes Linear and Embedding are meant.
+        find: `Destination`'s, by weight.
+
+    Attributes:
+        destinations: By weight.
+    """
+
+    def __init__(
+        self, model: nn.Module, find: Mapping[Tensor, Callable[[], Tensor | None]]
+    ) -> None:
+        self.destinations: dict[Tensor, Destination] = {}
+        self._layers: list[nn.Module] = []
+        written: set[Destination] = set()
+        for layer, weight in _layers_of(model):
+            if weight not in find or weight.nbytes < DIRECT_NBYTES or not weight.is_contiguous():
+                continue
+            if weight not in self.destinations:
+                self.destinations[weight] = Destination(weight, find[weight], written)
+            destination = self.destinations[weight]
+            layer.forward = _Forward(layer, destination)
+            self._layers.append(layer)
+
+    def leave(self) -> None:
+        """Give the layers their own ``forward`` back."""
+        for layer in self._layers:
+            if isinstance(layer.__dict__.get("forward"), _Forward):
+                del layer.forward
+
+
+def _layers_of(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
+    for layer in model.modules():
+        if "forward" in layer.__dict__:  # somebody else's
+            continue
+        if type(layer) is nn.Embedding:
+            is_plain = layer.max_norm is None and not layer.scale_grad_by_freq
+            if is_plain and not layer.sparse:
+                yield layer, layer.weight
+        elif type(layer) is nn.Linear:
+            yield layer, layer.weight
