@@ -20,55 +20,44 @@ DIRECT_NBYTES = 2**20
 """Size of a weight from which the memory costs more than a function in Python."""
 
 
+Find = Callable[[], Tensor | None]
+"""Returns memory of a weight's shape, type and strides, which may become its gradient; or None."""
+
+
 class Destination:
     """Where the gradient of one weight goes.
 
     Args:
         weight: Is dense.
-        find: Returns the memory, of the weight's shape, type and strides, if the gradient may go
-            there now, and otherwise None: autograd then makes the gradient as ever.
-        written: Of all weights, those of which the backward pass has written a gradient.
+        find: Its memory.
     """
 
-    def __init__(
-        self, weight: Tensor, find: Callable[[], Tensor | None], written: set[Destination]
-    ) -> None:
-        self._weight, self._find, self._written = weight, find, written
+    def __init__(self, weight: Tensor, find: Find) -> None:
+        self._weight, self._find = weight, find
         self._accumulate = torch.autograd.graph.get_gradient_edge(weight).node
 
     def on_whole(self, call: Callable[[], Any]) -> torch.utils.hooks.RemovableHandle:
         """Have a function called when a backward pass has made all of the gradient."""
         return self._accumulate.register_hook(lambda *_: call())
 
-    def begin(self) -> None:
-        """In a forward pass: what is still there was left by a backward pass that failed."""
-        if self._written and internals.current_backward_pass() < 0:
-            self._written.clear()
-
     def open(self) -> tuple[Tensor, bool] | None:
-        """Begin to write a layer's part of the gradient.
+        """Begin to write a layer's part of the gradient into ``weight.grad``.
 
         Returns:
-            The memory, and whether parts of other layers are in it; None: not now.
+            The memory, and whether other parts are in it; None: not now.
         """
         if torch.is_grad_enabled() or self._weight._backward_hooks:
             return None  # somebody takes the gradient's own gradient, or looks at it
         try:
-            is_wanted = internals.will_run(self._accumulate)
+            if not internals.will_run(self._accumulate):
+                return None
         except RuntimeError:  # autograd.grad() asks for this weight's gradient
-            is_wanted = False
-        memory = self._find() if is_wanted else None
-        if memory is None:
             return None
-        has_parts = self in self._written
-        self._written.add(self)
-        return memory, has_parts
-
-    def take(self) -> bool:
-        """Whether layers have written the gradient since it was last taken."""
-        is_written = self in self._written
-        self._written.discard(self)
-        return is_written
+        memory, before = self._find(), self._weight.grad
+        if memory is None or not (before is None or before is memory):
+            return None
+        self._weight.grad = memory
+        return memory, before is not None
 
 
 class _Linear(torch.autograd.Function):
@@ -139,10 +128,7 @@ class _Forward:
 
     def __call__(self, input: Tensor) -> Tensor:
         layer = self._layer
-        if torch.compiler.is_compiling():
-            return type(layer).forward(layer, input)  # type: ignore[no-any-return]
-        self._destination.begin()
-        if not self._can_write(input):
+        if torch.compiler.is_compiling() or not self._can_write(input):
             return type(layer).forward(layer, input)  # type: ignore[no-any-return]
         if isinstance(layer, nn.Embedding):
             return _Embedding.apply(input, self._weight, layer.padding_idx, self._destination)
@@ -169,23 +155,20 @@ class DirectGradients:
 
     Args:
         model: Its layers of exactly the classes Linear and Embedding are meant.
-        find: `Destination`'s, by weight.
+        find: The memory, by weight.
 
     Attributes:
         destinations: By weight.
     """
 
-    def __init__(
-        self, model: nn.Module, find: Mapping[Tensor, Callable[[], Tensor | None]]
-    ) -> None:
+    def __init__(self, model: nn.Module, find: Mapping[Tensor, Find]) -> None:
         self.destinations: dict[Tensor, Destination] = {}
         self._layers: list[nn.Module] = []
-        written: set[Destination] = set()
         for layer, weight in _layers_of(model):
             if weight not in find or weight.nbytes < DIRECT_NBYTES or not weight.is_contiguous():
                 continue
             if weight not in self.destinations:
-                self.destinations[weight] = Destination(weight, find[weight], written)
+                self.destinations[weight] = Destination(weight, find[weight])
             destination = self.destinations[weight]
             layer.forward = _Forward(layer, destination)
             self._layers.append(layer)

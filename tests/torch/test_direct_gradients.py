@@ -257,6 +257,9 @@ def no_gradient(rank: int, world: int) -> None:
         sharded = ShardedOptimizer(ours, torch.optim.SGD, lr=0.1)
         plain = torch.optim.SGD(theirs.parameters(), lr=0.1)
         for model, optimizer in (ours, sharded), (theirs, plain):
+            model(words(0, 0)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
             hidden = sum(Hides.apply(p) for p in (model.wide.weight, model.small.bias))
             (model.embedding(torch.tensor([3, 4])).sum() + hidden).backward()
             Hides.apply(model.embedding.weight).backward()  # adds nothing to what is there

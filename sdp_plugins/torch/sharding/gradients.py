@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from sdp_plugins.core import Buffer, Group, SdpError, Work, _native
 from sdp_plugins.torch import internals
-from sdp_plugins.torch.direct_gradients import Destination, DirectGradients
+from sdp_plugins.torch.direct_gradients import DirectGradients
 from sdp_plugins.torch.sharding.agreement import (
     Call,
     Digests,
@@ -94,7 +94,6 @@ class GradientBuckets:
                 first, last = self._own_bytes(index)
                 _native.give_back_pages(view.data_ptr() + first, last - first)
         self._direct: DirectGradients | None = None
-        self._destinations: dict[int, Destination] = {}
         self.begin()
         self._hooks: list[Any] = []
         self._accumulate: list[torch.autograd.graph.Node] = []
@@ -115,24 +114,17 @@ class GradientBuckets:
         for index in self._views:
             parameter = self._parameters[index]
             if destination := self._direct.destinations.get(parameter):
-                self._destinations[index] = destination
-                # Of a gradient that is only written, autograd tells the parameter's hooks nothing.
+                # Autograd tells the parameter's own hooks nothing of what only layers write.
                 whole = destination.on_whole(partial(self._take, index, parameter))
                 self._hooks.append(whole)
 
     def _free(self, index: int) -> Tensor | None:
-        """The place of a gradient, if the backward pass may write it."""
-        is_free = (
-            self.synchronizing
-            and self._parameters[index].grad is None
-            and index in self._missing[self._places[index][0]]
-        )
+        """The place of a gradient, if this backward pass gives it away."""
+        is_free = self.synchronizing and index in self._missing[self._places[index][0]]
         return self._views[index] if is_free else None
 
     def begin(self) -> None:
         """Expect a gradient of every parameter."""
-        for destination in self._destinations.values():
-            destination.take()
         self._missing = [
             {slot.parameter for slot in bucket.slots} for bucket in self._layout.buckets
         ]
@@ -177,14 +169,11 @@ class GradientBuckets:
     def _take(self, index: int, parameter: Tensor) -> None:
         """After a parameter's gradient is whole."""
         gradient = parameter.grad
-        destination = self._destinations.get(index)
-        if destination is not None and destination.take():
-            if gradient is not None:  # of other uses of the parameter
-                self._views[index].add_(_plain(gradient))
+        if gradient is None or gradient is self.placeholders[index]:
+            return  # this backward pass has not changed it
+        if gradient is self._views[index]:
             self._give(index, None)
             self._reduce_full()
-        elif gradient is None or gradient is self.placeholders[index]:
-            return  # this backward pass has not changed it
         elif index in self._adding:
             self._adding.remove(index)
             before = self._kept.get(index, self._views[index])
