@@ -22,10 +22,10 @@ from benchmarks.testbed import start
 from benchmarks.testbed.network import Network
 
 TASK = "benchmarks.step_task:StepTask"
-VARIANTS = ("none", "lower_bound", "gloo", "smddp", "zero", "fsdp2", "sharded")
+VARIANTS = ("none", "lower_bound", "gloo", "smddp", "direct", "zero", "fsdp2", "sharded")
 OPTIMIZERS = ("sgd", "adamw", "fused_adamw", "adafactor", "muon")
 REFERENCE = "none"
-SAME_WEIGHTS = ("smddp", "sharded")
+SAME_WEIGHTS = ("smddp", "direct", "sharded")
 COUNTED_STEPS = 2
 
 

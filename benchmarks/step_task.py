@@ -45,8 +45,10 @@ def updated(model: torch.nn.Module, make: Any) -> list[torch.Tensor]:
     return [module.weight for module in model.modules() if isinstance(module, torch.nn.Linear)]
 
 
-def _ddp(setting: dict[str, Any], group: Any, reduce: bool = True) -> DistributedDataParallel:
-    model = DistributedDataParallel(bert.Workload(setting).build(), process_group=group)
+def _ddp(
+    setting: dict[str, Any], group: Any, reduce: bool = True, **options: Any
+) -> DistributedDataParallel:
+    model = DistributedDataParallel(bert.Workload(setting).build(), process_group=group, **options)
     if not reduce:
         model.register_comm_hook(None, leave_alone)
     return model
@@ -76,6 +78,15 @@ def smddp(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Traini
     return Training(model, make(updated(model, make), **options))
 
 
+def direct(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Training:
+    """DDP over smddp, whose buckets layers write."""
+    from sdp_plugins.torch import write_into_buckets
+
+    model = _ddp(setting, group_over("smddp"), gradient_as_bucket_view=True)
+    write_into_buckets(model)
+    return Training(model, make(updated(model, make), **options))
+
+
 def zero(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Training:
     """DDP over smddp with torch's ZeroRedundancyOptimizer."""
     group = group_over("smddp")
@@ -99,7 +110,7 @@ def sharded(setting: dict[str, Any], make: Any, options: dict[str, Any]) -> Trai
     return Training(model, ShardedOptimizer(model, optimizer, group=group))
 
 
-VARIANTS = {f.__name__: f for f in (none, lower_bound, gloo, smddp, zero, fsdp2, sharded)}
+VARIANTS = {f.__name__: f for f in (none, lower_bound, gloo, smddp, direct, zero, fsdp2, sharded)}
 
 
 class StepTask:

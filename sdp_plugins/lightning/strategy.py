@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
@@ -17,6 +18,9 @@ from sdp_plugins.lightning.namespaces import FABRIC, TRAINER, LightningClass, co
 from sdp_plugins.lightning.parent_watch import ParentWatch
 from sdp_plugins.torch.backend_name import BACKEND
 from sdp_plugins.torch.group_options import Options, default_options
+
+if TYPE_CHECKING:
+    from sdp_plugins.torch.direct_gradients import DirectGradients
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +57,10 @@ class _OverSmddp(_OfPackage):
         **kwargs: Of Lightning's DDPStrategy.
     """
 
+    _ddp_kwargs: dict[str, Any]
+    _direct: DirectGradients | None = None
     _launcher: Any
+    root_device: Any
     _cluster_environment: Any = None
     _elastic_environment: type  # of a concrete class
 
@@ -104,15 +111,37 @@ class _OverSmddp(_OfPackage):
         finally:
             default_options.reset(chosen)
 
+    def _in_buckets(self, wrap: Callable[[Any], Any], module: Any) -> Any:
+        """Wrap a module so that layers write gradients into buckets, unless the user refuses."""
+        if self.root_device.type != "cpu":
+            return wrap(module)
+        from sdp_plugins.torch import write_into_buckets
+
+        self._ddp_kwargs.setdefault("gradient_as_bucket_view", True)
+        wrapped = wrap(module)
+        if self._ddp_kwargs["gradient_as_bucket_view"]:
+            self._direct = write_into_buckets(wrapped)
+        return wrapped
+
 
 class SMDDPStrategy(_OverSmddp):
     """DistributedDataParallel over smddp, for Lightning's Trainer.
 
-    Takes the arguments of Lightning's DDPStrategy and of DistributedDataParallel. Makes an object
-    for the Lightning package in use: see `sdp_plugins.lightning`.
+    Takes the arguments of Lightning's DDPStrategy and of DistributedDataParallel, whose
+    ``gradient_as_bucket_view`` is True by default, on CPUs. Makes an object for the Lightning
+    package in use: see `sdp_plugins.lightning`.
     """
 
     _packages = TRAINER
+
+    def _setup_model(self, model: Any) -> Any:
+        return self._in_buckets(super()._setup_model, model)
+
+    def teardown(self) -> None:
+        """Leave the module as it was."""
+        if self._direct is not None:
+            self._direct.leave()
+        super().teardown()
 
     def setup(self, trainer: Any) -> None:
         """Set up the model and the handling of SIGTERM."""
@@ -129,9 +158,13 @@ class SMDDPStrategy(_OverSmddp):
 
 
 class SMDDPFabricStrategy(_OverSmddp):
-    """DistributedDataParallel over smddp, for Fabric; takes the arguments of its DDPStrategy."""
+    """DistributedDataParallel over smddp, for Fabric; as `SMDDPStrategy`."""
 
     _packages = FABRIC
+
+    def setup_module(self, module: Any) -> Any:
+        """Wrap a module."""
+        return self._in_buckets(super().setup_module, module)
 
 
 def terminate_between_steps(trainer: Any) -> None:

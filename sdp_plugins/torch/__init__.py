@@ -17,6 +17,7 @@ from sdp_plugins.torch.backend import register_backend
 if TYPE_CHECKING:
     from sdp_plugins.core.local_updates.outer_step import OuterStep
     from sdp_plugins.torch.backend import create
+    from sdp_plugins.torch.direct_gradients import write_into_buckets
     from sdp_plugins.torch.elastic.training import Elastic
     from sdp_plugins.torch.group_options import Options
     from sdp_plugins.torch.local_updates import LocalUpdates
@@ -33,6 +34,7 @@ __all__ = [
     "ShardedOptimizer",
     "create",
     "share",
+    "write_into_buckets",
 ]
 
 _HOMES = {
@@ -44,6 +46,7 @@ _HOMES = {
     "ShardedOptimizer": "sharding.optimizer",
     "create": "backend",
     "share": "share_tensor",
+    "write_into_buckets": "direct_gradients",
 }
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.torch import internals
 
@@ -35,6 +37,7 @@ class Destination:
     def __init__(self, weight: Tensor, find: Find) -> None:
         self._weight, self._find = weight, find
         self._accumulate = torch.autograd.graph.get_gradient_edge(weight).node
+        self._written_in = -1  # the last backward pass of which a layer has written a part
 
     def on_whole(self, call: Callable[[], Any]) -> torch.utils.hooks.RemovableHandle:
         """Have a function called when a backward pass has made all of the gradient."""
@@ -54,10 +57,12 @@ class Destination:
         except RuntimeError:  # autograd.grad() asks for this weight's gradient
             return None
         memory, before = self._find(), self._weight.grad
-        if memory is None or not (before is None or before is memory):
-            return None
-        self._weight.grad = memory
-        return memory, before is not None
+        this, last = internals.current_backward_pass(), self._written_in
+        has_parts = before is memory and this == last
+        if memory is None or (before is not None and not has_parts):
+            return None  # autograd adds to what other passes have left
+        self._weight.grad, self._written_in = memory, this
+        return memory, has_parts
 
 
 class _Linear(torch.autograd.Function):
@@ -163,30 +168,85 @@ class DirectGradients:
 
     def __init__(self, model: nn.Module, find: Mapping[Tensor, Find]) -> None:
         self.destinations: dict[Tensor, Destination] = {}
-        self._layers: list[nn.Module] = []
+        self._forwards: list[tuple[nn.Module, _Forward]] = []
         for layer, weight in _layers_of(model):
-            if weight not in find or weight.nbytes < DIRECT_NBYTES or not weight.is_contiguous():
+            is_dense = weight.device.type == "cpu" and weight.is_contiguous()
+            if weight not in find or weight.nbytes < DIRECT_NBYTES or not is_dense:
                 continue
             if weight not in self.destinations:
                 self.destinations[weight] = Destination(weight, find[weight])
             destination = self.destinations[weight]
-            layer.forward = _Forward(layer, destination)
-            self._layers.append(layer)
+            layer.forward = forward = _Forward(layer, destination)
+            self._forwards.append((layer, forward))
 
     def leave(self) -> None:
         """Give the layers their own ``forward`` back."""
-        for layer in self._layers:
-            if isinstance(layer.__dict__.get("forward"), _Forward):
+        for layer, forward in self._forwards:
+            if layer.__dict__.get("forward") is forward:
                 del layer.forward
 
 
 def _layers_of(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
     for layer in model.modules():
-        if "forward" in layer.__dict__:  # somebody else's
-            continue
+        if not isinstance(layer.__dict__.get("forward"), _Forward | None):
+            continue  # it is somebody else's
         if type(layer) is nn.Embedding:
             is_plain = layer.max_norm is None and not layer.scale_grad_by_freq
             if is_plain and not layer.sparse:
                 yield layer, layer.weight
         elif type(layer) is nn.Linear:
             yield layer, layer.weight
+
+
+class _BucketView:
+    """A weight's part of a bucket of DistributedDataParallel, which it makes anew at times."""
+
+    def __init__(self, ddp: DistributedDataParallel, weight: Tensor) -> None:
+        # The garbage collector does not see what hooks of the graph keep.
+        self._ddp, self._weight = ref(ddp), ref(weight)
+        self._view: Tensor | None = None
+
+    def find(self) -> Tensor | None:
+        """Where the reducer has put the last gradient."""
+        view, weight, ddp = self._view, self._weight(), self._ddp()
+        if view is None or weight is None or ddp is None or not ddp.require_backward_grad_sync:
+            return None
+        return view if view.dtype is weight.dtype and view.shape == weight.shape else None
+
+    def remember(self) -> None:
+        """After the reducer has put a gradient into its bucket."""
+        if (weight := self._weight()) is not None:
+            self._view = weight.grad
+
+
+def write_into_buckets(model: DistributedDataParallel) -> DirectGradients:
+    """Have layers write large gradients into the buckets of DistributedDataParallel.
+
+    ::
+
+        model = DistributedDataParallel(Net(), gradient_as_bucket_view=True)
+        sdp_plugins.torch.write_into_buckets(model)
+
+    Without it, torch writes each gradient into new memory, and DistributedDataParallel copies it.
+    Results have the same bits, over every backend. Layers are those of the classes Linear and
+    Embedding with weights from 1 MiB, on the CPU; see docs/torch.md.
+
+    Args:
+        model: Whose gradients are views of its buckets.
+
+    Returns:
+        What has changed the layers; its ``leave()`` takes that back.
+
+    Raises:
+        ValueError: They are no views.
+    """
+    if not model.gradient_as_bucket_view:
+        raise ValueError(
+            "write_into_buckets(): the gradients of this DistributedDataParallel are copies. Hint: "
+            "pass it gradient_as_bucket_view=True."
+        )
+    views: dict[Tensor, _BucketView] = {p: _BucketView(model, p) for p in model.parameters()}
+    direct = DirectGradients(model, {weight: view.find for weight, view in views.items()})
+    for weight, destination in direct.destinations.items():
+        destination.on_whole(views[weight].remember)  # after the reducer's own hook
+    return direct

@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -17,7 +19,9 @@ from torch import Tensor
 from torch.utils.data import DistributedSampler
 
 from sdp_plugins.core import PeerLostError
+from sdp_plugins.lightning.namespaces import strategy_class
 from sdp_plugins.lightning.strategy import leave_group
+from sdp_plugins.torch.direct_gradients import Destination
 from tests.lightning.models import FABRICS, data, digest, loader, model, trainer
 from tests.ranks import job_environment
 
@@ -150,6 +154,25 @@ def five_steps(rank: int, world: int, package: str, options: dict[str, Any]) -> 
 
 
 @case
+def large_layers(rank: int, world: int, package: str, copies: bool) -> tuple[str, list[bool], bool]:
+    """Digest after training; whether a layer wrote its gradient, by step; if it can still."""
+    m = model(package)
+    widths = (6, 512, 512, 2)
+    m.net = torch.nn.Sequential(*(torch.nn.Linear(*pair) for pair in pairwise(widths)))
+    wrote = []
+    plain = Destination.open
+
+    def opened(destination: Destination) -> Any:
+        wrote.append((found := plain(destination)) is not None)
+        return found
+
+    strategy = strategy_class(package)(**({"gradient_as_bucket_view": False} if copies else {}))
+    with mock.patch.object(Destination, "open", opened):
+        trainer(package, strategy=strategy).fit(m, loader())
+    return digest(m), wrote, "forward" in m.net[1].__dict__
+
+
+@case
 def unused_parameters(rank: int, world: int, package: str, strategy: str) -> str:
     """Training of a model of which some parameters get no gradient: the weights, or the error."""
     m = model(package, unused=True)
@@ -205,6 +228,7 @@ def fabric(rank: int, world: int, package: str, strategy: Any) -> dict[str, Any]
         "object": f.broadcast(["from", rank], src=0),
         "mean": f.all_reduce(torch.tensor(float(rank))),
         "gathered": f.all_gather(torch.tensor(rank)),
+        "views": module._forward_module.gradient_as_bucket_view,
     }
 
 

@@ -23,3 +23,4 @@ def test_loop(rank_pool: Callable[[int], RankPool], package: str, strategy: str)
         assert result["object"] == ["from", 0]
         assert result["mean"].item() == 0.5
         assert result["gathered"].tolist() == [0, 1]
+        assert result["views"]

@@ -69,6 +69,15 @@ def single_process_steps() -> list[Tensor]:
     return [parameter.detach() for parameter in module.parameters()]
 
 
+def test_layers_write_large_gradients(rank_pool: Pool, package: str) -> None:
+    (digest, wrote, can_still), (other, *_) = rank_pool(2).run(cases.large_layers, package, False)
+    assert wrote == [False, True, True, True]  # the first step tells where
+    assert not can_still
+    copied, wrote, _ = rank_pool(2).run(cases.large_layers, package, True)[0]
+    assert not wrote
+    assert digest == other == copied
+
+
 @pytest.mark.parametrize("arguments", [None, {"static_graph": True, "bucket_cap_mb": 0.0001}])
 def test_two_ranks_equal_one_with_the_doubled_batch(
     rank_pool: Pool, package: str, arguments: dict[str, Any] | None

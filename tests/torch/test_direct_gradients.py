@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -13,11 +15,12 @@ from unittest import mock
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from sdp_plugins.torch import ShardedOptimizer
+from sdp_plugins.torch import ShardedOptimizer, write_into_buckets
 from sdp_plugins.torch.direct_gradients import DIRECT_NBYTES, Destination
 from tests.torch.jobs import assert_same, process_group
 from tests.torch.sharded_nets import assert_same_weights
@@ -33,7 +36,7 @@ class Text(nn.Module):
         how: Calls the layers between.
     """
 
-    def __init__(self, how: Callable[..., Tensor] = lambda layers, x: layers(x)) -> None:
+    def __init__(self, how: Callable[..., Tensor]) -> None:
         super().__init__()
         self.embedding = nn.Embedding(WORDS, WIDTH, padding_idx=0)
         self.wide = nn.Linear(WIDTH, WIDTH)
@@ -54,7 +57,7 @@ class Text(nn.Module):
 
 def make(how: Any = None) -> Text:
     torch.manual_seed(0)
-    return Text(how) if how else Text()
+    return Text(how or every_layer)
 
 
 def words(rank: int, step: int, shape: tuple[int, ...] = (2, 5)) -> Tensor:
@@ -78,6 +81,14 @@ def writes(count: int | None = None) -> Iterator[list[bool]]:
     with mock.patch.object(Destination, "open", opened):
         yield told
     assert count is None or sum(told) == count
+
+
+def every_layer(layers: Any, x: Tensor) -> Tensor:
+    return layers(x)  # type: ignore[no-any-return]
+
+
+def no_layer(layers: Any, x: Tensor) -> Tensor:
+    return x
 
 
 def twice(layers: Any, x: Tensor) -> Tensor:
@@ -408,6 +419,104 @@ def hook(rank: int, world: int) -> None:
 
 def test_hooks_of_parameters(rank_pool: Any) -> None:
     rank_pool(2).run(hook)
+
+
+# ---- DistributedDataParallel --------------------------------------------------------------------
+
+
+def wrap(model: nn.Module, writes_directly: bool, **options: Any) -> DistributedDataParallel:
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=writes_directly, **options)
+    if writes_directly:
+        write_into_buckets(ddp)
+    return ddp
+
+
+def in_buckets(rank: int, world: int, how: Any, options: dict[str, Any]) -> None:
+    with process_group():
+        models = []
+        for writes_directly in True, False:
+            ddp = wrap(make(how), writes_directly, **options)
+            optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
+            with writes() as told:
+                for step in range(7):
+                    for part in range(2):
+                        with ddp.no_sync() if part < step % 2 else nullcontext():
+                            ddp(words(rank, 2 * step + part)).backward()
+                    if step != 3:  # the next ones are added to the averages
+                        optimizer.step()
+                        optimizer.zero_grad()
+            if writes_directly:
+                assert sum(told) == len(told) / 7  # in steps 2 and 6, with gradients of None
+            else:
+                assert not told
+            models.append(ddp.module)
+        assert_same_weights(*models)
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"bucket_cap_mb": 0.1},
+    {"find_unused_parameters": True},
+    {"static_graph": True},
+]
+
+
+@pytest.mark.parametrize(
+    ("how", "options"),
+    [*((None, options) for options in OPTIONS), (twice, {}), (checkpointed, {})],
+    ids=str,
+)
+def test_in_buckets_of_ddp(rank_pool: Any, how: Any, options: dict[str, Any]) -> None:
+    rank_pool(2).run(in_buckets, how, options)
+
+
+def in_buckets_over_gloo(rank: int, world: int) -> None:
+    """With weights that some steps do not use, and a hook."""
+    with process_group("gloo"):
+        models = []
+        for writes_directly in True, False:
+            ddp = wrap(make(), writes_directly, find_unused_parameters=True)
+            ddp.register_comm_hook(None, fp16_compress_hook)
+            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+            for step in range(4):
+                ddp.module.how = [every_layer, no_layer][step % 2]
+                ddp(words(rank, step)).backward()
+                optimizer.step()
+                ddp.zero_grad()
+            models.append(ddp.module)
+        assert_same_weights(*models)
+
+
+def test_in_buckets_over_gloo(rank_pool: Any) -> None:
+    rank_pool(2).run(in_buckets_over_gloo)
+
+
+def leave_buckets(rank: int, world: int) -> None:
+    """Nothing is left of a model that is not used any more, nor after leaving."""
+    with process_group():
+        copies = DistributedDataParallel(make())
+        with pytest.raises(ValueError, match="gradient_as_bucket_view=True"):
+            write_into_buckets(copies)
+        ddp = DistributedDataParallel(make(), gradient_as_bucket_view=True)
+        direct = write_into_buckets(ddp)
+        assert len(changed_layers(ddp)) == 4
+        ddp(words(rank, 0)).backward()
+        direct.leave()
+        assert not changed_layers(ddp)
+        with writes(0):
+            ddp(words(rank, 1)).backward()
+        ddp = wrap(make(), writes_directly=True)
+        for step in range(2):
+            ddp(words(rank, step)).backward()
+            ddp.zero_grad()
+        gone = [weakref.ref(each) for each in (ddp, ddp.module, ddp.module.wide.weight)]
+        del ddp
+        gc.collect()
+        assert [each() for each in gone] == [None] * 3
+
+
+def test_leaving_buckets(rank_pool: Any) -> None:
+    rank_pool(2).run(leave_buckets)
 
 
 # ---- the layers ---------------------------------------------------------------------------------
