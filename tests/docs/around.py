@@ -28,6 +28,13 @@ model = torch.nn.Linear(3, 1)
 loader = [(torch.ones(2, 3), torch.ones(2, 1))] * 31
 loss_of = torch.nn.functional.mse_loss
 """
+BEGUN = """
+dist.init_process_group("smddp")
+model = torch.nn.Linear(512, 512)
+"""
+CHECK_FORWARD = """
+assert "forward" in model.module.__dict__
+"""
 ALONE = """
 dist.init_process_group("smddp")
 os.environ["LOCAL_WORLD_SIZE"] = "1"  # as if each rank had a node of its own
@@ -120,6 +127,7 @@ step = lambda rows: tf.reduce_sum(0 * model(rows) + 1)
 IN_TWO_RANKS = {
     "model.cuda()": (TORCH + SIMULATED, TRAIN_ON_DEVICE + END),
     'dist.init_process_group("smddp")  #': (TORCH, 'assert dist.get_backend() == "smddp"' + END),
+    "write_into_buckets(model)": (TORCH + PLAIN + BEGUN, CHECK_FORWARD + END),
     "pg_options=Options(": (TORCH, WIRE + END),
     "# this rank's data; the loop": (TORCH + PLAIN, "assert local.steps == 31" + END),
     "dist.new_subgroups(": (
