@@ -119,7 +119,7 @@ def steps() -> Figure:
     tables = {"adamw": "AdamW", "fused_adamw": "AdamW, fused", "sgd": "SGD"}
     figure, all_axes = plt.subplots(1, 3, figsize=(11, 2.9), layout="constrained")
     for axes, (table, title) in zip(all_axes, tables.items(), strict=True):
-        bars(axes, title, of_step(table), {"smddp", "sharded"}, none="none")
+        bars(axes, title, of_step(table), {"smddp", "direct", "sharded"}, none="none")
     for axes in all_axes[1:]:  # the names are those of the first
         axes.set_yticks([])
     return figure
