@@ -43,19 +43,21 @@ class Destination:
         """Have a function called when a backward pass has made all of the gradient."""
         return self._accumulate.register_hook(lambda *_: call())
 
+    def is_wanted(self) -> bool | None:
+        """Whether the backward pass makes this gradient; None: autograd.grad() returns it."""
+        try:
+            return internals.will_run(self._accumulate)
+        except RuntimeError:
+            return None
+
     def open(self) -> tuple[Tensor, bool] | None:
         """Begin to write a layer's part of the gradient into ``weight.grad``.
 
         Returns:
             The memory, and whether other parts are in it; None: not now.
         """
-        if torch.is_grad_enabled() or self._weight._backward_hooks:
+        if torch.is_grad_enabled() or self._weight._backward_hooks or not self.is_wanted():
             return None  # somebody takes the gradient's own gradient, or looks at it
-        try:
-            if not internals.will_run(self._accumulate):
-                return None
-        except RuntimeError:  # autograd.grad() asks for this weight's gradient
-            return None
         memory, before = self._find(), self._weight.grad
         this, last = internals.current_backward_pass(), self._written_in
         has_parts = before is memory and this == last
@@ -79,9 +81,10 @@ class _Linear(torch.autograd.Function):
         given, weight = ctx.saved_tensors
         rows, columns = gradient.reshape(-1, len(weight)), given.reshape(-1, weight.shape[1])
         of_given, of_weight, of_bias = ctx.needs_input_grad[:3]
+        is_wanted = of_weight and ctx.destination.is_wanted() is not False
         return (
             rows.mm(weight).view(given.shape) if of_given else None,
-            _product(rows.t(), columns, ctx.destination) if of_weight else None,
+            _product(rows.t(), columns, ctx.destination) if is_wanted else None,
             rows.sum(0) if of_bias else None,
             None,
         )
@@ -112,6 +115,8 @@ class _Embedding(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (indices,) = ctx.saved_tensors
         make = torch.ops.aten.embedding_dense_backward
+        if ctx.destination.is_wanted() is False:
+            return None, None, None, None
         if (opened := ctx.destination.open()) is None:
             return None, make(gradient, indices, ctx.words, ctx.padding, False), None, None
         memory, has_parts = opened

@@ -14,6 +14,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn import functional
@@ -431,11 +432,13 @@ def wrap(model: nn.Module, writes_directly: bool, **options: Any) -> Distributed
     return ddp
 
 
-def in_buckets(rank: int, world: int, how: Any, options: dict[str, Any]) -> None:
+def in_buckets(rank: int, world: int, how: Any, options: dict[str, Any], hook: Any) -> None:
     with process_group():
         models = []
         for writes_directly in True, False:
             ddp = wrap(make(how), writes_directly, **options)
+            if hook:
+                ddp.register_comm_hook(None, hook)
             optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
             with writes() as told:
                 for step in range(7):
@@ -462,21 +465,26 @@ OPTIONS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(
-    ("how", "options"),
-    [*((None, options) for options in OPTIONS), (twice, {}), (checkpointed, {})],
+    ("how", "options", "hook"),
+    [
+        *((None, options, None) for options in OPTIONS),
+        (None, {}, fp16_compress_hook),
+        (twice, {}, None),
+        (checkpointed, {}, None),
+    ],
     ids=str,
 )
-def test_in_buckets_of_ddp(rank_pool: Any, how: Any, options: dict[str, Any]) -> None:
-    rank_pool(2).run(in_buckets, how, options)
+def test_in_buckets_of_ddp(rank_pool: Any, how: Any, options: dict[str, Any], hook: Any) -> None:
+    rank_pool(2).run(in_buckets, how, options, hook)
 
 
 def in_buckets_over_gloo(rank: int, world: int) -> None:
-    """With weights that some steps do not use, and a hook."""
-    with process_group("gloo"):
+    """With weights that some steps do not use."""
+    with process_group():
         models = []
+        options = {"process_group": dist.new_group(backend="gloo"), "find_unused_parameters": True}
         for writes_directly in True, False:
-            ddp = wrap(make(), writes_directly, find_unused_parameters=True)
-            ddp.register_comm_hook(None, fp16_compress_hook)
+            ddp = wrap(make(), writes_directly, **options)
             optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
             for step in range(4):
                 ddp.module.how = [every_layer, no_layer][step % 2]
