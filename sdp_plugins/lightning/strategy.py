@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import sys
-from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -111,17 +110,17 @@ class _OverSmddp(_OfPackage):
         finally:
             default_options.reset(chosen)
 
-    def _in_buckets(self, wrap: Callable[[Any], Any], module: Any) -> Any:
-        """Wrap a module so that layers write gradients into buckets, unless the user refuses."""
-        if self.root_device.type != "cpu":
-            return wrap(module)
-        from sdp_plugins.torch import write_into_buckets
+    def _choose_views(self) -> None:
+        """Have gradients be views of buckets, unless the user refuses."""
+        if self.root_device.type == "cpu":
+            self._ddp_kwargs.setdefault("gradient_as_bucket_view", True)
 
-        self._ddp_kwargs.setdefault("gradient_as_bucket_view", True)
-        wrapped = wrap(module)
-        if self._ddp_kwargs["gradient_as_bucket_view"]:
+    def _write_into_buckets(self, wrapped: Any) -> None:
+        """Have layers write gradients there."""
+        if self.root_device.type == "cpu" and self._ddp_kwargs["gradient_as_bucket_view"]:
+            from sdp_plugins.torch import write_into_buckets
+
             self._direct = write_into_buckets(wrapped)
-        return wrapped
 
 
 class SMDDPStrategy(_OverSmddp):
@@ -133,9 +132,13 @@ class SMDDPStrategy(_OverSmddp):
     """
 
     _packages = TRAINER
+    model: Any
 
-    def _setup_model(self, model: Any) -> Any:
-        return self._in_buckets(super()._setup_model, model)
+    def configure_ddp(self) -> None:
+        """Wrap the module."""
+        self._choose_views()
+        super().configure_ddp()
+        self._write_into_buckets(self.model)
 
     def teardown(self) -> None:
         """Leave the module as it was."""
@@ -164,7 +167,10 @@ class SMDDPFabricStrategy(_OverSmddp):
 
     def setup_module(self, module: Any) -> Any:
         """Wrap a module."""
-        return self._in_buckets(super().setup_module, module)
+        self._choose_views()
+        wrapped = super().setup_module(module)
+        self._write_into_buckets(wrapped)
+        return wrapped
 
 
 def terminate_between_steps(trainer: Any) -> None:

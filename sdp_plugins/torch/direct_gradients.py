@@ -8,8 +8,9 @@ Where a batch has few rows and a weight many, this takes as long as half of the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
-from weakref import ref
+from types import MethodType
+from typing import Any, TypeGuard
+from weakref import finalize, ref
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from sdp_plugins.torch import internals
 
-DIRECT_NBYTES = 2**20
+DIRECT_NBYTES = 4 * 2**20
 """Size of a weight from which the memory costs more than a function in Python."""
+PLAIN = functional.linear, functional.embedding, nn.Linear.forward, nn.Embedding.forward
+"""What is known of layers: a program that puts other functions there gets them."""
 
 
 Find = Callable[[], Tensor | None]
@@ -58,6 +61,8 @@ class Destination:
         """
         if torch.is_grad_enabled() or self._weight._backward_hooks or not self.is_wanted():
             return None  # somebody takes the gradient's own gradient, or looks at it
+        if torch.is_anomaly_enabled() or torch.is_autocast_enabled("cpu"):
+            return None
         memory, before = self._find(), self._weight.grad
         this, last = internals.current_backward_pass(), self._written_in
         has_parts = before is memory and this == last
@@ -72,14 +77,14 @@ class _Linear(torch.autograd.Function):
     def forward(
         ctx: Any, given: Tensor, weight: Tensor, bias: Tensor | None, destination: Destination
     ) -> Tensor:
-        ctx.save_for_backward(given, weight)
-        ctx.destination = destination
+        ctx.save_for_backward(given, weight if ctx.needs_input_grad[0] else None)
+        ctx.outputs, ctx.destination = len(weight), destination
         return functional.linear(given, weight, bias).data  # no view: may be changed in place
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         given, weight = ctx.saved_tensors
-        rows, columns = gradient.reshape(-1, len(weight)), given.reshape(-1, weight.shape[1])
+        rows, columns = gradient.reshape(-1, ctx.outputs), given.reshape(-1, given.shape[-1])
         of_given, of_weight, of_bias = ctx.needs_input_grad[:3]
         is_wanted = of_weight and ctx.destination.is_wanted() is not False
         return (
@@ -117,10 +122,11 @@ class _Embedding(torch.autograd.Function):
         make = torch.ops.aten.embedding_dense_backward
         if ctx.destination.is_wanted() is False:
             return None, None, None, None
-        if (opened := ctx.destination.open()) is None:
+        few = indices.numel() < ctx.words  # to sort many would take longer than to copy
+        if not few or (opened := ctx.destination.open()) is None:
             return None, make(gradient, indices, ctx.words, ctx.padding, False), None, None
         memory, has_parts = opened
-        words, places = indices.unique(return_inverse=True)
+        words, places = indices.long().unique(return_inverse=True)
         rows = make(gradient, places, len(words), -1, False)
         rows[words == ctx.padding] = 0
         if has_parts:
@@ -149,11 +155,11 @@ class _Forward:
         return (
             torch.is_grad_enabled()
             and type(given) is Tensor
+            and _is_plain(self._layer)
             and self._layer.weight is self._weight
             and self._weight.requires_grad
             and not torch.is_autocast_enabled("cpu")
-            and internals.traced_graph() is None
-            and not internals.transforming()
+            and not internals.is_transforming()
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -169,10 +175,12 @@ class DirectGradients:
 
     Attributes:
         destinations: By weight.
+        hooks: Of these weights.
     """
 
     def __init__(self, model: nn.Module, find: Mapping[Tensor, Find]) -> None:
         self.destinations: dict[Tensor, Destination] = {}
+        self.hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._forwards: list[tuple[nn.Module, _Forward]] = []
         for layer, weight in _layers_of(model):
             is_dense = weight.device.type == "cpu" and weight.is_contiguous()
@@ -185,43 +193,87 @@ class DirectGradients:
             self._forwards.append((layer, forward))
 
     def leave(self) -> None:
-        """Give the layers their own ``forward`` back."""
+        """Give the layers their own ``forward`` back, and remove the hooks."""
+        for hook in self.hooks:
+            hook.remove()
         for layer, forward in self._forwards:
             if layer.__dict__.get("forward") is forward:
                 del layer.forward
 
 
-def _layers_of(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor]]:
+def _layers_of(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Parameter]]:
     for layer in model.modules():
-        if not isinstance(layer.__dict__.get("forward"), _Forward | None):
-            continue  # it is somebody else's
-        if type(layer) is nn.Embedding:
-            is_plain = layer.max_norm is None and not layer.scale_grad_by_freq
-            if is_plain and not layer.sparse:
-                yield layer, layer.weight
-        elif type(layer) is nn.Linear:
+        if not _is_plain(layer) or type(layer.weight) is not nn.Parameter:
+            continue
+        own = MethodType(type(layer).forward, layer)  # as in copies of such a layer
+        if layer.__dict__.get("forward", own) == own or isinstance(layer.forward, _Forward):
             yield layer, layer.weight
 
 
-class _BucketView:
-    """A weight's part of a bucket of DistributedDataParallel, which it makes anew at times."""
+def _is_plain(layer: nn.Module) -> TypeGuard[nn.Linear | nn.Embedding]:
+    """Whether all is known of what a layer does."""
+    now = functional.linear, functional.embedding, nn.Linear.forward, nn.Embedding.forward
+    if now != PLAIN:
+        return False
+    if type(layer) is nn.Embedding:
+        is_usual = layer.max_norm is None and not layer.scale_grad_by_freq and not layer.sparse
+        return is_usual and (layer.padding_idx is None or layer.padding_idx >= 0)
+    return type(layer) is nn.Linear
 
-    def __init__(self, ddp: DistributedDataParallel, weight: Tensor) -> None:
-        # The garbage collector does not see what hooks of the graph keep.
-        self._ddp, self._weight = ref(ddp), ref(weight)
+
+class _Passes:
+    """The backward passes whose gradients DistributedDataParallel reduces."""
+
+    def __init__(self) -> None:
+        self._is_due = False
+        self._current = -1
+
+    def after_forward(self, ddp: nn.Module, *_: Any) -> None:
+        """The next backward pass is one, unless this was in no_sync()."""
+        if torch.is_grad_enabled() and ddp.require_backward_grad_sync:
+            self._is_due = True
+
+    def has_current(self) -> bool:
+        """Whether the one that runs is, and not one of the module inside."""
+        current = internals.current_backward_pass()
+        if self._is_due:
+            self._is_due, self._current = False, current
+        return current == self._current
+
+
+class _BucketView:
+    """A weight's part of a bucket of DistributedDataParallel."""
+
+    def __init__(self, passes: _Passes, weight: Tensor) -> None:
+        self._passes = passes
+        self._weight = ref(weight)  # the garbage collector does not see what hooks of graphs keep
         self._view: Tensor | None = None
+        self._made: Tensor | None = None  # by autograd
+        self._moves = 0
 
     def find(self) -> Tensor | None:
         """Where the reducer has put the last gradient."""
-        view, weight, ddp = self._view, self._weight(), self._ddp()
-        if view is None or weight is None or ddp is None or not ddp.require_backward_grad_sync:
+        is_reduced = self._passes.has_current()
+        view, weight = self._view, self._weight()
+        if view is None or weight is None or not is_reduced:
             return None
         return view if view.dtype is weight.dtype and view.shape == weight.shape else None
 
-    def remember(self) -> None:
-        """After the reducer has put a gradient into its bucket."""
-        if (weight := self._weight()) is not None:
-            self._view = weight.grad
+    def before_reducer(self, weight: Tensor) -> None:
+        """After autograd has made a gradient."""
+        self._made = weight.grad
+
+    def after_reducer(self) -> None:
+        """After the reducer has put the gradient into a bucket, or has not, as in no_sync()."""
+        self._passes.has_current()  # this pass counts, even if no layer has asked
+        weight, made = self._weight(), self._made
+        self._made = None
+        gradient = None if weight is None else weight.grad
+        if made is None or gradient is None or gradient is made:
+            return
+        self._moves += 1
+        if self._moves > 1:  # after the first, the reducer makes other buckets
+            self._view = gradient
 
 
 def write_into_buckets(model: DistributedDataParallel) -> DirectGradients:
@@ -233,14 +285,14 @@ def write_into_buckets(model: DistributedDataParallel) -> DirectGradients:
         sdp_plugins.torch.write_into_buckets(model)
 
     Without it, torch writes each gradient into new memory, and DistributedDataParallel copies it.
-    Results have the same bits, over every backend. Layers are those of the classes Linear and
-    Embedding with weights from 1 MiB, on the CPU; see docs/torch.md.
+    Any backend reduces them. Layers are those of the classes Linear and Embedding with weights from
+    4 MiB, on the CPU; see docs/torch.md.
 
     Args:
         model: Whose gradients are views of its buckets.
 
     Returns:
-        What has changed the layers; its ``leave()`` takes that back.
+        What has changed the layers; its ``leave()`` takes that back, as does the model's end.
 
     Raises:
         ValueError: They are no views.
@@ -250,8 +302,13 @@ def write_into_buckets(model: DistributedDataParallel) -> DirectGradients:
             "write_into_buckets(): the gradients of this DistributedDataParallel are copies. Hint: "
             "pass it gradient_as_bucket_view=True."
         )
-    views: dict[Tensor, _BucketView] = {p: _BucketView(model, p) for p in model.parameters()}
+    passes = _Passes()
+    views: dict[Tensor, _BucketView] = {p: _BucketView(passes, p) for p in model.parameters()}
     direct = DirectGradients(model, {weight: view.find for weight, view in views.items()})
+    direct.hooks.append(model.register_forward_hook(passes.after_forward))
     for weight, destination in direct.destinations.items():
-        destination.on_whole(views[weight].remember)  # after the reducer's own hook
+        view = views[weight]
+        before = weight.register_post_accumulate_grad_hook(view.before_reducer)
+        direct.hooks += before, destination.on_whole(view.after_reducer)
+    finalize(model, direct.leave).atexit = False
     return direct

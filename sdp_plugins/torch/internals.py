@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch._C import _distributed_c10d as c10d
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.autograd import graph
+from torch.autograd import forward_ad, graph
 from torch.utils import _python_dispatch as python_dispatch
 
 from sdp_plugins.core.private_names import check_names
@@ -25,12 +25,11 @@ __all__ = [
     "count_modes",
     "current_backward_pass",
     "hook_of",
+    "is_transforming",
     "profiling",
     "python_dispatch",
     "run_backward_code",
     "storage_users",
-    "traced_graph",
-    "transforming",
     "unscale_gradients",
     "will_run",
 ]
@@ -43,6 +42,7 @@ NAMES = {
     "_C._distributed_c10d._DistributedBackendOptions": "is what torch makes a group of",
     "_C._distributed_c10d._ProcessGroupWrapper": "wraps a backend for debugging",
     "_C._get_tracing_state": "tells whether torch.jit traces",
+    "_C._len_torch_function_stack": "counts the modes that see functions",
     "_C._len_torch_dispatch_stack": "counts the dispatch modes of this thread",
     "_C._profiler._RecordFunctionFast": "is an event of the profiler",
     "_C._storage_Use_Count": "counts the tensors of a storage",
@@ -51,6 +51,7 @@ NAMES = {
     "Tensor._indices": "is memory of a sparse tensor",
     "Tensor._values": "is memory of a sparse tensor",
     "Tensor._nnz": "counts the entries of a sparse tensor",
+    "autograd.forward_ad._current_level": "tells whether forward-mode differentiation runs",
     "_amp_foreach_non_finite_check_and_unscale_": "is what GradScaler does to gradients",
     "UntypedStorage._cdata": "tells storages apart",
     "UntypedStorage._get_shared_fd": "is the file of a shared storage",
@@ -121,6 +122,16 @@ def hook_of(name: str) -> Any:
     return getattr(c10d, name)
 
 
+def is_transforming() -> bool:
+    """Return whether functions are replaced, traced, vectorized or differentiated forwards."""
+    return (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_function_stack() > 0
+        or forward_ad._current_level >= 0
+    )
+
+
 check()
 
 TAKES_BACKENDS = hasattr(c10d.Backend, "reconfigure")
@@ -135,10 +146,6 @@ unscale_gradients = torch._amp_foreach_non_finite_check_and_unscale_
 """Divides gradients by GradScaler's scale, and looks for infinities in them."""
 storage_users = torch._C._storage_Use_Count
 """Returns the number of tensors of a storage, given its ``_cdata``."""
-traced_graph = torch._C._get_tracing_state
-"""Returns what torch.jit traces, or None."""
-transforming = torch._C._are_functorch_transforms_active
-"""Returns whether a transformation of torch.func runs, as vmap."""
 will_run = torch._C._will_engine_execute_node
 """Returns whether the backward pass that runs in this thread comes to a node of the graph."""
 run_backward_code: Any = getattr(getattr(graph, "_engine_run_backward", None), "__code__", None)

@@ -30,7 +30,7 @@ loss_of = torch.nn.functional.mse_loss
 """
 BEGUN = """
 dist.init_process_group("smddp")
-model = torch.nn.Linear(512, 512)
+model = torch.nn.Linear(1024, 1024)
 """
 CHECK_FORWARD = """
 assert "forward" in model.module.__dict__

@@ -25,6 +25,7 @@ from sdp_plugins.torch.local_updates import _ModelParameters
 from tests.internode.spanning import LAYOUTS, on_node
 from tests.ranks import Pool
 from tests.torch import (
+    direct_nets,
     models,
     test_collectives,
     test_ddp,
@@ -231,7 +232,7 @@ def test_conjugated_gradients(rank_pool: Pool) -> None:
     rank_pool(2).run(run_on_nodes, "2x1", test_sharding.conjugate)
 
 
-@pytest.mark.parametrize("how", [None, test_direct_gradients.checkpointed])
+@pytest.mark.parametrize("how", [None, direct_nets.checkpointed])
 def test_gradients_that_layers_write(rank_pool: Pool, how: Any) -> None:
     rank_pool(2).run(run_on_nodes, "2x1", test_direct_gradients.like_ddp, how, (2, 5))
 

@@ -157,7 +157,7 @@ def five_steps(rank: int, world: int, package: str, options: dict[str, Any]) -> 
 def large_layers(rank: int, world: int, package: str, copies: bool) -> tuple[str, list[bool], bool]:
     """Digest after training; whether a layer wrote its gradient, by step; if it can still."""
     m = model(package)
-    widths = (6, 512, 512, 2)
+    widths = (6, 1024, 1024, 2)
     m.net = torch.nn.Sequential(*(torch.nn.Linear(*pair) for pair in pairwise(widths)))
     wrote = []
     plain = Destination.open

@@ -3,124 +3,36 @@
 from __future__ import annotations
 
 import copy
-import gc
 import io
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
-from sdp_plugins.torch import ShardedOptimizer, write_into_buckets
-from sdp_plugins.torch.direct_gradients import DIRECT_NBYTES, Destination
+from sdp_plugins.torch import ShardedOptimizer
+from sdp_plugins.torch.direct_gradients import DIRECT_NBYTES
+from tests.torch.direct_nets import (
+    LARGE,
+    WAYS,
+    WIDTH,
+    WORDS,
+    Text,
+    changed_layers,
+    make,
+    twice,
+    words,
+    writes,
+)
 from tests.torch.jobs import assert_same, process_group
 from tests.torch.sharded_nets import assert_same_weights
-
-WIDTH, WORDS = 512, 530
-LARGE = ["embedding.weight", "wide.weight", "bare.weight"]
-
-
-class Text(nn.Module):
-    """An embedding with padding, whose weight is also that of the last layer, and layers between.
-
-    Args:
-        how: Calls the layers between.
-    """
-
-    def __init__(self, how: Callable[..., Tensor]) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(WORDS, WIDTH, padding_idx=0)
-        self.wide = nn.Linear(WIDTH, WIDTH)
-        self.bare = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.small = nn.Linear(WIDTH, 3)
-        self.scores = nn.Linear(WIDTH, WORDS)
-        self.scores.weight = self.embedding.weight
-        self.how = how
-
-    def layers(self, x: Tensor) -> Tensor:
-        return self.wide(torch.tanh(self.bare(x)))  # type: ignore[no-any-return]
-
-    def forward(self, words: Tensor) -> Tensor:
-        hidden = self.how(self.layers, self.embedding(words))
-        loss = functional.cross_entropy(self.scores(hidden).view(-1, WORDS), words.flatten())
-        return loss + self.small(hidden).square().mean()
-
-
-def make(how: Any = None) -> Text:
-    torch.manual_seed(0)
-    return Text(how or every_layer)
-
-
-def words(rank: int, step: int, shape: tuple[int, ...] = (2, 5)) -> Tensor:
-    """Few words, so that some come twice; and the padding."""
-    random = torch.Generator().manual_seed(100 * step + rank)
-    found = torch.randint(1, 9, shape, generator=random)
-    found.view(-1)[:-1:2] = 0
-    return found
-
-
-@contextmanager
-def writes(count: int | None = None) -> Iterator[list[bool]]:
-    """What layers are told that want to write: whether they may; so many of them have."""
-    told: list[bool] = []
-    plain = Destination.open
-
-    def opened(destination: Destination) -> Any:
-        told.append((found := plain(destination)) is not None)
-        return found
-
-    with mock.patch.object(Destination, "open", opened):
-        yield told
-    assert count is None or sum(told) == count
-
-
-def every_layer(layers: Any, x: Tensor) -> Tensor:
-    return layers(x)  # type: ignore[no-any-return]
-
-
-def no_layer(layers: Any, x: Tensor) -> Tensor:
-    return x
-
-
-def twice(layers: Any, x: Tensor) -> Tensor:
-    return layers(layers(x))  # type: ignore[no-any-return]
-
-
-def again(layers: Any, x: Tensor, use_reentrant: bool) -> Tensor:
-    return checkpoint(layers, x, use_reentrant=use_reentrant)  # type: ignore[no-any-return]
-
-
-def in_place(layers: Any, x: Tensor) -> Tensor:
-    return layers(x.mul_(2)).relu_()  # type: ignore[no-any-return]
-
-
-def transposed(layers: Any, x: Tensor) -> Tensor:
-    return layers(x.transpose(0, 1)).transpose(0, 1)  # type: ignore[no-any-return]
-
-
-checkpointed = partial(again, use_reentrant=False)
-WAYS: list[tuple[Any, tuple[int, ...]]] = [
-    (None, (2, 5)),
-    (None, (7,)),
-    (None, ()),
-    (None, (2, 3, 5)),
-    (twice, (2, 5)),
-    (in_place, (2, 5)),
-    (in_place, (2, 3, 5)),
-    (transposed, (2, 5)),
-    (checkpointed, (2, 5)),
-    (partial(again, use_reentrant=True), (2, 5)),
-]
 
 
 def train_both(rank: int, ours: Text, theirs: Text, shape: tuple[int, ...]) -> None:
@@ -175,6 +87,10 @@ def accumulate(rank: int, world: int) -> None:
         sharded.zero_grad()
         with writes(4):
             ours(words(rank, 10)).backward()
+        sharded.step()
+        loss = ours(words(rank, 11))
+        with torch.autocast("cpu", torch.bfloat16), writes(0):
+            loss.backward()
         sharded.step()
 
 
@@ -377,6 +293,105 @@ def test_other_derivatives(rank_pool: Any) -> None:
     rank_pool(2).run(ask)
 
 
+class Tripled(Tensor):
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = super().__torch_function__(function, types, args, kwargs or {})
+        return 3 * result if function is functional.linear else result
+
+
+class Doubling(TorchFunctionMode):
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **kwargs or {})
+        return 2 * result if function is functional.linear else result
+
+
+def change(rank: int, world: int) -> None:
+    """What a program does to layers, or to the functions that they call, it gets."""
+    with process_group():
+        pairs = [(make(), ShardedOptimizer), (make(), None)]
+        found = []
+        for model, kind in pairs:
+            torch.manual_seed(1)
+            model.other = nn.Linear(WIDTH, WIDTH)
+            model.other.weight = nn.Parameter(model.other.weight.data.as_subclass(Tripled))
+            model.other.weight.data.fill_(0.01)
+            optimizer = kind(model, torch.optim.SGD, lr=0.1) if kind else None
+            x = torch.ones(2, WIDTH, requires_grad=True)
+            values = []
+            loss = model.wide(torch.ones(2, WIDTH)).square().sum()
+            with torch.no_grad():
+                model.wide.weight.add_(0.1)  # which this gradient does not need
+            with writes(int(model is pairs[0][0])):
+                loss.backward()
+            with writes(0):
+                values.append(model.other(x).detach().as_subclass(Tensor))
+                with forward_ad.dual_level():
+                    dual = forward_ad.make_dual(x.detach(), torch.ones_like(x))
+                    values.append(forward_ad.unpack_dual(model.wide(dual)).tangent)
+                with Doubling():
+                    values += torch.autograd.grad(model.wide(x).sum(), x)
+                    values += torch.autograd.grad(model.wide(x).sum(), model.wide.weight)
+                model.embedding.max_norm = 0.1
+                values.append(model.embedding(torch.tensor([[1, 1, 2]])))
+                model.embedding.max_norm, model.embedding.scale_grad_by_freq = None, True
+                rows = model.embedding(torch.tensor([[1, 1, 2]]))
+                values += torch.autograd.grad(rows.sum(), model.embedding.weight)
+                nn.utils.parametrizations.spectral_norm(model.bare)
+                values += [model.bare(x), model.bare.parametrizations.weight[0]._u]
+                with mock.patch.object(functional, "linear", lambda *args: 5 * F_LINEAR(*args)):
+                    values += torch.autograd.grad(model.wide(x).sum(), model.wide.weight)
+            found.append(values)
+            del optimizer
+        for one, other in zip(*found, strict=True):
+            assert_same(one, other)
+
+
+F_LINEAR = functional.linear
+
+
+def test_changed_layers_and_functions(rank_pool: Any) -> None:
+    rank_pool(2).run(change)
+
+
+def indices(rank: int, world: int) -> None:
+    """Indices of other types, and more of them than there are words."""
+    with process_group():
+        ours, theirs = make(), make()
+        sharded = ShardedOptimizer(ours, torch.optim.SGD, lr=0.1)
+        plain = torch.optim.SGD(theirs.parameters(), lr=0.1)
+        for model, optimizer in (ours, sharded), (theirs, plain):
+            for many, count in (torch.arange(9).int(), 1), (torch.arange(2 * WORDS) // 2, 0):
+                with writes(count * (model is ours)):
+                    model.embedding(many).square().sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        assert_same_weights(ours, theirs)
+
+
+def test_indices(rank_pool: Any) -> None:
+    rank_pool(2).run(indices)
+
+
+def find_anomalies(rank: int, world: int) -> None:
+    with process_group():
+        model = make()
+        optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)
+        with torch.autograd.detect_anomaly(check_nan=True), writes(0):
+            loss = (model.bare(torch.full((1, WIDTH), torch.inf)) * 0).sum()
+            with pytest.raises(RuntimeError, match="returned nan values"):
+                loss.backward()
+        optimizer.zero_grad()
+
+
+def test_anomalies(rank_pool: Any) -> None:
+    rank_pool(2).run(find_anomalies)
+
+
 def penalize(rank: int, world: int) -> None:
     """Gradients of gradients, as of a penalty, in the step's own backward pass."""
     with process_group():
@@ -422,116 +437,7 @@ def test_hooks_of_parameters(rank_pool: Any) -> None:
     rank_pool(2).run(hook)
 
 
-# ---- DistributedDataParallel --------------------------------------------------------------------
-
-
-def wrap(model: nn.Module, writes_directly: bool, **options: Any) -> DistributedDataParallel:
-    ddp = DistributedDataParallel(model, gradient_as_bucket_view=writes_directly, **options)
-    if writes_directly:
-        write_into_buckets(ddp)
-    return ddp
-
-
-def in_buckets(rank: int, world: int, how: Any, options: dict[str, Any], hook: Any) -> None:
-    with process_group():
-        models = []
-        for writes_directly in True, False:
-            ddp = wrap(make(how), writes_directly, **options)
-            if hook:
-                ddp.register_comm_hook(None, hook)
-            optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-3)
-            with writes() as told:
-                for step in range(7):
-                    for part in range(2):
-                        with ddp.no_sync() if part < step % 2 else nullcontext():
-                            ddp(words(rank, 2 * step + part)).backward()
-                    if step != 3:  # the next ones are added to the averages
-                        optimizer.step()
-                        optimizer.zero_grad()
-            if writes_directly:
-                assert sum(told) == len(told) / 7  # in steps 2 and 6, with gradients of None
-            else:
-                assert not told
-            models.append(ddp.module)
-        assert_same_weights(*models)
-
-
-OPTIONS: list[dict[str, Any]] = [
-    {},
-    {"bucket_cap_mb": 0.1},
-    {"find_unused_parameters": True},
-    {"static_graph": True},
-]
-
-
-@pytest.mark.parametrize(
-    ("how", "options", "hook"),
-    [
-        *((None, options, None) for options in OPTIONS),
-        (None, {}, fp16_compress_hook),
-        (twice, {}, None),
-        (checkpointed, {}, None),
-    ],
-    ids=str,
-)
-def test_in_buckets_of_ddp(rank_pool: Any, how: Any, options: dict[str, Any], hook: Any) -> None:
-    rank_pool(2).run(in_buckets, how, options, hook)
-
-
-def in_buckets_over_gloo(rank: int, world: int) -> None:
-    """With weights that some steps do not use."""
-    with process_group():
-        models = []
-        options = {"process_group": dist.new_group(backend="gloo"), "find_unused_parameters": True}
-        for writes_directly in True, False:
-            ddp = wrap(make(), writes_directly, **options)
-            optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
-            for step in range(4):
-                ddp.module.how = [every_layer, no_layer][step % 2]
-                ddp(words(rank, step)).backward()
-                optimizer.step()
-                ddp.zero_grad()
-            models.append(ddp.module)
-        assert_same_weights(*models)
-
-
-def test_in_buckets_over_gloo(rank_pool: Any) -> None:
-    rank_pool(2).run(in_buckets_over_gloo)
-
-
-def leave_buckets(rank: int, world: int) -> None:
-    """Nothing is left of a model that is not used any more, nor after leaving."""
-    with process_group():
-        copies = DistributedDataParallel(make())
-        with pytest.raises(ValueError, match="gradient_as_bucket_view=True"):
-            write_into_buckets(copies)
-        ddp = DistributedDataParallel(make(), gradient_as_bucket_view=True)
-        direct = write_into_buckets(ddp)
-        assert len(changed_layers(ddp)) == 4
-        ddp(words(rank, 0)).backward()
-        direct.leave()
-        assert not changed_layers(ddp)
-        with writes(0):
-            ddp(words(rank, 1)).backward()
-        ddp = wrap(make(), writes_directly=True)
-        for step in range(2):
-            ddp(words(rank, step)).backward()
-            ddp.zero_grad()
-        gone = [weakref.ref(each) for each in (ddp, ddp.module, ddp.module.wide.weight)]
-        del ddp
-        gc.collect()
-        assert [each() for each in gone] == [None] * 3
-
-
-def test_leaving_buckets(rank_pool: Any) -> None:
-    rank_pool(2).run(leave_buckets)
-
-
 # ---- the layers ---------------------------------------------------------------------------------
-
-
-def changed_layers(model: nn.Module) -> set[str]:
-    return {name for name, layer in model.named_modules() if "forward" in layer.__dict__}
 
 
 class Doubled(nn.Linear):
@@ -554,7 +460,7 @@ def choose(rank: int, world: int) -> None:
             }
         )
         patched = model.other["patched"]
-        patched.forward = own = patched.forward
+        patched.forward = own = partial(nn.Linear.forward, patched)
         assert patched.weight.nbytes >= DIRECT_NBYTES
         theirs = {"other.patched"}
         optimizer = ShardedOptimizer(model, torch.optim.SGD, lr=0.1)

@@ -115,8 +115,7 @@ class GradientBuckets:
             parameter = self._parameters[index]
             if destination := self._direct.destinations.get(parameter):
                 # Autograd tells the parameter's own hooks nothing of what only layers write.
-                whole = destination.on_whole(partial(self._take, index, parameter))
-                self._hooks.append(whole)
+                self._hooks.append(destination.on_whole(partial(self._take, index, parameter)))
 
     def _free(self, index: int) -> Tensor | None:
         """The place of a gradient, if this backward pass gives it away."""
