@@ -11,7 +11,6 @@ from functools import wraps
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -21,9 +20,9 @@ from torch.utils.data import DistributedSampler
 from sdp_plugins.core import PeerLostError
 from sdp_plugins.lightning.namespaces import strategy_class
 from sdp_plugins.lightning.strategy import leave_group
-from sdp_plugins.torch.direct_gradients import Destination
 from tests.lightning.models import FABRICS, data, digest, loader, model, trainer
 from tests.ranks import job_environment
+from tests.torch.direct_nets import writes
 
 
 def case(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -159,15 +158,8 @@ def large_layers(rank: int, world: int, package: str, copies: bool) -> tuple[str
     m = model(package)
     widths = (6, 1024, 1024, 2)
     m.net = torch.nn.Sequential(*(torch.nn.Linear(*pair) for pair in pairwise(widths)))
-    wrote = []
-    plain = Destination.open
-
-    def opened(destination: Destination) -> Any:
-        wrote.append((found := plain(destination)) is not None)
-        return found
-
     strategy = strategy_class(package)(**({"gradient_as_bucket_view": False} if copies else {}))
-    with mock.patch.object(Destination, "open", opened):
+    with writes() as wrote:
         trainer(package, strategy=strategy).fit(m, loader())
     return digest(m), wrote, "forward" in m.net[1].__dict__
 
