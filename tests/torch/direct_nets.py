@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from sdp_plugins.torch.direct_gradients import Destination
 
+Layers = Callable[[Tensor], Tensor]
 WIDTH, WORDS = 1024, 1100
 LARGE = ["embedding.weight", "wide.weight", "bare.weight"]
 
@@ -37,7 +38,8 @@ class Text(nn.Module):
         self.how = how
 
     def layers(self, x: Tensor) -> Tensor:
-        return self.wide(torch.tanh(self.bare(x)))  # type: ignore[no-any-return]
+        found: Tensor = self.wide(torch.tanh(self.bare(x)))
+        return found
 
     def forward(self, words: Tensor) -> Tensor:
         hidden = self.how(self.layers, self.embedding(words))
@@ -73,28 +75,29 @@ def writes(count: int | None = None) -> Iterator[list[bool]]:
     assert count is None or sum(told) == count, (told, count)
 
 
-def every_layer(layers: Any, x: Tensor) -> Tensor:
-    return layers(x)  # type: ignore[no-any-return]
+def every_layer(layers: Layers, x: Tensor) -> Tensor:
+    return layers(x)
 
 
-def no_layer(layers: Any, x: Tensor) -> Tensor:
+def no_layer(layers: Layers, x: Tensor) -> Tensor:
     return x
 
 
-def twice(layers: Any, x: Tensor) -> Tensor:
-    return layers(layers(x))  # type: ignore[no-any-return]
+def twice(layers: Layers, x: Tensor) -> Tensor:
+    return layers(layers(x))
 
 
-def again(layers: Any, x: Tensor, use_reentrant: bool) -> Tensor:
-    return checkpoint(layers, x, use_reentrant=use_reentrant)  # type: ignore[no-any-return]
+def again(layers: Layers, x: Tensor, use_reentrant: bool) -> Tensor:
+    found: Tensor = checkpoint(layers, x, use_reentrant=use_reentrant)
+    return found
 
 
-def in_place(layers: Any, x: Tensor) -> Tensor:
-    return layers(x.mul_(2)).relu_()  # type: ignore[no-any-return]
+def in_place(layers: Layers, x: Tensor) -> Tensor:
+    return layers(x.mul_(2)).relu_()
 
 
-def transposed(layers: Any, x: Tensor) -> Tensor:
-    return layers(x.transpose(0, 1)).transpose(0, 1)  # type: ignore[no-any-return]
+def transposed(layers: Layers, x: Tensor) -> Tensor:
+    return layers(x.transpose(0, 1)).transpose(0, 1)
 
 
 checkpointed = partial(again, use_reentrant=False)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -24,6 +26,7 @@ from tests.torch.direct_nets import (
     WAYS,
     WIDTH,
     WORDS,
+    Layers,
     Text,
     changed_layers,
     make,
@@ -33,6 +36,16 @@ from tests.torch.direct_nets import (
 )
 from tests.torch.jobs import assert_same, process_group
 from tests.torch.sharded_nets import assert_same_weights
+
+
+@contextmanager
+def both_ways(**tolerance: float) -> Iterator[list[tuple[Text, torch.optim.Optimizer]]]:
+    """A model with a ShardedOptimizer and one with a plain one, whose weights must end equal."""
+    with process_group():
+        ours, theirs = make(), make()
+        sharded = ShardedOptimizer(ours, torch.optim.SGD, lr=0.1)
+        yield [(ours, sharded), (theirs, torch.optim.SGD(theirs.parameters(), lr=0.1))]
+        assert_same_weights(ours, theirs, **tolerance)
 
 
 def train_both(rank: int, ours: Text, theirs: Text, shape: tuple[int, ...]) -> None:
@@ -132,8 +145,8 @@ class Fails(torch.autograd.Function):
 FAILS: list[Exception] = []
 
 
-def failed(layers: Any, x: Tensor) -> Tensor:
-    return layers(Fails.apply(layers(x)))  # type: ignore[no-any-return]
+def failed(layers: Layers, x: Tensor) -> Tensor:
+    return layers(Fails.apply(layers(x)))
 
 
 def fail(rank: int, world: int, drop: str) -> None:
@@ -180,11 +193,8 @@ class Hides(torch.autograd.Function):
 
 
 def no_gradient(rank: int, world: int) -> None:
-    with process_group():
-        ours, theirs = make(), make()
-        sharded = ShardedOptimizer(ours, torch.optim.SGD, lr=0.1)
-        plain = torch.optim.SGD(theirs.parameters(), lr=0.1)
-        for model, optimizer in (ours, sharded), (theirs, plain):
+    with both_ways() as pairs:
+        for model, optimizer in pairs:
             model(words(0, 0)).backward()
             optimizer.step()
             optimizer.zero_grad()
@@ -192,7 +202,6 @@ def no_gradient(rank: int, world: int) -> None:
             (model.embedding(torch.tensor([3, 4])).sum() + hidden).backward()
             Hides.apply(model.embedding.weight).backward()  # adds nothing to what is there
             optimizer.step()
-        assert_same_weights(ours, theirs)
 
 
 def test_parameters_whose_gradient_is_none(rank_pool: Any) -> None:
@@ -201,12 +210,9 @@ def test_parameters_whose_gradient_is_none(rank_pool: Any) -> None:
 
 def mixed_uses(rank: int, world: int) -> None:
     """A weight that a layer and other functions use has the gradients of both, in any order."""
-    with process_group():
-        ours, theirs = make(), make()
-        sharded = ShardedOptimizer(ours, torch.optim.SGD, lr=0.1)
-        plain = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    with both_ways(rtol=1e-5, atol=1e-7) as pairs:
         x = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(1))
-        for model, optimizer in (ours, sharded), (theirs, plain):
+        for model, optimizer in pairs:
             for step in range(3):
                 loss = functional.linear(model.wide(x), model.wide.weight).square().mean()
                 early = functional.linear(x, model.bare.weight)
@@ -216,7 +222,6 @@ def mixed_uses(rank: int, world: int) -> None:
                 (loss + model.bare(late).square().mean()).backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        assert_same_weights(ours, theirs, rtol=1e-5, atol=1e-7)
 
 
 def test_weights_with_other_uses(rank_pool: Any) -> None:
@@ -225,12 +230,9 @@ def test_weights_with_other_uses(rank_pool: Any) -> None:
 
 def nested(rank: int, world: int, inner_first: bool) -> None:
     """A layer within a reentrant checkpoint and outside of it, which DDP does not allow."""
-    with process_group():
-        ours, theirs = make(), make()
-        sharded = ShardedOptimizer(ours, torch.optim.SGD, lr=0.1)
-        plain = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    with both_ways() as pairs:
         x = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(1)).requires_grad_()
-        for model, optimizer in (ours, sharded), (theirs, plain):
+        for model, optimizer in pairs:
             for _ in range(2):
                 if inner_first:
                     hidden = checkpoint(model.layers, model.layers(x), use_reentrant=True)
@@ -239,7 +241,6 @@ def nested(rank: int, world: int, inner_first: bool) -> None:
                 hidden.square().mean().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        assert_same_weights(ours, theirs)
 
 
 @pytest.mark.parametrize("inner_first", [False, True])
@@ -360,17 +361,13 @@ def test_changed_layers_and_functions(rank_pool: Any) -> None:
 
 def indices(rank: int, world: int) -> None:
     """Indices of other types, and more of them than there are words."""
-    with process_group():
-        ours, theirs = make(), make()
-        sharded = ShardedOptimizer(ours, torch.optim.SGD, lr=0.1)
-        plain = torch.optim.SGD(theirs.parameters(), lr=0.1)
-        for model, optimizer in (ours, sharded), (theirs, plain):
+    with both_ways() as pairs:
+        for model, optimizer in pairs:
             for many, count in (torch.arange(9).int(), 1), (torch.arange(2 * WORDS) // 2, 0):
-                with writes(count * (model is ours)):
+                with writes(count * (isinstance(optimizer, ShardedOptimizer))):
                     model.embedding(many).square().sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        assert_same_weights(ours, theirs)
 
 
 def test_indices(rank_pool: Any) -> None:
@@ -394,11 +391,8 @@ def test_anomalies(rank_pool: Any) -> None:
 
 def penalize(rank: int, world: int) -> None:
     """Gradients of gradients, as of a penalty, in the step's own backward pass."""
-    with process_group():
-        ours, theirs = make(), make()
-        sharded = ShardedOptimizer(ours, torch.optim.SGD, lr=0.1)
-        plain = torch.optim.SGD(theirs.parameters(), lr=0.1)
-        for model, optimizer in (ours, sharded), (theirs, plain):
+    with both_ways(rtol=1e-5, atol=1e-6) as pairs:
+        for model, optimizer in pairs:
             x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(0))
             loss = model.layers(x.requires_grad_()).square().sum()
             (slope,) = torch.autograd.grad(loss, x, create_graph=True)
@@ -408,7 +402,6 @@ def penalize(rank: int, world: int) -> None:
             model.layers(x).square().sum().backward(create_graph=True)
             optimizer.step()
             optimizer.zero_grad()
-        assert_same_weights(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_penalties_of_gradients(rank_pool: Any) -> None:
@@ -493,18 +486,16 @@ def test_which_layers(rank_pool: Any) -> None:
 
 
 def compiled(rank: int, world: int) -> None:
-    with process_group():
-        ours, theirs = make(), make()
-        sharded = ShardedOptimizer(ours, torch.optim.SGD, lr=0.1)
-        plain = torch.optim.SGD(theirs.parameters(), lr=0.1)
-        for model, optimizer in (ours, sharded), (theirs, plain):
-            whole = torch.compile(model, backend="aot_eager", fullgraph=model is ours)
+    with both_ways(rtol=1e-5, atol=1e-6) as pairs:
+        for model, optimizer in pairs:
+            whole = torch.compile(
+                model, backend="aot_eager", fullgraph=isinstance(optimizer, ShardedOptimizer)
+            )
             with writes(0):
                 for step in range(2):
                     whole(words(0, step)).backward()
                     optimizer.step()
                     optimizer.zero_grad()
-        assert_same_weights(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_compiled_models(rank_pool: Any) -> None:

@@ -93,7 +93,6 @@ class GradientBuckets:
             if view.nbytes >= LARGE_NBYTES:
                 first, last = self._own_bytes(index)
                 _native.give_back_pages(view.data_ptr() + first, last - first)
-        self._direct: DirectGradients | None = None
         self.begin()
         self._hooks: list[Any] = []
         self._accumulate: list[torch.autograd.graph.Node] = []
@@ -107,15 +106,16 @@ class GradientBuckets:
             self._hooks.append(parameter.register_post_accumulate_grad_hook(take))
             setattr(parameter, OWNED, id(parameter))
 
-    def write_in_layers(self, model: nn.Module) -> None:
+    def write_in_layers(self, model: nn.Module) -> DirectGradients:
         """Have layers write large gradients here, so that they need no other memory."""
         find = {self._parameters[index]: partial(self._free, index) for index in self._views}
-        self._direct = DirectGradients(model, find)
+        direct = DirectGradients(model, find)
         for index in self._views:
             parameter = self._parameters[index]
-            if destination := self._direct.destinations.get(parameter):
+            if destination := direct.destinations.get(parameter):
                 # Autograd tells the parameter's own hooks nothing of what only layers write.
-                self._hooks.append(destination.on_whole(partial(self._take, index, parameter)))
+                direct.hooks.append(destination.on_whole(partial(self._take, index, parameter)))
+        return direct
 
     def _free(self, index: int) -> Tensor | None:
         """The place of a gradient, if this backward pass gives it away."""
@@ -367,8 +367,6 @@ class GradientBuckets:
         """Have backward passes leave gradients in ``parameter.grad`` again."""
         with suppress(SdpError):  # of reductions that have failed, which a step has told
             self.drop()
-        if self._direct is not None:
-            self._direct.leave()
         for hook in self._hooks:
             hook.remove()
         for index in self.placeholders:

@@ -156,7 +156,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         shared = self._group, self._layout, self._parameters
         self._gradients = gradients = GradientBuckets(self._program, *shared, self._names)
         made.callback(gradients.leave_parameters)
-        gradients.write_in_layers(model)
+        made.callback(gradients.write_in_layers(model).leave)
         self._buffers = SynchronizedBuffers(self._program, model, lambda: gradients.synchronizing)
         made.callback(self._buffers.leave)
         self._inner = PieceOptimizer(plain, *shared, self._weights, has_masters)
