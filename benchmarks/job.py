@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.mpi import MpiInstall
-from sdp_plugins.launch.job_environment import huge_pages
+from sdp_plugins.launch.job_environment import huge_pages, shared_malloc
 
 START_LIMIT_S = 120.0
 CALL_LIMIT_S = 300.0
@@ -157,7 +157,7 @@ class Job:
         given = {**os.environ, **threads, **variables, **self.spec.environment}
         process = subprocess.Popen(
             line,
-            env=given | huge_pages(given),  # as under `sdp run`, for all libraries
+            env=given | huge_pages(given) | shared_malloc(given),  # as under `sdp run`
             stdin=subprocess.DEVNULL,
             stdout=self._output,
             stderr=subprocess.STDOUT,

@@ -264,6 +264,11 @@ def binds_ranks(env: Mapping[str, str]) -> bool:
     return _is_on("SDP_NUMA", env)
 
 
+def registers(env: Mapping[str, str] | None = None) -> bool:
+    """Read ``SDP_REGISTER`` only, and never fail; an invalid value counts as on."""
+    return _is_on("SDP_REGISTER", env)
+
+
 def patches_huggingface(env: Mapping[str, str] | None = None) -> bool:
     """Read ``SDP_HUGGINGFACE`` only, and never fail; an invalid value counts as on."""
     return _is_on("SDP_HUGGINGFACE", env)

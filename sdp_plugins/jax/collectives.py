@@ -22,6 +22,7 @@ from jax.experimental import io_callback
 
 from sdp_plugins.core import DType, Group, ReduceOp, _native, native_api, native_build
 from sdp_plugins.core.native_build import CompileError
+from sdp_plugins.core.shared_malloc import share_large_blocks
 from sdp_plugins.core.tensor_lists import FusedAllReduce, gather_uneven
 
 SOURCE = Path(__file__).with_name("csrc") / "all_reduce_ffi.cc"
@@ -51,7 +52,7 @@ class JaxCollectives:
     def __init__(self, group: Group) -> None:
         """Use the compiled call if all ranks have it."""
         self._group = group
-        self._reduce = FusedAllReduce(group)
+        self._reduce = FusedAllReduce(group, share_large_blocks(group))
         self._endpoint = native_api.agreed_endpoint(group, register)
 
     def all_reduce(self, arrays: Sequence[Any], op: str, turn: Any) -> tuple[list[Any], Any]:

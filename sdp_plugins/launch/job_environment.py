@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
 
 from sdp_plugins.core.addresses_and_ports import LOOPBACK, free_port
+from sdp_plugins.core.config import registers
 from sdp_plugins.launch.rank_count import usable_cores
 
 # An outer launcher describes this process, not our ranks, and frameworks would read its variables:
@@ -35,9 +39,11 @@ PLACE = {
     "SDP_JOB_ID",
 }
 TUNABLES = "GLIBC_TUNABLES"
+PRELOAD = "LD_PRELOAD"
 MOST_ENGINE_THREADS = 4
 """A few threads use all of a memory bus."""
 _HUGE_PAGES = "glibc.malloc.hugetlb"
+_SHARED_MALLOC = "libsdp_shared_malloc.so"
 
 
 def without_launchers(base: Mapping[str, str]) -> dict[str, str]:
@@ -77,6 +83,21 @@ def huge_pages(environment: Mapping[str, str]) -> dict[str, str]:
     return {TUNABLES: ":".join(filter(None, [tunables, f"{_HUGE_PAGES}=1"]))}
 
 
+def shared_malloc(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variable that loads the library of `core.shared_malloc`, before others that the user has.
+
+    It must be loaded when a process starts, and does nothing until a group asks for it. Paths in
+    this variable cannot have spaces or colons. With ``SDP_REGISTER=0`` it is left as it is.
+    """
+    native = find_spec("sdp_plugins.core._native")
+    library = str(Path(native.origin).with_name(_SHARED_MALLOC)) if native and native.origin else ""
+    loaded = environment.get(PRELOAD, "")
+    is_there = os.path.exists(library) and not set(library) & set(": ")
+    if not is_there or not registers(environment) or _SHARED_MALLOC in loaded:
+        return {}
+    return {PRELOAD: ":".join(filter(None, [library, loaded]))}
+
+
 def free_threads(environment: Mapping[str, str], cores: int) -> int:
     """How many threads may share the work of a rank's reductions: its cores that no other uses."""
     framework = environment["OMP_NUM_THREADS"].split(",")[0]  # of nested regions
@@ -112,4 +133,4 @@ def job_environment(
     environment.setdefault("OMP_NUM_THREADS", str(share))
     if (threads := free_threads(environment, share)) > 1:
         environment.setdefault("SDP_ENGINE_THREADS", str(threads))
-    return environment | huge_pages(environment)
+    return environment | huge_pages(environment) | shared_malloc(environment)

@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from sdp_plugins.core import DType, Group, ReduceOp, native_api
+from sdp_plugins.core.shared_malloc import share_large_blocks
 from sdp_plugins.core.tensor_lists import (
     FusedAllReduce,
     broadcast_arrays,
@@ -41,7 +42,7 @@ class TensorFlowCollectives:
     def __init__(self, group: Group) -> None:
         """Use the compiled operation if all ranks have it."""
         self.group = group
-        self._reduce = FusedAllReduce(group)
+        self._reduce = FusedAllReduce(group, share_large_blocks(group))
         self._turn = tf.Variable(0, trainable=False, dtype=tf.int64, name="smddp_turn")
         self._endpoint = native_api.agreed_endpoint(group, operations.all_reduce)
 

@@ -13,6 +13,7 @@ than the largest job needs. The process after a job's ranks can do the job alone
 from __future__ import annotations
 
 import inspect
+import os
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sdp_plugins.launch.job_environment import shared_malloc
 from tests.ranks import RankPool, Ranks
 
 BACKENDS = ("tensorflow", "torch", "jax")
@@ -32,7 +34,7 @@ LIMIT_S = 280.0  # of a job: below the time that a test has
 
 
 def environment(backend: str, fast_compiler: bool = True) -> dict[str, str]:
-    """A rank's, with one thread for each of its framework's pools.
+    """A rank's, as `sdp run` makes it, with one thread for each of its framework's pools.
 
     XLA optimizes nothing: most of the time of JAX's cases would be its compiler's. Its faster
     compiler gives NaN for some models in a single process (jax 0.10.2, `make stress`, case 2).
@@ -50,6 +52,7 @@ def environment(backend: str, fast_compiler: bool = True) -> dict[str, str]:
         "XLA_FLAGS": " ".join(xla),
         "JAX_PLATFORMS": "cpu",
         "CUDA_VISIBLE_DEVICES": "-1",
+        **shared_malloc(os.environ),
     }
 
 

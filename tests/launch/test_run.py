@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from sdp_plugins.launch.cli import PROGRAMS
+from sdp_plugins.launch.job_environment import shared_malloc
 from sdp_plugins.launch.rank_count import default_rank_count, usable_cores
 from tests.control_groups import control_group, entering
 from tests.launch.jobs import ROOT, Script, launch
@@ -84,6 +85,25 @@ def test_huge_pages(script: Script) -> None:
     ):
         done = launch("-n", "2", "--no-prefix", path, env=unset | before)
         assert done.stdout.split() == [after] * 2
+
+
+def test_the_allocator_of_large_blocks(script: Script) -> None:
+    """Loaded before what the user has, once, unless nothing is to be registered."""
+    path = script(
+        "import ctypes, os\n"
+        "print(hasattr(ctypes.CDLL(None), 'sdp_shared_malloc_open'))\n"
+        "print([os.path.basename(p) for p in os.environ.get('LD_PRELOAD', '').split(':')])"
+    )
+    unset = {k: v for k, v in os.environ.items() if k not in ("LD_PRELOAD", "SDP_REGISTER")}
+    ours = "libsdp_shared_malloc.so"
+    for before, after in (
+        ({}, [ours]),
+        ({"LD_PRELOAD": "libm.so.6"}, [ours, "libm.so.6"]),
+        ({"SDP_REGISTER": "0", "LD_PRELOAD": "libm.so.6"}, ["libm.so.6"]),
+        (shared_malloc({}), [ours]),
+    ):
+        done = launch("-n", "1", "--no-prefix", path, env=unset | before)
+        assert done.stdout.splitlines() == [str(ours in after), str(after)], done.stderr
 
 
 def test_module(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from sdp_plugins.core.topology import Topology
 from sdp_plugins.launch.binding import undo_one_core_binding
 from sdp_plugins.launch.hosts import agent_messages
 from sdp_plugins.launch.hosts.agent_messages import TOKEN
+from sdp_plugins.launch.job_environment import shared_malloc
 from sdp_plugins.launch.numa import cores_of_ranks
 from sdp_plugins.launch.output import CHUNK
 from sdp_plugins.launch.sessions import Reaper, kill_sessions
@@ -99,8 +100,9 @@ class IoForwarder:
         """
         self._end_rank()
         setup = child_setup(set(), cores)
+        environment = {**environment, **shared_malloc(environment)}
         if elastic:
-            environment = {**environment, ROSTER_FILE: self._rosters.path}
+            environment[ROSTER_FILE] = self._rosters.path
         rank = start_process(command, environment, setup, stdin=subprocess.DEVNULL, inherit=True)
         self._rank = rank
         self._reaper.watch(rank.pid)

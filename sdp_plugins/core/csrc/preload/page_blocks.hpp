@@ -1,0 +1,62 @@
+// Blocks of whole pages within a range of memory.
+//
+// First fit, in an implicit list: each block knows its length, so the next one follows it; free
+// neighbours are joined when a search meets them (Knuth, The Art of Computer Programming 1, 2.5).
+// Freeing takes one step, and an allocation as many as there are blocks before its own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace sdp {
+
+// Not for several threads at a time. Needs no C++ library at run time.
+class PageBlocks {
+ public:
+  static constexpr std::size_t kNone = ~std::size_t{0};
+
+  PageBlocks() = default;
+  // `entries` has one for each of 1 to 2^31 - 1 pages; it stays the caller's.
+  PageBlocks(std::uint32_t* entries, std::size_t pages) : entries_(entries), pages_(pages) {
+    set(0, pages, false);
+  }
+
+  // Returns the first page of a new block, a multiple of `alignment` pages; kNone if none fits.
+  std::size_t take(std::size_t pages, std::size_t alignment) {
+    for (std::size_t at = 0; at < pages_; at += length(at)) {
+      if (used(at)) continue;
+      join_free_neighbours(at);
+      const std::size_t end = at + length(at);
+      const std::size_t begin = (at + alignment - 1) / alignment * alignment;
+      if (begin >= end || pages > end - begin) continue;
+      if (begin > at) set(at, begin - at, false);
+      set(begin, pages, true);
+      if (begin + pages < end) set(begin + pages, end - begin - pages, false);
+      return begin;
+    }
+    return kNone;
+  }
+
+  // Frees a block by its first page.
+  void give(std::size_t first) { set(first, length(first), false); }
+
+  // The number of pages of a block, by its first page.
+  std::size_t length(std::size_t first) const { return entries_[first] >> 1; }
+  // Whether it is one that `take` has returned and `give` has not freed.
+  bool used(std::size_t first) const { return (entries_[first] & 1) != 0; }
+
+ private:
+  void set(std::size_t first, std::size_t pages, bool used) {
+    entries_[first] = static_cast<std::uint32_t>(pages << 1 | (used ? 1 : 0));
+  }
+  void join_free_neighbours(std::size_t at) {
+    for (std::size_t next = at + length(at); next < pages_ && !used(next); next = at + length(at)) {
+      set(at, length(at) + length(next), false);
+    }
+  }
+
+  std::uint32_t* entries_ =
+      nullptr;  // pages of a block * 2 + whether it is used, at its first page
+  std::size_t pages_ = 0;
+};
+}  // namespace sdp

@@ -1,0 +1,222 @@
+// Large aligned blocks of the C library's allocator, in one memory file that peers can map.
+//
+// A library of its own, for LD_PRELOAD: its functions stand before those of the C library, to which
+// they pass every call until sdp_shared_malloc_open. From then on blocks of at least 1 MiB that
+// posix_memalign, aligned_alloc or memalign allocate lie in the file. TensorFlow and XLA allocate
+// tensors so; their all_reduce then works on the tensors of all ranks in place. Freed memory stays
+// in the file, for the next step. What does not fit comes from the C library.
+//
+// All processes of a job load this, also those of other programs: it needs the C library only.
+#include <dlfcn.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "page_blocks.hpp"
+
+namespace {
+constexpr std::size_t kPage = 4096;
+constexpr std::size_t kLeastBytes = 1 << 20;
+constexpr std::size_t kMostAlignment = 2 << 20;
+
+// The function of this name in the next library. Looked up in each call until it is known: a guard
+// of a local static would lock, and the lookup itself may free memory.
+template <class Function>
+class Next {
+ public:
+  explicit constexpr Next(const char* name) : name_(name) {}
+  template <class... Arguments>
+  auto operator()(Arguments... arguments) {
+    Function* function = function_.load(std::memory_order_relaxed);
+    if (function == nullptr) {
+      function = reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name_));
+      function_.store(function, std::memory_order_relaxed);
+    }
+    return function(arguments...);
+  }
+
+ private:
+  const char* const name_;
+  std::atomic<Function*> function_{nullptr};
+};
+constinit Next<void(void*)> next_free("free");
+constinit Next<void*(void*, std::size_t)> next_realloc("realloc");
+constinit Next<std::size_t(void*)> next_usable_size("malloc_usable_size");
+constinit Next<int(void**, std::size_t, std::size_t)> next_posix_memalign("posix_memalign");
+constinit Next<void*(std::size_t, std::size_t)> next_aligned_alloc("aligned_alloc");
+constinit Next<void*(std::size_t, std::size_t)> next_memalign("memalign");
+
+// The file's memory; never closed, since the program may hold blocks until it ends.
+class File {
+ public:
+  // Returns 0 or an error number.
+  int open(std::size_t nbytes) {
+    const std::size_t pages = nbytes / kPage;
+    const int fd = memfd_create("sdp-malloc", MFD_CLOEXEC);
+    if (fd < 0) return errno;
+    void* const reserved = map(nbytes + kMostAlignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    void* const entries =
+        map(pages * sizeof(std::uint32_t), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
+    if (reserved == MAP_FAILED || entries == MAP_FAILED ||
+        ftruncate(fd, static_cast<off_t>(nbytes)) != 0) {
+      const int error = errno;
+      if (reserved != MAP_FAILED) munmap(reserved, nbytes + kMostAlignment);
+      if (entries != MAP_FAILED) munmap(entries, pages * sizeof(std::uint32_t));
+      close(fd);
+      return error;
+    }
+    const auto address = reinterpret_cast<std::uintptr_t>(reserved);
+    begin_ = (address + kMostAlignment - 1) / kMostAlignment * kMostAlignment;
+    nbytes_ = nbytes;
+    fd_ = fd;
+    blocks_ = sdp::PageBlocks(static_cast<std::uint32_t*>(entries), pages);
+    return map_file(MAP_SHARED) ? 0 : errno;
+  }
+
+  void* take(std::size_t nbytes, std::size_t alignment) {
+    if (nbytes > nbytes_) return nullptr;
+    const std::size_t pages = (nbytes + kPage - 1) / kPage;
+    const std::size_t of_pages = alignment < kPage ? 1 : alignment / kPage;
+    lock();
+    const std::size_t first = forked_ ? sdp::PageBlocks::kNone : blocks_.take(pages, of_pages);
+    unlock();
+    if (first == sdp::PageBlocks::kNone) return nullptr;
+    return reinterpret_cast<void*>(begin_ + first * kPage);
+  }
+  void give(void* block) {
+    lock();
+    if (!blocks_.used(page_of(block))) abort();  // as the C library does
+    blocks_.give(page_of(block));
+    unlock();
+  }
+  std::size_t size(void* block) {
+    lock();
+    const std::size_t pages = blocks_.length(page_of(block));
+    unlock();
+    return pages * kPage;
+  }
+  bool holds(const void* block) const {
+    return reinterpret_cast<std::uintptr_t>(block) - begin_ < nbytes_;
+  }
+  // Returns 0, or an error number in a forked child, whose blocks no peer sees.
+  int describe(void** data, std::size_t* nbytes, int* fd) const {
+    if (forked_) return EPERM;
+    *data = reinterpret_cast<void*>(begin_);
+    *nbytes = nbytes_;
+    *fd = fd_;
+    return 0;
+  }
+
+  void lock() { pthread_mutex_lock(&mutex_); }
+  void unlock() { pthread_mutex_unlock(&mutex_); }
+  // In a forked child, which has the lock: its writes are its own from now on. Where the kernel
+  // promises no more memory than there is, it may refuse that; most children need it for nothing.
+  void leave() {
+    forked_ = true;
+    if (!map_file(MAP_PRIVATE)) mprotect(reinterpret_cast<void*>(begin_), nbytes_, PROT_NONE);
+  }
+
+ private:
+  static void* map(std::size_t nbytes, int protection, int flags, int fd) {
+    return mmap(nullptr, nbytes, protection, flags | MAP_NORESERVE, fd, 0);
+  }
+  bool map_file(int flags) {
+    void* const begin = reinterpret_cast<void*>(begin_);
+    return mmap(begin, nbytes_, PROT_READ | PROT_WRITE, flags | MAP_FIXED | MAP_NORESERVE, fd_,
+                0) != MAP_FAILED;
+  }
+  std::size_t page_of(const void* block) const {
+    return (reinterpret_cast<std::uintptr_t>(block) - begin_) / kPage;
+  }
+
+  std::uintptr_t begin_ = 0;
+  std::size_t nbytes_ = 0;
+  int fd_ = -1;
+  bool forked_ = false;
+  sdp::PageBlocks blocks_;
+  pthread_mutex_t mutex_ = PTHREAD_MUTEX_INITIALIZER;
+};
+
+constinit File file;
+constinit std::atomic<bool> is_open{false};
+pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+
+bool holds(const void* block) {
+  return is_open.load(std::memory_order_acquire) && file.holds(block);
+}
+
+void* take(std::size_t nbytes, std::size_t alignment) {
+  const bool is_power_of_two = alignment != 0 && (alignment & (alignment - 1)) == 0;
+  if (nbytes < kLeastBytes || alignment > kMostAlignment || !is_power_of_two) return nullptr;
+  return is_open.load(std::memory_order_acquire) ? file.take(nbytes, alignment) : nullptr;
+}
+}  // namespace
+
+#define SDP_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Opens the file, once in a process; `nbytes` is a multiple of 2 MiB. Returns where it is mapped,
+// or an error number.
+SDP_EXPORT int sdp_shared_malloc_open(std::size_t nbytes, void** data, std::size_t* mapped,
+                                      int* fd) {
+  pthread_mutex_lock(&opening);
+  int error = 0;
+  if (!is_open.load(std::memory_order_relaxed)) {
+    error = file.open(nbytes);
+    if (error == 0) {
+      error = pthread_atfork([] { file.lock(); }, [] { file.unlock(); },
+                             [] {
+                               file.leave();
+                               file.unlock();
+                             });
+    }
+    is_open.store(error == 0, std::memory_order_release);
+  }
+  if (error == 0) error = file.describe(data, mapped, fd);
+  pthread_mutex_unlock(&opening);
+  return error;
+}
+
+SDP_EXPORT int posix_memalign(void** block, std::size_t alignment, std::size_t nbytes) {
+  if (void* const taken = alignment % sizeof(void*) == 0 ? take(nbytes, alignment) : nullptr) {
+    *block = taken;
+    return 0;
+  }
+  return next_posix_memalign(block, alignment, nbytes);
+}
+
+SDP_EXPORT void* aligned_alloc(std::size_t alignment, std::size_t nbytes) {
+  void* const taken = take(nbytes, alignment);
+  return taken != nullptr ? taken : next_aligned_alloc(alignment, nbytes);
+}
+
+SDP_EXPORT void* memalign(std::size_t alignment, std::size_t nbytes) {
+  void* const taken = take(nbytes, alignment);
+  return taken != nullptr ? taken : next_memalign(alignment, nbytes);
+}
+
+SDP_EXPORT void free(void* block) {
+  if (holds(block)) {
+    file.give(block);
+  } else {
+    next_free(block);
+  }
+}
+
+SDP_EXPORT void* realloc(void* block, std::size_t nbytes) {
+  if (!holds(block)) return next_realloc(block, nbytes);
+  void* const moved = nbytes == 0 ? nullptr : malloc(nbytes);
+  if (moved == nullptr && nbytes != 0) return nullptr;
+  const std::size_t held = file.size(block);
+  if (moved != nullptr) memcpy(moved, block, held < nbytes ? held : nbytes);
+  file.give(block);
+  return moved;
+}
+
+SDP_EXPORT std::size_t malloc_usable_size(void* block) {
+  return holds(block) ? file.size(block) : next_usable_size(block);
+}
