@@ -54,26 +54,18 @@ constinit Next<void*(std::size_t, std::size_t)> next_memalign("memalign");
 // The file's memory; never closed, since the program may hold blocks until it ends.
 class File {
  public:
-  // Returns 0 or an error number.
+  // Returns 0 or an error number; not called again.
   int open(std::size_t nbytes) {
     const std::size_t pages = nbytes / kPage;
-    const int fd = memfd_create("sdp-malloc", MFD_CLOEXEC);
-    if (fd < 0) return errno;
-    void* const reserved = map(nbytes + kMostAlignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
     void* const entries =
-        map(pages * sizeof(std::uint32_t), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1);
-    if (reserved == MAP_FAILED || entries == MAP_FAILED ||
-        ftruncate(fd, static_cast<off_t>(nbytes)) != 0) {
-      const int error = errno;
-      if (reserved != MAP_FAILED) munmap(reserved, nbytes + kMostAlignment);
-      if (entries != MAP_FAILED) munmap(entries, pages * sizeof(std::uint32_t));
-      close(fd);
-      return error;
-    }
+        map(pages * sizeof(std::uint32_t), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS);
+    void* const reserved = map(nbytes + kMostAlignment, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS);
+    if (entries == MAP_FAILED || reserved == MAP_FAILED) return errno;
+    fd_ = memfd_create("sdp-malloc", MFD_CLOEXEC);
+    if (fd_ < 0 || ftruncate(fd_, static_cast<off_t>(nbytes)) != 0) return errno;
     const auto address = reinterpret_cast<std::uintptr_t>(reserved);
     begin_ = (address + kMostAlignment - 1) / kMostAlignment * kMostAlignment;
     nbytes_ = nbytes;
-    fd_ = fd;
     blocks_ = sdp::PageBlocks(static_cast<std::uint32_t*>(entries), pages);
     return map_file(MAP_SHARED) ? 0 : errno;
   }
@@ -122,8 +114,8 @@ class File {
   }
 
  private:
-  static void* map(std::size_t nbytes, int protection, int flags, int fd) {
-    return mmap(nullptr, nbytes, protection, flags | MAP_NORESERVE, fd, 0);
+  static void* map(std::size_t nbytes, int protection, int flags) {
+    return mmap(nullptr, nbytes, protection, flags | MAP_NORESERVE, -1, 0);
   }
   bool map_file(int flags) {
     void* const begin = reinterpret_cast<void*>(begin_);
@@ -160,25 +152,25 @@ void* take(std::size_t nbytes, std::size_t alignment) {
 #define SDP_EXPORT extern "C" __attribute__((visibility("default")))
 
 // Opens the file, once in a process; `nbytes` is a multiple of 2 MiB. Returns where it is mapped,
-// or an error number.
+// or an error number, the same in each call.
 SDP_EXPORT int sdp_shared_malloc_open(std::size_t nbytes, void** data, std::size_t* mapped,
                                       int* fd) {
+  static int error = -1;
   pthread_mutex_lock(&opening);
-  int error = 0;
-  if (!is_open.load(std::memory_order_relaxed)) {
+  if (error < 0) {
     error = file.open(nbytes);
-    if (error == 0) {
-      error = pthread_atfork([] { file.lock(); }, [] { file.unlock(); },
-                             [] {
-                               file.leave();
-                               file.unlock();
-                             });
-    }
+    const auto prepare = [] { file.lock(); };
+    const auto in_parent = [] { file.unlock(); };
+    const auto in_child = [] {
+      file.leave();
+      file.unlock();
+    };
+    if (error == 0) error = pthread_atfork(prepare, in_parent, in_child);
     is_open.store(error == 0, std::memory_order_release);
   }
-  if (error == 0) error = file.describe(data, mapped, fd);
+  const int found = error == 0 ? file.describe(data, mapped, fd) : error;
   pthread_mutex_unlock(&opening);
-  return error;
+  return found;
 }
 
 SDP_EXPORT int posix_memalign(void** block, std::size_t alignment, std::size_t nbytes) {
