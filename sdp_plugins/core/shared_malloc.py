@@ -10,7 +10,11 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import mmap
 import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
 
 from .config import MIB, registers
 from .group import Group
@@ -19,39 +23,68 @@ from .native_api import all_agree
 log = logging.getLogger("sdp_plugins.core")
 
 _UNIT = 2 * MIB
+_MAPS = Path("/proc/self/maps")
+_NO_ACCESS = 0
 
 
-def share_large_blocks(group: Group) -> bool:
-    """Have this process allocate large blocks in memory that the group's ranks map; a collective.
+def share_large_blocks(group: Group, framework: ModuleType) -> bool:
+    """Have a framework allocate large blocks in memory that the group's ranks map; a collective.
 
     Blocks from before stay where they are. All groups of the process share the memory, and what is
     freed stays with the process. A forked child has a copy, whose pages show what its parent writes
     until the child has written to them.
 
+    Args:
+        group: The ranks.
+        framework: A package; libraries in its folder that are loaded get such blocks, no others.
+
     Returns:
         Whether all ranks do. A rank does not without the library, which `sdp run` loads; with
-        ``SDP_REGISTER=0``; alone on its node; or where the memory cannot be mapped, as with a limit
-        on address space, which is logged.
+        ``SDP_REGISTER=0``; alone on its node; or where all ranks' memory cannot be mapped, as with
+        a limit on address space, which is logged.
     """
-    return all_agree(group, _register(group))
+    file = _file(group, framework)
+    if not all_agree(group, file is not None) or file is None:
+        return False
+    group.register(*file)
+    return True
 
 
-def _register(group: Group) -> bool:
+def _file(group: Group, framework: ModuleType) -> tuple[int, int, int] | None:
+    """Address, size and descriptor of this process's file; None: it has none that peers can map."""
     if group.local_size == 1 or not registers():
-        return False
-    try:
-        open_file = ctypes.CDLL(None).sdp_shared_malloc_open
-    except AttributeError:
-        return False
+        return None
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "sdp_shared_malloc_open"):
+        return None
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    data, nbytes, fd = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_int()
     wanted = ctypes.c_size_t(memory // group.local_size // _UNIT * _UNIT)
-    error = open_file(wanted, ctypes.byref(data), ctypes.byref(nbytes), ctypes.byref(fd))
-    if error or data.value is None:
+    data, nbytes, fd = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_int()
+    found = (ctypes.byref(data), ctypes.byref(nbytes), ctypes.byref(fd))
+    try:
+        if error := library.sdp_shared_malloc_open(wanted, *found):
+            raise OSError(error, os.strerror(error))
+        with mmap.mmap(-1, nbytes.value * group.local_size, mmap.MAP_PRIVATE, _NO_ACCESS):
+            pass  # there is room for the peers' files, and for the check of this one
+        for first, last in _code_of(framework):
+            if error := library.sdp_shared_malloc_serve(
+                ctypes.c_size_t(first), ctypes.c_size_t(last)
+            ):
+                raise OSError(error, os.strerror(error))
+    except OSError as error:
         log.warning(
             "large tensors are copied, as they cannot lie in memory that the ranks share: %s",
-            os.strerror(error),
+            error.strerror,
         )
-        return False
-    group.register(data.value, nbytes.value, fd.value)
-    return True
+        return None
+    return data.value or 0, nbytes.value, fd.value
+
+
+def _code_of(framework: ModuleType) -> Iterator[tuple[int, int]]:
+    """The addresses of the code of a package's libraries."""
+    folder = f"{os.path.dirname(os.path.realpath(framework.__file__ or ''))}/"
+    for line in _MAPS.read_text().splitlines():
+        addresses, permissions, _, _, _, *path = line.split(maxsplit=5)
+        if "x" in permissions and path and path[0].startswith(folder):
+            first, last = addresses.split("-")
+            yield int(first, 16), int(last, 16)

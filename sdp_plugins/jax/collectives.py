@@ -17,6 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 from jax.experimental import io_callback
 
@@ -52,7 +53,7 @@ class JaxCollectives:
     def __init__(self, group: Group) -> None:
         """Use the compiled call if all ranks have it."""
         self._group = group
-        self._reduce = FusedAllReduce(group, share_large_blocks(group))
+        self._reduce = FusedAllReduce(group, share_large_blocks(group, jaxlib))
         self._endpoint = native_api.agreed_endpoint(group, register)
 
     def all_reduce(self, arrays: Sequence[Any], op: str, turn: Any) -> tuple[list[Any], Any]:

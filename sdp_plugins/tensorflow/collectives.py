@@ -42,7 +42,7 @@ class TensorFlowCollectives:
     def __init__(self, group: Group) -> None:
         """Use the compiled operation if all ranks have it."""
         self.group = group
-        self._reduce = FusedAllReduce(group, share_large_blocks(group))
+        self._reduce = FusedAllReduce(group, share_large_blocks(group, tf))
         self._turn = tf.Variable(0, trainable=False, dtype=tf.int64, name="smddp_turn")
         self._endpoint = native_api.agreed_endpoint(group, operations.all_reduce)
 

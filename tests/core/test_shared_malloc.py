@@ -7,12 +7,15 @@ import gc
 import itertools
 import logging
 import os
+import re
 import resource
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,7 +28,7 @@ from sdp_plugins.launch.job_environment import PRELOAD, shared_malloc
 from tests.core.failing import NOTICE_S, assert_failed, now
 from tests.core.test_fork import in_child
 from tests.core.values import reduced, same_bits, values
-from tests.ranks import RankPool, say, start_ranks
+from tests.ranks import HANG_S, RankPool, say, start_ranks
 
 COUNT = MIB  # elements of 4 bytes
 LIBC = ctypes.CDLL(None)
@@ -89,10 +92,20 @@ def block(count: int = COUNT, alignment: int = 64) -> Iterator[np.ndarray[Any, A
     LIBC.free(address)
 
 
+def caller() -> ModuleType:
+    """In the place of a framework: the library from which ctypes calls."""
+    found = ModuleType("libffi")
+    maps = Path("/proc/self/maps").read_text()
+    libffi = re.search(r"/\S+/libffi\S*", maps) or re.search(r"/\S+/_ctypes\.\S*", maps)
+    assert libffi
+    found.__file__ = libffi[0]
+    return found
+
+
 @contextmanager
 def sharing(timeout_s: float = 100) -> Iterator[Group]:
     with Group.from_env(timeout_s=timeout_s) as group:
-        assert share_large_blocks(group)
+        assert share_large_blocks(group, caller())
         yield group
 
 
@@ -148,6 +161,34 @@ def resize(rank: int, world: int) -> None:
 
 def test_realloc_moves_a_block_out_of_the_file(ranks: RankPool) -> None:
     ranks.run(resize)
+
+
+def free_twice(rank: int, world: int) -> None:
+    with sharing():
+        address = posix_memalign(64, MIB)
+    LIBC.free(address)
+    assert in_child(lambda: LIBC.free(address)) == -signal.SIGABRT
+
+
+def test_a_block_that_is_freed_twice_ends_the_program(ranks: RankPool) -> None:
+    ranks.run(free_twice)
+
+
+def ask_for_another(rank: int, world: int) -> None:
+    nobody = ModuleType("nobody")
+    nobody.__file__ = "/nowhere/nobody.py"
+    with Group.from_env(timeout_s=100) as group:
+        assert share_large_blocks(group, nobody)
+        with block() as data:
+            assert not is_shared(data.ctypes.data)
+        assert share_large_blocks(group, caller())
+        with block() as data:
+            assert is_shared(data.ctypes.data)
+
+
+def test_only_the_frameworks_blocks_lie_in_the_file() -> None:
+    with start_ranks(2, ask_for_another, env=environment()) as ranks:
+        ranks.results()
 
 
 def fill(rank: int, world: int) -> None:
@@ -208,7 +249,7 @@ def reduce_in_place(rank: int, world: int) -> None:
     inputs = [values("float32", COUNT, r) for r in range(world)]
     expected = reduced(inputs, "float32", "sum")
     with sharing() as first, Group.from_env(timeout_s=100) as second:
-        assert share_large_blocks(second)
+        assert share_large_blocks(second, caller())
         for group in (first, second):
             with block() as before, block() as data:  # at another place in the file
                 before[:] = 1
@@ -235,7 +276,7 @@ def test_operations_copy_nothing(ranks: RankPool) -> None:
 def differ(rank: int, world: int) -> None:
     os.environ["SDP_REGISTER"] = str(rank)
     with Group.from_env(timeout_s=100) as group:
-        assert not share_large_blocks(group)
+        assert not share_large_blocks(group, caller())
     del os.environ["SDP_REGISTER"]
 
 
@@ -290,6 +331,19 @@ def test_a_child_writes_into_memory_of_its_own(ranks: RankPool) -> None:
     ranks.run(fork)
 
 
+def fork_with_handlers(rank: int, world: int) -> None:
+    """Handlers of others, installed before the file was opened, allocate and free."""
+    handler = ctypes.CFUNCTYPE(None)(lambda: LIBC.free(posix_memalign(64, MIB)))
+    LIBC.__register_atfork(handler, handler, handler, None)
+    with sharing():
+        assert in_child(lambda: None) == 0
+
+
+def test_other_handlers_of_forks_may_allocate() -> None:
+    with start_ranks(2, fork_with_handlers, env=environment()) as ranks:
+        ranks.results()
+
+
 def group_in_child(rank: int, world: int) -> None:
     with sharing():
         pass
@@ -298,7 +352,7 @@ def group_in_child(rank: int, world: int) -> None:
         os.environ["SDP_JOB_ID"] += "-children"
         os.environ["MASTER_PORT"] = "0"
         with Group.from_env(timeout_s=100) as group:
-            assert not share_large_blocks(group)
+            assert not share_large_blocks(group, caller())
 
     assert in_child(child) == 0
 
@@ -310,16 +364,20 @@ def test_a_group_of_children_copies(ranks: RankPool) -> None:
 # ---- where it cannot be --------------------------------------------------------------------------
 
 
-def not_shared(rank: int, world: int, says: str) -> None:
+SAYS = "large tensors are copied, as they cannot lie in memory that the ranks share"
+
+
+def not_shared(rank: int, world: int, says: str, room: float) -> None:
     records: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("sdp_plugins.core").addHandler(handler)
     with Group.from_env(timeout_s=100) as group:
-        if says:
+        if room:
             usage = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
-            resource.setrlimit(resource.RLIMIT_AS, (usage + 512 * MIB, -1))
-        assert not share_large_blocks(group)
+            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            resource.setrlimit(resource.RLIMIT_AS, (usage + int(room * memory), -1))
+        assert not share_large_blocks(group, caller())
         with block() as data:
             data[:] = rank
             group.all_reduce(data)
@@ -331,17 +389,29 @@ def not_shared(rank: int, world: int, says: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variables", "says"),
+    ("variables", "says", "room"),
     [
-        ({}, ""),
-        ({**environment(), "SDP_REGISTER": "0"}, ""),
-        (environment(), "large tensors are copied, as they cannot lie in memory"),
+        ({}, "", 0),
+        ({**environment(), "SDP_REGISTER": "0"}, "", 0),
+        (environment(), SAYS, 0.1),
+        (environment(), SAYS, 0.9),  # its own file is half of the memory
     ],
-    ids=["no library", "off", "no address space"],
+    ids=["no library", "off", "no address space", "none for the other's"],
 )
-def test_otherwise_operations_copy(variables: dict[str, str], says: str) -> None:
-    with start_ranks(2, not_shared, says, env={PRELOAD: None, **variables}) as ranks:
+def test_otherwise_operations_copy(variables: dict[str, str], says: str, room: float) -> None:
+    with start_ranks(2, not_shared, says, room, env={PRELOAD: None, **variables}) as ranks:
         ranks.results()
+
+
+def test_it_can_be_the_first_to_free_the_text_of_an_error(tmp_path: Path) -> None:
+    """Looking for the C library's function frees that text, by this function."""
+    source, program = tmp_path / "first.c", tmp_path / "first"
+    source.write_text(
+        "#define _GNU_SOURCE\n#include <dlfcn.h>\n#include <stdlib.h>\n"
+        'int main() { dlsym(RTLD_DEFAULT, "none"); free(malloc(10)); return 3; }'
+    )
+    subprocess.run(["g++", "-fno-builtin", "-xc++", source, "-o", program, "-ldl"], check=True)
+    assert subprocess.run([program], env=environment(), timeout=HANG_S).returncode == 3
 
 
 def test_the_library_needs_no_other() -> None:

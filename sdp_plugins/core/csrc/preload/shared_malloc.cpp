@@ -1,10 +1,11 @@
 // Large aligned blocks of the C library's allocator, in one memory file that peers can map.
 //
 // A library of its own, for LD_PRELOAD: its functions stand before those of the C library, to which
-// they pass every call until sdp_shared_malloc_open. From then on blocks of at least 1 MiB that
-// posix_memalign, aligned_alloc or memalign allocate lie in the file. TensorFlow and XLA allocate
-// tensors so; their all_reduce then works on the tensors of all ranks in place. Freed memory stays
-// in the file, for the next step. What does not fit comes from the C library.
+// they pass every call until sdp_shared_malloc_open. From then on blocks of at least 1 MiB lie in
+// the file that posix_memalign, aligned_alloc or memalign allocate for code in the ranges that were
+// given to sdp_shared_malloc_serve. TensorFlow and XLA allocate tensors so; their all_reduce then
+// works on the tensors of all ranks in place. Freed memory stays in the file, for the next step.
+// What does not fit comes from the C library.
 //
 // All processes of a job load this, also those of other programs: it needs the C library only.
 #include <dlfcn.h>
@@ -24,20 +25,28 @@ constexpr std::size_t kPage = 4096;
 constexpr std::size_t kLeastBytes = 1 << 20;
 constexpr std::size_t kMostAlignment = 2 << 20;
 
-// The function of this name in the next library. Looked up in each call until it is known: a guard
-// of a local static would lock, and the lookup itself may free memory.
+// Whether this thread looks for a function of the next library. That may free the text of an
+// earlier error, for which there is no function yet.
+__attribute__((tls_model("initial-exec"))) thread_local bool looking_up = false;
+
+// The function of this name in the next library.
 template <class Function>
 class Next {
  public:
   explicit constexpr Next(const char* name) : name_(name) {}
-  template <class... Arguments>
-  auto operator()(Arguments... arguments) {
+  Function* find() {
     Function* function = function_.load(std::memory_order_relaxed);
-    if (function == nullptr) {
+    if (function == nullptr && !looking_up) {
+      looking_up = true;
       function = reinterpret_cast<Function*>(dlsym(RTLD_NEXT, name_));
+      looking_up = false;
       function_.store(function, std::memory_order_relaxed);
     }
-    return function(arguments...);
+    return function;
+  }
+  template <class... Arguments>
+  auto operator()(Arguments... arguments) {
+    return find()(arguments...);
   }
 
  private:
@@ -82,9 +91,10 @@ class File {
   }
   void give(void* block) {
     lock();
-    if (!blocks_.used(page_of(block))) abort();  // as the C library does
-    blocks_.give(page_of(block));
+    const bool is_used = blocks_.used(page_of(block));
+    if (is_used) blocks_.give(page_of(block));
     unlock();
+    if (!is_used) abort();  // freed twice: as the C library does
   }
   std::size_t size(void* block) {
     lock();
@@ -138,14 +148,49 @@ constinit File file;
 constinit std::atomic<bool> is_open{false};
 pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
+struct Range {
+  std::uintptr_t first, last;  // the last is not in it
+};
+constexpr std::size_t kMostRanges = 256;
+Range served[kMostRanges];
+constinit std::atomic<std::size_t> served_count{0};
+
+bool serves(const void* code) {
+  const auto address = reinterpret_cast<std::uintptr_t>(code);
+  for (std::size_t i = 0, n = served_count.load(std::memory_order_acquire); i < n; ++i) {
+    if (address >= served[i].first && address < served[i].last) return true;
+  }
+  return false;
+}
+
 bool holds(const void* block) {
   return is_open.load(std::memory_order_acquire) && file.holds(block);
 }
 
-void* take(std::size_t nbytes, std::size_t alignment) {
+// `code` asks for the block.
+void* take(std::size_t nbytes, std::size_t alignment, const void* code) {
+  if (nbytes < kLeastBytes || !is_open.load(std::memory_order_acquire)) return nullptr;
   const bool is_power_of_two = alignment != 0 && (alignment & (alignment - 1)) == 0;
-  if (nbytes < kLeastBytes || alignment > kMostAlignment || !is_power_of_two) return nullptr;
-  return is_open.load(std::memory_order_acquire) ? file.take(nbytes, alignment) : nullptr;
+  if (alignment > kMostAlignment || !is_power_of_two || !serves(code)) return nullptr;
+  return file.take(nbytes, alignment);
+}
+
+// Handlers of forks that are installed first hold the lock for the shortest time: those of others
+// may allocate. `free` comes first, as looking for the others may need it.
+__attribute__((constructor)) void prepare() {
+  next_free.find();
+  next_realloc.find();
+  next_usable_size.find();
+  next_posix_memalign.find();
+  next_aligned_alloc.find();
+  next_memalign.find();
+  const auto before = [] { file.lock(); };
+  const auto in_parent = [] { file.unlock(); };
+  const auto in_child = [] {
+    if (is_open.load(std::memory_order_relaxed)) file.leave();
+    file.unlock();
+  };
+  if (pthread_atfork(before, in_parent, in_child) != 0) abort();
 }
 }  // namespace
 
@@ -159,13 +204,6 @@ SDP_EXPORT int sdp_shared_malloc_open(std::size_t nbytes, void** data, std::size
   pthread_mutex_lock(&opening);
   if (error < 0) {
     error = file.open(nbytes);
-    const auto prepare = [] { file.lock(); };
-    const auto in_parent = [] { file.unlock(); };
-    const auto in_child = [] {
-      file.leave();
-      file.unlock();
-    };
-    if (error == 0) error = pthread_atfork(prepare, in_parent, in_child);
     is_open.store(error == 0, std::memory_order_release);
   }
   const int found = error == 0 ? file.describe(data, mapped, fd) : error;
@@ -173,8 +211,24 @@ SDP_EXPORT int sdp_shared_malloc_open(std::size_t nbytes, void** data, std::size
   return found;
 }
 
+// Has code in [first, last) get large blocks in the file; a second time changes nothing. Returns 0,
+// or an error number.
+SDP_EXPORT int sdp_shared_malloc_serve(std::uintptr_t first, std::uintptr_t last) {
+  pthread_mutex_lock(&opening);
+  const std::size_t count = served_count.load(std::memory_order_relaxed);
+  const bool is_known = serves(reinterpret_cast<void*>(first));
+  if (!is_known && count < kMostRanges) {
+    served[count] = {first, last};
+    served_count.store(count + 1, std::memory_order_release);
+  }
+  pthread_mutex_unlock(&opening);
+  return is_known || count < kMostRanges ? 0 : ENOSPC;
+}
+
 SDP_EXPORT int posix_memalign(void** block, std::size_t alignment, std::size_t nbytes) {
-  if (void* const taken = alignment % sizeof(void*) == 0 ? take(nbytes, alignment) : nullptr) {
+  const bool is_valid = alignment % sizeof(void*) == 0;
+  const void* const caller = __builtin_return_address(0);
+  if (void* const taken = is_valid ? take(nbytes, alignment, caller) : nullptr) {
     *block = taken;
     return 0;
   }
@@ -182,19 +236,19 @@ SDP_EXPORT int posix_memalign(void** block, std::size_t alignment, std::size_t n
 }
 
 SDP_EXPORT void* aligned_alloc(std::size_t alignment, std::size_t nbytes) {
-  void* const taken = take(nbytes, alignment);
+  void* const taken = take(nbytes, alignment, __builtin_return_address(0));
   return taken != nullptr ? taken : next_aligned_alloc(alignment, nbytes);
 }
 
 SDP_EXPORT void* memalign(std::size_t alignment, std::size_t nbytes) {
-  void* const taken = take(nbytes, alignment);
+  void* const taken = take(nbytes, alignment, __builtin_return_address(0));
   return taken != nullptr ? taken : next_memalign(alignment, nbytes);
 }
 
 SDP_EXPORT void free(void* block) {
   if (holds(block)) {
     file.give(block);
-  } else {
+  } else if (next_free.find() != nullptr) {
     next_free(block);
   }
 }
