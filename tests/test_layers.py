@@ -30,7 +30,7 @@ LAYERS: dict[str, tuple[set[str], set[str]]] = {
     "core": (set(), {"numpy"}),
     "torch": ({"core"}, {"torch", "wrapt"}),
     "tensorflow": ({"core"}, {"numpy", "tensorflow"}),
-    "jax": ({"core"}, {"numpy", "jax"}),
+    "jax": ({"core"}, {"numpy", "jax", "jaxlib"}),
     "keras": ({"core", "keras/backends"}, {"numpy", "keras"}),
     "keras/backends": (
         {"core", "keras", "tensorflow", "torch", "jax"},
