@@ -63,7 +63,7 @@ constinit Next<void*(std::size_t, std::size_t)> next_memalign("memalign");
 // The file's memory; never closed, since the program may hold blocks until it ends.
 class File {
  public:
-  // Returns 0 or an error number; not called again.
+  // Returns 0 or an error number; not called again. The caller has the lock.
   int open(std::size_t nbytes) {
     const std::size_t pages = nbytes / kPage;
     void* const entries =
@@ -105,7 +105,7 @@ class File {
   bool holds(const void* block) const {
     return reinterpret_cast<std::uintptr_t>(block) - begin_ < nbytes_;
   }
-  // Returns 0, or an error number in a forked child, whose blocks no peer sees.
+  // Returns 0, or an error number in a forked child, whose blocks no peer sees. With the lock, too.
   int describe(void** data, std::size_t* nbytes, int* fd) const {
     if (forked_) return EPERM;
     *data = reinterpret_cast<void*>(begin_);
@@ -146,7 +146,6 @@ class File {
 
 constinit File file;
 constinit std::atomic<bool> is_open{false};
-pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
 struct Range {
   std::uintptr_t first, last;  // the last is not in it
@@ -201,27 +200,27 @@ __attribute__((constructor)) void prepare() {
 SDP_EXPORT int sdp_shared_malloc_open(std::size_t nbytes, void** data, std::size_t* mapped,
                                       int* fd) {
   static int error = -1;
-  pthread_mutex_lock(&opening);
+  file.lock();
   if (error < 0) {
     error = file.open(nbytes);
     is_open.store(error == 0, std::memory_order_release);
   }
   const int found = error == 0 ? file.describe(data, mapped, fd) : error;
-  pthread_mutex_unlock(&opening);
+  file.unlock();
   return found;
 }
 
 // Has code in [first, last) get large blocks in the file; a second time changes nothing. Returns 0,
 // or an error number.
 SDP_EXPORT int sdp_shared_malloc_serve(std::uintptr_t first, std::uintptr_t last) {
-  pthread_mutex_lock(&opening);
+  file.lock();
   const std::size_t count = served_count.load(std::memory_order_relaxed);
   const bool is_known = serves(reinterpret_cast<void*>(first));
   if (!is_known && count < kMostRanges) {
     served[count] = {first, last};
     served_count.store(count + 1, std::memory_order_release);
   }
-  pthread_mutex_unlock(&opening);
+  file.unlock();
   return is_known || count < kMostRanges ? 0 : ENOSPC;
 }
 
