@@ -159,13 +159,14 @@ class _PatchedMethods:
     def fit(self, of_keras: _Function, *args: Any, **kwargs: Any) -> Any:
         """Run ``keras.Model.fit``; ``batch_size`` is that of all ranks together."""
         given = keras_internals.arguments("fit", args, kwargs)
-        context, group = self._context, self._context.group
+        context = self._context
         self._model._assert_compile_called("fit")
         context.progress = Progress("fit")
-        data, validation_data = self._training_data(given, check_same_call(group, "fit"))
+        data, validation_data = self._training_data(given, check_same_call(context.group, "fit"))
         self._build(data)
         if context.rank == 0:
-            log.info("fit: smddp trains model '%s' on %d ranks", self._model.name, group.world_size)
+            name, ranks = self._model.name, context.world_size
+            log.info("fit: smddp trains model '%s' on %d ranks", name, ranks)
         options = self._options(given, "validation_split", "validation_batch_size")
         options |= {"validation_data": validation_data, "shuffle": False}
         if context.is_elastic:

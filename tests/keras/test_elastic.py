@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import gc
 import os
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import keras
 import numpy as np
 import pytest
 
+from sdp_plugins.core import Group
 from sdp_plugins.keras import SMDDPStrategy
 from tests.faults import die
 from tests.keras import first_ranks, models
@@ -211,11 +214,19 @@ def test_equals_keras(keras_pool: Any, backend: str) -> None:
 def lose(
     rank: int, world: int, victim: int, where: str, at: tuple[int, int], *options: Any
 ) -> dict[str, Any]:
+    first: list[weakref.ref[Group]] = []
+
     def before(*place: Any) -> None:
         if (rank, *place[:-1]) == (victim, where, *at):
             die()
+        if not first:
+            first.append(weakref.ref(place[-1].group))
+        if place[:-1] == ("epoch end", EPOCHS - 1, 0):
+            gc.collect()
+            first_is_freed.append(first[0]() is None)
 
-    return train(before, **dict(options))
+    first_is_freed: list[bool] = []
+    return {**train(before, **dict(options)), "former group is freed": first_is_freed}
 
 
 def _lose(pool: Any, victim: int, *args: Any) -> list[dict[str, Any]]:
@@ -232,6 +243,7 @@ def test_a_rank_is_lost(keras_pool: Any, backend: str) -> None:
     for result in results:
         assert result["batches"] == expected["batches"]
         assert result["ranks"][1] == 2
+        assert result["former group is freed"] == [True]  # which has mapped the lost rank's memory
 
 
 @pytest.mark.parametrize(
