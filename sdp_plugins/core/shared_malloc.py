@@ -73,8 +73,10 @@ def _file(group: Group, framework: ModuleType) -> tuple[int, int, int] | None:
                 raise OSError(error, os.strerror(error))
     except OSError as error:
         log.warning(
-            "large tensors are copied, as they cannot lie in memory that the ranks share: %s",
-            error.strerror,
+            "%slarge tensors are copied, as they cannot lie in memory that the ranks share: %s. "
+            "Hint: raise the limit on address space (ulimit -v), or set SDP_REGISTER=0 to silence "
+            "this.",
+            *(group.error_prefix, error.strerror),
         )
         return None
     return data.value or 0, nbytes.value, fd.value
