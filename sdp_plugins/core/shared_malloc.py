@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from .config import MIB, registers
 from .group import Group
@@ -54,23 +55,15 @@ def _file(group: Group, framework: ModuleType) -> tuple[int, int, int] | None:
     """Address, size and descriptor of this process's file; None: it has none that peers can map."""
     if group.local_size == 1 or not registers():
         return None
-    library = ctypes.CDLL(None)
-    if not hasattr(library, "sdp_shared_malloc_open"):
+    if not hasattr(ctypes.CDLL(None), "sdp_shared_malloc_open"):
         return None
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    wanted = ctypes.c_size_t(memory // group.local_size // _UNIT * _UNIT)
-    data, nbytes, fd = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_int()
-    found = (ctypes.byref(data), ctypes.byref(nbytes), ctypes.byref(fd))
     try:
-        if error := library.sdp_shared_malloc_open(wanted, *found):
-            raise OSError(error, os.strerror(error))
-        with mmap.mmap(-1, nbytes.value * group.local_size, mmap.MAP_PRIVATE, _NO_ACCESS):
+        data, nbytes, fd = opened(memory // group.local_size // _UNIT * _UNIT)
+        with mmap.mmap(-1, nbytes * group.local_size, mmap.MAP_PRIVATE, _NO_ACCESS):
             pass  # there is room for the peers' files, and for the check of this one
         for first, last in _code_of(framework):
-            if error := library.sdp_shared_malloc_serve(
-                ctypes.c_size_t(first), ctypes.c_size_t(last)
-            ):
-                raise OSError(error, os.strerror(error))
+            _call("serve", ctypes.c_size_t(first), ctypes.c_size_t(last))
     except OSError as error:
         log.warning(
             "%slarge tensors are copied, as they cannot lie in memory that the ranks share: %s. "
@@ -79,7 +72,24 @@ def _file(group: Group, framework: ModuleType) -> tuple[int, int, int] | None:
             *(group.error_prefix, error.strerror),
         )
         return None
-    return data.value or 0, nbytes.value, fd.value
+    return data, nbytes, fd
+
+
+def opened(nbytes: int) -> tuple[int, int, int]:
+    """Open this process's file, of this size, or find it open; its address, size and descriptor.
+
+    Raises:
+        OSError: It cannot be opened, or this process was forked from the one that has opened it.
+    """
+    data, size, fd = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_int()
+    found = (ctypes.byref(data), ctypes.byref(size), ctypes.byref(fd))
+    _call("open", ctypes.c_size_t(nbytes), *found)
+    return data.value or 0, size.value, fd.value
+
+
+def _call(name: str, *args: Any) -> None:
+    if error := getattr(ctypes.CDLL(None), f"sdp_shared_malloc_{name}")(*args):
+        raise OSError(error, os.strerror(error))
 
 
 def _code_of(framework: ModuleType) -> Iterator[tuple[int, int]]:

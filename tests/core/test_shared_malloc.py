@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import itertools
-import logging
 import os
 import re
 import resource
@@ -23,11 +21,12 @@ import pytest
 
 from sdp_plugins.core import Group, PeerLostError
 from sdp_plugins.core.config import MIB
-from sdp_plugins.core.shared_malloc import share_large_blocks
+from sdp_plugins.core.shared_malloc import opened, share_large_blocks
 from sdp_plugins.launch.job_environment import PRELOAD, shared_malloc
 from tests.core.failing import NOTICE_S, assert_failed, now
 from tests.core.test_fork import in_child
 from tests.core.values import reduced, same_bits, values
+from tests.log_lines import logged
 from tests.ranks import HANG_S, RankPool, say, start_ranks
 
 COUNT = MIB  # elements of 4 bytes
@@ -69,10 +68,8 @@ def posix_memalign(alignment: int, nbytes: int) -> int:
 
 def shared() -> tuple[int, int]:
     """First address of this process's file, and the one behind its last."""
-    data, nbytes, fd = ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_int()
-    found = (ctypes.byref(data), ctypes.byref(nbytes), ctypes.byref(fd))
-    assert LIBC.sdp_shared_malloc_open(ctypes.c_size_t(0), *found) == 0
-    return data.value or 0, (data.value or 0) + nbytes.value
+    data, nbytes, _ = opened(0)
+    return data, data + nbytes
 
 
 def is_shared(address: int) -> bool:
@@ -85,10 +82,10 @@ def array_at(address: int, count: int = COUNT) -> np.ndarray[Any, Any]:
 
 
 @contextmanager
-def block(count: int = COUNT, alignment: int = 64) -> Iterator[np.ndarray[Any, Any]]:
+def block() -> Iterator[np.ndarray[Any, Any]]:
     """An array in an aligned block."""
-    address = posix_memalign(alignment, 4 * count)
-    yield array_at(address, count)
+    address = posix_memalign(64, 4 * COUNT)
+    yield array_at(address)
     LIBC.free(address)
 
 
@@ -368,11 +365,7 @@ SAYS = "large tensors are copied, as they cannot lie in memory that the ranks sh
 
 
 def not_shared(rank: int, world: int, says: str, room: float) -> None:
-    records: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: records.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("sdp_plugins.core").addHandler(handler)
-    with Group.from_env(timeout_s=100) as group:
+    with logged("sdp_plugins.core") as lines, Group.from_env(timeout_s=100) as group:
         if room:
             usage = int(Path("/proc/self/statm").read_text().split()[0]) * 4096
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -383,9 +376,8 @@ def not_shared(rank: int, world: int, says: str, room: float) -> None:
             group.all_reduce(data)
             assert group.last_path == "staged"
             assert (data == sum(range(world))).all()
-    assert len(records) == bool(says)
-    assert all(says in text for text in records)
-    gc.collect()
+    assert len(lines) == bool(says)
+    assert all(says in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from typing import Any
 
@@ -13,6 +13,7 @@ import keras
 from keras import ops
 
 from sdp_plugins.keras import SMDDPStrategy
+from tests import log_lines
 from tests.keras.first_ranks import on_ranks
 from tests.keras.models import crossentropy, dense
 
@@ -40,18 +41,8 @@ def values(model: Any) -> list[Any]:
     return [ops.convert_to_numpy(v) for v in [*model.variables, *model.optimizer.variables]]
 
 
-@contextmanager
-def logged() -> Iterator[list[str]]:
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("sdp_plugins.keras")
-    logger.setLevel(logging.INFO)
-    logger.addHandler(handler)
-    try:
-        yield lines
-    finally:
-        logger.removeHandler(handler)
+def logged() -> AbstractContextManager[list[str]]:
+    return log_lines.logged("sdp_plugins.keras", logging.INFO)
 
 
 def error_of(function: Callable[..., Any], *args: Any) -> str:

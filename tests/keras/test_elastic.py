@@ -215,6 +215,7 @@ def lose(
     rank: int, world: int, victim: int, where: str, at: tuple[int, int], *options: Any
 ) -> dict[str, Any]:
     first: list[weakref.ref[Group]] = []
+    first_is_freed: list[bool] = []
 
     def before(*place: Any) -> None:
         if (rank, *place[:-1]) == (victim, where, *at):
@@ -225,7 +226,6 @@ def lose(
             gc.collect()
             first_is_freed.append(first[0]() is None)
 
-    first_is_freed: list[bool] = []
     return {**train(before, **dict(options)), "former group is freed": first_is_freed}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import signal
 import time
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from sdp_plugins.torch.accelerator import pieces, pinned_ring
 from tests import simdev
 from tests.conftest import Pools
 from tests.faults import die, wait_for_go
+from tests.log_lines import logged
 from tests.ranks import run_ranks, say, start_ranks
 from tests.torch import models
 from tests.torch.accelerator import TIERS, device_group, load
@@ -360,11 +360,7 @@ def test_messages_take_two_ranks(tier: str, rank_pools: Pools) -> None:
 
 
 def run_out_of_pinned_memory(rank: int, world: int, tier: str, late: bool) -> Any:
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("sdp_plugins").addHandler(handler)
-    with device_group(tier):
+    with logged("sdp_plugins") as lines, device_group(tier):
         tensor = torch.ones(BIG, device="simdev")
         if late:
             dist.all_reduce(tensor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import weakref
@@ -18,6 +17,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from sdp_plugins.core import SharedMemoryError
 from sdp_plugins.torch import share
+from tests.log_lines import logged
 from tests.ranks import HANG_S
 from tests.torch import models
 from tests.torch.jobs import BIG, assert_same, is_shared, process_group, reduce, total, values
@@ -283,15 +283,10 @@ def run_no_room(rank: int, world: int) -> list[str]:
     """There is no memory to move to: one line in the log, and everything works."""
     from sdp_plugins.torch import shared_storage
 
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logger = logging.getLogger("sdp_plugins.torch.bucket_registration")
-    logger.addHandler(handler)
     original = shared_storage.available_bytes
     shared_storage.available_bytes = lambda: 2**20
     try:
-        with process_group():
+        with logged("sdp_plugins.torch.bucket_registration") as lines, process_group():
             for _ in range(2):
                 model = models.wrap(models.Plain, None)
                 models.train(model, rank)
@@ -302,7 +297,6 @@ def run_no_room(rank: int, world: int) -> list[str]:
         return lines
     finally:
         shared_storage.available_bytes = original
-        logger.removeHandler(handler)
 
 
 def test_no_room_is_one_line_in_the_log(rank_pool: Any) -> None:

@@ -62,8 +62,8 @@ class PageBlocks {
     }
   }
 
-  std::uint32_t* entries_ =
-      nullptr;  // pages of a block * 2 + whether it is used, at its first page
+  // At the first page of a block: its number of pages, doubled, plus whether it is used.
+  std::uint32_t* entries_ = nullptr;
   std::size_t pages_ = 0;
   std::size_t lowest_free_ = 0;  // all blocks before this one are used
 };

@@ -247,8 +247,8 @@ SDP_EXPORT void* memalign(std::size_t alignment, std::size_t nbytes) {
 SDP_EXPORT void free(void* block) {
   if (holds(block)) {
     file.give(block);
-  } else if (next_free.find() != nullptr) {
-    next_free(block);
+  } else if (auto* const next = next_free.find()) {
+    next(block);
   }
 }
 
